@@ -1,0 +1,50 @@
+# make test   everything, on a fresh machine with Python 3.11+ and make
+# make check  the fast part: format, lint, types, layers
+# make bench  the benchmarks, as ratios, with a JSON copy (ONLY=name for one)
+# make fmt    let ruff fix what it can
+# make lock   renew constraints.txt
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: test check bench fmt lock clean
+.DEFAULT_GOAL := test
+
+$(VENV)/.ready: pyproject.toml constraints.txt requirements-dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Kedge needs Python 3.11 or newer; say which with: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet -e . -r requirements-dev.txt
+	@touch $@
+
+check: $(VENV)/.ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+bench: $(VENV)/.ready
+	$(BIN)/python -m benchmarks $(ONLY)
+
+fmt: $(VENV)/.ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock:
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -e . -r requirements-dev.txt hatchling editables
+	{ echo "# Exact versions of everything make installs. Renew with: make lock"; \
+	  $(BIN)/pip freeze --exclude-editable; } > constraints.txt
+	touch $(VENV)/.ready
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .coverage* benchmarks/results

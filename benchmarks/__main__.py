@@ -1,0 +1,27 @@
+"""``make bench``: run the benchmarks by name, or all of them, and write each table as JSON too.
+
+A benchmark is a module ``bench_<name>.py`` of this folder with ``run() -> list[Row]``.
+"""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from benchmarks.table import show
+
+NAMES = sorted(
+    path.stem.removeprefix("bench_") for path in Path(__file__).parent.glob("bench_*.py")
+)
+
+
+def main(names: list[str]) -> None:
+    """Run the named benchmarks, or all of them."""
+    unknown = sorted(set(names) - set(NAMES))
+    if unknown:
+        sys.exit(f"no benchmark named {', '.join(unknown)}; there are: {', '.join(NAMES)}")
+    for name in names or NAMES:
+        show(name, import_module(f"benchmarks.bench_{name}").run())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,43 @@
+"""The command line: one module per command, loaded only when it is called.
+
+``kedge --help`` must be quick, so the group knows each command by name and one line of help and
+imports its module (``kedge.cli.<name>``, attribute ``command``) on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+COMMANDS: dict[str, str] = {}
+"""Every command and its line in ``kedge --help``."""
+
+
+class _LazyGroup(click.Group):
+    """A click group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        return import_module(f"kedge.cli.{cmd_name.replace('-', '_')}").command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if COMMANDS:
+            with formatter.section("Commands"):
+                formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group("kedge", cls=_LazyGroup)
+@click.version_option(package_name="kedge", prog_name="kedge")
+def _kedge() -> None:
+    """Conversations with language models that remember."""
+
+
+main: "Callable[[], None]" = _kedge
+"""The console script."""

@@ -1,0 +1,42 @@
+"""The whole error tree. Every error that Kedge raises on purpose is a ``KedgeError``.
+
+    KedgeError
+    ├── InvalidTurn          a Turn that cannot be: two blocks with one id, an unknown block id
+    │   └── InvalidJSON      malformed JSON form; ``path`` names the offending member
+    ├── Unsendable           calls stand in the way of sending; ``problems`` names them
+    └── UnsupportedBlock     a block that this provider cannot express
+
+Messages say what happened and what to do. They never contain message content or keys.
+"""
+
+from collections.abc import Sequence
+
+
+class KedgeError(Exception):
+    """The root of every error that Kedge raises on purpose."""
+
+
+class InvalidTurn(KedgeError, ValueError):
+    """A Turn that cannot be."""
+
+
+class InvalidJSON(InvalidTurn):
+    """The JSON form of a value is malformed; ``path`` names the offending member."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path = path
+        self.problem = problem
+
+
+class Unsendable(KedgeError):
+    """The Turn holds calls that stand in the way of sending it; ``problems`` names them."""
+
+    def __init__(self, problems: Sequence[object]) -> None:
+        listed = "; ".join(str(problem) for problem in problems)
+        super().__init__(f"this Turn cannot be sent: {listed}")
+        self.problems = tuple(problems)
+
+
+class UnsupportedBlock(KedgeError):
+    """A block that this provider cannot express."""

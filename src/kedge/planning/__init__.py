@@ -1,0 +1,1 @@
+"""Digests, anchors and the plan: what to send, and why."""

@@ -1,0 +1,1 @@
+"""Blocks and Turns: pure, immutable values."""
