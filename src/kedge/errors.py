@@ -3,6 +3,7 @@
     KedgeError
     ├── InvalidTurn          a Turn that cannot be: two blocks with one id, an unknown block id
     │   └── InvalidJSON      malformed JSON form; ``path`` names the offending member
+    ├── InvalidScript        a script of the practice model is wrong; ``place`` says where
     ├── Unsendable           calls stand in the way of sending; ``problems`` names them
     └── UnsupportedBlock     a block that this provider cannot express
 
@@ -26,6 +27,15 @@ class InvalidJSON(InvalidTurn):
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path}: {problem}")
         self.path = path
+        self.problem = problem
+
+
+class InvalidScript(KedgeError, ValueError):
+    """A script of the practice model is wrong; ``place`` says where."""
+
+    def __init__(self, place: str, problem: str) -> None:
+        super().__init__(f"{place} {problem}")
+        self.place = place
         self.problem = problem
 
 

@@ -1,0 +1,12 @@
+"""The practice model: built in, deterministic, instant.
+
+A pure function from the effective context of a request to an answer, so that a test or a person
+can see what a server really remembers. It knows the wire items of the Responses API and nothing
+else of Kedge. Its phrases are listed in ``docs/practice.md``.
+"""
+
+from kedge.practice.model import answer
+from kedge.practice.script import Script
+from kedge.practice.values import Ask, Call, Part, Refuse, Reply, Say, Think
+
+__all__ = ["Ask", "Call", "Part", "Refuse", "Reply", "Say", "Script", "Think", "answer"]

@@ -1,0 +1,122 @@
+"""A script file fixes the answers of the practice model."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kedge.errors import InvalidScript
+from kedge.practice import Ask, Call, Refuse, Reply, Say, Script, Think, answer
+
+TOML = """
+[[answers]]
+when = "weather"
+think = "They want the weather."
+call = { name = "get_weather", arguments = { city = "Paris" } }
+
+[[answers]]
+after = "get_weather"
+say = "Sunny."
+pace = 0.5
+
+[[answers]]
+turn = 2
+refuse = "Not twice."
+
+[[answers]]
+sees = "secret"
+call = [{ name = "shout", input = "psst" }, { name = "f", arguments = "{}" }]
+"""
+
+
+def user(text: str) -> dict[str, object]:
+    return {"type": "message", "role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, object]:
+    content = [{"type": "output_text", "text": text}]
+    return {"type": "message", "role": "assistant", "content": content}
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    path = tmp_path / "script.toml"
+    path.write_text(TOML)
+    return Script.load(path)
+
+
+def test_the_newest_message_chooses_the_answer(script: Script) -> None:
+    """``when`` looks for a text in the newest user message, whatever the case."""
+    reply = script.answer(Ask([user("How is the WEATHER?")]))
+    call = Call("get_weather", json.dumps({"city": "Paris"}))
+    assert reply == Reply((Think("They want the weather."), call))
+
+
+def test_the_result_of_a_tool_chooses_the_answer(script: Script) -> None:
+    """``after`` holds when the context ends with the result of that tool."""
+    items = [
+        user("Go."),
+        {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "20 degrees"},
+    ]
+    assert script.answer(Ask(items)) == Reply((Say("Sunny."),), pace=0.5)
+
+
+def test_the_number_of_earlier_answers_chooses_the_answer(script: Script) -> None:
+    """``turn`` counts the answers in the context, one for each run of the model's items."""
+    reasoning = {"type": "reasoning", "summary": []}
+    items = [user("One."), reasoning, assistant("First."), user("Two.")]
+    assert script.answer(Ask(items)) == Reply((Refuse("Not twice."),))
+
+
+def test_what_the_context_holds_chooses_the_answer(script: Script) -> None:
+    """``sees`` looks through all messages; calls may be several, and custom."""
+    reply = script.answer(Ask([user("A secret."), user("Hello.")]))
+    assert reply == Reply((Call("shout", "psst", custom=True), Call("f", "{}")))
+
+
+def test_the_practice_model_answers_where_the_script_is_silent(script: Script) -> None:
+    """Without an answer that applies, the model speaks for itself."""
+    ask = Ask([user("Hello.")])
+    assert script.answer(ask) == answer(ask)
+
+
+def test_a_script_may_be_json(tmp_path: Path) -> None:
+    """The same tables, written as JSON."""
+    path = tmp_path / "script.json"
+    path.write_text('{"answers": [{"say": "Hi."}]}')
+    assert Script.load(path).answer(Ask([])) == Reply((Say("Hi."),))
+
+
+WRONG: list[tuple[object, str]] = [
+    ([], "s must be a table"),
+    ({}, "s: answers must be a list"),
+    ({"answer": []}, "s has no place for 'answer'; it takes answers"),
+    ({"answers": ["hi"]}, "s: answers[0] must be a table"),
+    ({"answers": [{"say": "a"}, {"sya": "b"}]}, "s: answers[1] has no place for 'sya'; it takes"),
+    ({"answers": [{"say": 1}]}, "s: answers[0].say must be a text"),
+    ({"answers": [{"turn": True, "say": "a"}]}, "s: answers[0].turn must be a whole number"),
+    ({"answers": [{"when": "a"}]}, "s: answers[0] answers nothing"),
+    ({"answers": [{"say": "a", "pace": -1}]}, "s: answers[0].pace must be between 0 and 60"),
+    ({"answers": [{"call": {}}]}, "s: answers[0].call.name must be a text"),
+    ({"answers": [{"call": [{"name": "f", "arguments": 1}]}]}, "s: answers[0].call[0].arguments"),
+    ({"answers": [{"call": {"name": "f", "input": "", "arguments": ""}}]}, "not both"),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), WRONG)
+def test_a_wrong_script_names_the_place(data: object, message: str) -> None:
+    """The error says where in the script the mistake is and what belongs there."""
+    with pytest.raises(InvalidScript) as error:
+        Script.from_data(data, "s")
+    assert message in str(error.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """A missing file and a broken one raise the same error, with the path."""
+    with pytest.raises(InvalidScript, match=r"none\.json cannot be read"):
+        Script.load(tmp_path / "none.json")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("answers = [")
+    with pytest.raises(InvalidScript, match=r"broken\.toml is not valid"):
+        Script.load(broken)
