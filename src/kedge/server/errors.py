@@ -1,0 +1,308 @@
+"""What the server says when it refuses: every sentence of the API's errors, as data, in one place.
+
+A ``Situation`` is one way a request can be wrong: its sentence, the parameter it blames, its code
+and its HTTP status. Called with the values of the case it makes the ``ApiError`` to raise:
+
+    raise PREVIOUS_RESPONSE_NOT_FOUND(id="resp_x")
+
+Sentences are verbatim those of the hosted API wherever one has been observed; the few that are our
+own stand in the last group and are listed in the documentation of the server.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+class ApiError(Exception):
+    """A request refused: ``status`` is the answer's HTTP status and ``body()`` its JSON."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        type: str = "invalid_request_error",  # noqa: A002 - the word of the wire
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = _sendable(message)
+        self.status = status
+        self.type = type
+        self.param = None if param is None else _sendable(param)
+        self.code = code
+
+    def body(self) -> dict[str, Any]:
+        """Return the JSON object that the API answers with."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+def _sendable(text: str) -> str:
+    """Spell out lone surrogates, which a request may contain and no answer can."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """One way a request can be wrong; ``message`` and ``param`` are templates over its values."""
+
+    message: str
+    param: str | None = None
+    code: str | None = None
+    status: int = 400
+    type: str = "invalid_request_error"
+
+    def __call__(self, **values: object) -> ApiError:
+        """Make the error of this situation for the given values."""
+        shown = {name: _clipped(value) for name, value in values.items()}
+        return ApiError(
+            self.message.format_map(shown),
+            status=self.status,
+            type=self.type,
+            param=None if self.param is None else self.param.format_map(shown),
+            code=self.code,
+        )
+
+
+LONGEST_ECHO = 1000
+"""How much of a client's own value an error repeats: enough to find it, never a whole upload."""
+
+
+def _clipped(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= LONGEST_ECHO else text[:LONGEST_ECHO] + "…"
+
+
+# The shape of a request.
+MISSING = Situation(
+    "Missing required parameter: '{path}'.", param="{path}", code="missing_required_parameter"
+)
+UNKNOWN = Situation("Unknown parameter: '{path}'.", param="{path}", code="unknown_parameter")
+UNKNOWN_WITH_SUGGESTION = Situation(
+    "Unknown parameter: '{path}'. Did you mean {suggestion}?",
+    param="{path}",
+    code="unknown_parameter",
+)
+MOVED = Situation(
+    "Unsupported parameter: '{path}'. In the Responses API, this parameter has moved to '{to}'. "
+    "Try again with the new parameter. See the API documentation for more information: "
+    "https://platform.openai.com/docs/api-reference/responses/create.",
+    code="unsupported_parameter",
+)
+WRONG_TYPE = Situation(
+    "Invalid type for '{path}': expected {expected}, but got {got} instead.",
+    param="{path}",
+    code="invalid_type",
+)
+WRONG_VALUE = Situation(
+    "Invalid value: '{value}'. Supported values are: {supported}.",
+    param="{path}",
+    code="invalid_value",
+)
+INTEGER_TOO_SMALL = Situation(
+    "Invalid '{path}': integer below minimum value. Expected a value >= {least}, "
+    "but got {value} instead.",
+    param="{path}",
+    code="integer_below_min_value",
+)
+INTEGER_TOO_LARGE = Situation(
+    "Invalid '{path}': integer above maximum value. Expected a value <= {most}, "
+    "but got {value} instead.",
+    param="{path}",
+    code="integer_above_max_value",
+)
+DECIMAL_TOO_SMALL = Situation(
+    "Invalid '{path}': decimal below minimum value. Expected a value >= {least}, "
+    "but got {value} instead.",
+    param="{path}",
+    code="decimal_below_min_value",
+)
+DECIMAL_TOO_LARGE = Situation(
+    "Invalid '{path}': decimal above maximum value. Expected a value <= {most}, "
+    "but got {value} instead.",
+    param="{path}",
+    code="decimal_above_max_value",
+)
+STRING_EMPTY = Situation(
+    "Invalid '{path}': empty string. Expected a string with minimum length {least}, "
+    "but got an empty string instead.",
+    param="{path}",
+    code="empty_string",
+)
+STRING_TOO_SHORT = Situation(
+    "Invalid '{path}': string too short. Expected a string with minimum length {least}, "
+    "but got a string with length {length} instead.",
+    param="{path}",
+    code="string_below_min_length",
+)
+STRING_TOO_LONG = Situation(
+    "Invalid '{path}': string too long. Expected a string with maximum length {most}, "
+    "but got a string with length {length} instead.",
+    param="{path}",
+    code="string_above_max_length",
+)
+STRING_OFF_PATTERN = Situation(
+    "Invalid '{path}': string does not match pattern. Expected a string that matches the "
+    "pattern '{pattern}'.",
+    param="{path}",
+    code="invalid_value",
+)
+ARRAY_EMPTY = Situation(
+    "Invalid '{path}': empty array. Expected an array with minimum length {least}, "
+    "but got an empty array instead.",
+    param="{path}",
+    code="empty_array",
+)
+ARRAY_TOO_LONG = Situation(
+    "Invalid '{path}': array too long. Expected an array with maximum length {most}, "
+    "but got an array with length {length} instead.",
+    param="{path}",
+    code="array_above_max_length",
+)
+OBJECT_TOO_LARGE = Situation(
+    "Invalid '{path}': too many properties. Expected an object with at most {most} properties, "
+    "but got an object with {length} properties instead.",
+    param="{path}",
+    code="object_above_max_properties",
+)
+WRONG_PREFIX = Situation(
+    "Invalid '{path}': '{value}'. Expected an ID that begins with '{prefix}'.",
+    param="{path}",
+    code="invalid_value",
+)
+WRONG_CHARACTERS = Situation(
+    "Invalid '{path}': '{value}'. Expected an ID that contains letters, numbers, underscores, "
+    "or dashes, but this value contained additional characters.",
+    param="{path}",
+    code="invalid_value",
+)
+
+# What a request refers to.
+PREVIOUS_RESPONSE_NOT_FOUND = Situation(
+    "Previous response with id '{id}' not found.",
+    param="previous_response_id",
+    code="previous_response_not_found",
+)
+ZERO_DATA_RETENTION = Situation(
+    "Previous response cannot be used for this organization due to Zero Data Retention.",
+    param="previous_response_id",
+    code="unsupported_parameter",
+)
+MUTUALLY_EXCLUSIVE = Situation(
+    "Mutually exclusive parameters: ''. Ensure you are only providing one of: 'pre..._id' or "
+    "'conversation'.",
+    code="mutually_exclusive_parameters",
+)
+NOTHING_TO_ANSWER = Situation(
+    "One of \"input\" or \"previous_response_id\" or 'prompt' or 'conversation' must be provided.",
+    code="missing_required_parameter",
+)
+CONVERSATION_NOT_FOUND = Situation("Conversation with id '{id}' not found.", status=404)
+CONVERSATION_LOCKED = Situation(
+    "Another process is currently operating on this conversation. Please retry in a few seconds.",
+    param="conversation",
+    code="conversation_locked",
+)
+RESPONSE_NOT_FOUND = Situation("Response with id '{id}' not found.", status=404)
+ITEM_NOT_FOUND = Situation(
+    "Item with id '{id}' not found. Items are not persisted when `store` is set to false. "
+    "Try again with `store` set to true, or remove this item from your input.",
+    param="input",
+    status=404,
+)
+MODEL_NOT_FOUND = Situation(
+    "The requested model '{model}' does not exist.", param="model", code="model_not_found"
+)
+CANNOT_CANCEL = Situation("Cannot cancel a synchronous response.")
+
+# How a request's items fit together.
+NO_TOOL_OUTPUT = Situation("No tool output found for {call} {call_id}.", param="input")
+NO_TOOL_CALL = Situation("No tool call found for {output} with call_id {call_id}.", param="input")
+REASONING_LAST = Situation(
+    "Item '{id}' of type 'reasoning' was provided without its required following item.",
+    param="input",
+)
+REASONING_MISSING = Situation(
+    "Item '{id}' of type '{type}' was provided without its required 'reasoning' item: "
+    "'{reasoning}'.",
+    param="input",
+)
+DUPLICATE_ITEM = Situation(
+    "Duplicate item found with id {id}. Remove duplicate items from your input and try again.",
+    param="input",
+)
+ENCRYPTED_CONTENT_REFUSED = Situation(
+    "The encrypted content {content} could not be verified. "
+    "Reason: Encrypted content could not be decrypted or parsed.",
+    code="invalid_encrypted_content",
+)
+CONTEXT_TOO_LONG = Situation(
+    "Your input exceeds the context window of this model. Please adjust your input and try again.",
+    param="input",
+    code="context_length_exceeded",
+)
+
+# The HTTP around it.
+NOT_JSON = Situation(
+    "We could not parse the JSON body of your request. (HINT: This likely means you aren't using "
+    "your HTTP library correctly. The OpenAI API expects a JSON payload, but what was sent was "
+    "not valid JSON. If you have trouble figuring out how to fix this, please contact us through "
+    "our help center at help.openai.com.)"
+)
+UNKNOWN_ROUTE = Situation("Invalid URL ({method} {path})", status=404)
+WRONG_METHOD = Situation(
+    "Not allowed to {method} on {path}. (HINT: Perhaps you meant to use a different HTTP method?)",
+    status=405,
+    code="method_not_supported",
+)
+KEY_MISSING = Situation(
+    "You didn't provide an API key. You need to provide your API key in an Authorization header "
+    "using Bearer auth (i.e. Authorization: Bearer YOUR_KEY).",
+    status=401,
+)
+KEY_REFUSED = Situation("Incorrect API key provided.", status=401, code="invalid_api_key")
+RATE_LIMITED = Situation(
+    "Rate limit reached for requests. Please try again in {seconds}s.",
+    status=429,
+    type="requests",
+    code="rate_limit_exceeded",
+)
+SERVER_FAILED = Situation(
+    "The server had an error while processing your request. Sorry about that!",
+    status=500,
+    type="server_error",
+)
+
+# Ours: the hosted API's own words for these have not been published.
+PREVIOUS_RESPONSE_UNFINISHED = Situation(
+    "Previous response with id '{id}' is {status}. Only a finished response can be continued: "
+    "continue from an earlier one, or send the whole conversation as input.",
+    param="previous_response_id",
+    code="previous_response_not_completed",
+)
+BODY_TOO_LARGE = Situation(
+    "The request body is larger than {most} bytes. Send less, or start the server with a larger "
+    "limit.",
+    status=413,
+    code="request_too_large",
+)
+TOO_DEEP = Situation(
+    "Invalid '{path}': nested too deeply. Expected at most {most} levels.",
+    param="{path}",
+    code="object_above_max_depth",
+)
+NOT_A_NUMBER = Situation(
+    "Invalid '{path}': {value} is not a JSON number.", param="{path}", code="invalid_value"
+)
+NOT_UNICODE = Situation(
+    "Invalid '{path}': string contains a lone surrogate, which is not a character.",
+    param="{path}",
+    code="invalid_value",
+)
