@@ -3,6 +3,7 @@
     KedgeError
     ├── InvalidTurn          a Turn that cannot be: two blocks with one id, an unknown block id
     │   └── InvalidJSON      malformed JSON form; ``path`` names the offending member
+    ├── BrokenInstallation   a file of the package itself is damaged
     ├── InvalidScript        a script of the practice model is wrong; ``place`` says where
     ├── Unsendable           calls stand in the way of sending; ``problems`` names them
     └── UnsupportedBlock     a block that this provider cannot express
@@ -28,6 +29,10 @@ class InvalidJSON(InvalidTurn):
         super().__init__(f"{path}: {problem}")
         self.path = path
         self.problem = problem
+
+
+class BrokenInstallation(KedgeError):
+    """A file of the package itself is damaged."""
 
 
 class InvalidScript(KedgeError, ValueError):

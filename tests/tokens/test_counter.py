@@ -1,0 +1,148 @@
+"""The default counter agrees with tiktoken, offline, on any text."""
+
+import subprocess
+import sys
+import threading
+from base64 import b64decode
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiktoken import Encoding
+from tiktoken_ext import openai_public
+
+from kedge.errors import BrokenInstallation
+from kedge.tokens import TiktokenCounter, count_json, count_text, counter, vocabulary
+
+
+@pytest.fixture(scope="module")
+def reference() -> Encoding:
+    """Tiktoken's own definition of o200k_base, with our file in place of its download."""
+    words = vocabulary.published_file().split()
+    pairs = zip(words[::2], words[1::2], strict=True)
+    ranks = {b64decode(token): int(rank) for token, rank in pairs}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: ranks)
+        return Encoding(**openai_public.o200k_base())
+
+
+texts = st.text() | st.text(alphabet="aA .,\n\r\t'<|>s9\u00a0\u0301漢😀", max_size=300)
+
+
+@given(texts)
+def test_a_text_counts_as_tiktoken_counts_it(reference: Encoding, text: str) -> None:
+    """Any text, line breaks, scripts and pictures included."""
+    assert count_text(text) == len(reference.encode_ordinary(text))
+
+
+@given(st.text(alphabet=st.characters(), min_size=1), st.integers(1, 4_000))
+def test_a_long_text_counts_as_tiktoken_counts_it(
+    reference: Encoding, text: str, size: int
+) -> None:
+    """Past the length at which counts are kept under a hash."""
+    text = (text * size)[: counter.SHORT * 4] + "x" * counter.SHORT
+    assert count_text(text) == len(reference.encode_ordinary(text))
+    assert count_text(text) == len(reference.encode_ordinary(text))
+
+
+@pytest.mark.parametrize("text", ["<|endoftext|>", "a<|endofprompt|>b", "<|im_start|>"])
+def test_special_tokens_in_a_text_are_ordinary_text(reference: Encoding, text: str) -> None:
+    """What a user types never becomes a control token, and never raises."""
+    assert count_text(text) == len(reference.encode(text, disallowed_special=())) > 1
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "\ud83d\ude00", "\udc00" * 2_000])
+def test_lone_surrogates_are_counted(reference: Encoding, text: str) -> None:
+    """Text that no encoding can write still has a count."""
+    assert count_text(text) == len(reference.encode_ordinary(text)) > 0
+
+
+def test_the_special_tokens_and_the_pattern_are_tiktokens_own(reference: Encoding) -> None:
+    """Our copy of the definition is the definition."""
+    assert vocabulary.encoding()._pat_str == reference._pat_str
+    assert reference._special_tokens == vocabulary.SPECIAL
+
+
+def test_a_value_counts_as_its_compact_json(reference: Encoding) -> None:
+    """Tools and formats are counted as they are written on the wire."""
+    assert count_json({"a": [1, "ü"]}) == len(reference.encode_ordinary('{"a":[1,"ü"]}'))
+
+
+def test_equal_texts_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts are remembered, for short texts and for long ones."""
+    counted: list[str] = []
+    real = counter._count
+    monkeypatch.setattr(counter, "_count", lambda text: counted.append(text) or real(text))
+    fresh = TiktokenCounter()
+    for text in ("short", "long " * 1_000):
+        assert fresh.count_text(text) == fresh.count_text("".join(list(text)))
+    assert counted == ["short", "long " * 1_000]
+
+
+def test_the_memory_of_counts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old counts go when new ones come; none holds a long text."""
+    monkeypatch.setattr(counter, "REMEMBERED_LONG", 3)
+    fresh = TiktokenCounter()
+    for i in range(10):
+        fresh.count_text(f"{i} " * counter.SHORT)
+    assert len(fresh._long) == 3
+    assert all(isinstance(key, bytes) for key in fresh._long)
+
+
+def test_many_threads_load_the_vocabulary_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first count may come from anywhere, all at once."""
+    loads: list[int] = []
+    real = vocabulary.published_file
+    monkeypatch.setattr(vocabulary, "published_file", lambda: loads.append(1) or real())
+    vocabulary._build.cache_clear()
+    start = threading.Barrier(4)
+
+    def count(i: int) -> int:
+        start.wait(10)
+        return TiktokenCounter().count_text(f"hello {i}")
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(count, range(4)))) == 1
+    assert loads == [1]
+
+
+def test_a_damaged_vocabulary_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file whose hash is not the published one is never used."""
+    monkeypatch.setattr(vocabulary, "SHA256", "0" * 64)
+    with pytest.raises(BrokenInstallation, match="reinstall kedge"):
+        vocabulary.published_file()
+
+
+OFFLINE = """
+import socket, sys
+import kedge.tokens
+assert "tiktoken" not in sys.modules, "tiktoken came with the import"
+def closed(*_, **__): raise AssertionError("the network was touched")
+socket.socket.connect = socket.getaddrinfo = socket.create_connection = closed
+print(kedge.tokens.count_text("Hello, world!"))
+"""
+
+
+def test_counting_is_lazy_and_offline() -> None:
+    """The import loads no tiktoken, and the first count opens no connection."""
+    run = [sys.executable, "-c", OFFLINE]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "4"), done.stderr
+
+
+LONG: list[tuple[str, Callable[[int], str]]] = [
+    ("letters", lambda n: "a" * n),
+    ("line breaks", lambda n: "\n" * n),
+    ("blanks", lambda n: " " * n),
+    ("tabs", lambda n: "\t" * n),
+    ("punctuation", lambda n: "!" * n),
+]
+
+
+@pytest.mark.parametrize(("name", "make"), LONG, ids=[name for name, _ in LONG])
+def test_a_megabyte_of_one_letter_is_counted(name: str, make: Callable[[int], str]) -> None:
+    """Where tiktoken alone would overflow; the count grows with the length, near enough."""
+    million, part = count_text(make(1_048_576)), count_text(make(65_536))
+    assert million == 16 * part
