@@ -1,1 +1,78 @@
-"""Blocks and Turns: pure, immutable values."""
+"""Blocks and Turns: pure, immutable values, their JSON form, and their wire form."""
+
+from kedge.turns.blocks import (
+    ITEM_ID,
+    OUTPUT_INDEX,
+    RESPONSE_ID,
+    AssistantBlock,
+    Block,
+    OpaqueBlock,
+    ReasoningBlock,
+    SystemBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    UnknownBlock,
+    UserBlock,
+)
+from kedge.turns.diff import TurnDiff, diff
+from kedge.turns.frozen import FrozenMap
+from kedge.turns.ids import new_id
+from kedge.turns.jsonform import dump, dump_block, dumps, load, load_block, loads
+from kedge.turns.make import assistant, opaque, reasoning, system, tool_call, tool_result, user
+from kedge.turns.parts import (
+    FilePart,
+    ImagePart,
+    OpaquePart,
+    Part,
+    RefusalPart,
+    TextPart,
+    file,
+    image,
+)
+from kedge.turns.turn import Turn, new_blocks_not_in, snapshot_block_ids
+from kedge.turns.wire import block_from_item, item_from_block
+
+__all__ = [
+    "ITEM_ID",
+    "OUTPUT_INDEX",
+    "RESPONSE_ID",
+    "AssistantBlock",
+    "Block",
+    "FilePart",
+    "FrozenMap",
+    "ImagePart",
+    "OpaqueBlock",
+    "OpaquePart",
+    "Part",
+    "ReasoningBlock",
+    "RefusalPart",
+    "SystemBlock",
+    "TextPart",
+    "ToolCallBlock",
+    "ToolResultBlock",
+    "Turn",
+    "TurnDiff",
+    "UnknownBlock",
+    "UserBlock",
+    "assistant",
+    "block_from_item",
+    "diff",
+    "dump",
+    "dump_block",
+    "dumps",
+    "file",
+    "image",
+    "item_from_block",
+    "load",
+    "load_block",
+    "loads",
+    "new_blocks_not_in",
+    "new_id",
+    "opaque",
+    "reasoning",
+    "snapshot_block_ids",
+    "system",
+    "tool_call",
+    "tool_result",
+    "user",
+]

@@ -1,0 +1,79 @@
+"""How blocks and Turns look to a person: one line a block."""
+
+from collections.abc import Iterable
+
+from kedge.turns.blocks import (
+    AssistantBlock,
+    Block,
+    OpaqueBlock,
+    ReasoningBlock,
+    SystemBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    UnknownBlock,
+    UserBlock,
+)
+from kedge.turns.parts import FilePart, ImagePart, Part, RefusalPart, TextPart
+
+WIDTH = 72
+
+
+def describe(block: Block, width: int = WIDTH) -> str:
+    """Say in a few words what the block holds."""
+    return shorten(_words(block), width)
+
+
+def table(blocks: Iterable[Block], width: int = WIDTH) -> str:
+    """One line a block: its place, kind, content, and the response that made it."""
+    rows = [
+        f"{index:>4} {block.kind:<11} {describe(block, width):<{width}} {block.response_id}".rstrip()
+        for index, block in enumerate(blocks)
+    ]
+    return "\n".join(rows)
+
+
+def shorten(text: str, width: int) -> str:
+    """One line of at most ``width`` characters, control characters made visible."""
+    head = text[: width + 1]
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in head)
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def _words(block: Block) -> str:
+    match block:
+        case UserBlock() | AssistantBlock():
+            return " ".join(map(_part_words, block.parts))
+        case SystemBlock():
+            return block.text if block.role == "system" else f"({block.role}) {block.text}"
+        case ToolCallBlock():
+            return f"{block.call_id}: {block.name} {block.arguments}"
+        case ToolResultBlock():
+            return f"{block.call_id}: {' '.join(map(_part_words, block.parts))}"
+        case ReasoningBlock():
+            return _reasoning_words(block)
+        case OpaqueBlock():
+            return block.type
+        case UnknownBlock():
+            return f"(a block of kind {block.form.get('kind')!r})"
+        case _:
+            raise AssertionError(block.kind)
+
+
+def _reasoning_words(block: ReasoningBlock) -> str:
+    words = " ".join((*block.summary, *block.texts))
+    sealed = f"({len(block.encrypted_content)} characters encrypted)"
+    return f"{words} {sealed}".strip() if block.encrypted_content else words or "(nothing shown)"
+
+
+def _part_words(part: Part) -> str:
+    match part:
+        case TextPart():
+            return part.text
+        case RefusalPart():
+            return f"(refusal) {part.text}"
+        case ImagePart():
+            return f"(image {shorten(part.url or part.file_id, 32)})"
+        case FilePart():
+            return f"(file {part.filename or shorten(part.url or part.file_id or part.data, 32)})"
+        case _:
+            return f"({part.content.get('type', 'opaque')})"
