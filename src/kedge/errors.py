@@ -1,6 +1,7 @@
 """The whole error tree. Every error that Kedge raises on purpose is a ``KedgeError``.
 
     KedgeError
+    ├── CannotServe          the server cannot start as asked
     ├── InvalidTurn          a Turn that cannot be: two blocks with one id, an unknown block id
     │   └── InvalidJSON      malformed JSON form; ``path`` names the offending member
     ├── BrokenInstallation   a file of the package itself is damaged
@@ -16,6 +17,10 @@ from collections.abc import Sequence
 
 class KedgeError(Exception):
     """The root of every error that Kedge raises on purpose."""
+
+
+class CannotServe(KedgeError):
+    """The server cannot start as asked: its database, its address, a setting."""
 
 
 class InvalidTurn(KedgeError, ValueError):

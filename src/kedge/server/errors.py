@@ -21,7 +21,7 @@ class ApiError(Exception):
         message: str,
         *,
         status: int = 400,
-        type: str = "invalid_request_error",  # noqa: A002 - the word of the wire
+        type: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
     ) -> None:

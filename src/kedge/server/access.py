@@ -1,0 +1,87 @@
+"""Every request has an id, a line in the access log, and, for tests, a record of itself.
+
+The log names method, path, status and time, and never what was said. A record (``Exchange``) holds
+everything, so it is made only where somebody listens.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from secrets import token_hex
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kedge.server.wire import Item
+
+log = logging.getLogger("kedge.access")
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request and what became of it. ``context`` is what the model saw, oldest item first."""
+
+    method: str
+    path: str
+    request_id: str
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    raw: bytes = b""
+    body: Any = None
+    status: int = 0
+    context: tuple[Item, ...] | None = None
+    response_id: str | None = None
+
+
+Listener = Callable[[Exchange], None]
+
+
+class Access:
+    """Middleware: gives each request its id, logs it, and tells the listener."""
+
+    def __init__(self, app: ASGIApp, listener: Listener | None = None) -> None:
+        self._app = app
+        self._listener = listener
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, with its id in the headers of the answer."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{token_hex(16)}"
+        started = time.perf_counter()
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        exchange = self._note(scope, request_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            seconds = time.perf_counter() - started
+            log.info(
+                "%s %s %d %.1fms %s",
+                scope["method"],
+                scope["path"],
+                status,
+                seconds * 1000,
+                request_id,
+            )
+            if exchange is not None:
+                exchange.status = status
+
+    def _note(self, scope: Scope, request_id: str) -> Exchange | None:
+        if self._listener is None:
+            return None
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        exchange = Exchange(scope["method"], scope["path"], request_id, headers)
+        scope["kedge.exchange"] = exchange
+        self._listener(exchange)
+        return exchange

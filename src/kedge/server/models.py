@@ -1,0 +1,150 @@
+"""Models: what stands behind the server and writes the answers.
+
+A ``Model`` takes a ``Prompt`` and yields pieces as they come: an output item opens, grows by
+deltas, closes. That is all that streaming needs, and a model that talks to a provider over the
+network fits it as well as the practice model does.
+"""
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, assert_never
+
+from anyio import sleep
+
+from kedge.practice import Ask, Call, Part, Refuse, Reply, Say, Script, Think, answer
+from kedge.tokens import count_text
+
+Kind = Literal["text", "refusal", "reasoning", "function_call", "custom_tool_call"]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An output item begins; a call has a ``name``, and a ``call_id`` where the model chose one."""
+
+    kind: Kind
+    name: str = ""
+    call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """The open item grows by some text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The open item is whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The model had to stop early; an item that is still open stays incomplete."""
+
+    reason: Literal["max_output_tokens", "content_filter"]
+
+
+Piece = Opened | Grown | Closed | Stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request to a model: ``ask`` is what it sees, ``body`` the request as it was sent.
+
+    ``live`` says that somebody watches, so that text should come as it is written. ``most`` is how
+    many tokens may be written.
+    """
+
+    ask: Ask
+    body: Mapping[str, Any]
+    live: bool = False
+    most: int | None = None
+
+
+class Model(Protocol):
+    """Writes answers. ``window`` is how many tokens it can see."""
+
+    name: str
+    window: int
+
+    def answer(self, prompt: Prompt) -> AsyncIterator[Piece]:
+        """Write the answer to a prompt, piece by piece."""
+        ...
+
+
+WINDOW = 400_000
+"""The context window of the practice model, in tokens, where none is chosen."""
+
+
+class PracticeModel:
+    """The practice model, or a script, at a chosen pace: seconds between two streamed chunks."""
+
+    def __init__(
+        self, script: Script | None = None, *, pace: float = 0.0, window: int = WINDOW
+    ) -> None:
+        self.name = "practice"
+        self.window = window
+        self.pace = pace
+        self._answer: Callable[[Ask], Reply] = script.answer if script else answer
+
+    async def answer(self, prompt: Prompt) -> AsyncIterator[Piece]:
+        """Write the practice model's answer; only a watched one is cut up and paced."""
+        reply = self._answer(prompt.ask)
+        pace = (reply.pace or self.pace) if prompt.live else 0.0
+        for piece in _pieces(reply.parts, prompt.live, prompt.most):
+            yield piece
+            if pace and isinstance(piece, Grown):
+                await sleep(pace)
+
+
+def _pieces(parts: tuple[Part, ...], live: bool, most: int | None) -> Iterator[Piece]:
+    for part in parts:
+        yield _opening(part)
+        text = part.arguments if isinstance(part, Call) else part.text
+        if most is not None:
+            text, most, cut = _fitted(text, most)
+            yield from map(Grown, _chunks(text, live))
+            if cut:
+                yield Stopped("max_output_tokens")
+                return
+        else:
+            yield from map(Grown, _chunks(text, live))
+        yield Closed()
+
+
+def _opening(part: Part) -> Opened:
+    match part:
+        case Say():
+            return Opened("text")
+        case Refuse():
+            return Opened("refusal")
+        case Think():
+            return Opened("reasoning")
+        case Call():
+            return Opened("custom_tool_call" if part.custom else "function_call", part.name)
+        case _:
+            assert_never(part)
+
+
+_WORD = re.compile(r"\s*\S+\s?|\s+")
+
+
+def _chunks(text: str, live: bool) -> list[str]:
+    return _WORD.findall(text) if live else [text]
+
+
+def _fitted(text: str, most: int) -> tuple[str, int, bool]:
+    """Cut a text to its first ``most`` tokens; say how many are left and whether it was cut."""
+    tokens = count_text(text)
+    if tokens <= most:
+        return text, most - tokens, False
+    least, beyond = 0, len(text)
+    while beyond - least > 1:
+        middle = (least + beyond) // 2
+        if count_text(text[:middle]) <= most:
+            least = middle
+        else:
+            beyond = middle
+    return text[:least], 0, True

@@ -1,0 +1,37 @@
+"""Everything that can be chosen about a server, with the defaults of ``kedge serve``."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kedge.server.models import Model, PracticeModel
+from kedge.server.sqlite import IN_MEMORY
+
+DAY = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may take of the server."""
+
+    body_bytes: int = 32 * 1024 * 1024
+    header_bytes: int = 32 * 1024
+    read_seconds: float = 60.0
+    answer_seconds: float = 600.0
+    shutdown_seconds: float = 10.0
+    cache_bytes: int = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a server behaves. ``db`` is a file or ``:memory:``; ``clock`` gives Unix time."""
+
+    db: str = IN_MEMORY
+    token: str | None = None
+    retention: float = 30 * DAY
+    zero_data_retention: bool = False
+    model: Model = field(default_factory=PracticeModel)
+    limits: Limits = field(default_factory=Limits)
+    purge_every: float = 3600.0
+    hosts: frozenset[str] | None = None
+    clock: Callable[[], float] = time.time

@@ -1,0 +1,15 @@
+"""A real server for your tests: started in-process, on a free port, in a few milliseconds.
+
+    from kedge.testing import serve
+
+    with serve() as server:
+        client = OpenAI(base_url=server.base_url, api_key="any")
+        ...
+        assert server.requests[-1].context == [...]
+
+With pytest the fixture ``kedge_server`` is there by itself. Nothing here needs pytest.
+"""
+
+from kedge.testing.serving import TestServer, serve
+
+__all__ = ["TestServer", "serve"]
