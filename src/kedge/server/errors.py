@@ -183,6 +183,9 @@ WRONG_CHARACTERS = Situation(
     param="{path}",
     code="invalid_value",
 )
+CONTEXT_MANAGEMENT_UNSUPPORTED = Situation(
+    "Unsupported context_management type: '{type}'.", param="context_management"
+)
 
 # What a request refers to.
 PREVIOUS_RESPONSE_NOT_FOUND = Situation(
@@ -210,6 +213,7 @@ CONVERSATION_LOCKED = Situation(
     param="conversation",
     code="conversation_locked",
 )
+PROMPT_NOT_FOUND = Situation("Prompt with id '{id}' not found.", status=404)
 RESPONSE_NOT_FOUND = Situation("Response with id '{id}' not found.", status=404)
 ITEM_NOT_FOUND = Situation(
     "Item with id '{id}' not found. Items are not persisted when `store` is set to false. "
@@ -286,6 +290,10 @@ PREVIOUS_RESPONSE_UNFINISHED = Situation(
     "continue from an earlier one, or send the whole conversation as input.",
     param="previous_response_id",
     code="previous_response_not_completed",
+)
+BODY_NOT_OBJECT = Situation(
+    "Invalid type for the request body: expected an object, but got {got} instead.",
+    code="invalid_type",
 )
 BODY_TOO_LARGE = Situation(
     "The request body is larger than {most} bytes. Send less, or start the server with a larger "

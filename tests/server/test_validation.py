@@ -1,0 +1,747 @@
+"""Every published answer to a malformed request, row by row, and the order in which they come."""
+
+from typing import Any
+
+import pytest
+
+from kedge.server import validation
+from kedge.server.errors import ApiError
+
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+ASSISTANT = {
+    "id": "msg_1",
+    "type": "message",
+    "role": "assistant",
+    "status": "completed",
+    "content": [{"type": "output_text", "text": "OK", "annotations": []}],
+}
+ITEM_TYPES = (
+    "'additional_tools', 'agent_message', 'apply_patch_call', 'apply_patch_call_output', "
+    "'code_interpreter_call', 'compaction', 'compaction_trigger', 'computer_call', "
+    "'computer_call_output', 'custom_tool_call', 'custom_tool_call_output', 'file_search_call', "
+    "'function_call', 'function_call_output', 'image_generation_call', 'item_reference', "
+    "'local_shell_call', 'local_shell_call_output', 'mcp_approval_request', "
+    "'mcp_approval_response', 'mcp_call', 'mcp_list_tools', 'message', 'multi_agent_call', "
+    "'multi_agent_call_output', 'program', 'program_output', 'reasoning', 'shell_call', "
+    "'shell_call_output', 'tool_search_call', 'tool_search_output', and 'web_search_call'"
+)
+INCLUDES = (
+    "'file_search_call.results', 'web_search_call.results', 'web_search_call.action.sources', "
+    "'message.input_image.image_url', 'computer_call_output.output.image_url', "
+    "'code_interpreter_call.outputs', 'reasoning.encrypted_content', and "
+    "'message.output_text.logprobs'"
+)
+ROLES = "'assistant', 'system', 'developer', and 'user'"
+
+Row = tuple[str, dict[str, Any], str | None, str | None, str]
+
+PRESENCE: list[Row] = [
+    (
+        "input absent",
+        {"input": ...},
+        "input",
+        "missing_required_parameter",
+        "Missing required parameter: 'input'.",
+    ),
+    (
+        "input absent, although there is a previous response",
+        {"input": ..., "previous_response_id": "resp_1"},
+        "input",
+        "missing_required_parameter",
+        "Missing required parameter: 'input'.",
+    ),
+    (
+        "model absent",
+        {"model": ...},
+        "model",
+        "missing_required_parameter",
+        "Missing required parameter: 'model'.",
+    ),
+    (
+        "messages instead of input",
+        {"input": ..., "messages": []},
+        None,
+        "unsupported_parameter",
+        (
+            "Unsupported parameter: 'messages'. In the Responses API, this parameter has moved to "
+            "'input'. Try again with the new parameter. See the API documentation for more "
+            "information: https://platform.openai.com/docs/api-reference/responses/create."
+        ),
+    ),
+    (
+        "messages beside input",
+        {"messages": []},
+        None,
+        "unsupported_parameter",
+        (
+            "Unsupported parameter: 'messages'. In the Responses API, this parameter has moved to "
+            "'input'. Try again with the new parameter. See the API documentation for more "
+            "information: https://platform.openai.com/docs/api-reference/responses/create."
+        ),
+    ),
+]
+
+
+def unknown(name: str, rest: str = "") -> Row:
+    return (
+        f"unknown key {name}",
+        {name: 1},
+        name,
+        "unknown_parameter",
+        f"Unknown parameter: '{name}'.{rest}",
+    )
+
+
+UNKNOWN: list[Row] = [
+    unknown("n"),
+    unknown("stop", " Did you mean 'store'?"),
+    unknown("seed"),
+    unknown("logprobs"),
+    unknown("max_tokens"),
+    unknown("sto", " Did you mean 'store'?"),
+    unknown("st"),
+    unknown("stre", " Did you mean 'store' or 'stream'?"),
+    unknown("strem", " Did you mean 'stream' or 'store'?"),
+    unknown("tool", " Did you mean 'tools'?"),
+    unknown("usr", " Did you mean 'user'?"),
+    unknown("inclde", " Did you mean 'include'?"),
+    unknown("inpu"),
+    unknown("modell"),
+]
+
+
+def wrong_type(value: object, path: str, expected: str, got: str) -> Row:
+    name = path.split(".", maxsplit=1)[0].split("[", maxsplit=1)[0]
+    return (
+        f"{path} is {got}",
+        {name: value},
+        path,
+        "invalid_type",
+        f"Invalid type for '{path}': expected {expected}, but got {got} instead.",
+    )
+
+
+TYPES: list[Row] = [
+    wrong_type({}, "previous_response_id", "a string", "an object"),
+    wrong_type(7, "model", "a string", "an integer"),
+    wrong_type(None, "model", "a string", "an object"),
+    wrong_type(None, "input", "a string", "an object"),
+    wrong_type({"a": 1}, "input", "one of a string or array of input items", "an object"),
+    wrong_type([7], "input[0]", "an input item", "an integer"),
+    wrong_type([None], "input[0]", "an input item", "null"),
+    wrong_type(
+        [{"role": "user", "content": None}],
+        "input[0].content",
+        "one of an array of objects or string",
+        "null",
+    ),
+    wrong_type("x", "stream", "a boolean", "a string"),
+    wrong_type(1, "stream", "a boolean", "an integer"),
+    wrong_type("x", "reasoning", "an object", "a string"),
+    wrong_type("x", "temperature", "a decimal", "a string"),
+    wrong_type(True, "temperature", "a decimal", "a boolean"),
+    wrong_type("x", "max_output_tokens", "an integer", "a string"),
+    wrong_type(True, "max_output_tokens", "an integer", "a boolean"),
+    wrong_type(1000.0, "max_output_tokens", "an integer", "a decimal number"),
+    wrong_type("x", "metadata", "a metadata object", "a string"),
+    wrong_type({"a": 1}, "metadata.a", "a string", "an integer"),
+    wrong_type("x", "tools", "an array of tools", "a string"),
+    wrong_type(["x"], "tools[0]", "a tool", "a string"),
+    wrong_type("x", "context_management", "an array of objects", "a string"),
+    wrong_type(7, "tool_choice", "one of an object or 'none', 'auto', or 'required'", "an integer"),
+    wrong_type({}, "truncation", "one of 'auto' or 'disabled'", "an object"),
+    wrong_type(
+        {}, "service_tier", "one of 'auto', 'default', 'fast', 'flex', or 'priority'", "an object"
+    ),
+    wrong_type(
+        "x",
+        "include",
+        "an array of one of 'fil...lts', 'web...lts', 'web...ces', 'mes...url', 'com...url', "
+        "'cod...uts', 'rea...ent', or 'mes...obs'",
+        "a string",
+    ),
+    wrong_type([1], "conversation", "one of a string or object", "an array"),
+]
+
+
+def wrong_value(fragment: dict[str, Any], path: str, value: str, supported: str) -> Row:
+    return (
+        f"{path} is {value!r}",
+        fragment,
+        path,
+        "invalid_value",
+        f"Invalid value: '{value}'. Supported values are: {supported}.",
+    )
+
+
+VALUES: list[Row] = [
+    wrong_value({"input": [{"type": "bogus_item"}]}, "input[0]", "bogus_item", ITEM_TYPES),
+    wrong_value({"input": [{"type": 7, "role": "user"}]}, "input[0]", "", ITEM_TYPES),
+    wrong_value({"input": [{"role": "bogus", "content": "x"}]}, "input[0]", "bogus", ROLES),
+    wrong_value({"input": [{}]}, "input[0]", "", ROLES),
+    wrong_value({"input": [{"type": "message", "content": "x"}]}, "input[0]", "", ROLES),
+    wrong_value(
+        {"input": [{"role": "user", "content": [{"type": "output_text", "text": "x"}]}]},
+        "input[0].content[0]",
+        "output_text",
+        "'input_text', 'input_image', 'input_file', 'scoped_content', and 'input_audio'",
+    ),
+    wrong_value(
+        {"input": [{"role": "assistant", "content": [{"type": "input_text", "text": "x"}]}]},
+        "input[0].content[0]",
+        "input_text",
+        "'output_text' and 'refusal'",
+    ),
+    wrong_value(
+        {"input": [{"role": "user", "content": [{"type": "bogus", "text": "x"}]}]},
+        "input[0].content[0].type",
+        "bogus",
+        "'input_text', 'input_image', 'input_audio', 'output_text', 'refusal', 'input_file', "
+        "'computer_screenshot', 'summary_text', and 'encrypted_content'",
+    ),
+    wrong_value(
+        {"input": [ASSISTANT | {"phase": "bogus"}]},
+        "input[0].phase",
+        "bogus",
+        "'commentary' and 'final_answer'",
+    ),
+    wrong_value({"tool_choice": "bogus"}, "tool_choice", "bogus", "'none', 'auto', and 'required'"),
+    wrong_value({"truncation": "bogus"}, "truncation", "bogus", "'auto' and 'disabled'"),
+    wrong_value({"include": ["bogus.thing"]}, "include[0]", "bogus.thing", INCLUDES),
+    wrong_value(
+        {"reasoning": {"effort": "bogus"}},
+        "reasoning.effort",
+        "bogus",
+        "'none', 'minimal', 'low', 'medium', 'high', 'xhigh', and 'max'",
+    ),
+    wrong_value(
+        {"reasoning": {"summary": "bogus"}},
+        "reasoning.summary",
+        "bogus",
+        "'concise', 'detailed', and 'auto'",
+    ),
+    wrong_value(
+        {"text": {"format": {"type": "bogus"}}},
+        "text.format.type",
+        "bogus",
+        "'json_object', 'text', and 'json_schema'",
+    ),
+    wrong_value(
+        {"text": {"verbosity": "bogus"}}, "text.verbosity", "bogus", "'low', 'medium', and 'high'"
+    ),
+    wrong_value(
+        {"service_tier": "bogus"},
+        "service_tier",
+        "bogus",
+        "'auto', 'default', 'fast', 'flex', and 'priority'",
+    ),
+    wrong_value(
+        {"prompt_cache_retention": "x"}, "prompt_cache_retention", "x", "'in_memory' and '24h'"
+    ),
+]
+
+
+def member(kind: str, fragment: dict[str, Any], path: str) -> Row:
+    code, sentence = {
+        "missing": ("missing_required_parameter", "Missing required parameter"),
+        "unknown": ("unknown_parameter", "Unknown parameter"),
+    }[kind]
+    return (f"{kind} {path}", fragment, path, code, f"{sentence}: '{path}'.")
+
+
+MEMBERS: list[Row] = [
+    member("unknown", {"input": [{"role": "user", "content": "", "bogus": 1}]}, "input[0].bogus"),
+    member("unknown", {"input": [ASSISTANT | {"zzz": 1}]}, "input[0].zzz"),
+    member(
+        "unknown",
+        {"input": [{"role": "user", "content": "x", "phase": "final_answer"}]},
+        "input[0].phase",
+    ),
+    member(
+        "unknown",
+        {"input": [{"type": "reasoning", "id": "rs_1", "summary": [], "status": "completed"}]},
+        "input[0].status",
+    ),
+    member("unknown", {"reasoning": {"bogus": 1}}, "reasoning.bogus"),
+    member("unknown", {"reasoning": {"generate_summary": "concise"}}, "reasoning.generate_summary"),
+    member("unknown", {"stream_options": {"include_usage": True}}, "stream_options.include_usage"),
+    member("unknown", {"prompt_cache_options": {"bogus": 1}}, "prompt_cache_options.bogus"),
+    member("unknown", {"text": {"zzz": 1}}, "text.zzz"),
+    member("missing", {"input": [{"role": "user"}]}, "input[0].content"),
+    member(
+        "missing",
+        {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
+        "input[0].content[0].text",
+    ),
+    member("missing", {"input": [{"type": "reasoning", "id": "rs_1"}]}, "input[0].summary"),
+    member(
+        "missing",
+        {"input": [{"type": "function_call_output", "output": "x"}]},
+        "input[0].call_id",
+    ),
+    member("missing", {"tools": [{}]}, "tools[0].type"),
+    member("missing", {"tools": [{"type": "function"}]}, "tools[0].name"),
+    member(
+        "missing", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].name"
+    ),
+    member("missing", {"tool_choice": {"type": "function"}}, "tool_choice.name"),
+    member("missing", {"tool_choice": {"type": "function", "function": {}}}, "tool_choice.name"),
+    member("missing", {"text": {"format": {"type": "json_schema"}}}, "text.format.name"),
+    member(
+        "missing", {"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"
+    ),
+    member("missing", {"conversation": {}}, "conversation.id"),
+    member("missing", {"prompt": {}}, "prompt.id"),
+]
+
+BOUNDS: list[Row] = [
+    (
+        "bad characters in the previous id",
+        {"previous_response_id": "@results.ress"},
+        "previous_response_id",
+        "invalid_value",
+        (
+            "Invalid 'previous_response_id': '@results.ress'. Expected an ID that contains letters, "
+            "numbers, underscores, or dashes, but this value contained additional characters."
+        ),
+    ),
+    (
+        "empty previous id",
+        {"previous_response_id": ""},
+        "previous_response_id",
+        "empty_string",
+        (
+            "Invalid 'previous_response_id': empty string. Expected a string with minimum length 1, "
+            "but got an empty string instead."
+        ),
+    ),
+    (
+        "wrong id prefix",
+        {
+            "input": [{"role": "user", "content": "x"}] * 8
+            + [
+                {
+                    "type": "function_call_output",
+                    "id": "ctco_1",
+                    "call_id": "call_1",
+                    "output": "x",
+                }
+            ]
+        },
+        "input[8].id",
+        "invalid_value",
+        "Invalid 'input[8].id': 'ctco_1'. Expected an ID that begins with 'fc'.",
+    ),
+    (
+        "a message's id without its prefix",
+        {"input": [{"role": "user", "content": "x", "id": "item_1"}]},
+        "input[0].id",
+        "invalid_value",
+        "Invalid 'input[0].id': 'item_1'. Expected an ID that begins with 'msg'.",
+    ),
+    (
+        "empty call_id",
+        {"input": [{"type": "function_call_output", "call_id": "", "output": "x"}]},
+        "input[0].call_id",
+        "empty_string",
+        (
+            "Invalid 'input[0].call_id': empty string. Expected a string with minimum length 1, but "
+            "got an empty string instead."
+        ),
+    ),
+    (
+        "long call_id",
+        {"input": [{"type": "function_call_output", "call_id": "c" * 116, "output": "x"}]},
+        "input[0].call_id",
+        "string_above_max_length",
+        (
+            "Invalid 'input[0].call_id': string too long. Expected a string with maximum length 64, "
+            "but got a string with length 116 instead."
+        ),
+    ),
+    (
+        "a tool's name with a dot",
+        {"tools": [{"type": "function", "name": "fs.read"}]},
+        "tools[0].name",
+        "invalid_value",
+        (
+            "Invalid 'tools[0].name': string does not match pattern. Expected a string that matches "
+            "the pattern '^[a-zA-Z0-9_-]+$'."
+        ),
+    ),
+    (
+        "max_output_tokens 0",
+        {"max_output_tokens": 0},
+        "max_output_tokens",
+        "integer_below_min_value",
+        (
+            "Invalid 'max_output_tokens': integer below minimum value. Expected a value >= 16, but "
+            "got 0 instead."
+        ),
+    ),
+    (
+        "max_tool_calls 0",
+        {"max_tool_calls": 0},
+        "max_tool_calls",
+        "integer_below_min_value",
+        (
+            "Invalid 'max_tool_calls': integer below minimum value. Expected a value >= 1, but got 0 "
+            "instead."
+        ),
+    ),
+    (
+        "top_logprobs 21",
+        {"top_logprobs": 21},
+        "top_logprobs",
+        "integer_above_max_value",
+        (
+            "Invalid 'top_logprobs': integer above maximum value. Expected a value <= 20, but got 21 "
+            "instead."
+        ),
+    ),
+    (
+        "an integer that no store can hold",
+        {"max_output_tokens": 2**64},
+        "max_output_tokens",
+        "integer_above_max_value",
+        (
+            "Invalid 'max_output_tokens': integer above maximum value. Expected a value <= "
+            "9223372036854775807, but got 18446744073709551616 instead."
+        ),
+    ),
+    (
+        "temperature 2.1",
+        {"temperature": 2.1},
+        "temperature",
+        "decimal_above_max_value",
+        (
+            "Invalid 'temperature': decimal above maximum value. Expected a value <= 2, but got 2.1 "
+            "instead."
+        ),
+    ),
+    (
+        "temperature -2.5",
+        {"temperature": -2.5},
+        "temperature",
+        "decimal_below_min_value",
+        (
+            "Invalid 'temperature': decimal below minimum value. Expected a value >= 0, but got -2.5 "
+            "instead."
+        ),
+    ),
+    (
+        "metadata with 17 pairs",
+        {"metadata": {f"k{i}": "v" for i in range(17)}},
+        "metadata",
+        "object_above_max_properties",
+        (
+            "Invalid 'metadata': too many properties. Expected an object with at most 16 properties, "
+            "but got an object with 17 properties instead."
+        ),
+    ),
+    (
+        "a long metadata value",
+        {"metadata": {"k": "v" * 513}},
+        "metadata.k",
+        "string_above_max_length",
+        (
+            "Invalid 'metadata.k': string too long. Expected a string with maximum length 512, but "
+            "got a string with length 513 instead."
+        ),
+    ),
+    (
+        "no context management at all",
+        {"context_management": []},
+        "context_management",
+        "empty_array",
+        (
+            "Invalid 'context_management': empty array. Expected an array with minimum length 1, but "
+            "got an empty array instead."
+        ),
+    ),
+    (
+        "a low compaction threshold",
+        {"context_management": [{"type": "compaction", "compact_threshold": 1}]},
+        "context_management[0].compact_threshold",
+        "integer_below_min_value",
+        (
+            "Invalid 'context_management[0].compact_threshold': integer below minimum value. Expected "
+            "a value >= 1000, but got 1 instead."
+        ),
+    ),
+    (
+        "another kind of context management",
+        {"context_management": [{"type": "foo"}]},
+        "context_management",
+        None,
+        "Unsupported context_management type: 'foo'.",
+    ),
+]
+
+ROWS = PRESENCE + UNKNOWN + TYPES + VALUES + MEMBERS + BOUNDS
+
+
+def body(fragment: dict[str, Any]) -> dict[str, Any]:
+    """Make a request from a fragment; ``...`` leaves a parameter out."""
+    whole = {"model": "practice", "input": "ping"} | fragment
+    return {name: value for name, value in whole.items() if value is not ...}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_a_malformed_request_gets_the_published_answer(row: Row) -> None:
+    """Status, param, code and message are those of the live API."""
+    _, fragment, param, code, message = row
+    with pytest.raises(ApiError) as caught:
+        validation.check_create(body(fragment))
+    error = caught.value
+    assert (error.message, error.param, error.code) == (message, param, code)
+    assert (error.status, error.type) == (400, "invalid_request_error")
+
+
+ORDER = [
+    ("model", {"model": ..., "input": ..., "zzz": 1}),
+    ("input", {"input": ..., "zzz": 1, "truncation": "bogus"}),
+    ("zzz", {"zzz": 1, "input": [{}]}),
+    ("moderation", {"moderation": "x", "include": ["bogus"]}),
+    ("include[0]", {"include": ["bogus"], "tools": "x"}),
+    ("input", {"input": 7, "truncation": "bogus"}),
+    ("input", {"input": 7, "previous_response_id": "@"}),
+    ("input[0]", {"input": [{}], "truncation": "bogus"}),
+    ("tools", {"tools": "x", "metadata": "x"}),
+    ("metadata", {"metadata": "x", "text": "x"}),
+    ("text", {"text": "x", "temperature": "x"}),
+    ("temperature", {"temperature": "x", "top_p": "x"}),
+    ("top_p", {"top_p": "x", "presence_penalty": "x"}),
+    ("parallel_tool_calls", {"parallel_tool_calls": "x", "stream": "x"}),
+    ("stream", {"stream": "x", "stream_options": "x"}),
+    ("stream_options", {"stream_options": "x", "background": "x"}),
+    ("background", {"background": "x", "max_output_tokens": "x"}),
+    ("max_output_tokens", {"max_output_tokens": "x", "max_tool_calls": "x"}),
+    ("max_tool_calls", {"max_tool_calls": "x", "reasoning": "x"}),
+    ("reasoning", {"reasoning": "x", "user": 7}),
+    ("user", {"user": 7, "safety_identifier": 7}),
+    ("safety_identifier", {"safety_identifier": 7, "prompt_cache_options": "x"}),
+    ("prompt_cache_options", {"prompt_cache_options": "x", "prompt_cache_key": 7}),
+    ("prompt_cache_key", {"prompt_cache_key": 7, "prompt_cache_retention": "x"}),
+    ("prompt_cache_retention", {"prompt_cache_retention": "x", "truncation": "x"}),
+    ("truncation", {"truncation": "x", "instructions": 7}),
+    ("instructions", {"instructions": 7, "store": "x"}),
+    ("store", {"store": "x", "service_tier": "bogus"}),
+    ("service_tier", {"service_tier": "bogus", "top_logprobs": "x"}),
+    ("top_logprobs", {"top_logprobs": "x", "context_management": "x"}),
+]
+
+
+@pytest.mark.parametrize(("blamed", "fragment"), ORDER, ids=[row[0] for row in ORDER])
+def test_of_two_faults_the_live_apis_first_is_answered(
+    blamed: str, fragment: dict[str, Any]
+) -> None:
+    """The walk has a fixed order, whatever order the client wrote its parameters in."""
+    backwards = dict(reversed(body(fragment).items()))
+    for request in (body(fragment), backwards):
+        with pytest.raises(ApiError) as caught:
+            validation.check_create(request)
+        assert caught.value.param == blamed
+
+
+ACCEPTED: list[dict[str, Any]] = [
+    {},
+    {"input": []},
+    {"input": [ASSISTANT, {"role": "user", "content": "again"}]},
+    {"input": [{"role": "user", "content": "x", "status": "completed", "id": "msg_x"}]},
+    {"input": [{"role": "developer", "content": [{"type": "input_text", "text": "x"}]}]},
+    {"input": [{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}]},
+    {"input": [{"role": "assistant", "content": "x", "phase": "commentary"}]},
+    {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}]},
+    {"input": [{"id": "msg_1"}, {"type": "item_reference", "id": "rs_1"}]},
+    {"input": [{"type": "configuration_update", "reasoning": {"effort": "low"}}]},
+    {"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "f"}},
+    {"service_tier": "ultrafast"},
+    {"conversation": "conv_1"},
+    {"conversation": {"id": "conv_1"}},
+    {"temperature": 1, "top_p": 0.5, "presence_penalty": -2},
+    dict.fromkeys(
+        (
+            "background",
+            "context_management",
+            "conversation",
+            "include",
+            "instructions",
+            "max_output_tokens",
+            "max_tool_calls",
+            "metadata",
+            "moderation",
+            "parallel_tool_calls",
+            "previous_response_id",
+            "prompt",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "reasoning",
+            "safety_identifier",
+            "service_tier",
+            "store",
+            "stream",
+            "stream_options",
+            "temperature",
+            "text",
+            "tool_choice",
+            "tools",
+            "top_logprobs",
+            "top_p",
+            "truncation",
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("fragment", ACCEPTED, ids=lambda fragment: ",".join(fragment)[:40])
+def test_a_well_formed_request_is_taken(fragment: dict[str, Any]) -> None:
+    """Strictness has its limit: what the API takes is taken, null included where it is allowed."""
+    validation.check_create(body(fragment))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"{'a': 1}",
+        b"[1, 2,]",
+        b'{"a": NaN}',
+        b'{"a": -Infinity}',
+        b'{"a": "\xff"}',
+        b'\xef\xbb\xbf{"a": 1}',
+        '{"a": 1}'.encode("utf-16"),
+        b"[" * 100_000,
+        b'{"a": ' + b"9" * 5_000 + b"}",
+    ],
+    ids=lambda raw: repr(raw[:16]),
+)
+def test_what_is_not_json_is_told_so(raw: bytes) -> None:
+    """Bytes that no JSON reader should take are refused before anything else."""
+    with pytest.raises(ApiError, match="could not parse the JSON body"):
+        validation.parse_body(raw)
+
+
+def test_of_two_equal_keys_the_last_one_wins() -> None:
+    """Duplicate keys are decided as every JSON reader decides them."""
+    assert validation.parse_body(b'{"a": 1, "a": 2}') == {"a": 2}
+
+
+@pytest.mark.parametrize("value", [[], "x", 1, None])
+def test_a_body_must_be_an_object(value: object) -> None:
+    """Any other JSON value has no parameters at all."""
+    with pytest.raises(ApiError, match="expected an object") as caught:
+        validation.check_create(value)
+    assert caught.value.code == "invalid_type"
+
+
+@pytest.mark.parametrize(
+    ("fragment", "param"),
+    [
+        ({"temperature": float("inf")}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"input": "\ud800"}, "input"),
+        ({"metadata": {"\udfff": "x"}}, "metadata"),
+        ({"instructions": "ok \udc00"}, "instructions"),
+        ({"tools": [FUNCTION | {"parameters": {"x": ["\ud800"]}}]}, "tools[0].parameters"),
+        ({"tools": [FUNCTION | {"parameters": {"x": float("inf")}}]}, "tools[0].parameters"),
+    ],
+)
+def test_what_no_store_could_hold_is_refused(fragment: dict[str, Any], param: str) -> None:
+    """Infinities and lone surrogates pass Python's JSON reader, but never this check."""
+    with pytest.raises(ApiError) as caught:
+        validation.check_create(body(fragment))
+    assert (caught.value.param, caught.value.code) == (param, "invalid_value")
+
+
+def test_free_form_json_may_nest_but_not_without_end() -> None:
+    """A tool's parameters are bounded in depth, so that nobody's stack ends the server."""
+
+    def nested(depth: int) -> dict[str, Any]:
+        value: dict[str, Any] = {}
+        for _ in range(depth):
+            value = {"items": value}
+        return body({"tools": [FUNCTION | {"parameters": value}]})
+
+    validation.check_create(nested(90))
+    with pytest.raises(ApiError, match="nested too deeply") as caught:
+        validation.check_create(nested(500))
+    assert caught.value.param == "tools[0].parameters"
+
+
+def test_conversation_and_previous_response_exclude_each_other() -> None:
+    """The state phase refuses both at once, with the live API's odd sentence."""
+    with pytest.raises(ApiError) as caught:
+        validation.check_exclusive({"conversation": "conv_1", "previous_response_id": "resp_1"})
+    assert caught.value.body()["error"] == {
+        "message": "Mutually exclusive parameters: ''. Ensure you are only providing one of: "
+        "'pre..._id' or 'conversation'.",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "mutually_exclusive_parameters",
+    }
+    validation.check_exclusive({"conversation": None, "previous_response_id": "resp_1"})
+    validation.check_exclusive({"conversation": "conv_1", "previous_response_id": None})
+
+
+def test_a_stored_prompt_is_never_found() -> None:
+    """This server keeps no prompts, and says so as the live API does of an unknown one."""
+    with pytest.raises(ApiError) as caught:
+        validation.check_prompt({"prompt": {"id": "pmpt_x"}})
+    assert (caught.value.status, caught.value.message) == (
+        404,
+        "Prompt with id 'pmpt_x' not found.",
+    )
+    validation.check_prompt({"prompt": None})
+
+
+@pytest.mark.parametrize("empty", [[], ""])
+def test_empty_input_needs_something_to_go_on_from(empty: object) -> None:
+    """Nothing said and nothing before it is no request; with a previous response it is one."""
+    with pytest.raises(ApiError) as caught:
+        validation.check_not_empty({"input": empty, "previous_response_id": None})
+    assert caught.value.body()["error"] == {
+        "message": "One of \"input\" or \"previous_response_id\" or 'prompt' or 'conversation' "
+        "must be provided.",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "missing_required_parameter",
+    }
+    validation.check_not_empty({"input": empty, "previous_response_id": "resp_1"})
+    validation.check_not_empty({"input": empty, "conversation": "conv_1"})
+
+
+OTHERS = [
+    (validation.check_input_tokens, {}, {"modle": 1}, "modle"),
+    (validation.check_input_tokens, {"input": "x", "model": "m"}, {"input": 7}, "input"),
+    (validation.check_compact, {"model": "m", "input": []}, {"input": []}, "model"),
+    (validation.check_compact, {"model": "m"}, {"model": "m", "tools": []}, "tools"),
+    (validation.check_conversation_create, {}, {"item": []}, "item"),
+    (validation.check_conversation_create, {"items": None}, {"metadata": 1}, "metadata"),
+    (
+        validation.check_conversation_create,
+        {"items": [{"role": "user", "content": "x"}] * 20},
+        {"items": [{"role": "user", "content": "x"}] * 21},
+        "items",
+    ),
+    (validation.check_conversation_update, {"metadata": {"a": "b"}}, {}, "metadata"),
+    (
+        validation.check_conversation_items,
+        {"items": [{"role": "user", "content": "x"}]},
+        {"items": [{"role": "user"}]},
+        "items[0].content",
+    ),
+    (validation.check_conversation_items, {"items": []}, {}, "items"),
+]
+
+
+@pytest.mark.parametrize(("check", "good", "bad", "param"), OTHERS)
+def test_the_other_endpoints_check_their_bodies_too(
+    check: Any, good: dict[str, Any], bad: dict[str, Any], param: str
+) -> None:
+    """Token counting, compaction and conversations have tables of their own."""
+    check(good)
+    with pytest.raises(ApiError) as caught:
+        check(bad)
+    assert caught.value.param == param
