@@ -291,6 +291,11 @@ PREVIOUS_RESPONSE_UNFINISHED = Situation(
     param="previous_response_id",
     code="previous_response_not_completed",
 )
+TRIGGER_NOT_LAST = Situation(
+    "Invalid '{path}': a compaction_trigger must be the last input item.",
+    param="{path}",
+    code="invalid_value",
+)
 BODY_NOT_OBJECT = Situation(
     "Invalid type for the request body: expected an object, but got {got} instead.",
     code="invalid_type",

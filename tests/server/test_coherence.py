@@ -1,0 +1,393 @@
+"""Calls and outputs, ids, reasoning: what fits together, and the published answer where it does not."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.server.coherence import (
+    CALLS,
+    OUTPUTS,
+    START,
+    Ids,
+    check_context,
+    check_request,
+    check_sealed,
+    resolve,
+)
+from kedge.server.errors import ApiError
+
+Item = dict[str, Any]
+
+
+class Stored:
+    """What a server knows: items by id, and which reasoning stood before which item."""
+
+    def __init__(self, *items: Item, before: dict[str, str] | None = None) -> None:
+        self._items = {item["id"]: item for item in items}
+        self._before = before or {}
+
+    def item(self, id: str) -> Item | None:  # noqa: A002 - the protocol's word
+        return self._items.get(id)
+
+    def reasoning_before(self, id: str) -> str | None:  # noqa: A002 - the protocol's word
+        return self._before.get(id)
+
+
+USER: Item = {"role": "user", "content": "hi"}
+ASSISTANT: Item = {"role": "assistant", "content": "hello"}
+
+
+def call(call_id: str = "call_1", **more: Any) -> Item:
+    return {"type": "function_call", "call_id": call_id, "name": "f", "arguments": "{}", **more}
+
+
+def output(call_id: str = "call_1", **more: Any) -> Item:
+    return {"type": "function_call_output", "call_id": call_id, "output": "ok", **more}
+
+
+def thought(named: str | None = "rs_1", **more: Any) -> Item:
+    return {"type": "reasoning", "summary": [], **({"id": named} if named else {}), **more}
+
+
+SEALED = {"encrypted_content": "gAAA"}
+PATCH = {"operation": {"type": "delete_file", "path": "x"}, "status": "completed"}
+
+REFUSED: list[tuple[str, list[Item], list[Item], Stored, int, str]] = [
+    (
+        "call without output",
+        [USER, call("call_9")],
+        [USER],
+        Stored(),
+        400,
+        "No tool output found for function call call_9.",
+    ),
+    (
+        "call without output, nothing new",
+        [USER, call("call_9")],
+        [],
+        Stored(),
+        400,
+        "No tool output found for function call call_9.",
+    ),
+    (
+        "call without output among the new items",
+        [],
+        [USER, call("call_9")],
+        Stored(),
+        400,
+        "No tool output found for function call call_9.",
+    ),
+    (
+        "one of two calls without output",
+        [call("call_1"), call("call_2")],
+        [output("call_1")],
+        Stored(),
+        400,
+        "No tool output found for function call call_2.",
+    ),
+    (
+        "output without call",
+        [USER, ASSISTANT],
+        [output("call_9")],
+        Stored(),
+        400,
+        "No tool call found for function call output with call_id call_9.",
+    ),
+    (
+        "output before its call",
+        [],
+        [output(), call()],
+        Stored(),
+        400,
+        "No tool call found for function call output with call_id call_1.",
+    ),
+    (
+        "second output of one call",
+        [call()],
+        [output(), output()],
+        Stored(),
+        400,
+        "No tool call found for function call output with call_id call_1.",
+    ),
+    (
+        "output of a call that was answered earlier in the chain",
+        [call(), output(), ASSISTANT],
+        [output()],
+        Stored(),
+        400,
+        "No tool call found for function call output with call_id call_1.",
+    ),
+    (
+        "custom output for a function's call",
+        [call()],
+        [{"type": "custom_tool_call_output", "call_id": "call_1", "output": "x"}],
+        Stored(),
+        400,
+        "No tool call found for custom tool call output with call_id call_1.",
+    ),
+    (
+        "custom call without output",
+        [{"type": "custom_tool_call", "call_id": "call_1", "name": "f", "input": ""}],
+        [USER],
+        Stored(),
+        400,
+        "No tool output found for custom tool call call_1.",
+    ),
+    (
+        "patch without output",
+        [{"type": "apply_patch_call", "call_id": "call_1", **PATCH}],
+        [USER],
+        Stored(),
+        400,
+        "No tool output found for apply patch call call_1.",
+    ),
+    (
+        "an orphan in the context itself",
+        [output("call_0")],
+        [USER],
+        Stored(),
+        400,
+        "No tool call found for function call output with call_id call_0.",
+    ),
+    (
+        "reasoning last",
+        [],
+        [USER, thought(**SEALED)],
+        Stored(),
+        400,
+        "Item 'rs_1' of type 'reasoning' was provided without its required following item.",
+    ),
+    (
+        "reasoning before a user's message",
+        [],
+        [thought(**SEALED), USER],
+        Stored(),
+        400,
+        "Item 'rs_1' of type 'reasoning' was provided without its required following item.",
+    ),
+    (
+        "call that lost its reasoning",
+        [],
+        [USER, call(id="fc_1"), output()],
+        Stored(before={"fc_1": "rs_7"}),
+        400,
+        (
+            "Item 'fc_1' of type 'function_call' was provided without its required 'reasoning' item: "
+            "'rs_7'."
+        ),
+    ),
+    (
+        "message that lost its reasoning",
+        [],
+        [USER, ASSISTANT | {"id": "msg_1"}, USER],
+        Stored(before={"msg_1": "rs_7"}),
+        400,
+        (
+            "Item 'msg_1' of type 'message' was provided without its required 'reasoning' item: "
+            "'rs_7'."
+        ),
+    ),
+    (
+        "duplicate among the new items",
+        [],
+        [thought("rs_1", **SEALED), thought("rs_1", **SEALED), ASSISTANT],
+        Stored(),
+        400,
+        "Duplicate item found with id rs_1. Remove duplicate items from your input and try again.",
+    ),
+    (
+        "history replayed and chained",
+        [USER, ASSISTANT | {"id": "msg_1"}],
+        [ASSISTANT | {"id": "msg_1"}, USER],
+        Stored(),
+        400,
+        "Duplicate item found with id msg_1. Remove duplicate items from your input and try again.",
+    ),
+    (
+        "reasoning that was never stored",
+        [],
+        [thought("rs_9"), ASSISTANT, USER],
+        Stored(),
+        404,
+        (
+            "Item with id 'rs_9' not found. Items are not persisted when `store` is set to false. Try "
+            "again with `store` set to true, or remove this item from your input."
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("context", "new", "known", "status", "message"),
+    [row[1:] for row in REFUSED],
+    ids=[row[0] for row in REFUSED],
+)
+def test_what_does_not_fit_gets_the_published_answer(
+    context: list[Item], new: list[Item], known: Stored, status: int, message: str
+) -> None:
+    """Each incoherence has the live API's status and sentence, and blames the input."""
+    with pytest.raises(ApiError) as caught:
+        check_context(context, new, known)
+    error = caught.value
+    assert (error.status, error.message, error.param, error.code) == (
+        status,
+        message,
+        "input",
+        None,
+    )
+
+
+TAKEN: list[tuple[str, list[Item], list[Item], Stored]] = [
+    ("nothing at all", [], [], Stored()),
+    ("nothing new after a finished turn", [USER, ASSISTANT], [], Stored()),
+    ("an answered call", [USER, call()], [output()], Stored()),
+    ("an answered call and a remark", [USER, call()], [USER, output(), USER], Stored()),
+    (
+        "two calls answered in the other order",
+        [call("a"), call("b")],
+        [output("b"), output("a")],
+        Stored(),
+    ),
+    ("a whole replay", [], [USER, call(), output(), ASSISTANT, USER], Stored()),
+    ("a call id used again", [call(), output(), ASSISTANT], [call(), output()], Stored()),
+    ("a call that may wait", [call(**{"async": True})], [USER], Stored()),
+    ("the late answer to it", [call(**{"async": True}), USER, ASSISTANT], [output()], Stored()),
+    ("calls behind a compaction", [call(), {"type": "compaction"}], [USER], Stored()),
+    ("reasoning with its item", [], [USER, thought(**SEALED), ASSISTANT, USER], Stored()),
+    (
+        "reasoning on reasoning",
+        [],
+        [thought("rs_1", **SEALED), thought("rs_2", **SEALED), call(), output()],
+        Stored(),
+    ),
+    ("reasoning without an id", [], [thought(None), ASSISTANT, USER], Stored()),
+    ("reasoning that is stored", [], [thought("rs_1"), ASSISTANT, USER], Stored(thought("rs_1"))),
+    (
+        "a call with its reasoning",
+        [],
+        [thought("rs_7", **SEALED), call(id="fc_1"), output()],
+        Stored(before={"fc_1": "rs_7"}),
+    ),
+    ("an id of the client's own", [USER], [USER | {"id": "msg_mine"}], Stored()),
+]
+
+
+@pytest.mark.parametrize(
+    ("context", "new", "known"), [row[1:] for row in TAKEN], ids=[row[0] for row in TAKEN]
+)
+def test_what_fits_is_taken(context: list[Item], new: list[Item], known: Stored) -> None:
+    """A coherent chain passes, whichever way it is written."""
+    check_context(context, new, known)
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_every_kind_of_call_is_paired_with_its_own_output(kind: str) -> None:
+    """Each client-owned call needs its output, and that output alone satisfies it."""
+    answers = {output.call: (name, output) for name, output in OUTPUTS.items()}
+    name, answer = answers[kind]
+    one: Item = {"type": kind, **dict.fromkeys(CALLS[kind].keys, "k1")}
+    with pytest.raises(ApiError, match=rf"No tool output found for {CALLS[kind].words} k1\."):
+        check_context([one], [USER])
+    check_context([one], [{"type": name, answer.key: "k1"}])
+    with pytest.raises(ApiError, match=rf"No tool call found for {answer.words} with call_id k2"):
+        check_context([one], [{"type": name, answer.key: "k2"}])
+
+
+@pytest.mark.parametrize("key", ["lsh_1", "call_1"])
+def test_a_local_shells_output_may_name_its_call_either_way(key: str) -> None:
+    """Its only key is called id, and clients put the call's id or its call_id there."""
+    shell = {"type": "local_shell_call", "id": "lsh_1", "call_id": "call_1"}
+    check_context([shell], [{"type": "local_shell_call_output", "id": key, "output": ""}])
+
+
+def test_a_compaction_trigger_must_come_last() -> None:
+    """It compacts what stands before it, so nothing may follow."""
+    trigger = {"type": "compaction_trigger"}
+    check_context([], [USER, trigger])
+    with pytest.raises(ApiError) as caught:
+        check_context([], [trigger, USER])
+    assert caught.value.param == "input[0]"
+
+
+def test_a_reference_becomes_the_item_it_refers_to() -> None:
+    """References are replaced in place; everything else stays as it came."""
+    stored = ASSISTANT | {"id": "msg_1"}
+    reference = {"type": "item_reference", "id": "msg_1"}
+    assert resolve([USER, reference, {"id": "msg_1"}], Stored(stored)) == [USER, stored, stored]
+    with pytest.raises(ApiError) as caught:
+        resolve([reference], Stored())
+    assert (caught.value.status, caught.value.param) == (404, "input")
+    assert caught.value.message.startswith("Item with id 'msg_1' not found. Items are not")
+
+
+def test_encrypted_content_must_be_our_own() -> None:
+    """What the server did not seal it cannot open, and says so without repeating it."""
+    items = [thought(encrypted_content="gAAAAABsecret"), ASSISTANT]
+    check_sealed(items, opens=str)
+    with pytest.raises(ApiError) as caught:
+        check_sealed(items, opens=lambda _: None)
+    assert caught.value.body()["error"] == {
+        "message": "The encrypted content gAAA... could not be verified. "
+        "Reason: Encrypted content could not be decrypted or parsed.",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "invalid_encrypted_content",
+    }
+
+
+ids = st.sampled_from(["a", "b", "c"])
+items = st.lists(
+    st.one_of(
+        st.just(USER),
+        ids.map(lambda letter: USER | {"id": f"msg_{letter}"}),
+        ids.map(call),
+        ids.map(output),
+    ),
+    max_size=8,
+)
+
+
+def verdict(parts: Sequence[list[Item]], new: list[Item]) -> str:
+    state = START
+    for part in parts:
+        state = state.extend(part)
+    try:
+        check_request(state, new)
+    except ApiError as error:
+        return error.message
+    return "fits"
+
+
+@given(context=items, new=items, cuts=st.lists(st.integers(0, 8), max_size=3))
+def test_a_context_kept_in_parts_is_judged_like_the_whole(
+    context: list[Item], new: list[Item], cuts: list[int]
+) -> None:
+    """However a context was grown, the verdict on what comes next is the same."""
+    bounds = [0, *sorted(min(cut, len(context)) for cut in cuts), len(context)]
+    parts = [context[i:j] for i, j in pairwise(bounds)]
+    assert verdict(parts, new) == verdict([context], new)
+
+
+@given(st.lists(st.lists(st.integers(0, 60).map(str), max_size=6), max_size=60))
+def test_ids_are_a_set_that_keeps_its_versions(batches: list[list[str]]) -> None:
+    """Every version holds exactly what was added up to it, in few sets."""
+    versions, held = [Ids()], [set[str]()]
+    for batch in batches:
+        versions.append(versions[-1].plus(batch))
+        held.append(held[-1] | set(batch))
+    for version, expected in zip(versions, held, strict=True):
+        assert {str(n) for n in range(61) if str(n) in version} == expected
+
+
+def test_a_long_chain_keeps_its_ids_in_few_sets() -> None:
+    """A lookup after ten thousand turns asks a few dozen sets, not ten thousand."""
+    version = Ids()
+    for turn in range(10_000):
+        version = version.plus([f"msg_{turn}", f"fc_{turn}"])
+    assert len(version.sets) <= 40
+    assert "msg_0" in version
+    assert "msg_10000" not in version
