@@ -1,0 +1,114 @@
+"""What proof costs: planning a request, against writing and hashing the same blocks.
+
+Baseline, in the same run: sha256 over the canonical JSON of all blocks, written by ``json.dumps`` in one
+call. A cold plan derives every digest; a warm plan follows a Turn that grew by one block.
+"""
+
+import gc
+import hashlib
+import json
+import time
+import tracemalloc
+from collections.abc import Callable
+
+from benchmarks.table import Row, cpu_seconds
+from kedge.planning import RequestPlan, canonical, plan_request, record_response
+from kedge.turns import Block, Turn, assistant, system, tool_call, tool_result, user
+
+SCOPE = "bench"
+
+
+def conversation(count: int) -> list[Block]:
+    """A conversation with tools, of ``count`` blocks after the system text."""
+    blocks: list[Block] = [system("You are a patient weather service. Answer in one sentence.")]
+    for i in range((count + 3) // 4):
+        call_id = f"call_{i:08d}"
+        blocks += [
+            user(
+                f"Question {i}: what is the weather in city number {i}, and do I need a coat? " * 3
+            ),
+            tool_call("get_weather", {"city": f"city {i}", "unit": "C"}, call_id=call_id),
+            tool_result(call_id, {"temperature": i, "sky": "cloudy", "note": "windy " * 10}),
+            assistant(f"It is {i} degrees and cloudy in city {i}; take a coat. " * 6),
+        ]
+    return blocks[: count + 1]
+
+
+def run() -> list[Row]:
+    """Measure cold and warm plans at three sizes, and the memory that the digests take."""
+    rows: list[Row] = []
+    for count in (100, 1_000, 10_000):
+        blocks = conversation(count)
+        number = max(1, 2_000 // count)
+        base = cpu_seconds(lambda b=blocks: _baseline(b), number=number)
+        cold = _cold(blocks, number)
+        warm = _warm(blocks)
+        micro = f"{warm * 1e6:.0f} µs"
+        rows += [
+            Row(f"cold plan, {count:,} blocks", cold / base, 1.5, detail=f"{cold * 1e3:.2f} ms"),
+            Row(
+                f"warm plan, {count:,} blocks + 1",
+                warm / base,
+                0.01 if count == 10_000 else None,
+                detail=micro,
+            ),
+        ]
+    rows.append(
+        Row("digest memory a block, 10,000 blocks", _memory(conversation(10_000)), 200, "B")
+    )
+    return rows
+
+
+def _baseline(blocks: list[Block]) -> bytes:
+    forms = [canonical(block) for block in blocks]
+    written = json.dumps(forms, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(written.encode()).digest()
+
+
+def _cold(blocks: list[Block], number: int) -> float:
+    """CPU seconds of a plan that finds no digest made yet, neither in the Turn nor in its blocks."""
+    best = float("inf")
+    for _ in range(5):
+        turns = [Turn(conversation(len(blocks) - 1)) for _ in range(number)]
+        best = min(best, _timed(lambda turns=turns: [_plan(turn) for turn in turns]) / number)
+    return best
+
+
+def _warm(blocks: list[Block]) -> float:
+    turn = Turn(blocks)
+    turn = record_response(
+        turn, [assistant("Yes.")], response_id="resp_0", plan=_plan(turn), created_at=0.0
+    )
+    best = float("inf")
+    for i in range(200):
+        turn = turn.append(user(f"And tomorrow, {i}?"))
+        best = min(best, _timed(lambda turn=turn: _plan(turn)))
+    return best
+
+
+def _memory(blocks: list[Block]) -> float:
+    turn = Turn(blocks)
+    gc.collect()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    plan = plan_request(turn, scope=SCOPE, now=0.0)
+    del plan
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return (after - before) / len(blocks)
+
+
+def _plan(turn: Turn) -> RequestPlan:
+    return plan_request(turn, scope=SCOPE, now=1.0)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.process_time_ns()
+        work()
+        return (time.process_time_ns() - start) / 1e9
+    finally:
+        gc.enable()

@@ -1,0 +1,137 @@
+"""Calls and their results: which blocks open a call, which answer one, and what does not add up.
+
+A server refuses a context in which a call of the client's tools has no result or a result has no
+call. The rules are a table, so that the items of hosted tool kinds take part as well.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from kedge.turns import Block, OpaqueBlock, ToolCallBlock, ToolResultBlock
+
+ProblemKind = Literal["unanswered", "orphan", "answered_twice", "called_twice"]
+
+# Provider items that Kedge carries as they are: type -> (family, opens?, the member they join on).
+_OPAQUE: dict[str, tuple[str, bool, str]] = {
+    "computer_call": ("computer", True, "call_id"),
+    "computer_call_output": ("computer", False, "call_id"),
+    "shell_call": ("shell", True, "call_id"),
+    "shell_call_output": ("shell", False, "call_id"),
+    "apply_patch_call": ("apply_patch", True, "call_id"),
+    "apply_patch_call_output": ("apply_patch", False, "call_id"),
+    "local_shell_call": ("local_shell", True, "id"),
+    "local_shell_call_output": ("local_shell", False, "id"),
+    "mcp_approval_request": ("mcp_approval", True, "id"),
+    "mcp_approval_response": ("mcp_approval", False, "approval_request_id"),
+}
+
+_WORDS: dict[ProblemKind, str] = {
+    "unanswered": "call {call_id}{named} has no result; add one or remove the call",
+    "orphan": "the result for {call_id} has no call before it; remove it or restore the call",
+    "answered_twice": "call {call_id}{named} has a second result; remove one of them",
+    "called_twice": "call {call_id}{named} is made again before it was answered; use a new call_id",
+}
+
+
+Key = tuple[str, str]
+"""A family of calls, and the id that joins a call and its result."""
+Move = tuple[bool, Key]
+"""What a block does to the set of open calls: open one, or answer one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A call or a result that stands in the way of sending the Turn."""
+
+    kind: ProblemKind
+    call_id: str
+    block_id: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        named = f" ({self.name})" if self.name else ""
+        return _WORDS[self.kind].format(call_id=self.call_id, named=named)
+
+
+class Fault(NamedTuple):
+    """Where in a sequence of blocks something does not add up, and what."""
+
+    position: int
+    kind: ProblemKind
+
+
+def move_of(block: Block) -> Move | None:
+    """What this block opens or answers, if anything."""
+    if isinstance(block, ToolCallBlock):
+        return True, ("custom" if block.custom else "function", block.call_id)
+    if isinstance(block, ToolResultBlock):
+        return False, ("custom" if block.custom else "function", block.call_id)
+    if isinstance(block, OpaqueBlock) and block.type in _OPAQUE:
+        family, opens, member = _OPAQUE[block.type]
+        key = block.item.get(member)
+        return (opens, (family, key)) if isinstance(key, str) else None
+    return None
+
+
+class Pairing:
+    """The running account of calls and results along a sequence of blocks."""
+
+    __slots__ = ("answered", "faults", "moves", "open")
+
+    def __init__(self) -> None:
+        self.open: dict[Key, int] = {}
+        self.answered: set[Key] = set()
+        self.faults: list[Fault] = []
+        self.moves: list[int] = []  # the positions of all calls and results
+
+    def add(self, position: int, block: Block) -> None:
+        """Take the next block into account."""
+        move = move_of(block)
+        if move is None:
+            return
+        self.moves.append(position)
+        opens, key = move
+        if opens:
+            if key in self.open:
+                self.faults.append(Fault(position, "called_twice"))
+            self.open[key] = position
+        elif key in self.open:
+            del self.open[key]
+            self.answered.add(key)
+        else:
+            kind = "answered_twice" if key in self.answered else "orphan"
+            self.faults.append(Fault(position, kind))
+
+    def copy(self, blocks: Sequence[Block], start: int = 0, offset: int = 0) -> "Pairing":
+        """An account of its own, from position ``start`` to the end of ``blocks``.
+
+        Position 0 is ``blocks[offset]``.
+        """
+        pairing, moves = Pairing(), self.moves
+        stop = len(blocks) - offset
+        for position in moves[bisect_left(moves, start) : bisect_left(moves, stop)]:
+            pairing.add(position, blocks[offset + position])
+        return pairing
+
+    def covers(self, start: int, stop: int) -> bool:
+        """Whether this is the account from ``start`` up to ``stop``, and of nothing else."""
+        return start == 0 and (not self.moves or self.moves[-1] < stop)
+
+    def problems(self, blocks: Sequence[Block], offset: int) -> tuple[Problem, ...]:
+        """What does not add up, in the order of the blocks; position 0 is ``blocks[offset]``."""
+        if not self.open and not self.faults:
+            return ()
+        unanswered = [Fault(position, "unanswered") for position in self.open.values()]
+        return tuple(
+            _problem(blocks[offset + fault.position], fault.kind)
+            for fault in sorted([*self.faults, *unanswered])
+        )
+
+
+def _problem(block: Block, kind: ProblemKind) -> Problem:
+    move = move_of(block)
+    assert move is not None  # noqa: S101 - only blocks with a move get into the account
+    name = block.name if isinstance(block, ToolCallBlock) else ""
+    return Problem(kind, move[1][1], block.id, name)

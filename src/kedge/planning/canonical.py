@@ -1,0 +1,150 @@
+"""The canonical form of a block: only what a model can see.
+
+Two blocks with one canonical form are the same to a model, however they were made: by a constructor,
+from a stream, from a replayed item or from JSON. Local ids, provider ids, metadata, timestamps, nulls
+and statuses have no part in it, so none of them can cost an anchor. Reasoning is the server's own and
+has no canonical form at all.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from json.encoder import encode_basestring as _quote
+from typing import Any, cast
+
+from kedge.turns import (
+    AssistantBlock,
+    Block,
+    FilePart,
+    ImagePart,
+    OpaqueBlock,
+    Part,
+    ReasoningBlock,
+    RefusalPart,
+    SystemBlock,
+    TextPart,
+    ToolCallBlock,
+    ToolResultBlock,
+    UnknownBlock,
+    UserBlock,
+)
+from kedge.turns.wire import ID_IS_CONTENT
+
+Form = dict[str, Any]
+
+_encode = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
+).encode
+
+
+def canonical(block: Block) -> Form | None:
+    """What a model can see of this block, as plain JSON values; ``None`` for reasoning."""
+    match block:
+        case UserBlock() | AssistantBlock():
+            return {"kind": block.kind, "parts": [_part(part) for part in block.parts]}
+        case SystemBlock():
+            return {"kind": block.kind, "role": block.role, "text": block.text}
+        case ToolCallBlock():
+            call = {"call_id": block.call_id, "name": block.name, "arguments": block.arguments}
+            return {"kind": block.kind, **call, **_custom(block)}
+        case ToolResultBlock():
+            parts = [_part(part) for part in block.parts]
+            return {
+                "kind": block.kind,
+                "call_id": block.call_id,
+                "parts": parts,
+                **_custom(block),
+            }
+        case ReasoningBlock():
+            return None
+        case OpaqueBlock():
+            hidden = {"status"} if block.type in ID_IS_CONTENT else {"status", "id"}
+            item = {name: value for name, value in block.item.items() if name not in hidden}
+            return {"kind": block.kind, "item": _visible(item)}
+        case UnknownBlock():
+            return {"kind": block.kind, "form": _visible(block.form)}
+        case _:
+            raise AssertionError(block.kind)
+
+
+def canonical_json(block: Block) -> bytes | None:
+    """The canonical form as JSON bytes, keys sorted: what is hashed.
+
+    Every block of a Turn comes through here once, so the common kinds are written by hand; the
+    bytes are those that ``json.dumps`` would write.
+    """
+    write = _WRITERS.get(type(block))
+    if write is not None:
+        return write(block).encode()
+    form = canonical(block)
+    return None if form is None else _encode(form).encode()
+
+
+def _user(block: UserBlock) -> str:
+    return f'{{"kind":"user","parts":{_parts(block.parts)}}}'
+
+
+def _assistant(block: AssistantBlock) -> str:
+    return f'{{"kind":"assistant","parts":{_parts(block.parts)}}}'
+
+
+def _tool_call(block: ToolCallBlock) -> str:
+    custom = '"custom":true,' if block.custom else ""
+    return (
+        f'{{"arguments":{_quote(block.arguments)},"call_id":{_quote(block.call_id)},'
+        f'{custom}"kind":"tool_call","name":{_quote(block.name)}}}'
+    )
+
+
+def _tool_result(block: ToolResultBlock) -> str:
+    custom = '"custom":true,' if block.custom else ""
+    call_id, parts = _quote(block.call_id), _parts(block.parts)
+    return f'{{"call_id":{call_id},{custom}"kind":"tool_result","parts":{parts}}}'
+
+
+_WRITERS: dict[type[Block], Callable[[Any], str]] = {
+    UserBlock: _user,
+    AssistantBlock: _assistant,
+    ToolCallBlock: _tool_call,
+    ToolResultBlock: _tool_result,
+}
+
+
+def _parts(parts: tuple[Part, ...]) -> str:
+    if len(parts) == 1 and isinstance(text := parts[0], TextPart):
+        return f'[{{"text":{_quote(text.text)},"type":"text"}}]'
+    return _encode([_part(part) for part in parts])
+
+
+def _part(part: Part) -> Form:
+    match part:
+        case TextPart():
+            return {"type": "text", "text": part.text}
+        case RefusalPart():
+            return {"type": "refusal", "text": part.text}
+        case ImagePart():
+            source = {"url": part.url, "file_id": part.file_id}
+            return {"type": "image", "detail": part.detail, **_given(source)}
+        case FilePart():
+            source = {"url": part.url, "data": part.data, "file_id": part.file_id}
+            return {"type": "file", "filename": part.filename, **_given(source)}
+        case _:
+            return {"type": "opaque", "content": _visible(part.content)}
+
+
+def _custom(block: ToolCallBlock | ToolResultBlock) -> Form:
+    return {"custom": True} if block.custom else {}
+
+
+def _given(members: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in members.items() if value}
+
+
+def _visible(value: Any) -> Any:
+    """Plain JSON without nulls."""
+    if isinstance(value, Mapping):
+        members = cast("Mapping[str, Any]", value)
+        return {name: _visible(member) for name, member in members.items() if member is not None}
+    if isinstance(value, tuple):
+        listed = cast("tuple[Any, ...]", value)
+        return [_visible(member) for member in listed]
+    return value

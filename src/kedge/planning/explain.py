@@ -1,0 +1,68 @@
+"""A plan in plain English: what is sent, on what, and what a user can do about the rest."""
+
+from typing import TYPE_CHECKING
+
+from kedge.planning.anchors import REASONS, Rejected
+
+if TYPE_CHECKING:
+    from kedge.planning.plan import RequestPlan
+
+SHOWN = 5
+"""How many rejected candidates and problems are told one by one."""
+
+_ADVICE = {
+    "expired": "Nothing to do: the whole history is at hand and is sent again.",
+    "unstored": "Send with store=true, or in stateless mode, if you want the server to remember.",
+    "lost": "Nothing to do: the whole history is at hand and is sent again.",
+}
+
+
+def explain(plan: "RequestPlan") -> str:
+    """A few lines that a user can act on."""
+    lines = [_headline(plan)]
+    lines += [f"Not used: {_refusal(each, plan)}" for each in plan.rejected[:SHOWN]]
+    if len(plan.rejected) > SHOWN:
+        lines.append(f"Not used: {len(plan.rejected) - SHOWN} more.")
+    if plan.fallback in _ADVICE:
+        lines.append(_ADVICE[plan.fallback])
+    lines += [f"Cannot be sent: {problem}." for problem in plan.problems[:SHOWN]]
+    if len(plan.problems) > SHOWN:
+        lines.append(f"Cannot be sent: {len(plan.problems) - SHOWN} more of these.")
+    return "\n".join(lines)
+
+
+def size(count: int) -> str:
+    """A number of bytes as a person would say it."""
+    return f"{count} bytes" if count < 1000 else f"{count / 1000:.1f} kB"
+
+
+def _headline(plan: "RequestPlan") -> str:
+    full = f"{_blocks(plan.full_blocks)}, about {size(plan.full_bytes)}"
+    if plan.anchor is None:
+        return f"Sending everything ({full}): {_why_full(plan)}."
+    where = f"conversation {plan.conversation_id}" if plan.conversation_id else "its memory"
+    sent = f"{_blocks(plan.delta_blocks)}, about {size(plan.delta_bytes)}"
+    return (
+        f"Chained on {plan.anchor.response_id}: sending {sent}; "
+        f"{where} already holds the rest of {full}."
+    )
+
+
+def _why_full(plan: "RequestPlan") -> str:
+    if plan.mode == "stateless":
+        return "stateless mode"
+    if plan.rejected:
+        return "no stored response matches this history"
+    return "the server has no response of this conversation yet"
+
+
+def _refusal(rejected: Rejected, plan: "RequestPlan") -> str:
+    words = f"{rejected.response_id}, because {REASONS[rejected.reason]}"
+    if rejected.reason != "changed":
+        return f"{words}."
+    start = plan.anchor.block_count if plan.anchor else 0
+    return f"{words} (somewhere in blocks {start + 1} to {rejected.record.block_count})."
+
+
+def _blocks(count: int) -> str:
+    return f"{count} block{'' if count == 1 else 's'}"

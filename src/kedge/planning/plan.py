@@ -1,0 +1,190 @@
+"""The plan: what one request sends, on which anchor, and why not on a newer one.
+
+A stored response is a cache of a prefix of the Turn. ``plan_request`` finds the longest prefix that is
+proved to be on the server and may still be asked for, and sends what comes after it; with none it
+sends everything. It is pure and never raises: what stands in the way of sending is listed in
+``plan.problems``, and only sending such a plan is an error.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from kedge.errors import Unsendable
+from kedge.planning.anchors import AnchorRecord, Reason, Rejected, proves, unusable
+from kedge.planning.calls import Problem
+from kedge.planning.ledger import Ledger, ledger_of
+from kedge.planning.render import (
+    barrier_of,
+    build_input_from_blocks,
+    conversation_scope,
+    instructions_of,
+    proved,
+)
+from kedge.planning.state import ConversationState, Mode, get_state
+from kedge.turns import Block, Turn
+from kedge.turns.wire import Item
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPlan:
+    """The decision for one request."""
+
+    mode: Mode
+    scope: str
+    anchor: AnchorRecord | None
+    delta: tuple[Block, ...]
+    """The blocks that are sent: those after the anchor, or all of them."""
+    rejected: tuple[Rejected, ...]
+    """The candidates that would have saved more, with the reason why each was refused."""
+    problems: tuple[Problem, ...]
+    full_blocks: int
+    full_bytes: int
+    delta_bytes: int
+    instructions: str | None
+    conversation_id: str = ""
+    intact: frozenset[str] = frozenset()
+    planned_at: float = 0.0
+
+    @property
+    def previous_response_id(self) -> str:
+        """The id of the anchor, or an empty string."""
+        return self.anchor.response_id if self.anchor else ""
+
+    @property
+    def delta_blocks(self) -> int:
+        """How many blocks are sent."""
+        return len(self.delta)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether everything is sent."""
+        return self.anchor is None
+
+    @property
+    def fallback(self) -> Reason | None:
+        """Why everything is sent although there were candidates; ``None`` otherwise."""
+        return self.rejected[0].reason if self.is_full and self.rejected else None
+
+    def check(self) -> None:
+        """Raise ``Unsendable`` if calls or results stand in the way."""
+        if self.problems:
+            raise Unsendable(self.problems)
+
+    def input(self) -> list[Item]:
+        """The items to send."""
+        self.check()
+        return build_input_from_blocks(self.delta, self.intact)
+
+    def without_reasoning(self) -> "RequestPlan":
+        """The same plan, with no encrypted reasoning in it."""
+        return replace(self, intact=self.intact & {block.id for block in self.delta})
+
+    def explain(self) -> str:
+        """A few lines of plain English."""
+        from kedge.planning.explain import explain  # words are kept apart from decisions
+
+        return explain(self)
+
+
+def plan_request(
+    turn: Turn,
+    *,
+    scope: str,
+    mode: Mode = "chained",
+    now: float,
+    extra: Iterable[AnchorRecord] = (),
+    max_depth: int | None = None,
+) -> RequestPlan:
+    """Decide what to send for this Turn to this scope. Pure; never raises.
+
+    ``extra`` are candidates from elsewhere, such as a store's index or a live socket. ``max_depth`` is
+    how many responses of a chain the server is known to remember.
+    """
+    ledger, state = ledger_of(turn), get_state(turn)
+    length = len(turn.blocks) - turn.lead
+    barrier = barrier_of(turn, scope)
+    first = barrier or 0
+    candidates = _candidates(mode, state, extra)
+    if mode == "conversation":
+        scope_now, max_depth = conversation_scope(scope, state.conversation_id), None
+    else:
+        scope_now = scope
+    anchor, rejected = _choose(
+        candidates,
+        ledger,
+        covered=ledger.count(length),
+        reach=0 if barrier is None else ledger.count(barrier + 1),
+        scope=scope_now,
+        now=now,
+        max_depth=max_depth,
+    )
+    start = ledger.end(anchor.block_count) if anchor else first
+    delta = turn.blocks[turn.lead + start :]
+    return RequestPlan(
+        mode=mode,
+        scope=scope,
+        anchor=anchor,
+        delta=delta,
+        rejected=rejected,
+        problems=_problems(turn, ledger, first),
+        full_blocks=length - first,
+        full_bytes=ledger.weight(first, length),
+        delta_bytes=ledger.weight(start, length),
+        instructions=instructions_of(turn),
+        conversation_id=state.conversation_id if mode == "conversation" and anchor else "",
+        intact=proved(turn, delta, scope),
+        planned_at=now,
+    )
+
+
+def _problems(turn: Turn, ledger: Ledger, first: int) -> tuple[Problem, ...]:
+    """What stands in the way of sending the body from position ``first`` on."""
+    pairing = ledger.pairing
+    if not pairing.covers(first, len(turn.blocks) - turn.lead):
+        pairing = pairing.copy(turn.blocks, first, turn.lead)
+    return pairing.problems(turn.blocks, turn.lead)
+
+
+def _candidates(
+    mode: Mode, state: ConversationState, extra: Iterable[AnchorRecord]
+) -> Iterator[AnchorRecord]:
+    """The records that may be tried, longest prefix first, then the newest."""
+    if mode == "chained":
+        more = tuple(extra)
+        anchors: Sequence[AnchorRecord] = state.anchors
+        if more:
+            anchors = ConversationState(anchors=(*anchors, *more)).anchors
+        yield from reversed(anchors)
+    elif mode == "conversation" and state.conversation_id:
+        record = state.anchor(state.previous_response_id)
+        if record:
+            # The object keeps its items for good: what it holds does not expire.
+            yield replace(record, expires_at=None)
+
+
+def _choose(
+    candidates: Iterable[AnchorRecord],
+    ledger: Ledger,
+    *,
+    covered: int,
+    reach: int,
+    scope: str,
+    now: float,
+    max_depth: int | None,
+) -> tuple[AnchorRecord | None, tuple[Rejected, ...]]:
+    """The first candidate that holds, and those before it that do not.
+
+    ``reach`` is how far a prefix must go to lie beyond the newest compaction: what a server remembers
+    from before it is no longer what we would send.
+    """
+    rejected: list[Rejected] = []
+    for record in candidates:
+        reason = unusable(record, scope=scope, now=now, max_depth=max_depth)
+        if reason is None and record.block_count <= 0:
+            reason = "unproven"
+        if reason is None and (record.block_count < reach or not proves(record, ledger, covered)):
+            reason = "changed"
+        if reason is None:
+            return record, tuple(rejected)
+        rejected.append(Rejected(record.response_id, reason, record))
+    return None, tuple(rejected)

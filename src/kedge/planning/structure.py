@@ -1,0 +1,58 @@
+"""The structural view of anchors: tags on blocks, for people and tools that look at a Turn.
+
+Blocks are tagged with the response that made them. A response can be an anchor, seen this way, if its
+blocks are there, stand together with nothing in between, and, where a record exists, the record
+proves. Tags alone cannot see an edit in place, so engines go by records alone; these
+functions explain, and serve those who keep no records.
+"""
+
+from kedge.planning.anchors import Reason, proves
+from kedge.planning.ledger import ledger_of
+from kedge.planning.state import get_state
+from kedge.turns import Block, Turn
+
+
+def is_valid_anchor(turn: Turn, response_id: str) -> bool:
+    """Whether the blocks of this response stand together, unchanged as far as can be told."""
+    return anchor_problem(turn, response_id) is None
+
+
+def find_best_anchor(turn: Turn) -> str:
+    """The newest response whose blocks form a valid anchor, or an empty string."""
+    seen = dict.fromkeys(block.response_id for block in reversed(turn.blocks))
+    for response_id in seen:
+        if response_id and is_valid_anchor(turn, response_id):
+            return response_id
+    return ""
+
+
+def blocks_after_response(turn: Turn, response_id: str) -> list[Block]:
+    """The blocks after the last one of this response; none if it made none."""
+    places = _places(turn, response_id)
+    return list(turn.blocks[places[-1] + 1 :]) if places else []
+
+
+def anchor_problem(turn: Turn, response_id: str) -> Reason | None:
+    """Why this response cannot be an anchor, seen structurally; ``None`` if it can."""
+    places = _places(turn, response_id)
+    if not places:
+        return "unproven"
+    if places[-1] - places[0] + 1 != len(places):
+        return "split"
+    record = get_state(turn).anchor(response_id)
+    if record is None:
+        return None
+    if record.status == "lost":
+        return "lost"
+    if record.status != "completed":
+        return "incomplete"
+    ledger = ledger_of(turn)
+    ends_there = ledger.count(max(places[-1] + 1 - turn.lead, 0)) == record.block_count
+    covered = ledger.count(len(turn.blocks) - turn.lead)
+    return None if ends_there and proves(record, ledger, covered) else "changed"
+
+
+def _places(turn: Turn, response_id: str) -> list[int]:
+    if not response_id:
+        return []
+    return [i for i, block in enumerate(turn.blocks) if block.response_id == response_id]
