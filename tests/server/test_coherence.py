@@ -254,8 +254,8 @@ TAKEN: list[tuple[str, list[Item], list[Item], Stored]] = [
     ),
     ("a whole replay", [], [USER, call(), output(), ASSISTANT, USER], Stored()),
     ("a call id used again", [call(), output(), ASSISTANT], [call(), output()], Stored()),
-    ("a call that may wait", [call(**{"async": True})], [USER], Stored()),
-    ("the late answer to it", [call(**{"async": True}), USER, ASSISTANT], [output()], Stored()),
+    ("a call that may wait", [(call() | {"async": True})], [USER], Stored()),
+    ("the late answer to it", [(call() | {"async": True}), USER, ASSISTANT], [output()], Stored()),
     ("calls behind a compaction", [call(), {"type": "compaction"}], [USER], Stored()),
     ("reasoning with its item", [], [USER, thought(**SEALED), ASSISTANT, USER], Stored()),
     (
