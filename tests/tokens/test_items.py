@@ -55,7 +55,7 @@ def test_an_item_with_a_circle_in_it_has_a_count() -> None:
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
 odd_items = st.dictionaries(
@@ -64,7 +64,7 @@ odd_items = st.dictionaries(
 )
 
 
-@given(st.lists(odd_items), st.lists(odd_items))
+@given(st.lists(odd_items, max_size=4), st.lists(odd_items, max_size=4))
 def test_counts_of_any_items_add_up(
     left: list[dict[str, Any]], right: list[dict[str, Any]]
 ) -> None:

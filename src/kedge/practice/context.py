@@ -5,24 +5,31 @@ content as a string or as parts. Nothing here raises on an odd item; what has no
 the empty string, and pictures and files read as a short mark of themselves.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from kedge.practice.values import Item
 
-CLIENT_OUTPUTS = "_output"
+CALLS = ("function_call", "custom_tool_call")
+CLIENT_ROLES = ("user", "system", "developer")
 
 
 def is_message(item: Item, *roles: str) -> bool:
     """Whether the item is a message, of one of these roles where any are given."""
-    if item.get("type", "message") != "message" or not isinstance(item.get("role"), str):
+    if item.get("type", "message") != "message":
         return False
-    return not roles or item["role"] in roles
+    role = item.get("role")
+    return role in roles if roles else isinstance(role, str)
 
 
 def is_output(item: Item) -> bool:
     """Whether the item is a client's answer to a tool call."""
-    return str(item.get("type", "")).endswith(CLIENT_OUTPUTS)
+    return str(item.get("type", "")).endswith("_output")
+
+
+def is_own(item: Item) -> bool:
+    """Whether the item is one of the model's: an answer, a call, a thought."""
+    return not (is_output(item) or is_message(item, *CLIENT_ROLES))
 
 
 def text_of(content: object) -> str:
@@ -57,6 +64,11 @@ def messages(items: Sequence[Item], *roles: str) -> list[str]:
     return [text_of(item.get("content")) for item in items if is_message(item, *roles)]
 
 
+def message_count(items: Sequence[Item]) -> int:
+    """Count the messages, without reading them."""
+    return sum(item.get("type", "message") == "message" for item in items)
+
+
 def last_said(items: Sequence[Item]) -> str:
     """Read the newest user message; empty where the user has said nothing."""
     for item in reversed(items):
@@ -65,38 +77,29 @@ def last_said(items: Sequence[Item]) -> str:
     return ""
 
 
-def call_names(items: Sequence[Item]) -> dict[str, str]:
-    """Map each call id to the name of the tool that was called."""
-    return {
-        str(item["call_id"]): str(item["name"])
+def since_last_said(items: Sequence[Item]) -> Sequence[Item]:
+    """Give the items after the newest user message: the round of tools that is going on."""
+    for i in range(len(items) - 1, -1, -1):
+        if is_message(items[i], "user"):
+            return items[i + 1 :]
+    return items
+
+
+def results(items: Sequence[Item]) -> list[tuple[str, str]]:
+    """Name of the tool and text of its output, for each result among these items."""
+    names = {
+        str(item.get("call_id")): str(item.get("name") or "the tool")
         for item in items
-        if "call_id" in item and "name" in item and not is_output(item)
+        if "call_id" in item and not is_output(item)
     }
-
-
-def fresh_outputs(items: Sequence[Item]) -> list[tuple[str, str]]:
-    """Tool name and output text of the results at the end of the context, in order.
-
-    Only those after the newest message count: they are what the answer has to use.
-    """
-    names = call_names(items)
-    fresh = list(_outputs_at_end(items))
     return [
         (names.get(str(item.get("call_id")), "the tool"), text_of(item.get("output")))
-        for item in reversed(fresh)
+        for item in items
+        if is_output(item)
     ]
-
-
-def _outputs_at_end(items: Sequence[Item]) -> Iterator[Item]:
-    for item in reversed(items):
-        if not is_output(item):
-            return
-        yield item
 
 
 def answers_so_far(items: Sequence[Item]) -> int:
     """How many answers the model has given: runs of its items between those of the client."""
-    own = [
-        not (is_output(item) or is_message(item, "user", "system", "developer")) for item in items
-    ]
+    own = [is_own(item) for item in items]
     return sum(now and not before for before, now in zip([False, *own], own, strict=False))

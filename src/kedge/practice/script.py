@@ -1,8 +1,8 @@
 """A script: a file that fixes the answers, for tests and demos.
 
 JSON or TOML with one list, ``answers``. Each answer may name when it holds (``when``: the newest
-user message contains this text; ``sees``: any message does; ``after``: the context ends with the
-result of this tool; ``turn``: it is the n-th answer of the conversation) and what it is
+user message contains this text; ``sees``: any message does; ``after``: the result of
+this tool has come since then; ``turn``: it is the n-th answer of the conversation) and what it is
 (``think``, ``say``, ``refuse``, ``call``, in that order, and ``pace``). The first answer whose
 conditions all hold is given; where none does, the practice model answers by itself. A script,
 like the model, sees the context and nothing else: same context in, same answer out.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from kedge.errors import InvalidScript
-from kedge.practice.context import answers_so_far, fresh_outputs, last_said, messages
+from kedge.practice.context import answers_so_far, last_said, messages, results, since_last_said
 from kedge.practice.model import answer
 from kedge.practice.values import Ask, Call, Part, Refuse, Reply, Say, Think
 
@@ -36,7 +36,7 @@ def _sees(ask: Ask, wanted: str) -> bool:
 
 
 def _after(ask: Ask, tool: str) -> bool:
-    return any(name == tool for name, _ in fresh_outputs(ask.items))
+    return any(name == tool for name, _ in results(since_last_said(ask.items)))
 
 
 def _turn(ask: Ask, number: int) -> bool:
