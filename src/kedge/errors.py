@@ -6,6 +6,7 @@
     │   └── InvalidJSON      malformed JSON form; ``path`` names the offending member
     ├── BrokenInstallation   a file of the package itself is damaged
     ├── InvalidScript        a script of the practice model is wrong; ``place`` says where
+    ├── StreamTooLarge       a stream holds a line or a message beyond its bound
     ├── Unsendable           calls stand in the way of sending; ``problems`` names them
     └── UnsupportedBlock     a block that this provider cannot express
 
@@ -47,6 +48,17 @@ class InvalidScript(KedgeError, ValueError):
         super().__init__(f"{place} {problem}")
         self.place = place
         self.problem = problem
+
+
+class StreamTooLarge(KedgeError):
+    """A stream holds a line or a message beyond its bound; ``limit`` is the bound in bytes."""
+
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(
+            f"the stream holds a {what} of more than {limit} bytes; raise max_{what} if that is right"
+        )
+        self.what = what
+        self.limit = limit
 
 
 class Unsendable(KedgeError):

@@ -1,6 +1,10 @@
 """Streams without I/O: what a provider sends becomes Events, and Events become Blocks."""
 
+from kedge.events.assembler import DAMAGED, Assembler
+from kedge.events.calls import CallSeen, CallSummary, ToolCall, ToolCallState
 from kedge.events.outcome import PARTIAL, Outcome
+from kedge.events.responses import ResponsesDecoder
+from kedge.events.sse import SSEDecoder, SSEMessage
 from kedge.events.types import (
     AnomalyNoted,
     Event,
@@ -25,8 +29,12 @@ from kedge.events.types import (
 )
 
 __all__ = [
+    "DAMAGED",
     "PARTIAL",
     "AnomalyNoted",
+    "Assembler",
+    "CallSeen",
+    "CallSummary",
     "Event",
     "ItemCompleted",
     "ItemStarted",
@@ -39,12 +47,17 @@ __all__ = [
     "ResponseFailed",
     "ResponseIncomplete",
     "ResponseStarted",
+    "ResponsesDecoder",
+    "SSEDecoder",
+    "SSEMessage",
     "StreamEvent",
     "StreamFailed",
     "TextDelta",
     "ToolArgumentsDelta",
+    "ToolCall",
     "ToolCallCompleted",
     "ToolCallRenamed",
     "ToolCallStarted",
+    "ToolCallState",
     "Usage",
 ]

@@ -1,0 +1,158 @@
+"""Events into blocks, whoever the provider is.
+
+The assembler collects what events say about each item of output, in slots that are found by item id,
+else by place. It is strict about one thing: a response counts as completed only if its terminal event
+said so *and* every item is known to be whole. A stream in which something was amiss (an event that
+could not be read, a gap, a late delta) is still whole if finished items vouch for all of it; otherwise
+it has failed, and the outcome says why.
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from kedge.errors import InvalidTurn
+from kedge.events.outcome import Outcome, Status
+from kedge.events.output import TAKERS, Output
+from kedge.events.slots import MESSAGE, REASONING
+from kedge.events.types import (
+    AnomalyNoted,
+    Event,
+    ResponseCompleted,
+    ResponseFailed,
+    ResponseIncomplete,
+    ResponseStarted,
+    StreamFailed,
+    Terminal,
+)
+from kedge.turns import Block
+
+log = logging.getLogger(__name__)
+
+DAMAGED = "damaged_stream"
+"""The code of an outcome that failed because we found its stream wanting."""
+
+
+class Assembler:
+    """Takes the events of one response; gives its blocks and its outcome."""
+
+    def __init__(self, *, origin: str = "engine") -> None:
+        self._origin = origin
+        self._output = Output()
+        self._started = ResponseStarted()
+        self._terminal: Terminal | None = None
+        self._error: StreamFailed | None = None
+        self._anomalies: dict[str, str] = {}
+
+    def feed(self, event: Event) -> None:
+        """Take one event; those that say nothing about blocks are passed over."""
+        if self._terminal is not None:
+            return
+        take = TAKERS.get(type(event))
+        if take is not None:
+            take(self._output, event)
+        else:
+            self._note(event)
+
+    @property
+    def response_id(self) -> str:
+        """The id of the response as far as it is known, else an empty string."""
+        return self._known("response_id")
+
+    def blocks(self, *, partial: bool = True) -> tuple[Block, ...]:
+        """The blocks so far, in the order of the output; without ``partial`` only the whole ones."""
+        completed = self._judge()[0] == "completed"
+        return tuple(self._built(completed=completed, partial=partial))
+
+    def finish(self) -> Outcome:
+        """The stream is over: judge it."""
+        status, code, message = self._judge()
+        blocks = tuple(self._built(completed=status == "completed", partial=True))
+        if "unreadable" in self._anomalies and status == "completed":
+            status, code, message = self._judge()
+            blocks = tuple(self._built(completed=False, partial=True))
+        if status in ("failed", "cut"):
+            log.warning("the stream of response %r is %s (%s)", self.response_id, status, code)
+        ended = self._terminal
+        return Outcome(
+            status,
+            blocks,
+            self.response_id,
+            self._known("model"),
+            ended.usage if ended else None,
+            self._known("created_at"),
+            self._known("previous_response_id"),
+            self._known("echoed"),
+            ended.reason if isinstance(ended, ResponseIncomplete) else "",
+            code,
+            message,
+        )
+
+    def _note(self, event: Event) -> None:
+        """Take what an event says about the response as a whole."""
+        match event:
+            case ResponseStarted():
+                self._started = event
+            case ResponseCompleted() | ResponseIncomplete():
+                self._terminal = event
+                self._output.listed(event.output or ())
+            case ResponseFailed():
+                self._terminal = event
+            case StreamFailed():  # a terminal event may still follow
+                self._error = self._error or event
+            case AnomalyNoted():
+                self._anomalies.setdefault(event.kind, event.detail)
+            case _:
+                pass
+
+    def _built(self, *, completed: bool, partial: bool) -> Iterator[Block]:
+        for slot in self._output.slots():
+            cut = not completed and (slot.cut or not slot.finished)
+            if cut and not partial:
+                continue
+            try:
+                block = slot.block(self.response_id, self._origin, partial=cut)
+            except InvalidTurn as problem:
+                log.warning("an item of type %r cannot be kept: %s", slot.type, problem)
+                self._anomalies["unreadable"] = str(problem)
+                continue
+            if block is not None:
+                yield block
+
+    def _judge(self) -> tuple[Status, str, str]:
+        """The status, and the code and message of a failure."""
+        ended, error = self._terminal, self._error
+        if isinstance(ended, ResponseFailed):
+            code, message = (error.code, error.message) if error else ("", "")
+            return "failed", ended.code or code, ended.message or message
+        if error is not None:
+            return "failed", error.code or "error", error.message
+        if ended is None:
+            return "cut", "", "the stream ended before the response did"
+        if isinstance(ended, ResponseIncomplete):
+            return "incomplete", "", ""
+        problem = self._damage(ended)
+        return ("failed", DAMAGED, problem) if problem else ("completed", "", "")
+
+    def _damage(self, ended: ResponseCompleted) -> str:
+        """Why a response that is said to be complete cannot be taken for whole."""
+        loose = [slot for slot in self._output.slots() if slot.item is None]
+        if "unresolved_call" in self._anomalies:
+            return f"{self._anomalies['unresolved_call']} never became a whole tool call"
+        if "unreadable" in self._anomalies:
+            return f"an item cannot be kept: {self._anomalies['unreadable']}"
+        if "malformed" in self._anomalies and not ended.output:
+            return f"an event could not be read ({self._anomalies['malformed']})"
+        if self._anomalies and any(slot.started for slot in loose):
+            return f"an item may lack words: {next(iter(self._anomalies.values()))}"
+        for slot in loose:
+            if slot.type not in (MESSAGE, REASONING) and not slot.finished:
+                return f"an item of type {slot.type!r} was begun and never finished"
+        return ""
+
+    def _known(self, name: str) -> Any:
+        """A fact about the response: its last word, else its first."""
+        ended = self._terminal
+        if name == "previous_response_id" and ended is not None and ended.echoed:
+            return ended.previous_response_id
+        return (ended is not None and getattr(ended, name)) or getattr(self._started, name)

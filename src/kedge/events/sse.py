@@ -1,0 +1,122 @@
+"""Server-sent events, decoded from bytes as they come.
+
+Fed any chunks of a stream, ``SSEDecoder`` gives the messages that they complete. Lines may end in LF, CR
+or CRLF, and a chunk may end anywhere, also between CR and LF or inside a character: a line is decoded
+only once it is whole, and no byte of a UTF-8 character looks like a line end.
+
+Time is linear in the number of bytes however they are cut: an unfinished line waits in a buffer that
+grows in place, and only new bytes are searched for its end. What waits is bounded, for a server that
+never ends its line must not fill the memory of its client; past the bound ``StreamTooLarge`` is raised.
+"""
+
+from typing import NamedTuple
+
+from kedge.errors import StreamTooLarge
+
+MAX_LINE = 64 * 1024 * 1024
+"""Bytes of one line: enough for a finished response that holds a few generated images."""
+MAX_MESSAGE = 2 * MAX_LINE
+"""Bytes of the data lines of one message."""
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class SSEMessage(NamedTuple):
+    """One message: the name of its event (often empty) and its data lines, joined."""
+
+    event: str
+    data: str
+
+
+class SSEDecoder:
+    """Bytes in, messages out."""
+
+    __slots__ = (
+        "_data",
+        "_event",
+        "_max_line",
+        "_max_message",
+        "_message_size",
+        "_skip_lf",
+        "_started",
+        "_unfinished",
+    )
+
+    def __init__(self, *, max_line: int = MAX_LINE, max_message: int = MAX_MESSAGE) -> None:
+        self._max_line = max_line
+        self._max_message = max_message
+        self._unfinished = bytearray()  # the line that has not ended yet
+        self._skip_lf = False  # the last line ended in CR: a LF that follows belongs to it
+        self._started = False  # whether the place where a byte order mark may stand is behind us
+        self._event = ""
+        self._data: list[str] = []
+        self._message_size = 0
+
+    def feed(self, chunk: bytes) -> list[SSEMessage]:
+        """Take some bytes; give the messages that they complete."""
+        if self._skip_lf and chunk:
+            self._skip_lf = False
+            if chunk[0] == 10:
+                chunk = chunk[1:]
+        if b"\n" not in chunk and b"\r" not in chunk:
+            self._keep(chunk)
+            return []
+        if self._unfinished:
+            self._unfinished += chunk
+            chunk = bytes(self._unfinished)
+            self._unfinished.clear()
+        return self._lines(chunk)
+
+    def close(self) -> list[SSEMessage]:
+        """Take the end of the stream; give the message that lacked only its closing blank line.
+
+        Some servers leave that line out. Whether the message is whole is for its reader to see: half
+        a JSON object is no JSON.
+        """
+        rest = bytes(self._unfinished)
+        self._unfinished.clear()
+        return self._lines(rest + b"\n\n")
+
+    def _keep(self, piece: bytes) -> None:
+        self._unfinished += piece
+        if len(self._unfinished) > self._max_line:
+            raise StreamTooLarge("line", self._max_line)
+
+    def _lines(self, text: bytes) -> list[SSEMessage]:
+        """Read the lines of ``text``, which holds at least one line end."""
+        messages: list[SSEMessage] = []
+        if not self._started:
+            self._started = True
+            text = text.removeprefix(_BOM)
+        lines = text.splitlines()  # of bytes: at LF, CR and CRLF, and nowhere else
+        last = text[-1:]
+        self._skip_lf = last == b"\r"
+        if last and last not in b"\r\n":
+            self._keep(lines.pop())
+        for line in lines:
+            if not line:
+                if self._data and (data := self._joined()):
+                    messages.append(SSEMessage(self._event, data))
+                self._event = ""
+            else:
+                self._field(line)
+        return messages
+
+    def _field(self, line: bytes) -> None:
+        if len(line) > self._max_line:
+            raise StreamTooLarge("line", self._max_line)
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            self._message_size += len(value) + 1  # an empty line takes room too
+            if self._message_size > self._max_message:
+                raise StreamTooLarge("message", self._max_message)
+            self._data.append(value.removeprefix(b" ").decode("utf-8", "replace"))
+        elif name == b"event":
+            self._event = value.removeprefix(b" ").decode("utf-8", "replace")
+        # Comments (no name before the colon), ids, retry times and unknown fields say nothing to us.
+
+    def _joined(self) -> str:
+        data = self._data[0] if len(self._data) == 1 else "\n".join(self._data)
+        self._data.clear()
+        self._message_size = 0
+        return data

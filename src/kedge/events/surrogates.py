@@ -1,0 +1,60 @@
+r"""Characters that a stream has torn in two.
+
+JSON may write an emoji as two escapes, ``\ud83d\ude00``, and a server that streams token by token may
+send the first half in one delta and the second in the next. Each half alone is a lone surrogate, which
+no UTF-8 wire can carry and which blocks refuse. ``SplitCharacters`` holds a first half back until its
+second half arrives; ``mended`` cleans values that are already whole.
+"""
+
+from typing import Any, cast
+
+
+def is_torn(text: str) -> bool:
+    """Whether the text holds surrogates."""
+    if text.isascii():
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def joined_halves(text: str) -> str:
+    """Two halves that meet become one character; a lone half becomes U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def mended(value: Any) -> Any:
+    """The same JSON value with all its texts and keys mended."""
+    if isinstance(value, str):
+        return joined_halves(value) if is_torn(value) else value
+    if isinstance(value, dict):
+        members = cast("dict[str, Any]", value)
+        return {mended(key): mended(member) for key, member in members.items()}
+    if isinstance(value, list):
+        return [mended(member) for member in cast("list[Any]", value)]
+    return value
+
+
+class SplitCharacters:
+    """Deltas in, deltas out, with torn characters put together; one stream of text per key."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held: dict[object, str] = {}
+
+    def take(self, key: object, delta: str) -> str:
+        """What can be said of this text by now; empty if it is only a first half."""
+        if not self._held and not is_torn(delta):
+            return delta
+        text = self._held.pop(key, "") + delta
+        if text and "\ud800" <= text[-1] <= "\udbff":
+            self._held[key] = text[-1]
+            text = text[:-1]
+        return mended(text)
+
+    def forget(self, key: object) -> None:
+        """This text is over; a half that still waits has no second one."""
+        self._held.pop(key, None)
