@@ -66,7 +66,7 @@ def messages(items: Sequence[Item], *roles: str) -> list[str]:
 
 def message_count(items: Sequence[Item]) -> int:
     """Count the messages, without reading them."""
-    return sum(item.get("type", "message") == "message" for item in items)
+    return [item.get("type", "message") for item in items].count("message")
 
 
 def last_said(items: Sequence[Item]) -> str:

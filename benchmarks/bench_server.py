@@ -1,0 +1,159 @@
+"""The server's processor time and memory, against bare starlette + uvicorn in the same run.
+
+Each server is a process of its own, and its own processor time is read before and after a round of
+requests; rounds alternate between the servers, and the least of each counts. The bare echo reads and
+writes JSON of the same sizes; the bare generator streams the same bytes.
+
+``KEDGE_BENCH_REQUESTS`` sets how many requests the memory figure takes (5,000 by default, which
+shows a leak; 100,000 takes some minutes and shows that nothing else grows either).
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.client import Client, post, response_id, unchunked
+from benchmarks.servers import Process, running
+from benchmarks.table import Row
+
+ROUNDS = 7
+REQUESTS = 300
+STREAMS = 30
+CHAINS = 10
+WORDS = 200
+REMEMBERED = int(os.environ.get("KEDGE_BENCH_REQUESTS", "5000"))
+QUESTION = "Tell me about the harbour of {place}, and about the ships that lie there this week."
+
+
+def body(question: str, previous: str | None = None, **more: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {"model": "practice", "input": question, **more}
+    return made if previous is None else {**made, "previous_response_id": previous}
+
+
+def run() -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        database = str(Path(folder) / "chained.sqlite3")
+        with running("kedge", database) as kedge, running("echo") as echo:
+            rows = [*chained(kedge, echo, 5, 2.5), *chained(kedge, echo, 200, 3.5)]
+        rows += cold(str(Path(folder) / "cold.sqlite3"))
+        database = str(Path(folder) / "stream.sqlite3")
+        with running("kedge", database) as kedge, running("stream") as bare:
+            rows += streamed(kedge, bare)
+        with running("kedge", str(Path(folder) / "memory.sqlite3")) as kedge:
+            rows += memory(kedge)
+    return rows
+
+
+# Chained requests.
+
+
+def chained(kedge: Process, echo: Process, depth: int, limit: float) -> list[Row]:
+    """Continue chains of a depth, again and again from their ends."""
+    with Client(kedge.port) as ours, Client(echo.port) as bare:
+        ends = [chain(ours, depth, number) for number in range(CHAINS)]
+        asked = [body(QUESTION.format(place=f"Port {i}"), end) for i, end in enumerate(ends)]
+        answer = ours.send(post("/v1/responses", asked[0]))
+        padding = len(answer) - len(bare.send(post("/?padding=0", asked[0])))
+        theirs = [post(f"/?padding={max(0, padding)}", each) for each in asked]
+        mine = [post("/v1/responses", each) for each in asked]
+        assert len(bare.send(theirs[0])) == len(answer)
+        spent = alternating(
+            (kedge, lambda: sends(ours, mine, REQUESTS)),
+            (echo, lambda: sends(bare, theirs, REQUESTS)),
+        )
+    microseconds = [seconds / REQUESTS * 1e6 for seconds in spent]
+    detail = f"{microseconds[0]:.0f} µs a request, bare echo {microseconds[1]:.0f} µs"
+    what = f"chained request at depth {depth}, CPU against a bare echo"
+    return [Row(what, spent[0] / spent[1], limit, detail=detail)]
+
+
+def chain(client: Client, depth: int, number: int) -> str:
+    end: str | None = None
+    for step in range(depth):
+        question = QUESTION.format(place=f"Port {number} (day {step})")
+        end = response_id(client.send(post("/v1/responses", body(question, end))))
+    assert end is not None
+    return end
+
+
+def sends(client: Client, requests: Sequence[bytes], number: int) -> None:
+    for i in range(number):
+        client.send(requests[i % len(requests)])
+
+
+def alternating(*parties: tuple[Process, Callable[[], None]]) -> list[float]:
+    """CPU seconds of a round of each party: the least of several, taken in turns."""
+    best = [float("inf")] * len(parties)
+    for _, work in parties:
+        work()
+    for _ in range(ROUNDS):
+        for i, (process, work) in enumerate(parties):
+            before = process.cpu_seconds()
+            work()
+            best[i] = min(best[i], process.cpu_seconds() - before)
+    return best
+
+
+def cold(database: str) -> list[Row]:
+    """The first request of a chain of 200 after a restart, when all is read from the file."""
+    with running("kedge", database) as kedge, Client(kedge.port) as client:
+        ends = [chain(client, 200, number) for number in range(CHAINS)]
+    with running("kedge", database) as kedge, Client(kedge.port) as client:
+        client.send(post("/v1/responses", body("Warm up.")))
+        requests = [post("/v1/responses", body("Hello again.", end)) for end in ends]
+        before = kedge.cpu_seconds()
+        sends(client, requests, CHAINS)
+        spent = (kedge.cpu_seconds() - before) / CHAINS
+    return [Row("first request at depth 200 after a restart", spent * 1e3, unit="ms")]
+
+
+# Streams.
+
+
+def streamed(kedge: Process, bare: Process) -> list[Row]:
+    """Stream a long answer, and the very same bytes from a bare generator."""
+    with Client(kedge.port) as ours, Client(bare.port) as theirs:
+        asked = body(f"Write {WORDS} words", stream=True)
+        mine, same = post("/v1/responses", asked), post("/", asked)
+        events = unchunked(ours.send(mine))
+        theirs.send(post("/put", events))
+        assert unchunked(theirs.send(same)) == events
+        spent = alternating(
+            (kedge, lambda: sends(ours, [mine], STREAMS)),
+            (bare, lambda: sends(theirs, [same], STREAMS)),
+        )
+    number = events.count(b"\n\n")
+    each = [seconds / STREAMS / number * 1e6 for seconds in spent]
+    detail = f"{each[0]:.1f} µs an event of {number}, bare generator {each[1]:.1f} µs"
+    return [
+        Row("streamed answer, CPU against a bare generator", spent[0] / spent[1], 2, detail=detail)
+    ]
+
+
+# Memory.
+
+
+def memory(kedge: Process) -> list[Row]:
+    """Resident memory in the last three fifths of many requests, in chains of twenty."""
+    marks: list[int] = []
+    with Client(kedge.port) as client:
+        end: str | None = None
+        for i in range(REMEMBERED):
+            question = QUESTION.format(place=f"Port {i}")
+            end = response_id(client.send(post("/v1/responses", body(question, end))))
+            if i % 20 == 19:
+                end = None
+            if (i + 1) % max(1, REMEMBERED // 5) == 0:
+                marks.append(kedge.resident_bytes())
+    megabytes = [mark / 2**20 for mark in marks]
+    detail = f"{REMEMBERED:,} requests; " + ", ".join(f"{mark:.0f}" for mark in megabytes) + " MB"
+    return [
+        Row(
+            "resident memory, last mark against the second",
+            marks[-1] / marks[1],
+            1.1,
+            detail=detail,
+        )
+    ]

@@ -1,0 +1,124 @@
+"""Servers in processes of their own, for benchmarks: ours, and the bare ones to measure it by.
+
+    python -m benchmarks.servers kedge /path/to/database
+    python -m benchmarks.servers echo
+    python -m benchmarks.servers stream
+
+Each prints its port and serves until it is ended. A bare server does what every server must do
+(read JSON, write JSON, stream bytes) with starlette and uvicorn and nothing else.
+"""
+
+import asyncio
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A running server."""
+
+    pid: int
+    port: int
+
+    def cpu_seconds(self) -> float:
+        """Read the processor time that the process has used so far, to the nanosecond.
+
+        The clock of another process has this number, as clock_getcpuclockid(3) computes it.
+        """
+        return time.clock_gettime((~self.pid << 3) | 2)
+
+    def resident_bytes(self) -> int:
+        """Read the memory that the process holds."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * 4096
+
+
+@contextmanager
+def running(*what: str) -> Generator[Process]:
+    """Run one of the servers for as long as the block lasts."""
+    command = [sys.executable, "-m", "benchmarks.servers", *what]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield Process(process.pid, int(process.stdout.readline()))
+        finally:
+            process.terminate()
+
+
+async def echo(request: Request) -> Response:
+    """Answer with what was sent, made as long as the query asks for."""
+    body = await request.json()
+    body["padding"] = "x" * int(request.query_params["padding"])
+    return JSONResponse(body)
+
+
+def stream_app() -> Starlette:
+    """Serve whatever events were put, one by one."""
+    events: list[bytes] = []
+
+    async def put(request: Request) -> Response:
+        events[:] = [event + b"\n\n" for event in (await request.body()).split(b"\n\n") if event]
+        return Response()
+
+    async def stream(request: Request) -> Response:
+        await request.json()
+
+        async def generator() -> AsyncGenerator[bytes]:
+            for event in events:
+                yield event
+
+        return StreamingResponse(generator(), media_type="text/event-stream")
+
+    return Starlette(
+        routes=[Route("/put", put, methods=["POST"]), Route("/", stream, methods=["POST"])]
+    )
+
+
+def listening() -> socket.socket:
+    """Listen on a free port and say which."""
+    # Named as TCP, or asyncio does not turn Nagle's algorithm off and answers wait for their acks.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(128)
+    print(listener.getsockname()[1], flush=True)
+    return listener
+
+
+def serve_bare(app: Any) -> None:
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+    asyncio.run(uvicorn.Server(config).serve(sockets=[listening()]))
+
+
+def serve_kedge(database: str) -> None:
+    from kedge.server.app import create_app
+    from kedge.server.run import make_server
+    from kedge.server.settings import Settings
+
+    settings = Settings(db=database)
+    server = make_server(create_app(settings), header_bytes=settings.limits.header_bytes, grace=1)
+    asyncio.run(server.serve(sockets=[listening()]))
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["kedge", database]:
+            serve_kedge(database)
+        case ["echo"]:
+            serve_bare(Starlette(routes=[Route("/", echo, methods=["POST"])]))
+        case ["stream"]:
+            serve_bare(stream_app())
+        case _:
+            sys.exit(__doc__)
