@@ -233,7 +233,12 @@ def unknown_tool(heard: Heard, match: re.Match[str]) -> Said | None:
 
 
 RULES = (
-    anywhere("name the tools", r"\bwhat tools (?:do you have|can you (?:use|call))\b", list_tools),
+    anywhere(
+        "name the tools",
+        ("tools",),
+        r"\bwhat tools (?:do you have|can you (?:use|call))\b",
+        list_tools,
+    ),
     opening("call tools by name", "", asked),
     opening(
         "call tools by name",

@@ -146,6 +146,7 @@ def last_thought(heard: Heard, _: re.Match[str]) -> Said:
 RULES = (
     anywhere(
         "list the messages",
+        ("what",),
         rf"\bwhat (?:did|have) (?P<whose>i|you|we) {SAID} (?:so far|until now|in all|altogether)",
         list_messages,
     ),
@@ -157,31 +158,41 @@ RULES = (
     ),
     anywhere(
         "quote a message",
+        ("what",),
         rf"\bwhat (?:did|have) (?P<whose>i|you) (?:just )?{SAID}\b(?P<which>[^?.!]*)",
         quote,
     ),
     anywhere(
         "quote a message",
+        ("what", "quote", "repeat", "tell me", "show me"),
         r"\b(?:what (?:was|is)|quote|repeat|tell me|show me) (?P<whose>my|your|the) "
         rf"(?P<which>{ORDINAL}) (?:message|question|answer|sentence|thing)\b",
         quote,
     ),
-    anywhere("count the messages", r"\b(?:how many|count (?:the|my|our|all)) messages\b", count),
+    anywhere(
+        "count the messages",
+        ("messages",),
+        r"\b(?:how many|count (?:the|my|our|all)) messages\b",
+        count,
+    ),
     anywhere(
         "quote the instructions",
+        ("instructions",),
         r"\b(?:what (?:are|were)|repeat|quote) your instructions\b",
         instructions,
     ),
     anywhere(
         "quote a tool result",
+        ("tool",),
         r"\bwhat (?:did (?:the|your|that)(?: last)? tool (?:say|answer|return)"
         r"|was the(?: last)? tool (?:result|output))\b",
         last_result,
     ),
-    anywhere("quote a thought", r"\bwhat did you (?:just )?think\b", last_thought),
-    anywhere("recall a fact", r"\bwhat (?:is|are) my ([\w' -]{1,60}?)\s*\??\s*\Z", fact),
+    anywhere("quote a thought", ("think",), r"\bwhat did you (?:just )?think\b", last_thought),
+    anywhere("recall a fact", (" my ",), r"\bwhat (?:is|are) my ([\w' -]{1,60}?)\s*\??\s*\Z", fact),
     anywhere(
         "search the messages",
+        ("remember", "did i"),
         r"\b(?:do you remember|did i (?:mention|say anything about|tell you about))\b(.{1,200})",
         mentioned,
     ),

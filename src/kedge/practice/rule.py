@@ -44,23 +44,30 @@ class Rule:
     about: str
     phrase: re.Pattern[str]
     speak: Speak
-    opens: bool
+    cues: tuple[str, ...] | None = None
 
     def found_in(self, sentence: str) -> re.Match[str] | None:
-        """Match the phrase at the start of a sentence or, near the end of it, anywhere."""
-        if self.opens:
+        """Match the phrase at the start of a sentence or, where it has cues, near the end of it.
+
+        A search is slow beside a look for a word, so it begins only where one of the cues is.
+        """
+        if self.cues is None:
             return self.phrase.match(sentence)
-        return self.phrase.search(sentence, max(0, len(sentence) - TAIL))
+        tail = sentence[-TAIL:].lower()
+        for cue in self.cues:
+            if cue in tail:
+                return self.phrase.search(sentence, max(0, len(sentence) - TAIL))
+        return None
 
 
 def opening(about: str, phrase: str, speak: Speak) -> Rule:
     """Make a rule for sentences that open with the phrase."""
-    return Rule(about, re.compile(phrase, re.IGNORECASE | re.DOTALL), speak, opens=True)
+    return Rule(about, re.compile(phrase, re.IGNORECASE | re.DOTALL), speak)
 
 
-def anywhere(about: str, phrase: str, speak: Speak) -> Rule:
-    """Make a rule for sentences that hold the phrase."""
-    return Rule(about, re.compile(phrase, re.IGNORECASE | re.DOTALL), speak, opens=False)
+def anywhere(about: str, cues: tuple[str, ...], phrase: str, speak: Speak) -> Rule:
+    """Make a rule for sentences that hold the phrase; every form of it has one of the cues."""
+    return Rule(about, re.compile(phrase, re.IGNORECASE | re.DOTALL), speak, cues)
 
 
 def quoted(text: str, most: int | None = None) -> str:

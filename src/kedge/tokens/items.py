@@ -61,7 +61,7 @@ def count_item(item: Mapping[str, Any], count_text: CountText) -> int:
 
 def count_all(items: Iterable[Mapping[str, Any]], count_text: CountText) -> int:
     """Count wire items, one by one."""
-    return sum(count_item(item, count_text) for item in items)
+    return sum([count_item(item, count_text) for item in items])
 
 
 def as_json(value: object) -> str:
@@ -73,19 +73,17 @@ def as_json(value: object) -> str:
 
 
 def _content(content: object, count_text: CountText) -> int:
-    if isinstance(content, str):
-        return count_text(content)
-    if isinstance(content, Mapping):
-        return _part(cast("Mapping[str, Any]", content), count_text)
-    if isinstance(content, Sequence):
-        parts = cast("Sequence[object]", content)
-        return sum(
-            _part(cast("Mapping[str, Any]", part), count_text)
-            if isinstance(part, Mapping)
-            else count_text(part if isinstance(part, str) else as_json(part))
-            for part in parts
-        )
-    return count_text(as_json(content))
+    if isinstance(content, list | tuple):
+        return sum([_piece(part, count_text) for part in cast("Sequence[object]", content)])
+    return _piece(content, count_text)
+
+
+def _piece(piece: object, count_text: CountText) -> int:
+    if isinstance(piece, str):
+        return count_text(piece)
+    if isinstance(piece, dict | Mapping):  # dict first: the check for a Mapping is slow
+        return _part(cast("Mapping[str, Any]", piece), count_text)
+    return count_text(as_json(piece))
 
 
 def _part(part: Mapping[str, Any], count_text: CountText) -> int:
