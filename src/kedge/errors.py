@@ -1,7 +1,18 @@
 """The whole error tree. Every error that Kedge raises on purpose is a ``KedgeError``.
 
     KedgeError
+    ├── Blocked              a guard stopped the Turn; ``rule`` names which
+    ├── CannotConnect        a model string, a key or a server is missing
     ├── CannotServe          the server cannot start as asked
+    ├── EngineError          a request failed; carries provider, plan, request id, turn, retryable
+    │   ├── AnswerIncomplete     the answer stopped before its end, for a reason the server names
+    │   ├── RequestRefused       the server will not take the request (4xx)
+    │   │   ├── ChainRefused         ... because it has no memory of the response it is based on
+    │   │   ├── NotAuthorised        ... because of the key
+    │   │   └── RateLimited          ... for now; ``retry_after`` says how long
+    │   ├── ServerFailed         the server failed (5xx), or gave up on the response
+    │   ├── StreamCut            the stream ended before the answer did
+    │   └── Unreachable          no connection, or no answer in time
     ├── InvalidTurn          a Turn that cannot be: two blocks with one id, an unknown block id
     │   └── InvalidJSON      malformed JSON form; ``path`` names the offending member
     ├── BrokenInstallation   a file of the package itself is damaged
@@ -14,10 +25,27 @@ Messages say what happened and what to do. They never contain message content or
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kedge.planning import RequestPlan
+    from kedge.turns import Block, Turn
 
 
 class KedgeError(Exception):
     """The root of every error that Kedge raises on purpose."""
+
+
+class Blocked(KedgeError):
+    """A guard stopped the Turn; ``rule`` names which."""
+
+    def __init__(self, rule: str, where: str) -> None:
+        super().__init__(f"blocked by the guard rule {rule!r} in {where}")
+        self.rule = rule
+
+
+class CannotConnect(KedgeError):
+    """A model string, a key or a server is missing; the message says what to set."""
 
 
 class CannotServe(KedgeError):
@@ -72,3 +100,77 @@ class Unsendable(KedgeError):
 
 class UnsupportedBlock(KedgeError):
     """A block that this provider cannot express."""
+
+
+class EngineError(KedgeError):
+    """A request failed.
+
+    ``turn`` is the Turn to go on from: what was sent, with everything that is known to hold. ``partial``
+    are blocks that arrived before the failure. ``retryable`` tells whether the same request may
+    succeed later.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        provider: str = "",
+        status: int | None = None,
+        code: str = "",
+        param: str = "",
+        request_id: str = "",
+        retryable: bool = False,
+        retry_after: float | None = None,
+        body: Any = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.provider = provider
+        self.status = status
+        self.code = code
+        self.param = param
+        self.request_id = request_id
+        self.retryable = retryable
+        self.retry_after = retry_after
+        self.body = body
+        self.plan: RequestPlan | None = None
+        self.turn: Turn | None = None
+        self.partial: tuple[Block, ...] = ()
+
+    def __str__(self) -> str:
+        where = [self.provider, f"HTTP {self.status}" if self.status else "", self.code]
+        told = ", ".join(part for part in where if part)
+        request = f" (request {self.request_id})" if self.request_id else ""
+        return f"{told}: {self.message}{request}" if told else f"{self.message}{request}"
+
+
+class AnswerIncomplete(EngineError):
+    """The answer stopped before its end; ``code`` is the reason that the server gave."""
+
+
+class RequestRefused(EngineError):
+    """The server will not take the request."""
+
+
+class ChainRefused(RequestRefused):
+    """The server has no memory of the response that the request is based on."""
+
+
+class NotAuthorised(RequestRefused):
+    """The key is missing, wrong, or not allowed to do this."""
+
+
+class RateLimited(RequestRefused):
+    """The server will not take the request now; ``retry_after`` says how long, if it said so."""
+
+
+class ServerFailed(EngineError):
+    """The server failed, or gave up on the response."""
+
+
+class StreamCut(EngineError):
+    """The stream ended before the answer did."""
+
+
+class Unreachable(EngineError):
+    """No connection, or no answer in time."""

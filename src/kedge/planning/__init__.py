@@ -4,7 +4,7 @@ from kedge.planning.anchors import REASONS, RETENTION, AnchorRecord, Reason, Rej
 from kedge.planning.calls import Problem
 from kedge.planning.canonical import canonical
 from kedge.planning.ledger import covered_count, prefix_digest
-from kedge.planning.plan import RequestPlan, plan_request
+from kedge.planning.plan import RequestPlan, find_problems, plan_request
 from kedge.planning.record import record_response, tag_blocks
 from kedge.planning.render import build_input_from_blocks, instructions_of, render
 from kedge.planning.state import MODES, ConversationState, Mode, get_state, set_state
@@ -33,6 +33,7 @@ __all__ = [
     "canonical",
     "covered_count",
     "find_best_anchor",
+    "find_problems",
     "get_state",
     "instructions_of",
     "is_valid_anchor",

@@ -126,7 +126,7 @@ def plan_request(
         anchor=anchor,
         delta=delta,
         rejected=rejected,
-        problems=_problems(turn, ledger, first),
+        problems=find_problems(turn, first),
         full_blocks=length - first,
         full_bytes=ledger.weight(first, length),
         delta_bytes=ledger.weight(start, length),
@@ -137,9 +137,9 @@ def plan_request(
     )
 
 
-def _problems(turn: Turn, ledger: Ledger, first: int) -> tuple[Problem, ...]:
-    """What stands in the way of sending the body from position ``first`` on."""
-    pairing = ledger.pairing
+def find_problems(turn: Turn, first: int = 0) -> tuple[Problem, ...]:
+    """What stands in the way of sending the Turn's body, from position ``first`` on."""
+    pairing = ledger_of(turn).pairing
     if not pairing.covers(first, len(turn.blocks) - turn.lead):
         pairing = pairing.copy(turn.blocks, first, turn.lead)
     return pairing.problems(turn.blocks, turn.lead)

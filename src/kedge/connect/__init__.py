@@ -1,0 +1,47 @@
+"""Model strings: ``connect("openai:gpt-5")`` gives an engine.
+
+A provider is a function from the rest of the string to an engine; third parties add theirs under the
+entry point group ``kedge.providers``. What is missing is said in one line that tells what to set.
+"""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from typing import Any
+
+from kedge.connect.providers import PROVIDERS
+from kedge.engines import Engine
+from kedge.errors import CannotConnect
+
+GROUP = "kedge.providers"
+
+__all__ = ["GROUP", "connect", "providers"]
+
+
+def connect(model: str, **settings: Any) -> Engine:
+    """An engine for a model string.
+
+    ``openai:gpt-…``, ``xai:grok-…``, ``azure:deployment``, ``responses:<url>#model`` or ``practice``, the
+    built-in model on an embedded server, which needs neither key nor network. Settings are those of
+    ``ResponsesEngine``, and for hosted providers ``api_key`` and ``base_url``.
+    """
+    name, _, rest = model.partition(":")
+    known = providers()
+    if name not in known:
+        close = get_close_matches(name, known, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(known))}"
+        raise CannotConnect(f"no provider named {name!r} in {model!r}; {hint}")
+    return known[name](rest, **settings)
+
+
+def providers() -> dict[str, Callable[..., Engine]]:
+    """Every provider by name; those of other packages come after ours and cannot replace them."""
+    found = {entry.name: _lazy(entry) for entry in entry_points(group=GROUP)}
+    return {**found, **PROVIDERS}
+
+
+def _lazy(entry: Any) -> Callable[..., Engine]:
+    def make(rest: str, **settings: Any) -> Engine:
+        return entry.load()(rest, **settings)
+
+    return make

@@ -1,0 +1,80 @@
+"""What an engine tells the log and the metrics about its requests."""
+
+from kedge.errors import EngineError
+from kedge.events import Outcome
+from kedge.events.calls import ToolCallState
+from kedge.observe import count, get_logger, measure
+from kedge.planning import RequestPlan
+
+log = get_logger("kedge.engines")
+
+
+def note_plan(plan: RequestPlan, seconds: float) -> None:
+    """A plan was made."""
+    measure("responses_anchor_detection_duration_ms", seconds * 1000)
+    for each in plan.rejected:
+        log.trace("candidate refused: %s", each.reason, response_id=each.response_id)
+    log.debug(
+        "anchor %s; delta of %d among %d blocks",
+        plan.previous_response_id or "none",
+        plan.delta_blocks,
+        plan.full_blocks,
+    )
+
+
+def note_request(plan: RequestPlan, size: int) -> None:
+    """A request is about to be sent."""
+    kind = "stateless" if plan.anchor is None else "chained"
+    count(f"responses_{kind}_requests_total")
+    if plan.fallback:
+        count("responses_fallback_total", reason=plan.fallback)
+        log.warning("no anchor holds (%s); sending everything", plan.fallback)
+    measure("responses_delta_blocks_count", plan.delta_blocks)
+    count("responses_bytes_sent_total", size)
+    count("responses_bytes_full_total", plan.full_bytes)
+    log.info("request sent: %s, %d bytes", kind, size, response_id=plan.previous_response_id)
+
+
+def note_mode(mode: str, wanted: str, reason: str) -> None:
+    """A request goes out in another mode than was asked for."""
+    count("responses_mode_changed_total", reason=reason)
+    log.warning("mode %s instead of %s: %s", mode, wanted, reason)
+
+
+def note_refusal(error: EngineError) -> None:
+    """The server refused a request."""
+    code = error.code or str(error.status)
+    count("responses_rejected_total", code=code)
+    log.error("the server refused a request: %s", code, request_id=error.request_id)
+
+
+def note_healing(reason: str, lost: str) -> None:
+    """A refused request is sent again in another way."""
+    count("responses_healed_total", reason=reason)
+    log.warning("healing a request: %s", reason, response_id=lost)
+
+
+def note_forgetting(response_id: str) -> None:
+    """The server answered without the memory it was asked for, and the answer was shown."""
+    count("responses_forgotten_total")
+    log.warning(
+        "the server answered without the memory it was asked for; the answer may be wrong, and "
+        "later requests will send everything",
+        response_id=response_id,
+    )
+
+
+def note_outcome(outcome: Outcome, calls: ToolCallState) -> None:
+    """An answer is over."""
+    log.info("answer %s", outcome.status, response_id=outcome.response_id)
+    if outcome.usage:
+        count("tokens_total", outcome.usage.input_tokens, kind="input")
+        count("tokens_total", outcome.usage.cached_tokens, kind="cached")
+        count("tokens_total", outcome.usage.output_tokens, kind="output")
+    for name, number in (
+        ("extracted", calls.extracted),
+        ("fallen_back", calls.fallen_back),
+        ("failed", calls.failed),
+    ):
+        if number:
+            count("tool_call_ids_total", number, outcome=name)

@@ -1,0 +1,99 @@
+"""The audit: fetch what a server holds for an anchor, and compare it with the Turn.
+
+Servers differ in what they list as the input of a chained response: all of it, or only what was sent
+with that request. Both are understood: where the list is short, the rest is asked of the parent.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from kedge.engines.transport import Transport
+from kedge.errors import EngineError
+from kedge.planning import RequestPlan, canonical
+from kedge.turns import Block, ReasoningBlock, Turn, block_from_item
+
+MAX_ANCESTORS = 1_000
+PAGE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What an audit found.
+
+    ``agrees`` is ``None`` when there was nothing to compare or the server would not tell.
+    """
+
+    agrees: bool | None
+    response_id: str = ""
+    checked: int = 0
+    """How many blocks were compared, from the newest back."""
+    difference: str = ""
+
+    def __str__(self) -> str:
+        if self.agrees is None:
+            return f"not verified: {self.difference}"
+        if self.agrees:
+            return f"{self.response_id}: the server holds the same {self.checked} blocks"
+        return f"{self.response_id}: {self.difference}"
+
+
+async def audit(transport: Transport, turn: Turn, plan: RequestPlan) -> Audit:
+    """Compare what the server holds for the plan's anchor with the Turn."""
+    if plan.anchor is None:
+        return Audit(None, difference="there is no anchor: everything would be sent")
+    anchor = plan.anchor
+    ours = [block for block in turn.body if not isinstance(block, ReasoningBlock)]
+    ours = ours[: anchor.block_count]
+    checked, response_id = 0, anchor.response_id
+    for _ in range(MAX_ANCESTORS):
+        try:
+            held, response_id = await _held(transport, response_id)
+        except (EngineError, KeyError, TypeError) as error:
+            words = f"the server did not list what it holds ({error})"
+            return Audit(None, anchor.response_id, checked, words)
+        found = _compare(ours, held)
+        if found:
+            return Audit(False, anchor.response_id, checked, found)
+        checked += len(held)
+        ours = ours[: len(ours) - len(held)]
+        if not ours:
+            return Audit(True, anchor.response_id, checked)
+        if not response_id or not held:
+            words = f"the server holds none of the first {len(ours)} blocks"
+            return Audit(False, anchor.response_id, checked, words)
+    return Audit(None, anchor.response_id, checked, "the chain is too long to check")
+
+
+async def _held(transport: Transport, response_id: str) -> tuple[list[Block], str]:
+    """What the server lists for a response: its input and its output, and its parent."""
+    response = await transport.call("get", f"/responses/{response_id}")
+    items = [*await _input_items(transport, response_id), *response["output"]]
+    blocks = [block_from_item(item) for item in items]
+    held = [block for block in blocks if not isinstance(block, ReasoningBlock)]
+    return held, response.get("previous_response_id") or ""
+
+
+async def _input_items(transport: Transport, response_id: str) -> list[Mapping[str, Any]]:
+    items: list[Mapping[str, Any]] = []
+    after: dict[str, str] = {}
+    while True:
+        page = await transport.call(
+            "get", f"/responses/{response_id}/input_items", order="asc", limit=PAGE, **after
+        )
+        data = cast("list[Mapping[str, Any]]", page["data"])
+        items += data
+        if not page.get("has_more") or not data:
+            return items
+        after = {"after": page.get("last_id") or data[-1]["id"]}
+
+
+def _compare(ours: Sequence[Block], held: Sequence[Block]) -> str:
+    """What differs between the end of our blocks and what is held; nothing if they agree."""
+    if len(held) > len(ours):
+        return f"the server holds {len(held)} blocks where the Turn has {len(ours)}"
+    start = len(ours) - len(held)
+    for index, (mine, its) in enumerate(zip(ours[start:], held, strict=True), start + 1):
+        if canonical(mine) != canonical(its):
+            return f"block {index} is not what the server holds ({mine.kind}, {its.kind})"
+    return ""

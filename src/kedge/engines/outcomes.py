@@ -1,0 +1,74 @@
+"""What becomes of an answer: blocks and an anchor in the Turn, or an error that loses nothing."""
+
+from kedge.errors import AnswerIncomplete, EngineError, ServerFailed, StreamCut
+from kedge.events import Outcome
+from kedge.observe import count, get_logger
+from kedge.planning import RequestPlan, Status, get_state, record_response, tag_blocks
+from kedge.turns import Turn
+
+log = get_logger(__name__)
+
+
+def taken_down(
+    turn: Turn,
+    outcome: Outcome,
+    plan: RequestPlan,
+    *,
+    now: float,
+    stored: bool,
+    retention: float | None,
+    conversation_id: str = "",
+    forgot: bool = False,
+) -> Turn:
+    """The Turn with the answer's blocks; its response becomes an anchor only if it can be one."""
+    blocks = outcome.blocks if outcome.completed else outcome.whole_blocks
+    if outcome.status not in ("completed", "incomplete"):
+        return turn
+    flaw = _flaw(turn, outcome)
+    if flaw:
+        log.warning("no anchor: %s", flaw, response_id=outcome.response_id, turn_id=turn.id)
+        count("responses_without_id_total")
+        return turn.append(*tag_blocks(blocks, outcome.response_id)) if blocks else turn
+    status: Status = "incomplete"
+    if outcome.completed:
+        status = "lost" if forgot else "completed"
+    log.trace("tagging %d blocks", len(blocks), response_id=outcome.response_id)
+    return record_response(
+        turn,
+        blocks,
+        response_id=outcome.response_id,
+        plan=plan,
+        created_at=now,
+        status=status,
+        stored=stored,
+        retention=retention,
+        conversation_id=conversation_id,
+    )
+
+
+def raise_for(outcome: Outcome, provider: str, turn: Turn) -> None:
+    """Raise unless the answer is whole."""
+    error: EngineError
+    match outcome.status:
+        case "completed":
+            return
+        case "incomplete":
+            words = f"the answer stopped before its end ({outcome.reason or 'no reason given'})"
+            error = AnswerIncomplete(words, provider=provider, code=outcome.reason)
+        case "failed":
+            words = outcome.message or "the server gave up on the response"
+            error = ServerFailed(words, provider=provider, code=outcome.code, retryable=True)
+        case "cut":
+            words = "the stream ended before the answer did; nothing of the Turn is lost"
+            error = StreamCut(words, provider=provider, retryable=True)
+    error.turn = turn
+    error.partial = outcome.blocks
+    raise error
+
+
+def _flaw(turn: Turn, outcome: Outcome) -> str:
+    if not outcome.response_id:
+        return "the response came without an id"
+    if get_state(turn).anchor(outcome.response_id):
+        return "the response came with the id of an earlier one"
+    return "" if outcome.blocks else "the answer is empty"

@@ -1,0 +1,173 @@
+"""What an Engine is: it takes a Turn to a model and returns the Turn with the model's blocks appended.
+
+There is one composing method, ``stream``; ``run`` is a stream that nobody watches. An engine implements
+it as one async generator, ``events``, whose last event is ``TurnFinished``. A middleware has the type of
+what it wraps, so a stack of them is an engine too.
+
+    async with engine.stream(turn) as stream:
+        async for event in stream:
+            ...
+    stream.turn
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Self
+
+from kedge.errors import KedgeError
+from kedge.events import Event, Usage
+from kedge.events.run import AnswerFinished, RequestPlanned, TurnEdited, TurnFinished
+from kedge.planning import AnchorRecord, Mode, RequestPlan
+from kedge.turns import Turn
+
+
+@dataclass(slots=True)
+class Passage:
+    """Where a Turn was last seen on its way through a middleware; see ``with_middleware``."""
+
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What goes with a Turn: how to send it, and with which tools.
+
+    ``params`` are further members of the request's body, as the provider names them.
+    """
+
+    model: str = ""
+    mode: Mode | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    params: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    candidates: tuple[AnchorRecord, ...] = ()
+    """Further anchors that may be tried, such as those of a store's index."""
+    streaming: bool = True
+    passage: Passage | None = None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        model: str = "",
+        mode: Mode | None = None,
+        tools: tuple[Mapping[str, Any], ...] = (),
+        candidates: tuple[AnchorRecord, ...] = (),
+        streaming: bool = True,
+        **params: Any,
+    ) -> "Request":
+        """Make a request from keywords; those that Kedge does not know go to the server."""
+        return cls(model, mode, tuple(tools), params, tuple(candidates), streaming)
+
+    def with_tools(self, tools: tuple[Mapping[str, Any], ...]) -> "Request":
+        """The same request, offering further tools."""
+        return replace(self, tools=(*self.tools, *tools))
+
+
+Events = AsyncGenerator[Event, None]
+
+
+class Engine(ABC):
+    """Takes a Turn to a model."""
+
+    name: str = ""
+
+    @abstractmethod
+    def events(self, turn: Turn, request: Request) -> Events:
+        """Do the work, telling what happens; the last event is ``TurnFinished``."""
+
+    @abstractmethod
+    def plan(self, turn: Turn, **options: Any) -> RequestPlan:
+        """What would be sent now, and why: a dry run."""
+
+    def stream(self, turn: Turn, **options: Any) -> "Stream":
+        """Send the Turn, and watch what happens; options are those of ``Request.of``."""
+        return Stream(self.events(turn, Request.of(**options)), turn)
+
+    async def run(self, turn: Turn, **options: Any) -> Turn:
+        """Send the Turn, and return it with the answer appended."""
+        options.setdefault("streaming", False)
+        async with self.stream(turn, **options) as stream:
+            return await stream.finish()
+
+    async def aclose(self) -> None:  # noqa: B027 - most engines hold nothing
+        """Let go of connections; the engine may be used again afterwards."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+Middleware = Callable[[Engine], Engine]
+"""Wraps an Engine and is an Engine."""
+
+
+class Stream(AbstractAsyncContextManager["Stream"]):
+    """The events of one run, and at its end the Turn."""
+
+    def __init__(self, events: Events, turn: Turn) -> None:
+        self._events = events
+        self._sent = turn
+        self._turn: Turn | None = None
+        self.plans: list[RequestPlan] = []
+        """The plan of every request of this run, in order."""
+        self.answers: list[AnswerFinished] = []
+        """Every finished response of this run, in order."""
+        self.trace: list[TurnEdited] = []
+        """What each middleware added, removed and edited."""
+
+    @property
+    def turn(self) -> Turn:
+        """The Turn with the answer; only once the stream has ended."""
+        if self._turn is None:
+            raise KedgeError(
+                "the stream has not ended: iterate over it to the end before asking for its Turn; "
+                "the Turn you sent is unchanged and can be sent again"
+            )
+        return self._turn
+
+    @property
+    def plan(self) -> RequestPlan | None:
+        """The plan of the newest request."""
+        return self.plans[-1] if self.plans else None
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens of all responses of this run."""
+        return sum((a.outcome.usage for a in self.answers if a.outcome.usage), Usage())
+
+    async def finish(self) -> Turn:
+        """Watch to the end, and return the Turn."""
+        async for _ in self:
+            pass
+        return self.turn
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        async for event in self._events:
+            match event:
+                case TurnFinished():
+                    self._turn = event.turn
+                case RequestPlanned():
+                    self.plans.append(event.plan)
+                case AnswerFinished():
+                    self.answers.append(event)
+                case TurnEdited():
+                    self.trace.append(event)
+                case _:
+                    pass
+            yield event
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._events.aclose()

@@ -1,0 +1,38 @@
+"""Reading an answer: events of a stream as they come, or of a whole response at once."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from kedge.engines.transport import Reply
+from kedge.errors import ServerFailed
+from kedge.events import StreamEvent
+from kedge.events.responses import ResponsesDecoder
+
+
+async def read(decoder: ResponsesDecoder, reply: Reply) -> AsyncIterator[StreamEvent]:
+    """The events of the answer, whichever way it comes."""
+    if reply.is_stream:
+        async for chunk in reply.chunks:
+            for event in decoder.feed(chunk):
+                yield event
+    else:
+        whole = _parsed(b"".join([chunk async for chunk in reply.chunks]), reply.request_id)
+        begun = {name: value for name, value in whole.items() if name != "output"}
+        ended = f"response.{whole.get('status') or 'completed'}"
+        for kind, response in (("response.created", begun), (ended, whole)):
+            for event in decoder.feed_message({"type": kind, "response": response}):
+                yield event
+    for event in decoder.close():
+        yield event
+
+
+def _parsed(body: bytes, request_id: str) -> dict[str, Any]:
+    try:
+        response = json.loads(body)
+    except ValueError:
+        response = None
+    if not isinstance(response, dict):
+        words = "the server answered with something that is not a response"
+        raise ServerFailed(words, request_id=request_id, retryable=True)
+    return response  # pyright: ignore[reportUnknownVariableType]

@@ -1,0 +1,346 @@
+"""ResponsesEngine: the Responses API, chained by proof and healed when the server forgets.
+
+Each request follows a plan. What the server says is checked against it: a refusal to chain is healed
+once by a full send, as long as nothing was shown; an answer given without the memory that was asked for
+is sent again, or at least said so and never built upon. Only a finished response becomes an anchor.
+"""
+
+import json
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kedge.engines.accounts import (
+    note_forgetting,
+    note_healing,
+    note_mode,
+    note_outcome,
+    note_plan,
+    note_refusal,
+    note_request,
+)
+from kedge.engines.audit import Audit, audit
+from kedge.engines.objects import ConversationObjects
+from kedge.engines.outcomes import raise_for, taken_down
+from kedge.engines.protocol import Engine, Events, Request
+from kedge.engines.reading import read
+from kedge.engines.refusals import Sent, classify
+from kedge.engines.transport import Transport
+from kedge.engines.ways import Way, make_body, what_matters
+from kedge.engines.witness import forgot_by_echo, forgot_by_usage
+from kedge.errors import ChainRefused, EngineError, RequestRefused
+from kedge.events import ResponseStarted, StreamEvent, StreamFailed
+from kedge.events.assembler import Assembler
+from kedge.events.responses import ResponsesDecoder
+from kedge.events.run import (
+    SHOWN,
+    AnswerFinished,
+    FellBack,
+    Healed,
+    HealReason,
+    ModeChanged,
+    RequestPlanned,
+    ServerForgot,
+    TurnFinished,
+)
+from kedge.observe import get_logger, measure
+from kedge.planning import (
+    RETENTION,
+    Mode,
+    RequestPlan,
+    get_state,
+    plan_request,
+    set_state,
+)
+from kedge.turns import Turn
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+log = get_logger(__name__)
+
+SWITCH = "ENABLE_RESPONSE_BOUNDARY_TRACKING"
+"""Set to 0 in the environment, this turns chaining off everywhere at once."""
+
+
+class _Refused(Exception):
+    """The server refused or forgot, and nothing was shown yet: the request may be healed."""
+
+    def __init__(self, reason: HealReason, error: EngineError) -> None:
+        super().__init__(reason)
+        self.reason: HealReason = reason
+        self.error = error
+
+
+class ResponsesEngine(Engine):
+    """An engine for any server of the Responses API.
+
+    ``make_client`` makes the openai client that carries requests. ``scope`` names what shares one memory.
+    ``retention`` is how many seconds the server keeps a response (``None``: for good), ``max_depth`` how
+    many responses of a chain it is known to remember. With ``verify_every=n`` every n-th chained
+    request is preceded by an audit of what the server holds.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        make_client: "Callable[[], AsyncOpenAI]",
+        scope: str,
+        provider: str = "responses",
+        mode: Mode = "chained",
+        retention: float | None = RETENTION,
+        max_depth: int | None = None,
+        verify_every: int = 0,
+        params: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.name = provider
+        self.model = model
+        self.scope = scope
+        self.mode: Mode = mode
+        self.retention = retention
+        self.max_depth = max_depth
+        self.verify_every = verify_every
+        self.params = dict(params or {})
+        self.transport = Transport(make_client, provider)
+        self._objects = ConversationObjects(self.transport)
+        self._clock = clock
+        self._unchainable = ""  # why this server cannot be chained on, once we know
+        self._no_include = False
+        self._chained = 0
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop."""
+        await self.transport.aclose()
+
+    def plan(self, turn: Turn, **options: Any) -> RequestPlan:
+        """What would be sent now, and why: a dry run."""
+        request = Request.of(**options)
+        return self._plan(turn, request, Way(self._mode(turn, request)[0]))
+
+    async def verify(self, turn: Turn) -> Audit:
+        """Fetch what the server holds for the anchor, and compare it with the Turn."""
+        return await audit(self.transport, turn, self.plan(turn))
+
+    async def events(self, turn: Turn, request: Request) -> Events:
+        """Send the Turn, healing what can be healed; see the module."""
+        mode, wanted, reason = self._mode(turn, request)
+        if mode != wanted:
+            note_mode(mode, wanted, reason)
+            yield ModeChanged(mode, wanted, reason)
+        way = Way(mode, include=not self._no_include)
+        healed: set[HealReason] = set()
+        while True:
+            try:
+                async with aclosing(self._attempt(turn, request, way)) as events:
+                    async for event in events:
+                        yield event
+                    return
+            except _Refused as refused:
+                if refused.reason in healed:
+                    raise refused.error from None
+                healed.add(refused.reason)
+                turn, way, event = self._healed(turn, way, refused)
+                yield event
+                if way.mode != mode:
+                    note_mode(way.mode, mode, refused.reason)
+                    yield ModeChanged(way.mode, mode, refused.reason)
+
+    async def _attempt(self, turn: Turn, request: Request, way: Way) -> Events:
+        """Plan, send, and take the answer down."""
+        if way.mode == "conversation":
+            turn = await self._objects.check(turn)
+        plan = self._plan(turn, request, way)
+        await self._audit_now_and_then(turn, plan)
+        try:
+            plan.check()
+            yield RequestPlanned(plan)
+            if plan.fallback:
+                yield FellBack(plan.fallback)
+            conversation_id = plan.conversation_id
+            if way.mode == "conversation" and not conversation_id:
+                conversation_id = await self._objects.create()
+            body = make_body(
+                plan,
+                way,
+                conversation_id=conversation_id,
+                model=request.model or self.model,
+                tools=request.tools,
+                streaming=request.streaming,
+                params={**self.params, **request.params},
+            )
+            sent = what_matters(body, way)
+            async with aclosing(self._exchange(turn, plan, body, sent)) as events:
+                async for event in events:
+                    if isinstance(event, AnswerFinished):
+                        turn = event.turn
+                    yield event
+        except EngineError as error:
+            raise _with(error, turn, plan) from error.__cause__
+        yield TurnFinished(turn)
+
+    async def _exchange(
+        self, turn: Turn, plan: RequestPlan, body: dict[str, Any], sent: Sent
+    ) -> Events:
+        """Send one request; tell what comes back; end with ``AnswerFinished``."""
+        assembler, decoder, shown = Assembler(), ResponsesDecoder(), False
+        async with aclosing(self._decoded(decoder, plan, body, sent)) as decoded:
+            async for event in decoded:
+                if isinstance(event, ResponseStarted) and forgot_by_echo(event, plan):
+                    raise _Refused("forgot", _forgotten(self.name))
+                if isinstance(event, StreamFailed) and not shown:
+                    self._raise_if_healable(_failure(event, self.name), sent)
+                assembler.feed(event)
+                shown = shown or (body["stream"] and isinstance(event, SHOWN))
+                yield event
+        outcome = assembler.finish()
+        forgot = outcome.completed and forgot_by_usage(outcome.usage, plan, body)
+        if forgot and not shown:
+            raise _Refused("forgot", _forgotten(self.name))
+        if forgot:
+            self._unchainable = "forgot"
+            note_forgetting(outcome.response_id)
+            yield ServerForgot(outcome.response_id)
+        finished = taken_down(
+            turn,
+            outcome,
+            plan,
+            now=self._clock(),
+            stored=body.get("store", True) is not False,
+            retention=self.retention,
+            conversation_id=body.get("conversation", ""),
+            forgot=forgot,
+        )
+        note_outcome(outcome, decoder.calls)
+        raise_for(outcome, self.name, finished)
+        yield AnswerFinished(outcome, finished, plan)
+
+    async def _decoded(
+        self, decoder: ResponsesDecoder, plan: RequestPlan, body: dict[str, Any], sent: Sent
+    ) -> AsyncGenerator[StreamEvent]:
+        """The events of the answer, as they come."""
+        content = json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+        note_request(plan, len(content))
+        retry = plan.mode != "conversation"  # the first try may have been taken down already
+        try:
+            posted = self.transport.post(
+                "/responses", content, streaming=body["stream"], retry=retry
+            )
+            async with posted as reply:
+                async for event in read(decoder, reply):
+                    yield event
+        except RequestRefused as error:
+            note_refusal(error)
+            self._raise_if_healable(error, sent)
+            raise
+
+    def _raise_if_healable(self, error: EngineError, sent: Sent) -> None:
+        reason = classify(error, sent)
+        if reason in ("gone", "unsupported", "conversation"):
+            error = _as_chain_refused(error)
+        if reason:
+            raise _Refused(reason, error) from error
+
+    def _healed(self, turn: Turn, way: Way, refused: _Refused) -> tuple[Turn, Way, Healed]:
+        """How to go on after a refusal: the Turn with what was learnt, and another way to send."""
+        reason, lost = refused.reason, ()
+        state = get_state(turn)
+        plan = refused.error.plan
+        match reason:
+            case "gone" | "unsupported" | "forgot" | "audit":
+                lost = (plan.previous_response_id,) if plan and plan.anchor else ()
+                turn = set_state(turn, state.without(lost))
+                way = replace(way, full=True)
+                if reason in ("unsupported", "forgot"):
+                    self._unchainable = reason
+                    way = replace(way, mode="stateless", include=reason == "unsupported")
+            case "conversation":
+                turn = set_state(turn, replace(state, conversation_id=""))
+                way = replace(way, full=True)
+            case "empty_input":
+                way = replace(way, full=True)
+            case "reasoning":
+                way = replace(way, reasoning=False)
+            case "include":
+                self._no_include = True
+                way = replace(way, include=False)
+        note_healing(reason, "".join(lost))
+        return turn, way, Healed(reason, lost)
+
+    def _mode(self, turn: Turn, request: Request) -> tuple[Mode, Mode, str]:
+        """The mode to send in, the one that was asked for, and why they differ."""
+        wanted = request.mode or get_state(turn).mode or self.mode
+        enabled = os.environ.get(SWITCH, "1").strip().lower() not in ("0", "false", "off", "no")
+        measure("responses_chained_mode_enabled", int(enabled))
+        if not enabled:
+            return "stateless", wanted, "switched_off"
+        if self._unchainable and wanted == "chained":
+            return "stateless", wanted, self._unchainable
+        return wanted, wanted, ""
+
+    def _plan(self, turn: Turn, request: Request, way: Way) -> RequestPlan:
+        start = time.perf_counter()
+        plan = plan_request(
+            turn,
+            scope=self.scope,
+            mode="stateless" if way.full else way.mode,
+            now=self._clock(),
+            extra=request.candidates,
+            max_depth=self.max_depth,
+        )
+        if way.full:
+            plan = replace(plan, mode=way.mode)
+        if not way.reasoning:
+            plan = plan.without_reasoning()
+        note_plan(plan, time.perf_counter() - start)
+        return plan
+
+    async def _audit_now_and_then(self, turn: Turn, plan: RequestPlan) -> None:
+        if not plan.anchor or plan.mode != "chained":
+            return
+        self._chained += 1
+        if not self.verify_every or self._chained % self.verify_every:
+            return
+        found = await audit(self.transport, turn, plan)
+        if found.agrees is False:
+            log.warning("an audit found a difference", response_id=plan.previous_response_id)
+            raise _Refused("audit", _with(_forgotten(self.name), turn, plan))
+
+
+def _with(error: EngineError, turn: Turn, plan: RequestPlan) -> EngineError:
+    error.plan = error.plan or plan
+    error.turn = error.turn or turn
+    return error
+
+
+def _failure(event: StreamFailed, provider: str) -> EngineError:
+    return RequestRefused(
+        event.message,
+        provider=provider,
+        status=event.status,
+        code=event.code,
+        param=event.param,
+    )
+
+
+def _forgotten(provider: str) -> EngineError:
+    words = "the server answered without the memory it was asked for, even when sent everything"
+    return ChainRefused(words, provider=provider)
+
+
+def _as_chain_refused(error: EngineError) -> EngineError:
+    refused = ChainRefused(
+        error.message,
+        provider=error.provider,
+        status=error.status,
+        code=error.code,
+        param=error.param,
+        request_id=error.request_id,
+        body=error.body,
+    )
+    refused.__cause__ = error.__cause__
+    return refused

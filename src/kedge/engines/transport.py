@@ -1,0 +1,205 @@
+"""The way to a server: the openai client for authentication, retries and timeouts, bytes for the rest.
+
+Requests go out as plain JSON through the client's low-level ``post`` and answers come back as bytes: the
+typed layer of the client costs a millisecond for each item of input. Whatever the client raises becomes
+an ``EngineError`` here, with the server's own words and without the key.
+"""
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from kedge.errors import (
+    EngineError,
+    NotAuthorised,
+    RateLimited,
+    RequestRefused,
+    ServerFailed,
+    StreamCut,
+    Unreachable,
+)
+from kedge.loops import PerLoop
+
+if TYPE_CHECKING:
+    import httpx2
+    from openai import APIStatusError, AsyncOpenAI
+
+MAX_MESSAGE = 2_000
+"""How much of a server's words goes into an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer whose body is still on its way."""
+
+    request_id: str
+    chunks: AsyncIterator[bytes]
+    is_stream: bool
+
+
+class Transport:
+    """Sends requests to one server."""
+
+    def __init__(self, make_client: "Callable[[], AsyncOpenAI]", provider: str) -> None:
+        self._clients: PerLoop[AsyncOpenAI] = PerLoop(make_client, lambda client: client.close())
+        self.provider = provider
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop."""
+        await self._clients.aclose()
+
+    @asynccontextmanager
+    async def post(
+        self, path: str, body: bytes, *, streaming: bool, retry: bool = True
+    ) -> AsyncGenerator[Reply]:
+        """Send a request; what comes back can be read as long as the block lasts."""
+        import httpx2
+        from openai import AsyncStream
+
+        client = self._clients.get()
+        headers = {"Content-Type": "application/json"}
+        if streaming:
+            headers["Accept"] = "text/event-stream"
+        options: Any = {"headers": headers, **({} if retry else {"max_retries": 0})}
+        with self._translating(client):
+            response = await client.post(
+                path,
+                cast_to=httpx2.Response,
+                content=body,
+                options=options,
+                stream=True,
+                stream_cls=AsyncStream[object],
+            )
+            answer = cast("httpx2.Response", response)
+        kind = answer.headers.get("content-type", "")
+        try:
+            yield Reply(
+                answer.headers.get("x-request-id", ""),
+                self._chunks(client, answer),
+                kind.startswith("text/event-stream"),
+            )
+        finally:
+            await answer.aclose()
+
+    async def call(self, method: str, path: str, **query: Any) -> Any:
+        """Send a small request and return the JSON that comes back; ``json`` is its body."""
+        import httpx2
+
+        client = self._clients.get()
+        body = query.pop("json", None)
+        options: Any = {"params": query} if query else {}
+        with self._translating(client):
+            send: Any = getattr(client, method)
+            keywords = {"body": body} if body is not None else {}
+            response = await send(path, cast_to=httpx2.Response, options=options, **keywords)
+        return json.loads(response.content) if response.content else None
+
+    async def _chunks(
+        self, client: "AsyncOpenAI", response: "httpx2.Response"
+    ) -> AsyncIterator[bytes]:
+        with self._translating(client, streaming=True):
+            async for chunk in response.aiter_bytes():
+                yield chunk
+
+    def _translating(self, client: "AsyncOpenAI", *, streaming: bool = False) -> "_Translating":
+        return _Translating(self.provider, client.api_key, streaming)
+
+
+class _Translating:
+    """Turns what the client raises into errors of ours."""
+
+    def __init__(self, provider: str, secret: object, streaming: bool) -> None:
+        self.provider = provider
+        self.secret = secret if isinstance(secret, str) else ""
+        self.streaming = streaming
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
+        if exc is None or not isinstance(exc, Exception) or isinstance(exc, EngineError):
+            return
+        import httpx2
+        import openai
+
+        match exc:
+            case openai.APITimeoutError():
+                raise self._unreachable("the server did not answer in time") from exc
+            case openai.APIConnectionError():
+                cause = type(exc.__cause__).__name__ if exc.__cause__ else "connection error"
+                raise self._unreachable(f"could not reach the server ({cause})") from exc
+            case openai.APIStatusError():
+                raise self._refused(exc) from exc
+            case httpx2.HTTPError() if self.streaming:
+                words = f"the connection broke in the middle of the answer ({type(exc).__name__})"
+                raise StreamCut(words, provider=self.provider, retryable=True) from exc
+            case openai.OpenAIError():
+                raise EngineError(self._clean(str(exc)), provider=self.provider) from exc
+            case _:
+                return
+
+    def _unreachable(self, words: str) -> Unreachable:
+        return Unreachable(words, provider=self.provider, retryable=True)
+
+    def _refused(self, exc: "APIStatusError") -> EngineError:
+        words = told(exc.response.text)
+        message = self._clean(words.pop("message"))
+        facts: dict[str, Any] = {
+            "provider": self.provider,
+            "status": exc.status_code,
+            "request_id": exc.request_id or "",
+            **words,
+        }
+        match exc.status_code:
+            case 401 | 403:
+                return NotAuthorised(message, **facts)
+            case 429:
+                after = _seconds(exc.response.headers)
+                return RateLimited(message, **facts, retryable=True, retry_after=after)
+            case status if status >= 500:
+                after = _seconds(exc.response.headers)
+                return ServerFailed(message, **facts, retryable=True, retry_after=after)
+            case status:
+                return RequestRefused(message, **facts, retryable=status in (408, 409))
+
+    def _clean(self, words: str) -> str:
+        return words.replace(self.secret, "***") if len(self.secret) > 3 else words
+
+
+def told(text: str) -> dict[str, str]:
+    """What a server says of an error, in whichever shape it says it: message, code, param."""
+    members = _object(text)
+    inner = members.get("error")
+    if isinstance(inner, dict):
+        members = cast("dict[str, Any]", inner)
+    elif isinstance(inner, str):
+        members = {**members, "message": inner}
+    message = members.get("message") or members.get("detail") or text
+    if not isinstance(message, str):
+        message = json.dumps(message)
+    return {
+        "message": message[:MAX_MESSAGE] or "the server gave no reason",
+        "code": _word(members.get("code")),
+        "param": _word(members.get("param")),
+    }
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        body = json.loads(text)
+    except ValueError:
+        return {}
+    return cast("dict[str, Any]", body) if isinstance(body, dict) else {}
+
+
+def _word(value: object) -> str:
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+
+
+def _seconds(headers: Mapping[str, str]) -> float | None:
+    try:
+        return float(headers.get("retry-after", ""))
+    except ValueError:
+        return None

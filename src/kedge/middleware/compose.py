@@ -1,0 +1,87 @@
+"""``with_middleware``: a fold, and an eye on what each middleware does to the Turn.
+
+A middleware may do anything to a Turn: insert, remove, edit, reorder; coherence with the server is the
+planner's job. So that people can see who did what, the Turn is compared on both sides of every
+middleware: differences become ``TurnEdited`` events (collected in ``stream.trace``), and a block that a
+middleware added without saying so is marked with its name.
+"""
+
+from contextlib import aclosing
+from dataclasses import replace
+from functools import reduce
+from operator import is_
+
+from kedge.engines.protocol import Engine, Events, Middleware, Passage, Request
+from kedge.events.run import TurnEdited, TurnFinished
+from kedge.middleware.wrapping import Wrapped
+from kedge.turns import Turn, TurnDiff, diff
+
+
+def with_middleware(engine: Engine, *middlewares: Middleware) -> Engine:
+    """Wrap an engine; the first middleware is the outermost."""
+    return reduce(_wrap, reversed(middlewares), engine)
+
+
+def _wrap(engine: Engine, middleware: Middleware) -> Engine:
+    inside = _Inside(engine)
+    made = middleware(inside)
+    if made is inside:
+        return engine
+    inside.name = getattr(made, "name", "") or getattr(middleware, "__name__", "middleware")
+    return _Outside(made, inside.name)
+
+
+class _Outside(Wrapped):
+    """The outer face of a middleware: where the Turn is seen before it goes in, and after."""
+
+    def __init__(self, inner: Engine, name: str) -> None:
+        super().__init__(inner)
+        self.name = name
+
+    async def events(self, turn: Turn, request: Request) -> Events:
+        """The middleware's events, and what it changed on the way out."""
+        passage = Passage(turn)
+        inner = self.inner.events(turn, replace(request, passage=passage))
+        async with aclosing(inner) as events:
+            async for event in events:
+                if not isinstance(event, TurnFinished):
+                    yield event
+                    continue
+                finished, changes = _seen(passage.turn, event.turn, self.name)
+                if changes:
+                    yield TurnEdited(self.name, changes, "out")
+                yield TurnFinished(finished)
+
+
+class _Inside(Wrapped):
+    """The inner face of a middleware: where the Turn is seen as it goes on to the next engine."""
+
+    async def events(self, turn: Turn, request: Request) -> Events:
+        """The next engine's events, preceded by what the middleware changed on the way in."""
+        passage = request.passage or Passage(turn)
+        turn, changes = _seen(passage.turn, turn, self.name)
+        if changes:
+            yield TurnEdited(self.name, changes, "in")
+        inner = self.inner.events(turn, replace(request, passage=None))
+        async with aclosing(inner) as events:
+            async for event in events:
+                if isinstance(event, TurnFinished):
+                    passage.turn = event.turn
+                yield event
+
+
+def _seen(before: Turn, after: Turn, name: str) -> tuple[Turn, TurnDiff]:
+    """What changed, and the new Turn with the added blocks marked."""
+    changes = _difference(before, after)
+    for block in changes.added:
+        if block.origin == "user":
+            after = after.replace(block.id, block.with_origin(name))
+    return after, changes
+
+
+def _difference(before: Turn, after: Turn) -> TurnDiff:
+    """The difference; quick where nothing changed or blocks were only appended."""
+    shared = len(before.blocks)
+    if len(after.blocks) >= shared and all(map(is_, before.blocks, after.blocks)):
+        return TurnDiff(added=after.blocks[shared:])
+    return diff(before, after)

@@ -1,0 +1,176 @@
+"""``guard``: redacts or blocks what matches a rule, on the way in and on the way out.
+
+Redaction changes the Turn itself: what was redacted is neither sent again nor kept, and no response or
+reasoning made from it is built upon. With rules for the way out, text is held back until
+the answer is whole, so that nothing is shown that would be redacted a moment later.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kedge.engines.protocol import Engine, Events, Middleware, Request
+from kedge.errors import Blocked
+from kedge.events import (
+    AnomalyNoted,
+    ItemStarted,
+    ResponseStarted,
+    StreamEvent,
+    TextDelta,
+    ToolCallStarted,
+)
+from kedge.events.run import AnswerFinished, TurnFinished
+from kedge.middleware.wrapping import Wrapped
+from kedge.turns import (
+    AssistantBlock,
+    Block,
+    OpaquePart,
+    Part,
+    ReasoningBlock,
+    RefusalPart,
+    SystemBlock,
+    TextPart,
+    ToolCallBlock,
+    ToolResultBlock,
+    Turn,
+    UserBlock,
+)
+
+Direction = Literal["in", "out", "both"]
+Edit = Callable[[str], str]
+
+_PASSED = (ResponseStarted, ItemStarted, ToolCallStarted, AnomalyNoted)
+"""The stream's events that hold no content and need not be held back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule: what to look for, where, and what to do about it."""
+
+    name: str
+    edit: Edit
+    """Returns the text as it may stay; a text that comes back changed has matched."""
+    direction: Direction = "both"
+    block: bool = False
+    """Stop the Turn instead of editing it."""
+
+
+def redact(
+    pattern: str, replacement: str = "[redacted]", *, name: str = "", direction: Direction = "both"
+) -> Rule:
+    """Replace what matches a regular expression."""
+    compiled = re.compile(pattern)
+    return Rule(name or pattern, lambda text: compiled.sub(replacement, text), direction)
+
+
+def block(pattern: str, *, name: str = "", direction: Direction = "both") -> Rule:
+    """Stop a Turn in which something matches a regular expression."""
+    compiled = re.compile(pattern)
+    return Rule(name or pattern, lambda text: compiled.sub("", text), direction, block=True)
+
+
+def guard(*rules: Rule) -> Middleware:
+    """Apply rules (see ``redact``, ``block`` and ``Rule``) to all text that passes."""
+    way_in = tuple(rule for rule in rules if rule.direction in ("in", "both"))
+    way_out = tuple(rule for rule in rules if rule.direction in ("out", "both"))
+
+    def wrap(engine: Engine) -> Engine:
+        return _Guard(engine, way_in, way_out)
+
+    return wrap
+
+
+class _Guard(Wrapped):
+    name = "guard"
+
+    def __init__(self, inner: Engine, way_in: tuple[Rule, ...], way_out: tuple[Rule, ...]) -> None:
+        super().__init__(inner)
+        self.way_in, self.way_out = way_in, way_out
+
+    def enter(self, turn: Turn) -> Turn:
+        """Apply the rules for the way in."""
+        return guarded(turn, self.way_in)
+
+    def leave(self, turn: Turn) -> Turn:
+        """Apply the rules for the way out."""
+        return guarded(turn, self.way_out)
+
+    async def events(self, turn: Turn, request: Request) -> Events:
+        """The inner engine's events; with rules for the way out, text only when it is whole."""
+        async with aclosing(self.inner.events(self.enter(turn), request)) as events:
+            async for event in events:
+                match event:
+                    case TurnFinished():
+                        yield TurnFinished(self.leave(event.turn))
+                    case AnswerFinished() if self.way_out:
+                        for told in self._told(event):
+                            yield told
+                    case _ if self.way_out and _holds_content(event):
+                        pass
+                    case _:
+                        yield event
+
+    def _told(self, event: AnswerFinished) -> Iterable[TextDelta | AnswerFinished]:
+        blocks = tuple(_guarded(each, self.way_out) for each in event.outcome.blocks)
+        for each in blocks:
+            if isinstance(each, AssistantBlock) and each.text:
+                yield TextDelta(each.text, each.item_id)
+        outcome = replace(event.outcome, blocks=blocks)
+        yield replace(event, outcome=outcome, turn=self.leave(event.turn))
+
+
+def guarded(turn: Turn, rules: tuple[Rule, ...]) -> Turn:
+    """The Turn with the rules applied to every text in it; raises ``Blocked``."""
+    for each in turn.blocks:
+        changed = _guarded(each, rules)
+        if changed is not each:
+            turn = turn.replace(each.id, changed)
+    return turn
+
+
+def _holds_content(event: object) -> bool:
+    return isinstance(event, StreamEvent) and not isinstance(event, _PASSED)
+
+
+def _guarded(each: Block, rules: tuple[Rule, ...]) -> Block:
+    for rule in rules:
+        changed = _edited(each, rule.edit)
+        if changed is not each:
+            if rule.block:
+                raise Blocked(rule.name, f"a {each.kind} block")
+            each = changed
+    return each
+
+
+def _edited(each: Block, edit: Edit) -> Block:
+    """The block with every text in it edited; the very same block if nothing changed."""
+    match each:
+        case UserBlock() | ToolResultBlock():
+            parts = tuple(_edited_part(part, edit) for part in each.parts)
+            return each if parts == each.parts else replace(each, parts=parts)
+        case AssistantBlock():
+            spoken = tuple(_edited_part(part, edit) for part in each.parts)
+            return each if spoken == each.parts else replace(each, parts=spoken)  # pyright: ignore[reportArgumentType]
+        case SystemBlock():
+            text = edit(each.text)
+            return each if text == each.text else replace(each, text=text)
+        case ToolCallBlock():
+            arguments = edit(each.arguments)
+            return each if arguments == each.arguments else replace(each, arguments=arguments)
+        case ReasoningBlock():
+            shown = (*each.summary, *each.texts)
+            return each if all(edit(t) == t for t in shown) else ReasoningBlock(id=each.id)
+        case _:
+            return each
+
+
+def _edited_part(part: Part, edit: Edit) -> Part:
+    if isinstance(part, TextPart | RefusalPart):
+        text = edit(part.text)
+        # Annotations and the like speak of the text as it was.
+        return part if text == part.text else type(part)(text)
+    if isinstance(part, OpaquePart):
+        return part
+    return part

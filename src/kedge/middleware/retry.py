@@ -1,0 +1,69 @@
+"""``retry``: try again what may succeed later, as long as nothing was shown.
+
+The client retries connections by itself; this is for what it cannot see: a stream that broke before
+its first word, a response that the server gave up on, a rate limit that lasts.
+"""
+
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+
+import anyio
+
+from kedge.engines.protocol import Engine, Events, Middleware, Request
+from kedge.errors import EngineError
+from kedge.events.run import SHOWN, ToolStarted
+from kedge.middleware.wrapping import Wrapped
+from kedge.observe import get_logger
+from kedge.turns import Turn
+
+log = get_logger(__name__)
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+def retry(
+    attempts: int = 3, *, first: float = 0.5, longest: float = 30.0, sleep: Sleep = anyio.sleep
+) -> Middleware:
+    """Try up to ``attempts`` times, waiting as long as the server asks, or longer each time."""
+
+    def wrap(engine: Engine) -> Engine:
+        return _Retry(engine, attempts, first, longest, sleep)
+
+    return wrap
+
+
+class _Retry(Wrapped):
+    name = "retry"
+
+    def __init__(
+        self, inner: Engine, attempts: int, first: float, longest: float, sleep: Sleep
+    ) -> None:
+        super().__init__(inner)
+        self.attempts, self.first, self.longest, self.sleep = attempts, first, longest, sleep
+
+    async def events(self, turn: Turn, request: Request) -> Events:
+        """The events of the first attempt that succeeds, or that showed something."""
+        for attempt in range(1, self.attempts + 1):
+            shown = False
+            try:
+                async with aclosing(self.inner.events(turn, request)) as events:
+                    async for event in events:
+                        streamed = request.streaming and isinstance(event, SHOWN)
+                        shown = shown or streamed or isinstance(event, ToolStarted)
+                        yield event
+                    return
+            except EngineError as error:
+                if shown or not error.retryable or attempt == self.attempts:
+                    raise
+                turn = error.turn or turn
+                wait = self._wait(error, attempt)
+                log.warning("attempt %d failed; trying again in %.1f s", attempt, wait)
+            await self.sleep(wait)
+
+    def _wait(self, error: EngineError, attempt: int) -> float:
+        if error.retry_after is not None:
+            return min(error.retry_after, self.longest)
+        # Spread out, so that many clients of one server do not come back at once.
+        jitter = 0.5 + random.random() / 2  # noqa: S311
+        return min(self.first * 2 ** (attempt - 1), self.longest) * jitter
