@@ -104,11 +104,10 @@ def serve_bare(app: Any) -> None:
 
 def serve_kedge(database: str) -> None:
     from kedge.server.app import create_app
-    from kedge.server.run import make_server
+    from kedge.server.run import Server
     from kedge.server.settings import Settings
 
-    settings = Settings(db=database)
-    server = make_server(create_app(settings), header_bytes=settings.limits.header_bytes, grace=1)
+    server = Server(create_app(Settings(db=database)))
     asyncio.run(server.serve(sockets=[listening()]))
 
 

@@ -1,11 +1,21 @@
-"""A real server on a real socket, and the real client of the API to talk to it."""
+"""A real server on a real socket, the real client of the API, and the oracle of its schema."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import httpx2
+import openresponses_types as spec
 import pytest
 from openai import OpenAI
+from openai.types.responses import ResponseStreamEvent
+from openresponses_types import ResponseResource
+from pydantic import BaseModel, TypeAdapter
 
+from kedge.practice import Script
+from kedge.server.models import PracticeModel
 from kedge.testing import TestServer, serve
+
+Checked = Callable[[Any], dict[str, Any]]
 
 
 @pytest.fixture
@@ -15,8 +25,117 @@ def server() -> Iterator[TestServer]:
         yield running
 
 
-@pytest.fixture
-def client(server: TestServer) -> Iterator[OpenAI]:
-    """The official client, pointed at the server."""
-    with OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as made:
+@pytest.fixture(scope="session")
+def transport() -> Iterator[httpx2.Client]:
+    """The connections of every client: making their TLS context takes longer than most tests."""
+    with httpx2.Client() as made:
         yield made
+
+
+Connect = Callable[[TestServer], OpenAI]
+
+
+@pytest.fixture
+def connect(transport: httpx2.Client) -> Connect:
+    """Point the official client at a server."""
+
+    def made(server: TestServer) -> OpenAI:
+        return OpenAI(base_url=server.base_url, api_key="any", max_retries=0, http_client=transport)
+
+    return made
+
+
+@pytest.fixture
+def client(server: TestServer, connect: Connect) -> OpenAI:
+    """The official client, pointed at the server."""
+    return connect(server)
+
+
+@pytest.fixture
+def http(server: TestServer) -> Iterator[httpx2.Client]:
+    """A plain HTTP client, for what the official client would not send."""
+    with httpx2.Client(base_url=server.url) as made:
+        yield made
+
+
+@pytest.fixture
+def scripted() -> Callable[..., PracticeModel]:
+    """Make a model that answers by a script."""
+
+    def make(*answers: dict[str, Any], **options: Any) -> PracticeModel:
+        return PracticeModel(Script.from_data({"answers": list(answers)}), **options)
+
+    return make
+
+
+def check_resource(body: dict[str, Any]) -> dict[str, Any]:
+    """Check a response body with the Open Responses schema."""
+    shown = dict(body)
+    form = shown["text"]["format"]
+    if form["type"] == "json_schema":
+        # The schema package knows this member only as null, which no server could send.
+        shown["text"] = {**shown["text"], "format": {**form, "schema": None}}
+    # It knows only function tools and the items that they bring.
+    shown["tools"] = [tool for tool in shown["tools"] if tool["type"] == "function"]
+    shown["output"] = [item for item in shown["output"] if item["type"] != "custom_tool_call"]
+    ResponseResource.model_validate(shown)
+    return body
+
+
+EVENTS: dict[str, type[BaseModel]] = {
+    "response.created": spec.ResponseCreatedStreamingEvent,
+    "response.in_progress": spec.ResponseInProgressStreamingEvent,
+    "response.completed": spec.ResponseCompletedStreamingEvent,
+    "response.incomplete": spec.ResponseIncompleteStreamingEvent,
+    "response.failed": spec.ResponseFailedStreamingEvent,
+    "response.output_item.added": spec.ResponseOutputItemAddedStreamingEvent,
+    "response.output_item.done": spec.ResponseOutputItemDoneStreamingEvent,
+    "response.content_part.added": spec.ResponseContentPartAddedStreamingEvent,
+    "response.content_part.done": spec.ResponseContentPartDoneStreamingEvent,
+    "response.output_text.delta": spec.ResponseOutputTextDeltaStreamingEvent,
+    "response.output_text.done": spec.ResponseOutputTextDoneStreamingEvent,
+    "response.refusal.delta": spec.ResponseRefusalDeltaStreamingEvent,
+    "response.refusal.done": spec.ResponseRefusalDoneStreamingEvent,
+    "response.function_call_arguments.delta": (
+        spec.ResponseFunctionCallArgumentsDeltaStreamingEvent
+    ),
+    "response.function_call_arguments.done": spec.ResponseFunctionCallArgumentsDoneStreamingEvent,
+    "response.reasoning_summary_part.added": spec.ResponseReasoningSummaryPartAddedStreamingEvent,
+    "response.reasoning_summary_part.done": spec.ResponseReasoningSummaryPartDoneStreamingEvent,
+    "response.reasoning_summary_text.delta": spec.ResponseReasoningSummaryDeltaStreamingEvent,
+    "response.reasoning_summary_text.done": spec.ResponseReasoningSummaryDoneStreamingEvent,
+}
+HOSTED_ONLY = {
+    "error",  # flat in the hosted API, nested in the specification
+    "response.custom_tool_call_input.delta",
+    "response.custom_tool_call_input.done",
+    "response.compaction.compacting",
+}
+"""Events of the hosted API that the specification does not have, or has otherwise."""
+
+HOSTED_EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+@pytest.fixture
+def check_event() -> Callable[[dict[str, Any]], None]:
+    """Check one event of a stream with both oracles."""
+
+    def check(event: dict[str, Any]) -> None:
+        HOSTED_EVENTS.validate_python(event)
+        if "response" in event:
+            check_resource(event["response"])
+        elif event["type"] not in HOSTED_ONLY and "ctc_" not in str(event):
+            EVENTS[event["type"]].model_validate(event)
+
+    return check
+
+
+@pytest.fixture
+def checked() -> Checked:
+    """Check a raw answer of the official client with both oracles; give its body."""
+
+    def check(raw: Any) -> dict[str, Any]:
+        assert raw.parse().id
+        return check_resource(raw.http_response.json())
+
+    return check

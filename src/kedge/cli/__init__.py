@@ -12,7 +12,9 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "serve": "Serve the Responses API from this machine: no key, no network.",
+}
 """Every command and its line in ``kedge --help``."""
 
 

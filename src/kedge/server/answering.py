@@ -5,26 +5,28 @@ cancelled without. ``stop`` ends it from outside (the client went away, the serv
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from anyio import CancelScope, current_time
 
 from kedge.server import errors, resource
-from kedge.server.contexts import grown
+from kedge.server.compaction import compaction_item
+from kedge.server.contexts import NOTHING, grown
 from kedge.server.draft import Draft
+from kedge.server.models import Piece
+from kedge.server.nodes import from_barrier, is_barrier
 from kedge.server.output import Event, Writer
 from kedge.server.service import Service
-from kedge.server.wire import encode, with_output
+from kedge.server.stored import Entry, Outcome
+from kedge.server.wire import encode, joined
 from kedge.tokens import count_items, count_text
 
 log = logging.getLogger("kedge.server")
 
 Emit = Callable[[Sequence[Event]], Awaitable[None]]
 """Sends events on their way to the client."""
-
-TERMINAL = {"completed": "response.completed", "incomplete": "response.incomplete"}
 
 
 class Run:
@@ -33,50 +35,47 @@ class Run:
     def __init__(self, service: Service, draft: Draft) -> None:
         self.draft = draft
         self._service = service
+        self._asked = encode(draft.asked)
         self._node: int | None = None
         self._held = ExitStack()
         self._scope = CancelScope()
         self._verdict = "failed"
-        self._done = False
-        self._writer = Writer(draft.key, len(draft.items))
+        self._became: Mapping[str, Any] = resource.BEGUN
+        self._writer = _writer(service, draft)
+        self._begin()
 
     async def whole(self) -> bytes | None:
         """Write the response and return it as JSON; None where nobody is left to read it."""
-        self._begin()
+        written = None
         try:
             with self._limited():
-                async for piece in self._service.model.answer(self.draft.prompt):
+                self._compact()
+                async for piece in self._pieces():
                     self._writer.take(piece)
-                return with_output(*self._settle()[1:])
-        except Exception:
-            log.exception("the model failed")
-            self._fail("failed")
-            raise errors.SERVER_FAILED() from None
+                written = self._settle()
+        except Exception as error:  # noqa: BLE001 - whatever a model does, the server goes on
+            _report(error)
         finally:
             self._end()
-        if self._verdict == "cancelled":
-            return None
-        raise errors.SERVER_FAILED()
+        if written is None and self._verdict != "cancelled":
+            raise errors.SERVER_FAILED()
+        return written
 
     async def live(self, emit: Emit) -> None:
         """Write the response and tell every event of it."""
-        self._begin()
-        begun: dict[str, Any] = {**self.draft.head, "output": []}
         try:
             with self._limited():
-                await emit(
-                    [
-                        {"type": "response.created", "response": begun},
-                        {"type": "response.in_progress", "response": begun},
-                    ]
-                )
+                begun = self._response([])
+                created = {"type": "response.created", "response": begun}
+                await emit([created, {"type": "response.in_progress", "response": begun}])
                 await self._tell(emit)
-        except Exception:
-            log.exception("the model failed")
-            self._fail("failed")
+        except Exception as error:  # noqa: BLE001 - whatever a model does, the server goes on
+            _report(error)
         finally:
             self._end()
-        if self._verdict != "cancelled" and not self._done:
+        if self._became is not resource.BEGUN:
+            await emit([self._terminal()])
+        elif self._verdict != "cancelled":
             await emit(self._failure())
 
     def stop(self, status: str) -> None:
@@ -85,93 +84,112 @@ class Run:
         self._scope.cancel()
 
     async def _tell(self, emit: Emit) -> None:
-        async for piece in self._service.model.answer(self.draft.prompt):
+        events = self._compact()
+        if events:
+            await emit(events)
+        async for piece in self._pieces():
             events = list(self._writer.feed(piece))
             if events:
                 await emit(events)
-        head, _, _ = self._settle()
-        response = {**head, "output": self._writer.items}
-        await emit([{"type": TERMINAL[head["status"]], "response": response}])
-        self._done = True
+        self._settle()
+
+    async def _pieces(self) -> AsyncIterator[Piece]:
+        if not self.draft.silent:
+            async for piece in self._service.model.answer(self.draft.prompt):
+                yield piece
+
+    def _compact(self) -> list[Event]:
+        draft, writer = self.draft, self._writer
+        if draft.kept is None:
+            return []
+        id = writer.next_id("compaction")
+        item = compaction_item(self._service.sealer, id, draft.kept)
+        return list(writer.add(item, during="response.compaction.compacting"))
 
     def _limited(self) -> CancelScope:
         self._scope.deadline = current_time() + self._service.settings.limits.answer_seconds
         return self._scope
 
     def _begin(self) -> None:
-        draft = self.draft
-        if draft.past.conversation is not None:
-            self._held.enter_context(self._service.conversations.lock(draft.past.conversation))
+        draft, past = self.draft, self.draft.past
+        if past.conversation is not None:
+            self._held.enter_context(self._service.conversations.lock(past.conversation))
+        self._service.running.add(self)
         if draft.store:
-            self._node = self._service.responses.begin(
-                draft.key,
-                draft.past.node,
-                encode(draft.head),
-                encode(draft.items),
-                barrier=False,
-                conversation=draft.past.conversation,
+            barrier = is_barrier(draft.input)
+            entry = Entry(
+                draft.key, past.node, self._asked, encode(draft.input), barrier, past.conversation
             )
+            self._node = self._service.responses.begin(entry)
 
-    def _settle(self) -> tuple[Mapping[str, Any], bytes, bytes]:
+    def _settle(self) -> bytes:
         draft, writer = self.draft, self._writer
         output_tokens = count_items(writer.items)
-        head = resource.finished(
-            draft.head,
-            status="incomplete" if writer.reason else "completed",
+        self._became = resource.finished(
             reason=writer.reason,
             now=int(self._service.clock()),
             usage=resource.usage(
-                input=draft.input_tokens,
-                cached=_cached(draft.past.context.tokens),
+                input=draft.view.tokens,
+                cached=draft.cached,
                 output=output_tokens,
                 reasoning=sum(map(count_text, writer.thoughts)),
             ),
         )
-        encoded, output = encode(head), encode(writer.items)
+        became, output = encode(self._became), encode(writer.items)
         if self._node is not None:
-            self._keep(self._node, head["status"], encoded, output, output_tokens)
-        self._node = None
-        return head, encoded, output
+            self._keep(self._node, became, output)
+            self._node = None
+        return joined(self._asked, became, output)
 
-    def _keep(self, node: int, status: str, head: bytes, output: bytes, tokens: int) -> None:
-        draft = self.draft
-        tokens += draft.item_tokens
-        kept = self._service.responses.settle(
-            node,
-            status,
-            head,
-            output,
-            barrier=False,
-            tokens=tokens,
-            conversation=draft.past.conversation,
-        )
-        if kept:
-            items = [*draft.items, *self._writer.items]
-            context = grown(draft.past.context, items, items, tokens, len(output))
-            self._service.nodes.keep(node, draft.past.node, context)
-
-    def _fail(self, status: str) -> None:
-        if self._node is not None:
-            self._service.responses.fail(self._node, status, encode(self._failed(status)))
-        self._node = None
-
-    def _failed(self, status: str) -> dict[str, Any]:
-        return resource.failed(
-            self.draft.head, status, "server_error", errors.SERVER_FAILED().message
-        )
-
-    def _failure(self) -> list[Event]:
-        failed = self._failed("failed")
-        failed["output"] = []
-        return [
-            {"type": "error", **failed["error"], "param": None},
-            {"type": "response.failed", "response": failed},
-        ]
+    def _keep(self, node: int, became: bytes, output: bytes) -> None:
+        service, past = self._service, self.draft.past
+        items: Sequence[Any] = [*self.draft.input, *self._writer.items]
+        seen, above = items, past.context
+        barrier = is_barrier(items)
+        if barrier:
+            items = from_barrier(items)
+            seen, above = service.read(items), NOTHING
+        tokens = count_items(seen)
+        outcome = Outcome(self._became["status"], became, output, barrier, tokens)
+        if service.responses.settle(node, outcome, past.conversation):
+            size = len(self._asked) + len(output)
+            service.nodes.keep(node, past.node, grown(above, items, seen, tokens, size))
 
     def _end(self) -> None:
-        self._fail(self._verdict)
+        if self._node is not None:
+            self._service.responses.fail(self._node, self._verdict)
+            self._node = None
+        self._service.running.discard(self)
         self._held.close()
 
+    def _response(self, output: list[Any]) -> dict[str, Any]:
+        return {**self.draft.asked, **self._became, "output": output}
 
-def _cached(tokens: int) -> int:
-    return tokens if tokens >= resource.LEAST_CACHED else 0
+    def _terminal(self) -> Event:
+        response = self._response(self._writer.items)
+        return {"type": f"response.{response['status']}", "response": response}
+
+    def _failure(self) -> list[Event]:
+        self._became = resource.failed("failed")
+        return [
+            {"type": "error", **self._became["error"], "param": None},
+            {"type": "response.failed", "response": self._response([])},
+        ]
+
+
+def _report(error: Exception) -> None:
+    """Log that a model failed; its words may quote the conversation, so they are for debugging."""
+    log.error("the model failed: %s", type(error).__name__)
+    log.debug("how it failed", exc_info=error)
+
+
+def _writer(service: Service, draft: Draft) -> Writer:
+    body = draft.prompt.body
+    sealed = "reasoning.encrypted_content" in (body.get("include") or ())
+    reasoning: Mapping[str, Any] = body.get("reasoning") or {}
+    return Writer(
+        draft.key,
+        len(draft.input),
+        seal=service.sealer.seal if sealed else None,
+        shown=bool(reasoning.get("summary") or reasoning.get("generate_summary")),
+    )

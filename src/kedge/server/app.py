@@ -1,118 +1,129 @@
-"""The routes of the server."""
+"""The app: every route of the server, its errors in the API's own shape, its housekeeping."""
 
-import json
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
 
+from anyio.lowlevel import checkpoint
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
-from kedge.server import errors
-from kedge.server.access import Access, Exchange, Listener
-from kedge.server.answering import Run
-from kedge.server.draft import draft
+from kedge.server import conversations, responses
+from kedge.server.access import Access, Listener
+from kedge.server.errors import SERVER_FAILED, UNKNOWN_ROUTE, WRONG_METHOD, ApiError
+from kedge.server.guard import Guard
+from kedge.server.http import answer, answer_json, refuse, service_of
 from kedge.server.service import Service
 from kedge.server.settings import Settings
-from kedge.server.sse import EventStream, Watch
-from kedge.server.wire import encode
 
 
-async def read_json(request: Request) -> Any:
-    """Read the body of a request as JSON, within the limits."""
-    most = request.app.state.service.settings.limits.body_bytes
-    if int(request.headers.get("content-length", 0)) > most:
-        raise errors.BODY_TOO_LARGE(most=most)
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > most:
-            raise errors.BODY_TOO_LARGE(most=most)
-        chunks.append(chunk)
-    raw = b"".join(chunks)
-    exchange: Exchange | None = request.scope.get("kedge.exchange")
-    if exchange is not None:
-        exchange.raw = raw
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise errors.NOT_JSON() from None
-    if exchange is not None:
-        exchange.body = body
-    return body
+async def list_models(request: Request) -> Response:
+    """Answer ``GET /v1/models``."""
+    name = service_of(request).model.name
+    model = {"id": name, "object": "model", "created": 0, "owned_by": "kedge"}
+    return answer_json({"object": "list", "data": [model]})
 
 
-def answer(body: bytes, status: int = 200) -> Response:
-    """Answer with JSON that is already encoded."""
-    return Response(body, status, media_type="application/json")
+async def healthz(_: Request) -> Response:
+    """Answer ``GET /healthz``."""
+    return answer_json({"status": "ok"})
 
 
-async def create_response(request: Request) -> Any:
-    """Answer ``POST /v1/responses``."""
-    body = await read_json(request)
-    service: Service = request.app.state.service
-    made = draft(service, body)
-    exchange: Exchange | None = request.scope.get("kedge.exchange")
-    if exchange is not None:
-        exchange.context = tuple(made.prompt.ask.items)
-        exchange.response_id = made.head["id"]
-    run = Run(service, made)
-    if made.prompt.live:
-        return EventStream(run)
-    with Watch(run, request.receive):
-        whole = await run.whole()
-    return answer(whole or b"")
-
-
-def on_api_error(_: Request, error: Exception) -> Response:
-    """Answer with the error that was raised on purpose."""
-    assert isinstance(error, errors.ApiError)  # noqa: S101 - registered for these only
-    return answer(encode(error.body()), error.status)
-
-
-def on_http_error(request: Request, error: Exception) -> Response:
-    """Answer an unknown route or a wrong method in the shape of the API's errors."""
-    assert isinstance(error, HTTPException)  # noqa: S101 - registered for these only
-    where: Mapping[str, str] = {"method": request.method, "path": request.url.path}
-    situation = errors.WRONG_METHOD if error.status_code == 405 else errors.UNKNOWN_ROUTE
-    made = situation(**where)
-    return answer(encode(made.body()), made.status)
-
-
-def on_bug(_: Request, __: Exception) -> Response:
-    """Answer when the server itself is at fault."""
-    made = errors.SERVER_FAILED()
-    return answer(encode(made.body()), made.status)
-
+_CONVERSATION = "/v1/conversations/{id}"
+_ITEM = "/v1/conversations/{id}/items/{item}"
 
 ROUTES = [
-    Route("/v1/responses", create_response, methods=["POST"]),
+    Route("/v1/responses", responses.create, methods=["POST"]),
+    Route("/v1/responses/input_tokens", responses.input_tokens, methods=["POST"]),
+    Route("/v1/responses/compact", responses.compact_context, methods=["POST"]),
+    Route("/v1/responses/{id}", responses.retrieve, methods=["GET"]),
+    Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
+    Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),
+    Route("/v1/responses/{id}/input_items", responses.input_items, methods=["GET"]),
+    Route("/v1/conversations", conversations.create, methods=["POST"]),
+    Route(_CONVERSATION, conversations.retrieve, methods=["GET"]),
+    Route(_CONVERSATION, conversations.update, methods=["POST"]),
+    Route(_CONVERSATION, conversations.delete, methods=["DELETE"]),
+    Route(f"{_CONVERSATION}/items", conversations.list_items, methods=["GET"]),
+    Route(f"{_CONVERSATION}/items", conversations.add_items, methods=["POST"]),
+    Route(_ITEM, conversations.retrieve_item, methods=["GET"]),
+    Route(_ITEM, conversations.delete_item, methods=["DELETE"]),
+    Route("/v1/models", list_models, methods=["GET"]),
+    Route("/healthz", healthz, methods=["GET"]),
 ]
+"""Every route, as it stands in the documentation."""
+
+
+def _on_api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)  # noqa: S101 - registered for these only
+    return refuse(error)
+
+
+def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - registered for these only
+    where = {"method": request.method, "path": request.url.path}
+    if error.status_code != 405:
+        return refuse(UNKNOWN_ROUTE(**where))
+    refused = refuse(WRONG_METHOD(**where))
+    refused.headers["allow"] = ", ".join(sorted(_methods(request.scope)))
+    return refused
+
+
+def _methods(scope: Scope) -> set[str]:
+    fitting = (route for route in ROUTES if route.matches(scope)[0] is not Match.NONE)
+    return set[str]().union(*(route.methods or () for route in fitting))
+
+
+def _on_client_gone(_: Request, __: Exception) -> Response:
+    return answer(b"")  # nobody reads it
+
+
+def _on_bug(_: Request, __: Exception) -> Response:
+    return refuse(SERVER_FAILED())
 
 
 def create_app(settings: Settings | None = None, listener: Listener | None = None) -> Starlette:
     """Build the ASGI app of one server; ``listener`` is told of every request."""
-    service = Service(settings or Settings())
+    settings = settings or Settings()
+    service = Service(settings)
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        yield
-        service.close()
+        keeping = asyncio.create_task(_keep_house(service))
+        try:
+            yield
+        finally:
+            keeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeping
+            service.close()
 
     app = Starlette(
         routes=ROUTES,
         lifespan=lifespan,
-        middleware=[Middleware(Access, listener=listener)],
+        middleware=[
+            Middleware(Access, listener=listener),
+            Middleware(Guard, token=settings.token, hosts=settings.hosts),
+        ],
         exception_handlers={
-            errors.ApiError: on_api_error,
-            HTTPException: on_http_error,
-            Exception: on_bug,
+            ApiError: _on_api_error,
+            HTTPException: _on_http_error,
+            ClientDisconnect: _on_client_gone,
+            Exception: _on_bug,
         },
     )
     app.state.service = service
     return app
+
+
+async def _keep_house(service: Service) -> None:
+    """Delete what has expired: at the start, and then from time to time, a little at once."""
+    while True:
+        while service.responses.purge():
+            await checkpoint()
+        await asyncio.sleep(service.settings.purge_every)

@@ -1,8 +1,8 @@
 """What the server remembers up to a point, as a shared, immutable tree.
 
 A ``Context`` is its parent's context plus the items that one request added. The sums that every
-turn needs (how many items, how many tokens) are kept along the way, so the next turn of a chain
-costs what the turn itself brings, however long the chain is; forks share their common past.
+turn needs (how many tokens, which calls are open) are kept along the way, so the next turn of a
+chain costs what the turn itself brings, however long the chain is; forks share their past.
 
 ``ContextCache`` keeps recent contexts in memory, bounded by the bytes of what they hold. A cached
 context keeps its ancestors, so only a *tip* (a context without cached children) can be dropped;
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from kedge.server.coherence import START, Coherence
 from kedge.server.wire import Item
 
 
@@ -22,14 +23,14 @@ class Context:
     """One point of a chain: everything up to and including ``items``.
 
     ``seen`` is what a model sees in the place of ``items``: the same, except that a compaction is
-    read out. ``tokens`` and ``count`` are sums over the whole context; ``size`` is this part's own.
+    read out. ``tokens`` and ``coherence`` tell of the whole context, ``size`` of this part alone.
     """
 
     parent: "Context | None"
     items: tuple[Item, ...]
     seen: tuple[Item, ...]
     tokens: int
-    count: int
+    coherence: Coherence
     size: int
 
     def whole(self) -> list[Item]:
@@ -44,7 +45,8 @@ class Context:
         """Cut all but the last ``number`` parts off: what a forgetful server would hold."""
         context = NOTHING
         for part in self._parts()[-number:] if number else []:
-            context = grown(context, part.items, part.seen, part.tokens, part.size)
+            own = part.tokens - (part.parent.tokens if part.parent else 0)
+            context = grown(context, part.items, part.seen, own, part.size)
         return context
 
     def _parts(self) -> "list[Context]":
@@ -57,7 +59,7 @@ class Context:
         return parts
 
 
-NOTHING = Context(None, (), (), 0, 0, 0)
+NOTHING = Context(None, (), (), 0, START, 0)
 """The context before anything was said."""
 
 
@@ -71,7 +73,7 @@ def grown(
         items=own,
         seen=own if seen is items else tuple(seen),
         tokens=parent.tokens + tokens,
-        count=parent.count + len(own),
+        coherence=parent.coherence.extend(own),
         size=size,
     )
 

@@ -4,17 +4,21 @@ Whatever the request refers to is looked up, its input is written out, and the w
 will see is put together and checked. Nothing is written to the database here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kedge.practice import Ask
 from kedge.server import errors, resource
+from kedge.server.coherence import check_request, check_sealed, resolve
+from kedge.server.compaction import compact, is_triggered, newest_exchange
 from kedge.server.contexts import Context
 from kedge.server.ids import new_key, response_id
 from kedge.server.items import written_out
 from kedge.server.models import Prompt
+from kedge.server.nodes import from_barrier, is_barrier
 from kedge.server.service import Service
+from kedge.server.validation import check_exclusive, check_not_empty, check_prompt
 from kedge.server.wire import Item
 from kedge.tokens import count_items, count_json, count_text
 
@@ -34,62 +38,80 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
+class View:
+    """What a model sees of a request, and how many tokens that is."""
+
+    items: Sequence[Item]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
-    """A response that is about to be written."""
+    """A response that is about to be written.
+
+    ``input`` is what the request itself brings. ``kept`` is what a compaction keeps, where this
+    response makes one; ``silent`` says that it does nothing else.
+    """
 
     key: str
-    body: Body
-    head: Mapping[str, Any]
+    asked: Mapping[str, Any]
     past: Past
-    items: list[Item]
-    item_tokens: int
-    input_tokens: int
+    input: list[Item]
+    view: View
+    cached: int
     store: bool
     prompt: Prompt
+    kept: Sequence[Item] | None
+    silent: bool
 
 
 def draft(service: Service, body: Body) -> Draft:
     """Prepare the response to a valid request, or raise the ApiError of what is wrong with it."""
     past = find_past(service, body)
-    if not body["input"] and past.node is None and past.conversation is None:
-        raise errors.NOTHING_TO_ANSWER()
-    key = new_key()
-    items = written_out(body["input"], key)
+    check_not_empty(body)
+    key = new_key(service.nodes.next_number())
+    items = taken_in(service, body["input"], key, past)
+    whole = view_of(service, body, past, items)
+    check_abilities(body)
+    silent = is_triggered(items)
+    kept = _kept(body, whole, service.model.window, silent=silent)
+    seen = whole if kept is None else View(kept, 0)
     store = body.get("store") is not False and not service.settings.zero_data_retention
-    item_tokens = count_items(items)
     return Draft(
         key=key,
-        body=body,
-        head=resource.head(response_id(key), int(service.clock()), body, store=store),
+        asked=resource.asked(response_id(key), int(service.clock()), body, store=store),
         past=past,
-        items=items,
-        item_tokens=item_tokens,
-        input_tokens=past.context.tokens + item_tokens + count_settings(body),
+        input=items,
+        view=whole,
+        cached=0 if is_barrier(items) else _cached(past.context.tokens),
         store=store,
         prompt=Prompt(
-            ask=_ask(body, past.context.as_seen() + items),
+            ask=_ask(body, fitted(seen, body, service.model.window).items),
             body=body,
             live=bool(body.get("stream")),
             most=body.get("max_output_tokens"),
         ),
+        kept=kept,
+        silent=silent,
     )
 
 
 def find_past(service: Service, body: Body) -> Past:
     """Look up what a request refers to."""
+    check_exclusive(body)
     conversation, previous = body.get("conversation"), body.get("previous_response_id")
-    if conversation is not None and previous is not None:
-        raise errors.MUTUALLY_EXCLUSIVE()
+    past = Past(service.nodes.context(None))
     if conversation is not None:
-        return _in_conversation(
+        past = _in_conversation(
             service, conversation if isinstance(conversation, str) else conversation["id"]
         )
-    if previous is not None:
-        return _after(service, previous)
-    return Past(service.nodes.context(None))
+    check_prompt(body)
+    return past if previous is None else _after(service, previous)
 
 
 def _in_conversation(service: Service, id: str) -> Past:
+    if service.settings.zero_data_retention:
+        raise errors.CONVERSATION_ZERO_DATA_RETENTION()
     found = service.conversations.find(id)
     if found is None:
         raise errors.CONVERSATION_NOT_FOUND(id=id)
@@ -99,12 +121,38 @@ def _in_conversation(service: Service, id: str) -> Past:
 def _after(service: Service, id: str) -> Past:
     if service.settings.zero_data_retention:
         raise errors.ZERO_DATA_RETENTION()
-    stored = service.responses.find(id)
-    if stored is None:
+    found = service.responses.find(id)
+    if found is None:
         raise errors.PREVIOUS_RESPONSE_NOT_FOUND(id=id)
-    if stored.status not in CHAINABLE:
-        raise errors.PREVIOUS_RESPONSE_UNFINISHED(id=id, status=stored.status)
-    return Past(service.nodes.context(stored.node), stored.node)
+    node, status = found
+    if status not in CHAINABLE:
+        raise errors.PREVIOUS_RESPONSE_UNFINISHED(id=id, status=status)
+    return Past(service.nodes.context(node), node)
+
+
+def taken_in(service: Service, input: str | Sequence[Item], key: str, past: Past) -> list[Item]:
+    """Take a request's input in: resolved, checked against the past, and written out in full."""
+    sent = [{"role": "user", "content": input}] if isinstance(input, str) else input
+    items = resolve(sent, service.known)
+    check_request(past.context.coherence, items, service.known)
+    check_sealed(items, service.sealer.open)
+    return written_out(items, key)
+
+
+def check_abilities(body: Body) -> None:
+    """Refuse what this server cannot do."""
+    if body.get("background"):
+        raise errors.BACKGROUND_UNSUPPORTED()
+
+
+def view_of(service: Service, body: Body, past: Past, items: Sequence[Item]) -> View:
+    """Put together what a model sees: the past, unless a compaction stands for it, and the new."""
+    settings = count_settings(body)
+    if is_barrier(items):
+        seen = service.read(from_barrier(items))
+        return View(seen, settings + count_items(seen))
+    tokens = past.context.tokens + count_items(items)
+    return View([*past.context.as_seen(), *items], settings + tokens)
 
 
 def count_settings(body: Body) -> int:
@@ -114,15 +162,53 @@ def count_settings(body: Body) -> int:
     return tokens + (count_json(tools) if tools else 0)
 
 
-def _ask(body: Body, items: list[Item]) -> Ask:
+def fitted(view: View, body: Body, window: int) -> View:
+    """Fit a view into a model's window: drop the oldest exchanges where the request allows it."""
+    if view.tokens <= window:
+        return view
+    if body.get("truncation") != "auto":
+        raise errors.CONTEXT_TOO_LONG()
+    items, tokens = list(view.items), view.tokens
+    while tokens > window:
+        start = _second_exchange(items)
+        if start is None:
+            raise errors.CONTEXT_TOO_LONG()
+        tokens -= count_items(items[:start])
+        items = items[start:]
+    return View(items, tokens)
+
+
+def _second_exchange(items: Sequence[Item]) -> int | None:
+    for index in range(1, newest_exchange(items) + 1):
+        if items[index].get("role") == "user":
+            return index
+    return None
+
+
+def _kept(body: Body, view: View, window: int, *, silent: bool) -> Sequence[Item] | None:
+    """Decide whether this response compacts its context, and what it keeps if so."""
+    if silent:
+        return compact(view.items[:-1], view.tokens // 2)
+    for entry in body.get("context_management") or ():
+        threshold = entry.get("compact_threshold") or window
+        if view.tokens > threshold:
+            return compact(view.items, threshold // 2)
+    return None
+
+
+def _cached(tokens: int) -> int:
+    return tokens if tokens >= resource.LEAST_CACHED else 0
+
+
+def _ask(body: Body, items: Sequence[Item]) -> Ask:
     text: Body = body.get("text") or {}
-    choice, parallel = body.get("tool_choice"), body.get("parallel_tool_calls")
+    choice = body.get("tool_choice")
     return Ask(
         items=items,
         instructions=body.get("instructions"),
         tools=body.get("tools") or (),
         tool_choice="auto" if choice is None else choice,
-        parallel_tool_calls=parallel is not False,
+        parallel_tool_calls=body.get("parallel_tool_calls") is not False,
         text_format=text.get("format"),
         reasoning=body.get("reasoning"),
     )

@@ -260,6 +260,12 @@ NOT_JSON = Situation(
     "not valid JSON. If you have trouble figuring out how to fix this, please contact us through "
     "our help center at help.openai.com.)"
 )
+WRONG_CONTENT_TYPE = Situation(
+    "Unsupported content type: '{got}'. This API method only accepts 'application/json' requests, "
+    "but you specified the header 'Content-Type: {got}'. Please try again with a supported "
+    "content type.",
+    code="unsupported_content_type",
+)
 UNKNOWN_ROUTE = Situation("Invalid URL ({method} {path})", status=404)
 WRONG_METHOD = Situation(
     "Not allowed to {method} on {path}. (HINT: Perhaps you meant to use a different HTTP method?)",
@@ -299,6 +305,41 @@ TRIGGER_NOT_LAST = Situation(
 BODY_NOT_OBJECT = Situation(
     "Invalid type for the request body: expected an object, but got {got} instead.",
     code="invalid_type",
+)
+CONVERSATION_ZERO_DATA_RETENTION = Situation(
+    "Conversations cannot be used for this organization due to Zero Data Retention.",
+    param="conversation",
+    code="unsupported_parameter",
+)
+BACKGROUND_UNSUPPORTED = Situation(
+    "This server does not run responses in the background. Leave 'background' out, or stream the "
+    "response.",
+    param="background",
+    code="unsupported_parameter",
+)
+CONVERSATION_ITEM_NOT_FOUND = Situation(
+    "Item with id '{id}' not found in conversation '{conversation}'.", status=404
+)
+NO_SUCH_PLACE = Situation(
+    "Invalid 'after': there is no item with id '{id}' in this list.",
+    param="after",
+    code="invalid_value",
+)
+STREAM_NOT_KEPT = Situation(
+    "This server does not keep streams. Leave 'stream' out to retrieve the response.",
+    param="stream",
+    code="unsupported_parameter",
+)
+HOST_REFUSED = Situation(
+    "This server is for programs on its own machine and does not answer to that name. Use "
+    "127.0.0.1 or localhost.",
+    status=403,
+    code="host_not_allowed",
+)
+READ_TOO_SLOW = Situation(
+    "The request body did not arrive within {seconds} seconds.",
+    status=408,
+    code="request_timeout",
 )
 BODY_TOO_LARGE = Situation(
     "The request body is larger than {most} bytes. Send less, or start the server with a larger "

@@ -1,13 +1,15 @@
-"""Ids that carry their place, so that no index of items is needed.
+"""Ids that say where a thing is kept, so that the database needs no index of ids.
 
-Everything a request adds shares one random key: the response is ``resp_<key>`` and its items are
-``msg_<key><n>``, ``fc_<key><n>``…, where ``n`` is a four-digit hexadecimal number. From an item's
-id alone the server knows which stored node to look in.
+Everything a request adds shares one key: the number of its node in the database, then random
+digits that nobody can guess. The response is ``resp_<key>`` and its items are ``msg_<key><n>``,
+``fc_<key><n>`` and so on, ``n`` counting them. A key read out of an id is only a claim: it holds
+if the node of that number has that very key.
 """
 
 import re
 import secrets
 
+NUMBER_DIGITS = 10
 KEY_DIGITS = 32
 
 PREFIXES = {
@@ -22,12 +24,17 @@ PREFIXES = {
 """How the id of an item begins, by its type; other types begin with ``item``."""
 
 _RESPONSE = re.compile(rf"resp_([0-9a-f]{{{KEY_DIGITS}}})")
-_ITEM = re.compile(rf"[a-z]+_([0-9a-f]{{{KEY_DIGITS}}})[0-9a-f]{{4}}")
+_ITEM = re.compile(rf"[a-z]+_([0-9a-f]{{{KEY_DIGITS}}})[0-9a-f]{{4,}}")
 
 
-def new_key() -> str:
-    """Make the key of a new response or conversation."""
-    return secrets.token_hex(KEY_DIGITS // 2)
+def new_key(node: int) -> str:
+    """Make the key of a new node."""
+    return f"{node:0{NUMBER_DIGITS}x}{secrets.token_hex((KEY_DIGITS - NUMBER_DIGITS) // 2)}"
+
+
+def node_of(key: str) -> int:
+    """Read the number of its node out of a key."""
+    return int(key[:NUMBER_DIGITS], 16)
 
 
 def response_id(key: str) -> str:
@@ -38,6 +45,11 @@ def response_id(key: str) -> str:
 def item_id(type: str, key: str, number: int) -> str:
     """Name the ``number``-th item of the request with this key."""
     return f"{PREFIXES.get(type, 'item')}_{key}{number:04x}"
+
+
+def call_id(key: str, number: int) -> str:
+    """Name a tool call that is the ``number``-th item of the request with this key."""
+    return f"call_{key}{number:04x}"
 
 
 def key_of_response(id: str) -> str | None:

@@ -15,16 +15,13 @@ STATELESS = frozenset({"reasoning", "compaction", "additional_tools", "configura
 """Types of items that have no ``status``."""
 
 
-def written_out(input: str | Sequence[Item], key: str) -> list[Item]:
+def written_out(items: Sequence[Item], key: str) -> list[Item]:
     """Write the input of a request out in full; ``key`` names the items that have no id."""
-    items: Sequence[Item] = (
-        [{"role": "user", "content": input}] if isinstance(input, str) else input
-    )
     return [_full(item, key, number) for number, item in enumerate(items)]
 
 
 def _full(item: Item, key: str, number: int) -> Item:
-    type = item.get("type", "message")
+    type: str = item.get("type") or "message"
     full: dict[str, Any] = {
         "id": item.get("id") or item_id(type, key, number),
         "type": type,

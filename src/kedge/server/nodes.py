@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kedge.server.contexts import NOTHING, Context, ContextCache, grown
+from kedge.server.ids import node_of
 from kedge.server.sqlite import Database
 from kedge.server.wire import Item, decode, encode
 
@@ -32,14 +33,15 @@ WITH RECURSIVE up (parent, input, output) AS (
 SELECT input, output FROM up
 """
 _UNNEEDED = """
-SELECT parent FROM nodes n WHERE id = ?
+SELECT parent FROM nodes n WHERE id = ? AND expires_at IS NULL
 AND NOT EXISTS (SELECT 1 FROM nodes WHERE parent = n.id)
-AND NOT EXISTS (SELECT 1 FROM responses WHERE node = n.id)
 AND NOT EXISTS (SELECT 1 FROM conversations WHERE node = n.id)
 """
 
 Reader = Callable[[Sequence[Item]], Sequence[Item]]
 """Shows items as a model sees them: a compaction item is replaced by what it stands for."""
+
+Count = Callable[[Sequence[Item]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,10 @@ class Node:
     input: bytes
     output: bytes
 
+    def items(self) -> list[Item]:
+        """List its items."""
+        return [*decode(self.input), *decode(self.output)]
+
 
 class Nodes:
     """All nodes of the database, and the contexts that end at them."""
@@ -59,42 +65,44 @@ class Nodes:
         self._run = database.run
         self._cache = cache
         self._read = read
+        (self._newest,) = database.run("SELECT coalesce(max(id), 0) FROM nodes").fetchone()
+
+    def next_number(self) -> int:
+        """Number a new node; a number is never given twice while the server runs."""
+        self._newest += 1
+        return self._newest
 
     def add(
         self,
         key: str,
         parent: int | None,
-        input: bytes,
-        *,
-        barrier: bool,
-        tokens: int = 0,
+        conversation: str,
+        items: Sequence[Item],
+        count: Count,
     ) -> int:
-        """Insert what a request brings; its output follows with ``complete``."""
-        cursor = self._run(
-            "INSERT INTO nodes (key, parent, barrier, tokens, input, output) "
-            "VALUES (?, ?, ?, ?, ?, '[]')",
-            (key, parent, barrier, tokens, input),
-        )
-        assert cursor.lastrowid is not None  # noqa: S101 - an INSERT has one
-        return cursor.lastrowid
-
-    def complete(self, node: int, output: bytes, *, barrier: bool, tokens: int) -> None:
-        """Add the output to a node."""
+        """Add items of a conversation; ``count`` counts what a model sees of them."""
+        node, barrier = node_of(key), is_barrier(items)
+        seen = self._read(from_barrier(items)) if barrier else items
         self._run(
-            "UPDATE nodes SET output = ?, barrier = ?, tokens = ? WHERE id = ?",
-            (output, barrier, tokens, node),
+            "INSERT INTO nodes (id, key, parent, barrier, tokens, conversation, input, output) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, X'5b5d')",
+            (node, key, parent, barrier, count(seen), conversation, encode(items)),
         )
+        return node
 
     def get(self, node: int) -> Node:
         """Read one node's own content."""
         row = self._run("SELECT id, parent, input, output FROM nodes WHERE id = ?", (node,))
         return Node(*row.fetchone())
 
-    def find(self, key: str) -> Node | None:
-        """Find a node by the key that its items' ids carry."""
-        row = self._run("SELECT id, parent, input, output FROM nodes WHERE key = ?", (key,))
-        found = row.fetchone()
-        return found and Node(*found)
+    def find(self, key: str, now: float) -> Node | None:
+        """Find the node with a key, unless its items are only kept for those who build on it."""
+        row = self._run(
+            "SELECT id, parent, input, output FROM nodes WHERE id = ? AND key = ? "
+            "AND (expires_at > ? OR conversation IS NOT NULL)",
+            (node_of(key), key, now),
+        ).fetchone()
+        return row and Node(*row)
 
     def context(self, node: int | None) -> Context:
         """Everything up to and including a node."""
@@ -104,7 +112,7 @@ class Nodes:
 
     def keep(self, node: int, parent: int | None, context: Context) -> None:
         """Remember a context that was just made, so that the next turn need not read it."""
-        self._cache.put(node, parent if context.parent is not NOTHING else None, context)
+        self._cache.put(node, None if context.parent is NOTHING else parent, context)
 
     def everything(self, node: int | None) -> list[Item]:
         """List every item up to a node, also those from before a compaction."""
@@ -121,22 +129,19 @@ class Nodes:
             self._cache.forget(node)
             (node,) = row
 
-    def release(self, node: int, *, cut: bool) -> None:
-        """Let go of a node whose response is gone: keep no more of it than its children need.
-
-        ``cut`` says that nobody lists what came before a barrier, as a conversation does.
-        """
-        parent, barrier, *content = self._run(
-            "SELECT parent, barrier, input, output FROM nodes WHERE id = ?", (node,)
+    def cut(self, node: int) -> None:
+        """Drop what is before a barrier: its children do not see it, and nobody lists it."""
+        parent, barrier = self._run(
+            "SELECT parent, barrier FROM nodes WHERE id = ?", (node,)
         ).fetchone()
-        if barrier and cut:
-            kept = encode(from_barrier([item for part in content for item in decode(part)]))
-            self._run(
-                "UPDATE nodes SET parent = NULL, input = ?, output = '[]' WHERE id = ?",
-                (kept, node),
-            )
-            self.collect(parent)
-        self.collect(node)
+        if not barrier:
+            return
+        kept = from_barrier(self.get(node).items())
+        self._run(
+            "UPDATE nodes SET parent = NULL, input = ?, output = X'5b5d' WHERE id = ?",
+            (encode(kept), node),
+        )
+        self.collect(parent)
 
     def _load(self, node: int) -> Context:
         rows = self._run(_ONE, (node,)).fetchall()
@@ -159,18 +164,24 @@ class Nodes:
         *content: bytes,
     ) -> Context:
         items: list[Any] = [item for part in content for item in decode(part)]
+        seen: Sequence[Item] = items
         if barrier:
             above, parent = NOTHING, None
             items = from_barrier(items)
-        size = sum(map(len, content))
-        context = grown(above, items, self._read(items) if barrier else items, tokens, size)
+            seen = self._read(items)
+        context = grown(above, items, seen, tokens, sum(map(len, content)))
         self._cache.put(node, parent, context)
         return context
 
 
-def from_barrier(items: list[Any]) -> list[Any]:
+def is_barrier(items: Sequence[Item]) -> bool:
+    """Whether there is a compaction among the items."""
+    return any(item["type"] == "compaction" for item in items)
+
+
+def from_barrier(items: Sequence[Item]) -> list[Any]:
     """Cut everything before the newest compaction item."""
     for index in range(len(items) - 1, -1, -1):
-        if items[index].get("type") == "compaction":
-            return items[index:]
-    return items
+        if items[index]["type"] == "compaction":
+            return list(items[index:])
+    return list(items)

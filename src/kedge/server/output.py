@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from kedge.server.ids import item_id
+from kedge.server.ids import call_id, item_id
 from kedge.server.items import output_text
 from kedge.server.models import Closed, Grown, Kind, Opened, Piece, Stopped
 
@@ -148,11 +148,12 @@ class Writer:
             case _:
                 assert_never(piece)
 
-    def add(self, item: Made) -> Iterator[Event]:
-        """Add an item that is whole from the start."""
+    def add(self, item: Made, during: str) -> Iterator[Event]:
+        """Add an item that is whole from the start; ``during`` is the event in between."""
         self.items.append(item)
         self._number += 1
         yield {**self._at(), "type": "response.output_item.added", "item": item}
+        yield {**self._at(), "type": during, "item_id": item["id"]}
         yield {**self._at(), "type": "response.output_item.done", "item": item}
 
     def next_id(self, type: str) -> str:
@@ -169,8 +170,8 @@ class Writer:
         elif form.type == "reasoning":
             item |= {"summary": []}
         else:
-            call_id = piece.call_id or f"call_{self._key}{self._number:04x}"
-            item |= {"call_id": call_id, "name": piece.name, form.within: ""}
+            join = piece.call_id or call_id(self._key, self._number)
+            item |= {"call_id": join, "name": piece.name, form.within: ""}
         if form.type != "reasoning":
             item["status"] = "in_progress"
         self._number += 1

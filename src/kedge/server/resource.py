@@ -1,11 +1,14 @@
-"""The response resource: every key of it, built from what was asked.
+"""The response resource: every key of it, in two halves.
 
-A request's settings are echoed as they were sent; what was left out shows its default. Nothing is
-inherited from the previous response.
+``asked`` is what the request decided: its settings echoed as they were sent, defaults for what was
+left out, nothing inherited from the previous response. It never changes, so it is encoded once.
+``became`` (status, usage, error…) is what happened. Output items are the third part.
 """
 
 from collections.abc import Mapping
 from typing import Any
+
+from kedge.server.errors import SERVER_FAILED
 
 Body = Mapping[str, Any]
 
@@ -29,17 +32,25 @@ DEFAULTS: Mapping[str, Any] = {
 SERVICE_TIERS = {"auto": "default", "fast": "priority"}
 """Tiers that are echoed by another name."""
 
+LEAST_CACHED = 1024
+"""Prompts shorter than this are not cached by the hosted API; we count likewise."""
 
-def head(id: str, created_at: int, body: Body, *, store: bool) -> dict[str, Any]:
-    """Build the resource of a response that has just begun, without its output."""
+BEGUN: Mapping[str, Any] = {
+    "status": "in_progress",
+    "completed_at": None,
+    "error": None,
+    "incomplete_details": None,
+    "usage": None,
+}
+"""What has become of a response that has only just begun."""
+
+
+def asked(id: str, created_at: int, body: Body, *, store: bool) -> dict[str, Any]:
+    """Build the half of the resource that the request decides."""
     resource: dict[str, Any] = {
         "id": id,
         "object": "response",
         "created_at": created_at,
-        "completed_at": None,
-        "status": "in_progress",
-        "error": None,
-        "incomplete_details": None,
         "model": body["model"],
         "conversation": _conversation(body.get("conversation")),
         "store": store,
@@ -50,7 +61,6 @@ def head(id: str, created_at: int, body: Body, *, store: bool) -> dict[str, Any]
         "tools": [_tool(tool) for tool in body.get("tools") or ()],
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
-        "usage": None,
     }
     for name, default in DEFAULTS.items():
         value = body.get(name)
@@ -58,23 +68,21 @@ def head(id: str, created_at: int, body: Body, *, store: bool) -> dict[str, Any]
     return resource
 
 
-def finished(
-    begun: Mapping[str, Any], *, status: str, reason: str | None, now: int, usage: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Turn the resource of a begun response into that of a completed or incomplete one."""
+def finished(*, reason: str | None, now: int, usage: Mapping[str, Any]) -> dict[str, Any]:
+    """Say that a response was completed, or, for a ``reason``, that it is incomplete."""
     return {
-        **begun,
-        "status": status,
-        "completed_at": now if status == "completed" else None,
-        "incomplete_details": reason and {"reason": reason},
+        "status": "incomplete" if reason else "completed",
+        "completed_at": None if reason else now,
+        "error": None,
+        "incomplete_details": {"reason": reason} if reason else None,
         "usage": usage,
     }
 
 
-def failed(begun: Mapping[str, Any], status: str, code: str, message: str) -> dict[str, Any]:
-    """Turn the resource of a begun response into that of one that came to nothing."""
-    error = {"code": code, "message": message} if status == "failed" else None
-    return {**begun, "status": status, "error": error}
+def failed(status: str) -> dict[str, Any]:
+    """Say that a response came to nothing: ``failed`` by the server, ``cancelled`` by its client."""
+    error = {"code": "server_error", "message": SERVER_FAILED().message}
+    return {**BEGUN, "status": status, "error": error if status == "failed" else None}
 
 
 def usage(*, input: int, cached: int, output: int, reasoning: int) -> dict[str, Any]:
@@ -89,21 +97,17 @@ def usage(*, input: int, cached: int, output: int, reasoning: int) -> dict[str, 
     }
 
 
-LEAST_CACHED = 1024
-"""Prompts shorter than this are not cached by the hosted API; we count likewise."""
-
-
-def _conversation(value: str | Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _conversation(value: str | Body | None) -> dict[str, Any] | None:
     if value is None:
         return None
     return {"id": value if isinstance(value, str) else value["id"]}
 
 
 def _text(text: Body) -> dict[str, Any]:
-    form: Mapping[str, Any] = text.get("format") or {"type": "text"}
+    form: Body = text.get("format") or {"type": "text"}
     if form["type"] == "json_schema":
         form = {"description": None, "strict": False, **form}
-    return {"verbosity": "medium", **text, "format": form}
+    return {**text, "verbosity": text.get("verbosity") or "medium", "format": form}
 
 
 def _tier(tier: str) -> str:

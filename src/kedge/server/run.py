@@ -1,23 +1,60 @@
-"""Running the app: uvicorn with our limits, quick to start and clean to stop."""
+"""Running the app: uvicorn with our limits, quick to start and clean to stop.
+
+Stopping lets running responses finish for a while; what still runs then is failed, so that its
+client is told and the database is right, and only then the connections are closed.
+"""
 
 import asyncio
+import errno
 import socket
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from starlette.applications import Starlette
+
+from kedge.errors import CannotServe
+
+if TYPE_CHECKING:
+    from kedge.server.service import Service
+
+CLOSE_SECONDS = 2.0
+"""How long answers may take on their way out once nothing runs any more."""
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that can be started and stopped from another thread without polling."""
+    """A uvicorn server that starts and stops without polling, from any thread."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
+    def __init__(
+        self, app: Starlette, *, started: Callable[[], None] | None = None, **config: Any
+    ) -> None:
+        self._service: Service = app.state.service
+        self._limits = self._service.settings.limits
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="h11",
+                ws="none",
+                loop="asyncio",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                h11_max_incomplete_event_size=self._limits.header_bytes,
+                **config,
+            )
+        )
+        self._started = started
         self._wake = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
 
     async def main_loop(self) -> None:
         """Tick once a second, or at once when asked to stop."""
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
+        if self._started is not None:
+            self._started()
         ticks = 0
         while not await self.on_tick(ticks):
             ticks += 10
@@ -27,47 +64,57 @@ class Server(uvicorn.Server):
             except TimeoutError:
                 continue
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more requests, finish or fail what runs, then close."""
+        for server in self.servers:
+            server.close()
+        for listener in sockets or []:
+            listener.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()  # at once where it is idle, otherwise after its answer
+        await self._until(lambda: not self._service.running, self._limits.shutdown_seconds)
+        for run in list(self._service.running):
+            run.stop("failed")
+        await self._until(lambda: not self.server_state.connections, CLOSE_SECONDS)
+        for task in self.server_state.tasks:
+            task.cancel()
+        await self._until(lambda: not self.server_state.tasks, CLOSE_SECONDS)
+        await self.lifespan.shutdown()
+        self._captured_signals.clear()  # a stop that was asked for is no accident to report
+
+    async def _until(self, done: Callable[[], bool], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        pause = 0.001
+        while not done() and time.monotonic() < end and not self.force_exit:
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 0.05)
+
     def stop(self) -> None:
         """Ask the server to stop, from any thread."""
         self.should_exit = True
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._wake.set)
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self._wake.set)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Stop on a signal."""
+        """Stop on a signal; a second one does not wait for what runs."""
         super().handle_exit(sig, frame)
         self.stop()
 
 
-def make_server(app: Any, *, header_bytes: int, grace: float) -> Server:
-    """Make a server for the app; it is given its sockets when it is run."""
-    return Server(
-        uvicorn.Config(
-            app,
-            http="h11",
-            ws="none",
-            loop="asyncio",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            h11_max_incomplete_event_size=header_bytes,
-            timeout_graceful_shutdown=int(grace) + 1,
-        )
-    )
-
-
 def bind(host: str, port: int) -> socket.socket:
-    """Bind the listening socket."""
+    """Bind the listening socket, or say in plain words why that cannot be."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(
-        family, socket.SOCK_STREAM, socket.IPPROTO_TCP
-    )  # or asyncio leaves Nagle on
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # The protocol must be named, or asyncio does not see TCP and leaves Nagle's delay on.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-    except OSError:
+        listener.listen(128)
+    except OSError as error:
         listener.close()
-        raise
+        if error.errno == errno.EADDRINUSE:
+            raise CannotServe(
+                f"port {port} is in use: stop what listens there, or use another --port"
+            ) from error
+        raise CannotServe(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     return listener

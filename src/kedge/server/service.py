@@ -1,14 +1,27 @@
 """The parts of one server, put together: the database, what it remembers, the model, what runs."""
 
+import secrets
 from collections.abc import Sequence
+from typing import Protocol
 
+from kedge.server.compaction import read_out
 from kedge.server.contexts import ContextCache
+from kedge.server.known import KnownItems
 from kedge.server.nodes import Nodes
+from kedge.server.sealing import KEY_BYTES, Sealer
 from kedge.server.settings import Settings
 from kedge.server.sqlite import Database
 from kedge.server.stored import Responses
 from kedge.server.talks import Conversations
 from kedge.server.wire import Item
+from kedge.tokens import count_items
+
+
+class Stoppable(Protocol):
+    """Something that runs and can be ended from outside."""
+
+    def stop(self, status: str) -> None:
+        """End it."""
 
 
 class Service:
@@ -18,17 +31,22 @@ class Service:
         self.settings = settings
         self.model = settings.model
         self.clock = settings.clock
-        self.database = Database(settings.db)
-        self.cache = ContextCache(settings.limits.cache_bytes)
-        self.nodes = Nodes(self.database, self.cache, self.read)
-        self.responses = Responses(self.database, self.nodes, settings.clock, settings.retention)
-        self.conversations = Conversations(self.database, self.nodes, settings.clock)
-        self.responses.fail_unfinished()
+        self.running: set[Stoppable] = set()
+        self._database = Database(settings.db)
+        key = secrets.token_bytes(KEY_BYTES)
+        self.sealer = Sealer(self._database.fact("sealing key", key) or key)
+        cache = ContextCache(settings.limits.cache_bytes)
+        self.nodes = Nodes(self._database, cache, self.read)
+        self.responses = Responses(self._database, self.nodes, settings.clock, settings.retention)
+        self.conversations = Conversations(self._database, self.nodes, settings.clock, count_items)
+        self.known = KnownItems(self.nodes, settings.clock)
+        if self._database.crashed:
+            self.responses.fail_unfinished()
 
     def read(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Show items as a model sees them."""
-        return items
+        """Show items as a model sees them: a compaction is read out."""
+        return read_out(self.sealer, items)
 
     def close(self) -> None:
         """Close the database."""
-        self.database.close()
+        self._database.close()

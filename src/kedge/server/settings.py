@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kedge.server.guard import LOOPBACK_NAMES
 from kedge.server.models import Model, PracticeModel
 from kedge.server.sqlite import IN_MEMORY
 
@@ -24,7 +25,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a server behaves. ``db`` is a file or ``:memory:``; ``clock`` gives Unix time."""
+    """How a server behaves.
+
+    ``db`` is a file or ``:memory:``; ``hosts`` are the names it answers to, None for any;
+    ``clock`` gives Unix time.
+    """
 
     db: str = IN_MEMORY
     token: str | None = None
@@ -33,5 +38,5 @@ class Settings:
     model: Model = field(default_factory=PracticeModel)
     limits: Limits = field(default_factory=Limits)
     purge_every: float = 3600.0
-    hosts: frozenset[str] | None = None
+    hosts: frozenset[str] | None = LOOPBACK_NAMES
     clock: Callable[[], float] = time.time

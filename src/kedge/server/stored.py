@@ -1,30 +1,49 @@
 """Stored responses: begun, settled, found, deleted, expired.
 
-A response is written down as ``in_progress`` before its model runs and settled in one transaction
+A response is written down as ``in_progress`` before its model runs and settled in one step
 afterwards, so a crash leaves either a finished response or one that the next start marks failed.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kedge.server.errors import SERVER_FAILED
-from kedge.server.ids import key_of_response
+from kedge.server.ids import key_of_response, node_of
 from kedge.server.nodes import Nodes
+from kedge.server.resource import BEGUN, failed
 from kedge.server.sqlite import Database
-from kedge.server.wire import decode, encode
+from kedge.server.wire import encode, joined
 
 Clock = Callable[[], float]
 
 PURGE_BATCH = 500
 
+_GONE = """
+UPDATE nodes SET status = NULL, expires_at = NULL, asked = NULL, became = NULL WHERE id = ?
+RETURNING conversation
+"""
+
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """One stored response: its node, its status and its resource without the output."""
+class Entry:
+    """A response as it is begun: everything that is known before its model runs."""
 
-    node: int
+    key: str
+    parent: int | None
+    asked: bytes
+    input: bytes
+    barrier: bool
+    conversation: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a response."""
+
     status: str
-    head: bytes
+    became: bytes
+    output: bytes
+    barrier: bool
+    tokens: int
 
 
 class Responses:
@@ -37,113 +56,111 @@ class Responses:
         self._clock = clock
         self._retention = retention
 
-    def find(self, id: str) -> Stored | None:
-        """Find a response by its id, unless it has expired."""
+    def find(self, id: str) -> tuple[int, str] | None:
+        """Find a response by its id, unless it has expired: its node and its status."""
         key = key_of_response(id)
         if key is None:
             return None
-        row = self._run(
-            "SELECT r.node, r.status, r.head FROM nodes n JOIN responses r ON r.node = n.id "
-            "WHERE n.key = ? AND r.expires_at > ?",
-            (key, self._clock()),
+        return self._run(
+            "SELECT id, status FROM nodes WHERE id = ? AND key = ? AND expires_at > ?",
+            (node_of(key), key, self._clock()),
         ).fetchone()
-        return row and Stored(*row)
 
-    def begin(
-        self,
-        key: str,
-        parent: int | None,
-        head: bytes,
-        input: bytes,
-        *,
-        barrier: bool,
-        conversation: str | None,
-    ) -> int:
+    def read(self, node: int) -> bytes:
+        """Read a response as JSON."""
+        row = self._run("SELECT asked, became, output FROM nodes WHERE id = ?", (node,))
+        return joined(*row.fetchone())
+
+    def begin(self, entry: Entry) -> int:
         """Write a response down as in progress, before its model runs."""
-        with self._database.transaction():
-            node = self._nodes.add(key, parent, input, barrier=barrier)
-            self._run(
-                "INSERT INTO responses (node, status, expires_at, conversation, head) "
-                "VALUES (?, 'in_progress', ?, ?, ?)",
-                (node, self._clock() + self._retention, conversation, head),
-            )
+        node = node_of(entry.key)
+        self._run(
+            "INSERT INTO nodes (id, key, parent, barrier, tokens, status, expires_at, conversation,"
+            " input, output, asked, became) "
+            "VALUES (?, ?, ?, ?, 0, 'in_progress', ?, ?, ?, X'5b5d', ?, ?)",
+            (
+                node,
+                entry.key,
+                entry.parent,
+                entry.barrier,
+                self._clock() + self._retention,
+                entry.conversation,
+                entry.input,
+                entry.asked,
+                _BEGUN,
+            ),
+        )
         return node
 
-    def settle(
-        self,
-        node: int,
-        status: str,
-        head: bytes,
-        output: bytes,
-        *,
-        barrier: bool,
-        tokens: int,
-        conversation: str | None,
-    ) -> bool:
+    def settle(self, node: int, outcome: Outcome, conversation: str | None) -> bool:
         """Finish a response: its output, and its items' place in the conversation, at once.
 
         Says whether there was anything to finish: it may have been deleted in the meantime.
         """
+        if conversation is None:
+            return self._finish(node, outcome)
         with self._database.transaction():
-            found = self._run(
-                "UPDATE responses SET status = ?, head = ? WHERE node = ?", (status, head, node)
-            )
-            if not found.rowcount:
-                return False
-            self._nodes.complete(node, output, barrier=barrier, tokens=tokens)
-            if conversation is not None:
+            kept = self._finish(node, outcome)
+            if kept:
                 self._run("UPDATE conversations SET node = ? WHERE id = ?", (node, conversation))
-        return True
+        return kept
 
-    def fail(self, node: int, status: str, head: bytes) -> None:
-        """Settle a response that came to nothing."""
-        self._run("UPDATE responses SET status = ?, head = ? WHERE node = ?", (status, head, node))
+    def _finish(self, node: int, outcome: Outcome) -> bool:
+        found = self._run(
+            "UPDATE nodes SET status = ?, became = ?, output = ?, barrier = ?, tokens = ? "
+            "WHERE id = ? AND status = 'in_progress'",
+            (
+                outcome.status,
+                outcome.became,
+                outcome.output,
+                outcome.barrier,
+                outcome.tokens,
+                node,
+            ),
+        )
+        return found.rowcount > 0
 
-    def delete(self, id: str) -> bool:
+    def fail(self, node: int, status: str) -> None:
+        """Settle a response that came to nothing, as ``failed`` or ``cancelled``."""
+        self._run(
+            "UPDATE nodes SET status = ?, became = ? WHERE id = ? AND status = 'in_progress'",
+            (status, encode(failed(status)), node),
+        )
+
+    def fail_unfinished(self) -> None:
+        """Mark as failed what an earlier process left in progress."""
+        self._run(
+            "UPDATE nodes SET status = 'failed', became = ? WHERE status = 'in_progress'",
+            (encode(failed("failed")),),
+        )
+
+    def delete(self, node: int) -> None:
         """Delete a response; its items stay for as long as a child or a conversation has them."""
-        stored = self.find(id)
-        if stored is None:
-            return False
-        self._remove([stored.node])
-        self._database.scrub()
-        return True
+        self._remove([node])
 
     def forget(self) -> None:
         """Delete every response at once."""
-        self._remove([node for (node,) in self._run("SELECT node FROM responses").fetchall()])
-        self._database.scrub()
+        rows = self._run("SELECT id FROM nodes WHERE expires_at IS NOT NULL").fetchall()
+        self._remove([node for (node,) in rows])
 
     def purge(self) -> int:
         """Delete one batch of expired responses; say how many there were."""
-        expired = self._run(
-            "SELECT node FROM responses WHERE expires_at <= ? LIMIT ?", (self._clock(), PURGE_BATCH)
+        rows = self._run(
+            "SELECT id FROM nodes WHERE expires_at <= ? LIMIT ?", (self._clock(), PURGE_BATCH)
         ).fetchall()
-        self._remove([node for (node,) in expired])
-        if expired:
-            self._database.scrub()
-        return len(expired)
-
-    def fail_unfinished(self) -> int:
-        """Mark as failed what an earlier process left in progress."""
-        rows = self._run("SELECT node, head FROM responses WHERE status = 'in_progress'").fetchall()
-        with self._database.transaction():
-            for node, head in rows:
-                self.fail(node, "failed", failed_head(head))
+        self._remove([node for (node,) in rows])
         return len(rows)
 
     def _remove(self, nodes: list[int]) -> None:
+        if not nodes:
+            return
         with self._database.transaction():
             for node in nodes:
-                (conversation,) = self._run(
-                    "DELETE FROM responses WHERE node = ? RETURNING conversation", (node,)
-                ).fetchone()
-                self._nodes.release(node, cut=conversation is None)
+                (conversation,) = self._run(_GONE, (node,)).fetchone()
+                if conversation is None:
+                    self._nodes.cut(node)
+                self._nodes.collect(node)
+        self._database.scrub()
 
 
-def failed_head(head: bytes, status: str = "failed") -> bytes:
-    """Rewrite the resource of a response that did not finish."""
-    resource = decode(head)
-    resource["status"] = status
-    if status == "failed":
-        resource["error"] = {"code": "server_error", "message": SERVER_FAILED().message}
-    return encode(resource)
+_BEGUN = encode(BEGUN)

@@ -3,11 +3,18 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
+from kedge.errors import CannotServe
 from kedge.server.access import Exchange
 from kedge.server.app import create_app
-from kedge.server.run import bind, make_server
+from kedge.server.run import Server, bind
+from kedge.server.service import Service
 from kedge.server.settings import Settings
+
+T = TypeVar("T")
+
+CALL_SECONDS = 10.0
 
 
 class ServerThread:
@@ -18,15 +25,17 @@ class ServerThread:
     ) -> None:
         self.settings = settings
         app = create_app(settings, observe)
-        limits = settings.limits
+        self._service: Service = app.state.service
         self._socket = bind("127.0.0.1", 0)
-        self._server = make_server(app, header_bytes=limits.header_bytes, grace=1)
+        self._address: tuple[str, int] = self._socket.getsockname()
+        self._ready = threading.Event()
+        self._server = Server(app, started=self._ready.set)
         self._thread = threading.Thread(target=self._run, name="kedge-server", daemon=True)
 
     @property
     def url(self) -> str:
         """The address of the server: ``http://127.0.0.1:<port>``."""
-        host, port = self._socket.getsockname()
+        host, port = self._address
         return f"http://{host}:{port}"
 
     @property
@@ -36,13 +45,29 @@ class ServerThread:
 
     def start(self) -> None:
         """Start serving; requests are accepted when this returns."""
-        self._socket.listen(128)
         self._thread.start()
+        self._ready.wait()
+        if not self._server.started:
+            raise CannotServe("the server in this process could not start")
 
     def stop(self) -> None:
         """Stop serving, and wait until it has."""
         self._server.stop()
         self._thread.join()
 
+    def call(self, work: Callable[[Service], T]) -> T:
+        """Run something inside the server, in the thread where its state lives."""
+
+        async def inside() -> T:
+            return work(self._service)
+
+        if self._server.loop is None or not self._thread.is_alive():
+            raise CannotServe("the server in this process is not running")
+        coming = asyncio.run_coroutine_threadsafe(inside(), self._server.loop)
+        return coming.result(CALL_SECONDS)
+
     def _run(self) -> None:
-        asyncio.run(self._server.serve(sockets=[self._socket]))
+        try:
+            asyncio.run(self._server.serve(sockets=[self._socket]))
+        finally:
+            self._ready.set()

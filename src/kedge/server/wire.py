@@ -26,6 +26,6 @@ def decode(data: bytes) -> Any:
     return json.loads(data)
 
 
-def with_output(head: bytes, output: bytes) -> bytes:
-    """Put the output items into a response's JSON: both are stored apart and encoded once."""
-    return b'%b,"output":%b}' % (head[:-1], output)
+def joined(asked: bytes, became: bytes, output: bytes) -> bytes:
+    """Put a response together from its parts, which are encoded and stored apart."""
+    return b'%b,%b,"output":%b}' % (asked[:-1], became[1:-1], output)

@@ -1,33 +1,74 @@
 """``serve``: one real server in a thread of its own, with a view of what it was sent."""
 
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kedge.server.settings import Settings
+from kedge.server.settings import Limits, Settings
 from kedge.server.thread import ServerThread
 
 if TYPE_CHECKING:
     from kedge.server.access import Exchange
+
+SHUTDOWN_SECONDS = 1.0
+"""A test does not wait long for what it left running."""
+
+
+class TestClock:
+    """The real time, plus what the test has added to it."""
+
+    __test__ = False  # not a test class, whatever pytest thinks of its name
+
+    def __init__(self) -> None:
+        self._added = 0.0
+
+    def __call__(self) -> float:
+        """Tell the time."""
+        return time.time() + self._added
+
+    def advance(self, *, days: float = 0, seconds: float = 0) -> None:
+        """Let time pass."""
+        self._added += days * 86_400 + seconds
 
 
 class TestServer(ServerThread):
     """A running server. Use it from sync and async tests alike.
 
     ``requests`` holds every request so far, with its body and with the context the model saw.
+    ``clock`` is the server's clock, which a test may advance.
     """
 
-    __test__ = False  # not a test class, whatever pytest thinks of its name
+    __test__ = False  # likewise
 
     def __init__(self, settings: Settings) -> None:
         self.requests: list[Exchange] = []
-        super().__init__(settings, self.requests.append)
+        self.clock = TestClock()
+        super().__init__(replace(settings, clock=self.clock), self.requests.append)
+
+    @property
+    def running(self) -> int:
+        """How many responses are being written right now."""
+        return self.call(lambda service: len(service.running))
+
+    def forget(self) -> None:
+        """Delete every stored response, as a server does that lost its memory."""
+        self.call(lambda service: service.responses.forget())
+
+    def purge(self) -> int:
+        """Delete what has expired by the server's clock; say how many responses that were."""
+        return self.call(lambda service: service.responses.purge())
 
 
 @contextmanager
-def serve(**settings: Any) -> Generator[TestServer]:
-    """Run a server for as long as the block lasts."""
-    server = TestServer(Settings(**settings))
+def serve(settings: Settings | None = None, **changes: Any) -> Generator[TestServer]:
+    """Run a server for as long as the block lasts.
+
+    Takes ``Settings``, or the members of it that differ from their defaults.
+    """
+    given = settings or Settings(limits=Limits(shutdown_seconds=SHUTDOWN_SECONDS))
+    server = TestServer(replace(given, **changes))
     server.start()
     try:
         yield server

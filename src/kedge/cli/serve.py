@@ -1,0 +1,158 @@
+"""``kedge serve``: the Responses API on this machine, with no key and no network."""
+
+import asyncio
+import gc
+import ipaddress
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kedge.errors import KedgeError
+
+if TYPE_CHECKING:
+    from kedge.server.models import Model
+    from kedge.server.settings import Settings
+
+DAY = 86_400
+
+
+def default_db() -> Path:
+    """Name the database in the place where this platform keeps the data of programs."""
+    home = Path.home()
+    if sys.platform == "darwin":
+        folder = home / "Library" / "Application Support"
+    elif sys.platform == "win32":
+        folder = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    else:
+        folder = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
+    return folder / "kedge" / "server.db"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@click.command("serve")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", default=8484, show_default=True, type=click.IntRange(0, 65535), help="0 for any."
+)
+@click.option(
+    "--db",
+    metavar="FILE",
+    help="Where responses are kept; ':memory:' for nowhere.  [default: the user's data folder]",
+)
+@click.option(
+    "--token",
+    envvar="KEDGE_SERVER_TOKEN",
+    show_envvar=True,
+    help="What clients must send as their key. Needed on any address but loopback.",
+)
+@click.option(
+    "--retention-days",
+    default=30.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="How long responses are kept.",
+)
+@click.option("--zero-data-retention", is_flag=True, help="Keep nothing; chaining is refused.")
+@click.option(
+    "--model",
+    default="practice",
+    show_default=True,
+    metavar="practice|script:FILE",
+    help="What answers: the practice model, or a file of fixed answers.",
+)
+@click.option(
+    "--pace",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(0, 60),
+    help="Seconds between two words of a stream.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the start-up line as JSON.")
+def command(
+    host: str,
+    port: int,
+    db: str | None,
+    token: str | None,
+    retention_days: float,
+    zero_data_retention: bool,
+    model: str,
+    pace: float,
+    as_json: bool,
+) -> None:
+    """Serve the Responses API from this machine."""
+    from kedge.server.guard import LOOPBACK_NAMES
+    from kedge.server.settings import Settings
+
+    local = is_loopback(host)
+    if not local and not token:
+        raise click.UsageError(
+            f"{host} can be reached from other machines, so clients need a key: give one with "
+            "--token or KEDGE_SERVER_TOKEN, or serve on 127.0.0.1"
+        )
+    try:
+        settings = Settings(
+            db=db or str(default_db()),
+            token=token or None,
+            retention=retention_days * DAY,
+            zero_data_retention=zero_data_retention,
+            model=find_model(model, pace),
+            hosts=LOOPBACK_NAMES if local and not token else None,
+        )
+        run(settings, host, port, as_json=as_json)
+    except KedgeError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def find_model(name: str, pace: float) -> "Model":
+    """Make the model that ``--model`` names."""
+    from kedge.practice import Script
+    from kedge.server.models import PracticeModel
+
+    kind, _, file = name.partition(":")
+    if name == "practice":
+        return PracticeModel(pace=pace)
+    if kind == "script" and file:
+        return PracticeModel(Script.load(file), pace=pace)
+    raise click.UsageError(f"there is no model {name!r}; use 'practice' or 'script:FILE'")
+
+
+def run(settings: "Settings", host: str, port: int, *, as_json: bool) -> None:
+    """Serve until a signal comes."""
+    from kedge.server.app import create_app
+    from kedge.server.run import Server, bind
+
+    log_to_stderr()
+    with bind(host, port) as listener:
+        address, bound = listener.getsockname()[:2]
+        shown = f"[{address}]" if ":" in address else address
+        url = f"http://{shown}:{bound}"
+
+        def announce() -> None:
+            # What lives this long will live on: do not look at it again and again.
+            gc.collect()
+            gc.freeze()
+            facts = {"url": url, "base_url": f"{url}/v1", "db": settings.db}
+            line = f"Serving {facts['base_url']}, keeping responses in {settings.db}"
+            click.echo(json.dumps(facts) if as_json else line)
+            sys.stdout.flush()
+
+        server = Server(create_app(settings), started=announce)
+        asyncio.run(server.serve(sockets=[listener]))
+
+
+def log_to_stderr() -> None:
+    """Write the access log, and what goes wrong, to the standard error."""
+    logging.basicConfig(format="%(asctime)s %(name)s %(message)s", level=logging.WARNING)
+    logging.getLogger("kedge").setLevel(logging.INFO)

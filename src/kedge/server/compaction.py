@@ -1,0 +1,115 @@
+"""Compaction: a long context becomes one opaque item that stands for it.
+
+A compaction item carries, sealed, the items that are kept in the place of everything before it:
+a note of what was left out, as much of the system text and of the user's earlier messages as fits
+(the first one before all), and the end of the newest exchange. From then on a context starts at
+its newest compaction item.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from kedge.server.sealing import Sealer
+from kedge.server.wire import Item
+from kedge.tokens import count_items
+
+TRIGGER = "compaction_trigger"
+QUOTED = 200
+"""How much of the last thing that was left out a note quotes."""
+
+LASTING = frozenset({"user", "system", "developer"})
+
+
+def is_triggered(items: Sequence[Item]) -> bool:
+    """Whether the input ends with a compaction trigger."""
+    return bool(items) and items[-1]["type"] == TRIGGER
+
+
+def compact(items: Sequence[Item], most: int) -> list[Item]:
+    """Choose what stands for these items, in about ``most`` tokens.
+
+    The newest message of the user is kept however long it is, and so is the end of what came
+    after it, cut only where no call loses its output and no item its reasoning.
+    """
+    start = newest_exchange(items)
+    asked, since = list(items[start : start + 1]), items[start + 1 :]
+    most -= count_items(asked)
+    end = _end(since, most)
+    most -= count_items(end)
+    kept = _fitting([item for item in items[:start] if item.get("role") in LASTING], most)
+    held = {id(item) for item in (*kept, *asked, *end)}
+    left_out = [item for item in items if id(item) not in held]
+    return [*_note(left_out), *kept, *asked, *end]
+
+
+def newest_exchange(items: Sequence[Item]) -> int:
+    """Find where the newest exchange begins: at the last message of the user."""
+    for index in range(len(items) - 1, -1, -1):
+        if items[index].get("role") == "user":
+            return index
+    return 0
+
+
+def _end(items: Sequence[Item], most: int) -> Sequence[Item]:
+    """Cut off the longest end that fits, or the shortest there is."""
+    tokens = 0
+    needed: set[str] = set()
+    best: int | None = None
+    for index in range(len(items) - 1, -1, -1):
+        item = items[index]
+        tokens += count_items([item])
+        if best is not None and tokens > most:
+            break
+        needed ^= {item["call_id"]} if "call_id" in item else set()
+        if not needed and (index == 0 or items[index - 1]["type"] != "reasoning"):
+            best = index
+    return items if best is None else items[best:]
+
+
+def compaction_item(sealer: Sealer, id: str, kept: Sequence[Item]) -> dict[str, Any]:
+    """Make the item that carries what was kept."""
+    return {"id": id, "type": "compaction", "encrypted_content": sealer.seal(kept)}
+
+
+def read_out(sealer: Sealer, items: Sequence[Item]) -> Sequence[Item]:
+    """Show items that may begin with a compaction as a model sees them."""
+    if not items or items[0]["type"] != "compaction":
+        return items
+    kept: list[Item] = sealer.open(items[0]["encrypted_content"])
+    return [*kept, *items[1:]]
+
+
+def _fitting(items: Sequence[Item], most: int) -> list[Item]:
+    """Keep the first item and then the newest ones, as long as they fit, in their order."""
+    chosen: set[int] = set()
+    for index in [*range(min(1, len(items))), *range(len(items) - 1, 0, -1)]:
+        most -= count_items([items[index]])
+        if most < 0:
+            break
+        chosen.add(index)
+    return [item for index, item in enumerate(items) if index in chosen]
+
+
+def _note(left_out: Sequence[Item]) -> list[Item]:
+    if not left_out:
+        return []
+    counts = Counter(item.get("role") or item["type"] for item in left_out)
+    listed = ", ".join(f"{number} {what}" for what, number in counts.items())
+    text = f"Earlier items of this conversation were compacted: {listed}."
+    said = [words for item in left_out if (words := _said(item))]
+    if said:
+        text += f" The last of them said: {said[-1][:QUOTED]}"
+    return [
+        {
+            "type": "message",
+            "role": "developer",
+            "content": [{"type": "input_text", "text": text}],
+        }
+    ]
+
+
+def _said(item: Item) -> str:
+    if item.get("role") != "assistant":
+        return ""
+    return " ".join(part.get("text", "") for part in item["content"])

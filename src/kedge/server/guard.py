@@ -1,0 +1,62 @@
+"""Who may talk to the server: the right host name, the right token.
+
+A server on loopback needs no token, but any page in a browser on the same machine can reach it
+under a name of its own that resolves to 127.0.0.1; so there the ``Host`` header must be a loopback
+name. Where a token is set, every route but ``/healthz`` needs it.
+"""
+
+import hmac
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kedge.server.errors import HOST_REFUSED, KEY_MISSING, KEY_REFUSED, ApiError
+from kedge.server.wire import encode
+
+JSON = {"content-type": "application/json"}
+OPEN_PATHS = frozenset({"/healthz"})
+LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
+
+
+class Guard:
+    """Middleware that refuses strangers. ``hosts`` limits the names that are answered to."""
+
+    def __init__(
+        self, app: ASGIApp, *, token: str | None, hosts: frozenset[str] | None = None
+    ) -> None:
+        self._app = app
+        self._token = None if token is None else token.encode()
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it."""
+        if scope["type"] == "http" and (error := self._objection(scope)) is not None:
+            refusal = Response(encode(error.body()), error.status, JSON)
+            await refusal(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _objection(self, scope: Scope) -> ApiError | None:
+        if self._hosts is not None and _host_name(_header(scope, b"host")) not in self._hosts:
+            return HOST_REFUSED()
+        if self._token is None or scope["path"] in OPEN_PATHS:
+            return None
+        scheme, _, given = _header(scope, b"authorization").partition(b" ")
+        if scheme.lower() != b"bearer" or not given.strip():
+            return KEY_MISSING()
+        return None if hmac.compare_digest(given.strip(), self._token) else KEY_REFUSED()
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes:
+    for name, value in scope["headers"]:
+        if name == wanted:
+            return value
+    return b""
+
+
+def _host_name(host: bytes) -> str:
+    """Read the name out of ``name:port``; an IPv6 address keeps its brackets."""
+    name = host.decode("latin-1").lower()
+    if name.startswith("["):
+        return name.partition("]")[0] + "]"
+    return name.partition(":")[0]

@@ -1,0 +1,126 @@
+"""The endpoints of ``/v1/responses``."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kedge.server import errors, resource
+from kedge.server.answering import Run
+from kedge.server.compaction import compact, compaction_item
+from kedge.server.draft import draft, find_past, taken_in, view_of
+from kedge.server.http import (
+    answer,
+    answer_json,
+    exchange_of,
+    page,
+    read_json,
+    service_of,
+)
+from kedge.server.ids import item_id, new_key, response_id
+from kedge.server.service import Service
+from kedge.server.sse import EventStream, Watch
+from kedge.server.validation import (
+    check_compact,
+    check_create,
+    check_input_tokens,
+    check_not_empty,
+)
+from kedge.server.wire import Item, decode
+from kedge.tokens import count_items
+
+
+async def create(request: Request) -> Any:
+    """Answer ``POST /v1/responses``, whole or as a stream."""
+    body = await read_json(request)
+    check_create(body)
+    service = service_of(request)
+    made = draft(service, body)
+    exchange = exchange_of(request)
+    if exchange is not None:
+        exchange.context = tuple(made.prompt.ask.items)
+        exchange.response_id = made.asked["id"]
+    run = Run(service, made)
+    if made.prompt.live:
+        return EventStream(run)
+    with Watch(run, request.receive):
+        whole = await run.whole()
+    return answer(whole or b"")
+
+
+async def retrieve(request: Request) -> Response:
+    """Answer ``GET /v1/responses/{id}``."""
+    service = service_of(request)
+    node = _node(service, request)
+    if request.query_params.get("stream") == "true":
+        raise errors.STREAM_NOT_KEPT()
+    return answer(service.responses.read(node))
+
+
+async def delete(request: Request) -> Response:
+    """Answer ``DELETE /v1/responses/{id}``."""
+    service = service_of(request)
+    service.responses.delete(_node(service, request))
+    return answer_json({"id": request.path_params["id"], "object": "response", "deleted": True})
+
+
+async def cancel(request: Request) -> Response:
+    """Answer ``POST /v1/responses/{id}/cancel``: no response here can be cancelled that way."""
+    _node(service_of(request), request)
+    raise errors.CANNOT_CANCEL()
+
+
+async def input_items(request: Request) -> Response:
+    """Answer ``GET /v1/responses/{id}/input_items``: the whole resolved input, in pages."""
+    service = service_of(request)
+    node = service.nodes.get(_node(service, request))
+    items: list[Item] = service.nodes.context(node.parent).whole() + decode(node.input)
+    return answer_json(page(items, request.query_params))
+
+
+async def input_tokens(request: Request) -> Response:
+    """Answer ``POST /v1/responses/input_tokens``."""
+    body = await read_json(request)
+    check_input_tokens(body)
+    service = service_of(request)
+    past = find_past(service, body)
+    items = taken_in(service, body.get("input") or [], new_key(0), past)
+    tokens = view_of(service, body, past, items).tokens
+    return answer_json({"object": "response.input_tokens", "input_tokens": tokens})
+
+
+async def compact_context(request: Request) -> Response:
+    """Answer ``POST /v1/responses/compact``: the user's messages and one compaction item."""
+    body = await read_json(request)
+    check_compact(body)
+    service = service_of(request)
+    past = find_past(service, body)
+    check_not_empty(body)
+    key = new_key(0)
+    items = taken_in(service, body.get("input") or [], key, past)
+    view = view_of(service, body, past, items)
+    said = [item for item in view.items if item.get("role") == "user"]
+    sealed = compaction_item(
+        service.sealer,
+        item_id("compaction", key, len(items)),
+        compact(view.items, view.tokens // 2),
+    )
+    output = [*said, sealed]
+    usage = resource.usage(input=view.tokens, cached=0, output=count_items([sealed]), reasoning=0)
+    return answer_json(
+        {
+            "id": response_id(key),
+            "object": "response.compaction",
+            "created_at": int(service.clock()),
+            "output": output,
+            "usage": usage,
+        }
+    )
+
+
+def _node(service: Service, request: Request) -> int:
+    id: str = request.path_params["id"]
+    found = service.responses.find(id)
+    if found is None:
+        raise errors.RESPONSE_NOT_FOUND(id=id)
+    return found[0]
