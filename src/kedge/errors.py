@@ -15,6 +15,7 @@
     │   └── Unreachable          no connection, or no answer in time
     ├── InvalidTurn          a Turn that cannot be: two blocks with one id, an unknown block id
     │   └── InvalidJSON      malformed JSON form; ``path`` names the offending member
+    ├── InvalidFault         a fault of the server that cannot be
     ├── BrokenInstallation   a file of the package itself is damaged
     ├── InvalidScript        a script of the practice model is wrong; ``place`` says where
     ├── StreamTooLarge       a stream holds a line or a message beyond its bound
@@ -50,6 +51,10 @@ class CannotConnect(KedgeError):
 
 class CannotServe(KedgeError):
     """The server cannot start as asked: its database, its address, a setting."""
+
+
+class InvalidFault(KedgeError, ValueError):
+    """A fault of the server that cannot be: an unknown name, a missing or impossible value."""
 
 
 class InvalidTurn(KedgeError, ValueError):

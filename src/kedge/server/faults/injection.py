@@ -1,0 +1,103 @@
+"""The middleware that lets the armed faults strike, between the guard and the routes.
+
+A request to ``POST /v1/responses`` is read whole. A fault may answer it in the server's place,
+limit what the server recalls for it, change the answer or break the connection. Nothing else of
+the server knows that faults exist, and without an armed fault a request passes untouched.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, cast
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kedge.server.faults.effects import BEFORE, MEMORY, Answer, Asked, Body
+from kedge.server.faults.language import Fault, Faults
+from kedge.server.faults.wire import Wire, answer_with
+from kedge.server.recall import recalling
+
+
+class Injection:
+    """Middleware: lets the armed faults strike."""
+
+    def __init__(self, app: ASGIApp, faults: Faults) -> None:
+        self._app = app
+        self._faults = faults
+        self._nameless: dict[str, str] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, through whatever faults are armed."""
+        armed = self._faults.armed
+        if not concerns(scope) or not (armed or self._nameless):
+            await self._app(scope, receive, send)
+            return
+        asked = await self._asked(scope, receive)
+        try:
+            await self._strike(armed, asked, scope, receive, send)
+        finally:
+            for fault in asked.struck.values():
+                self._faults.spend(fault)
+
+    async def _asked(self, scope: Scope, receive: Receive) -> Asked:
+        raw = await read(receive)
+        body: Any = None
+        with suppress(ValueError, RecursionError):
+            body = json.loads(raw)
+        held = cast("Body", body) if isinstance(body, dict) else {}
+        forget = scope["app"].state.service.responses.forget
+        return Asked(raw, held, forget, self._nameless)
+
+    async def _strike(
+        self, armed: Mapping[str, Fault], asked: Asked, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        slow = armed.get("slow_first_byte")
+        if slow is not None:
+            await asyncio.sleep(asked.strike(slow).value)
+        answer = instead(armed, asked)
+        if answer is not None:
+            await answer_with(answer, send)
+            return
+        wire = Wire(armed, asked, receive, send)
+        with recalling(left(armed, asked)):
+            await self._app(scope, wire.receive, wire.send)
+        exchange = scope.get("kedge.exchange")
+        if exchange is not None:
+            exchange.raw, exchange.body = asked.raw, asked.body
+
+
+def concerns(scope: Scope) -> bool:
+    """Tell whether faults may strike this request."""
+    here = ("http", "POST", "/v1/responses")
+    return (scope["type"], scope.get("method"), scope.get("path")) == here
+
+
+async def read(receive: Receive) -> bytes:
+    """Read a request's whole body."""
+    chunks: list[bytes] = []
+    more = True
+    while more:
+        message = await receive()
+        chunks.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return b"".join(chunks)
+
+
+def instead(armed: Mapping[str, Fault], asked: Asked) -> Answer | None:
+    """Find the answer that a fault gives in the server's place, if one does."""
+    for name, strike in BEFORE.items():
+        fault = armed.get(name)
+        answer = fault and strike(fault, asked)
+        if fault is not None and answer is not None:
+            asked.strike(fault)
+            return answer
+    return None
+
+
+def left(armed: Mapping[str, Fault], asked: Asked) -> int | None:
+    """Say how many responses of the past are left to see; None if all are."""
+    if not (asked.body.get("previous_response_id") or asked.body.get("conversation")):
+        return None
+    limits = [limit(asked.strike(armed[name])) for name, limit in MEMORY.items() if name in armed]
+    return min(limits, default=None)

@@ -1,0 +1,52 @@
+"""Streams taken apart and put together wrongly."""
+
+import json
+from typing import Any
+
+import pytest
+
+from kedge.server.faults.frames import DONE, Duplicated, Edited, Frames, Reordered, Step, framed
+
+EVENTS = [{"type": kind, "sequence_number": n} for n, kind in enumerate("aabac")]
+STREAM = b"".join(map(framed, EVENTS)) + DONE
+
+
+def shown(steps: list[Step], size: int = 7) -> str:
+    """Feed a stream in pieces; show the numbers of the events that come out."""
+    frames = Frames(steps)
+    out = [
+        frame for at in range(0, len(STREAM), size) for frame in frames.feed(STREAM[at : at + size])
+    ]
+    assert out[-1] == DONE
+    events = [json.loads(frame.partition(b"data: ")[2]) for frame in out[:-1]]
+    return "".join(str(event["sequence_number"]) for event in events)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([], "01234"),
+        ([Duplicated(None)], "0011223344"),
+        ([Duplicated("b")], "012234"),
+        ([Reordered(None)], "10324"),
+        ([Reordered("b")], "01324"),
+        ([Reordered("c")], "01234"),
+        ([Duplicated("b"), Reordered(None)], "102243"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_events_pass_in_the_order_that_the_steps_make(
+    steps: list[Step], expected: str, size: int
+) -> None:
+    """However the bytes are chunked, nothing is lost and the terminator comes last."""
+    again = [type(step)(step._only) for step in steps]  # type: ignore[attr-defined]
+    assert shown(list(again), size) == expected
+
+
+def test_an_edit_changes_each_event() -> None:
+    """What an edit does to an event is what is sent."""
+
+    def edit(event: dict[str, Any]) -> None:
+        event["sequence_number"] += 5
+
+    assert shown([Edited(edit)]) == "56789"
