@@ -79,6 +79,14 @@ def is_loopback(host: str) -> bool:
     type=click.FloatRange(0, 60),
     help="Seconds between two words of a stream.",
 )
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="SPEC",
+    help="Do something wrong on purpose, such as cut_after_events=3 (docs/faults.md). Repeatable; "
+    "on loopback only.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the start-up line as JSON.")
 def command(
     host: str,
@@ -89,9 +97,11 @@ def command(
     zero_data_retention: bool,
     model: str,
     pace: float,
+    faults: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Serve the Responses API from this machine."""
+    from kedge.server.faults import Faults
     from kedge.server.guard import LOOPBACK_NAMES
     from kedge.server.settings import Settings
 
@@ -101,6 +111,10 @@ def command(
             f"{host} can be reached from other machines, so clients need a key: give one with "
             "--token or KEDGE_SERVER_TOKEN, or serve on 127.0.0.1"
         )
+    if not local and faults:
+        raise click.UsageError(
+            f"{host} can be reached from other machines, so it takes no --fault: serve on 127.0.0.1"
+        )
     try:
         settings = Settings(
             db=db or str(default_db()),
@@ -109,6 +123,7 @@ def command(
             zero_data_retention=zero_data_retention,
             model=find_model(model, pace),
             hosts=LOOPBACK_NAMES if local and not token else None,
+            faults=Faults(faults) if faults else None,
         )
         run(settings, host, port, as_json=as_json)
     except KedgeError as error:

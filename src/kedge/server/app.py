@@ -16,6 +16,7 @@ from starlette.types import Scope
 from kedge.server import conversations, responses
 from kedge.server.access import Access, Listener
 from kedge.server.errors import SERVER_FAILED, UNKNOWN_ROUTE, WRONG_METHOD, ApiError
+from kedge.server.faults.injection import Injection
 from kedge.server.guard import Guard
 from kedge.server.http import answer, answer_json, refuse, service_of
 from kedge.server.service import Service
@@ -109,6 +110,7 @@ def create_app(settings: Settings | None = None, listener: Listener | None = Non
         middleware=[
             Middleware(Access, listener=listener),
             Middleware(Guard, token=settings.token, hosts=settings.hosts),
+            *([] if settings.faults is None else [Middleware(Injection, faults=settings.faults)]),
         ],
         exception_handlers={
             ApiError: _on_api_error,

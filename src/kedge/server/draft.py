@@ -17,6 +17,7 @@ from kedge.server.ids import new_key, response_id
 from kedge.server.items import written_out
 from kedge.server.models import Prompt
 from kedge.server.nodes import from_barrier, is_barrier
+from kedge.server.recall import recalled
 from kedge.server.service import Service
 from kedge.server.validation import check_exclusive, check_not_empty, check_prompt
 from kedge.server.wire import Item
@@ -83,7 +84,7 @@ def draft(service: Service, body: Body) -> Draft:
         past=past,
         input=items,
         view=whole,
-        cached=0 if is_barrier(items) else _cached(past.context.tokens),
+        cached=0 if is_barrier(items) else _cached(recalled(past.context).tokens),
         store=store,
         prompt=Prompt(
             ask=_ask(body, fitted(seen, body, service.model.window).items),
@@ -151,8 +152,9 @@ def view_of(service: Service, body: Body, past: Past, items: Sequence[Item]) -> 
     if is_barrier(items):
         seen = service.read(from_barrier(items))
         return View(seen, settings + count_items(seen))
-    tokens = past.context.tokens + count_items(items)
-    return View([*past.context.as_seen(), *items], settings + tokens)
+    context = recalled(past.context)
+    tokens = context.tokens + count_items(items)
+    return View([*context.as_seen(), *items], settings + tokens)
 
 
 def count_settings(body: Body) -> int:

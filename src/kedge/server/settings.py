@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kedge.server.faults import Faults
 from kedge.server.guard import LOOPBACK_NAMES
 from kedge.server.models import Model, PracticeModel
 from kedge.server.sqlite import IN_MEMORY
@@ -28,7 +29,8 @@ class Settings:
     """How a server behaves.
 
     ``db`` is a file or ``:memory:``; ``hosts`` are the names it answers to, None for any;
-    ``clock`` gives Unix time.
+    ``clock`` gives Unix time; ``faults`` are what it does wrong on purpose, None for a server that
+    cannot.
     """
 
     db: str = IN_MEMORY
@@ -40,3 +42,4 @@ class Settings:
     purge_every: float = 3600.0
     hosts: frozenset[str] | None = LOOPBACK_NAMES
     clock: Callable[[], float] = time.time
+    faults: Faults | None = None

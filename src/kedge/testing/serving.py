@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from kedge.server.faults import Faults
 from kedge.server.settings import Limits, Settings
 from kedge.server.thread import ServerThread
 
@@ -37,7 +38,8 @@ class TestServer(ServerThread):
     """A running server. Use it from sync and async tests alike.
 
     ``requests`` holds every request so far, with its body and with the context the model saw.
-    ``clock`` is the server's clock, which a test may advance.
+    ``clock`` is the server's clock, which a test may advance; ``faults`` are what the server does
+    wrong on purpose: ``server.faults.set("cut_after_events=3", times=1)``.
     """
 
     __test__ = False  # likewise
@@ -45,7 +47,9 @@ class TestServer(ServerThread):
     def __init__(self, settings: Settings) -> None:
         self.requests: list[Exchange] = []
         self.clock = TestClock()
-        super().__init__(replace(settings, clock=self.clock), self.requests.append)
+        self.faults = settings.faults or Faults()
+        made = replace(settings, clock=self.clock, faults=self.faults)
+        super().__init__(made, self.requests.append)
 
     @property
     def running(self) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from kedge.server import errors
+from kedge.server.access import Exchange
 from kedge.server.coherence import CALLS, OUTPUTS
 from kedge.server.faults.frames import Duplicated, Reordered, Step
 from kedge.server.faults.language import Fault
@@ -31,13 +32,22 @@ class Asked:
     raw: bytes
     body: Body
     forget: Callable[[], None]
+    spend: Callable[[Fault], None]
     nameless: dict[str, str]
-    struck: dict[str, Fault] = field(default_factory=dict[str, Fault])
+    exchange: Exchange | None = None
+    struck: set[str] = field(default_factory=set[str])
 
     def strike(self, fault: Fault) -> Fault:
-        """Note that a fault changes this request or its answer."""
-        self.struck[fault.name] = fault
+        """Note, once, that a fault changes this request or its answer."""
+        if fault.name not in self.struck:
+            self.struck.add(fault.name)
+            self.spend(fault)
         return fault
+
+    def record(self) -> None:
+        """Let the record of this request show what was sent, not what the server was given."""
+        if self.exchange is not None:
+            self.exchange.raw, self.exchange.body = self.raw, self.body
 
     def request(self) -> bytes:
         """Return what the server shall read: an output may name a nameless call by its item."""

@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from ipaddress import ip_address
 from typing import Any, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -29,29 +30,12 @@ class Injection:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, through whatever faults are armed."""
-        armed = self._faults.armed
-        if not concerns(scope) or not (armed or self._nameless):
+        if not concerns(scope) or not (self._faults.armed or self._nameless):
             await self._app(scope, receive, send)
             return
         asked = await self._asked(scope, receive)
-        try:
-            await self._strike(armed, asked, scope, receive, send)
-        finally:
-            for fault in asked.struck.values():
-                self._faults.spend(fault)
-
-    async def _asked(self, scope: Scope, receive: Receive) -> Asked:
-        raw = await read(receive)
-        body: Any = None
-        with suppress(ValueError, RecursionError):
-            body = json.loads(raw)
-        held = cast("Body", body) if isinstance(body, dict) else {}
-        forget = scope["app"].state.service.responses.forget
-        return Asked(raw, held, forget, self._nameless)
-
-    async def _strike(
-        self, armed: Mapping[str, Fault], asked: Asked, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+        asked.record()
+        armed = self._faults.armed
         slow = armed.get("slow_first_byte")
         if slow is not None:
             await asyncio.sleep(asked.strike(slow).value)
@@ -62,15 +46,27 @@ class Injection:
         wire = Wire(armed, asked, receive, send)
         with recalling(left(armed, asked)):
             await self._app(scope, wire.receive, wire.send)
+
+    async def _asked(self, scope: Scope, receive: Receive) -> Asked:
+        raw = await read(receive)
+        body: Any = None
+        with suppress(ValueError, RecursionError):
+            body = json.loads(raw)
+        held = cast("Body", body) if isinstance(body, dict) else {}
+        forget = scope["app"].state.service.responses.forget
         exchange = scope.get("kedge.exchange")
-        if exchange is not None:
-            exchange.raw, exchange.body = asked.raw, asked.body
+        return Asked(raw, held, forget, self._faults.spend, self._nameless, exchange)
 
 
 def concerns(scope: Scope) -> bool:
-    """Tell whether faults may strike this request."""
+    """Tell whether faults may strike this request: not on an address that others can reach."""
     here = ("http", "POST", "/v1/responses")
-    return (scope["type"], scope.get("method"), scope.get("path")) == here
+    if (scope["type"], scope.get("method"), scope.get("path")) != here:
+        return False
+    try:
+        return ip_address(scope["server"][0]).is_loopback
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 async def read(receive: Receive) -> bytes:

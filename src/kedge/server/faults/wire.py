@@ -63,6 +63,7 @@ class Wire:
                 await self._finish()
 
     async def _begin(self, message: Message) -> None:
+        self._asked.record()
         self._status, self._headers = message["status"], message["headers"]
         if dict(self._headers).get(b"content-type", b"").startswith(b"text/event-stream"):
             self._frames = Frames(self._steps())
