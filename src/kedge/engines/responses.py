@@ -179,8 +179,12 @@ class ResponsesEngine(Engine):
                     if isinstance(event, AnswerFinished):
                         turn = event.turn
                     yield event
+        except _Refused as refused:
+            _with(refused.error, turn, plan)
+            raise
         except EngineError as error:
-            raise _with(error, turn, plan) from error.__cause__
+            _with(error, turn, plan)
+            raise
         yield TurnFinished(turn)
 
     async def _exchange(

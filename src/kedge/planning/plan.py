@@ -47,8 +47,8 @@ class RequestPlan:
 
     @property
     def previous_response_id(self) -> str:
-        """The id of the anchor, or an empty string."""
-        return self.anchor.response_id if self.anchor else ""
+        """The id to chain on, or an empty string (also where a conversation object is used)."""
+        return self.anchor.response_id if self.anchor and not self.conversation_id else ""
 
     @property
     def delta_blocks(self) -> int:

@@ -1,0 +1,37 @@
+"""A real server and a real client for every test of the engines."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from kedge.connect import connect
+from kedge.engines import ResponsesEngine
+from kedge.testing import TestServer, serve
+
+Open = Callable[..., ResponsesEngine]
+
+
+@pytest.fixture
+def server() -> Iterator[TestServer]:
+    """A strict local server of its own."""
+    with serve() as running:
+        yield running
+
+
+@pytest.fixture
+async def engine(server: TestServer) -> AsyncIterator[ResponsesEngine]:
+    """An engine for that server, with default settings."""
+    async with opened(server) as made:
+        yield made
+
+
+@asynccontextmanager
+async def opened(server: TestServer, **settings: Any) -> AsyncIterator[ResponsesEngine]:
+    """An engine for a server, closed at the end."""
+    settings.setdefault("max_retries", 0)
+    made = connect(f"responses:{server.base_url}#practice", **settings)
+    assert isinstance(made, ResponsesEngine)
+    async with made:
+        yield made

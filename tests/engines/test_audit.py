@@ -1,0 +1,62 @@
+"""The audit compares what a server really holds with the Turn."""
+
+from engines.conftest import opened
+from engines.test_responses import bodies, talk
+from kedge.engines import ResponsesEngine
+from kedge.planning import get_state, prefix_digest, set_state
+from kedge.testing import TestServer
+from kedge.turns import Turn, user
+
+
+async def test_an_honest_server_agrees(engine: ResponsesEngine) -> None:
+    """Every block that the anchor covers is compared, over the whole chain."""
+    turn = await talk(engine, "One", "Think about two.", "Three")
+    found = await engine.verify(turn)
+    assert found.agrees is True
+    assert found.checked == 6
+    assert "same 6 blocks" in str(found)
+
+
+async def test_without_an_anchor_there_is_nothing_to_verify(engine: ResponsesEngine) -> None:
+    """A Turn that would be sent whole has no memory to check."""
+    found = await engine.verify(Turn([user("Hi")]))
+    assert found.agrees is None
+
+
+def forged(turn: Turn) -> Turn:
+    """The Turn with an edit, and a record that claims that the server knows of it."""
+    edited = turn.replace(turn.blocks[0].id, user("Something else"))
+    state = get_state(turn)
+    from dataclasses import replace
+
+    records = [
+        replace(record, digest=prefix_digest(edited, record.block_count))
+        for record in state.anchors
+    ]
+    return set_state(edited, replace(state, anchors=tuple(records)))
+
+
+async def test_a_difference_is_found_and_named(engine: ResponsesEngine) -> None:
+    """A record that lies is caught by what the server holds."""
+    turn = forged(await talk(engine, "One", "Two"))
+    found = await engine.verify(turn)
+    assert found.agrees is False
+    assert "block 1" in found.difference
+
+
+async def test_audits_now_and_then_heal_what_they_find(server: TestServer) -> None:
+    """With verify_every=1 a lying record costs a full send, never a wrong answer."""
+    async with opened(server, verify_every=1) as engine:
+        turn = forged(await talk(engine, "One"))
+        await engine.run(turn.append(user("What did I say first?")))
+    assert "previous_response_id" not in bodies(server)[-1]
+
+
+async def test_a_server_that_does_not_list_is_no_verdict(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """What cannot be fetched cannot be compared."""
+    turn = await talk(engine, "One")
+    server.forget()
+    found = await engine.verify(turn)
+    assert found.agrees is None

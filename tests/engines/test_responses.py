@@ -1,0 +1,297 @@
+"""ResponsesEngine against the strict local server, through the real client, on a real socket."""
+
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+
+from engines.conftest import opened
+from kedge.engines import ResponsesEngine
+from kedge.errors import AnswerIncomplete, KedgeError, RequestRefused, Unreachable, Unsendable
+from kedge.events import ResponseStarted, TextDelta
+from kedge.events.run import AnswerFinished, ModeChanged, RequestPlanned, TurnFinished
+from kedge.planning import ConversationState, get_state, set_state
+from kedge.testing import TestServer, serve
+from kedge.turns import AssistantBlock, Turn, assistant, image, system, tool_call, tool_result, user
+from wire import said, seen, sent
+
+
+def last_text(turn: Turn) -> str:
+    """The words of the newest block, which is the model's."""
+    block = turn.blocks[-1]
+    assert isinstance(block, AssistantBlock)
+    return block.text
+
+
+def bodies(server: TestServer) -> list[dict[str, Any]]:
+    """The bodies of the requests for an answer, in order."""
+    return [each.body for each in server.requests if each.path == "/v1/responses"]  # type: ignore[misc]
+
+
+async def talk(
+    engine: ResponsesEngine, *lines: str, turn: Turn | None = None, **options: Any
+) -> Turn:
+    """Say these lines one after the other."""
+    turn = turn or Turn()
+    for line in lines:
+        turn = await engine.run(turn.append(user(line)), **options)
+    return turn
+
+
+async def test_the_second_request_sends_only_what_is_new(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """A chained request carries the anchor and the delta, and the model sees everything."""
+    turn = await talk(engine, "My name is Ada.", "What did I say first?")
+    first, second = bodies(server)
+    assert "previous_response_id" not in first
+    assert second["previous_response_id"] == turn.blocks[1].response_id
+    assert len(second["input"]) == 1
+    assert seen(server.requests[-1].context) == sent(turn)
+    assert "My name is Ada." in last_text(turn)
+
+
+async def test_a_stream_tells_events_and_ends_with_the_turn(engine: ResponsesEngine) -> None:
+    """Events come in order, deltas add up to the answer, and the Turn is there at the end."""
+    turn = Turn([user("What is 6*7?")])
+    async with engine.stream(turn) as stream:
+        events = [event async for event in stream]
+    kinds = [type(event) for event in events]
+    assert kinds[0] is RequestPlanned
+    assert kinds[1] is ResponseStarted
+    assert kinds[-2:] == [AnswerFinished, TurnFinished]
+    assert "".join(e.delta for e in events if isinstance(e, TextDelta)) == last_text(stream.turn)
+    assert stream.usage.input_tokens > 0
+    assert stream.turn.blocks[:1] == turn.blocks
+
+
+async def test_a_stream_left_early_leaves_the_turn_usable(engine: ResponsesEngine) -> None:
+    """Whoever stops listening keeps a Turn that can be sent again, and no half answer."""
+    turn = Turn([user("Write 400 words.")])
+    async with engine.stream(turn) as stream:
+        async for event in stream:
+            if isinstance(event, TextDelta):
+                break
+    with pytest.raises(KedgeError, match="has not ended"):
+        _ = stream.turn
+    assert len(await engine.run(turn)) == 2
+
+
+async def test_cancelling_a_run_leaves_the_turn_usable(engine: ResponsesEngine) -> None:
+    """A cancelled run closes its connection; the same Turn can be sent again."""
+    turn = Turn([user("Slowly write 200 words.")])
+    with anyio.move_on_after(0.05) as scope:
+        await engine.run(turn)
+    assert scope.cancelled_caught
+    assert len(await engine.run(Turn([user("Hi")]))) == 2
+
+
+async def test_an_edit_near_the_end_falls_back_to_an_older_anchor(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """An older intact anchor beats a full resend."""
+    turn = await talk(engine, "One", "Two", "Three")
+    edited = turn.replace(turn.blocks[4].id, user("Drei"))
+    finished = await engine.run(edited.append(user("What did I say last?")))
+    body = bodies(server)[-1]
+    assert body["previous_response_id"] == turn.blocks[3].response_id
+    assert next(item["content"] for item in body["input"]) == [
+        {"type": "input_text", "text": "Drei"}
+    ]
+    assert seen(server.requests[-1].context) == sent(finished)
+
+
+async def test_system_text_is_sent_afresh_and_never_accumulates(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """Leading system text goes out with every request and may change without costing the anchor."""
+    turn = await engine.run(Turn([system("Be kind."), user("Hello")]))
+    changed = turn.replace(turn.blocks[0].id, system("Be brief.")).append(user("Hello again"))
+    finished = await engine.run(changed)
+    first, second = bodies(server)
+    assert (first["instructions"], second["instructions"]) == ("Be kind.", "Be brief.")
+    assert second["previous_response_id"]
+    assert seen(server.requests[-1].context) == sent(finished)
+
+
+async def test_an_empty_delta_is_sent_as_empty_input(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """With nothing after the anchor, the anchor and an empty list are sent."""
+    turn = await talk(engine, "Hello")
+    await engine.run(turn)
+    assert bodies(server)[-1]["input"] == []
+    assert bodies(server)[-1]["previous_response_id"] == turn.blocks[-1].response_id
+
+
+async def test_a_turn_rebuilt_from_plain_messages_chains_again(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """Equal content with new ids and no tags keeps the anchor, as long as the state is there."""
+    turn = await talk(engine, "Hello")
+    rebuilt = Turn([user("Hello"), assistant(last_text(turn))])
+    rebuilt = set_state(rebuilt, get_state(turn)).append(user("Again"))
+    await engine.run(rebuilt)
+    assert bodies(server)[-1]["previous_response_id"] == turn.blocks[-1].response_id
+
+
+async def test_dangling_calls_are_refused_before_anything_is_sent(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """Unsendable names the call that stands in the way; the server hears nothing."""
+    with pytest.raises(Unsendable, match="call_1"):
+        await engine.run(Turn([user("Hi"), tool_call("f", {}, call_id="call_1")]))
+    assert server.requests == []
+
+
+async def test_models_may_change_along_a_chain(engine: ResponsesEngine, server: TestServer) -> None:
+    """Another model of the same provider goes on from the same anchor."""
+    turn = await talk(engine, "Hello")
+    try:
+        await engine.run(turn.append(user("Again")), model="practice")
+    finally:
+        assert bodies(server)[-1]["previous_response_id"]
+
+
+async def test_stateless_mode_sends_everything_and_stores_nothing(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """Stateless requests carry the whole Turn, store=false, and ask for encrypted reasoning."""
+    turn = await talk(engine, "One", "What did I say first?", mode="stateless")
+    body = bodies(server)[-1]
+    assert body["store"] is False
+    assert "reasoning.encrypted_content" in body["include"]
+    assert len(body["input"]) == 3
+    assert seen(server.requests[-1].context) == sent(turn)
+
+
+async def test_unstored_responses_are_never_chained_on(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """After store=false the next request sends everything, and says why."""
+    turn = await talk(engine, "One", store=False)
+    plan = engine.plan(turn.append(user("Two")))
+    assert plan.fallback == "unstored"
+    await engine.run(turn.append(user("Two")))
+    assert "previous_response_id" not in bodies(server)[-1]
+
+
+async def test_encrypted_reasoning_is_replayed_directly_before_its_item(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """Stateless, the reasoning of earlier answers reaches the model sealed and in its place."""
+    turn = await talk(engine, "Think about rivers.", mode="stateless")
+    assert [block.kind for block in turn.blocks] == ["user", "reasoning", "assistant"]
+    await engine.run(turn.append(user("Go on.")), mode="stateless")
+    kinds = [item["type"] for item in bodies(server)[-1]["input"]]
+    assert kinds == ["message", "reasoning", "message", "message"]
+    edited = turn.replace(turn.blocks[0].id, user("Think about lakes."))
+    await engine.run(edited.append(user("Go on.")), mode="stateless")
+    kinds = [item["type"] for item in bodies(server)[-1]["input"]]
+    assert kinds == ["message", "message", "message"]
+
+
+async def test_chained_reasoning_stays_on_the_server(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """Chained, the reasoning of earlier answers is in the context without being sent."""
+    turn = await talk(engine, "Think about rivers.", "Go on.")
+    assert all(item["type"] != "reasoning" for item in bodies(server)[-1]["input"])
+    assert any(item["type"] == "reasoning" for item in server.requests[-1].context)
+    assert seen(server.requests[-1].context) == sent(turn)
+
+
+async def test_the_rollback_switch_beats_every_other_setting(
+    engine: ResponsesEngine, server: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ENABLE_RESPONSE_BOUNDARY_TRACKING=0 sends everything, with an event that says so."""
+    turn = await talk(engine, "One")
+    turn = set_state(turn, replace(get_state(turn), mode="chained"))
+    monkeypatch.setenv("ENABLE_RESPONSE_BOUNDARY_TRACKING", "0")
+    async with engine.stream(turn.append(user("Two")), mode="chained") as stream:
+        events = [event async for event in stream]
+    assert ModeChanged("stateless", "chained", "switched_off") in events
+    assert "previous_response_id" not in bodies(server)[-1]
+
+
+async def test_a_mode_set_on_the_conversation_beats_the_default(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """The state's mode is used when the request names none."""
+    turn = set_state(Turn([user("One")]), ConversationState(mode="stateless"))
+    await engine.run(turn)
+    assert bodies(server)[-1]["store"] is False
+
+
+async def test_an_incomplete_answer_is_an_error_that_keeps_what_came(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """At max_output_tokens the answer is no success and no anchor; the Turn can go on."""
+    turn = Turn([user("Write 400 words.")])
+    with pytest.raises(AnswerIncomplete) as caught:
+        await engine.run(turn, max_output_tokens=16)
+    error = caught.value
+    assert error.code == "max_output_tokens"
+    assert error.turn is not None
+    assert error.plan is not None
+    finished = await engine.run(error.turn.append(user("What did I say first?")))
+    assert "previous_response_id" not in bodies(server)[-1]
+    assert seen(server.requests[-1].context) == sent(finished)
+
+
+async def test_any_other_refusal_fails_fast_and_carries_the_plan(engine: ResponsesEngine) -> None:
+    """A 4xx that is not about memory is a typed error with the server's words and the Turn."""
+    turn = Turn([user("Hi")])
+    with pytest.raises(RequestRefused) as caught:
+        await engine.run(turn, temperature="hot")
+    error = caught.value
+    assert (error.status, error.param) == (400, "temperature")
+    assert error.request_id
+    assert error.turn is not None
+    assert error.turn.blocks == turn.blocks
+    assert error.plan is not None
+    assert not error.retryable
+
+
+async def test_a_dead_server_is_unreachable_and_retryable() -> None:
+    """No connection is a typed, retryable error."""
+    with serve() as server:
+        address = server
+    async with opened(address) as engine:
+        with pytest.raises(Unreachable) as caught:
+            await engine.run(Turn([user("Hi")]))
+    assert caught.value.retryable
+
+
+async def test_images_and_tool_results_survive_the_wire(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """What the model sees is what the Turn says, pictures and tool exchanges included."""
+    turn = Turn(
+        [
+            user(["Look", image(b"\x89PNG")]),
+            assistant("A picture."),
+            user("Now call f."),
+            tool_call("f", '{"a": 1.0}', call_id="call_1"),
+            tool_result("call_1", {"b": 2}),
+        ]
+    )
+    finished = await engine.run(turn)
+    assert seen(server.requests[-1].context) == said(turn.blocks)
+    assert len(finished) == 6
+
+
+async def test_several_conversations_run_at_once(server: TestServer) -> None:
+    """One engine serves many Turns at once, and none sees another's messages."""
+    async with opened(server) as engine:
+        results: dict[int, Turn] = {}
+
+        async def one(number: int) -> None:
+            results[number] = await talk(engine, f"I am {number}.", "What did I say first?")
+
+        async with anyio.create_task_group() as group:
+            for number in range(8):
+                group.start_soon(one, number)
+    for number, turn in results.items():
+        assert f"I am {number}." in last_text(turn)
