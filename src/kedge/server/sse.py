@@ -1,7 +1,12 @@
-"""Events on the wire: server-sent events over a real socket, as they happen."""
+"""Events on the wire: server-sent events over a real socket, as they happen.
+
+A write to a socket costs more than the event in it, so events that come at once travel together: an
+``Outbox`` sends whatever has gathered as soon as the model waits for anything.
+"""
 
 import asyncio
 from collections.abc import Sequence
+from typing import Self
 
 from starlette.types import Receive, Scope, Send
 
@@ -14,6 +19,9 @@ HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
 ]
+MOST_WAITING = 16 * 1024
+"""Bytes of events that may gather before the writer of them has to wait for the socket."""
+
 WATCH_AFTER = 0.05
 """Seconds until a run is worth a task that watches whether its client is still there."""
 
@@ -29,18 +37,64 @@ class EventStream:
         """Send every event, then the terminator."""
 
         async def emit(events: Sequence[Event]) -> None:
-            body = b"".join(map(self._frame, events))
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await outbox.put(b"".join(map(self._frame, events)))
 
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        with Watch(self._run, receive):
-            await self._run.live(emit)
+        async with Outbox(send) as outbox:
+            with Watch(self._run, receive):
+                await self._run.live(emit)
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
     def _frame(self, event: Event) -> bytes:
         event["sequence_number"] = self._number
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode(event))
+
+
+class Outbox:
+    """Frames on their way out, sent in their order and together where they came together."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._waiting: list[bytes] = []
+        self._size = 0
+        self._filled = asyncio.Event()
+        self._sending = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        self._carrier = asyncio.create_task(self._carry())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.flush()  # first: a carrier that is cancelled while it sends loses what it holds
+        if self._carrier.done():
+            self._carrier.result()
+        self._carrier.cancel()
+
+    async def put(self, frames: bytes) -> None:
+        """Take frames; wait only when more has gathered than should."""
+        self._waiting.append(frames)
+        self._size += len(frames)
+        self._filled.set()
+        if self._size > MOST_WAITING:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Send what has gathered."""
+        async with self._sending:
+            if not self._waiting:
+                return
+            body = b"".join(self._waiting)
+            self._waiting.clear()
+            self._filled.clear()
+            self._size = 0
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _carry(self) -> None:
+        """Send whenever the model lets us: this task runs while the other one waits."""
+        while True:
+            await self._filled.wait()
+            await self.flush()
 
 
 class Watch:
