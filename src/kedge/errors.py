@@ -19,6 +19,11 @@
     ├── BrokenInstallation   a file of the package itself is damaged
     ├── InvalidScript        a script of the practice model is wrong; ``place`` says where
     ├── StreamTooLarge       a stream holds a line or a message beyond its bound
+    ├── ToolError            about tools and their calls
+    │   ├── InvalidTool      what cannot be a tool, or stands in a toolbox twice
+    │   ├── UnknownTool      no tool has this name; ``known`` lists those there are
+    │   ├── InvalidArguments a call's arguments do not fit; ``problems`` is for the model
+    │   └── ToolFailed       raised by a tool itself: its words go to the model as they are
     ├── Unsendable           calls stand in the way of sending; ``problems`` names them
     └── UnsupportedBlock     a block that this provider cannot express
 
@@ -92,6 +97,50 @@ class StreamTooLarge(KedgeError):
         )
         self.what = what
         self.limit = limit
+
+
+class ToolError(KedgeError):
+    """About tools and their calls."""
+
+
+class InvalidTool(ToolError, TypeError):
+    """A function that cannot be a tool, or a tool that stands in a toolbox twice."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"{name} cannot be a tool: {problem}")
+        self.name = name
+        self.problem = problem
+
+
+class UnknownTool(ToolError, KeyError):
+    """No tool has this name; ``known`` lists those there are."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        from difflib import get_close_matches
+
+        guess = get_close_matches(name, known, n=1)
+        hint = f"; did you mean {guess[0]}?" if guess else "."
+        there = f"The tools are: {', '.join(known)}." if known else "There are no tools."
+        super().__init__(f"there is no tool {name!r}{hint} {there}")
+        self.name = name
+        self.known = tuple(known)
+
+    # KeyError would show the message in quotes.
+    __str__ = Exception.__str__
+
+
+class InvalidArguments(ToolError, ValueError):
+    """The arguments of a call do not fit its tool; ``problems`` says how, one line each."""
+
+    def __init__(self, tool: str, problems: Sequence[str]) -> None:
+        count = len(problems)
+        super().__init__(f"the arguments of a call of {tool} have {count} problem(s)")
+        self.tool = tool
+        self.problems = tuple(problems)
+
+
+class ToolFailed(ToolError):
+    """Raise it in a tool: the words go to the model as they are, and nothing is tried again."""
 
 
 class Unsendable(KedgeError):

@@ -1,0 +1,147 @@
+"""What is wrong with a call's arguments, in words that a model can act on.
+
+Each problem names the argument, what was wrong and what is expected there. Values are never repeated:
+the model knows what it wrote, and nobody else needs to. Pydantic puts the labels of a union's branches
+into the places of its errors; a place here holds only steps that exist in what the model wrote.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails, ValidationError
+
+Step = str | int
+Place = tuple[Step, ...]
+
+LONGEST_EXPECTATION = 400
+MOST_PROBLEMS = 12
+
+
+def problems(error: "ValidationError", written: str, schema: Mapping[str, Any]) -> list[str]:
+    """One line for each argument that does not fit the schema, given as plain dicts."""
+    from pydantic_core import from_json
+
+    details = error.errors(include_url=False, include_context=False)
+    if details[0]["type"] in ("json_invalid", "string_unicode"):
+        return [f"the arguments are not valid JSON ({_reason(details[0])}); write one JSON object"]
+    value: object = from_json(written)
+    if type(value) in JSON_NAMES:
+        return [f"the arguments are {JSON_NAMES[type(value)]}; write one JSON object"]
+    lines = [_line(place, found, schema) for place, found in _by_place(details, value).items()]
+    more = len(lines) - MOST_PROBLEMS
+    return lines[:MOST_PROBLEMS] + ([f"and {more} more"] if more > 0 else [])
+
+
+def missing_or_unknown(value: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
+    """The same for a schema written by hand, as far as its names go."""
+    known: Mapping[str, Any] = schema.get("properties", {})
+    lines = [_required((name,), schema) for name in schema.get("required", ()) if name not in value]
+    if schema.get("additionalProperties") is False:
+        lines += [_unknown((name,), known) for name in value if name not in known]
+    return lines
+
+
+JSON_NAMES: dict[type, str] = {
+    list: "an array",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    type(None): "null",
+}
+
+
+def _by_place(
+    details: Iterable["ErrorDetails"], value: object
+) -> dict[Place, list["ErrorDetails"]]:
+    found: dict[Place, list[ErrorDetails]] = {}
+    for detail in details:
+        found.setdefault(_place(detail, value), []).append(detail)
+    return found
+
+
+def _place(detail: "ErrorDetails", value: Any) -> Place:
+    """The steps that exist in what was written, and the one that is missing."""
+    place: list[Step] = []
+    for i, step in enumerate(detail["loc"]):
+        absent = detail["type"] == "missing" and i == len(detail["loc"]) - 1
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            if not absent:
+                continue
+        place.append(step)
+    return tuple(place)
+
+
+def _line(place: Place, found: Sequence["ErrorDetails"], schema: Mapping[str, Any]) -> str:
+    kinds = {detail["type"] for detail in found}
+    if kinds == {"missing"}:
+        return _required(place, schema)
+    if kinds == {"extra_forbidden"}:
+        return _unknown(place, _schema_at(place[:-1], schema).get("properties", {}))
+    reasons = "; or: ".join(dict.fromkeys(_reason(detail) for detail in found))
+    return f"{_shown(place)}: {reasons}{_expected(place, schema)}"
+
+
+def _required(place: Place, schema: Mapping[str, Any]) -> str:
+    return f"{_shown(place)}: it is required and was not given{_expected(place, schema)}"
+
+
+def _unknown(place: Place, known: Iterable[str]) -> str:
+    names = list(known)
+    guess = get_close_matches(str(place[-1]), names, n=1)
+    hint = f"did you mean {guess[0]}?" if guess else f"there are: {', '.join(names) or 'none'}"
+    return f"{_shown(place)}: there is no such argument; {hint}"
+
+
+def _reason(detail: "ErrorDetails") -> str:
+    message = detail["msg"].removeprefix("Invalid JSON: ").removeprefix("Value error, ")
+    return message.replace("Input should", "it should", 1)
+
+
+def _shown(place: Place) -> str:
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
+    return "".join(steps).removeprefix(".") or "the arguments"
+
+
+def _expected(place: Place, schema: Mapping[str, Any]) -> str:
+    wanted = _schema_at(place, schema)
+    shown = {key: value for key, value in wanted.items() if key not in ("default", "$defs")}
+    text = json.dumps(shown, ensure_ascii=False)
+    return f"; expected {text}" if shown and len(text) <= LONGEST_EXPECTATION else ""
+
+
+def _schema_at(place: Place, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the schema says about this place, or nothing where a union leaves it open."""
+    here = root
+    for step in place:
+        here = _unless_null(here, root)
+        inner: object = None
+        if isinstance(step, int):
+            inner = here.get("items")
+        elif step in here.get("properties", {}):
+            inner = here["properties"][step]
+        elif "properties" not in here:
+            inner = here.get("additionalProperties")
+        if not isinstance(inner, Mapping):
+            return {}
+        here = _resolved(cast("Mapping[str, Any]", inner), root)
+    return here
+
+
+def _unless_null(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an optional value is when it is there."""
+    choices = [c for c in schema.get("anyOf", ()) if c.get("type") != "null"]
+    return _resolved(choices[0], root) if len(choices) == 1 else schema
+
+
+def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    reference = schema.get("$ref")
+    if not isinstance(reference, str):
+        return schema
+    beside = {key: value for key, value in schema.items() if key != "$ref"}
+    return {**root.get("$defs", {}).get(reference.rpartition("/")[2], {}), **beside}

@@ -1,0 +1,137 @@
+"""What is wrong with the arguments of a call, in words that a model can act on."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import AfterValidator, BaseModel, Field
+
+from kedge.errors import InvalidArguments
+from kedge.tools.arguments import MOST_PROBLEMS
+from kedge.tools.schema import function_schema
+from kedge.tools.signature import read_signature
+from kedge.turns import tool_call
+
+
+@dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+class Leg(BaseModel, extra="forbid"):
+    to: str
+    via: list[Point] = []
+
+
+def _even(value: int) -> int:
+    if value % 2:
+        raise ValueError("it must be even")
+    return value
+
+
+def trip(
+    start: str,
+    days: Annotated[int, Field(ge=1)] = 1,
+    legs: list[Leg] | None = None,
+    mode: Literal["car", "train"] = "car",
+    where: int | list[int] | Point = 0,
+    seats: Annotated[int, AfterValidator(_even)] = 2,
+    prices: dict[str, int] | None = None,
+) -> None: ...
+
+
+SCHEMA = function_schema("trip", read_signature(trip))
+
+
+def problems(arguments: str | dict[str, Any]) -> tuple[str, ...]:
+    with pytest.raises(InvalidArguments) as error:
+        SCHEMA.read(tool_call("trip", arguments))
+    return error.value.problems
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({}, 'start: it is required and was not given; expected {"type": "string"}'),
+        ({"days": 0}, 'days: it should be greater than or equal to 1; expected {"minimum": 1, '),
+        ({"days": "many"}, "days: it should be a valid integer, unable to parse string as an int"),
+        ({"dayz": 1}, "dayz: there is no such argument; did you mean days?"),
+        ({"zzz": 1}, "zzz: there is no such argument; there are: start, days, legs, mode, where"),
+        ({"mode": "plane"}, "mode: it should be 'car' or 'train'; expected {"),
+        ({"legs": [{"to": "Rome"}, {}]}, "legs[1].to: it is required and was not given; expected"),
+        (
+            {"legs": [{"to": "", "two": 1}]},
+            "legs[0].two: there is no such argument; did you mean to?",
+        ),
+        ({"legs": [{"to": "", "via": [{"x": "?"}]}]}, "legs[0].via[0].x: it should be a valid int"),
+        ({"where": {"x": "?"}}, "where.x: it should be a valid integer"),
+        ({"where": {}}, "where.x: it is required and was not given"),
+        ({"where": "?"}, "; or: it should be a valid array; or: it should be an object"),
+        ({"seats": 3}, "seats: it must be even; expected"),
+        (
+            {"prices": {"a": "?"}},
+            "prices.a: it should be a valid integer, unable to parse string as",
+        ),
+        ("", "start: it is required"),
+        ("[]", "the arguments are an array; write one JSON object"),
+        ('"x"', "the arguments are a string"),
+        ("null", "the arguments are null"),
+        ("{", "the arguments are not valid JSON (EOF while parsing an object at line 1"),
+        ('{"start": "\\ud800"}', "the arguments are not valid JSON"),
+        ("[" * 1000, "the arguments are not valid JSON (recursion limit exceeded"),
+    ],
+)
+def test_each_problem_names_the_argument_and_what_is_expected(
+    arguments: str | dict[str, Any], problem: str
+) -> None:
+    """Which argument, what was wrong, what belongs there."""
+    assert problem in "\n".join(problems(arguments))
+
+
+def test_all_problems_are_told_at_once() -> None:
+    """A model corrects everything in one go; the branches of a union are one problem."""
+    told = problems({"days": 0, "mode": "plane", "where": "?", "dayz": 1})
+    assert [line.partition(":")[0] for line in told] == ["start", "days", "mode", "where", "dayz"]
+
+
+def test_the_list_of_problems_is_bounded() -> None:
+    """A thousand mistakes are not told one by one."""
+    told = problems({f"x{i}": 1 for i in range(1000)})
+    assert len(told) == MOST_PROBLEMS + 1
+    assert told[-1] == f"and {1001 - MOST_PROBLEMS} more"
+
+
+def test_values_are_not_repeated() -> None:
+    """The model knows what it wrote, and a log need not know it."""
+    arguments = {"days": "hush", "mode": "hush", "legs": "hush", "where": "hush"}
+    with pytest.raises(InvalidArguments) as error:
+        SCHEMA.read(tool_call("trip", arguments))
+    assert "hush" not in "\n".join(error.value.problems)
+    assert str(error.value) == "the arguments of a call of trip have 5 problem(s)"
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+fields = st.sampled_from(["start", "days", "legs", "mode", "where", "seats", "prices", "x"])
+
+
+@given(st.dictionaries(fields, json_values) | st.text(max_size=20))
+def test_any_arguments_are_read_or_told_what_is_wrong(arguments: str | dict[str, Any]) -> None:
+    """Nothing that a model writes breaks the reading."""
+    told: tuple[str, ...] = ("it fits",)
+    try:
+        SCHEMA.read(tool_call("trip", arguments))
+    except InvalidArguments as error:
+        told = error.problems
+    assert told
+    assert "function-after" not in "".join(told)

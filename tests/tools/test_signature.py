@@ -1,0 +1,153 @@
+"""What can be a tool, and what a refusal says."""
+
+import functools
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pytest
+from typing_extensions import Doc
+
+from kedge.errors import InvalidTool
+from kedge.tools.signature import Argument, is_async, name_of, read_signature
+from kedge.turns import ToolCallBlock
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+
+def find(query: Annotated[str, "The words."], limit: int = 3, *, call: ToolCallBlock) -> str:
+    """Find it.
+
+    Args:
+        query: Not used, the annotation is nearer.
+        limit: At most.
+    """
+    return f"{query} {limit} {call.call_id}"
+
+
+class Shelf:
+    """A shelf that can be asked."""
+
+    def find(self, query: str) -> str:
+        """Find it here."""
+        return query
+
+    async def __call__(self, query: str) -> str:
+        return query
+
+
+class Silent:
+    def __call__(self, query: str) -> str:
+        """Find it in silence."""
+        return query
+
+
+def test_a_signature_becomes_arguments() -> None:
+    """Names, types, defaults and texts; who takes the call gives no argument."""
+    signature = read_signature(find)
+    assert signature.description == "Find it."
+    assert signature.receives_call == "call"
+    assert signature.arguments == (
+        Argument("query", Annotated[str, "The words."], description="The words."),
+        Argument("limit", int, 3, "At most."),
+    )
+
+
+def test_a_bound_method_has_no_self() -> None:
+    """A method of an object is a tool like any other."""
+    signature = read_signature(Shelf().find)
+    assert [argument.name for argument in signature.arguments] == ["query"]
+    assert signature.description == "Find it here."
+
+
+def test_a_callable_object_goes_by_its_class() -> None:
+    """An object with ``__call__`` may be a tool, described there or by its class."""
+    assert name_of(Shelf()) == "Shelf"
+    assert is_async(Shelf())
+    assert read_signature(Shelf()).description == "A shelf that can be asked."
+    assert read_signature(Silent()).description == "Find it in silence."
+
+
+def test_what_a_partial_has_bound_is_no_argument() -> None:
+    """A bound key never reaches the model, not even as a default."""
+
+    async def fetch(url: str, api_key: str, tries: int = 1) -> str:
+        """Fetch it."""
+        return f"{url} {api_key} {tries}"
+
+    bound = functools.partial(fetch, api_key="sk-secret")
+    signature = read_signature(bound)
+    assert name_of(bound) == "fetch"
+    assert is_async(bound)
+    assert signature.description == "Fetch it."
+    assert [argument.name for argument in signature.arguments] == ["url", "tries"]
+    assert "sk-secret" not in repr(signature)
+    first = functools.partial(fetch, "https://kedge.example")
+    assert [argument.name for argument in read_signature(first).arguments] == ["api_key", "tries"]
+
+
+def test_a_decorated_function_keeps_its_signature() -> None:
+    """A wrapper made with ``functools.wraps`` is seen through."""
+
+    @functools.wraps(find)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return find(*args, **kwargs)
+
+    assert read_signature(wrapper) == read_signature(find)
+
+
+def test_a_doc_is_a_description() -> None:
+    """``Annotated[int, Doc("…")]`` says the same as a plain text."""
+
+    def f(x: Annotated[int, Doc("The x.")], y: Annotated[int, 3, "The y."]) -> int:
+        return x + y
+
+    assert [argument.description for argument in read_signature(f).arguments] == [
+        "The x.",
+        "The y.",
+    ]
+
+
+def positional(x: int, /) -> None: ...
+def many(*xs: int) -> None: ...
+def named(**xs: int) -> None: ...
+def untyped(x) -> None: ...
+def unresolved(x: "Decimal") -> None: ...
+def broken(x: int) -> None: ...
+
+
+broken.__annotations__["x"] = "1 +"
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+async def async_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+REFUSED: list[tuple[Any, str]] = [
+    (positional, "positional cannot be a tool: parameter x is positional-only"),
+    (many, "parameter xs takes any number of values; take a list"),
+    (named, "parameter xs takes any names"),
+    (untyped, "parameter x has no type; annotate it"),
+    (unresolved, "the annotation 'Decimal' cannot be resolved"),
+    (broken, "its annotations cannot be read"),
+    (generator, "it yields"),
+    (async_generator, "it yields"),
+    (Shelf, "Shelf cannot be a tool: it is a class; give a function"),
+    (Shelf.find, "it is a method without its object; make the tool of object.method"),
+    ("find", "it is a str; give a function"),
+    (max, "does not tell its parameters"),
+    (math.sqrt, "parameter x is positional-only"),
+]
+
+
+@pytest.mark.parametrize(("function", "message"), REFUSED)
+def test_what_no_model_could_call_is_refused(function: Callable[..., Any], message: str) -> None:
+    """The refusal names the function, the parameter and the way out."""
+    with pytest.raises(InvalidTool) as error:
+        read_signature(function)
+    assert message in str(error.value)

@@ -1,0 +1,167 @@
+"""A tool is a function with what a model must know and how its calls are run."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from openai.types.responses import Tool as WireTool
+from pydantic import TypeAdapter
+
+from kedge.errors import InvalidTool
+from kedge.tools import Grammar, Tool, tool
+from kedge.turns import tool_call
+
+ON_THE_WIRE: TypeAdapter[Any] = TypeAdapter(WireTool)
+
+
+@tool
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+    """
+    return a + b
+
+
+def test_the_decorator_makes_a_tool_that_can_still_be_called() -> None:
+    """Name and description come from the function; a call of the tool is a call of it."""
+    assert isinstance(add, Tool)
+    assert (add.name, add.description) == ("add", "Add two numbers.")
+    assert add(2, b=3) == 5
+    assert repr(add) == "<tool add>"
+
+
+def test_the_definition_is_what_the_responses_api_wants() -> None:
+    """A function tool says whether it is strict, for the API takes silence for yes."""
+    assert add.definition() == {
+        "type": "function",
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "a": {"type": "integer", "description": "The first."},
+                "b": {"type": "integer", "default": 1},
+            },
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+        "strict": False,
+    }
+
+
+def test_options_may_be_given_to_the_decorator_or_to_the_function() -> None:
+    """``@tool(…)`` and ``tool(f, …)`` say the same."""
+
+    @tool(name="plus", description="Sum.", timeout=2.5, retries=1, strict=True)
+    def one(a: int, b: int = 1) -> int:
+        return a + b
+
+    other = tool(add.function, name="plus", description="Sum.", timeout=2.5, retries=1, strict=True)
+    for each in (one, other):
+        assert (each.name, each.description, each.timeout, each.retries) == ("plus", "Sum.", 2.5, 1)
+    assert one.definition()["strict"] is True
+    assert one.definition()["parameters"]["required"] == ["a", "b"]
+
+
+def test_a_tool_cannot_change() -> None:
+    """A tool is a value; another is made by ``replace``. Its definition may be changed freely."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        add.timeout = 3  # pyright: ignore[reportAttributeAccessIssue]
+    patient = dataclasses.replace(add, timeout=3, concurrency=2)
+    assert (add.timeout, add.limit) == (None, None)
+    assert patient.timeout == 3
+    assert patient.limit is not None
+    assert patient.limit.size == 2
+    add.definition()["parameters"]["properties"].clear()
+    assert list(add.parameters["properties"]) == ["a", "b"]
+
+
+def test_a_custom_tool_takes_free_text() -> None:
+    """Without a grammar any text will do; with one the server holds the model to it."""
+
+    @tool(custom=True)
+    def shout(text: str) -> str:
+        """Say it loud."""
+        return text.upper()
+
+    @tool(grammar=Grammar("regex", "[a-z]+"))
+    def whisper(text: str) -> str:
+        return text.lower()
+
+    assert shout.definition() == {
+        "type": "custom",
+        "name": "shout",
+        "description": "Say it loud.",
+    }
+    assert whisper.custom
+    assert whisper.definition() == {
+        "type": "custom",
+        "name": "whisper",
+        "format": {"type": "grammar", "syntax": "regex", "definition": "[a-z]+"},
+    }
+
+
+def test_a_tool_may_bring_its_own_schema() -> None:
+    """Somebody else's tool: the schema is sent as it is, the function takes what comes."""
+    schema = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
+
+    def remote(**arguments: Any) -> str:
+        return json.dumps(arguments)
+
+    made = tool(remote, name="search", description="Search.", parameters=schema)
+    assert made.definition()["parameters"] == schema
+    assert made.reader.read(tool_call("search", {"q": "x"})) == {"q": "x"}
+    with pytest.raises(InvalidTool, match="has no parameters"):
+        tool(remote, parameters=schema, custom=True)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        add,
+        tool(add.function, strict=True),
+        tool(lambda: None, name="nothing", description="Do nothing."),
+        tool(add.function, parameters={"type": "object"}),
+        tool(lambda: None, name="a-b_C9"),
+    ],
+)
+def test_the_sdk_reads_every_definition(made: Tool[..., Any]) -> None:
+    """The openai package's own types take the definition without losing anything."""
+    definition = made.definition()
+    read = ON_THE_WIRE.validate_python(definition)
+    assert ON_THE_WIRE.dump_python(read, exclude_unset=True) == definition
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "two words"}, "its name must be 1 to 64 letters"),
+        ({"name": "x" * 65}, "its name must be"),
+        ({"timeout": 0}, "its timeout must be a positive number of seconds"),
+        ({"timeout": float("inf")}, "its timeout must be"),
+        ({"retries": -1}, "its retries must be 0 or more"),
+        ({"retries": True}, "its retries must be"),
+        ({"retry_wait": -1}, "its retry_wait must be 0 or more seconds"),
+        ({"concurrency": 0}, "its concurrency must be at least 1"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+    """When the tool is made, not when it is called."""
+    with pytest.raises(InvalidTool) as error:
+        tool(add.function, **options)
+    assert message in str(error.value)
+
+
+def test_a_lambda_needs_a_name() -> None:
+    """What has no name of its own must be given one."""
+    with pytest.raises(InvalidTool, match="give it a name="):
+        tool(lambda: None)
+
+
+def test_a_tool_is_not_made_into_a_tool() -> None:
+    """Whoever wants other terms is told how."""
+    with pytest.raises(InvalidTool, match=r"dataclasses\.replace"):
+        tool(add)
