@@ -1,0 +1,130 @@
+"""What a tool returned, as the parts of a tool result.
+
+Text stays text. Images and PDFs, as bytes or as parts, are shown to the model as such. Everything else
+is written as JSON; whatever JSON has no word for is written as ``str`` gives it. Text is cut at a
+bound, visibly, and a picture beyond its bound is named instead of sent.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+from kedge.turns import (
+    FilePart,
+    ImagePart,
+    OpaquePart,
+    Part,
+    RefusalPart,
+    TextPart,
+    ToolResultBlock,
+    file,
+    image,
+)
+
+MAX_OUTPUT = 100_000
+"""Characters of text that one result may have, unless the caller says otherwise."""
+MAX_ATTACHMENT = 20_000_000
+"""Characters that an image or a file may have in its data URL."""
+PARTS = (TextPart, RefusalPart, ImagePart, FilePart, OpaquePart)
+
+# The first bytes of what a model can look at.
+PICTURES: tuple[tuple[bytes, str], ...] = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+)
+
+
+def output_parts(value: object) -> tuple[Part, ...]:
+    """The parts for a returned value."""
+    match value:
+        case ToolResultBlock():
+            return value.parts
+        case list() | tuple() if _has_attachments(cast("list[object]", value)):
+            return tuple(_part(member) for member in cast("list[object]", value))
+        case _:
+            return (_part(value),)
+
+
+def bounded(parts: Iterable[Part], limit: int) -> tuple[Part, ...]:
+    """The parts with at most ``limit`` characters of text, and a mark where something was cut."""
+    return tuple(_cut(parts, limit))
+
+
+def sendable(text: str) -> str:
+    """The text with lone surrogates replaced, which no wire can carry."""
+    return (
+        text
+        if text.isascii()
+        else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    )
+
+
+def _has_attachments(members: Iterable[object]) -> bool:
+    return any(
+        isinstance(member, PARTS) or (isinstance(member, bytes) and _media_type(member))
+        for member in members
+    )
+
+
+def _part(value: object) -> Part:
+    match value:
+        case str():
+            return TextPart(sendable(value))
+        case TextPart() | RefusalPart() | ImagePart() | FilePart() | OpaquePart():
+            return value
+        case bytes() | bytearray() | memoryview():
+            return _bytes_part(bytes(value))  # pyright: ignore[reportUnknownArgumentType]
+        case _:
+            return TextPart(_json(value))
+
+
+def _bytes_part(content: bytes) -> Part:
+    media_type = _media_type(content)
+    if media_type == "application/pdf":
+        return file(content, filename="result.pdf", media_type=media_type)
+    if media_type:
+        return image(content, media_type=media_type)
+    try:
+        return TextPart(content.decode())
+    except UnicodeDecodeError:
+        return TextPart(f"[{len(content):,} bytes that are neither text nor an image]")
+
+
+def _media_type(content: bytes) -> str:
+    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+        return "image/webp"
+    if content.startswith(b"%PDF-"):
+        return "application/pdf"
+    return next((kind for start, kind in PICTURES if content.startswith(start)), "")
+
+
+def _json(value: Any) -> str:
+    from pydantic_core import PydanticSerializationError, to_json
+
+    try:
+        written = to_json(value, fallback=str, inf_nan_mode="strings", bytes_mode="base64")
+    except (PydanticSerializationError, ValueError, RecursionError):
+        return sendable(str(value))  # it holds itself, or text that UTF-8 cannot say
+    return written.decode()
+
+
+def _cut(parts: Iterable[Part], limit: int) -> Iterator[Part]:
+    left = limit
+    for part in parts:
+        match part:
+            case TextPart() if len(part.text) > left:
+                mark = f"\n[cut: {left:,} of {len(part.text):,} characters are shown]"
+                yield TextPart(sendable(part.text[:left]) + mark)
+                left = 0
+            case TextPart():
+                left -= len(part.text)
+                yield part
+            case ImagePart() | FilePart() if _size(part) > MAX_ATTACHMENT:
+                yield TextPart(f"[left out: an attachment of {_size(part):,} characters]")
+            case _:
+                yield part
+
+
+def _size(part: ImagePart | FilePart) -> int:
+    return len(part.url) + (len(part.data) if isinstance(part, FilePart) else 0)

@@ -1,0 +1,348 @@
+"""The calls of a model, each run to exactly one result."""
+
+import contextvars
+import logging
+import threading
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.errors import ToolFailed, UnknownTool
+from kedge.tools import Toolbox, ToolRun, run_calls, tool
+from kedge.turns import ImagePart, TextPart, ToolCallBlock, image, tool_call
+
+WHO = contextvars.ContextVar("who", default="nobody")
+
+
+def calls(*names: str, **arguments: Any) -> list[ToolCallBlock]:
+    return [tool_call(name, arguments, call_id=f"c{i}") for i, name in enumerate(names)]
+
+
+async def run_one(function: Any, **arguments: Any) -> ToolRun:
+    """Run one call and give its record."""
+    box = Toolbox(function)
+    runs: list[ToolRun] = []
+    (result,) = await run_calls(box, calls(*box, **arguments), on_run=runs.append)
+    assert [run.result for run in runs] == [result]
+    return runs[0]
+
+
+async def test_results_stand_in_the_order_of_the_calls() -> None:
+    """However they finish: here each call waits for the one after it."""
+    done = [anyio.Event() for _ in range(4)]
+    done[3].set()
+
+    async def after(i: int) -> int:
+        await done[i + 1].wait()
+        done[i].set()
+        return i
+
+    finished: list[str] = []
+    wanted = [tool_call("after", {"i": i}, call_id=f"c{i}") for i in range(3)]
+    with anyio.fail_after(30):
+        results = await run_calls(
+            Toolbox(after), wanted, on_run=lambda run: finished.append(run.call_id)
+        )
+    assert [(result.call_id, result.text) for result in results] == [
+        ("c0", "0"),
+        ("c1", "1"),
+        ("c2", "2"),
+    ]
+    assert finished == ["c2", "c1", "c0"]
+
+
+async def test_sync_functions_run_side_by_side_in_threads() -> None:
+    """They meet at a barrier, which no two could in one thread; the context goes with them."""
+    barrier = threading.Barrier(2, timeout=30)
+    event_loop_thread = threading.get_ident()
+
+    def meet() -> str:
+        barrier.wait()
+        assert threading.get_ident() != event_loop_thread
+        return WHO.get()
+
+    WHO.set("somebody")
+    results = await run_calls(Toolbox(meet), calls("meet", "meet"))
+    assert [result.text for result in results] == ["somebody", "somebody"]
+
+
+async def test_a_sync_function_may_give_something_to_await() -> None:
+    """A plain function that returns a coroutine is a tool as well."""
+
+    async def later() -> str:
+        return "here"
+
+    def sooner() -> Any:
+        return later()
+
+    assert (await run_one(sooner)).result.text == "here"
+
+
+async def test_a_result_knows_its_call_and_who_made_it() -> None:
+    """Call id, kind, origin and outcome."""
+
+    @tool(custom=True)
+    def shout(text: str) -> list[Any]:
+        return [text.upper(), image("https://kedge.example/a.png")]
+
+    call = tool_call("shout", "hey", call_id="c9", custom=True)
+    (result,) = await run_calls(Toolbox(shout), [call], origin="my tools")
+    assert result.call_id == "c9"
+    assert result.custom
+    assert result.origin == "my tools"
+    assert result.metadata == {"outcome": "ok"}
+    assert result.parts == (TextPart("HEY"), ImagePart("https://kedge.example/a.png"))
+
+
+async def test_no_calls_give_no_results() -> None:
+    """Nothing asked, nothing done."""
+    assert await run_calls(Toolbox(), []) == []
+
+
+async def test_an_unknown_tool_is_answered_with_those_there_are() -> None:
+    """The model can choose again."""
+
+    def get_weather() -> None: ...
+
+    runs: list[ToolRun] = []
+    (result,) = await run_calls(Toolbox(get_weather), calls("get_wether"), on_run=runs.append)
+    assert result.text == (
+        "There is no tool 'get_wether'; did you mean get_weather? The tools are: get_weather."
+    )
+    assert (runs[0].outcome, runs[0].attempts) == ("unknown", 0)
+
+
+async def test_wrong_arguments_are_answered_with_what_is_wrong() -> None:
+    """The function is not called, and the answer says what to do."""
+
+    def add(a: int, b: int) -> int:
+        raise AssertionError
+
+    run = await run_one(add, a="one")
+    assert (run.outcome, run.attempts) == ("invalid", 0)
+    assert run.result.text == (
+        "The arguments of add do not fit:\n"
+        "- a: it should be a valid integer, unable to parse string as an integer; "
+        'expected {"type": "integer"}\n'
+        '- b: it is required and was not given; expected {"type": "integer"}\n'
+        "Call it again, corrected."
+    )
+
+
+@pytest.mark.parametrize("custom", [True, False])
+async def test_free_text_and_json_are_not_mixed_up(custom: bool) -> None:
+    """A custom call of a function tool, and the other way round, are told apart."""
+
+    def shout(text: str) -> str:
+        raise AssertionError
+
+    box = Toolbox(tool(shout, custom=custom))
+    (result,) = await run_calls(box, [tool_call("shout", '{"text": ""}', custom=not custom)])
+    wanted = "free text, as a custom tool call" if custom else "JSON arguments"
+    assert result.text == f"shout takes {wanted}."
+    assert result.metadata["outcome"] == "invalid"
+
+
+async def test_an_exception_is_told_without_its_inside(caplog: pytest.LogCaptureFixture) -> None:
+    """The model gets type and message, less secrets; the log the type, the place and the call."""
+
+    async def fetch(url: str) -> str:
+        raise ConnectionError(f"no way to {url}")
+
+    with caplog.at_level(logging.DEBUG, "kedge.tools"):
+        run = await run_one(fetch, url="https://me:hunter2@kedge.example")
+    assert run.result.text == (
+        "fetch failed: ConnectionError: no way to https://[struck out]@kedge.example"
+    )
+    assert run.outcome == "failed"
+    assert isinstance(run.error, ConnectionError)
+    (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    message = record.getMessage()
+    assert "tool fetch: failed (call c0, 1 attempt(s)" in message
+    assert "ConnectionError at test_execute.py:" in message
+    assert "hunter2" not in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_tool_may_choose_its_words() -> None:
+    """``ToolFailed`` goes to the model as it is, and is not tried again."""
+
+    @tool(retries=3)
+    def book() -> str:
+        raise ToolFailed("All seats are taken; try another day.")
+
+    run = await run_one(book)
+    assert (run.outcome, run.attempts) == ("failed", 1)
+    assert run.result.text == "All seats are taken; try another day."
+
+
+async def test_errors_inside_a_function_are_not_taken_for_ours() -> None:
+    """A tool that itself looks for a tool, or validates, fails as any other."""
+
+    def nested() -> None:
+        raise UnknownTool("x", [])
+
+    run = await run_one(nested)
+    assert run.outcome == "failed"
+    assert run.result.text.startswith("nested failed: UnknownTool: there is no tool 'x'")
+
+
+async def test_the_errors_of_a_group_are_told_one_by_one() -> None:
+    """A task group in a tool does not hide what went wrong."""
+
+    async def many() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(fail)
+
+    async def fail() -> None:
+        raise ValueError("this one")
+
+    assert (await run_one(many)).result.text == "many failed: ValueError: this one"
+
+
+async def test_an_exception_that_cannot_be_sent_is_still_told() -> None:
+    """Lone surrogates in a message do not break the result."""
+
+    def odd() -> None:
+        raise ValueError("half \ud800 pair")
+
+    assert (await run_one(odd)).result.text == "odd failed: ValueError: half \ufffd pair"
+
+
+async def test_failed_attempts_are_made_again() -> None:
+    """As often as allowed, each with fresh arguments."""
+    seen: list[list[int]] = []
+
+    @tool(retries=2, retry_wait=0)
+    async def flaky(numbers: list[int]) -> str:
+        seen.append(list(numbers))
+        numbers.clear()
+        if len(seen) < 3:
+            raise OSError("not yet")
+        return "now"
+
+    run = await run_one(flaky, numbers=[1, 2])
+    assert (run.outcome, run.attempts, run.result.text) == ("ok", 3, "now")
+    assert seen == [[1, 2]] * 3
+
+
+async def test_attempts_end_with_the_last_error(caplog: pytest.LogCaptureFixture) -> None:
+    """When all failed, the model is told once, and the log of every attempt."""
+
+    @tool(retries=2, retry_wait=0)
+    def broken() -> None:
+        raise OSError("never")
+
+    with caplog.at_level(logging.INFO, "kedge.tools"):
+        run = await run_one(broken)
+    assert (run.outcome, run.attempts) == ("failed", 3)
+    assert run.result.text == "broken failed: OSError: never"
+    retried = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO]
+    assert len(retried) == 2
+    assert "tool broken failed, attempt 2 of 3, again in 0 s (call c0): OSError" in retried[1]
+
+
+async def test_only_named_exceptions_are_tried_again() -> None:
+    """``retry_on`` says which."""
+
+    @tool(retries=2, retry_wait=0, retry_on=(OSError,))
+    def broken() -> None:
+        raise ValueError("never")
+
+    assert (await run_one(broken)).attempts == 1
+
+
+async def test_long_output_is_cut_visibly() -> None:
+    """Whatever a tool returns, a result has a bound, which the caller sets."""
+
+    def talk() -> str:
+        return "word " * 100
+
+    (result,) = await run_calls(Toolbox(talk), calls("talk"), max_output=9)
+    assert result.text == "word word\n[cut: 9 of 500 characters are shown]"
+
+
+async def test_a_value_that_cannot_be_shown_is_a_failure() -> None:
+    """A result whose ``str`` raises is told as the exception it is."""
+
+    class Odd:
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    def odd() -> Any:
+        return Odd()
+
+    run = await run_one(odd)
+    assert run.result.text == "odd failed: ValueError: no words"
+
+
+async def test_a_record_says_what_happened_and_nothing_else() -> None:
+    """Outcome, attempts and times; ``repr`` keeps arguments and output to itself."""
+
+    def secret(word: str) -> str:
+        return word
+
+    run = await run_one(secret, word="hush")
+    assert (run.call_id, run.name, run.outcome, run.attempts) == ("c0", "secret", "ok", 1)
+    assert run.seconds >= 0
+    assert run.waited >= 0
+    assert run.edited is None
+    assert "hush" not in repr(run)
+
+
+async def test_a_validator_that_breaks_is_a_failure() -> None:
+    """Code that a tool brings along for its arguments may fail like the tool itself."""
+    from typing import Annotated
+
+    from pydantic import AfterValidator
+
+    def explode(value: int) -> int:
+        raise RuntimeError("boom")
+
+    def f(x: Annotated[int, AfterValidator(explode)]) -> None: ...
+
+    run = await run_one(f, x=1)
+    assert (run.outcome, run.result.text) == ("failed", "f failed: RuntimeError: boom")
+
+
+async def test_what_a_callback_raises_comes_out_plain() -> None:
+    """``on_run`` must not fail; if it does, the error is not wrapped in a group."""
+
+    def f() -> None: ...
+
+    def bad(run: ToolRun) -> None:
+        raise ValueError("my own fault")
+
+    with pytest.raises(ValueError, match="my own fault"):
+        await run_calls(Toolbox(f), calls("f"), on_run=bad)
+
+
+async def _fine(x: int = 0) -> int:
+    return x
+
+
+def _bad(x: int = 0) -> int:
+    raise ValueError(str(x))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["_fine", "_bad", "_none"]),
+            st.sampled_from(["{}", '{"x": 1}', '{"x": "?"}', "", "["]),
+        ),
+        max_size=8,
+    )
+)
+async def test_every_call_gets_one_result(asked: list[tuple[str, str]]) -> None:
+    """Whatever is called with whatever: as many results as calls, with their ids, in order."""
+    wanted = [tool_call(name, text, call_id=f"c{i}") for i, (name, text) in enumerate(asked)]
+    delivered: list[str] = []
+    results = await run_calls(
+        Toolbox(_fine, _bad), wanted, on_run=lambda run: delivered.append(run.call_id)
+    )
+    assert [result.call_id for result in results] == [call.call_id for call in wanted]
+    assert sorted(delivered) == sorted(call.call_id for call in wanted)

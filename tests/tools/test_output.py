@@ -1,0 +1,158 @@
+"""What a tool returned becomes the parts of a result."""
+
+import datetime as dt
+import enum
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from kedge.tools.output import MAX_ATTACHMENT, bounded, output_parts
+from kedge.turns import (
+    FilePart,
+    ImagePart,
+    TextPart,
+    file,
+    image,
+    item_from_block,
+    tool_result,
+)
+
+PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
+
+
+class Size(enum.Enum):
+    SMALL = "small"
+
+
+@dataclass
+class Point:
+    x: int
+    size: Size
+
+
+class Place(BaseModel):
+    name: str
+    at: Point
+
+
+class Odd:
+    def __str__(self) -> str:
+        return "an odd thing"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("plain", "plain"),
+        ("", ""),
+        (None, "null"),
+        (True, "true"),
+        (2**70, str(2**70)),
+        (1.5, "1.5"),
+        ({"a": [1, None]}, '{"a":[1,null]}'),
+        ([], "[]"),
+        ("🙂", "🙂"),
+        ({"é": "🙂"}, '{"é":"🙂"}'),
+        (Point(1, Size.SMALL), '{"x":1,"size":"small"}'),
+        (
+            Place(name="Rome", at=Point(1, Size.SMALL)),
+            '{"name":"Rome","at":{"x":1,"size":"small"}}',
+        ),
+        ([dt.date(2026, 1, 2)], '["2026-01-02"]'),
+        (Odd(), '"an odd thing"'),
+        ({"odd": Odd()}, '{"odd":"an odd thing"}'),
+        (math.nan, '"NaN"'),
+        (b"bytes of text", "bytes of text"),
+        (bytearray(b"more"), "more"),
+        (b"\xff\xfe\x00", "[3 bytes that are neither text nor an image]"),
+        ("half \ud800 pair", "half \ufffd pair"),
+        ("whole \ud83d\ude42 pair", "whole 🙂 pair"),
+    ],
+)
+def test_what_is_no_picture_is_text(value: Any, text: str) -> None:
+    """Text as it is, JSON where JSON can say it, ``str`` where it cannot."""
+    assert output_parts(value) == (TextPart(text),)
+
+
+def test_a_value_that_holds_itself_is_shown_somehow() -> None:
+    """A cycle is no JSON and no reason to fail."""
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    assert output_parts(cycle) == (TextPart("[[...]]"),)
+
+
+@pytest.mark.parametrize(
+    ("content", "media_type"),
+    [
+        (PNG, "image/png"),
+        (b"\xff\xd8\xff\xe0", "image/jpeg"),
+        (b"GIF89a..", "image/gif"),
+        (b"GIF87a..", "image/gif"),
+        (b"RIFF\0\0\0\0WEBPVP8 ", "image/webp"),
+    ],
+)
+def test_the_bytes_of_a_picture_are_a_picture(content: bytes, media_type: str) -> None:
+    """Pictures are known by their first bytes."""
+    assert output_parts(content) == (image(content, media_type=media_type),)
+
+
+def test_a_pdf_is_a_file() -> None:
+    """A model can read a PDF, but not as text."""
+    assert output_parts(b"%PDF-1.7") == (file(b"%PDF-1.7", filename="result.pdf"),)
+
+
+def test_parts_and_lists_with_pictures_stay_parts() -> None:
+    """A list is several parts when one of them is a picture, and JSON otherwise."""
+    part = ImagePart("https://kedge.example/a.png")
+    assert output_parts(part) == (part,)
+    assert output_parts(["look:", PNG, 3]) == (TextPart("look:"), image(PNG), TextPart("3"))
+    assert output_parts((part, "there")) == (part, TextPart("there"))
+    assert output_parts(tool_result("other", [part])) == (part,)
+    assert output_parts(["a", "b"]) == (TextPart('["a","b"]'),)
+
+
+def test_text_is_cut_at_the_bound_and_says_so() -> None:
+    """The bound is for all text of a result together."""
+    assert bounded((TextPart("12345"),), 5) == (TextPart("12345"),)
+    assert bounded((TextPart("123456"),), 5) == (
+        TextPart("12345\n[cut: 5 of 6 characters are shown]"),
+    )
+    part = ImagePart("https://kedge.example/a.png")
+    assert bounded((TextPart("123"), part, TextPart("456"), TextPart("7")), 5) == (
+        TextPart("123"),
+        part,
+        TextPart("45\n[cut: 2 of 3 characters are shown]"),
+        TextPart("\n[cut: 0 of 1 characters are shown]"),
+    )
+
+
+def test_a_picture_beyond_its_bound_is_named_instead() -> None:
+    """Half a picture is none."""
+    huge = FilePart(data="data:," + "x" * MAX_ATTACHMENT)
+    (left,) = bounded((huge,), 5)
+    assert left == TextPart(f"[left out: an attachment of {MAX_ATTACHMENT + 6:,} characters]")
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(json_values)
+def test_json_goes_out_as_it_is(value: Any) -> None:
+    """What JSON can say comes back equal, and every result can be sent."""
+    parts = output_parts(value)
+    item = item_from_block(tool_result("c1", list(parts)))
+    text = item["output"]
+    assert text == value if isinstance(value, str) else json.loads(text) == value
