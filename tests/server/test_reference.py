@@ -340,6 +340,27 @@ STATE = [
         404,
     ),
     Row(
+        "no model at all",
+        {"model": ""},
+        "The requested model '' does not exist.",
+        "model",
+        "model_not_found",
+    ),
+    Row(
+        "required tools that are not there",
+        {"tool_choice": "required", "tools": []},
+        "Tool choice 'required' must be specified with 'tools' parameter.",
+        "tool_choice",
+        None,
+    ),
+    Row(
+        "a function that is not offered",
+        {"tool_choice": {"type": "function", "name": "other"}, "tools": [ANY_CALL]},
+        "Tool choice 'other' not found in 'tools' parameter.",
+        "tool_choice",
+        None,
+    ),
+    Row(
         "unknown prompt",
         {"prompt": {"id": "pmpt_x"}},
         "Prompt with id 'pmpt_x' not found.",
@@ -700,7 +721,9 @@ def test_a_body_too_large_is_refused_before_it_is_read(api: Api) -> None:
     assert answer.json()["error"]["code"] == "request_too_large"
 
 
-@pytest.mark.parametrize("path", ["/v1/nowhere", "/", "/v1/responses/resp_x/nothing"])
+@pytest.mark.parametrize(
+    "path", ["/v1/nowhere", "/", "/v1/responses/", "/v1/responses/resp_x/nothing"]
+)
 def test_an_unknown_route_is_told_so(api: Api, path: str) -> None:
     """With status 404, naming method and path."""
     answer = api.get(path)

@@ -119,6 +119,7 @@ def create_app(settings: Settings | None = None, listener: Listener | None = Non
             Exception: _on_bug,
         },
     )
+    app.router.redirect_slashes = False  # the API has one name for each thing
     app.state.service = service
     return app
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from kedge.practice import Ask
 from kedge.server import errors, resource
+from kedge.server.choosing import check_tool_choice
 from kedge.server.coherence import check_request, check_sealed, resolve
 from kedge.server.compaction import compact, is_triggered, newest_exchange
 from kedge.server.contexts import Context
@@ -74,6 +75,7 @@ def draft(service: Service, body: Body) -> Draft:
     items = taken_in(service, body["input"], key, past)
     whole = view_of(service, body, past, items)
     check_abilities(body)
+    check_tool_choice(body, whole.items)
     silent = is_triggered(items)
     kept = _kept(body, whole, service.model.window, silent=silent)
     seen = whole if kept is None else View(kept, 0)
@@ -142,6 +144,8 @@ def taken_in(service: Service, input: str | Sequence[Item], key: str, past: Past
 
 def check_abilities(body: Body) -> None:
     """Refuse what this server cannot do."""
+    if not body["model"]:
+        raise errors.MODEL_NOT_FOUND(model="")
     if body.get("background"):
         raise errors.BACKGROUND_UNSUPPORTED()
 

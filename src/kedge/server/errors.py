@@ -224,6 +224,12 @@ ITEM_NOT_FOUND = Situation(
 MODEL_NOT_FOUND = Situation(
     "The requested model '{model}' does not exist.", param="model", code="model_not_found"
 )
+TOOLS_MISSING = Situation(
+    "Tool choice 'required' must be specified with 'tools' parameter.", param="tool_choice"
+)
+TOOL_NOT_OFFERED = Situation(
+    "Tool choice '{choice}' not found in 'tools' parameter.", param="tool_choice"
+)
 CANNOT_CANCEL = Situation("Cannot cancel a synchronous response.")
 
 # How a request's items fit together.
