@@ -27,7 +27,8 @@
     ├── Unsendable           calls stand in the way of sending; ``problems`` names them
     └── UnsupportedBlock     a block that this provider cannot express
 
-Messages say what happened and what to do. They never contain message content or keys.
+Messages say what happened and what to do. They never contain message content or keys. An error holds
+what it was made from as its arguments, so that it can be pickled and cross to another process.
 """
 
 from collections.abc import Sequence
@@ -70,9 +71,16 @@ class InvalidJSON(InvalidTurn):
     """The JSON form of a value is malformed; ``path`` names the offending member."""
 
     def __init__(self, path: str, problem: str) -> None:
-        super().__init__(f"{path}: {problem}")
+        super().__init__(path, problem)
         self.path = path
         self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}"
+
+    def inside(self, outer: str) -> "InvalidJSON":
+        """The same problem, seen from further out."""
+        return InvalidJSON(outer + self.path, self.problem)
 
 
 class BrokenInstallation(KedgeError):
@@ -83,9 +91,12 @@ class InvalidScript(KedgeError, ValueError):
     """A script of the practice model is wrong; ``place`` says where."""
 
     def __init__(self, place: str, problem: str) -> None:
-        super().__init__(f"{place} {problem}")
+        super().__init__(place, problem)
         self.place = place
         self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.place} {self.problem}"
 
 
 class StreamTooLarge(KedgeError):
@@ -147,9 +158,11 @@ class Unsendable(KedgeError):
     """The Turn holds calls that stand in the way of sending it; ``problems`` names them."""
 
     def __init__(self, problems: Sequence[object]) -> None:
-        listed = "; ".join(str(problem) for problem in problems)
-        super().__init__(f"this Turn cannot be sent: {listed}")
+        super().__init__(problems)
         self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return f"this Turn cannot be sent: {'; '.join(map(str, self.problems))}"
 
 
 class UnsupportedBlock(KedgeError):

@@ -6,15 +6,24 @@ and whatever anyone else adds), its ``origin`` (who put it there: ``user``, ``en
 middleware) and ``extra`` (members that Kedge does not interpret and carries along untouched).
 """
 
-from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
-from kedge.errors import InvalidTurn
-from kedge.turns.frozen import EMPTY, FrozenMap, check_text
+from kedge.errors import InvalidJSON, InvalidTurn
+from kedge.turns.essence import essence
+from kedge.turns.frozen import EMPTY, FrozenMap, check_text, frozen_map
 from kedge.turns.ids import new_id
-from kedge.turns.parts import OpaquePart, Part, RefusalPart, TextPart
+from kedge.turns.parts import (
+    PARTS,
+    SPOKEN,
+    Part,
+    RefusalPart,
+    SpokenPart,
+    TextPart,
+    check_parts,
+)
+from kedge.turns.sealed import keep_extra, put, sealed
 
 RESPONSE_ID = "response_id"
 """Metadata key: the response that made this block. Only engines write it."""
@@ -26,9 +35,11 @@ OUTPUT_INDEX = "output_index"
 Kind = Literal[
     "user", "assistant", "reasoning", "tool_call", "tool_result", "system", "opaque", "unknown"
 ]
+KNOWN_KINDS: frozenset[str] = frozenset(get_args(Kind)) - {"unknown"}
 Role = Literal["system", "developer"]
 
 
+@sealed
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class Block:
     """One piece of a conversation; see the subclasses."""
@@ -42,24 +53,26 @@ class Block:
     leaf: bytes | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        if self.id:
-            check_text(self.id, "id")
+        if self.id == "":
+            put(self, "id", new_id("blk"))
         else:
-            object.__setattr__(self, "id", new_id("blk"))
-        check_text(self.origin, "origin")
-        for name in ("metadata", "extra"):
-            value: Mapping[str, Any] = getattr(self, name)
-            if not isinstance(value, FrozenMap):
-                object.__setattr__(self, name, FrozenMap(value))
+            put(self, "id", check_text(self.id, "id"))
+        if self.origin != "user":
+            put(self, "origin", check_text(self.origin, "origin"))
+        if self.metadata is not EMPTY:
+            put(self, "metadata", frozen_map(self.metadata, "metadata"))
+        if self.extra is not EMPTY:
+            keep_extra(self, "kind")
         self._check()
 
     def _check(self) -> None:
         """Refuse content that cannot be."""
+        raise InvalidTurn("a block is of some kind; see kedge.user and its neighbours")
 
     @property
-    @abstractmethod
     def content(self) -> tuple[object, ...]:
         """What this block says: the part of it that ``==`` compares."""
+        raise NotImplementedError
 
     @property
     def response_id(self) -> str:
@@ -75,8 +88,7 @@ class Block:
 
     def with_metadata(self, members: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
         """Return this block with further metadata; a member set to ``None`` is removed."""
-        merged = {**self.metadata, **(members or {}), **more}
-        return replace(self, metadata=FrozenMap({k: v for k, v in merged.items() if v is not None}))
+        return replace(self, metadata=self.metadata.with_members({**(members or {}), **more}))
 
     def with_origin(self, origin: str) -> Self:
         """Return this block as put there by ``origin``."""
@@ -96,6 +108,7 @@ class Block:
         return f"<{self.kind} {describe(self)}>"
 
 
+@sealed
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class UserBlock(Block):
     """What the user said."""
@@ -104,7 +117,7 @@ class UserBlock(Block):
     parts: tuple[Part, ...]
 
     def _check(self) -> None:
-        object.__setattr__(self, "parts", tuple(self.parts))
+        put(self, "parts", check_parts(self.parts, PARTS, "a user block"))
 
     @property
     def content(self) -> tuple[object, ...]:
@@ -117,15 +130,16 @@ class UserBlock(Block):
         return joined_text(self.parts)
 
 
+@sealed
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class AssistantBlock(Block):
     """What the model said: text, or a refusal."""
 
     kind: ClassVar[Kind] = "assistant"
-    parts: tuple[TextPart | RefusalPart | OpaquePart, ...]
+    parts: tuple[SpokenPart, ...]
 
     def _check(self) -> None:
-        object.__setattr__(self, "parts", tuple(self.parts))
+        put(self, "parts", check_parts(self.parts, SPOKEN, "an assistant block"))
 
     @property
     def content(self) -> tuple[object, ...]:
@@ -143,6 +157,7 @@ class AssistantBlock(Block):
         return "".join(part.text for part in self.parts if isinstance(part, RefusalPart))
 
 
+@sealed
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SystemBlock(Block):
     """Instructions. Leading ones are sent afresh with every request; later ones stay in place."""
@@ -152,7 +167,7 @@ class SystemBlock(Block):
     role: Role = "system"
 
     def _check(self) -> None:
-        check_text(self.text, "text")
+        _check_texts(self, "text", "role")
         if self.role not in ("system", "developer"):
             raise InvalidTurn(f"a system block's role is system or developer, not {self.role!r}")
 
@@ -162,6 +177,7 @@ class SystemBlock(Block):
         return (self.role, self.text)
 
 
+@sealed
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ToolCallBlock(Block):
     """The model asks for a tool. ``arguments`` is the exact string that the model wrote."""
@@ -173,8 +189,8 @@ class ToolCallBlock(Block):
     custom: bool = False
 
     def _check(self) -> None:
-        for name in ("name", "arguments", "call_id"):
-            check_text(getattr(self, name), name)
+        _check_texts(self, "name", "arguments", "call_id")
+        _check_flag(self.custom)
         if not self.call_id:
             raise InvalidTurn("a tool call needs a call_id")
 
@@ -184,6 +200,7 @@ class ToolCallBlock(Block):
         return (self.call_id, self.name, self.arguments, self.custom)
 
 
+@sealed
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ToolResultBlock(Block):
     """What a tool answered to the call with this ``call_id``."""
@@ -194,8 +211,9 @@ class ToolResultBlock(Block):
     custom: bool = False
 
     def _check(self) -> None:
-        object.__setattr__(self, "parts", tuple(self.parts))
-        check_text(self.call_id, "call_id")
+        put(self, "parts", check_parts(self.parts, PARTS, "a tool result"))
+        _check_texts(self, "call_id")
+        _check_flag(self.custom)
         if not self.call_id:
             raise InvalidTurn("a tool result needs the call_id of its call")
 
@@ -210,6 +228,7 @@ class ToolResultBlock(Block):
         return joined_text(self.parts)
 
 
+@sealed
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ReasoningBlock(Block):
     """What the model thought, as far as the provider tells: summaries, text, encrypted content."""
@@ -220,10 +239,9 @@ class ReasoningBlock(Block):
     encrypted_content: str = ""
 
     def _check(self) -> None:
-        object.__setattr__(self, "summary", tuple(self.summary))
-        object.__setattr__(self, "texts", tuple(self.texts))
-        for text in (*self.summary, *self.texts, self.encrypted_content):
-            check_text(text, "reasoning")
+        put(self, "summary", _as_texts(self.summary, "summary"))
+        put(self, "texts", _as_texts(self.texts, "texts"))
+        _check_texts(self, "encrypted_content")
 
     @property
     def content(self) -> tuple[object, ...]:
@@ -231,16 +249,19 @@ class ReasoningBlock(Block):
         return (self.summary, self.texts, self.encrypted_content)
 
 
+@sealed
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class OpaqueBlock(Block):
-    """A provider's item of a type that Kedge does not interpret, kept losslessly."""
+    """A provider's item of a type that Kedge does not interpret, kept losslessly.
+
+    Like every block it is compared by what a model sees: see ``kedge.turns.essence``.
+    """
 
     kind: ClassVar[Kind] = "opaque"
     item: FrozenMap
 
     def _check(self) -> None:
-        if not isinstance(self.item, FrozenMap):  # pyright: ignore[reportUnnecessaryIsInstance]
-            object.__setattr__(self, "item", FrozenMap(self.item))
+        put(self, "item", frozen_map(self.item, "item"))
         if not isinstance(self.item.get("type"), str):
             raise InvalidTurn("an opaque block's item needs a type")
 
@@ -251,10 +272,11 @@ class OpaqueBlock(Block):
 
     @property
     def content(self) -> tuple[object, ...]:
-        """The item."""
-        return (self.item,)
+        """The item, without provider id, status and nulls."""
+        return (essence(self.item),)
 
 
+@sealed
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class UnknownBlock(Block):
     """A block of a kind that a newer Kedge wrote; ``form`` keeps its JSON form."""
@@ -263,8 +285,12 @@ class UnknownBlock(Block):
     form: FrozenMap
 
     def _check(self) -> None:
-        if not isinstance(self.form, FrozenMap):  # pyright: ignore[reportUnnecessaryIsInstance]
-            object.__setattr__(self, "form", FrozenMap(self.form))
+        put(self, "form", frozen_map(self.form, "form"))
+        kind = self.form.get("kind")
+        if not isinstance(kind, str) or kind in KNOWN_KINDS:
+            raise InvalidTurn("the form of an unknown block needs a kind that is not known")
+        if self.extra or not self.form.keys().isdisjoint(("id", "metadata", "origin")):
+            raise InvalidTurn("an unknown block keeps its content in form, and only its content")
 
     @property
     def content(self) -> tuple[object, ...]:
@@ -275,3 +301,21 @@ class UnknownBlock(Block):
 def joined_text(parts: tuple[Part, ...]) -> str:
     """The text parts, joined."""
     return "".join(part.text for part in parts if isinstance(part, TextPart))
+
+
+def _check_texts(block: Block, *names: str) -> None:
+    for name in names:
+        put(block, name, check_text(getattr(block, name), name))
+
+
+def _check_flag(custom: object) -> None:
+    if not isinstance(custom, bool):
+        raise InvalidJSON("custom", f"expected a bool, got {type(custom).__name__}")
+
+
+def _as_texts(texts: Iterable[str], name: str) -> tuple[str, ...]:
+    if texts == ():
+        return ()
+    if isinstance(texts, str) or not isinstance(texts, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidJSON(name, f"expected several strings, got {type(texts).__name__}")
+    return tuple(check_text(text, f"{name}[{index}]") for index, text in enumerate(texts))

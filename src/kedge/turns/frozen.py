@@ -2,33 +2,55 @@
 
 A block is shared by many Turns, digests and threads, so nothing inside it may move. ``freeze`` copies
 a JSON value into ``FrozenMap`` and tuples all the way down; ``thaw`` gives plain dicts and lists back.
-What JSON cannot say exactly (NaN, lone surrogates, objects) is refused here, with its path, so that
-it never travels further.
+What JSON cannot say exactly (NaN, lone surrogates, objects, integers past any use) is refused here,
+with its path, so that it never travels further. The path is put together on the way out of a failure:
+what is right pays nothing for it.
 """
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
-from typing import Any, NoReturn
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from types import MappingProxyType, NoneType
+from typing import Any, NoReturn, Self, cast
 
 from kedge.errors import InvalidJSON
 
 MAX_DEPTH = 100
 """How deep a JSON value may nest."""
+MAX_INTEGER_BITS = 2048
+"""How large an integer may be: every Python, however set up, reads and writes this many digits."""
+
+_put = object.__setattr__
 
 
 class FrozenMap(Mapping[str, Any]):
-    """An immutable mapping with string keys, compared and hashed by value."""
+    """An immutable mapping with string keys, compared and hashed as JSON: true is not 1."""
 
-    __slots__ = ("_members",)
+    __slots__ = ("_depth", "_members")
+    _depth: int | None
     _members: Mapping[str, Any]
 
-    def __init__(self, members: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        frozen = {key: freeze(value, key) for key, value in {**(members or {}), **more}.items()}
-        for key in frozen:
-            check_text(key, "a key")
-        object.__setattr__(self, "_members", MappingProxyType(frozen))
+    # All is done in __new__: a second call of __init__ would change the map in place.
+    def __new__(cls, members: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
+        """Freeze these members."""
+        if more:
+            members = {**(members or {}), **more}
+        return cast("Self", frozen_map(members or {}, "$"))
+
+    def with_members(self, changes: Mapping[str, Any]) -> "FrozenMap":
+        """The same map with these members; one that is set to ``None`` is removed."""
+        merged = {**self._members, **frozen_map(changes, "$")}
+        gone = [name for name, value in changes.items() if value is None]
+        for name in gone:
+            del merged[name]
+        return _map(merged)
+
+    @property
+    def depth(self) -> int:
+        """How many levels of maps and tuples this is, itself included."""
+        if self._depth is None:
+            _put(self, "_depth", 1 + max(map(_depth, self._members.values()), default=0))
+        return cast("int", self._depth)
 
     def __getitem__(self, key: str) -> Any:
         return self._members[key]
@@ -42,6 +64,22 @@ class FrozenMap(Mapping[str, Any]):
     def __contains__(self, key: object) -> bool:
         return key in self._members
 
+    # Mapping would give these three too, several times slower.
+    def keys(self) -> KeysView[str]:
+        """The names of the members."""
+        return self._members.keys()
+
+    def values(self) -> ValuesView[Any]:
+        """The values of the members."""
+        return self._members.values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """The members, by name."""
+        return self._members.items()
+
+    def __init_subclass__(cls) -> NoReturn:
+        raise TypeError("a FrozenMap has no subclasses: they could change")
+
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError("a FrozenMap cannot change; make a new one")
 
@@ -50,16 +88,19 @@ class FrozenMap(Mapping[str, Any]):
 
     def __or__(self, other: Mapping[str, Any]) -> "FrozenMap":
         """The members of both; those of ``other`` win."""
-        return FrozenMap({**self._members, **other})
+        return _map({**self._members, **frozen_map(other, "$")})
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Mapping):
-            return NotImplemented
-        # JSON tells true from 1 and 1 from 1.0; Python's == does not, so the text has a say too.
-        return dict(self._members) == dict(other) and _text(self) == _text(other)  # pyright: ignore[reportUnknownArgumentType]
+        return same(self, other) if isinstance(other, Mapping) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(frozenset(self._members.items()))
+        return hash(frozenset((name, _hash(value)) for name, value in self._members.items()))
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
 
     def __reduce__(self) -> tuple[type["FrozenMap"], tuple[dict[str, Any]]]:
         return FrozenMap, (dict(self._members),)
@@ -68,72 +109,227 @@ class FrozenMap(Mapping[str, Any]):
         return repr(thaw(self))
 
 
-EMPTY = FrozenMap()
+class Flaw:
+    """Stands in a parsed JSON text where no value can be, until its path is known."""
+
+    __slots__ = ("problem", "step")
+
+    def __init__(self, problem: str, member: str | None = None) -> None:
+        self.problem = problem
+        self.step = "" if member is None else step_to(member)
 
 
-def freeze(value: Any, path: str = "$", depth: int = 0) -> Any:
+def freeze(value: Any, path: str = "$") -> Any:
     """Copy a JSON value into immutable form; refuse what JSON cannot say exactly.
 
-    An object with a ``to_json`` method is a value of a higher layer; it vouches for its own
-    immutability and is kept as it is.
+    A frozen dataclass with a ``to_json`` method is a value of a higher layer; it vouches for its
+    own immutability and is kept as it is.
     """
-    if depth > MAX_DEPTH:
-        raise InvalidJSON(path, f"nested more than {MAX_DEPTH} levels deep")
-    match value:
-        case None | bool() | int() | FrozenMap():
-            return value
-        case str():
-            return check_text(value, path)
-        case float():
-            if not math.isfinite(value):
-                raise InvalidJSON(path, f"{value} is not a JSON number")
-            return value
-        case Mapping():
-            return _freeze_mapping(value, path, depth)  # pyright: ignore[reportUnknownArgumentType]
-        case list() | tuple():
-            return tuple(
-                freeze(member, f"{path}[{index}]", depth + 1)
-                for index, member in enumerate(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-            )
-        case _ if hasattr(value, "to_json"):
-            return value
-        case _:
-            raise InvalidJSON(path, f"a {type(value).__name__} is not a JSON value")
+    try:
+        return _frozen(value, MAX_DEPTH)
+    except InvalidJSON as error:
+        raise error.inside(path) from None
 
 
-def _freeze_mapping(value: Mapping[Any, Any], path: str, depth: int) -> FrozenMap:
-    members: dict[str, Any] = {}
-    for key, member in value.items():
-        if not isinstance(key, str):
-            raise InvalidJSON(path, f"the key {key!r} is not a string")
-        members[key] = freeze(member, f"{path}.{key}", depth + 1)
-    return FrozenMap(members)
+def frozen_map(value: object, path: str) -> FrozenMap:
+    """Freeze a mapping."""
+    if type(value) is FrozenMap:
+        return value
+    if not isinstance(value, Mapping):
+        raise InvalidJSON(path, f"expected a mapping, got {type(value).__name__}")
+    return freeze(value, path)
 
 
 def thaw(value: Any) -> Any:
     """Plain dicts and lists again, as ``json.dumps`` wants them."""
-    match value:
-        case FrozenMap():
-            return {key: thaw(member) for key, member in value.items()}
-        case tuple():
-            return [thaw(member) for member in value]  # pyright: ignore[reportUnknownVariableType]
-        case None | bool() | int() | float() | str():
-            return value
-        case _:
-            return value.to_json()
+    return _thawed(value)
 
 
-def _text(value: Mapping[str, Any]) -> str:
-    return json.dumps(thaw(freeze(value)), sort_keys=True)
+def _thawed(value: object) -> Any:
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    if kind is FrozenMap:
+        return {name: _thawed(member) for name, member in cast("FrozenMap", value).items()}
+    if kind is tuple:
+        return [_thawed(member) for member in cast("tuple[object, ...]", value)]
+    return _thawed(_told(value))
 
 
-def check_text(text: str, path: str) -> str:
-    """Return ``text``; refuse lone surrogates, which no wire can carry."""
-    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidJSON(path, f"expected a string, got {type(text).__name__}")
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are the same JSON: true is not 1, 1 is not 1.0, a list is like a tuple."""
+    if one is other:
+        return True
+    if isinstance(one, bool | float) or isinstance(other, bool | float):
+        return type(one) is type(other) and repr(one) == repr(other)
+    if isinstance(one, str | int | NoneType):
+        return bool(one == other)
+    if isinstance(one, Mapping):
+        return _same_members(cast("Mapping[str, Any]", one), other)
+    if isinstance(one, list | tuple):
+        return _same_sequence(cast("tuple[Any, ...]", one), other)
+    return _is_told(one) and same(_told(one), other)
+
+
+def check_text(text: object, path: str) -> str:
+    """Return the text as a plain string; refuse lone surrogates, which no wire can carry."""
+    if type(text) is not str:
+        if not isinstance(text, str):
+            raise InvalidJSON(path, f"expected a string, got {type(text).__name__}")
+        text = str.__str__(text)  # a subclass may have a life of its own
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidJSON(path, f"lone surrogate at character {error.start}") from None
     return text
+
+
+def step_to(key: str) -> str:
+    """The step from an object to its member, as part of a path."""
+    return f".{key}" if key.isidentifier() else f"[{json.dumps(key)}]"
+
+
+def _frozen(value: object, room: int) -> Any:
+    kind = type(value)
+    if kind in _SCALARS:
+        return _SCALARS[kind](value)
+    return _CONTAINERS.get(kind, _frozen_other)(value, room)
+
+
+def _checked_constant(value: bool | None) -> bool | None:
+    return value
+
+
+def _checked_text(value: str) -> str:
+    return value if value.isascii() else check_text(value, "")
+
+
+def _checked_integer(value: int) -> int:
+    if value.bit_length() > MAX_INTEGER_BITS:
+        raise InvalidJSON("", f"an integer of more than {MAX_INTEGER_BITS} bits")
+    return value
+
+
+def _checked_number(value: float) -> float:
+    if not math.isfinite(value):
+        raise InvalidJSON("", f"{value} is not a JSON number")
+    return value
+
+
+def _frozen_map(value: FrozenMap, room: int) -> FrozenMap:
+    if value.depth > room:
+        raise InvalidJSON("", f"nested more than {MAX_DEPTH} levels deep")
+    return value
+
+
+def _frozen_mapping(value: Mapping[Any, Any], room: int) -> FrozenMap:
+    if not room:
+        raise InvalidJSON("", f"nested more than {MAX_DEPTH} levels deep")
+    members: dict[str, Any] = {}
+    for key, member in value.items():
+        if not isinstance(key, str):
+            raise InvalidJSON("", f"the key {key!r} is not a string")
+        try:
+            members[check_text(key, "")] = _frozen(member, room - 1)
+        except InvalidJSON as error:
+            raise error.inside(step_to(key)) from None
+    return _map(members)
+
+
+def _frozen_sequence(value: list[Any] | tuple[Any, ...], room: int) -> tuple[Any, ...]:
+    if not room:
+        raise InvalidJSON("", f"nested more than {MAX_DEPTH} levels deep")
+    members: list[Any] = []
+    for index, member in enumerate(value):
+        try:
+            members.append(_frozen(member, room - 1))
+        except InvalidJSON as error:
+            raise error.inside(f"[{index}]") from None
+    return tuple(members)
+
+
+def _frozen_other(value: Any, room: int) -> Any:
+    """Freeze what is not exactly a JSON type: a subclass becomes the type it stands for."""
+    match value:
+        case str():
+            return check_text(value, "")
+        case int():
+            return _checked_integer(int.__int__(value))
+        case float():
+            return _checked_number(float.__float__(value))
+        case Mapping():
+            return _frozen_mapping(cast("Mapping[Any, Any]", value), room)
+        case list() | tuple():
+            return _frozen_sequence(cast("list[Any]", value), room)
+        case Flaw():
+            raise InvalidJSON(value.step, value.problem)
+        case _ if _is_told(value):
+            return value
+        case _:
+            raise InvalidJSON("", f"a {type(value).__name__} is not a JSON value")
+
+
+_SCALARS: dict[type, Callable[[Any], Any]] = {
+    NoneType: _checked_constant,
+    bool: _checked_constant,
+    str: _checked_text,
+    int: _checked_integer,
+    float: _checked_number,
+}
+_CONTAINERS: dict[type, Callable[[Any, int], Any]] = {
+    dict: _frozen_mapping,
+    list: _frozen_sequence,
+    tuple: _frozen_sequence,
+    FrozenMap: _frozen_map,
+}
+
+
+def _map(members: dict[str, Any]) -> FrozenMap:
+    """A map of members that are frozen already."""
+    frozen = object.__new__(FrozenMap)
+    _put(frozen, "_members", MappingProxyType(members))
+    _put(frozen, "_depth", None)
+    return frozen
+
+
+EMPTY = _map({})
+
+
+def _depth(value: Any) -> int:
+    if type(value) is tuple:
+        return 1 + max(map(_depth, cast("tuple[Any, ...]", value)), default=0)
+    return value.depth if type(value) is FrozenMap else 0
+
+
+def _is_told(value: object) -> bool:
+    """Whether this is a frozen dataclass that tells its own JSON form."""
+    settings = getattr(type(value), "__dataclass_params__", None)
+    return getattr(settings, "frozen", False) and callable(getattr(value, "to_json", None))
+
+
+def _told(value: Any) -> Any:
+    return freeze(value.to_json())
+
+
+def _same_members(one: Mapping[str, Any], other: Any) -> bool:
+    other = _told(other) if _is_told(other) else other
+    if not isinstance(other, Mapping):
+        return False
+    there = cast("Mapping[str, Any]", other)
+    return len(one) == len(there) and all(
+        name in there and same(member, there[name]) for name, member in one.items()
+    )
+
+
+def _same_sequence(one: list[Any] | tuple[Any, ...], other: Any) -> bool:
+    if not isinstance(other, list | tuple):
+        return False
+    there = cast("tuple[Any, ...]", other)
+    return len(one) == len(there) and all(map(same, one, there))
+
+
+def _hash(value: Any) -> int:
+    if type(value) is tuple:
+        return hash(tuple(map(_hash, cast("tuple[Any, ...]", value))))
+    return hash(_told(value)) if _is_told(value) else hash(value)

@@ -1,21 +1,36 @@
 """Local ids: unique, and sorted by the time they were made.
 
 An id is a nanosecond clock that never stands still nor goes back within a process, and 40 random
-bits against other processes. It says nothing about the provider and is never sent to one.
+bits that tell this process from others. It says nothing about the provider and is never sent to one.
 """
 
+import os
 import secrets
 import threading
 import time
 
 _lock = threading.Lock()
 _last = 0
+_process = secrets.token_hex(5)
 
 
 def new_id(prefix: str) -> str:
     """Make an id such as ``blk_18a3f0c2b4d5e6f71a2b3c4d5e``."""
     global _last  # noqa: PLW0603 - one clock for the process
     with _lock:
-        _last = max(time.time_ns(), _last + 1)
-        tick = _last
-    return f"{prefix}_{tick:016x}{secrets.token_hex(5)}"
+        tick = time.time_ns()
+        if tick <= _last:
+            tick = _last + 1
+        _last = tick
+    return f"{prefix}_{tick:016x}{_process}"
+
+
+def _be_another_process() -> None:
+    """After a fork: other random bits, and a lock that nobody holds."""
+    global _lock, _process  # noqa: PLW0603 - they belong to the process
+    _lock = threading.Lock()
+    _process = secrets.token_hex(5)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_be_another_process)

@@ -2,13 +2,14 @@
 
 Reading is strict about what it knows and generous about what it does not: members and kinds from a
 newer Kedge are kept and written back; anything malformed is an ``InvalidJSON`` that names the path of
-the offending member. There is never half a Turn.
+the offending member. There is never half a Turn. One table of shapes serves reading and writing.
 """
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import fields
-from typing import Any, NoReturn, cast
+from dataclasses import MISSING, dataclass, fields
+from types import NoneType
+from typing import Any, TypeVar, cast
 
 from kedge.errors import InvalidJSON, InvalidTurn
 from kedge.turns.blocks import (
@@ -22,51 +23,23 @@ from kedge.turns.blocks import (
     UnknownBlock,
     UserBlock,
 )
-from kedge.turns.frozen import FrozenMap, freeze, thaw
+from kedge.turns.frozen import Flaw, FrozenMap, freeze, thaw
+from kedge.turns.jsontext import parse
 from kedge.turns.parts import FilePart, ImagePart, OpaquePart, Part, RefusalPart, TextPart
-from kedge.turns.turn import Turn
+from kedge.turns.turn import MEMBERS, Turn
 
 VERSION = 1
 FORMAT = "kedge.turn"
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
-# Every kind, with its members: name -> how to read it. The same table writes.
-_IDENTITY = {"id": "text", "metadata": "map", "origin": "text"}
-_BLOCKS: dict[str, tuple[type[Block], dict[str, str]]] = {
-    "user": (UserBlock, {"parts": "parts"}),
-    "assistant": (AssistantBlock, {"parts": "spoken"}),
-    "system": (SystemBlock, {"text": "text", "role": "role?"}),
-    "tool_call": (
-        ToolCallBlock,
-        {"name": "text", "arguments": "text", "call_id": "text", "custom": "flag?"},
-    ),
-    "tool_result": (ToolResultBlock, {"call_id": "text", "parts": "parts", "custom": "flag?"}),
-    "reasoning": (
-        ReasoningBlock,
-        {"summary": "texts?", "texts": "texts?", "encrypted_content": "text?"},
-    ),
-    "opaque": (OpaqueBlock, {"item": "map"}),
-}
-_PARTS: dict[str, tuple[type[Any], dict[str, str]]] = {
-    "text": (TextPart, {"text": "text"}),
-    "refusal": (RefusalPart, {"text": "text"}),
-    "image": (ImagePart, {"url": "text?", "detail": "text?", "file_id": "text?"}),
-    "file": (
-        FilePart,
-        {"url": "text?", "data": "text?", "file_id": "text?", "filename": "text?"},
-    ),
-}
-_PART_TYPES: dict[type[Any], str] = {cls: name for name, (cls, _) in _PARTS.items()}
-_DEFAULTS: dict[type[Any], dict[str, object]] = {
-    cls: {each.name: each.default for each in fields(cls)}
-    for cls, _ in (*_BLOCKS.values(), *_PARTS.values())
-}
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def dumps(turn: Turn) -> str:
     """Write a Turn as JSON text."""
-    return json.dumps(dump(turn), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _encode(dump(turn))
 
 
 def loads(text: str | bytes) -> Turn:
@@ -88,228 +61,286 @@ def dump(turn: Turn) -> Json:
 
 def load(value: object) -> Turn:
     """Read a Turn from plain JSON values."""
-    form = _object(value, "$")
-    if form.get("format") != FORMAT:
-        raise InvalidJSON("$.format", f"expected {FORMAT!r}")
-    version = form.get("version")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise InvalidJSON("$.version", "expected a positive integer")
-    if version > VERSION:
-        raise InvalidJSON(
-            "$.version", f"written by a newer Kedge (version {version}, this one reads {VERSION})"
-        )
-    blocks = form.get("blocks")
-    if not isinstance(blocks, list):
-        raise InvalidJSON("$.blocks", f"expected an array, got {_named(blocks)}")
-    known = {"format", "version", "id", "data", "blocks"}
-    listed = cast("list[object]", blocks)
-    loaded = [load_block(block, f"$.blocks[{i}]") for i, block in enumerate(listed)]
-    _check_ids(loaded)
-    return Turn(
-        loaded,
-        id=_text(form.get("id", ""), "$.id"),
-        data=_map(form.get("data", {}), "$.data"),
-        extra=_map({k: v for k, v in form.items() if k not in known}, "$"),
-    )
+    try:
+        return _load_turn(value)
+    except InvalidJSON as error:
+        raise error.inside("$") from None
 
 
 def dump_block(block: Block) -> Json:
     """Write one block as plain JSON values; members at their default are left out."""
-    identity = {"id": block.id, **_identity_members(block)}
     if isinstance(block, UnknownBlock):
-        return {**thaw(block.form), **identity}
-    members = _BLOCKS[block.kind][1]
-    written = {
-        name: _dump_member(getattr(block, name), reader)
-        for name, reader in members.items()
-        if getattr(block, name) != _DEFAULTS[type(block)].get(name, ...)
-    }
-    known = {"kind": block.kind, **identity, **written}
-    return {**known, **thaw(block.extra), **known}
+        return {**thaw(block.form), **_UNKNOWN.dump(block)}
+    return {"kind": block.kind, **BLOCKS[block.kind].dump(block)}
 
 
 def load_block(value: object, path: str = "$") -> Block:
     """Read one block from plain JSON values."""
-    form = _object(value, path)
-    kind = _text(form.get("kind"), f"{path}.kind")
-    identity = {
-        name: _READERS[reader](form[name], f"{path}.{name}")
-        for name, reader in _IDENTITY.items()
-        if name in form
-    }
-    if kind not in _BLOCKS:
-        rest = {name: member for name, member in form.items() if name not in _IDENTITY}
-        return UnknownBlock(_map(rest, path), **identity)
-    cls, members = _BLOCKS[kind]
-    read = _load_members(form, members, path)
-    rest = {k: v for k, v in form.items() if k not in members and k not in (*_IDENTITY, "kind")}
-    return _built(cls, path, **read, **identity, extra=_map(rest, path))
-
-
-def parse(text: str | bytes) -> object:
-    """Parse JSON text strictly: no NaN, no infinities, no numbers too large to hold exactly."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant, parse_float=_float)
-    except RecursionError:
-        raise InvalidJSON("$", "nested too deeply") from None
-    except UnicodeDecodeError as error:
-        raise InvalidJSON("$", f"not UTF-8 at byte {error.start}") from None
-    except json.JSONDecodeError as error:
-        raise InvalidJSON("$", f"not JSON: {error.msg} at character {error.pos}") from None
-    except InvalidTurn:
-        raise
-    except ValueError:  # an integer of more digits than Python converts
-        raise InvalidJSON("$", "a number has too many digits") from None
+        return _load_block(value)
+    except InvalidJSON as error:
+        raise error.inside(path) from None
 
 
-def _identity_members(block: Block) -> Json:
-    members: Json = {}
-    if block.origin != "user":
-        members["origin"] = block.origin
-    if block.metadata:
-        members["metadata"] = thaw(block.metadata)
-    return members
+def _load_turn(value: object) -> Turn:
+    form = _object(value)
+    if form.get("format") != FORMAT:
+        raise InvalidJSON(".format", f"expected {FORMAT!r}")
+    _inside(".version", _check_version, form.get("version"))
+    if "blocks" not in form:
+        raise InvalidJSON(".blocks", "missing")
+    blocks = _inside(".blocks", _array, form["blocks"], _load_block)
+    _check_ids(blocks)
+    return Turn(
+        blocks,
+        id=_inside(".id", _name, form["id"]) if "id" in form else "",
+        data=_inside(".data", _map, form["data"]) if "data" in form else {},
+        extra=_map({name: member for name, member in form.items() if name not in MEMBERS}),
+    )
 
 
-def _load_members(form: Mapping[str, object], members: dict[str, str], path: str) -> Json:
-    read: Json = {}
-    for name, reader in members.items():
-        if name in form:
-            read[name] = _READERS[reader.rstrip("?")](form[name], f"{path}.{name}")
-        elif not reader.endswith("?"):
-            raise InvalidJSON(f"{path}.{name}", "missing")
-    return read
+def _check_version(version: object) -> None:
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise InvalidJSON("", "expected a positive integer")
+    if version > VERSION:
+        raise InvalidJSON(
+            "", f"written by a newer Kedge (version {version}, this one reads {VERSION})"
+        )
 
 
-def _dump_member(value: Any, reader: str) -> Any:
-    if reader in ("parts", "spoken"):
-        return [_dump_part(part) for part in value]
-    return thaw(value)
-
-
-def _dump_part(part: Part) -> Json:
-    if isinstance(part, OpaquePart):
-        return thaw(part.content)
-    name = _PART_TYPES[type(part)]
-    members = _PARTS[name][1]
-    written = {
-        member: getattr(part, member)
-        for member in members
-        if getattr(part, member) != _DEFAULTS[type(part)].get(member, ...)
-    }
-    known = {"type": name, **written}
-    return {**known, **thaw(part.extra), **known}
-
-
-def _load_part(value: object, path: str) -> Part:
-    form = _object(value, path)
-    name = _text(form.get("type"), f"{path}.type")
-    if name not in _PARTS:
-        return OpaquePart(_map(form, path))
-    cls, members = _PARTS[name]
-    read = _load_members(form, members, path)
-    rest = {k: v for k, v in form.items() if k not in members and k != "type"}
-    return _built(cls, path, **read, extra=_map(rest, path))
-
-
-def _built(cls: type[Any], path: str, **members: Any) -> Any:
-    try:
-        return cls(**members)
-    except InvalidJSON:
-        raise
-    except InvalidTurn as error:
-        raise InvalidJSON(path, str(error)) from None
-
-
-def _check_ids(blocks: list[Block]) -> None:
+def _check_ids(blocks: tuple[Block, ...]) -> None:
     seen: dict[str, int] = {}
     for index, block in enumerate(blocks):
         first = seen.setdefault(block.id, index)
         if first != index:
-            raise InvalidJSON(f"$.blocks[{index}].id", f"the same id as $.blocks[{first}]")
+            raise InvalidJSON(f".blocks[{index}].id", f"the same id as $.blocks[{first}]")
 
 
-def _object(value: object, path: str) -> dict[str, object]:
+def _load_block(value: object) -> Block:
+    form = _object(value)
+    kind = _tag(form, "kind")
+    if kind in BLOCKS:
+        return BLOCKS[kind].load(form, "kind")
+    rest = {name: member for name, member in form.items() if name not in _IDENTITY}
+    return UnknownBlock(_map(rest), **_UNKNOWN.read(form))
+
+
+def _dump_part(part: Part) -> Json:
+    if isinstance(part, OpaquePart) and _speaks_for_itself(part):
+        return thaw(part.content)
+    return {"type": _PART_TYPES[type(part)], **PARTS[_PART_TYPES[type(part)]].dump(part)}
+
+
+def _load_part(value: object) -> Part:
+    form = _object(value)
+    kind = _tag(form, "type")
+    return PARTS[kind].load(form, "type") if kind in PARTS else OpaquePart(_map(form))
+
+
+def _speaks_for_itself(part: OpaquePart) -> bool:
+    """Whether no reader takes the content of this part for one of our own."""
+    kind = part.content.get("type")
+    return isinstance(kind, str) and kind not in PARTS and not part.extra
+
+
+# Reading. Each reader raises an error whose path is still relative; who called it adds the step.
+
+
+def _inside(step: str, read: Callable[..., T], *values: Any) -> T:
+    try:
+        return read(*values)
+    except InvalidJSON as error:
+        raise error.inside(step) from None
+
+
+def _wrong(value: object, expected: str) -> InvalidJSON:
+    if isinstance(value, Flaw):
+        return InvalidJSON(value.step, value.problem)
+    kind = _NAMES.get(type(value), type(value).__name__)
+    return InvalidJSON("", f"expected {expected}, got {kind}")
+
+
+def _object(value: object) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise InvalidJSON(path, f"expected an object, got {_named(value)}")
+        raise _wrong(value, "an object")
     return cast("dict[str, object]", value)
 
 
-def _text(value: object, path: str) -> str:
+def _tag(form: Mapping[str, object], name: str) -> str:
+    if name not in form:
+        raise InvalidJSON(f".{name}", "missing")
+    return _inside(f".{name}", _text, form[name])
+
+
+def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise InvalidJSON(path, f"expected a string, got {_named(value)}")
-    return freeze(value, path)
+        raise _wrong(value, "a string")
+    return value if value.isascii() else freeze(value, "")
 
 
-def _map(value: object, path: str) -> FrozenMap:
-    return freeze(_object(value, path), path)
+def _name(value: object) -> str:
+    if not value and isinstance(value, str):
+        raise InvalidJSON("", "expected an id, got an empty string")
+    return _text(value)
 
 
-def _flag(value: object, path: str) -> bool:
+def _map(value: object) -> FrozenMap:
+    return freeze(_object(value), "")
+
+
+def _flag(value: object) -> bool:
     if not isinstance(value, bool):
-        raise InvalidJSON(path, f"expected true or false, got {_named(value)}")
+        raise _wrong(value, "true or false")
     return value
 
 
-def _role(value: object, path: str) -> str:
-    if value not in ("system", "developer"):
-        raise InvalidJSON(path, "expected 'system' or 'developer'")
+def _role(value: object) -> str:
+    if _text(value) not in ("system", "developer"):
+        raise InvalidJSON("", "expected 'system' or 'developer'")
     return cast("str", value)
 
 
-def _array(value: object, path: str, read: Callable[[object, str], Any]) -> tuple[Any, ...]:
+def _array(value: object, read: Callable[[object], T]) -> tuple[T, ...]:
     if not isinstance(value, list):
-        raise InvalidJSON(path, f"expected an array, got {_named(value)}")
-    members = cast("list[object]", value)
-    return tuple(read(member, f"{path}[{index}]") for index, member in enumerate(members))
+        raise _wrong(value, "an array")
+    loaded: list[T] = []
+    for index, member in enumerate(cast("list[object]", value)):
+        try:
+            loaded.append(read(member))
+        except InvalidJSON as error:
+            raise error.inside(f"[{index}]") from None
+    return tuple(loaded)
 
 
-def _texts(value: object, path: str) -> tuple[str, ...]:
-    return _array(value, path, _text)
+def _texts(value: object) -> tuple[str, ...]:
+    return _array(value, _text)
 
 
-def _parts(value: object, path: str) -> tuple[Part, ...]:
-    return _array(value, path, _load_part)
+def _parts(value: object) -> tuple[Part, ...]:
+    return _array(value, _load_part)
 
 
-def _spoken(value: object, path: str) -> tuple[Part, ...]:
-    parts = _parts(value, path)
+def _spoken(value: object) -> tuple[Part, ...]:
+    parts = _parts(value)
     for index, part in enumerate(parts):
         if isinstance(part, ImagePart | FilePart):
-            raise InvalidJSON(f"{path}[{index}].type", "an assistant holds text and refusals")
+            raise InvalidJSON(f"[{index}].type", "an assistant holds text and refusals")
     return parts
 
 
-_READERS: dict[str, Callable[[object, str], Any]] = {
-    "text": _text,
-    "texts": _texts,
-    "map": _map,
-    "flag": _flag,
-    "role": _role,
-    "parts": _parts,
-    "spoken": _spoken,
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _dump_parts(parts: tuple[Part, ...]) -> list[Json]:
+    return [_dump_part(part) for part in parts]
+
+
+_NAMES: dict[type, str] = {
+    NoneType: "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+    dict: "an object",
 }
 
 
-def _named(value: object) -> str:
-    names: dict[type[object], str] = {
-        type(None): "null",
-        bool: "a boolean",
-        int: "a number",
-        float: "a number",
-        str: "a string",
-        list: "an array",
-        dict: "an object",
-    }
-    return names.get(type(value), type(value).__name__)
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The members of one kind of block or type of part, in both directions."""
+
+    make: Callable[..., Any]
+    defaults: Mapping[str, object]
+    readers: Mapping[str, Callable[[object], Any]]
+    writers: Mapping[str, Callable[[Any], Any]]
+
+    def read(self, form: Mapping[str, object]) -> Json:
+        """The members of the form, read; a missing one without default is an error."""
+        members: Json = {}
+        for name, read in self.readers.items():
+            if name in form:
+                try:
+                    members[name] = read(form[name])
+                except InvalidJSON as error:
+                    raise error.inside(f".{name}") from None
+            elif self.defaults[name] is MISSING:
+                raise InvalidJSON(f".{name}", "missing")
+        return members
+
+    def load(self, form: Mapping[str, object], tag: str) -> Any:
+        """The value; members that nobody knows go into its ``extra``."""
+        members = self.read(form)
+        if len(members) + 1 < len(form):
+            rest = {k: v for k, v in form.items() if k not in self.readers and k != tag}
+            members["extra"] = _map(rest)
+        try:
+            return self.make(**members)
+        except InvalidTurn as error:
+            raise InvalidJSON("", str(error)) from None
+
+    def dump(self, value: object) -> Json:
+        """The members that are not at their default, and what ``extra`` keeps."""
+        form: Json = {}
+        for name, write in self.writers.items():
+            member = getattr(value, name)
+            if member != self.defaults[name]:
+                form[name] = write(member)
+        extra: FrozenMap = getattr(value, "extra")  # noqa: B009
+        return {**form, **thaw(extra)} if extra else form
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise InvalidJSON("$", f"{name} is not a JSON number")
+_CODECS: dict[str, tuple[Callable[[object], Any], Callable[[Any], Any]]] = {
+    "text": (_text, _as_it_is),
+    "name": (_name, _as_it_is),
+    "texts": (_texts, list),
+    "map": (_map, thaw),
+    "flag": (_flag, _as_it_is),
+    "role": (_role, _as_it_is),
+    "parts": (_parts, _dump_parts),
+    "spoken": (_spoken, _dump_parts),
+}
+"""What a member can hold: how it is read, and how it is written."""
 
 
-def _float(text: str) -> float:
-    value = float(text)
-    if value in (float("inf"), float("-inf")):
-        raise InvalidJSON("$", f"the number {text[:24]} is too large to hold")
-    return value
+def _shape(cls: type[Any], **members: str) -> Shape:
+    defaults = {each.name: each.default for each in fields(cls)}
+    codecs = {name: _CODECS[codec] for name, codec in members.items()}
+    return Shape(
+        cls,
+        {name: defaults[name] for name in members},
+        {name: read for name, (read, _) in codecs.items()},
+        {name: write for name, (_, write) in codecs.items()},
+    )
+
+
+_IDENTITY = {"id": "name", "metadata": "map", "origin": "text"}
+_UNKNOWN = _shape(UnknownBlock, **_IDENTITY)
+
+BLOCKS: dict[str, Shape] = {
+    "user": _shape(UserBlock, **_IDENTITY, parts="parts"),
+    "assistant": _shape(AssistantBlock, **_IDENTITY, parts="spoken"),
+    "system": _shape(SystemBlock, **_IDENTITY, text="text", role="role"),
+    "tool_call": _shape(
+        ToolCallBlock, **_IDENTITY, call_id="name", name="text", arguments="text", custom="flag"
+    ),
+    "tool_result": _shape(
+        ToolResultBlock, **_IDENTITY, call_id="name", parts="parts", custom="flag"
+    ),
+    "reasoning": _shape(
+        ReasoningBlock, **_IDENTITY, summary="texts", texts="texts", encrypted_content="text"
+    ),
+    "opaque": _shape(OpaqueBlock, **_IDENTITY, item="map"),
+}
+"""Every kind of block, with its members."""
+
+PARTS: dict[str, Shape] = {
+    "text": _shape(TextPart, text="text"),
+    "refusal": _shape(RefusalPart, text="text"),
+    "image": _shape(ImagePart, url="text", detail="text", file_id="text"),
+    "file": _shape(FilePart, url="text", data="text", file_id="text", filename="text"),
+    "opaque": _shape(OpaquePart, content="map"),
+}
+"""Every type of part, with its members."""
+_PART_TYPES: dict[type[Any], str] = {cast("type", part.make): name for name, part in PARTS.items()}

@@ -18,11 +18,11 @@ from kedge.turns.blocks import (
     ToolResultBlock,
     UserBlock,
 )
-from kedge.turns.frozen import FrozenMap, freeze, thaw
+from kedge.turns.frozen import freeze, frozen_map, thaw
 from kedge.turns.ids import new_id
-from kedge.turns.parts import FilePart, ImagePart, OpaquePart, Part, RefusalPart, TextPart
+from kedge.turns.parts import PARTS, Part, SpokenPart, TextPart
 
-PARTS = (TextPart, RefusalPart, ImagePart, FilePart, OpaquePart)
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 class Identity(TypedDict, total=False):
@@ -39,13 +39,12 @@ def user(content: str | Part | Iterable[str | Part], **identity: Unpack[Identity
     return UserBlock(_parts(content), **_identity(identity))
 
 
-def assistant(text: str | Iterable[str | Part], **identity: Unpack[Identity]) -> AssistantBlock:
-    """What the model says."""
-    parts = _parts(text)
-    kept = tuple(p for p in parts if isinstance(p, TextPart | RefusalPart | OpaquePart))
-    if len(kept) != len(parts):
-        raise InvalidTurn("an assistant block holds text and refusals, not images or files")
-    return AssistantBlock(kept, **_identity(identity))
+def assistant(
+    text: str | Part | Iterable[str | Part], **identity: Unpack[Identity]
+) -> AssistantBlock:
+    """What the model says: text, or parts such as a refusal."""
+    parts = cast("tuple[SpokenPart, ...]", _parts(text))
+    return AssistantBlock(parts, **_identity(identity))
 
 
 def system(text: str, role: Role = "system", **identity: Unpack[Identity]) -> SystemBlock:
@@ -62,9 +61,10 @@ def tool_call(
     **identity: Unpack[Identity],
 ) -> ToolCallBlock:
     """A call of a tool; a mapping of arguments becomes JSON here, once."""
-    written = arguments if isinstance(arguments, str) else _written(arguments)
+    if not isinstance(arguments, str):
+        arguments = _written(frozen_map(arguments, "arguments"))
     call_id = call_id or new_id("call")
-    return ToolCallBlock(name, written, call_id, custom, **_identity(identity))
+    return ToolCallBlock(name, arguments, call_id, custom, **_identity(identity))
 
 
 def tool_result(
@@ -86,51 +86,56 @@ def reasoning(
     **identity: Unpack[Identity],
 ) -> ReasoningBlock:
     """What the model thought."""
-    return ReasoningBlock(_texts(summary), _texts(text), encrypted_content, **_identity(identity))
+    return ReasoningBlock(
+        cast("tuple[str, ...]", _texts(summary)),
+        cast("tuple[str, ...]", _texts(text)),
+        encrypted_content,
+        **_identity(identity),
+    )
 
 
 def opaque(item: Mapping[str, Any], **identity: Unpack[Identity]) -> OpaqueBlock:
     """A provider's item, kept as it is."""
-    return OpaqueBlock(FrozenMap(item), **_identity(identity))
+    return OpaqueBlock(frozen_map(item, "item"), **_identity(identity))
 
 
 def _identity(identity: Identity) -> Any:
+    """What was given; ``None`` is like nothing given."""
+    if not identity:
+        return identity
     return {name: value for name, value in identity.items() if value is not None}
 
 
-def _parts(content: str | Part | Iterable[str | Part]) -> tuple[Part, ...]:
+def _parts(content: object) -> tuple[Part, ...]:
     if isinstance(content, str):
         return (TextPart(content),)
     if isinstance(content, PARTS):
         return (content,)
-    if not isinstance(content, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidTurn(f"content is text or parts, not {type(content).__name__}")
-    return tuple(TextPart(part) if isinstance(part, str) else _checked(part) for part in content)
-
-
-def _checked(part: Part) -> Part:
-    if not isinstance(part, PARTS):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidTurn(f"content is text or parts, not {type(part).__name__}")
-    return part
+    kind = type(content).__name__
+    if isinstance(content, bytes | Mapping) or not isinstance(content, Iterable):
+        raise InvalidTurn(f"content is text or parts, not {kind}")
+    # What is no part is refused by the block.
+    members = cast("Iterable[str | Part]", content)
+    return tuple(TextPart(part) if isinstance(part, str) else part for part in members)
 
 
 def _output_parts(output: object) -> tuple[Part, ...]:
     match output:
         case str():
             return (TextPart(output),)
-        case TextPart() | RefusalPart() | ImagePart() | FilePart() | OpaquePart():
+        case list() | tuple() if any(isinstance(part, PARTS) for part in output):  # pyright: ignore[reportUnknownVariableType]
+            return _parts(cast("list[str | Part]", output))
+        case _ if isinstance(output, PARTS):
             return (output,)
-        case list() | tuple() if output and all(isinstance(part, PARTS) for part in output):  # pyright: ignore[reportUnknownVariableType]
-            return tuple(cast("list[Part]", output))
         case _:
             return (TextPart(_written(output)),)
 
 
 def _written(value: object) -> str:
-    return json.dumps(thaw(freeze(value)), ensure_ascii=False, allow_nan=False)
+    return _encode(thaw(freeze(value)))
 
 
-def _texts(texts: str | Iterable[str]) -> tuple[str, ...]:
+def _texts(texts: str | Iterable[str]) -> Iterable[str]:
     if isinstance(texts, str):
         return (texts,) if texts else ()
-    return tuple(texts)
+    return texts

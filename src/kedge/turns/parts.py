@@ -5,16 +5,24 @@ part made from bytes equals the part that comes back from a wire.
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal, TypeVar, cast
 
 from kedge.errors import InvalidTurn
-from kedge.turns.frozen import EMPTY, FrozenMap, check_text
+from kedge.turns.frozen import EMPTY, FrozenMap, check_text, frozen_map
+from kedge.turns.sealed import keep_extra, put, sealed
 
 Detail = Literal["auto", "low", "high", "original"]
 
 
+def _shown(part: "Part") -> str:
+    from kedge.turns.show import show_part  # show knows every type of part
+
+    return show_part(part)
+
+
+@sealed
 @dataclass(frozen=True, slots=True)
 class TextPart:
     """Text. ``extra`` keeps what a provider attached to it, such as annotations."""
@@ -22,11 +30,16 @@ class TextPart:
     text: str
     extra: FrozenMap = field(default=EMPTY, compare=False, kw_only=True)
 
+    def __repr__(self) -> str:
+        return _shown(self)
+
     def __post_init__(self) -> None:
-        check_text(self.text, "text")
-        _freeze_extra(self)
+        put(self, "text", check_text(self.text, "text"))
+        if self.extra is not EMPTY:
+            keep_extra(self, "type")
 
 
+@sealed
 @dataclass(frozen=True, slots=True)
 class RefusalPart:
     """The words with which a model refused."""
@@ -34,11 +47,16 @@ class RefusalPart:
     text: str
     extra: FrozenMap = field(default=EMPTY, compare=False, kw_only=True)
 
+    def __repr__(self) -> str:
+        return _shown(self)
+
     def __post_init__(self) -> None:
-        check_text(self.text, "text")
-        _freeze_extra(self)
+        put(self, "text", check_text(self.text, "text"))
+        if self.extra is not EMPTY:
+            keep_extra(self, "type")
 
 
+@sealed
 @dataclass(frozen=True, slots=True)
 class ImagePart:
     """An image, by URL (a data URL holds the bytes themselves) or by a provider's file id."""
@@ -48,12 +66,15 @@ class ImagePart:
     file_id: str = ""
     extra: FrozenMap = field(default=EMPTY, compare=False, kw_only=True)
 
+    def __repr__(self) -> str:
+        return _shown(self)
+
     def __post_init__(self) -> None:
+        _check_texts(self, "url", "detail", "file_id")
         _exactly_one("an image", url=self.url, file_id=self.file_id)
-        check_text(self.detail, "detail")
-        _freeze_extra(self)
 
 
+@sealed
 @dataclass(frozen=True, slots=True)
 class FilePart:
     """A file, by URL, by content (a data URL) or by a provider's file id."""
@@ -64,23 +85,38 @@ class FilePart:
     filename: str = ""
     extra: FrozenMap = field(default=EMPTY, compare=False, kw_only=True)
 
+    def __repr__(self) -> str:
+        return _shown(self)
+
     def __post_init__(self) -> None:
+        _check_texts(self, "url", "data", "file_id", "filename")
         _exactly_one("a file", url=self.url, data=self.data, file_id=self.file_id)
-        check_text(self.filename, "filename")
-        _freeze_extra(self)
 
 
+@sealed
 @dataclass(frozen=True, slots=True)
 class OpaquePart:
     """A part of a kind that Kedge does not know, kept as it came."""
 
     content: FrozenMap
+    extra: FrozenMap = field(default=EMPTY, compare=False, kw_only=True)
+
+    def __repr__(self) -> str:
+        return _shown(self)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "content", _as_frozen(self.content))
+        put(self, "content", frozen_map(self.content, "content"))
+        if self.extra is not EMPTY:
+            keep_extra(self, "type")
 
 
 Part = TextPart | RefusalPart | ImagePart | FilePart | OpaquePart
+SpokenPart = TextPart | RefusalPart | OpaquePart
+PARTS = (TextPart, RefusalPart, ImagePart, FilePart, OpaquePart)
+SPOKEN = (TextPart, RefusalPart, OpaquePart)
+"""What a model says is made of."""
+
+P = TypeVar("P")
 
 
 def image(
@@ -105,19 +141,31 @@ def data_url(content: bytes, media_type: str) -> str:
     return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
 
 
+def check_parts(parts: Iterable[P], allowed: tuple[type[P], ...], what: str) -> tuple[P, ...]:
+    """Return the parts as a tuple; refuse what is no part, or no part of this kind of block."""
+    if type(parts) is not tuple:
+        kind = type(parts).__name__
+        if isinstance(parts, str | bytes | Mapping) or not isinstance(parts, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidTurn(f"{what} is made of parts, not {kind}")
+        parts = tuple(parts)
+    kept = cast("tuple[P, ...]", parts)
+    for part in kept:
+        if not isinstance(part, allowed):
+            names = ", ".join(each.__name__ for each in allowed)
+            raise InvalidTurn(f"{what} is made of {names}, not {type(part).__name__}")
+    return kept
+
+
+def _check_texts(part: ImagePart | FilePart, *names: str) -> None:
+    for name in names:
+        put(part, name, check_text(getattr(part, name), name))
+    if part.extra is not EMPTY:
+        keep_extra(part, "type")
+
+
 def _exactly_one(what: str, **choices: str) -> None:
     given = [name for name, value in choices.items() if value]
     if len(given) != 1:
         raise InvalidTurn(
             f"{what} needs exactly one of {', '.join(choices)}; got {', '.join(given) or 'none'}"
         )
-    check_text(choices[given[0]], given[0])
-
-
-def _as_frozen(members: Mapping[str, Any]) -> FrozenMap:
-    return members if isinstance(members, FrozenMap) else FrozenMap(members)
-
-
-def _freeze_extra(part: TextPart | RefusalPart | ImagePart | FilePart) -> None:
-    if part.extra is not EMPTY:
-        object.__setattr__(part, "extra", _as_frozen(part.extra))

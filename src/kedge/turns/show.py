@@ -13,7 +13,7 @@ from kedge.turns.blocks import (
     UnknownBlock,
     UserBlock,
 )
-from kedge.turns.parts import FilePart, ImagePart, Part, RefusalPart, TextPart
+from kedge.turns.parts import FilePart, ImagePart, OpaquePart, Part, RefusalPart, TextPart
 
 WIDTH = 72
 
@@ -26,10 +26,26 @@ def describe(block: Block, width: int = WIDTH) -> str:
 def table(blocks: Iterable[Block], width: int = WIDTH) -> str:
     """One line a block: its place, kind, content, and the response that made it."""
     rows = [
-        f"{index:>4} {block.kind:<11} {describe(block, width):<{width}} {block.response_id}".rstrip()
+        f"{index:>4} {block.kind:<11} {describe(block, width):<{width}} {_source(block)}".rstrip()
         for index, block in enumerate(blocks)
     ]
     return "\n".join(rows)
+
+
+def show_part(part: Part, width: int = WIDTH) -> str:
+    """The type of a part and what it holds."""
+    match part:
+        case TextPart():
+            kind, words = "text", part.text
+        case RefusalPart():
+            kind, words = "refusal", part.text
+        case ImagePart():
+            kind, words = "image", part.url or part.file_id
+        case FilePart():
+            kind, words = "file", part.filename or part.url or part.file_id or part.data
+        case OpaquePart():
+            kind, words = "opaque", str(part.content.get("type", ""))
+    return f"<{kind} {shorten(words, width)}>"
 
 
 def shorten(text: str, width: int) -> str:
@@ -37,6 +53,10 @@ def shorten(text: str, width: int) -> str:
     head = text[: width + 1]
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in head)
     return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def _source(block: Block) -> str:
+    return shorten(block.response_id, WIDTH)
 
 
 def _words(block: Block) -> str:
@@ -75,5 +95,5 @@ def _part_words(part: Part) -> str:
             return f"(image {shorten(part.url or part.file_id, 32)})"
         case FilePart():
             return f"(file {part.filename or shorten(part.url or part.file_id or part.data, 32)})"
-        case _:
+        case OpaquePart():
             return f"({part.content.get('type', 'opaque')})"

@@ -8,13 +8,18 @@ blocks that grows by k pays for k, and an old Turn never notices that it was con
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, Self, overload
+from operator import index as op_index
+from typing import Any, NoReturn, final, overload
 
 from kedge.errors import InvalidTurn
 from kedge.turns.blocks import Block, SystemBlock
-from kedge.turns.frozen import EMPTY, FrozenMap
+from kedge.turns.frozen import EMPTY, FrozenMap, check_text, frozen_map
 from kedge.turns.ids import new_id
-from kedge.turns.show import table
+from kedge.turns.sealed import put
+from kedge.turns.show import WIDTH, shorten, table
+
+MEMBERS = frozenset({"format", "version", "id", "data", "blocks"})
+"""The members of a Turn's JSON form; ``extra`` keeps any others."""
 
 
 @dataclass(slots=True)
@@ -29,8 +34,12 @@ class Memo:
     kept: int = 0
 
 
+@final
 class Turn:
-    """The blocks of a conversation so far, plus data. Immutable; equal when its blocks are."""
+    """The blocks of a conversation so far, plus data. Immutable; equal when its blocks are.
+
+    Made for a value, not for subclasses: what belongs to a conversation goes into ``data``.
+    """
 
     __slots__ = ("_ids", "blocks", "data", "extra", "id", "lead", "memo")
 
@@ -42,40 +51,29 @@ class Turn:
     memo: Memo
     _ids: set[str]
 
-    def __init__(
-        self,
+    # All is done in __new__: a second call of __init__ would change the Turn in place.
+    def __new__(
+        cls,
         blocks: Iterable[Block] = (),
         *,
         id: str = "",  # noqa: A002 - the word of the contract
         data: Mapping[str, Any] = EMPTY,
         extra: Mapping[str, Any] = EMPTY,
-    ) -> None:
+    ) -> "Turn":
+        """Make a Turn of these blocks."""
+        if not isinstance(blocks, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidTurn(f"a Turn is made of blocks, not of {type(blocks).__name__}")
         blocks = tuple(blocks)
         _check_blocks(blocks)
-        ids = {block.id for block in blocks}
-        if len(ids) != len(blocks):
-            raise InvalidTurn(f"two blocks have the id {_first_twice(blocks)!r}")
-        self._fill(blocks, id or new_id("turn"), FrozenMap(data), FrozenMap(extra), ids, Memo())
+        id = new_id("turn") if id == "" else check_text(id, "id")  # noqa: A001
+        kept = frozen_map(extra, "extra")
+        if taken := MEMBERS & kept.keys():
+            raise InvalidTurn(f"extra holds {min(taken)!r}, which is a member of its own")
+        ids = _distinct_ids(blocks)
+        return _turn(blocks, id, frozen_map(data, "data"), kept, ids, Memo())
 
-    def _fill(
-        self,
-        blocks: tuple[Block, ...],
-        id: str,  # noqa: A002
-        data: FrozenMap,
-        extra: FrozenMap,
-        ids: set[str],
-        memo: Memo,
-    ) -> None:
-        for name, value in (
-            ("blocks", blocks),
-            ("id", id),
-            ("data", data),
-            ("extra", extra),
-            ("lead", count_leading(blocks)),
-            ("memo", memo),
-            ("_ids", ids),
-        ):
-            object.__setattr__(self, name, value)
+    def __init_subclass__(cls) -> NoReturn:
+        raise TypeError("Turn has no subclasses; keep what belongs to it in its data")
 
     @property
     def leading(self) -> tuple[Block, ...]:
@@ -87,44 +85,46 @@ class Turn:
         """The blocks after the leading system ones."""
         return self.blocks[self.lead :]
 
-    def append(self, *blocks: Block) -> Self:
+    def append(self, *blocks: Block) -> "Turn":
         """Add blocks at the end."""
         if not blocks:
             return self
         _check_blocks(blocks)
-        new_ids = {block.id for block in blocks}
-        known = self._own_ids()
-        if len(new_ids) != len(blocks) or not known.isdisjoint(new_ids):
-            raise InvalidTurn(f"two blocks have the id {_first_twice((*self.blocks, *blocks))!r}")
-        known |= new_ids
-        return self._derive((*self.blocks, *blocks), known, len(self.blocks))
+        together = (*self.blocks, *blocks)
+        added = {block.id for block in blocks}
+        ids = self._ids
+        newest = len(ids) == len(self.blocks)
+        if newest and len(added) == len(blocks) and ids.isdisjoint(added):
+            ids |= added  # ours to extend: no other Turn has grown from this one
+        else:
+            ids = _distinct_ids(together)
+        return self._derive(together, ids, len(self.blocks))
 
-    def insert(self, index: int, block: Block) -> Self:
-        """Add a block before the one at ``index``; negative indices count from the end."""
-        index = range(len(self.blocks) + 1)[slice(index, None)].start
+    def insert(self, index: int, block: Block) -> "Turn":
+        """Add a block before the one at ``index``, which means what it means to ``list.insert``."""
+        index = slice(op_index(index), None).indices(len(self.blocks))[0]
         return self._splice(index, index, block)
 
-    def replace(self, block_id: str, block: Block) -> Self:
+    def replace(self, block_id: str, block: Block) -> "Turn":
         """Put ``block`` in the place of the one with this id."""
         index = self.index(block_id)
         return self._splice(index, index + 1, block)
 
-    def remove(self, block_id: str) -> Self:
+    def remove(self, block_id: str) -> "Turn":
         """Leave out the block with this id."""
         index = self.index(block_id)
         return self._splice(index, index + 1)
 
-    def take(self, count: int) -> Self:
+    def take(self, count: int) -> "Turn":
         """Keep the first ``count`` blocks."""
         if count < 0:
             raise InvalidTurn(f"cannot take {count} blocks")
         return self._splice(min(count, len(self.blocks)), len(self.blocks))
 
-    def with_data(self, members: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
+    def with_data(self, members: Mapping[str, Any] | None = None, /, **more: Any) -> "Turn":
         """Return this Turn with further data; a member set to ``None`` is removed."""
-        merged = {**self.data, **(members or {}), **more}
-        data = FrozenMap({key: value for key, value in merged.items() if value is not None})
-        return self._copy(self.blocks, data, self._ids, self.memo)
+        data = self.data.with_members({**(members or {}), **more})
+        return _turn(self.blocks, self.id, data, self.extra, self._ids, self.memo)
 
     def index(self, block_id: str) -> int:
         """The place of the block with this id."""
@@ -133,9 +133,11 @@ class Turn:
                 return index
         raise InvalidTurn(f"no block with the id {block_id!r} in {self.id}")
 
-    def _splice(self, start: int, stop: int, *blocks: Block) -> Self:
+    def _splice(self, start: int, stop: int, *blocks: Block) -> "Turn":
         _check_blocks(blocks)
-        ids = set(self._own_ids())
+        ids = self._ids.copy()
+        if len(ids) != len(self.blocks):  # a longer Turn has added to what we share
+            ids = {block.id for block in self.blocks}
         ids.difference_update(block.id for block in self.blocks[start:stop])
         for block in blocks:
             if block.id in ids:
@@ -143,25 +145,17 @@ class Turn:
             ids.add(block.id)
         return self._derive((*self.blocks[:start], *blocks, *self.blocks[stop:]), ids, start)
 
-    def _own_ids(self) -> set[str]:
-        """The ids of this very Turn: the shared set, unless a longer Turn has added to it."""
-        if len(self._ids) == len(self.blocks):
-            return self._ids
-        return {block.id for block in self.blocks}
-
-    def _derive(self, blocks: tuple[Block, ...], ids: set[str], same: int) -> Self:
+    def _derive(self, blocks: tuple[Block, ...], ids: set[str], same: int) -> "Turn":
         """Make the Turn whose first ``same`` blocks are ours, sharing what still holds."""
         kept = same - self.lead
-        if kept < 0 or (kept == 0 and count_leading(blocks) != self.lead):
-            # The change is among the leading system blocks: the body may be untouched.
-            untouched = blocks[count_leading(blocks) :] == self.body
-            kept = len(self.body) if untouched else 0
-        return self._copy(blocks, self.data, ids, Memo(self.memo.value, min(self.memo.kept, kept)))
-
-    def _copy(self, blocks: tuple[Block, ...], data: FrozenMap, ids: set[str], memo: Memo) -> Self:
-        turn = object.__new__(type(self))
-        turn._fill(blocks, self.id, data, self.extra, ids, memo)
-        return turn
+        lead = count_leading(blocks)
+        if kept < 0 or (kept == 0 and lead != self.lead):
+            # The change is among the leading system blocks. Any that reaches into the body makes it
+            # longer or shorter; a body of the same length is the same.
+            body = len(self.blocks) - self.lead
+            kept = body if len(blocks) - lead == body else 0
+        memo = Memo(self.memo.value, min(self.memo.kept, kept))
+        return _turn(blocks, self.id, self.data, self.extra, ids, memo)
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -188,6 +182,12 @@ class Turn:
     def __delattr__(self, name: str) -> NoReturn:
         raise AttributeError("a Turn cannot change; its operations return a new one")
 
+    def __copy__(self) -> "Turn":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "Turn":
+        return self
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.blocks, self.id, self.data, self.extra)
 
@@ -196,7 +196,7 @@ class Turn:
 
     def __repr__(self) -> str:
         count = len(self.blocks)
-        return f"<Turn {self.id}, {count} block{'' if count == 1 else 's'}>"
+        return f"<Turn {shorten(self.id, WIDTH)}, {count} block{'' if count == 1 else 's'}>"
 
 
 def snapshot_block_ids(turn: Turn) -> frozenset[str]:
@@ -224,9 +224,32 @@ def _check_blocks(blocks: Iterable[object]) -> None:
             raise InvalidTurn(f"a Turn holds blocks, not {type(block).__name__}; see kedge.user")
 
 
-def _first_twice(blocks: Iterable[Block]) -> str:
-    seen: set[str] = set()
-    return next(block.id for block in blocks if block.id in seen or seen.add(block.id))
+def _distinct_ids(blocks: tuple[Block, ...]) -> set[str]:
+    ids = {block.id for block in blocks}
+    if len(ids) != len(blocks):
+        seen: set[str] = set()
+        twice = next(block.id for block in blocks if block.id in seen or seen.add(block.id))
+        raise InvalidTurn(f"two blocks have the id {twice!r}")
+    return ids
+
+
+def _turn(
+    blocks: tuple[Block, ...],
+    id: str,  # noqa: A002
+    data: FrozenMap,
+    extra: FrozenMap,
+    ids: set[str],
+    memo: Memo,
+) -> Turn:
+    turn = object.__new__(Turn)
+    put(turn, "blocks", blocks)
+    put(turn, "id", id)
+    put(turn, "data", data)
+    put(turn, "extra", extra)
+    put(turn, "lead", count_leading(blocks))
+    put(turn, "memo", memo)
+    put(turn, "_ids", ids)
+    return turn
 
 
 def _rebuild(

@@ -2,13 +2,14 @@
 
 Only the shape is decided here. Which provider ids and which reasoning may go out at all is a matter of
 proof and lives in ``kedge.planning.render``. Members of a known item that Kedge does not interpret are
-kept in the block's ``extra["item"]``; of these only the ones in ``CARRIED`` are sent again.
+kept in the block's ``extra["item"]``; of these only the ones in ``CARRIED`` are sent again. An item
+that cannot be read without losing something is not read: it becomes an ``OpaqueBlock``, whole.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from kedge.errors import InvalidJSON, InvalidTurn, UnsupportedBlock
+from kedge.errors import InvalidTurn, UnsupportedBlock
 from kedge.turns.blocks import (
     ITEM_ID,
     AssistantBlock,
@@ -21,18 +22,31 @@ from kedge.turns.blocks import (
     UnknownBlock,
     UserBlock,
 )
-from kedge.turns.frozen import FrozenMap, thaw
-from kedge.turns.parts import FilePart, ImagePart, OpaquePart, Part, RefusalPart, TextPart
+from kedge.turns.essence import ID_IS_CONTENT, STATUS_IS_CONTENT, essence, without_nulls
+from kedge.turns.frozen import FrozenMap, freeze, thaw
+from kedge.turns.parts import (
+    FilePart,
+    ImagePart,
+    OpaquePart,
+    Part,
+    RefusalPart,
+    SpokenPart,
+    TextPart,
+)
+
+__all__ = [
+    "CARRIED",
+    "ID_IS_CONTENT",
+    "STATUS_IS_CONTENT",
+    "Item",
+    "block_from_item",
+    "item_from_block",
+]
 
 Item = dict[str, Any]
 
 CARRIED = ("phase", "namespace", "caller", "async")
 """Members of a provider's item that mean something to the model and are sent again as they came."""
-
-ID_IS_CONTENT = frozenset(
-    {"item_reference", "local_shell_call", "local_shell_call_output", "mcp_approval_request"}
-)
-"""Item types whose ``id`` is a reference that other items join on, not a name of their own."""
 
 
 def item_from_block(block: Block) -> Item:
@@ -54,7 +68,7 @@ def item_from_block(block: Block) -> Item:
         case ReasoningBlock():
             return _reasoning_item(block)
         case OpaqueBlock():
-            return _opaque_item(block)
+            return thaw(essence(block.item))
         case UnknownBlock():
             raise UnsupportedBlock(
                 f"block {block.id} is of a kind this Kedge does not know "
@@ -66,15 +80,28 @@ def item_from_block(block: Block) -> Item:
 
 def block_from_item(item: Mapping[str, Any], **identity: Any) -> Block:
     """The block for an item, as a server sends, stores or streams it."""
-    kind = item.get("type", "message")
-    read = _READERS.get(kind)
-    if item_id := item.get("id"):
-        identity = {**identity, "metadata": {ITEM_ID: item_id, **identity.get("metadata", {})}}
+    if not isinstance(item, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidTurn(f"an item is an object, not {type(item).__name__}")
+    item = _with_type(item)
+    if isinstance(item.get("id"), str):
+        identity["metadata"] = {ITEM_ID: item["id"], **(identity.get("metadata") or {})}
+    kind = item["type"]
+    read = _READERS.get(kind) if isinstance(kind, str) else None
     try:
         block = read(item, identity) if read else None
-    except (KeyError, TypeError, AttributeError):
-        block = None  # an item of a known type in an unknown shape is kept as it is
-    return block or OpaqueBlock(FrozenMap(item), **identity)
+    except InvalidTurn:
+        block = None  # a known type in an unknown shape, kept like an unknown type
+    return block or OpaqueBlock(freeze(item), **identity)
+
+
+def _with_type(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The item with its type, which a message and a reference may leave out."""
+    if item.get("type") is not None:
+        return item
+    for member, kind in (("role", "message"), ("id", "item_reference")):
+        if member in item:
+            return {**item, "type": kind}
+    raise InvalidTurn("an item needs a type")
 
 
 def _call_item(block: ToolCallBlock) -> Item:
@@ -102,18 +129,11 @@ def _reasoning_item(block: ReasoningBlock) -> Item:
     return item
 
 
-def _opaque_item(block: OpaqueBlock) -> Item:
-    item = {k: v for k, v in thaw(block.item).items() if v is not None and k != "status"}
-    if block.type not in ID_IS_CONTENT:
-        item.pop("id", None)
-    return item
-
-
 def _carried(block: Block) -> Item:
     kept = block.extra.get("item")
     if not isinstance(kept, FrozenMap):
         return {}
-    return {name: thaw(kept[name]) for name in CARRIED if kept.get(name) is not None}
+    return thaw(without_nulls(FrozenMap({name: kept[name] for name in CARRIED if name in kept})))
 
 
 def _input_parts(parts: tuple[Part, ...]) -> list[Item]:
@@ -133,19 +153,19 @@ def _input_part(part: Part) -> Item:
             members["filename"] = part.filename
             return {"type": "input_file", **{k: v for k, v in members.items() if v}}
         case OpaquePart():
-            return thaw(part.content)
+            return thaw(without_nulls(part.content))
         case RefusalPart():
             raise UnsupportedBlock("only a model can refuse: a refusal is in the user's content")
 
 
-def _output_part(part: TextPart | RefusalPart | OpaquePart) -> Item:
+def _output_part(part: SpokenPart) -> Item:
     match part:
         case TextPart():
             return {"type": "output_text", "text": part.text}
         case RefusalPart():
             return {"type": "refusal", "refusal": part.text}
         case OpaquePart():
-            return thaw(part.content)
+            return thaw(without_nulls(part.content))
 
 
 def _output(parts: tuple[Part, ...]) -> str | list[Item]:
@@ -154,74 +174,114 @@ def _output(parts: tuple[Part, ...]) -> str | list[Item]:
     return _input_parts(parts)
 
 
+# Reading. The blocks and parts check their own members: what they refuse is an unknown shape.
+
+
 def _read_message(item: Mapping[str, Any], identity: Any) -> Block | None:
-    role = item["role"]
-    parts = _read_parts(item["content"])
-    match role:
+    rest = _keeping(item, identity, "content", "role")
+    match item.get("role"):
         case "user":
-            return UserBlock(parts, **_keeping(item, identity, "content", "role"))
+            return UserBlock(_read_parts(item.get("content"), _HEARD), **rest)
         case "assistant":
-            spoken = tuple(p for p in parts if isinstance(p, TextPart | RefusalPart | OpaquePart))
-            if len(spoken) != len(parts):
-                return None
-            return AssistantBlock(spoken, **_keeping(item, identity, "content", "role"))
-        case "system" | "developer":
-            if len(parts) != 1 or not isinstance(parts[0], TextPart):
-                return None
-            rest = _keeping(item, identity, "content", "role")
-            return SystemBlock(parts[0].text, role, **rest)
+            parts = _read_parts(item.get("content"), _SPOKEN)
+            return AssistantBlock(cast("tuple[SpokenPart, ...]", parts), **rest)
+        case "system" | "developer" as role:
+            return _read_system(item, role, rest)
         case _:
             return None
 
 
-def _read_call(item: Mapping[str, Any], identity: Any) -> Block | None:
+def _read_system(item: Mapping[str, Any], role: Any, rest: Any) -> Block | None:
+    parts = _read_parts(item.get("content"), _HEARD)
+    if len(parts) != 1 or not isinstance(parts[0], TextPart) or parts[0].extra:
+        return None
+    return SystemBlock(parts[0].text, role, **rest)
+
+
+def _read_call(item: Mapping[str, Any], identity: Any) -> Block:
     custom = item["type"] == "custom_tool_call"
-    written = item["input" if custom else "arguments"]
-    if not item["call_id"]:
-        return None
-    rest = _keeping(item, identity, "call_id", "name", "arguments", "input")
-    return ToolCallBlock(item["name"], written, item["call_id"], custom, **rest)
+    written = "input" if custom else "arguments"
+    name, arguments, call_id = (cast("str", item.get(m)) for m in ("name", written, "call_id"))
+    rest = _keeping(item, identity, "call_id", "name", written)
+    return ToolCallBlock(name, arguments, call_id, custom, **rest)
 
 
-def _read_result(item: Mapping[str, Any], identity: Any) -> Block | None:
-    if not item["call_id"]:
-        return None
+def _read_result(item: Mapping[str, Any], identity: Any) -> Block:
     custom = item["type"] == "custom_tool_call_output"
+    parts = _read_parts(item.get("output"), _HEARD)
     rest = _keeping(item, identity, "call_id", "output")
-    return ToolResultBlock(item["call_id"], _read_parts(item["output"]), custom, **rest)
+    return ToolResultBlock(cast("str", item.get("call_id")), parts, custom, **rest)
 
 
 def _read_reasoning(item: Mapping[str, Any], identity: Any) -> Block:
+    """Reasoning stays reasoning in any shape, so that it is never sent as something else."""
+    read: dict[str, Any] = {
+        "summary": _plain_texts(item.get("summary"), "summary_text"),
+        "content": _plain_texts(item.get("content"), "reasoning_text"),
+        "encrypted_content": item.get("encrypted_content"),
+    }
+    if not isinstance(read["encrypted_content"], str):
+        del read["encrypted_content"]
+    known = {name: value for name, value in read.items() if value is not None}
     return ReasoningBlock(
-        tuple(part["text"] for part in item.get("summary") or ()),
-        tuple(part["text"] for part in item.get("content") or ()),
-        item.get("encrypted_content") or "",
-        **_keeping(item, identity, "summary", "content", "encrypted_content"),
+        known.get("summary", ()),
+        known.get("content", ()),
+        known.get("encrypted_content", ""),
+        **_keeping(item, identity, *known),
     )
+
+
+def _plain_texts(parts: object, kind: str) -> tuple[str, ...] | None:
+    """The texts of parts that are nothing but text of this kind."""
+    if parts is None:
+        return ()
+    if not isinstance(parts, list | tuple):
+        return None
+    texts = [_plain_text(part, kind) for part in cast("list[object]", parts)]
+    plain = tuple(text for text in texts if text is not None)
+    return plain if len(plain) == len(texts) else None
+
+
+def _plain_text(part: object, kind: str) -> str | None:
+    if not isinstance(part, Mapping):
+        return None
+    members = dict(cast("Mapping[str, Any]", part))
+    text = members.get("text")
+    return text if isinstance(text, str) and members == {"type": kind, "text": text} else None
 
 
 def _keeping(item: Mapping[str, Any], identity: Any, *known: str) -> Any:
     """The identity, with the members that nobody reads kept in ``extra``."""
     read = {"type", "id", "status", *known}
     rest = {name: value for name, value in item.items() if name not in read and value is not None}
-    return {**identity, "extra": {"item": rest}} if rest else identity
+    if not rest:
+        return identity
+    extra: Item = {**(identity.get("extra") or {}), "item": rest}
+    return {**identity, "extra": extra}
 
 
-def _read_parts(content: object) -> tuple[Part, ...]:
+_PartReader = Callable[[dict[str, Any]], Part | None]
+
+
+def _read_parts(content: object, readers: Mapping[str, _PartReader]) -> tuple[Part, ...]:
     if isinstance(content, str):
         return (TextPart(content),)
-    return tuple(map(_read_part, cast("list[Mapping[str, Any]]", content)))
+    if not isinstance(content, list | tuple):
+        raise InvalidTurn("content is text or a list of parts")
+    return tuple(_read_part(part, readers) for part in cast("list[object]", content))
 
 
-def _read_part(part: Mapping[str, Any]) -> Part:
-    given = {name: value for name, value in part.items() if value is not None}
-    read = _PART_READERS.get(given.pop("type", ""))
+def _read_part(part: object, readers: Mapping[str, _PartReader]) -> Part:
+    if not isinstance(part, Mapping):
+        raise InvalidTurn("a part is an object")
+    given = {k: v for k, v in cast("Mapping[str, Any]", part).items() if v is not None}
+    kind = given.pop("type", None)
+    read = readers.get(kind) if isinstance(kind, str) else None
     try:
-        return (read(given) if read else None) or OpaquePart(FrozenMap(part))
-    except InvalidJSON:
-        raise
-    except (KeyError, InvalidTurn):
-        return OpaquePart(FrozenMap(part))
+        known = read(given) if read else None
+    except InvalidTurn:
+        known = None
+    return known or OpaquePart(without_nulls(freeze(part)))
 
 
 def _read_input_text(given: dict[str, Any]) -> Part | None:
@@ -229,7 +289,7 @@ def _read_input_text(given: dict[str, Any]) -> Part | None:
 
 
 def _read_output_text(given: dict[str, Any]) -> Part:
-    text = given.pop("text")
+    text = given.pop("text", None)
     return TextPart(text, extra=FrozenMap({k: v for k, v in given.items() if v not in ([], ())}))
 
 
@@ -264,11 +324,15 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Any], Block | None]] = {
     "custom_tool_call_output": _read_result,
     "reasoning": _read_reasoning,
 }
-_PART_READERS: dict[str, Callable[[dict[str, Any]], Part | None]] = {
+# Text is text by any of its names: which one a provider wants follows from the role.
+_TEXTS: dict[str, _PartReader] = {
     "input_text": _read_input_text,
     "output_text": _read_output_text,
     "text": _read_input_text,
-    "refusal": _read_refusal,
+}
+_SPOKEN: dict[str, _PartReader] = {**_TEXTS, "refusal": _read_refusal}
+_HEARD: dict[str, _PartReader] = {
+    **_TEXTS,
     "input_image": _read_image,
     "input_file": _read_file,
 }

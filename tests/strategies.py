@@ -1,0 +1,252 @@
+"""Hypothesis strategies for the values of Kedge, odd ones included. Import them from any test."""
+
+import string
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+from kedge.turns import (
+    AssistantBlock,
+    Block,
+    FilePart,
+    ImagePart,
+    OpaqueBlock,
+    OpaquePart,
+    Part,
+    ReasoningBlock,
+    RefusalPart,
+    SystemBlock,
+    TextPart,
+    ToolCallBlock,
+    ToolResultBlock,
+    Turn,
+    UnknownBlock,
+    UserBlock,
+)
+from kedge.turns.blocks import KNOWN_KINDS
+from kedge.turns.frozen import MAX_INTEGER_BITS
+from kedge.turns.jsonform import BLOCKS, PARTS
+from kedge.turns.turn import MEMBERS
+
+Strategy = st.SearchStrategy
+
+# Names that a member of `extra`, of an unknown block or of an opaque part may not have.
+OWN_NAMES = frozenset(
+    {"kind", "type", *MEMBERS, *(n for s in (*BLOCKS.values(), *PARTS.values()) for n in s.readers)}
+)
+
+ODD_TEXTS = [
+    "",
+    " ",
+    "\x00",
+    "\r\n",
+    "\u2028\u2029",
+    "\ufeff",
+    "\u202egnirts",
+    "é",
+    "e\u0301",
+    "👩\u200d👩\u200d👧",
+    "\U0001d518",
+    "\U0010ffff",
+    '"\\/',
+    "null",
+    "true",
+    "NaN",
+    "1",
+    "[]",
+    "{}",
+]
+
+
+def texts(*, min_size: int = 0) -> Strategy[str]:
+    """Texts of every plane of Unicode, with what trips up writers and readers."""
+    odd = st.sampled_from([text for text in ODD_TEXTS if len(text) >= min_size])
+    return st.one_of(
+        st.text(string.ascii_letters, min_size=min_size, max_size=8),
+        odd,
+        st.text(min_size=min_size, max_size=12),
+    )
+
+
+def integers() -> Strategy[int]:
+    """Integers of every size that Kedge keeps."""
+    largest = (1 << MAX_INTEGER_BITS) - 1
+    edges = [1 << 53, (1 << 53) + 1, 1 << 63, -(1 << 63), (1 << 64) - 1, 1 << 64, largest, -largest]
+    return st.one_of(st.integers(), st.sampled_from(edges))
+
+
+def numbers() -> Strategy[float]:
+    """Floats that JSON can say."""
+    return st.floats(allow_nan=False, allow_infinity=False)
+
+
+def json_values() -> Strategy[Any]:
+    """JSON values as Python has them."""
+    scalars = st.none() | st.booleans() | integers() | numbers() | texts()
+    return st.recursive(scalars, _containers, max_leaves=6)
+
+
+def _containers(children: Strategy[Any]) -> Strategy[Any]:
+    return st.lists(children, max_size=3) | st.dictionaries(texts(), children, max_size=3)
+
+
+def json_objects(*, without: frozenset[str] = frozenset()) -> Strategy[dict[str, Any]]:
+    """JSON objects, without members of these names."""
+    names = texts().filter(lambda name: name not in without)
+    return st.dictionaries(names, json_values(), max_size=3)
+
+
+def extras() -> Strategy[dict[str, Any]]:
+    """Members that this Kedge does not know."""
+    return st.one_of(st.just({}), json_objects(without=OWN_NAMES))
+
+
+def text_parts() -> Strategy[TextPart]:
+    return st.builds(TextPart, texts(), extra=extras())
+
+
+def refusal_parts() -> Strategy[RefusalPart]:
+    return st.builds(RefusalPart, texts(), extra=extras())
+
+
+def image_parts() -> Strategy[ImagePart]:
+    details = st.sampled_from(["auto", "low", "high", "original", "new"])
+    by_url = st.builds(ImagePart, url=texts(min_size=1), detail=details, extra=extras())
+    return by_url | st.builds(ImagePart, file_id=texts(min_size=1), detail=details, extra=extras())
+
+
+def file_parts() -> Strategy[FilePart]:
+    by_url = st.builds(FilePart, url=texts(min_size=1), filename=texts(), extra=extras())
+    by_data = st.builds(FilePart, data=texts(min_size=1), filename=texts(), extra=extras())
+    return by_url | by_data | st.builds(FilePart, file_id=texts(min_size=1), extra=extras())
+
+
+def opaque_parts() -> Strategy[OpaquePart]:
+    """Parts of types that nobody knows."""
+    types = texts().map("new_{}".format)
+    return st.builds(
+        lambda kind, rest: OpaquePart({**rest, "type": kind}),  # pyright: ignore[reportArgumentType]
+        types,
+        json_objects(),
+    )
+
+
+def heard_parts() -> Strategy[Part]:
+    """What users and tools say is made of."""
+    return st.one_of(text_parts(), image_parts(), file_parts(), opaque_parts())
+
+
+def spoken_parts() -> Strategy[Any]:
+    """What a model says is made of."""
+    return st.one_of(text_parts(), refusal_parts(), opaque_parts())
+
+
+def _identity() -> dict[str, Strategy[Any]]:
+    return {
+        "id": st.just("") | texts(min_size=1),
+        "metadata": st.just({})
+        | json_objects()
+        | st.just({"response_id": "resp_1", "item_id": "i"}),
+        "origin": st.sampled_from(["user", "engine", "repair", ""]),
+        "extra": extras(),
+    }
+
+
+def user_blocks() -> Strategy[UserBlock]:
+    return st.builds(UserBlock, st.lists(heard_parts(), max_size=3), **_identity())
+
+
+def assistant_blocks() -> Strategy[AssistantBlock]:
+    return st.builds(AssistantBlock, st.lists(spoken_parts(), max_size=3), **_identity())
+
+
+def system_blocks() -> Strategy[SystemBlock]:
+    roles = st.sampled_from(["system", "developer"])
+    return st.builds(SystemBlock, texts(), roles, **_identity())
+
+
+def tool_call_blocks() -> Strategy[ToolCallBlock]:
+    return st.builds(
+        ToolCallBlock, texts(), texts(), texts(min_size=1), st.booleans(), **_identity()
+    )
+
+
+def tool_result_blocks() -> Strategy[ToolResultBlock]:
+    parts = st.lists(heard_parts(), max_size=3)
+    return st.builds(ToolResultBlock, texts(min_size=1), parts, st.booleans(), **_identity())
+
+
+def reasoning_blocks() -> Strategy[ReasoningBlock]:
+    several = st.lists(texts(), max_size=3)
+    return st.builds(ReasoningBlock, several, several, texts(), **_identity())
+
+
+def opaque_items() -> Strategy[dict[str, Any]]:
+    """A provider's items of types that Kedge does not interpret."""
+    types = st.sampled_from(
+        [
+            "web_search_call",
+            "compaction",
+            "item_reference",
+            "local_shell_call",
+            "apply_patch_call_output",
+        ]
+    )
+    named = st.fixed_dictionaries(
+        {"type": types | texts().map("new_{}".format)},
+        optional={"id": texts(), "status": st.sampled_from(["completed", "failed", None])},
+    )
+    return st.builds(lambda named, rest: {**rest, **named}, named, json_objects())
+
+
+def opaque_blocks() -> Strategy[OpaqueBlock]:
+    return st.builds(OpaqueBlock, opaque_items(), **_identity())
+
+
+def unknown_blocks() -> Strategy[UnknownBlock]:
+    """Blocks of kinds that a newer Kedge may have."""
+    identity = {name: each for name, each in _identity().items() if name != "extra"}
+    kinds = texts().filter(lambda kind: kind not in KNOWN_KINDS)
+    rest = json_objects(without=frozenset({"id", "metadata", "origin"}))
+    forms = st.builds(lambda kind, rest: {**rest, "kind": kind}, kinds, rest)
+    return st.builds(UnknownBlock, forms, **identity)
+
+
+def known_blocks() -> Strategy[Block]:
+    """Blocks of every kind that can be sent."""
+    return st.one_of(
+        user_blocks(),
+        assistant_blocks(),
+        system_blocks(),
+        tool_call_blocks(),
+        tool_result_blocks(),
+        reasoning_blocks(),
+        opaque_blocks(),
+    )
+
+
+def blocks() -> Strategy[Block]:
+    """Blocks of every kind."""
+    return known_blocks() | unknown_blocks()
+
+
+def turns(of: Strategy[Block] | None = None, *, max_size: int = 5) -> Strategy[Turn]:
+    """Turns of these blocks, or of blocks of every kind, with data and unknown members."""
+    listed = st.lists(of or blocks(), max_size=max_size, unique_by=lambda block: block.id)
+    ids = st.just("") | texts(min_size=1)
+    return st.builds(Turn, listed, id=ids, data=json_objects(), extra=extras())
+
+
+def samples() -> Sequence[Block]:
+    """One plain block of every kind."""
+    return (
+        UserBlock((TextPart("hello"), ImagePart("https://example.com/a.png"))),
+        AssistantBlock((TextPart("hi"), RefusalPart("no"))),
+        SystemBlock("be brief"),
+        ToolCallBlock("f", "{}", "call_1"),
+        ToolResultBlock("call_1", (TextPart("42"), FilePart(file_id="file_1"))),
+        ReasoningBlock(("a summary",), ("a text",), "sealed"),
+        OpaqueBlock({"type": "web_search_call", "action": {"query": "x"}}),  # pyright: ignore[reportArgumentType]
+        UnknownBlock({"kind": "dream", "depth": 3}),  # pyright: ignore[reportArgumentType]
+    )

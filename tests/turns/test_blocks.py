@@ -1,0 +1,186 @@
+"""Blocks: equality is content, everything else is identity."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from kedge import turns
+from kedge.errors import InvalidTurn
+from kedge.turns import (
+    AssistantBlock,
+    Block,
+    FrozenMap,
+    ImagePart,
+    ReasoningBlock,
+    RefusalPart,
+    SystemBlock,
+    TextPart,
+    ToolCallBlock,
+    ToolResultBlock,
+    UnknownBlock,
+    UserBlock,
+    opaque,
+    user,
+)
+from strategies import blocks, json_objects, samples
+
+
+@given(blocks(), json_objects())
+def test_identity_is_no_part_of_the_value(block: Block, metadata: Any) -> None:
+    """Another id, metadata, origin or extra makes neither another block nor another hash."""
+    other = dataclasses.replace(block, id="other", metadata=metadata, origin="elsewhere")
+    if not isinstance(block, UnknownBlock):
+        other = dataclasses.replace(other, extra=FrozenMap(new=1))
+    assert other == block
+    assert hash(other) == hash(block)
+    assert (other.id, other.metadata, other.origin) == ("other", metadata, "elsewhere")
+
+
+def test_every_difference_of_content_is_a_difference() -> None:
+    """Kinds differ, and so does each member of each kind."""
+    variants: list[Block] = [
+        *samples(),
+        UserBlock((TextPart("a"), TextPart("b"))),
+        UserBlock((TextPart("ab"),)),
+        UserBlock(()),
+        AssistantBlock((TextPart("ab"),)),
+        AssistantBlock((RefusalPart("ab"),)),
+        SystemBlock("ab"),
+        SystemBlock("ab", "developer"),
+        ToolCallBlock("f", "{ }", "call_1"),
+        ToolCallBlock("g", "{}", "call_1"),
+        ToolCallBlock("f", "{}", "call_2"),
+        ToolCallBlock("f", "{}", "call_1", custom=True),
+        ToolResultBlock("call_1", (TextPart("ab"),)),
+        ToolResultBlock("call_2", (TextPart("ab"),)),
+        ToolResultBlock("call_1", (TextPart("ab"),), custom=True),
+        ReasoningBlock(("ab",)),
+        ReasoningBlock((), ("ab",)),
+        ReasoningBlock((), (), "ab"),
+        opaque({"type": "x", "a": 1}),
+        opaque({"type": "x", "a": True}),
+        opaque({"type": "x", "a": 1.0}),
+        opaque({"type": "x", "a": [1]}),
+        opaque({"type": "y", "a": 1}),
+    ]
+    for i, one in enumerate(variants):
+        for j, other in enumerate(variants):
+            assert (one == other) == (i == j)
+    assert len(set(variants)) == len(variants)
+    assert user("a") != "a"
+
+
+def test_an_opaque_block_is_compared_by_what_a_model_sees() -> None:
+    """A provider's own id, its status and nulls tell nothing; an id that is a reference does."""
+    seen = opaque({"type": "web_search_call", "action": {"query": "x"}})
+    full = {"type": "web_search_call", "id": "ws_1", "status": "completed", "results": None}
+    assert opaque({**full, "action": {"query": "x", "sources": None}}) == seen
+    assert opaque({"type": "item_reference", "id": "a"}) != opaque(
+        {"type": "item_reference", "id": "b"}
+    )
+    done, failed = (
+        {"type": "apply_patch_call_output", "status": s} for s in ("completed", "failed")
+    )
+    assert opaque(done) != opaque(failed)
+
+
+def test_an_opaque_block_keeps_its_item_whole() -> None:
+    """Comparing leaves things out; keeping does not."""
+    item = {"type": "x", "id": "x_1", "status": "completed", "a": None, "b": [None, {"c": None}]}
+    assert opaque(item).item == item
+    assert opaque(item).type == "x"
+
+
+loose: Any = turns  # the same names, without their types
+WRONG: list[tuple[Any, str]] = [
+    (Block, "a block is of some kind"),
+    (lambda: loose.UserBlock("text"), "a user block is made of parts, not str"),
+    (lambda: loose.UserBlock({"a": 1}), "a user block is made of parts, not dict"),
+    (lambda: loose.UserBlock(5), "a user block is made of parts, not int"),
+    (lambda: loose.UserBlock(None), "a user block is made of parts, not NoneType"),
+    (lambda: loose.UserBlock(["text"]), "a user block is made of TextPart"),
+    (lambda: loose.UserBlock([user("a")]), "not UserBlock"),
+    (
+        lambda: loose.AssistantBlock([ImagePart("u")]),
+        "an assistant block is made of TextPart, RefusalPart",
+    ),
+    (lambda: loose.ToolResultBlock("c", "text"), "a tool result is made of parts, not str"),
+    (lambda: loose.ToolResultBlock("", ()), "a tool result needs the call_id of its call"),
+    (lambda: loose.ToolResultBlock(None, ()), "call_id: expected a string, got NoneType"),
+    (lambda: loose.ToolResultBlock("c", (), custom=None), "custom: expected a bool, got NoneType"),
+    (lambda: loose.ToolCallBlock("f", "{}", ""), "a tool call needs a call_id"),
+    (lambda: loose.ToolCallBlock("f", {}, "c"), "arguments: expected a string, got dict"),
+    (lambda: loose.ToolCallBlock(None, "{}", "c"), "name: expected a string, got NoneType"),
+    (lambda: loose.ToolCallBlock("f", "{}", "c", 1), "custom: expected a bool, got int"),
+    (lambda: loose.SystemBlock("a", "user"), "role is system or developer, not 'user'"),
+    (lambda: loose.SystemBlock("a", []), "role: expected a string, got list"),
+    (lambda: loose.SystemBlock(b"a"), "text: expected a string, got bytes"),
+    (lambda: loose.ReasoningBlock("abc"), "summary: expected several strings, got str"),
+    (lambda: loose.ReasoningBlock(5), "summary: expected several strings, got int"),
+    (lambda: loose.ReasoningBlock((), ["a", 5]), "texts[1]: expected a string, got int"),
+    (lambda: loose.ReasoningBlock((), (), None), "encrypted_content: expected a string"),
+    (lambda: loose.OpaqueBlock({}), "an opaque block's item needs a type"),
+    (lambda: loose.OpaqueBlock({"type": 5}), "an opaque block's item needs a type"),
+    (lambda: loose.OpaqueBlock("x"), "item: expected a mapping, got str"),
+    (lambda: loose.OpaqueBlock({"type": "x", "a": {1}}), "item.a: a set is not a JSON value"),
+    (lambda: loose.UnknownBlock({"a": 1}), "needs a kind that is not known"),
+    (lambda: loose.UnknownBlock({"kind": "user"}), "needs a kind that is not known"),
+    (lambda: loose.UnknownBlock({"kind": "x", "id": "y"}), "keeps its content in form"),
+    (lambda: loose.UnknownBlock({"kind": "x"}, extra={"a": 1}), "keeps its content in form"),
+    (lambda: loose.user("a", id=5), "id: expected a string, got int"),
+    (lambda: loose.user("a", id="\ud800"), "id: lone surrogate"),
+    (lambda: loose.user("a", origin=5), "origin: expected a string, got int"),
+    (lambda: loose.user("a", metadata=[1]), "metadata: expected a mapping, got list"),
+    (lambda: loose.user("a", metadata={"a": {"b": object()}}), "metadata.a.b: a object is not"),
+    (lambda: loose.user("a", extra={"parts": 1}), "extra holds 'parts'"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_a_block_that_cannot_be_is_refused(make: Any, message: str) -> None:
+    """The error is Kedge's own, names the member and says what belongs there."""
+    with pytest.raises(InvalidTurn) as error:
+        make()
+    assert message in str(error.value)
+
+
+def test_metadata_is_changed_by_making_another_block() -> None:
+    """with_metadata and with_origin keep the id and the content, and leave the old block alone."""
+    block = user("a", metadata={"mine": 1, "gone": 2, "null": None})
+    tagged = block.with_metadata({"odd key": [1]}, response_id="resp_1", item_id="msg_1", gone=None)
+    assert tagged.metadata == {
+        "mine": 1,
+        "null": None,
+        "odd key": [1],
+        "response_id": "resp_1",
+        "item_id": "msg_1",
+    }
+    assert (tagged.response_id, tagged.item_id) == ("resp_1", "msg_1")
+    assert (block.response_id, block.item_id) == ("", "")
+    assert block.metadata == {"mine": 1, "gone": 2, "null": None}
+    moved = tagged.with_origin("engine")
+    assert (moved.id, moved.origin, block.origin) == (block.id, "engine", "user")
+    assert moved == tagged == block
+
+
+def test_ids_of_a_response_that_are_no_text_count_for_nothing() -> None:
+    """Anyone may write metadata; only a text is taken for an id."""
+    block = user("a", metadata={"response_id": 5, "item_id": None})
+    assert (block.response_id, block.item_id) == ("", "")
+
+
+def test_a_block_tells_its_text() -> None:
+    """Text parts are joined; images and refusals are not text."""
+    assert UserBlock((TextPart("a"), ImagePart("u"), TextPart("b"))).text == "ab"
+    spoken = AssistantBlock((TextPart("a"), RefusalPart("no"), RefusalPart("!")))
+    assert (spoken.text, spoken.refusal) == ("a", "no!")
+    assert ToolResultBlock("c", (TextPart("4"), TextPart("2"))).text == "42"
+
+
+def test_blocks_made_without_an_id_have_different_ones() -> None:
+    """Equal blocks are still two blocks."""
+    one, other = user("a"), user("a")
+    assert one == other
+    assert one.id < other.id

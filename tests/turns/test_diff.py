@@ -1,0 +1,101 @@
+"""diff: what changed between two Turns."""
+
+from itertools import combinations, permutations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.turns import Block, Turn, TurnDiff, assistant, diff, user
+
+CONTENTS = st.dictionaries(st.sampled_from("abcdefg"), st.sampled_from(["x", "y"]))
+ORDERED = CONTENTS.flatmap(lambda contents: st.permutations(list(contents.items())))
+
+
+def turn_of(contents: list[tuple[str, str]]) -> Turn:
+    return Turn(user(text, id=id_) for id_, text in contents)
+
+
+@given(ORDERED, ORDERED)
+def test_a_diff_says_all_that_changed(
+    before: list[tuple[str, str]], after: list[tuple[str, str]]
+) -> None:
+    """Added, removed and modified follow the ids; without the moved ones the order is the same."""
+    old, new = turn_of(before), turn_of(after)
+    found = diff(old, new)
+    was, now = dict(before), dict(after)
+    assert [block.id for block in found.added] == [id_ for id_ in now if id_ not in was]
+    assert [block.id for block in found.removed] == [id_ for id_ in was if id_ not in now]
+    changed = [(was[id_], now[id_]) for id_ in now if id_ in was and was[id_] != now[id_]]
+    assert [(one.text, other.text) for one, other in found.modified] == changed  # pyright: ignore[reportAttributeAccessIssue]
+    moved = {block.id for block in found.moved}
+    assert moved <= was.keys() & now.keys()
+    stayed = [id_ for id_ in was if id_ in now and id_ not in moved]
+    assert stayed == [id_ for id_ in now if id_ in was and id_ not in moved]
+    assert bool(found) == (before != after)
+
+
+@given(ORDERED, ORDERED)
+def test_a_diff_is_a_recipe(before: list[tuple[str, str]], after: list[tuple[str, str]]) -> None:
+    """Whoever applies it to the old Turn gets the new one."""
+    old, new = turn_of(before), turn_of(after)
+    found = diff(old, new)
+    turn = old
+    for block in (*found.removed, *found.moved):
+        turn = turn.remove(block.id)
+    for _, block in found.modified:
+        if block.id in {each.id for each in turn}:
+            turn = turn.replace(block.id, block)
+    placed: dict[str, Block] = {block.id: block for block in (*found.added, *found.moved)}
+    for index, block in enumerate(new):
+        if block.id in placed:
+            turn = turn.insert(index, placed[block.id])
+    assert turn == new
+
+
+def test_as_few_blocks_as_can_be_are_said_to_have_moved() -> None:
+    """For every order of six blocks: no smaller set of moves explains it."""
+    ids = "abcdef"
+    old = turn_of([(id_, "x") for id_ in ids])
+    for order in permutations(ids):
+        found = diff(old, turn_of([(id_, "x") for id_ in order]))
+        longest = next(
+            size
+            for size in range(len(ids), 0, -1)
+            if any(list(run) == sorted(run) for run in combinations(order, size))
+        )
+        assert len(found.moved) == len(ids) - longest
+        assert found == TurnDiff(moved=found.moved)
+
+
+def test_one_block_that_moved_is_the_one_that_moved() -> None:
+    """A block carried from front to back is the only one in the diff."""
+    old = turn_of([(id_, "x") for id_ in "abcd"])
+    new = turn_of([(id_, "x") for id_ in "bcda"])
+    assert [block.id for block in diff(old, new).moved] == ["a"]
+
+
+def test_metadata_is_no_difference() -> None:
+    """A block that was tagged by an engine is still the same block."""
+    old = Turn([user("a"), assistant("b")])
+    new = old.replace(old[1].id, old[1].with_metadata(response_id="resp_1"))
+    assert not diff(old, new)
+    assert diff(old, new) == TurnDiff()
+
+
+def test_a_block_of_another_kind_under_one_id_was_modified() -> None:
+    """The id says which block; kind and content say whether it changed."""
+    found = diff(Turn([user("a", id="x")]), Turn([assistant("a", id="x")]))
+    assert found.modified == ((user("a"), assistant("a")),)
+
+
+def test_a_diff_reads_one_line_a_change() -> None:
+    """Plus, minus, tilde and arrow, with the block beside them."""
+    old = Turn([user("a", id="a"), user("b", id="b"), user("c", id="c"), user("d", id="d")])
+    new = Turn([user("e", id="e"), user("c", id="c"), user("d", id="d"), user("B", id="b")])
+    assert str(diff(old, new)).splitlines() == [
+        "+ <user e>",
+        "- <user a>",
+        "~ <user b> -> <user B>",
+        "> <user B>",
+    ]
+    assert str(diff(old, old)) == "no difference"

@@ -1,0 +1,74 @@
+"""Local ids are unique and sorted by time, in one thread, in many, and across a fork."""
+
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+
+from kedge.turns import ids, new_id
+
+
+def test_a_million_quick_ids_are_unique_and_in_order() -> None:
+    """Each id is greater than the one before, so no two are the same."""
+    last = ""
+    for _ in range(1_000_000):
+        made = new_id("blk")
+        assert made > last
+        last = made
+
+
+def test_threads_never_make_the_same_id() -> None:
+    """Every thread sees its own ids in order, and no two threads share one."""
+    with ThreadPoolExecutor(8) as pool:
+        runs = list(pool.map(lambda _: [new_id("blk") for _ in range(20_000)], range(8)))
+    assert len({made for run in runs for made in run}) == 8 * 20_000
+    assert all(one < other for run in runs for one, other in pairwise(run))
+
+
+@pytest.mark.parametrize("step", [0, -1_000_000_000], ids=["stands still", "goes back"])
+def test_a_clock_that_does_not_advance_does_no_harm(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that stands still or goes back costs neither uniqueness nor order."""
+    clock = ids.time.time_ns()
+
+    def time_ns() -> int:
+        nonlocal clock
+        clock += step
+        return clock
+
+    monkeypatch.setattr(ids.time, "time_ns", time_ns)
+    made = [new_id("blk") for _ in range(100)]
+    assert sorted(set(made)) == made
+
+
+def test_an_id_says_what_it_names() -> None:
+    """An id is its prefix, sixteen digits of time and ten of chance."""
+    assert re.fullmatch(r"turn_[0-9a-f]{26}", new_id("turn"))
+
+
+FORK = """
+import os
+from kedge.turns import ids
+ids.new_id("blk")
+ids._lock.acquire()  # some other thread is making an id just now
+if child := os.fork():
+    os.waitpid(child, 0)
+print(ids._process, flush=True)
+if not child:
+    ids.new_id("blk")  # would hang, had the child inherited a held lock
+    print("made", flush=True)
+    os._exit(0)
+"""
+
+
+def test_a_forked_process_makes_ids_of_its_own() -> None:
+    """After a fork both processes stand at one tick; their random bits differ."""
+    command = [sys.executable, "-c", FORK]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    child, made, parent = printed.stdout.split()
+    assert made == "made"
+    assert child != parent

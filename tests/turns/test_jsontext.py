@@ -1,0 +1,120 @@
+"""Strict JSON text: every number, name and byte is decided on purpose."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.errors import InvalidJSON
+from kedge.turns import dumps, loads
+from kedge.turns.frozen import MAX_DEPTH, freeze
+from kedge.turns.jsontext import parse
+from strategies import json_values
+
+LARGEST = (1 << 2048) - 1
+
+
+def turn_with(data: str) -> str:
+    return f'{{"format": "kedge.turn", "version": 1, "blocks": [], "data": {{"x": {data}}}}}'
+
+
+REFUSED = [
+    ("NaN", "$.data.x", "NaN is not a JSON number"),
+    ("[1, Infinity]", "$.data.x[1]", "Infinity is not a JSON number"),
+    ("-Infinity", "$.data.x", "-Infinity is not a JSON number"),
+    ("1e999", "$.data.x", "a number too large to hold"),
+    ("-1e999", "$.data.x", "a number too large to hold"),
+    ("1e-999", "$.data.x", "a number too small to hold"),
+    ('{"y": 0.0000001e-400}', "$.data.x.y", "a number too small to hold"),
+    (str(LARGEST + 1), "$.data.x", "an integer of more than 2048 bits"),
+    (f"-{LARGEST + 1}", "$.data.x", "an integer of more than 2048 bits"),
+    ("9" * 10_000, "$.data.x", "an integer of more than 2048 bits"),
+    ("[" + "1" * 618 + "]", "$.data.x[0]", "an integer of more than 2048 bits"),
+    (r'"\ud800"', "$.data.x", "lone surrogate at character 0"),
+    (r'{"\udfff": 1}', r'$.data.x["\udfff"]', "lone surrogate at character 0"),
+    (r'"a\udc00\ud800"', "$.data.x", "lone surrogate at character 1"),
+    ('{"y": 1, "y": 1}', "$.data.x.y", "given twice"),
+    ('{"a b": {"": 1, "c": 2, "": 3}}', '$.data.x["a b"][""]', "given twice"),
+    ("[" * 101 + "]" * 101, "$.data.x" + "[0]" * 99, "nested more than 100 levels deep"),
+]
+
+
+@pytest.mark.parametrize(("data", "path", "problem"), REFUSED, ids=range(len(REFUSED)))
+def test_what_cannot_be_held_exactly_is_refused_with_its_path(
+    data: str, path: str, problem: str
+) -> None:
+    """A value that Python would alter, make up or drop names the member that it is in."""
+    with pytest.raises(InvalidJSON) as error:
+        loads(turn_with(data))
+    assert (error.value.path, error.value.problem) == (path, problem)
+
+
+KEPT: list[tuple[str, Any]] = [
+    ("18446744073709551616", 1 << 64),
+    ("-9223372036854775809", -(1 << 63) - 1),
+    ("9007199254740993", (1 << 53) + 1),
+    (str(LARGEST), LARGEST),
+    (str(-LARGEST), -LARGEST),
+    ("0", 0),
+    ("-0.0", -0.0),
+    ("0e-999", 0.0),
+    ("5e-324", 5e-324),
+    ("1.7976931348623157e308", 1.7976931348623157e308),
+    ("1E2", 100.0),
+    (r'"\ud83d\ude00"', "\U0001f600"),
+    (r'"\u0000"', "\x00"),
+]
+
+
+@pytest.mark.parametrize(("data", "value"), KEPT, ids=range(len(KEPT)))
+def test_what_can_be_held_is_kept_exactly(data: str, value: Any) -> None:
+    """Large integers, the ends of the doubles and escaped text survive a round trip."""
+    turn = loads(turn_with(data))
+    assert repr(turn.data["x"]) == repr(value)
+    assert repr(loads(dumps(turn)).data["x"]) == repr(value)
+
+
+NOT_JSON: list[tuple[Any, str]] = [
+    ("", "not JSON: Expecting value at character 0"),
+    ("{", "not JSON"),
+    ("[1] x", "not JSON: Extra data at character 4"),
+    ("{'a': 1}", "not JSON"),
+    ('"a\nb"', "not JSON: Invalid control character"),
+    ("\ufeff{}", "not JSON"),
+    ("{}".encode("utf-8-sig"), "not JSON"),
+    ("{}".encode("utf-16"), "not UTF-8 at byte 0"),
+    (b'{"a": "\xff"}', "not UTF-8 at byte 7"),
+    (b'"\xed\xa0\x80"', "not UTF-8 at byte 1"),
+    ("[" * 100_000, "nested too deeply"),
+    ('{"a":' * 100_000, "nested too deeply"),
+    (None, "expected JSON text, got NoneType"),
+    ({}, "expected JSON text, got dict"),
+]
+
+
+@pytest.mark.parametrize(("text", "problem"), NOT_JSON, ids=range(len(NOT_JSON)))
+def test_what_is_no_json_text_is_refused_as_a_whole(text: Any, problem: str) -> None:
+    """Broken text, other encodings and endless nesting fail at the root of the document."""
+    with pytest.raises(InvalidJSON) as error:
+        loads(text)
+    assert error.value.path == "$"
+    assert problem in error.value.problem
+
+
+@given(json_values())
+def test_ordinary_json_parses_as_ever(value: Any) -> None:
+    """For what can be held there is no difference to Python's own parser."""
+    for text in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1)):
+        assert json.dumps(parse(text)) == json.dumps(parse(text.encode())) == json.dumps(value)
+
+
+@given(st.integers(1, MAX_DEPTH), st.sampled_from(["[]", "{}"]))
+def test_text_may_nest_to_the_limit(depth: int, brackets: str) -> None:
+    """What freeze holds, the parser reads."""
+    inner = "1"
+    for _ in range(depth):
+        inner = f"[{inner}]" if brackets == "[]" else f'{{"a":{inner}}}'
+    assert json.dumps(parse(inner)).replace(" ", "") == inner
+    freeze(parse(inner))

@@ -1,0 +1,344 @@
+"""Turn: the operations, against a plain list; sharing; immutability."""
+
+import copy
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+import strategies
+from kedge import turns
+from kedge.errors import InvalidTurn
+from kedge.turns import (
+    Block,
+    Turn,
+    assistant,
+    dumps,
+    new_blocks_not_in,
+    snapshot_block_ids,
+    system,
+    user,
+)
+from kedge.turns.turn import count_leading
+from strategies import blocks, json_objects
+
+FEW_IDS = st.sampled_from("abcdefgh")
+SMALL = st.builds(lambda make, id_: make("text", id=id_), st.sampled_from([user, system]), FEW_IDS)
+
+
+class TurnsAgainstLists(RuleBasedStateMachine):
+    """Every Turn of a growing, forking family behaves like a list of its own.
+
+    A pair is a Turn and the list that it must equal; old pairs stay in the bundle, so that forks and
+    the continuation of old Turns are as usual as growth. ``derive`` plays the part of planning: it
+    keeps, in the shared memo, something derived from every block of the body.
+    """
+
+    pairs = Bundle("pairs")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.family: list[tuple[Turn, list[Block]]] = []
+
+    def born(self, turn: Turn, model: list[Block]) -> tuple[Turn, list[Block]]:
+        self.family.append((turn, model))
+        return turn, model
+
+    @rule(target=pairs, members=st.lists(SMALL, max_size=4, unique_by=lambda block: block.id))
+    def begin(self, members: list[Block]) -> Any:
+        return self.born(Turn(members), members)
+
+    @rule(target=pairs, pair=pairs, members=st.lists(SMALL, max_size=3))
+    def append(self, pair: Any, members: list[Block]) -> Any:
+        return self.attempt(pair, [*pair[1], *members], lambda turn: turn.append(*members))
+
+    @rule(target=pairs, pair=pairs, index=st.integers(-12, 12), block=SMALL)
+    def insert(self, pair: Any, index: int, block: Block) -> Any:
+        expected = list(pair[1])
+        expected.insert(index, block)
+        return self.attempt(pair, expected, lambda turn: turn.insert(index, block))
+
+    @rule(target=pairs, pair=pairs, old=FEW_IDS, block=SMALL)
+    def replace(self, pair: Any, old: str, block: Block) -> Any:
+        expected = [block if each.id == old else each for each in pair[1]]
+        known = any(each.id == old for each in pair[1])
+        return self.attempt(pair, expected, lambda turn: turn.replace(old, block), known=known)
+
+    @rule(target=pairs, pair=pairs, old=FEW_IDS)
+    def remove(self, pair: Any, old: str) -> Any:
+        expected = [each for each in pair[1] if each.id != old]
+        known = len(expected) < len(pair[1])
+        return self.attempt(pair, expected, lambda turn: turn.remove(old), known=known)
+
+    @rule(target=pairs, pair=pairs, count=st.integers(0, 9))
+    def take(self, pair: Any, count: int) -> Any:
+        return self.attempt(pair, pair[1][:count], lambda turn: turn.take(count))
+
+    @rule(target=pairs, pair=pairs, data=json_objects())
+    def with_data(self, pair: Any, data: Any) -> Any:
+        return self.attempt(pair, list(pair[1]), lambda turn: turn.with_data(data))
+
+    @rule(pair=consumes(pairs))
+    def forget(self, pair: Any) -> None:
+        """Let some lines die out."""
+
+    @rule(pair=pairs)
+    def derive(self, pair: Any) -> None:
+        memo, body = pair[0].memo, pair[0].body
+        derived = cast("list[Block]", memo.value or [])
+        if len(derived) != memo.kept:
+            derived = derived[: memo.kept]
+        derived.extend(body[memo.kept :])
+        memo.value, memo.kept = derived, len(body)
+
+    def attempt(self, pair: Any, expected: list[Block], act: Any, *, known: bool = True) -> Any:
+        turn, model = pair
+        ids = [block.id for block in expected]
+        if known and len(set(ids)) == len(ids):
+            return self.born(act(turn), expected)
+        with pytest.raises(InvalidTurn):
+            act(turn)
+        return turn, model
+
+    @invariant()
+    def every_turn_equals_its_list(self) -> None:
+        for turn, model in self.family:
+            assert list(map(id, turn.blocks)) == list(map(id, model))
+            assert turn._ids >= {block.id for block in model}
+            assert turn.lead == count_leading(tuple(model))
+            assert [*turn.leading, *turn.body] == model
+
+    @invariant()
+    def a_memo_never_vouches_for_a_block_that_changed(self) -> None:
+        for turn, _ in self.family:
+            kept, derived = turn.memo.kept, cast("list[Block]", turn.memo.value or [])
+            assert kept <= len(turn.body)
+            assert list(map(id, derived[:kept])) == list(map(id, turn.body[:kept]))
+
+
+TurnsAgainstLists.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+class TestTurnsAgainstLists(TurnsAgainstLists.TestCase):
+    """Operations of a family of Turns, in any order, against lists."""
+
+
+def test_growing_keeps_what_was_derived_and_a_new_system_text_keeps_it_too() -> None:
+    """The memo holds over appends and over any change of the leading system blocks."""
+    turn = Turn([system("a", id="s"), user("b"), assistant("c")])
+    turn.memo.value, turn.memo.kept = "derived", 2
+    for other in (
+        turn.append(user("d")),
+        turn.insert(0, system("first")),
+        turn.insert(1, system("second")),
+        turn.replace("s", system("other")),
+        turn.remove("s"),
+        turn.with_data(a=1),
+    ):
+        assert (other.memo.value, other.memo.kept) == ("derived", 2)
+    assert turn.insert(0, user("now the system block is in the body")).memo.kept == 0
+    assert turn.insert(1, user("d")).memo.kept == 0
+    assert turn.insert(2, user("d")).memo.kept == 1
+    assert turn.take(2).memo.kept == 1
+    assert turn.take(0).memo.kept == 0
+    assert turn.replace("s", user("d")).memo.kept == 0
+
+
+def test_a_fork_leaves_both_lines_alone() -> None:
+    """Two continuations of one Turn do not see each other, nor does the Turn see them."""
+    root = Turn([user("a", id="a")])
+    one = root.append(user("b", id="b"))
+    other = root.append(user("b again", id="b"))
+    assert [turn[-1].id for turn in (root, one, other)] == ["a", "b", "b"]
+    assert len(one.append(user("c", id="c")).append(user("d", id="d"))) == 4
+    assert len(other.append(user("c", id="c"))) == 3
+    with pytest.raises(InvalidTurn, match="two blocks have the id 'a'"):
+        root.append(user("again", id="a"))
+    assert len(root.append(user("after a failure"))) == 2
+
+
+SAME = user("the same", id="same")
+TWICE: list[tuple[Any, str]] = [
+    (lambda _: Turn([SAME, SAME]), "same"),
+    (lambda turn: turn.append(user("x", id="a")), "a"),
+    (lambda turn: turn.append(SAME, SAME), "same"),
+    (lambda turn: turn.insert(0, user("x", id="b")), "b"),
+    (lambda turn: turn.replace("a", user("x", id="b")), "b"),
+    (lambda turn: turn.append(SAME).append(SAME), "same"),
+    (lambda turn: turn.append(*turn.blocks), "a"),
+]
+
+
+@pytest.mark.parametrize(("act", "twice"), TWICE)
+def test_two_blocks_with_one_id_are_refused_everywhere(act: Any, twice: str) -> None:
+    """The error names the id."""
+    turn = Turn([user("a", id="a"), user("b", id="b")])
+    with pytest.raises(InvalidTurn, match=f"two blocks have the id '{twice}'"):
+        act(turn)
+    assert len(turn) == 2
+
+
+def test_a_block_may_replace_itself_and_come_back_after_it_was_removed() -> None:
+    """An id is free again once its block is gone."""
+    block = user("a", id="a")
+    turn = Turn([block, user("b", id="b")])
+    assert turn.replace("a", user("other", id="a"))[0] == user("other")
+    assert turn.remove("a").append(block).blocks[-1] is block
+    assert turn.take(0).append(block).blocks == (block,)
+
+
+def test_an_index_means_what_it_means_to_a_list() -> None:
+    """Insert counts from the end for negative indices and stays within the Turn."""
+    turn = Turn([user("a", id="a"), user("b", id="b")])
+    for index in range(-5, 6):
+        expected = ["a", "b"]
+        expected.insert(index, "x")
+        assert [block.id for block in turn.insert(index, user("x", id="x"))] == expected
+    for index in (None, "1", 1.0):
+        with pytest.raises(TypeError):
+            turn.insert(cast("int", index), user("x"))
+
+
+loose: Any = turns  # the same names, without their types
+WRONG: list[tuple[Any, str]] = [
+    (lambda _: loose.Turn(5), "a Turn is made of blocks, not of int"),
+    (lambda _: loose.Turn(user("a")), "a Turn is made of blocks, not of UserBlock"),
+    (lambda _: loose.Turn("text"), "a Turn holds blocks, not str"),
+    (lambda _: loose.Turn([], id=5), "id: expected a string, got int"),
+    (lambda _: loose.Turn([], id="\ud800"), "id: lone surrogate"),
+    (lambda _: loose.Turn([], data=[1]), "data: expected a mapping, got list"),
+    (lambda _: loose.Turn([], data={"a": {"b": {1}}}), "data.a.b: a set is not a JSON value"),
+    (lambda _: loose.Turn([], extra={"blocks": []}), "extra holds 'blocks'"),
+    (lambda turn: turn.append([user("a")]), "a Turn holds blocks, not list"),
+    (lambda turn: turn.append("text"), "a Turn holds blocks, not str; see kedge.user"),
+    (lambda turn: turn.insert(0, None), "a Turn holds blocks, not NoneType"),
+    (lambda turn: turn.replace("a", "text"), "a Turn holds blocks, not str"),
+    (lambda turn: turn.replace("zz", user("b")), "no block with the id 'zz' in turn_1"),
+    (lambda turn: turn.remove("zz"), "no block with the id 'zz' in turn_1"),
+    (lambda turn: turn.index("zz"), "no block with the id 'zz' in turn_1"),
+    (lambda turn: turn.take(-1), "cannot take -1 blocks"),
+    (lambda turn: turn.with_data(a=float("nan")), "$.a: nan is not a JSON number"),
+]
+
+
+@pytest.mark.parametrize(("act", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_what_cannot_be_done_is_refused(act: Any, message: str) -> None:
+    """The error is Kedge's own, and the Turn is as it was."""
+    turn = Turn([user("a", id="a")], id="turn_1")
+    with pytest.raises(InvalidTurn) as error:
+        act(turn)
+    assert message in str(error.value)
+    assert turn.blocks == (user("a"),)
+
+
+def test_data_is_changed_by_making_another_turn() -> None:
+    """with_data sets and removes what it names; blocks, id and the rest stay."""
+    turn = Turn([user("a")], id="t", data={"a": 1, "null": None}, extra={"new": 1})
+    other = turn.with_data({"odd key": [1]}, b=2, a=None)
+    assert other.data == {"null": None, "odd key": [1], "b": 2}
+    assert (other.id, other.blocks, other.extra) == ("t", turn.blocks, {"new": 1})
+    assert turn.data == {"a": 1, "null": None}
+    longer = other.append(user("b"))
+    assert (longer.data, longer.extra, longer.id) == (other.data, other.extra, "t")
+    assert len(turn.append(user("c"))) == len(other.append(user("d"))) == 2
+
+
+def test_no_way_leads_to_a_change_of_a_turn() -> None:
+    """Assignment, deletion, a second __init__, what was passed in: all leave it as it is."""
+    members = [user("a")]
+    data: dict[str, Any] = {"list": [1]}
+    turn = Turn(members, data=data)
+    members.append(user("b"))
+    data["list"].append(2)
+    attempts: list[Any] = [
+        lambda: setattr(turn, "blocks", ()),
+        lambda: setattr(turn, "id", "x"),
+        lambda: setattr(turn, "new", 1),
+        lambda: setattr(turn, "__class__", dict),
+        lambda: delattr(turn, "blocks"),
+        lambda: turn.__setitem__(0, user("b")),  # pyright: ignore[reportAttributeAccessIssue]
+        lambda: turn.blocks.append(user("b")),  # pyright: ignore[reportAttributeAccessIssue]
+        lambda: turn.data.update(a=1),  # pyright: ignore[reportAttributeAccessIssue]
+        lambda: turn.data["list"].append(2),
+        lambda: turn.__setstate__({}),  # pyright: ignore[reportAttributeAccessIssue]
+        lambda: turn.__dict__,
+    ]
+    for attempt in attempts:
+        with pytest.raises((AttributeError, TypeError)):
+            attempt()
+    turn.__init__([user("b")])  # pyright: ignore[reportCallIssue]
+    assert turn.blocks == (user("a"),)
+    assert turn.data == {"list": [1]}
+    with pytest.raises(TypeError, match="no subclasses"):
+        type("Mine", (Turn,), {})
+
+
+@given(strategies.turns())
+def test_copies_are_the_turn_and_pickles_are_whole(turn: Turn) -> None:
+    """A pickle carries ids, data and unknown members; nothing derived."""
+    assert copy.copy(turn) is turn
+    assert copy.deepcopy(turn) is turn
+    again = pickle.loads(pickle.dumps(turn))  # noqa: S301 - our own bytes
+    assert again == turn
+    assert dumps(again) == dumps(turn)
+    assert again.memo.value is None
+
+
+@given(st.lists(blocks(), max_size=4, unique_by=lambda block: block.id))
+def test_turns_are_equal_when_their_blocks_are(members: list[Block]) -> None:
+    """Ids and data do not tell Turns apart, the order of the blocks does."""
+    one, other = Turn(members, data={"a": 1}), Turn(members)
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one.id != other.id
+    assert (Turn(members[::-1]) == one) == (members[::-1] == members)
+    assert one != members
+
+
+def test_a_turn_reads_like_a_sequence() -> None:
+    """Length, iteration, membership, indices and slices are those of its blocks."""
+    one, other = user("a"), assistant("b")
+    turn = Turn(block for block in (one, other))
+    assert (len(turn), list(turn), turn[0], turn[-1]) == (2, [one, other], one, other)
+    assert turn[:1] == (one,)
+    assert assistant("b") in turn
+    assert turn.index(other.id) == 1
+    assert turn.append() is turn
+    assert not Turn()
+
+
+def test_blocks_that_came_since_are_found_by_id() -> None:
+    """A snapshot of ids tells later which blocks are new, equal or not."""
+    turn = Turn([user("a"), user("b")])
+    before = snapshot_block_ids(turn)
+    grown = turn.insert(1, user("a")).append(assistant("c"))
+    assert new_blocks_not_in(grown, before) == [user("a"), assistant("c")]
+    assert new_blocks_not_in(turn, before) == []
+    assert new_blocks_not_in(turn, iter(list(before)[:1])) != []
+    assert before == {block.id for block in turn}
+
+
+def test_threads_that_continue_one_turn_do_not_disturb_each_other() -> None:
+    """Eight threads append one shared block, and their own, to one Turn at a time."""
+    shared = user("shared", id="shared")
+    start = threading.Barrier(8)
+
+    def grow(number: int) -> list[Turn]:
+        grown: list[Turn] = []
+        for root in roots:
+            start.wait(10)
+            line = root.append(shared).append(user("mine", id=f"{number}"))
+            grown.append(line.insert(1, user("inserted", id="inserted")))
+        return grown
+
+    roots = [Turn([user("root", id="root")]) for _ in range(50)]
+    with ThreadPoolExecutor(8) as pool:
+        lines = list(pool.map(grow, range(8)))
+    for number, line in enumerate(lines):
+        expected = ["root", "inserted", "shared", f"{number}"]
+        assert all([block.id for block in turn] == expected for turn in line)
