@@ -36,8 +36,9 @@ def said(blocks: Iterable[Block]) -> list[Said]:
     return [_say(block) for block in listed if not isinstance(block, ReasoningBlock)]
 
 
-def seen(items: Iterable[Mapping[str, Any]]) -> list[Said]:
+def seen(items: Iterable[Mapping[str, Any]] | None) -> list[Said]:
     """What these wire items say, in the same form; reasoning left out."""
+    assert items is not None, "no model saw anything of this request"
     return [_read(item) for item in items if item.get("type") != "reasoning"]
 
 
@@ -45,7 +46,7 @@ def sent(turn: Turn) -> list[Said]:
     """What the request for this finished Turn had to say: everything before its last answer."""
     blocks = list(turn.blocks)
     last = blocks[-1].response_id
-    while blocks and blocks[-1].response_id == last:
+    while blocks and blocks[-1].origin == "engine" and blocks[-1].response_id == last:
         blocks.pop()
     return said(blocks)
 

@@ -1,0 +1,176 @@
+"""Every fault of the local server ends in a right Turn or a typed error, and a later turn works."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.conftest import opened
+from engines.test_responses import last_text, talk
+from kedge.errors import EngineError, RateLimited, ServerFailed, StreamCut
+from kedge.events import Event
+from kedge.events.run import Healed, ServerForgot
+from kedge.planning import get_state
+from kedge.testing import TestServer
+from kedge.turns import ToolCallBlock, Turn, tool_result, user
+from wire import seen, sent
+
+LONG = "The river runs from the mountains to the sea, past towns and mills and meadows. " * 80
+
+# Each fault, and how a chained request of a long conversation ends under it: an error, the healing that
+# saves it, or nothing at all to be seen.
+FAULTS: dict[str, type[EngineError] | str | None] = {
+    "cut_after_events=0": StreamCut,
+    "cut_after_events=1": StreamCut,
+    "cut_after_events=3": StreamCut,
+    "cut_in_event=2": StreamCut,
+    "cut_in_event=5": StreamCut,
+    "status=429,retry_after=0": RateLimited,
+    "status=500": ServerFailed,
+    "status=503": ServerFailed,
+    "slow_first_byte=0.05": None,
+    "forget_all": "gone",
+    "forget_silently": "forgot, shown",
+    "forget_silently,echo=no": "forgot",
+    "remember=0": "forgot, shown",
+    "duplicate_events": None,
+    "reorder_events,only=response.output_text.delta": None,
+    "omit_call_id": None,
+    "empty_call_id": None,
+    "omit_response_id": None,
+    "refuse_encrypted_reasoning": None,
+    "refuse_previous_response_id=llama.cpp": "unsupported",
+    "refuse_previous_response_id=zdr": "unsupported",
+    "refuse_empty_input": None,
+}
+
+
+async def outcome(engine: Any, turn: Turn, **options: Any) -> tuple[Turn, list[Event]]:
+    """Run a Turn, noting every event."""
+    events: list[Event] = []
+    async with engine.stream(turn, **options) as stream:
+        async for event in stream:
+            events.append(event)  # noqa: PERF401 - an error must not lose what came before it
+    return stream.turn, events
+
+
+CASES = [
+    (fault, streaming)
+    for fault in FAULTS
+    for streaming in (True, False)
+    if streaming or not fault.startswith("cut")  # only a stream can be cut after so many events
+]
+
+
+@pytest.mark.parametrize(("fault", "streaming"), CASES)
+async def test_a_fault_ends_in_a_right_turn_or_a_typed_error(
+    server: TestServer, fault: str, streaming: bool
+) -> None:
+    """Nothing of the Turn is lost, and the conversation goes on afterwards."""
+    expected = FAULTS[fault]
+    async with opened(server) as engine:
+        turn = await talk(engine, f"Remember this: {LONG}", "Thanks")
+        server.faults.set(fault, times=1)
+        asked = turn.append(user("What did I say first?"))
+        if isinstance(expected, type):
+            with pytest.raises(expected) as caught:
+                await outcome(engine, asked, streaming=streaming)
+            assert caught.value.turn is not None
+            assert caught.value.turn.blocks[: len(asked)] == asked.blocks
+            assert caught.value.retryable
+            asked = caught.value.turn
+            finished = await engine.run(asked)
+        else:
+            finished, events = await outcome(engine, asked, streaming=streaming)
+            _check_events(events, expected, streaming=streaming)
+        server.faults.clear()
+        if expected != "forgot, shown" or not streaming:
+            assert LONG[:40] in last_text(finished)
+            assert seen(server.requests[-1].context) == sent(finished)
+        later = await engine.run(finished.append(user("How many messages are there?")))
+        assert seen(server.requests[-1].context) == sent(later)
+
+
+def _check_events(events: list[Event], expected: object, *, streaming: bool) -> None:
+    healed = [event.reason for event in events if isinstance(event, Healed)]
+    forgot = [event for event in events if isinstance(event, ServerForgot)]
+    if expected == "forgot, shown":
+        assert (healed, len(forgot)) == (([], 1) if streaming else (["forgot"], 0))
+    else:
+        assert healed == ([expected] if expected else [])
+        assert forgot == []
+
+
+@pytest.mark.parametrize("words", ["openai", "vllm", "ogx", "smg", "xai", "code"])
+async def test_every_shape_of_not_found_is_healed(server: TestServer, words: str) -> None:
+    """However a server says that it does not know a response, one full send mends it."""
+    async with opened(server) as engine:
+        turn = await talk(engine, "One")
+        server.forget()
+        server.faults.set(f"not_found={words}")
+        turn, events = await outcome(engine, turn.append(user("What did I say first?")))
+    assert [type(event) for event in events].count(Healed) == 1
+    assert "One" in last_text(turn)
+
+
+@pytest.mark.parametrize("fault", ["omit_call_id", "empty_call_id"])
+async def test_a_call_without_an_id_can_still_be_answered(server: TestServer, fault: str) -> None:
+    """The call goes by another name, and its result finds it."""
+    tool = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+    async with opened(server) as engine:
+        server.faults.set(fault)
+        turn = Turn([user("Please call add.")])
+        turn, _ = await outcome(engine, turn, tools=(tool,))
+        call = turn.blocks[-1]
+        assert isinstance(call, ToolCallBlock)
+        turn, _ = await outcome(engine, turn.append(tool_result(call.call_id, "5")), tools=(tool,))
+    assert "5" in last_text(turn)
+
+
+async def test_a_response_without_an_id_is_no_anchor(server: TestServer) -> None:
+    """The answer is kept, nothing is chained on it, and the next request sends everything."""
+    async with opened(server) as engine:
+        server.faults.set("omit_response_id", times=1)
+        turn = await talk(engine, "One")
+        assert get_state(turn).anchors == ()
+        turn = await talk(engine, "What did I say first?", turn=turn)
+    assert "One" in last_text(turn)
+    assert seen(server.requests[-1].context) == sent(turn)
+
+
+async def test_refused_encrypted_reasoning_is_left_out(server: TestServer) -> None:
+    """Stateless, a server that refuses encrypted reasoning gets the Turn without it."""
+    async with opened(server, mode="stateless") as engine:
+        turn = await talk(engine, "Think about one.")
+        server.faults.set("refuse_encrypted_reasoning")
+        turn, events = await outcome(engine, turn.append(user("Two")))
+    assert [event.reason for event in events if isinstance(event, Healed)] == ["reasoning"]
+    assert seen(server.requests[-1].context) == sent(turn)
+
+
+async def test_a_refused_empty_input_becomes_a_full_send(server: TestServer) -> None:
+    """With nothing after the anchor, a server that wants input gets everything."""
+    async with opened(server) as engine:
+        turn = await talk(engine, "One")
+        server.faults.set("refuse_empty_input")
+        turn, events = await outcome(engine, turn)
+    assert [event.reason for event in events if isinstance(event, Healed)] == ["empty_input"]
+    assert seen(server.requests[-1].context) == sent(turn)
+
+
+async def test_a_server_of_known_depth_is_never_asked_for_more(server: TestServer) -> None:
+    """With max_depth a chain starts anew before the server silently cuts it."""
+    async with opened(server, max_depth=2) as engine:
+        server.faults.set("remember=2")
+        turn = Turn()
+        for number in range(6):
+            turn = await engine.run(turn.append(user(f"Line {number}")))
+            assert seen(server.requests[-1].context) == sent(turn)
+
+
+def test_no_fault_is_left_out() -> None:
+    """Every fault that the server documents is met here."""
+    page = (Path(__file__).parents[2] / "docs" / "faults.md").read_text()
+    documented = set(re.findall(r"^\| `(\w+)", page, re.MULTILINE)) - {"not_found"}
+    assert {fault.partition("=")[0].partition(",")[0] for fault in FAULTS} == documented
