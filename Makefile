@@ -1,6 +1,8 @@
 # make test   everything, on a fresh machine with Python 3.11+ and make
+# make chat   talk with the built-in model: no key, no network (pipe lines into it, or type)
 # make check  the fast part: format, lint, types, layers
 # make bench  the benchmarks, as ratios, with a JSON copy (ONLY=name for one)
+# make fuzz   the law over HTTP, as a long campaign (N=6000 actions, SEED=0)
 # make fmt    let ruff fix what it can
 # make lock   renew constraints.txt
 
@@ -9,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: test check bench fmt lock clean
+.PHONY: test chat check fuzz bench fmt lock clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml constraints.txt requirements-dev.txt
@@ -30,6 +32,12 @@ test: check
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+chat: $(VENV)/.ready
+	@$(BIN)/kedge chat
+
+fuzz: $(VENV)/.ready
+	$(BIN)/python tests/law/campaign.py $(or $(N),600) $(or $(SEED),0)
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks $(ONLY)

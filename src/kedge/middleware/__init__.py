@@ -7,6 +7,7 @@ from kedge.middleware.notice import notice
 from kedge.middleware.repair import repair, repaired
 from kedge.middleware.retry import retry
 from kedge.middleware.system_prompt import system_prompt
+from kedge.middleware.tools import open_calls, tools
 from kedge.middleware.two_phase import two_phase
 from kedge.middleware.wrapping import Wrapped
 
@@ -17,11 +18,13 @@ __all__ = [
     "guard",
     "log",
     "notice",
+    "open_calls",
     "redact",
     "repair",
     "repaired",
     "retry",
     "system_prompt",
+    "tools",
     "two_phase",
     "with_middleware",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 
 TRACE = 5
 logging.addLevelName(TRACE, "TRACE")
+logging.getLogger("kedge").addHandler(logging.NullHandler())  # a library is silent unless asked
 
 
 class Logger(logging.LoggerAdapter[logging.Logger]):

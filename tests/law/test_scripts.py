@@ -1,0 +1,41 @@
+"""The law over HTTP: random conversations with random edits, judged on the server's side."""
+
+import random
+
+import anyio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from law.player import ACTIONS, Player, Tally, random_actions
+
+
+def played(actions: list[str], seed: int) -> Tally:
+    """Play a script in a world of its own."""
+
+    async def main() -> Tally:
+        async with Player(random.Random(seed)) as player:
+            await player.play(actions)
+            return player.tally
+
+    return anyio.run(main)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.lists(st.sampled_from(ACTIONS), min_size=4, max_size=16),
+    st.integers(min_value=0, max_value=2**32),
+)
+def test_no_script_makes_an_incoherent_request(actions: list[str], seed: int) -> None:
+    """Whatever is done between requests, the model sees what the Turn says."""
+    tally = played(["ask", *actions, "ask"], seed)
+    assert tally.incoherent == 0, tally.first_incoherent
+
+
+def test_a_short_campaign_is_coherent_and_uploads_little() -> None:
+    """Over a longer script nothing is incoherent, and no more is sent than has to be."""
+    rng = random.Random(2026)
+    tally = played(random_actions(rng, 150), 7)
+    assert tally.incoherent == 0, tally.first_incoherent
+    assert tally.requests > 20
+    assert tally.sent_bytes <= tally.best_bytes * 1.02
+    assert tally.sent_bytes < tally.full_bytes
