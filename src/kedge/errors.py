@@ -27,8 +27,8 @@
     ├── Unsendable           calls stand in the way of sending; ``problems`` names them
     └── UnsupportedBlock     a block that this provider cannot express
 
-Messages say what happened and what to do. They never contain message content or keys. An error holds
-what it was made from as its arguments, so that it can be pickled and cross to another process.
+Messages say what happened and what to do. They never contain message content or keys. Every
+error can be pickled, because work is spread over processes and its failures come back.
 """
 
 from collections.abc import Sequence
@@ -41,6 +41,16 @@ if TYPE_CHECKING:
 
 class KedgeError(Exception):
     """The root of every error that Kedge raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(cls: type[KedgeError], args: tuple[Any, ...], members: dict[str, Any]) -> KedgeError:
+    """Make an unpickled error without ``__init__``, which asks each class for something else."""
+    error = cls.__new__(cls, *args)
+    error.__dict__.update(members)
+    return error
 
 
 class Blocked(KedgeError):
@@ -71,12 +81,9 @@ class InvalidJSON(InvalidTurn):
     """The JSON form of a value is malformed; ``path`` names the offending member."""
 
     def __init__(self, path: str, problem: str) -> None:
-        super().__init__(path, problem)
+        super().__init__(f"{path}: {problem}")
         self.path = path
         self.problem = problem
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.problem}"
 
     def inside(self, outer: str) -> "InvalidJSON":
         """The same problem, seen from further out."""
@@ -91,12 +98,9 @@ class InvalidScript(KedgeError, ValueError):
     """A script of the practice model is wrong; ``place`` says where."""
 
     def __init__(self, place: str, problem: str) -> None:
-        super().__init__(place, problem)
+        super().__init__(f"{place} {problem}")
         self.place = place
         self.problem = problem
-
-    def __str__(self) -> str:
-        return f"{self.place} {self.problem}"
 
 
 class StreamTooLarge(KedgeError):
@@ -158,11 +162,9 @@ class Unsendable(KedgeError):
     """The Turn holds calls that stand in the way of sending it; ``problems`` names them."""
 
     def __init__(self, problems: Sequence[object]) -> None:
-        super().__init__(problems)
+        listed = "; ".join(str(problem) for problem in problems)
+        super().__init__(f"this Turn cannot be sent: {listed}")
         self.problems = tuple(problems)
-
-    def __str__(self) -> str:
-        return f"this Turn cannot be sent: {'; '.join(map(str, self.problems))}"
 
 
 class UnsupportedBlock(KedgeError):

@@ -1,0 +1,57 @@
+"""The error tree."""
+
+import pickle
+from typing import Any
+
+import pytest
+
+from kedge import errors
+from kedge.errors import EngineError, InvalidJSON, KedgeError
+
+MADE_FROM: dict[str, tuple[Any, ...]] = {
+    "Blocked": ("secrets", "the answer"),
+    "InvalidArguments": ("get_weather", ["city: missing"]),
+    "InvalidJSON": ("$.blocks[0]", "missing"),
+    "InvalidScript": ("script.toml", "is wrong"),
+    "InvalidTool": ("f", "no types"),
+    "StreamTooLarge": ("line", 10),
+    "UnknownTool": ("get_wether", ["get_weather"]),
+    "Unsendable": (["call_1 has no result"],),
+}
+EVERY = [
+    value
+    for value in vars(errors).values()
+    if isinstance(value, type) and issubclass(value, Exception)
+]
+
+
+@pytest.mark.parametrize("error", EVERY, ids=lambda error: error.__name__)
+def test_every_error_is_ours_and_can_be_pickled(error: Any) -> None:
+    """An error keeps its words and its members on the way to another process."""
+    made = error(*MADE_FROM.get(error.__name__, ("something happened",)))
+    made.add_note("a note")
+    again = pickle.loads(pickle.dumps(made))  # noqa: S301 - our own bytes
+    assert isinstance(again, KedgeError)
+    assert type(again) is error
+    assert (str(again), again.args, vars(again)) == (str(made), made.args, vars(made))
+
+
+def test_an_engine_error_keeps_what_a_caller_needs_to_act() -> None:
+    """Status, code and request id survive a pickle, and are in the words."""
+    made = EngineError("gone", provider="x", status=404, code="c", request_id="r", retryable=True)
+    again = pickle.loads(pickle.dumps(made))  # noqa: S301 - our own bytes
+    assert str(again) == "x, HTTP 404, c: gone (request r)"
+    assert (again.status, again.retryable, again.turn) == (404, True, None)
+
+
+def test_a_path_grows_from_the_inside() -> None:
+    """The same problem, seen from further out, has a longer path."""
+    error = InvalidJSON(".text", "missing").inside("[0]").inside("$.blocks")
+    assert (error.path, str(error)) == ("$.blocks[0].text", "$.blocks[0].text: missing")
+
+
+def test_the_tree_is_drawn_whole() -> None:
+    """The docstring of the module shows every error."""
+    drawn = str(errors.__doc__).split("\n\n")[1]
+    names = {line.replace("│", "").split("── ")[-1].split()[0] for line in drawn.splitlines()}
+    assert names == {error.__name__ for error in EVERY}
