@@ -1,4 +1,89 @@
 """Kedge: conversations with language models that remember.
 
 The Turn is the truth; a stored response is only a cache of a prefix of it.
+
+Everything an ordinary program needs is imported from here; the layers below are for those who extend
+Kedge. The root is lazy: ``import kedge`` loads nothing, a name loads its home when it is first asked
+for. A name has one line in ``HOMES`` and one under ``TYPE_CHECKING``, where type checkers and editors
+look; a test holds the two together. Errors that only one corner raises are in ``kedge.errors``.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+HOMES: dict[str, str] = {
+    # Turns
+    "Turn": "kedge.turns",
+    "assistant": "kedge.turns",
+    "diff": "kedge.turns",
+    "file": "kedge.turns",
+    "image": "kedge.turns",
+    "opaque": "kedge.turns",
+    "reasoning": "kedge.turns",
+    "system": "kedge.turns",
+    "tool_call": "kedge.turns",
+    "tool_result": "kedge.turns",
+    "user": "kedge.turns",
+    # Errors
+    "AnswerIncomplete": "kedge.errors",
+    "Blocked": "kedge.errors",
+    "CannotConnect": "kedge.errors",
+    "ChainRefused": "kedge.errors",
+    "EngineError": "kedge.errors",
+    "InvalidJSON": "kedge.errors",
+    "InvalidTurn": "kedge.errors",
+    "KedgeError": "kedge.errors",
+    "NotAuthorised": "kedge.errors",
+    "RateLimited": "kedge.errors",
+    "RequestRefused": "kedge.errors",
+    "ServerFailed": "kedge.errors",
+    "StreamCut": "kedge.errors",
+    "ToolError": "kedge.errors",
+    "Unreachable": "kedge.errors",
+    "Unsendable": "kedge.errors",
+    "UnsupportedBlock": "kedge.errors",
+}
+"""Every public name, and the module it comes from."""
+
+__all__ = list(HOMES)  # pyright: ignore[reportUnsupportedDunderAll] - the test checks it
+
+if TYPE_CHECKING:
+    from kedge.errors import AnswerIncomplete as AnswerIncomplete
+    from kedge.errors import Blocked as Blocked
+    from kedge.errors import CannotConnect as CannotConnect
+    from kedge.errors import ChainRefused as ChainRefused
+    from kedge.errors import EngineError as EngineError
+    from kedge.errors import InvalidJSON as InvalidJSON
+    from kedge.errors import InvalidTurn as InvalidTurn
+    from kedge.errors import KedgeError as KedgeError
+    from kedge.errors import NotAuthorised as NotAuthorised
+    from kedge.errors import RateLimited as RateLimited
+    from kedge.errors import RequestRefused as RequestRefused
+    from kedge.errors import ServerFailed as ServerFailed
+    from kedge.errors import StreamCut as StreamCut
+    from kedge.errors import ToolError as ToolError
+    from kedge.errors import Unreachable as Unreachable
+    from kedge.errors import Unsendable as Unsendable
+    from kedge.errors import UnsupportedBlock as UnsupportedBlock
+    from kedge.turns import Turn as Turn
+    from kedge.turns import assistant as assistant
+    from kedge.turns import diff as diff
+    from kedge.turns import file as file
+    from kedge.turns import image as image
+    from kedge.turns import opaque as opaque
+    from kedge.turns import reasoning as reasoning
+    from kedge.turns import system as system
+    from kedge.turns import tool_call as tool_call
+    from kedge.turns import tool_result as tool_result
+    from kedge.turns import user as user
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Load a public name when it is first asked for."""
+        if name not in HOMES:
+            raise AttributeError(f"module 'kedge' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(HOMES[name]), name)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *HOMES})
