@@ -296,7 +296,7 @@ def test_each_required_member_is_required(block: Block) -> None:
     shape = BLOCKS[block.kind]
     for name in shape.readers:
         without = {key: member for key, member in form.items() if key != name}
-        if name in {"parts", "text", "item", "name", "arguments", "call_id"}:
+        if name in shape.required:
             with pytest.raises(InvalidJSON) as error:
                 load_block(without)
             assert (error.value.path, error.value.problem) == (f"$.{name}", "missing")
@@ -402,6 +402,8 @@ def test_any_mutation_of_the_text_gives_a_turn_or_invalid_json(
 
 def test_every_kind_and_part_has_a_shape() -> None:
     """What can be made can be stored: the tables name every kind but the unknown one."""
+    required = {"parts", "text", "item", "name", "arguments", "call_id"}
+    assert set().union(*(shape.required for shape in BLOCKS.values())) == required
     assert {block.kind for block in samples()} == {*BLOCKS, "unknown"}
     assert set(PARTS) == {"text", "refusal", "image", "file", "opaque"}
     assert dump_block(assistant(RefusalPart("no")))["parts"] == [{"type": "refusal", "text": "no"}]

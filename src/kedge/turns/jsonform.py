@@ -252,6 +252,7 @@ class Shape:
     """The members of one kind of block or type of part, in both directions."""
 
     make: Callable[..., Any]
+    required: frozenset[str]
     defaults: Mapping[str, object]
     readers: Mapping[str, Callable[[object], Any]]
     writers: Mapping[str, Callable[[Any], Any]]
@@ -265,7 +266,7 @@ class Shape:
                     members[name] = read(form[name])
                 except InvalidJSON as error:
                     raise error.inside(f".{name}") from None
-            elif self.defaults[name] is MISSING:
+            elif name in self.required:
                 raise InvalidJSON(f".{name}", "missing")
         return members
 
@@ -309,6 +310,7 @@ def _shape(cls: type[Any], **members: str) -> Shape:
     codecs = {name: _CODECS[codec] for name, codec in members.items()}
     return Shape(
         cls,
+        frozenset(name for name in members if defaults[name] is MISSING),
         {name: defaults[name] for name in members},
         {name: read for name, (read, _) in codecs.items()},
         {name: write for name, (_, write) in codecs.items()},
