@@ -109,34 +109,74 @@ async def test_a_function_that_ends_in_spite_of_the_clock_counts() -> None:
     assert (await run_one(stubborn)).result.text == "nearly"
 
 
-async def test_a_thread_is_abandoned_when_its_time_is_up() -> None:
+class HandClock:
+    """Time that is up when the test says so, and not when a machine is slow."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.scopes: list[anyio.CancelScope] = []
+        monkeypatch.setattr("kedge.tools.attempt.move_on_after", self._start)
+
+    def strike(self) -> None:
+        """Be up, for all who run. Called in a thread."""
+        anyio.from_thread.run_sync(self._cancel)
+
+    def _start(self, delay: float) -> anyio.CancelScope:
+        self.scopes.append(anyio.CancelScope())
+        return self.scopes[-1]
+
+    def _cancel(self) -> None:
+        for scope in self.scopes:
+            scope.cancel()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
+    return HandClock(monkeypatch)
+
+
+async def test_a_thread_is_abandoned_when_its_time_is_up(clock: HandClock) -> None:
     """The caller goes on; the thread ends when it ends."""
     release, ended = threading.Event(), threading.Event()
 
-    @tool(timeout=SOON)
+    @tool(timeout=1)
     def slow() -> None:
+        clock.strike()
         release.wait(30)
         ended.set()
 
     run = await run_one(slow)
     assert run.outcome == "timeout"
+    assert run.result.text == "slow ran out of time: it took longer than 1 s."
     assert not ended.is_set()
     release.set()
     assert await anyio.to_thread.run_sync(ended.wait, 30)
 
 
-async def test_an_abandoned_thread_keeps_its_place() -> None:
+async def test_a_thread_runs_out_of_time_by_the_clock_on_the_wall() -> None:
+    """The same with a real clock, whether the thread came to start or not."""
+    release = threading.Event()
+
+    @tool(timeout=SOON)
+    def slow() -> None:
+        release.wait(30)
+
+    run = await run_one(slow)
+    release.set()
+    assert (run.outcome, run.attempts) == ("timeout", 1)
+
+
+async def test_an_abandoned_thread_keeps_its_place(clock: HandClock) -> None:
     """A tool that may run once never runs twice, and says that it is busy until the thread ends."""
     release = threading.Event()
     running: list[int] = []
 
-    @tool(timeout=SOON, concurrency=1)
-    def slow() -> str:
+    @tool(timeout=1, concurrency=1)
+    def slow() -> None:
         running.append(1)
         assert sum(running) == 1
+        clock.strike()
         release.wait(30)
         running.pop()
-        return "done"
 
     runs: list[ToolRun] = []
     with anyio.fail_after(30):
