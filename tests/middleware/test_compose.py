@@ -1,0 +1,111 @@
+"""Middlewares compose like functions, and everybody can see what each of them did."""
+
+from kedge.engines import Engine, Middleware
+from kedge.middleware import Wrapped, two_phase, with_middleware
+from kedge.turns import Turn, assistant, user
+from middleware.scripted import Scripted
+
+
+def tagging(word: str) -> Middleware:
+    """A middleware that adds its word on the way in and on the way out."""
+
+    def before(turn: Turn) -> Turn:
+        return turn.append(user(f"in {word}"))
+
+    def after(turn: Turn) -> Turn:
+        return turn.append(user(f"out {word}"))
+
+    return two_phase(before, after, name=word)
+
+
+async def test_the_first_middleware_is_the_outermost() -> None:
+    """It sees the Turn first on the way in and last on the way out."""
+    engine = Scripted([assistant("hello")])
+    stack = with_middleware(engine, tagging("outer"), tagging("inner"))
+    turn = await stack.run(Turn([user("hi")]))
+    expected = [
+        user("hi"),
+        user("in outer"),
+        user("in inner"),
+        assistant("hello"),
+        user("out inner"),
+        user("out outer"),
+    ]
+    assert list(turn.blocks) == expected
+
+
+async def test_no_middleware_is_the_engine_itself() -> None:
+    """An empty stack adds nothing."""
+    engine = Scripted()
+    assert with_middleware(engine) is engine
+    assert with_middleware(engine, lambda inner: inner) is engine
+
+
+async def test_each_block_knows_which_middleware_added_it() -> None:
+    """A middleware need not say so: blocks that it adds are marked with its name."""
+    engine = Scripted([assistant("hello")])
+    turn = await with_middleware(engine, tagging("careful")).run(Turn([user("hi")]))
+    assert [block.origin for block in turn.blocks] == ["user", "careful", "engine", "careful"]
+
+
+async def test_the_trace_tells_what_each_middleware_changed() -> None:
+    """Added, removed, edited and moved blocks are told by name and direction."""
+
+    def edit(turn: Turn) -> Turn:
+        first, second = turn.blocks
+        return Turn([second, user("edited", id=first.id)], data=turn.data)
+
+    def prune(turn: Turn) -> Turn:
+        return turn.remove(turn.blocks[0].id)
+
+    engine = Scripted([assistant("hello")])
+    stack = with_middleware(engine, two_phase(edit, name="editor"), two_phase(None, prune))
+    async with stack.stream(Turn([user("one"), user("two")])) as stream:
+        await stream.finish()
+    told = [(event.by, event.phase) for event in stream.trace]
+    assert told == [("editor", "in"), ("prune", "out")]
+    change, pruned = (event.diff for event in stream.trace)
+    assert len(change.modified) == len(change.moved) == 1
+    assert len(pruned.removed) == 1
+
+
+async def test_a_middleware_that_does_nothing_leaves_no_trace() -> None:
+    """Passing a Turn on is no change, whatever the engine appends."""
+    engine = Scripted([assistant("hello")])
+    async with with_middleware(engine, Wrapped).stream(Turn([user("hi")])) as stream:
+        await stream.finish()
+    assert stream.trace == []
+
+
+async def test_a_class_or_a_function_may_be_a_middleware() -> None:
+    """Whatever takes an engine and gives one is a middleware."""
+
+    class Shout(Wrapped):
+        name = "shout"
+
+        def leave(self, turn: Turn) -> Turn:
+            return turn.append(user("HEY"))
+
+    def plain(engine: Engine) -> Engine:
+        return Shout(engine)
+
+    for middleware in (Shout, plain):
+        turn = await with_middleware(Scripted([assistant("x")]), middleware).run(Turn([user("y")]))
+        assert turn.blocks[-1].origin == "shout"
+
+
+async def test_a_dry_run_goes_through_the_middlewares() -> None:
+    """The plan is that of the Turn as it would be sent."""
+    stack = with_middleware(Scripted(), tagging("careful"))
+    assert stack.plan(Turn([user("hi")])).full_blocks == 2
+
+
+async def test_async_phases_are_awaited() -> None:
+    """Both phases may be async; a dry run passes an async one over."""
+
+    async def before(turn: Turn) -> Turn:
+        return turn.append(user("more"))
+
+    stack = with_middleware(Scripted([assistant("hello")]), two_phase(before))
+    assert stack.plan(Turn([user("hi")])).full_blocks == 1
+    assert len(await stack.run(Turn([user("hi")]))) == 3

@@ -1,0 +1,44 @@
+"""The log tells what passes, at the right level, and never what was said."""
+
+import logging
+
+import pytest
+
+from kedge.errors import EngineError
+from kedge.events.run import FellBack, Healed, ModeChanged, ServerForgot
+from kedge.middleware import log, with_middleware
+from kedge.middleware.log import told
+from kedge.observe import TRACE
+from kedge.turns import Turn, assistant, user
+from middleware.scripted import Scripted
+
+
+async def test_the_log_tells_what_passes_and_never_content(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Records have levels from TRACE to ERROR and ids as fields; the words said are in none."""
+    caplog.set_level(TRACE, "kedge.run")
+    engine = Scripted([assistant("the answer is 4711")], EngineError("broken"))
+    stack = with_middleware(engine, log())
+    turn = await stack.run(Turn([user("tell me the secret")]))
+    with pytest.raises(EngineError):
+        await stack.run(turn)
+    levels = {record.levelno for record in caplog.records}
+    assert {TRACE, logging.DEBUG, logging.INFO, logging.ERROR} <= levels
+    assert "4711" not in caplog.text
+    assert "secret" not in caplog.text
+    assert any(getattr(r, "kedge", {}).get("response_id") == "resp_1" for r in caplog.records)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Healed("gone"),
+        FellBack("changed"),
+        ModeChanged("stateless", "chained", "switched_off"),
+        ServerForgot("resp_1"),
+    ],
+)
+def test_what_a_user_should_know_of_is_a_warning(event: object) -> None:
+    """Fallbacks, healing, changes of mode and forgetting are told at warning level."""
+    assert told(event)[0] == logging.WARNING  # type: ignore[arg-type]

@@ -1,0 +1,23 @@
+"""Ids are told as soon as the server has acknowledged a response."""
+
+from kedge.events import TextDelta
+from kedge.middleware import notice, with_middleware
+from kedge.turns import Turn, assistant, user
+from middleware.scripted import Scripted
+
+
+async def test_the_listener_hears_the_id_before_the_answer() -> None:
+    """Sync or async, the listener is called once a response, early."""
+    heard: list[str] = []
+
+    async def listen(response_id: str) -> None:
+        heard.append(response_id)
+
+    for hear in (listen, heard.append):
+        heard.clear()
+        engine = Scripted([assistant("a")])
+        async with with_middleware(engine, notice(hear)).stream(Turn([user("hi")])) as stream:
+            async for event in stream:
+                if isinstance(event, TextDelta):
+                    assert heard == ["resp_1"]
+        assert heard == ["resp_1"]

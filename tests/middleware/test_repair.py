@@ -1,0 +1,67 @@
+"""Repair changes the Turn itself, visibly, so that it can be sent."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.middleware import repair, repaired, with_middleware
+from kedge.planning import find_best_anchor, find_problems, plan_request, record_response
+from kedge.turns import Block, Turn, assistant, opaque, tool_call, tool_result, user
+from middleware.scripted import Scripted
+
+
+def test_a_dangling_call_is_completed_visibly() -> None:
+    """The missing result is there to be seen, and says what happened."""
+    turn = repaired(Turn([user("go"), tool_call("f", {}, call_id="c1")]))
+    assert turn.blocks[-1].origin == "repair"
+    assert find_problems(turn) == ()
+
+
+def test_a_dangling_call_can_be_removed_instead() -> None:
+    """Whoever prefers it loses the call."""
+    turn = repaired(Turn([user("go"), tool_call("f", {}, call_id="c1")]), "remove")
+    assert [each.kind for each in turn.blocks] == ["user"]
+
+
+def test_results_are_put_behind_the_whole_answer() -> None:
+    """Two calls of one response are not torn apart, so its anchor holds."""
+    asked = Turn([user("go")])
+    plan = plan_request(asked, scope="s", now=0.0)
+    calls = [tool_call("f", {}, call_id="c1"), tool_call("f", {}, call_id="c2")]
+    turn = record_response(asked, calls, response_id="r", plan=plan, created_at=0.0)
+    mended = repaired(turn)
+    assert [each.kind for each in mended.blocks[1:3]] == ["tool_call", "tool_call"]
+    assert find_best_anchor(mended) == "r"
+
+
+moves = st.lists(
+    st.one_of(
+        st.builds(lambda c: tool_call("f", {}, call_id=c), st.sampled_from("abc")),
+        st.builds(lambda c: tool_result(c, "x"), st.sampled_from("abc")),
+        st.builds(lambda c: tool_call("f", "x", call_id=c, custom=True), st.sampled_from("abc")),
+        st.builds(lambda c: opaque({"type": "computer_call", "call_id": c}), st.sampled_from("ab")),
+        st.builds(user, st.just("hello")),
+    ),
+    max_size=10,
+)
+ways: st.SearchStrategy[Literal["complete", "remove"]] = st.sampled_from(("complete", "remove"))
+
+
+@given(moves, ways)
+def test_any_turn_can_be_repaired(
+    blocks: Sequence[Block], how: Literal["complete", "remove"]
+) -> None:
+    """Whatever is wrong with the calls, the repaired Turn can be sent, and repair is final."""
+    turn = repaired(Turn(blocks), how)
+    assert find_problems(turn) == ()
+    assert repaired(turn) is turn
+
+
+async def test_repair_works_before_planning() -> None:
+    """As a middleware it mends what would be unsendable."""
+    engine = Scripted([assistant("fine")])
+    turn = Turn([user("go"), tool_result("c9", "orphan")])
+    await with_middleware(engine, repair()).run(turn)
+    assert find_problems(engine.turns[0]) == ()

@@ -1,0 +1,16 @@
+"""A system prompt is put at the front once, and may change with every request."""
+
+from kedge.middleware import system_prompt, with_middleware
+from kedge.turns import Turn, assistant, system, user
+from middleware.scripted import Scripted
+
+
+async def test_running_again_replaces_the_prompt() -> None:
+    """There is never more than one prompt of ours, and the caller's own stays."""
+    engine = Scripted([assistant("a")], [assistant("b")])
+    texts = iter(["one", "two"])
+    stack = with_middleware(engine, system_prompt(lambda _: next(texts)))
+    turn = await stack.run(Turn([system("mine"), user("hi")]))
+    turn = await stack.run(turn.append(user("again")))
+    prompts = [each.content for each in turn.blocks if each.kind == "system"]
+    assert prompts == [("system", "two"), ("system", "mine")]

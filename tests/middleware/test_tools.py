@@ -1,0 +1,148 @@
+"""The tool loop: calls are run, results sent, and nothing is left dangling."""
+
+import anyio
+import pytest
+
+from kedge.errors import EngineError
+from kedge.events.run import ToolFinished, ToolStarted
+from kedge.middleware import open_calls, tools, with_middleware
+from kedge.planning import find_problems
+from kedge.tools import Refuse, Toolbox, tool
+from kedge.turns import Block, ToolResultBlock, Turn, assistant, tool_call, tool_result, user
+from middleware.scripted import Scripted
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def call(number: int, name: str = "add", arguments: str = '{"a": 1, "b": 2}') -> Block:
+    """A call of a tool."""
+    return tool_call(name, arguments, call_id=f"call_{number}")
+
+
+def results(turn: Turn) -> list[str]:
+    """The texts of the tool results, in order."""
+    return [block.text for block in turn.blocks if isinstance(block, ToolResultBlock)]
+
+
+async def test_calls_are_run_until_the_model_answers() -> None:
+    """Each round's results go back, and the loop ends with an answer without calls."""
+    engine = Scripted([call(1)], [call(2, arguments='{"a": 3, "b": 4}')], [assistant("done")])
+    async with with_middleware(engine, tools(add)).stream(Turn([user("go")])) as stream:
+        events = [event async for event in stream]
+    assert results(stream.turn) == ["3", "7"]
+    assert [request.tools[0]["name"] for request in engine.requests] == ["add"] * 3
+    assert sum(isinstance(event, ToolStarted) for event in events) == 2
+    assert [e.outcome for e in events if isinstance(e, ToolFinished)] == ["ok", "ok"]
+    assert all(b.origin == "tools" for b in stream.turn.blocks if isinstance(b, ToolResultBlock))
+
+
+async def test_parallel_calls_keep_their_order() -> None:
+    """Results stand in the order of the calls, whichever finishes first."""
+    first_done = anyio.Event()
+
+    async def slow() -> str:
+        await first_done.wait()
+        return "slow"
+
+    async def fast() -> str:
+        first_done.set()
+        return "fast"
+
+    engine = Scripted([call(1, "slow", "{}"), call(2, "fast", "{}")], [assistant("done")])
+    turn = await with_middleware(engine, tools(slow, fast)).run(Turn([user("go")]))
+    assert results(turn) == ["slow", "fast"]
+
+
+async def test_wrong_arguments_and_exceptions_become_results() -> None:
+    """The model is told what was wrong, and may try again."""
+
+    def broken() -> str:
+        raise ValueError("no luck")
+
+    engine = Scripted(
+        [call(1, arguments='{"a": "x"}'), call(2, "broken", "{}"), call(3, "nothing", "{}")],
+        [assistant("sorry")],
+    )
+    turn = await with_middleware(engine, tools(add, broken)).run(Turn([user("go")]))
+    wrong, failed, unknown = results(turn)
+    assert "a" in wrong
+    assert "no luck" in failed
+    assert "add" in unknown
+    assert find_problems(turn) == ()
+
+
+async def test_the_limit_of_rounds_ends_in_an_answer_without_tools() -> None:
+    """Open calls are answered with words that say so, and the model is asked for words."""
+    engine = Scripted([call(1)], [call(2)], [assistant("done")])
+    turn = await with_middleware(engine, tools(add, max_rounds=1)).run(Turn([user("go")]))
+    assert results(turn)[0] == "3"
+    assert "limit of 1 rounds" in results(turn)[1]
+    assert engine.requests[-1].params["tool_choice"] == "none"
+    assert find_problems(turn) == ()
+
+
+async def test_a_model_that_cannot_stop_leaves_no_dangling_call_either() -> None:
+    """Even the answer after the limit may call; it is answered, and the run ends."""
+    engine = Scripted([call(1)], [call(2)])
+    turn = await with_middleware(engine, tools(add, max_rounds=0)).run(Turn([user("go")]))
+    assert find_problems(turn) == ()
+    assert len(engine.turns) == 2
+
+
+async def test_a_forced_choice_is_made_once() -> None:
+    """After the first round the model is free to answer."""
+    engine = Scripted([call(1)], [assistant("done")])
+    await with_middleware(engine, tools(add)).run(Turn([user("go")]), tool_choice="required")
+    choices = [request.params.get("tool_choice") for request in engine.requests]
+    assert choices == ["required", "auto"]
+
+
+async def test_calls_of_the_callers_own_tools_are_left_to_the_caller() -> None:
+    """What the toolbox does not have and the caller offered comes back open; the rest is run."""
+    engine = Scripted([call(1), call(2, "mine", "{}")])
+    mine = {"type": "function", "name": "mine", "parameters": {}}
+    turn = await with_middleware(engine, tools(add)).run(Turn([user("go")]), tools=(mine,))
+    assert results(turn) == ["3"]
+    assert [each.name for each in open_calls(turn)] == ["mine"]
+
+
+async def test_a_refused_call_is_not_run() -> None:
+    """The approver's refusal is what the model hears."""
+    ran: list[int] = []
+
+    def act() -> None:
+        """Do something."""
+        ran.append(1)
+
+    engine = Scripted([call(1, "act", "{}")], [assistant("fine")])
+    box = Toolbox(tool(act))
+    stack = with_middleware(engine, tools(toolbox=box, approve=lambda _: Refuse("not today")))
+    turn = await stack.run(Turn([user("go")]))
+    assert ran == []
+    assert "not today" in results(turn)[0]
+
+
+async def test_an_error_in_a_later_round_keeps_the_results_so_far() -> None:
+    """The Turn that the error carries holds every answer and result before it."""
+
+    def fail(turn: Turn) -> list[Block]:
+        error = EngineError("gone")
+        error.turn = turn
+        raise error
+
+    engine = Scripted([call(1)], fail)
+    with pytest.raises(EngineError) as caught:
+        await with_middleware(engine, tools(add)).run(Turn([user("go")]))
+    assert caught.value.turn is not None
+    assert results(caught.value.turn) == ["3"]
+
+
+async def test_a_call_that_was_answered_by_hand_is_not_run_again() -> None:
+    """Only open calls are run."""
+    engine = Scripted([assistant("done")])
+    turn = Turn([user("go"), call(1), tool_result("call_1", "by hand")])
+    turn = await with_middleware(engine, tools(add)).run(turn)
+    assert results(turn) == ["by hand"]
