@@ -235,7 +235,7 @@ def test_a_stream_cut_at_any_event_is_never_taken_for_whole(name: str) -> None:
     assert replay(events).status == status
 
 
-@pytest.mark.parametrize("name", ["parallel_calls", "plain_server", "all_at_once"])
+@pytest.mark.parametrize("name", ["plain_server", "all_at_once"])
 def test_a_stream_cut_at_any_byte_is_never_taken_for_whole(name: str) -> None:
     """Only when the last byte of the terminal event is there has the response ended."""
     stream = transcript(name)

@@ -1,7 +1,8 @@
 """Streams without I/O: what a provider sends becomes Events, and Events become Blocks."""
 
 from kedge.events.assembler import DAMAGED, Assembler
-from kedge.events.calls import CallSeen, CallSummary, ToolCall, ToolCallState
+from kedge.events.call import CallSeen, CallSummary, ToolCall
+from kedge.events.calls import ToolCallState
 from kedge.events.outcome import PARTIAL, Outcome
 from kedge.events.responses import ResponsesDecoder
 from kedge.events.sse import SSEDecoder, SSEMessage

@@ -13,8 +13,17 @@ end is ``unresolved``, and a response with an unresolved call is never taken for
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
+from kedge.events.call import (
+    CallSeen,
+    CallSummary,
+    EarlyWords,
+    ToolCall,
+    belongs,
+    flaw_of,
+    same_place,
+    usable,
+)
 from kedge.events.pairing import paired
 from kedge.events.types import (
     StreamEvent,
@@ -28,65 +37,6 @@ from kedge.turns import new_id
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class CallSeen:
-    """What one event of a stream says about a call; ``call_id`` may be anything, also nothing."""
-
-    call_id: object = None
-    name: str = ""
-    item_id: str = ""
-    output_index: int = -1
-    custom: bool = False
-    arguments: str | None = None
-    cut: bool = False
-    """Whether the model was stopped before it had written all of it."""
-
-
-@dataclass(slots=True)
-class ToolCall:
-    """One call as it grows."""
-
-    call_id: str
-    name: str
-    item_id: str
-    output_index: int
-    custom: bool
-    fallback: str = ""
-    """Why ``call_id`` is not the provider's own; empty when it is."""
-    written: str | None = None
-    """The arguments as a whole, once the provider has said them."""
-    pieces: list[str] = field(default_factory=list[str])
-    completed: bool = False
-    cut: bool = False
-
-    @property
-    def arguments(self) -> str:
-        """The arguments as far as they are known: the whole ones win over the joined pieces."""
-        return self.written or "".join(self.pieces)
-
-
-@dataclass(slots=True)
-class _Early:
-    """Words that came before their call."""
-
-    item_id: str
-    output_index: int
-    pieces: list[str] = field(default_factory=list[str])
-    written: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CallSummary:
-    """All calls of a response in the order of its output, and how their ids were come by."""
-
-    completed: tuple[str, ...]
-    open: tuple[str, ...]
-    extracted: int
-    fallen_back: int
-    corrected: int
-    failed: int
-
-
 class ToolCallState:
     """The calls of one response, by ``call_id``."""
 
@@ -98,12 +48,12 @@ class ToolCallState:
         self.fallen_back = 0
         self.corrected = 0
         self.failed = 0
-        self._early: list[_Early] = []
+        self._early: list[EarlyWords] = []
         self._places: dict[int, list[ToolCall]] = {}
 
     def started(self, seen: CallSeen) -> list[StreamEvent]:
         """A call was begun; an event that says so again changes nothing."""
-        call = self._find(seen) or self._at(seen, strangers=False)
+        call = self._find(seen) or self._at(seen.output_index, seen.item_id)
         if call is None:
             return self._open(seen)
         self._alias(call, seen.item_id)
@@ -131,15 +81,19 @@ class ToolCallState:
 
     def finished(self, seen: CallSeen) -> tuple[ToolCall, list[StreamEvent]]:
         """A call is whole: give it as it now stands, and what that changed."""
-        return self._finish(self._find(seen) or self._at(seen, strangers=True), seen)
+        return self._finish(self._find(seen) or self._at(seen.output_index), seen)
 
     def listed(self, calls: Sequence[CallSeen]) -> list[tuple[ToolCall, list[StreamEvent]]]:
         """The finished response lists its calls: each is one that we know, or a new one."""
         known = paired(
             calls,
             self.in_order(),
+            (
+                lambda seen: (self.call_ids.get(seen.item_id), usable(seen.call_id)),
+                lambda call: (call.call_id, call.call_id),
+            ),
+            (lambda seen: usable(seen.call_id), lambda call: call.call_id),
             (lambda seen: self.call_ids.get(seen.item_id), lambda call: call.call_id),
-            (lambda seen: _usable(seen.call_id), lambda call: call.call_id),
             (lambda seen: seen.output_index, lambda call: call.output_index),
             (lambda seen: seen.custom, lambda call: call.custom),
         )
@@ -202,26 +156,37 @@ class ToolCallState:
     # Finding the call that an event speaks of.
 
     def _find(self, seen: CallSeen) -> ToolCall | None:
-        if seen.item_id in self.call_ids:
-            return self.calls[self.call_ids[seen.item_id]]
-        call = self.calls.get(_usable(seen.call_id))
-        if call and (-1 in (places := {call.output_index, seen.output_index}) or len(places) == 1):
+        call_id = usable(seen.call_id)
+        call = self._item(seen.item_id, seen.output_index)
+        if call and (same_place(call, seen.output_index) or call_id in ("", call.call_id)):
             return call
-        return None  # one call_id at two places is two calls
+        if call and call.fallback:  # its real id is still to come; this may be it
+            return call
+        call = self.calls.get(call_id)
+        return call if call and same_place(call, seen.output_index) else None
 
-    def _at(self, seen: CallSeen, *, strangers: bool) -> ToolCall | None:
-        """The only open call at this place; unless strangers may meet, their ids must not differ."""
+    def _item(self, item_id: str, output_index: int) -> ToolCall | None:
+        """The call of this item; if two share the id, the one at this place."""
+        call = self.calls.get(self.call_ids.get(item_id, ""))
+        if call is None or same_place(call, output_index):
+            return call
+        here = [c for c in self._places.get(output_index, ()) if c.item_id == item_id]
+        return here[0] if here else call
+
+    def _at(self, output_index: int, item_id: str = "") -> ToolCall | None:
+        """The only open call at this place, unless it is known as another item than this."""
         here = [
             call
-            for call in self._places.get(seen.output_index, ())
-            if not call.completed and (strangers or not (call.item_id and seen.item_id))
+            for call in self._places.get(output_index, ())
+            if not call.completed and not (call.item_id and item_id)
         ]
         return here[0] if len(here) == 1 else None
 
     def _owner(self, item_id: str, output_index: int) -> ToolCall | None:
-        if item_id in self.call_ids:
-            return self.calls[self.call_ids[item_id]]
-        call = self._at(CallSeen(item_id=item_id, output_index=output_index), strangers=True)
+        """The call that words of this item belong to."""
+        call = self._item(item_id, output_index) or self._at(output_index)
+        if call is None and len(here := self._places.get(output_index, [])) == 1:
+            call = here[0]  # it is whole already; late words of it say nothing new
         if call is not None:
             self._alias(call, item_id)
         return call
@@ -249,8 +214,8 @@ class ToolCallState:
         return [started, *self._join_early(call)]
 
     def _identify(self, seen: CallSeen) -> tuple[str, str]:
-        call_id = _usable(seen.call_id)
-        flaw = "duplicate" if call_id in self.calls else _flaw(seen.call_id)
+        call_id = usable(seen.call_id)
+        flaw = "duplicate" if call_id in self.calls else flaw_of(seen.call_id)
         if not flaw:
             self.extracted += 1
             log.debug(
@@ -262,12 +227,12 @@ class ToolCallState:
             )
             return call_id, ""
         self.fallen_back += 1
-        usable = seen.item_id and seen.item_id not in self.calls
-        call_id = seen.item_id if usable else new_id("call")
+        by_item = seen.item_id and seen.item_id not in self.calls
+        call_id = seen.item_id if by_item else new_id("call")
         log.warning(
             "tool call %r goes by its %s because its call_id is %s: tool %r, output %d",
             call_id,
-            "item id" if usable else "local id",
+            "item id" if by_item else "local id",
             flaw,
             seen.name,
             seen.output_index,
@@ -276,7 +241,7 @@ class ToolCallState:
 
     def _rename(self, call: ToolCall, seen: CallSeen) -> list[StreamEvent]:
         """Take the provider's own id, if this event is the first to bring it."""
-        new = _usable(seen.call_id)
+        new = usable(seen.call_id)
         if not new or new in self.calls:
             return []
         if call.completed and not call.fallback:
@@ -300,16 +265,16 @@ class ToolCallState:
 
     # Arguments.
 
-    def _waiting(self, item_id: str, output_index: int) -> _Early:
+    def _waiting(self, item_id: str, output_index: int) -> EarlyWords:
         for early in self._early:
             if (early.item_id, early.output_index) == (item_id, output_index):
                 return early
         log.debug("arguments of item %r came before their call and wait for it", item_id)
-        self._early.append(_Early(item_id, output_index))
+        self._early.append(EarlyWords(item_id, output_index))
         return self._early[-1]
 
     def _join_early(self, call: ToolCall) -> list[StreamEvent]:
-        mine = [early for early in self._early if _belongs(early, call)][:1]
+        mine = [early for early in self._early if belongs(early, call)][:1]
         for early in mine:
             self._early.remove(early)
             self._alias(call, early.item_id)
@@ -345,21 +310,3 @@ class ToolCallState:
                 call.custom,
             )
         ]
-
-
-def _usable(call_id: object) -> str:
-    """The id, if it is one; else an empty string."""
-    return call_id if isinstance(call_id, str) and call_id.strip() else ""
-
-
-def _flaw(call_id: object) -> str:
-    """What is wrong with an id, in one word; an empty string if nothing is."""
-    if _usable(call_id):
-        return ""
-    return "missing" if call_id is None else "empty" if isinstance(call_id, str) else "malformed"
-
-
-def _belongs(early: _Early, call: ToolCall) -> bool:
-    if early.item_id and call.item_id:
-        return early.item_id == call.item_id
-    return early.output_index == call.output_index != -1

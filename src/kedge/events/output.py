@@ -102,7 +102,7 @@ class Output:
     def item_completed(self, event: ItemCompleted) -> None:
         """An item is whole; the first to say so counts."""
         item_id, item_type, call_id = _names(event.item)
-        slot = self._by_item.get(item_id) or self._by_call.get(call_id)
+        slot = self._by_call.get(call_id)
         if slot is None:
             slot = self._slot(item_type, item_id, event.output_index)
         slot.fill(event.item)
@@ -113,8 +113,8 @@ class Output:
         known = paired(
             listed,
             self._slots,
-            (lambda at: id(self._by_item.get(_names(at[1])[0])), id),
             (lambda at: _names(at[1])[2], lambda slot: slot.call_id),
+            (lambda at: id(self._by_item.get(_names(at[1])[0])), id),
             (lambda at: (at[0], _names(at[1])[1]), lambda slot: (slot.output_index, slot.type)),
             (lambda at: _names(at[1])[1], lambda slot: slot.type),
         )
@@ -139,6 +139,8 @@ class Output:
     def _slot(self, kind: str, item_id: str, output_index: int, *, strangers: bool = True) -> Slot:
         """The slot of this item, or the only open one at its place, or a new one."""
         slot = self._by_item.get(item_id)
+        if slot is not None and slot.item and output_index not in (-1, slot.output_index):
+            slot = None  # that item is whole; this is another one under the same id
         if slot is None:
             here = [
                 slot

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from kedge.events.calls import CallSeen
+from kedge.events.call import CallSeen
 from kedge.events.types import Usage
 
 Members = dict[str, Any]

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from kedge.events import reading
-from kedge.events.calls import ToolCall, ToolCallState
+from kedge.events.call import ToolCall
+from kedge.events.calls import ToolCallState
 from kedge.events.reading import CALL_ARGUMENTS, Malformed, Members
 from kedge.events.surrogates import SplitCharacters
 from kedge.events.types import (

@@ -1,0 +1,155 @@
+"""Streams: CPU of decoding and assembling a burst, against the openai SDK's typed stream.
+
+Both read the same bytes in the same chunks from memory, so that no socket blurs the picture: the SDK
+through its own ``Stream`` over an ``httpx2.Response``, Kedge through its decoder and assembler. The SDK
+only makes typed events; Kedge makes events *and* blocks.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from benchmarks.table import Row, cpu_seconds
+from kedge.events import Assembler, Outcome, ResponsesDecoder
+
+BURST, LONG = 2_000, 20_000
+CHUNK = 16 * 1024
+
+Message = dict[str, Any]
+
+
+def run() -> list[Row]:
+    rows: list[Row] = []
+    for what, make in (("text", text_events), ("arguments", argument_events)):
+        burst, long = chunks(make(BURST)), chunks(make(LONG))
+        events = len(make(BURST))
+        sdk = cpu_seconds(partial(read_with_sdk, burst))
+        ours = cpu_seconds(partial(read_with_kedge, burst))
+        ours_long = cpu_seconds(partial(read_with_kedge, long), repeat=3)
+        detail = f"{ours / events * 1e6:.1f} µs an event; SDK {sdk / events * 1e6:.1f}"
+        rows.append(Row(f"{BURST} {what} deltas, against the SDK", ours / sdk, 0.35, detail=detail))
+        growth = (ours_long / LONG) / (ours / BURST)
+        rows.append(Row(f"{LONG} {what} deltas, per event against {BURST}", growth, 1.1))
+    short, line = (small_chunks(line_of(size)) for size in (4_000_000, 40_000_000))
+    growth = cpu_seconds(partial(read_line, line)) / cpu_seconds(partial(read_line, short)) / 10
+    rows.append(
+        Row(
+            "a line of 40 MB in chunks of 1 KB, per byte against 4 MB",
+            growth,
+            1.5,
+            detail="quadratic: 10",
+        )
+    )
+    return rows
+
+
+def read_with_kedge(stream: list[bytes]) -> Outcome:
+    decoder, assembler = ResponsesDecoder(), Assembler()
+    for chunk in stream:
+        for event in decoder.feed(chunk):
+            assembler.feed(event)
+    for event in decoder.close():
+        assembler.feed(event)
+    outcome = assembler.finish()
+    assert outcome.completed, outcome
+    return outcome
+
+
+def read_with_sdk(stream: list[bytes]) -> int:
+    os.environ.setdefault("OPENAI_API_KEY", "unused")
+    import httpx2
+    from openai import OpenAI, Stream
+    from openai.types.responses import ResponseStreamEvent
+
+    client = _CLIENTS.setdefault("openai", OpenAI())
+    request = httpx2.Request("POST", "http://memory/v1/responses")
+    response = httpx2.Response(200, request=request, content=iter(stream))
+    typed: Stream[ResponseStreamEvent] = Stream(
+        cast_to=ResponseStreamEvent,  # type: ignore[arg-type]
+        response=response,
+        client=client,
+    )
+    last, count = None, 0
+    for event in typed:
+        last, count = event, count + 1
+    assert last is not None
+    assert last.type == "response.completed"
+    return count
+
+
+_CLIENTS: dict[str, Any] = {}
+
+
+def read_line(stream: list[bytes]) -> None:
+    decoder = ResponsesDecoder()
+    assert sum(len(decoder.feed(chunk)) for chunk in stream) == 1
+
+
+def line_of(size: int) -> bytes:
+    """One event whose line has about this many bytes, such as an image."""
+    data = {"type": "response.image_generation_call.partial_image", "partial": "A" * size}
+    return b"data: " + json.dumps(data).encode() + b"\n\n"
+
+
+def small_chunks(stream: bytes) -> list[bytes]:
+    return [stream[at : at + 1024] for at in range(0, len(stream), 1024)]
+
+
+def chunks(events: list[Message]) -> list[bytes]:
+    """The events as the bytes of a stream, in the chunks of a socket."""
+    stream = b"".join(
+        f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events
+    )
+    return [stream[at : at + CHUNK] for at in range(0, len(stream), CHUNK)]
+
+
+def text_events(count: int) -> list[Message]:
+    words = [f" word{n}" for n in range(count)]
+    part = {"type": "output_text", "text": "".join(words), "annotations": [], "logprobs": []}
+    item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed"}
+    place = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
+    deltas = [
+        {"type": "response.output_text.delta", **place, "delta": word, "logprobs": []}
+        for word in words
+    ]
+    whole = {"type": "response.output_text.done", **place, "text": part["text"], "logprobs": []}
+    begun, finished = {**item, "content": []}, {**item, "content": [part]}
+    return list(_numbered([*deltas, whole], begun, finished))
+
+
+def argument_events(count: int) -> list[Message]:
+    words = ['{"list":[0', *(f",{n}" for n in range(count - 2)), "]}"]
+    item = {"id": "fc_1", "type": "function_call", "call_id": "call_1", "name": "sum"}
+    place = {"item_id": "fc_1", "output_index": 0}
+    kind = "response.function_call_arguments"
+    deltas = [{"type": f"{kind}.delta", **place, "delta": word} for word in words]
+    written = "".join(words)
+    whole = {"type": f"{kind}.done", **place, "name": "sum", "arguments": written}
+    begun, finished = {**item, "arguments": ""}, {**item, "arguments": written}
+    return list(_numbered([*deltas, whole], begun, finished))
+
+
+def _numbered(middle: list[Message], begun: Message, finished: Message) -> Iterator[Message]:
+    response = {
+        "id": "resp_1",
+        "object": "response",
+        "created_at": 1788000000,
+        "model": "m",
+        "output": [],
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "status": "in_progress",
+    }
+    done = {**response, "status": "completed", "output": [finished]}
+    events: list[Message] = [
+        {"type": "response.created", "response": response},
+        {"type": "response.output_item.added", "output_index": 0, "item": begun},
+        *middle,
+        {"type": "response.output_item.done", "output_index": 0, "item": finished},
+        {"type": "response.completed", "response": done},
+    ]
+    for number, event in enumerate(events):
+        yield {**event, "sequence_number": number}

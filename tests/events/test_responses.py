@@ -1,0 +1,533 @@
+"""The decoder of the Responses API: every type known or carried, nothing makes it raise."""
+
+import json
+import logging
+import typing
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.responses import ResponsesServerEvent, ResponseStreamEvent
+
+from events.streams import Message, assembled, decoded, messages, sse, transcript
+from kedge.errors import StreamTooLarge
+from kedge.events import (
+    AnomalyNoted,
+    ItemStarted,
+    OpaqueEvent,
+    PartCompleted,
+    RefusalDelta,
+    ResponseCompleted,
+    ResponseFailed,
+    ResponseIncomplete,
+    ResponsesDecoder,
+    ResponseStarted,
+    StreamFailed,
+    TextDelta,
+    Usage,
+)
+from kedge.events.table import OPAQUE, TABLE
+
+REFERENCE = [
+    "response.created",
+    "response.queued",
+    "response.in_progress",
+    "response.output_item.added",
+    "response.output_item.done",
+    "response.completed",
+    "response.failed",
+    "response.incomplete",
+    "error",
+    "response.content_part.added",
+    "response.content_part.done",
+    "response.output_text.delta",
+    "response.output_text.annotation.added",
+    "response.output_text.done",
+    "response.refusal.delta",
+    "response.refusal.done",
+    "response.function_call_arguments.delta",
+    "response.function_call_arguments.done",
+    "response.custom_tool_call_input.delta",
+    "response.custom_tool_call_input.done",
+    "response.reasoning_summary_part.added",
+    "response.reasoning_summary_part.done",
+    "response.reasoning_summary_text.delta",
+    "response.reasoning_summary_text.done",
+    "response.reasoning_text.delta",
+    "response.reasoning_text.done",
+    "response.file_search_call.in_progress",
+    "response.file_search_call.searching",
+    "response.file_search_call.completed",
+    "response.web_search_call.in_progress",
+    "response.web_search_call.searching",
+    "response.web_search_call.completed",
+    "response.code_interpreter_call.in_progress",
+    "response.code_interpreter_call.interpreting",
+    "response.code_interpreter_call.completed",
+    "response.code_interpreter_call_code.delta",
+    "response.code_interpreter_call_code.done",
+    "response.image_generation_call.in_progress",
+    "response.image_generation_call.generating",
+    "response.image_generation_call.partial_image",
+    "response.image_generation_call.completed",
+    "response.mcp_call.in_progress",
+    "response.mcp_call.completed",
+    "response.mcp_call.failed",
+    "response.mcp_call_arguments.delta",
+    "response.mcp_call_arguments.done",
+    "response.mcp_list_tools.in_progress",
+    "response.mcp_list_tools.completed",
+    "response.mcp_list_tools.failed",
+    "response.shell_call_command.added",
+    "response.shell_call_command.delta",
+    "response.shell_call_command.done",
+    "response.shell_call_output_content.delta",
+    "response.shell_call_output_content.done",
+    "response.compaction.compacting",
+    "response.audio.delta",
+    "response.audio.done",
+    "response.audio.transcript.delta",
+    "response.audio.transcript.done",
+]
+
+
+def types_of(union: Any) -> set[str]:
+    """The ``type`` of every member of a union of the SDK's event models."""
+    arms = typing.get_args(typing.get_args(union)[0])
+    fields = [arm.model_fields["type"].annotation for arm in arms]
+    return {str(value) for field in fields for value in _literals(field)}
+
+
+def _literals(annotation: Any) -> tuple[Any, ...]:
+    if typing.get_origin(annotation) is Literal:
+        return typing.get_args(annotation)
+    return tuple(value for arm in typing.get_args(annotation) for value in _literals(arm))
+
+
+def test_every_event_of_the_reference_and_of_the_sdk_is_known() -> None:
+    """Read or carried: no documented type is news to us."""
+    known = TABLE.keys() | OPAQUE
+    assert set(REFERENCE) <= known
+    assert types_of(ResponseStreamEvent) <= known
+    assert types_of(ResponsesServerEvent) <= known
+    assert not TABLE.keys() & OPAQUE
+
+
+@pytest.mark.parametrize("kind", sorted(OPAQUE))
+def test_an_opaque_event_is_carried_whole(kind: str) -> None:
+    """What we do not read we pass on as it came."""
+    event = {"type": kind, "item_id": "x_1", "output_index": 0, "delta": "d", "more": [1, {}]}
+    assert decoded(sse([event])) == [OpaqueEvent(kind, event)]
+
+
+def test_an_unknown_type_is_carried_and_counted() -> None:
+    """Tomorrow's event is no error today."""
+    decoder = ResponsesDecoder()
+    event = {"type": "response.telepathy.started", "mind": "yours"}
+    assert decoded(sse([event]), decoder=decoder) == [OpaqueEvent(event["type"], event)]
+    assert decoder.unknown == 1
+
+
+def test_the_type_may_stand_in_the_event_line_alone() -> None:
+    """Servers that leave ``type`` out of the data are understood."""
+    stream = b'event: response.output_text.delta\ndata: {"delta":"hi","output_index":0}\n\n'
+    assert decoded(stream) == [TextDelta("hi", "", 0, 0)]
+
+
+def test_the_first_word_about_a_response_starts_it() -> None:
+    """``queued`` or ``in_progress`` serve where ``created`` is missing; what follows is opaque."""
+    response = {"id": "resp_1", "model": "m"}
+    events = [
+        {"type": f"response.{kind}", "response": response}
+        for kind in ("queued", "in_progress", "created")
+    ]
+    found = decoded(sse(events))
+    assert isinstance(found[0], ResponseStarted)
+    assert found[0].response_id == "resp_1"
+    assert [type(event) for event in found[1:]] == [OpaqueEvent, OpaqueEvent]
+
+
+@pytest.mark.parametrize(
+    ("response", "echo", "echoed"),
+    [
+        ({"previous_response_id": "resp_0"}, "resp_0", True),
+        ({"previous_response_id": None}, None, True),
+        ({}, None, False),
+    ],
+    ids=["remembered", "forgotten", "not said"],
+)
+def test_the_echo_of_the_anchor_is_told_from_silence(
+    response: Message, echo: str | None, echoed: bool
+) -> None:
+    """A null is an answer; a missing member is none."""
+    started = decoded(sse([{"type": "response.created", "response": response}]))[0]
+    assert isinstance(started, ResponseStarted)
+    assert (started.previous_response_id, started.echoed) == (echo, echoed)
+
+
+def test_a_start_without_its_response_is_still_a_start() -> None:
+    """Nothing is known of it, and nothing breaks."""
+    assert decoded(sse([{"type": "response.created"}])) == [ResponseStarted()]
+
+
+def test_an_item_that_begins_is_told_with_its_type() -> None:
+    """A watcher can say what the model is about."""
+    events = decoded(transcript("web_search"))
+    assert [e for e in events if isinstance(e, ItemStarted)] == [
+        ItemStarted("web_search_call", "ws_68a9aa", 0),
+        ItemStarted("message", "msg_68a9bb", 1),
+    ]
+
+
+# Errors.
+
+
+def test_a_flat_error_is_read() -> None:
+    """As SSE sends it."""
+    assert decoded(transcript("error"))[-1] == StreamFailed(
+        "rate_limit_exceeded", "Rate limit reached for gpt-5.6-mini."
+    )
+
+
+def test_a_nested_error_is_read() -> None:
+    """As a WebSocket sends it."""
+    message = {
+        "type": "error",
+        "status": 400,
+        "error": {
+            "type": "invalid_request_error",
+            "code": "previous_response_not_found",
+            "message": "Previous response with id 'resp_x' not found.",
+            "param": "previous_response_id",
+        },
+    }
+    assert ResponsesDecoder().feed_message(json.dumps(message)) == [
+        StreamFailed(
+            "previous_response_not_found",
+            "Previous response with id 'resp_x' not found.",
+            "previous_response_id",
+            "invalid_request_error",
+            400,
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "failure"),
+    [
+        ({"error": {"message": "no", "code": 404}}, StreamFailed("404", "no")),
+        ({"error": "broken"}, StreamFailed("", "broken")),
+        ({"error": None, "type": "error"}, StreamFailed()),
+        ({"type": "error"}, StreamFailed()),
+    ],
+    ids=["typeless", "a string", "null", "bare"],
+)
+def test_errors_in_odd_shapes_are_errors(data: Message, failure: StreamFailed) -> None:
+    """However little a server says about it, an error ends in failure."""
+    events = decoded(sse([data]))
+    assert events == [failure]
+    assert assembled(events).status == "failed"
+
+
+def test_a_message_of_another_lane_is_passed_over() -> None:
+    """On a shared WebSocket a decoder hears only its own stream, and what concerns all."""
+    decoder = ResponsesDecoder(stream_id="a")
+    words = {"type": "response.output_text.delta", "output_index": 0}
+    assert decoder.feed_message({**words, "delta": "x", "stream_id": "b"}) == []
+    assert decoder.feed_message({**words, "delta": "y", "stream_id": "a"}) == [
+        TextDelta("y", "", 0)
+    ]
+    assert decoder.feed_message({"type": "error", "error": {"code": "gone"}}) == [
+        StreamFailed("gone")
+    ]
+
+
+# The end of a response.
+
+
+def end(kind: str, **response: Any) -> Message:
+    return {"type": f"response.{kind}", "response": {"id": "resp_1", **response}}
+
+
+@pytest.mark.parametrize(
+    ("event", "kind", "detail"),
+    [
+        (end("completed", status="completed"), ResponseCompleted, ""),
+        (end("completed"), ResponseCompleted, ""),
+        (end("completed", status="incomplete"), ResponseIncomplete, ""),
+        (end("completed", status="failed"), ResponseFailed, "failed"),
+        (end("completed", status="cancelled"), ResponseFailed, "cancelled"),
+        (end("completed", status="in_progress"), ResponseFailed, "status_mismatch"),
+        (end("completed", status="tomorrow"), ResponseFailed, "status_mismatch"),
+        (end("incomplete", status="completed"), ResponseIncomplete, ""),
+        (
+            end("incomplete", incomplete_details={"reason": "content_filter"}),
+            ResponseIncomplete,
+            "content_filter",
+        ),
+        (end("failed", status="completed"), ResponseFailed, "status_mismatch"),
+        (end("failed", error={"code": "server_error"}), ResponseFailed, "server_error"),
+        (end("failed", status="failed", error=None), ResponseFailed, "failed"),
+        (end("cancelled", status="cancelled"), ResponseFailed, "cancelled"),
+        (end("cancelled"), ResponseFailed, "cancelled"),
+    ],
+)
+def test_the_worse_of_type_and_status_counts(event: Message, kind: type, detail: str) -> None:
+    """An end that contradicts itself is never success."""
+    found = decoded(sse([event]))[-1]
+    assert type(found) is kind
+    assert getattr(found, "code", getattr(found, "reason", "")) == detail
+    assert assembled([found]).completed == (kind is ResponseCompleted)
+
+
+def test_an_end_without_its_response_is_an_end() -> None:
+    """The words of the stream are all there is, then, and the id of its start."""
+    events = [
+        {"type": "response.created", "response": {"id": "resp_1", "model": "m"}},
+        {"type": "response.output_text.delta", "output_index": 0, "delta": "hi"},
+        {"type": "response.completed"},
+    ]
+    result = assembled(decoded(sse(events)))
+    assert (result.status, result.response_id, result.model) == ("completed", "resp_1", "m")
+
+
+def test_nothing_counts_after_the_end() -> None:
+    """Words that trail a finished response belong to nobody."""
+    late = {"type": "response.output_text.delta", "output_index": 5, "delta": "ghost"}
+    events = messages("text")
+    decoder = ResponsesDecoder()
+    assert decoded(sse([*events, late]), decoder=decoder) == decoded(transcript("text"))
+    assert decoder.ended
+
+
+@pytest.mark.parametrize("usage", [None, 7, [], {"input_tokens": "many"}, {"input_tokens": -1}])
+def test_usage_in_odd_shapes_breaks_nothing(usage: Any) -> None:
+    """Tokens that cannot be read are no tokens."""
+    found = decoded(sse([end("completed", usage=usage)]))[-1]
+    assert isinstance(found, ResponseCompleted)
+    assert found.usage in (None, Usage())
+
+
+def test_a_total_that_is_missing_is_the_sum() -> None:
+    """Servers that count in and out need not add."""
+    found = decoded(sse([end("completed", usage={"input_tokens": 3, "output_tokens": 4})]))[-1]
+    assert isinstance(found, ResponseCompleted)
+    assert found.usage == Usage(3, 0, 4, 0, 7)
+
+
+# Malformed events.
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "nonsense",
+        '{"type":"response.output_text.delta"',
+        "[]",
+        "7",
+        "{}",
+        '{"type":7}',
+        '{"type":"response.output_text.delta"}',
+        '{"type":"response.output_text.delta","delta":7}',
+        '{"type":"response.output_item.added"}',
+        '{"type":"response.output_item.done","item":[]}',
+        '{"type":"response.output_text.done"}',
+        '{"type":"response.output_text.delta","delta":' + "1" * 5000 + "}",
+        "[" * 100_000,
+    ],
+    ids=lambda data: data[:40],
+)
+def test_a_malformed_event_is_noted_and_survived(data: str) -> None:
+    """The stream goes on, and finished items still make a whole response of it."""
+    stream = transcript("text")
+    first, _, rest = stream.partition(b"\n\n")
+    decoder = ResponsesDecoder()
+    broken = first + b"\n\ndata: " + data.encode() + b"\n\n" + rest
+    events = decoded(broken, decoder=decoder)
+    assert [type(e) for e in events if isinstance(e, AnomalyNoted)] == [AnomalyNoted]
+    assert decoder.malformed == 1
+    assert [e for e in events if not isinstance(e, AnomalyNoted)] == decoded(stream)
+    assert assembled(events).completed
+
+
+def test_a_malformed_event_fails_a_response_that_nothing_vouches_for() -> None:
+    """If only deltas carry the words, a lost one may have been a word."""
+    events = [*messages("plain_server")]
+    events.insert(3, {"type": "response.output_text.delta", "output_index": 0, "delta": None})
+    result = assembled(decoded(sse(events)))
+    assert (result.status, result.code) == ("failed", "damaged_stream")
+    assert "response.output_text.delta" in result.message
+
+
+def test_names_that_look_like_content_are_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    """A secret in the place of a name stays out of the log."""
+    secret = "sk-live secret words"
+    caplog.set_level(logging.DEBUG)
+    decoded(sse([{"type": secret, secret: 1}, {"type": 7, secret: secret}]))
+    decoded(f"event: response.{secret}\ndata: {secret}\n\n".encode())
+    assert caplog.records
+    assert "secret words" not in caplog.text
+
+
+def test_no_more_than_a_few_names_are_listed() -> None:
+    """A huge object does not fill the log."""
+    event = {"type": "response.output_text.delta", **{f"m{n}": n for n in range(1000)}}
+    (noted,) = decoded(sse([event]))
+    assert isinstance(noted, AnomalyNoted)
+    assert len(noted.detail) < 300
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=4,
+)
+MEMBERS = ["item", "delta", "response", "item_id", "output_index", "content_index", "text"]
+MEMBERS += ["arguments", "sequence_number", "stream_id", "error", "summary_index", "part"]
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"type": st.sampled_from([*TABLE, "response.content_part.added"])},
+            optional=dict.fromkeys(MEMBERS, JSON),
+        ),
+        max_size=5,
+    )
+)
+def test_no_event_of_any_shape_makes_the_decoder_raise(events: list[Message]) -> None:
+    """Known types with members of any JSON type end in an outcome."""
+    outcome = assembled(decoded(sse(events)))
+    assert outcome.status in ("completed", "incomplete", "failed", "cut")
+
+
+@given(JSON, st.sampled_from(["message", "reasoning", "function_call", "x", 7, None]), st.data())
+def test_no_item_of_any_shape_makes_the_assembler_raise(
+    value: Any, kind: Any, data: st.DataObject
+) -> None:
+    """Items with members of any JSON type are kept, or fail the response."""
+    names = ["id", "role", "content", "summary", "call_id", "name", "arguments", "status"]
+    item = {
+        "type": kind,
+        **data.draw(st.fixed_dictionaries({}, optional=dict.fromkeys(names, JSON))),
+    }
+    events = [
+        {"type": "response.output_item.added", "output_index": 0, "item": item},
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        end("completed", output=[item, value]),
+    ]
+    outcome = assembled(decoded(sse(events)))
+    assert outcome.status in ("completed", "failed")
+
+
+def test_minus_infinity_costs_no_event() -> None:
+    """A log probability that is no JSON number does not lose its words."""
+    stream = (
+        b'data: {"type":"response.output_text.delta","output_index":0,"delta":"hi",'
+        b'"logprobs":[{"token":"hi","logprob":-Infinity}]}\n\n'
+    )
+    assert decoded(stream) == [TextDelta("hi", "", 0)]
+
+
+def test_the_bounds_of_the_stream_are_kept() -> None:
+    """A line that never ends is refused by name."""
+    decoder = ResponsesDecoder(max_line=100)
+    with pytest.raises(StreamTooLarge):
+        decoder.feed(b"data: " + b"x" * 200)
+
+
+# Torn characters.
+
+
+def test_an_emoji_split_over_two_deltas_is_put_together() -> None:
+    """Each delta that is given out can be shown as it is."""
+    deltas = [e.delta for e in decoded(transcript("text")) if isinstance(e, TextDelta)]
+    assert deltas == ["Hel", "lo", " ", "\U0001f600", " from", " Zürich", "."]
+
+
+def test_halves_of_different_parts_do_not_meet() -> None:
+    """Two texts that interleave keep their halves apart."""
+    high, low = "\ud83d", "\ude00"
+    events = [
+        {"type": f"response.{kind}.delta", "item_id": item, "output_index": 0, "delta": half}
+        for half in (high, low)
+        for kind, item in (("output_text", "a"), ("output_text", "b"), ("refusal", "a"))
+    ]
+    assert decoded(sse(events)) == [
+        TextDelta("\U0001f600", "a", 0),
+        TextDelta("\U0001f600", "b", 0),
+        RefusalDelta("\U0001f600", "a", 0),
+    ]
+
+
+def test_a_lone_half_becomes_a_replacement_character() -> None:
+    """In deltas, in whole texts and in items alike."""
+    half = "a\ud83d"
+    item = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": half}],
+    }
+    events = [
+        {"type": "response.output_text.delta", "output_index": 0, "delta": half},
+        {"type": "response.output_text.delta", "output_index": 0, "delta": "b"},
+        {"type": "response.output_text.done", "output_index": 0, "text": half},
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        end("completed", output=[item]),
+    ]
+    for feed in (lambda: decoded(sse(events)), lambda: _by_message(events)):
+        found = feed()
+        assert found[:3] == [
+            TextDelta("a", "", 0),
+            TextDelta("\ufffdb", "", 0),
+            PartCompleted("text", "a\ufffd", "", 0),
+        ]
+        assert assembled(found).blocks[0].content[0].text == "a\ufffd"  # type: ignore[attr-defined]
+
+
+def _by_message(events: list[Message]) -> list[Any]:
+    decoder = ResponsesDecoder()
+    return [found for event in events for found in decoder.feed_message(event)]
+
+
+# Numbers.
+
+
+def numbered(*numbers: int) -> list[Message]:
+    return [
+        {
+            "type": "response.output_text.delta",
+            "output_index": 0,
+            "delta": f"<{at}>",
+            "sequence_number": n,
+        }
+        for at, n in enumerate(numbers)
+    ]
+
+
+def test_gaps_and_late_events_are_noted() -> None:
+    """The stream goes on; the log and an event say what was amiss."""
+    decoder = ResponsesDecoder()
+    events = decoded(sse(numbered(0, 2, 1, 3)), decoder=decoder)
+    assert [e for e in events if isinstance(e, AnomalyNoted)] == [
+        AnomalyNoted("gap", "events are missing before number 2"),
+        AnomalyNoted("late", "event number 1 came late"),
+    ]
+    assert (decoder.gaps, decoder.late, decoder.duplicates) == (1, 1, 0)
+    assert "".join(e.delta for e in events if isinstance(e, TextDelta)) == "<0><1><2><3>"
+
+
+def test_numbers_that_mean_nothing_lose_no_text(caplog: pytest.LogCaptureFixture) -> None:
+    """A server that numbers everything 0 is read as if it did not number at all."""
+    events = decoded(sse(numbered(0, 0, 0, 0)))
+    assert "".join(e.delta for e in events if isinstance(e, TextDelta)) == "<0><1><2><3>"
+    assert caplog.text.count("the numbers are ignored") == 1
+
+
+def test_a_gap_without_finished_items_is_not_success() -> None:
+    """Words may be missing, and nobody vouches for the rest."""
+    assert not assembled(decoded(sse([*numbered(0, 2), end("completed")]))).completed
+    assert assembled(decoded(sse([*numbered(0, 1), end("completed")]))).completed
