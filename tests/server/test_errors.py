@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 from kedge.server import errors
 
 
@@ -30,3 +33,19 @@ def test_an_error_about_a_lone_surrogate_can_itself_be_sent() -> None:
 def test_an_error_never_repeats_a_whole_upload() -> None:
     """A long value is clipped."""
     assert len(errors.PREVIOUS_RESPONSE_NOT_FOUND(id="x" * 100_000).message) < 1_100
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "strictness.md"
+
+
+def test_every_sentence_of_our_own_stands_on_its_page_and_nothing_else_does() -> None:
+    """Where the hosted API has published no words, ours are documented, row by row."""
+    source = Path(errors.__file__).read_text()
+    names = re.findall(r"^([A-Z_]+) = Situation\(", source[source.index("# Ours") :], re.MULTILINE)
+    spoken: list[str] = []
+    for name in names:
+        one: errors.Situation = getattr(errors, name)
+        param, code = (f"`{value or 'null'}`" for value in (one.param, one.code))
+        spoken.append(f"| {one.status} | {param} | {code} | {one.message} |")
+    written = [line for line in PAGE.read_text().splitlines() if re.match(r"\| \d", line)]
+    assert sorted(written) == sorted(spoken)

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Required, Union, cast, get_args, get_origin
 
+import httpx2 as httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ from typing_extensions import get_type_hints, is_typeddict
 from kedge.server import validation
 from kedge.server.errors import ApiError
 from kedge.server.shapes.items import ITEM_TYPES
+from kedge.testing import serve
 
 # Where the live API is stricter than the package's types, or a value must look like one.
 NOT_TAKEN_BACK = {
@@ -163,6 +165,22 @@ def test_every_item_that_the_package_can_write_is_taken() -> None:
         if (error := refused(validation.check_create, {"model": "m", "input": [item]}))
     }
     assert errors == set()
+
+
+def test_the_running_server_takes_every_item_type_in_every_way() -> None:
+    """Whole, streamed, counted, compacted, kept in a conversation: never a failure of its own."""
+    first = {item["type"]: item for item in ITEMS if item.get("type")}
+    with serve() as server, httpx.Client(base_url=f"{server.base_url}/", timeout=10) as http:
+        for item in first.values():
+            body = {"model": "practice", "input": [item, {"role": "user", "content": "hi"}]}
+            answers = [
+                http.post("responses", json=body),
+                http.post("responses", json=body | {"stream": True}),
+                http.post("responses/input_tokens", json=body),
+                http.post("responses/compact", json=body),
+                http.post("conversations", json={"items": [item]}),
+            ]
+            assert max(answer.status_code for answer in answers) < 500, item
 
 
 def test_every_tool_that_the_package_can_write_is_taken() -> None:

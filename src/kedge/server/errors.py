@@ -6,7 +6,7 @@ and its HTTP status. Called with the values of the case it makes the ``ApiError`
     raise PREVIOUS_RESPONSE_NOT_FOUND(id="resp_x")
 
 Sentences are verbatim those of the hosted API wherever one has been observed; the few that are our
-own stand in the last group and are listed in the documentation of the server.
+own stand in the last group and are listed in ``docs/strictness.md``.
 """
 
 from dataclasses import dataclass
