@@ -8,8 +8,10 @@
         assert server.requests[-1].context == [...]
 
 With pytest the fixture ``kedge_server`` is there by itself. Nothing here needs pytest.
+``forbid_network()`` makes sure that nothing leaves this machine meanwhile.
 """
 
+from kedge.testing.network import NetworkForbidden, forbid_network
 from kedge.testing.serving import TestServer, serve
 
-__all__ = ["TestServer", "serve"]
+__all__ = ["NetworkForbidden", "TestServer", "forbid_network", "serve"]

@@ -1,0 +1,65 @@
+"""A switch that forbids real network calls: whatever leaves this machine raises.
+
+Tests of a chat product should never reach a provider by accident, with a key that happens to be in the
+environment. Loopback stays open, so ``serve()`` works as ever.
+"""
+
+import ipaddress
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from kedge.errors import KedgeError
+
+
+class NetworkForbidden(KedgeError, OSError):
+    """A test tried to reach another machine."""
+
+
+@contextmanager
+def forbid_network() -> Generator[None]:
+    """Let connections to loopback pass, and no others, for as long as the block lasts."""
+    connect, connect_ex, resolve = (
+        socket.socket.connect,
+        socket.socket.connect_ex,
+        socket.getaddrinfo,
+    )
+
+    def checked_connect(self: socket.socket, address: Any) -> None:
+        _check(self.family, address)
+        connect(self, address)
+
+    def checked_connect_ex(self: socket.socket, address: Any) -> int:
+        _check(self.family, address)
+        return connect_ex(self, address)
+
+    def checked_resolve(host: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_local(host):
+            raise NetworkForbidden(f"a test tried to look up {host!r}; use kedge.testing.serve()")
+        return resolve(host, *args, **kwargs)
+
+    socket.socket.connect = checked_connect
+    socket.socket.connect_ex = checked_connect_ex
+    socket.getaddrinfo = checked_resolve
+    try:
+        yield
+    finally:
+        socket.socket.connect = connect
+        socket.socket.connect_ex = connect_ex
+        socket.getaddrinfo = resolve
+
+
+def _check(family: int, address: Any) -> None:
+    if family in (socket.AF_INET, socket.AF_INET6) and not _is_local(address[0]):
+        raise NetworkForbidden(f"a test tried to reach {address[0]}; use kedge.testing.serve()")
+
+
+def _is_local(host: Any) -> bool:
+    name = host.decode() if isinstance(host, bytes) else host
+    if not name or name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,69 @@
+"""Against hosted APIs, when asked to: set KEDGE_LIVE to model strings, such as "openai:gpt-5.1-mini".
+
+The key comes from the provider's usual variable. These tests cost a little money and are skipped
+otherwise; no other test may leave this machine.
+"""
+
+import os
+
+import pytest
+
+from kedge.connect import connect
+from kedge.engines import ResponsesEngine
+from kedge.events.run import Healed
+from kedge.middleware import tools, with_middleware
+from kedge.turns import AssistantBlock, ToolResultBlock, Turn, user
+
+MODELS = os.environ.get("KEDGE_LIVE", "").split()
+
+pytestmark = pytest.mark.skipif(not MODELS, reason="set KEDGE_LIVE to model strings to run these")
+
+
+@pytest.fixture(params=MODELS or ["none"])
+async def engine(request: pytest.FixtureRequest) -> ResponsesEngine:
+    """An engine for each model asked for."""
+    made = connect(request.param)
+    assert isinstance(made, ResponsesEngine)
+    return made
+
+
+async def test_ten_chained_requests(engine: ResponsesEngine) -> None:
+    """Each request but the first sends one block, and the last answer knows the first message."""
+    turn = Turn([user("Remember the word heron. Answer with OK.")])
+    async with engine:
+        turn = await engine.run(turn)
+        for number in range(8):
+            asked = turn.append(user(f"Answer with the number {number}."))
+            assert engine.plan(asked).delta_blocks == 1
+            turn = await engine.run(asked)
+        turn = await engine.run(turn.append(user("Which word did I ask you to remember?")))
+        assert (await engine.verify(turn)).agrees is not False
+    answer = turn.blocks[-1]
+    assert isinstance(answer, AssistantBlock)
+    assert "heron" in answer.text.lower()
+
+
+async def test_a_tool_loop(engine: ResponsesEngine) -> None:
+    """The model calls a tool, and its result comes back under the right call."""
+
+    def secret_number() -> int:
+        """Tell the secret number."""
+        return 4711
+
+    async with engine:
+        looped = with_middleware(engine, tools(secret_number))
+        turn = await looped.run(Turn([user("Call secret_number and tell me the number.")]))
+    assert any(isinstance(block, ToolResultBlock) for block in turn.blocks)
+    assert "4711" in str(turn.blocks[-1])
+
+
+async def test_expiry_by_deletion(engine: ResponsesEngine) -> None:
+    """A response that was deleted is healed by a full send."""
+    async with engine:
+        turn = await engine.run(Turn([user("Remember the word heron. Answer with OK.")]))
+        deleted = turn.blocks[-1].response_id
+        await engine.transport.call("delete", f"/responses/{deleted}")
+        async with engine.stream(turn.append(user("Which word?"))) as stream:
+            events = [event async for event in stream]
+    assert any(isinstance(event, Healed) for event in events)
+    assert "heron" in str(stream.turn.blocks[-1]).lower()
