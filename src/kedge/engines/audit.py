@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from kedge.engines.transport import Transport
 from kedge.errors import EngineError
-from kedge.planning import RequestPlan, canonical
+from kedge.planning import RequestPlan
+from kedge.planning.canonical import canonical_json
 from kedge.turns import Block, ReasoningBlock, Turn, block_from_item
 
 MAX_ANCESTORS = 1_000
@@ -94,6 +95,6 @@ def _compare(ours: Sequence[Block], held: Sequence[Block]) -> str:
         return f"the server holds {len(held)} blocks where the Turn has {len(ours)}"
     start = len(ours) - len(held)
     for index, (mine, its) in enumerate(zip(ours[start:], held, strict=True), start + 1):
-        if canonical(mine) != canonical(its):
+        if canonical_json(mine) != canonical_json(its):
             return f"block {index} is not what the server holds ({mine.kind}, {its.kind})"
     return ""

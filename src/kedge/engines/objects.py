@@ -11,7 +11,8 @@ from typing import Any, cast
 from kedge.engines.transport import Transport
 from kedge.errors import RequestRefused
 from kedge.observe import get_logger
-from kedge.planning import canonical, get_state, set_state
+from kedge.planning import get_state, set_state
+from kedge.planning.canonical import canonical_json
 from kedge.turns import Block, ReasoningBlock, Turn, block_from_item
 
 log = get_logger(__name__)
@@ -72,4 +73,4 @@ def _last_known(turn: Turn, response_id: str) -> Block | None:
 def _same(item: Mapping[str, Any], known: Block) -> bool:
     if known.item_id and item.get("id"):
         return item["id"] == known.item_id
-    return canonical(block_from_item(item)) == canonical(known)
+    return canonical_json(block_from_item(item)) == canonical_json(known)

@@ -7,9 +7,9 @@ has no canonical form at all.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from json.encoder import encode_basestring as _quote
-from typing import Any, cast
+from typing import Any
 
 from kedge.turns import (
     AssistantBlock,
@@ -27,7 +27,8 @@ from kedge.turns import (
     UnknownBlock,
     UserBlock,
 )
-from kedge.turns.wire import ID_IS_CONTENT
+from kedge.turns.essence import essence, without_nulls
+from kedge.turns.frozen import thaw
 
 Form = dict[str, Any]
 
@@ -37,7 +38,10 @@ _encode = json.JSONEncoder(
 
 
 def canonical(block: Block) -> Form | None:
-    """What a model can see of this block, as plain JSON values; ``None`` for reasoning."""
+    """What a model can see of this block, as plain JSON values; ``None`` for reasoning.
+
+    Compare ``canonical_json``: Python takes true for 1.
+    """
     match block:
         case UserBlock() | AssistantBlock():
             return {"kind": block.kind, "parts": [_part(part) for part in block.parts]}
@@ -57,11 +61,9 @@ def canonical(block: Block) -> Form | None:
         case ReasoningBlock():
             return None
         case OpaqueBlock():
-            hidden = {"status"} if block.type in ID_IS_CONTENT else {"status", "id"}
-            item = {name: value for name, value in block.item.items() if name not in hidden}
-            return {"kind": block.kind, "item": _visible(item)}
+            return {"kind": block.kind, "item": thaw(essence(block.item))}
         case UnknownBlock():
-            return {"kind": block.kind, "form": _visible(block.form)}
+            return {"kind": block.kind, "form": thaw(without_nulls(block.form))}
         case _:
             raise AssertionError(block.kind)
 
@@ -128,7 +130,7 @@ def _part(part: Part) -> Form:
             source = {"url": part.url, "data": part.data, "file_id": part.file_id}
             return {"type": "file", "filename": part.filename, **_given(source)}
         case _:
-            return {"type": "opaque", "content": _visible(part.content)}
+            return {"type": "opaque", "content": thaw(without_nulls(part.content))}
 
 
 def _custom(block: ToolCallBlock | ToolResultBlock) -> Form:
@@ -137,14 +139,3 @@ def _custom(block: ToolCallBlock | ToolResultBlock) -> Form:
 
 def _given(members: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in members.items() if value}
-
-
-def _visible(value: Any) -> Any:
-    """Plain JSON without nulls."""
-    if isinstance(value, Mapping):
-        members = cast("Mapping[str, Any]", value)
-        return {name: _visible(member) for name, member in members.items() if member is not None}
-    if isinstance(value, tuple):
-        listed = cast("tuple[Any, ...]", value)
-        return [_visible(member) for member in listed]
-    return value
