@@ -127,38 +127,47 @@ class OpenCall:
     may_wait: bool
 
 
+Open = Mapping[tuple[str, str], OpenCall]
+"""Calls without an answer yet, by their type and each of their keys."""
+
+Orphan = tuple[str, str]
+"""An output without a call: its type and its key."""
+
+
 @dataclass(frozen=True, slots=True)
 class Coherence:
     """What must be known of a context to judge what comes after it."""
 
     ids: Ids
-    open: Mapping[tuple[str, str], OpenCall]
-    orphan: tuple[str, str] | None = None
+    open: Open
+    orphan: Orphan | None = None
 
-    def extend(self, items: Iterable[Item]) -> "Coherence":
-        """Return what is known after these items; of an orphan output only the first is kept."""
-        ids: list[str] = []
+    def extend(self, items: Sequence[Item]) -> "Coherence":
+        """Return what is known after these items."""
+        ids = [id for item in items if (id := item.get("id")) is not None]
+        return Coherence(self.ids.plus(ids), *self.followed(items))
+
+    def followed(self, items: Iterable[Item]) -> "tuple[Open, Orphan | None]":
+        """Return which calls are open after these items, and the first output without a call."""
         open = dict(self.open)
         orphan = self.orphan
         for item in items:
-            id = item.get("id")
-            if id is not None:
-                ids.append(id)
             missed = follow(item, open)
             orphan = orphan or missed
-        return Coherence(self.ids.plus(ids), open, orphan)
-
-    def check_complete(self) -> None:
-        """Refuse an output without a call, then a call without an output."""
-        if self.orphan is not None:
-            type, key = self.orphan
-            raise errors.NO_TOOL_CALL(output=OUTPUTS[type].words, call_id=key)
-        for call in self.open.values():
-            if not call.may_wait:
-                raise errors.NO_TOOL_OUTPUT(call=CALLS[call.type].words, call_id=call.keys[0])
+        return open, orphan
 
 
-def follow(item: Item, open: dict[tuple[str, str], OpenCall]) -> tuple[str, str] | None:
+def check_complete(open: Open, orphan: Orphan | None) -> None:
+    """Refuse an output without a call, then a call without an output."""
+    if orphan is not None:
+        type, key = orphan
+        raise errors.NO_TOOL_CALL(output=OUTPUTS[type].words, call_id=key)
+    for call in open.values():
+        if not call.may_wait:
+            raise errors.NO_TOOL_OUTPUT(call=CALLS[call.type].words, call_id=call.keys[0])
+
+
+def follow(item: Item, open: dict[tuple[str, str], OpenCall]) -> Orphan | None:
     """Open or close a call as this item does; name an output that answers none."""
     type: str = item.get("type") or "message"
     call = CALLS.get(type)
@@ -194,8 +203,7 @@ def check_request(before: Coherence, new: Sequence[Item], known: Known = NOTHING
     check_ids(before, new)
     check_reasoning(new, known)
     check_trigger(new)
-    if new or before.open or before.orphan:
-        Coherence(Ids(), before.open, before.orphan).extend(new).check_complete()
+    check_complete(*before.followed(new))
 
 
 def check_ids(before: Coherence, new: Sequence[Item]) -> None:
@@ -235,8 +243,8 @@ def by_model(item: Item) -> bool:
 
 def check_trigger(new: Sequence[Item]) -> None:
     """Refuse a compaction trigger that is not the last item."""
-    for index, item in enumerate(new[:-1]):
-        if item.get("type") == "compaction_trigger":
+    for index, item in enumerate(new):
+        if item.get("type") == "compaction_trigger" and index + 1 < len(new):
             raise errors.TRIGGER_NOT_LAST(path=f"input[{index}]")
 
 

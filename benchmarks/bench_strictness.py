@@ -1,0 +1,68 @@
+"""What strictness costs: checking a request against parsing it, and a turn against its chain."""
+
+import json
+from typing import Any
+
+from benchmarks.table import Row, cpu_seconds
+from kedge.server.coherence import START, Coherence, check_request
+from kedge.server.validation import check_create, parse_body
+
+ITEMS: list[dict[str, Any]] = [
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello."}]},
+    {
+        "type": "message",
+        "role": "assistant",
+        "id": "msg_1",
+        "status": "completed",
+        "content": [{"type": "output_text", "text": "Good morning.", "annotations": []}],
+    },
+    {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "call_1", "output": "sunny"},
+]
+NEW = [{"role": "user", "content": "And now?", "id": "msg_new"}]
+
+
+def run() -> list[Row]:
+    return [*checking(), *chains()]
+
+
+def checking() -> list[Row]:
+    """Check a body of 200 items, beside reading it from JSON."""
+    body: Any = {"model": "practice", "input": ITEMS * 50}
+    raw = json.dumps(body).encode()
+    check = cpu_seconds(lambda: check_create(body), number=20)
+    parse = cpu_seconds(lambda: parse_body(raw), number=20)
+    return [
+        Row("checking an item", check / 200 * 1e6, limit=20, unit="µs", detail="of 200 in a body"),
+        Row("checking a body / parsing it", check / parse, detail=f"{len(raw)} bytes"),
+    ]
+
+
+def chains() -> list[Row]:
+    """Judge and extend a turn at the end of a long chain, beside a short one."""
+    short, long = chain(5), chain(2_000)
+    near = cpu_seconds(lambda: turn(short), number=2_000)
+    far = cpu_seconds(lambda: turn(long), number=2_000)
+    return [
+        Row("a turn's coherence at depth 2,000 / at depth 5", far / near, limit=3),
+        Row("a turn's coherence at depth 2,000", far * 1e6, unit="µs"),
+    ]
+
+
+def chain(depth: int) -> Coherence:
+    state = START
+    for number in range(depth):
+        call_id = f"call_{number}"
+        state = state.extend(
+            [
+                {"id": f"msg_{number}", "role": "user", "content": "Hello."},
+                {"id": f"fc_{number}", "type": "function_call", "call_id": call_id},
+                {"id": f"fco_{number}", "type": "function_call_output", "call_id": call_id},
+            ]
+        )
+    return state
+
+
+def turn(state: Coherence) -> None:
+    check_request(state, NEW)
+    state.extend(NEW)
