@@ -328,6 +328,7 @@ def test_a_failure_is_told_in_the_words_of_the_response() -> None:
     [
         [AnomalyNoted("malformed", "x"), ItemCompleted(message("hi"), 0), END],
         [AnomalyNoted("gap", "x"), TextDelta("hi", "m", 0), END],
+        [AnomalyNoted("gap", "x"), ItemCompleted(message("hi"), 1), END],
         [AnomalyNoted("late", "x"), ToolCallCompleted("call_1", "t", "{}"), END],
         [AnomalyNoted("unresolved_call", "x"), ItemCompleted(message("hi"), 0), END],
         [ItemStarted("web_search_call", "ws_1", 0), TextDelta("hi", "m", 1), END],
@@ -335,7 +336,17 @@ def test_a_failure_is_told_in_the_words_of_the_response() -> None:
         [ItemCompleted({"type": "tomorrow", "n": float("inf")}, 0), END],
         [ItemCompleted({"type": 7}, 0), END],
     ],
-    ids=["malformed", "gap", "late", "call", "unfinished", "open call", "infinite", "typeless"],
+    ids=[
+        "malformed",
+        "gap",
+        "hole",
+        "late",
+        "call",
+        "unfinished",
+        "open call",
+        "infinite",
+        "typeless",
+    ],
 )
 def test_a_stream_found_wanting_has_failed(stream: list[StreamEvent]) -> None:
     """The server's word that it is complete is not enough."""

@@ -6,6 +6,7 @@ a compaction, an image, an open model's reasoning, a server that sends nothing b
 says everything at the end.
 """
 
+import json
 import random
 from itertools import pairwise
 
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.streams import NAMES, decoded, messages, outcome, replay, sse, transcript
+from events.streams import NAMES, Message, decoded, messages, outcome, replay, sse, transcript
 from kedge.events import (
     OpaqueEvent,
     Outcome,
@@ -245,6 +246,53 @@ def test_a_stream_cut_at_any_byte_is_never_taken_for_whole(name: str) -> None:
         result = outcome(stream[:at])
         assert result.status == ("completed" if at >= ends_at else "cut"), at
         _assert_beginning(result, blocks)
+
+
+def spoil(event: Message) -> Message:
+    """The event with its content in a shape that nobody can read."""
+    return {**event, **dict.fromkeys(event.keys() & {"delta", "item", "text", "arguments"}, 7)}
+
+
+def unlisted(event: Message) -> Message:
+    """The event of a server that does not list its output at the end."""
+    response = event.get("response")
+    return {**event, "response": {**response, "output": []}} if response else event
+
+
+@numbered_transcripts
+@pytest.mark.parametrize("damage", ["lost", "spoilt"])
+@pytest.mark.parametrize("lists", [True, False], ids=["listed", "not listed"])
+def test_with_any_one_event_damaged_a_response_is_right_or_not_success(
+    name: str, damage: str, lists: bool
+) -> None:
+    """Completed means: exactly these blocks, whatever happened on the way."""
+    status, blocks = EXPECTED[name]
+    events = messages(name) if lists else [unlisted(event) for event in messages(name)]
+    if name == "all_at_once" and not lists:
+        blocks = []
+    for at, event in enumerate(events[:-1]):
+        replaced = [] if damage == "lost" else [spoil(event)]
+        result = replay([*events[:at], *replaced, *events[at + 1 :]])
+        assert result.status in (status, "failed"), at
+        if result.completed:
+            assert list(result.blocks) == blocks, at
+    assert list(replay(events).blocks) == blocks
+
+
+@all_transcripts
+@pytest.mark.parametrize("blank", ["missing", "empty"])
+def test_call_ids_that_come_only_with_the_end_are_found(name: str, blank: str) -> None:
+    """Without one when the item is added, the blocks are the same."""
+    events = json.loads(json.dumps(messages(name)))
+    for event in events:
+        if event["type"] == "response.output_item.added" and "call_id" in event["item"]:
+            del event["item"]["call_id"]
+            event["item"] |= {"call_id": ""} if blank == "empty" else {}
+    result = replay(events)
+    expected = EXPECTED[name][1]
+    if name == "plain_server":  # which never says it again: the item's id has to do
+        expected = [expected[0], tool_call("roll", '{"sides":6}', call_id="fc_68b3bb")]
+    assert list(result.blocks) == expected
 
 
 def _assert_beginning(result: Outcome, blocks: list[Block]) -> None:

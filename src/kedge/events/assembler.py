@@ -14,7 +14,7 @@ from typing import Any
 from kedge.errors import InvalidTurn
 from kedge.events.outcome import Outcome, Status
 from kedge.events.output import TAKERS, Output
-from kedge.events.slots import MESSAGE, REASONING
+from kedge.events.slots import MESSAGE, REASONING, Slot
 from kedge.events.types import (
     AnomalyNoted,
     Event,
@@ -136,7 +136,8 @@ class Assembler:
 
     def _damage(self, ended: ResponseCompleted) -> str:
         """Why a response that is said to be complete cannot be taken for whole."""
-        loose = [slot for slot in self._output.slots() if slot.item is None]
+        slots = self._output.slots()
+        loose = [slot for slot in slots if slot.item is None]
         if "unresolved_call" in self._anomalies:
             return f"{self._anomalies['unresolved_call']} never became a whole tool call"
         if "unreadable" in self._anomalies:
@@ -145,6 +146,8 @@ class Assembler:
             return f"an event could not be read ({self._anomalies['malformed']})"
         if self._anomalies and any(slot.started for slot in loose):
             return f"an item may lack words: {next(iter(self._anomalies.values()))}"
+        if self._anomalies and not ended.output and _has_holes(slots):
+            return f"an item of output is missing: {next(iter(self._anomalies.values()))}"
         for slot in loose:
             if slot.type not in (MESSAGE, REASONING) and not slot.finished:
                 return f"an item of type {slot.type!r} was begun and never finished"
@@ -156,3 +159,8 @@ class Assembler:
         if name == "previous_response_id" and ended is not None and ended.echoed:
             return ended.previous_response_id
         return (ended is not None and getattr(ended, name)) or getattr(self._started, name)
+
+
+def _has_holes(slots: list[Slot]) -> bool:
+    """Whether the places of the output leave one out."""
+    return {slot.output_index for slot in slots} != set(range(len(slots)))
