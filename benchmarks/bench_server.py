@@ -2,7 +2,8 @@
 
 Each server is a process of its own, and its own processor time is read before and after a round of
 requests; rounds alternate between the servers, and the least of each counts. The bare echo reads and
-writes JSON of the same sizes; the bare generator streams the same bytes.
+writes JSON of the same sizes; the bare generator streams the same bytes, event by event. Both sides
+write their access logs, ours keeps its responses in a file.
 
 ``KEDGE_BENCH_REQUESTS`` sets how many requests the memory figure takes (5,000 by default, which
 shows a leak; 100,000 takes some minutes and shows that nothing else grows either).
@@ -15,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.client import Client, post, response_id, unchunked
-from benchmarks.servers import Process, running
+from benchmarks.servers import Process, bare, kedge
 from benchmarks.table import Row
 
-ROUNDS = 7
-REQUESTS = 300
-STREAMS = 30
+ROUNDS = 25
+REQUESTS = 100
+STREAMS = 10
 CHAINS = 10
 WORDS = 200
 REMEMBERED = int(os.environ.get("KEDGE_BENCH_REQUESTS", "5000"))
@@ -34,34 +35,33 @@ def body(question: str, previous: str | None = None, **more: Any) -> dict[str, A
 
 def run() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
-        database = str(Path(folder) / "chained.sqlite3")
-        with running("kedge", database) as kedge, running("echo") as echo:
-            rows = [*chained(kedge, echo, 5, 2.5), *chained(kedge, echo, 200, 3.5)]
-        rows += cold(str(Path(folder) / "cold.sqlite3"))
-        database = str(Path(folder) / "stream.sqlite3")
-        with running("kedge", database) as kedge, running("stream") as bare:
-            rows += streamed(kedge, bare)
-        with running("kedge", str(Path(folder) / "memory.sqlite3")) as kedge:
-            rows += memory(kedge)
+        files = (str(Path(folder) / f"{number}.sqlite3") for number in range(9))
+        with kedge(next(files)) as ours, bare("echo") as theirs:
+            rows = [*chained(ours, theirs, 5, 2.5), *chained(ours, theirs, 200, 3.5)]
+        rows += cold(next(files))
+        with kedge(next(files)) as ours, bare("stream") as theirs:
+            rows += streamed(ours, theirs)
+        with kedge(next(files)) as ours:
+            rows += memory(ours)
     return rows
 
 
 # Chained requests.
 
 
-def chained(kedge: Process, echo: Process, depth: int, limit: float) -> list[Row]:
+def chained(ours: Process, echo: Process, depth: int, limit: float) -> list[Row]:
     """Continue chains of a depth, again and again from their ends."""
-    with Client(kedge.port) as ours, Client(echo.port) as bare:
-        ends = [chain(ours, depth, number) for number in range(CHAINS)]
+    with Client(ours.port) as client, Client(echo.port) as other:
+        ends = [chain(client, depth, number) for number in range(CHAINS)]
         asked = [body(QUESTION.format(place=f"Port {i}"), end) for i, end in enumerate(ends)]
-        answer = ours.send(post("/v1/responses", asked[0]))
-        padding = len(answer) - len(bare.send(post("/?padding=0", asked[0])))
+        answer = client.send(post("/v1/responses", asked[0]))
+        padding = len(answer) - len(other.send(post("/?padding=0", asked[0])))
         theirs = [post(f"/?padding={max(0, padding)}", each) for each in asked]
         mine = [post("/v1/responses", each) for each in asked]
-        assert len(bare.send(theirs[0])) == len(answer)
+        assert len(other.send(theirs[0])) == len(answer)
         spent = alternating(
-            (kedge, lambda: sends(ours, mine, REQUESTS)),
-            (echo, lambda: sends(bare, theirs, REQUESTS)),
+            (ours, lambda: sends(client, mine, REQUESTS)),
+            (echo, lambda: sends(other, theirs, REQUESTS)),
         )
     microseconds = [seconds / REQUESTS * 1e6 for seconds in spent]
     detail = f"{microseconds[0]:.0f} µs a request, bare echo {microseconds[1]:.0f} µs"
@@ -98,31 +98,31 @@ def alternating(*parties: tuple[Process, Callable[[], None]]) -> list[float]:
 
 def cold(database: str) -> list[Row]:
     """The first request of a chain of 200 after a restart, when all is read from the file."""
-    with running("kedge", database) as kedge, Client(kedge.port) as client:
+    with kedge(database) as ours, Client(ours.port) as client:
         ends = [chain(client, 200, number) for number in range(CHAINS)]
-    with running("kedge", database) as kedge, Client(kedge.port) as client:
+    with kedge(database) as ours, Client(ours.port) as client:
         client.send(post("/v1/responses", body("Warm up.")))
         requests = [post("/v1/responses", body("Hello again.", end)) for end in ends]
-        before = kedge.cpu_seconds()
+        before = ours.cpu_seconds()
         sends(client, requests, CHAINS)
-        spent = (kedge.cpu_seconds() - before) / CHAINS
+        spent = (ours.cpu_seconds() - before) / CHAINS
     return [Row("first request at depth 200 after a restart", spent * 1e3, unit="ms")]
 
 
 # Streams.
 
 
-def streamed(kedge: Process, bare: Process) -> list[Row]:
+def streamed(ours: Process, generator: Process) -> list[Row]:
     """Stream a long answer, and the very same bytes from a bare generator."""
-    with Client(kedge.port) as ours, Client(bare.port) as theirs:
+    with Client(ours.port) as client, Client(generator.port) as other:
         asked = body(f"Write {WORDS} words", stream=True)
         mine, same = post("/v1/responses", asked), post("/", asked)
-        events = unchunked(ours.send(mine))
-        theirs.send(post("/put", events))
-        assert unchunked(theirs.send(same)) == events
+        events = unchunked(client.send(mine))
+        other.send(post("/put", events))
+        assert unchunked(other.send(same)) == events
         spent = alternating(
-            (kedge, lambda: sends(ours, [mine], STREAMS)),
-            (bare, lambda: sends(theirs, [same], STREAMS)),
+            (ours, lambda: sends(client, [mine], STREAMS)),
+            (generator, lambda: sends(other, [same], STREAMS)),
         )
     number = events.count(b"\n\n")
     each = [seconds / STREAMS / number * 1e6 for seconds in spent]
@@ -135,10 +135,10 @@ def streamed(kedge: Process, bare: Process) -> list[Row]:
 # Memory.
 
 
-def memory(kedge: Process) -> list[Row]:
+def memory(ours: Process) -> list[Row]:
     """Resident memory in the last three fifths of many requests, in chains of twenty."""
     marks: list[int] = []
-    with Client(kedge.port) as client:
+    with Client(ours.port) as client:
         end: str | None = None
         for i in range(REMEMBERED):
             question = QUESTION.format(place=f"Port {i}")
@@ -146,7 +146,7 @@ def memory(kedge: Process) -> list[Row]:
             if i % 20 == 19:
                 end = None
             if (i + 1) % max(1, REMEMBERED // 5) == 0:
-                marks.append(kedge.resident_bytes())
+                marks.append(ours.resident_bytes())
     megabytes = [mark / 2**20 for mark in marks]
     detail = f"{REMEMBERED:,} requests; " + ", ".join(f"{mark:.0f}" for mark in megabytes) + " MB"
     return [

@@ -1,20 +1,22 @@
 """Servers in processes of their own, for benchmarks: ours, and the bare ones to measure it by.
 
-    python -m benchmarks.servers kedge /path/to/database
+    python -m kedge serve …                  ours, as everyone runs it
     python -m benchmarks.servers echo
     python -m benchmarks.servers stream
 
-Each prints its port and serves until it is ended. A bare server does what every server must do
-(read JSON, write JSON, stream bytes) with starlette and uvicorn and nothing else.
+A bare server does what every server must do (read JSON, write JSON, stream bytes) with starlette
+and uvicorn and nothing else; it keeps its access log, as ours does.
 """
 
 import asyncio
+import os
+import re
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncGenerator, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,14 +48,29 @@ class Process:
         return pages * 4096
 
 
+def kedge(database: str) -> AbstractContextManager[Process]:
+    """Run ``kedge serve`` for as long as the block lasts."""
+    return running("kedge", "serve", "--port", "0", "--db", database, "--json")
+
+
+def bare(kind: str) -> AbstractContextManager[Process]:
+    """Run a bare server for as long as the block lasts."""
+    return running("benchmarks.servers", kind)
+
+
 @contextmanager
-def running(*what: str) -> Generator[Process]:
-    """Run one of the servers for as long as the block lasts."""
-    command = [sys.executable, "-m", "benchmarks.servers", *what]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+def running(*module: str) -> Generator[Process]:
+    """Run a module that serves; the first line it prints ends in its port, or tells its URL."""
+    with subprocess.Popen(
+        [sys.executable, "-m", *module],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
         assert process.stdout is not None
+        line = process.stdout.readline()
         try:
-            yield Process(process.pid, int(process.stdout.readline()))
+            yield Process(process.pid, int(re.findall(r":(\d+)", line)[0]))
         finally:
             process.terminate()
 
@@ -93,28 +110,18 @@ def listening() -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen(128)
-    print(listener.getsockname()[1], flush=True)
+    print("http://{}:{}".format(*listener.getsockname()), flush=True)
+    os.dup2(2, 1)  # nobody reads the access log, which uvicorn prints
     return listener
 
 
 def serve_bare(app: Any) -> None:
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+    config = uvicorn.Config(app, lifespan="off")
     asyncio.run(uvicorn.Server(config).serve(sockets=[listening()]))
-
-
-def serve_kedge(database: str) -> None:
-    from kedge.server.app import create_app
-    from kedge.server.run import Server
-    from kedge.server.settings import Settings
-
-    server = Server(create_app(Settings(db=database)))
-    asyncio.run(server.serve(sockets=[listening()]))
 
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["kedge", database]:
-            serve_kedge(database)
         case ["echo"]:
             serve_bare(Starlette(routes=[Route("/", echo, methods=["POST"])]))
         case ["stream"]:

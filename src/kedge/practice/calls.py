@@ -19,7 +19,8 @@ from kedge.practice.schemas import mapping
 from kedge.practice.values import Ask, Call, Item
 
 MOST_CALLS = 64
-VERB = r"(?:call|use|run|invoke|try|execute)"
+VERBS = ("call", "use", "run", "invoke", "try", "execute")
+VERB = rf"(?:{'|'.join(VERBS)})"
 CALLING = re.compile(rf"\b{VERB}\b", re.IGNORECASE)
 NOT_CALLING = re.compile(
     rf"\b(?:do not|don't|never|without|not)\s+(?:{VERB}|calling|using)\b", re.IGNORECASE
@@ -50,7 +51,7 @@ class Wanted:
 
 def offered(ask: Ask) -> dict[str, Item]:
     """Name the tools that may be called: functions and custom tools that ``tool_choice`` allows."""
-    if ask.tool_choice == "none":
+    if not ask.tools or ask.tool_choice == "none":
         return {}
     named = {
         str(tool["name"]): tool
@@ -103,10 +104,10 @@ def asked(heard: Heard, _: object = None) -> tuple[Call, ...] | None:
 def implied(heard: Heard, _: re.Match[str]) -> tuple[Call, ...] | None:
     """Make the call that a question or a request has the words for."""
     tools = offered(heard.ask)
-    words = heard.sentence.lower().split()
-    if not tools or not words:
+    if not tools:
         return None
-    if not heard.sentence.rstrip().endswith("?") and words[0] not in ASKING:
+    opening_word = heard.sentence.lower().partition(" ")[0]
+    if not heard.sentence.rstrip().endswith("?") and opening_word not in ASKING:
         return None
     tool = _loosely(heard.sentence, tools)
     return (_due(heard, [Wanted(tool, heard.sentence)]) or None) if tool else None
@@ -239,11 +240,12 @@ RULES = (
         r"\bwhat tools (?:do you have|can you (?:use|call))\b",
         list_tools,
     ),
-    opening("call tools by name", "", asked),
+    opening("call tools by name", ("",), "", asked),
     opening(
         "call tools by name",
+        VERBS,
         rf"{VERB}\s+(?:the\s+)?(?:tool\s+(?P<a>\w+)|(?P<b>\w+_\w+)|(?P<c>\w+)\s+tool)\b",
         unknown_tool,
     ),
 )
-IMPLIED = (opening("call a tool in plain words", "", implied),)
+IMPLIED = (opening("call a tool in plain words", ("",), "", implied),)

@@ -55,11 +55,12 @@ def refuse(_: Heard, match: re.Match[str]) -> Said:
     return Said(f"I will not {what}." if what else "I will not do that.", refused=True)
 
 
+SAY = ("say", "repeat", "echo")
 LITERAL = (
-    opening("say something", r"(?:say|repeat|echo|repeat after me)\s*:\s*(?P<text>.+)", echo),
-    opening("say something", r"(?:say|repeat|echo)\s+(?P<text>[\"“'].+)", echo),
-    opening("refuse", r"refuse\b(?:\s+to\b)?[\s:,]*(?P<what>.*)", refuse),
-    opening("write at length", r"write\s+(\d{1,9})\s+words?\b", words),
-    opening("count to a number", r"count\s+(?:from 1\s+)?to\s+(\d{1,9})\b", count_to),
+    opening("say something", SAY, r"(?:say|repeat|echo|repeat after me)\s*:\s*(?P<text>.+)", echo),
+    opening("say something", SAY, r"(?:say|repeat|echo)\s+(?P<text>[\"“'].+)", echo),
+    opening("refuse", ("refuse",), r"refuse\b(?:\s+to\b)?[\s:,]*(?P<what>.*)", refuse),
+    opening("write at length", ("write",), r"write\s+(\d{1,9})\s+words?\b", words),
+    opening("count to a number", ("count",), r"count\s+(?:from 1\s+)?to\s+(\d{1,9})\b", count_to),
 )
-LOOSE = (opening("say something", r"(?:say|repeat|echo)\s+(?P<text>.+)", echo),)
+LOOSE = (opening("say something", SAY, r"(?:say|repeat|echo)\s+(?P<text>.+)", echo),)

@@ -152,6 +152,7 @@ RULES = (
     ),
     opening(
         "list the messages",
+        ("repeat", "list"),
         r"(?:repeat|list) (?:everything|all|all the messages|the messages)"
         r"(?: (?:that )?(?P<whose>i|you|we)(?: have)? said)?(?: so far)?\W*\Z",
         list_messages,
@@ -164,8 +165,8 @@ RULES = (
     ),
     anywhere(
         "quote a message",
-        ("what", "quote", "repeat", "tell me", "show me"),
-        r"\b(?:what (?:was|is)|quote|repeat|tell me|show me) (?P<whose>my|your|the) "
+        ("what", "quote", "repeat"),
+        r"\b(?:what (?:was|is)|quote|repeat) (?P<whose>my|your|the) "
         rf"(?P<which>{ORDINAL}) (?:message|question|answer|sentence|thing)\b",
         quote,
     ),

@@ -9,7 +9,7 @@ from kedge.practice import calls, echo, memory, sums
 from kedge.practice.context import is_own, last_said, message_count
 from kedge.practice.formats import formatted
 from kedge.practice.modifiers import manner_of
-from kedge.practice.rule import Heard, Rule, Said, opening, plural, quoted
+from kedge.practice.rule import Heard, Rule, Said, first_match, opening, plural, quoted
 from kedge.practice.values import Ask, Call, Part, Refuse, Reply, Say, Think
 
 QUOTED_MOST = 200
@@ -26,7 +26,9 @@ RULES: tuple[Rule, ...] = (
     *memory.RULES,
     *sums.RULES,
     *echo.LOOSE,
-    opening("give help", r"(?:help|what can you do)\b", lambda _, __: Said(HELP)),
+    opening(
+        "give help", ("help", "what can"), r"(?:help|what can you do)\b", lambda _, __: Said(HELP)
+    ),
     *calls.IMPLIED,
 )
 
@@ -60,11 +62,7 @@ def respond(heard: Heard) -> tuple[Said | tuple[Call, ...], str]:
         return (due, "make the next call") if due else (told, "use the results")
     if heard.ask.items and is_own(heard.ask.items[-1]):
         return _nothing_new(heard.ask), "wait for something new"
-    for rule in RULES:
-        found = rule.found_in(heard.sentence)
-        if found and (response := rule.speak(heard, found)) is not None:
-            return response, rule.about
-    return _said_back(heard), "say it back"
+    return first_match(RULES, heard) or (_said_back(heard), "say it back")
 
 
 def _said_back(heard: Heard) -> Said:

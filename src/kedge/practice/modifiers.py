@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 SLOW, VERY_SLOW, MOST_PACE = 0.05, 0.25, 10.0
 
-POLITE = re.compile(
-    r"(?:please|now|then|ok|okay|and|so|thanks|thank you|can you|could you|would you|will you)\b"
-    r"[,.!:]*\s+",
-    re.IGNORECASE,
-)
+POLITE_WORDS = (
+    "please", "now", "then", "ok", "okay", "and", "so", "thanks", "thank you", "can you",
+    "could you", "would you", "will you",
+)  # fmt: skip
+POLITE = re.compile(rf"(?:{'|'.join(POLITE_WORDS)})\b[,.!:]*\s+", re.IGNORECASE)
 SLOWLY = re.compile(r"(very\s+)?slowly\b[\s,:.]*(?:and\s+)?", re.IGNORECASE)
 SLOWLY_AT_END = re.compile(r"[\s,]+(very\s+)?slowly\s*([.!?]?)\s*\Z", re.IGNORECASE)
 EVERY = re.compile(
@@ -51,16 +51,38 @@ def _think(manner: Manner, _: re.Match[str]) -> Manner:
     return replace(manner, think=True)
 
 
-Change = Callable[[Manner, "re.Match[str]"], Manner]
-PEELS: tuple[tuple[re.Pattern[str], Change], ...] = (
-    (POLITE, _same),
-    (SLOWLY, _slow),
-    (SLOWLY_AT_END, _slow),
-    (EVERY, _every),
-    (THINK, _think),
+@dataclass(frozen=True, slots=True)
+class Peel:
+    """Words of manner: how such a sentence begins or ends, the words, and what they change."""
+
+    cues: tuple[str, ...]
+    words: re.Pattern[str]
+    change: Callable[[Manner, "re.Match[str]"], Manner]
+    at_end: bool = False
+
+    def off(self, manner: Manner) -> Manner | None:
+        """Take the words off the sentence; None where they are not there."""
+        text = manner.sentence
+        if self.at_end:
+            found = self.words.search(text, max(0, len(text) - ENDING))
+        else:
+            found = self.words.match(text)
+        if not found:
+            return None
+        rest = text[: found.start()] + (found[2] if self.at_end else "") + text[found.end() :]
+        return self.change(replace(manner, sentence=rest.strip()), found)
+
+
+HEAD = 20
+ENDING = 40
+PEELS = (
+    Peel(POLITE_WORDS, POLITE, _same),
+    Peel(("slowly", "very"), SLOWLY, _slow),
+    Peel(("slowly",), SLOWLY_AT_END, _slow, at_end=True),
+    Peel(("every", "one word"), EVERY, _every),
+    Peel(("think",), THINK, _think),
 )
 MOST_PEELS = 8
-ENDING = 40
 
 
 def manner_of(message: str) -> Manner:
@@ -75,14 +97,9 @@ def manner_of(message: str) -> Manner:
 
 
 def _peeled(manner: Manner) -> Manner | None:
-    """Take one word of manner off the sentence; None where there is none."""
-    text = manner.sentence
-    for pattern, change in PEELS:
-        at_end = pattern is SLOWLY_AT_END
-        found = pattern.search(text, max(0, len(text) - ENDING)) if at_end else pattern.match(text)
-        if found:
-            rest = (
-                text[: found.start()] + (found[2] if at_end else "") + text[found.end() :]
-            ).strip()
-            return change(replace(manner, sentence=rest), found)
+    head, end = manner.sentence[:HEAD].lower(), manner.sentence[-HEAD:].lower()
+    for peel in PEELS:
+        cued = peel.cues[0] in end if peel.at_end else head.startswith(peel.cues)
+        if cued and (peeled := peel.off(manner)) is not None:
+            return peeled
     return None

@@ -5,12 +5,13 @@ calls to make, or None when it has nothing to answer after all and the next rule
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kedge.practice.values import Ask, Call
 
+HEAD = 20
 TAIL = 500  # a question stands at the end of a long message, not in the middle of a pasted text
 
 
@@ -39,35 +40,47 @@ Speak = Callable[[Heard, "re.Match[str]"], Said | tuple[Call, ...] | None]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One phrase: what it is about, how it is recognised, who answers it."""
+    """One phrase: what it is about, how it is recognised, who answers it.
+
+    Every form of the phrase opens with one of the cues or, where it may stand anywhere, holds one:
+    a look for a word is fast, so most phrases are never searched for.
+    """
 
     about: str
+    cues: tuple[str, ...]
     phrase: re.Pattern[str]
     speak: Speak
-    cues: tuple[str, ...] | None = None
+    opens: bool
 
-    def found_in(self, sentence: str) -> re.Match[str] | None:
-        """Match the phrase at the start of a sentence or, where it has cues, near the end of it.
-
-        A search is slow beside a look for a word, so it begins only where one of the cues is.
-        """
-        if self.cues is None:
-            return self.phrase.match(sentence)
-        tail = sentence[-TAIL:].lower()
+    def found_in(self, sentence: str, head: str, tail: str) -> re.Match[str] | None:
+        """Match the phrase; ``head`` and ``tail`` are the ends of the sentence in lower case."""
+        if self.opens:
+            return self.phrase.match(sentence) if head.startswith(self.cues) else None
         for cue in self.cues:
             if cue in tail:
                 return self.phrase.search(sentence, max(0, len(sentence) - TAIL))
         return None
 
 
-def opening(about: str, phrase: str, speak: Speak) -> Rule:
+def opening(about: str, cues: tuple[str, ...], phrase: str, speak: Speak) -> Rule:
     """Make a rule for sentences that open with the phrase."""
-    return Rule(about, re.compile(phrase, re.IGNORECASE | re.DOTALL), speak)
+    return Rule(about, cues, re.compile(phrase, re.IGNORECASE | re.DOTALL), speak, opens=True)
 
 
 def anywhere(about: str, cues: tuple[str, ...], phrase: str, speak: Speak) -> Rule:
-    """Make a rule for sentences that hold the phrase; every form of it has one of the cues."""
-    return Rule(about, re.compile(phrase, re.IGNORECASE | re.DOTALL), speak, cues)
+    """Make a rule for sentences that hold the phrase."""
+    return Rule(about, cues, re.compile(phrase, re.IGNORECASE | re.DOTALL), speak, opens=False)
+
+
+def first_match(rules: Sequence[Rule], heard: Heard) -> tuple[Said | tuple[Call, ...], str] | None:
+    """Ask the rules in turn; give the first answer, and what it is about."""
+    sentence = heard.sentence
+    head, tail = sentence[:HEAD].lower(), sentence[-TAIL:].lower()
+    for rule in rules:
+        found = rule.found_in(sentence, head, tail)
+        if found and (response := rule.speak(heard, found)) is not None:
+            return response, rule.about
+    return None
 
 
 def quoted(text: str, most: int | None = None) -> str:

@@ -147,6 +147,7 @@ def _bounded(value: Fraction) -> Fraction:
 RULES = (
     opening(
         "do a sum",
+        (*"-(.0123456789", "what", "how much", "calculate", "compute", "work out", "evaluate"),
         r"(?:what(?:'s| is)|how much is|calculate|compute|work out|evaluate)?\s*"
         rf"(?!.{{{LONGEST}}})(?P<sum>[-(.\d][^?=]*?)[\s?=.!]*\Z",
         calculate,
