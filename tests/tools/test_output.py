@@ -16,7 +16,9 @@ from kedge.tools.output import MAX_ATTACHMENT, bounded, output_parts
 from kedge.turns import (
     FilePart,
     ImagePart,
+    RefusalPart,
     TextPart,
+    ToolResultBlock,
     file,
     image,
     item_from_block,
@@ -28,6 +30,14 @@ PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
 
 class Size(enum.Enum):
     SMALL = "small"
+
+
+class Shade(enum.StrEnum):
+    DARK = "dark"
+
+
+class Tone(str, enum.Enum):  # noqa: UP042 - the older way is still met
+    LOW = "low"
 
 
 @dataclass
@@ -50,6 +60,9 @@ class Odd:
     ("value", "text"),
     [
         ("plain", "plain"),
+        (Shade.DARK, "dark"),
+        (Tone.LOW, "low"),
+        (RefusalPart("no"), "no"),
         ("", ""),
         (None, "null"),
         (True, "true"),
@@ -114,6 +127,7 @@ def test_parts_and_lists_with_pictures_stay_parts() -> None:
     assert output_parts(["look:", PNG, 3]) == (TextPart("look:"), image(PNG), TextPart("3"))
     assert output_parts((part, "there")) == (part, TextPart("there"))
     assert output_parts(tool_result("other", [part])) == (part,)
+    assert output_parts(ToolResultBlock("other", ())) == (TextPart(""),)
     assert output_parts(["a", "b"]) == (TextPart('["a","b"]'),)
 
 
@@ -146,6 +160,7 @@ json_values = st.recursive(
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
 )
 
 

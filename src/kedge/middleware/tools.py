@@ -16,8 +16,7 @@ from kedge.events.run import ToolFinished, ToolStarted, TurnFinished
 from kedge.middleware.wrapping import Wrapped
 from kedge.observe import count, get_logger, measure
 from kedge.planning import find_problems
-from kedge.tools import Approve, Toolbox, ToolRun, run_calls
-from kedge.tools.registry import AnyTool
+from kedge.tools import AnyTool, Approve, Toolbox, ToolRun, run_calls
 from kedge.turns import ToolCallBlock, Turn, tool_result
 
 log = get_logger(__name__)

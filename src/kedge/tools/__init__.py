@@ -8,12 +8,13 @@ from kedge.tools.approval import Allow, Approve, Decision, Edit, Refuse
 from kedge.tools.execute import run_calls
 from kedge.tools.output import MAX_OUTPUT
 from kedge.tools.record import OnRun, Outcome, ToolRun
-from kedge.tools.registry import Toolbox
+from kedge.tools.registry import AnyTool, Toolbox
 from kedge.tools.tool import Grammar, Tool, tool
 
 __all__ = [
     "MAX_OUTPUT",
     "Allow",
+    "AnyTool",
     "Approve",
     "Decision",
     "Edit",

@@ -39,9 +39,9 @@ def output_parts(value: object) -> tuple[Part, ...]:
     """The parts for a returned value."""
     match value:
         case ToolResultBlock():
-            return value.parts
+            return tuple(map(_part, value.parts)) or (TextPart(""),)
         case list() | tuple() if _has_attachments(cast("list[object]", value)):
-            return tuple(_part(member) for member in cast("list[object]", value))
+            return tuple(map(_part, cast("list[object]", value)))
         case _:
             return (_part(value),)
 
@@ -70,8 +70,10 @@ def _has_attachments(members: Iterable[object]) -> bool:
 def _part(value: object) -> Part:
     match value:
         case str():
-            return TextPart(sendable(value))
-        case TextPart() | RefusalPart() | ImagePart() | FilePart() | OpaquePart():
+            return TextPart(sendable(str.__str__(value)))  # an enum that is a text is its value
+        case RefusalPart():
+            return TextPart(value.text)  # only a model can refuse
+        case TextPart() | ImagePart() | FilePart() | OpaquePart():
             return value
         case bytes() | bytearray() | memoryview():
             return _bytes_part(bytes(value))  # pyright: ignore[reportUnknownArgumentType]
@@ -110,7 +112,7 @@ def _json(value: Any) -> str:
 
 
 def _cut(parts: Iterable[Part], limit: int) -> Iterator[Part]:
-    left = limit
+    left = max(limit, 0)
     for part in parts:
         match part:
             case TextPart() if len(part.text) > left:
