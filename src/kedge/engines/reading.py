@@ -17,11 +17,14 @@ async def read(decoder: ResponsesDecoder, reply: Reply) -> AsyncIterator[StreamE
             for event in decoder.feed(chunk):
                 yield event
     else:
-        whole = _parsed(b"".join([chunk async for chunk in reply.chunks]), reply.request_id)
+        body = b"".join([chunk async for chunk in reply.chunks])
+        whole = _parsed(body, reply.request_id)
         begun = {name: value for name, value in whole.items() if name != "output"}
         ended = f"response.{whole.get('status') or 'completed'}"
+        # Only an escape can hide half a character; to look for one is cheaper than to walk the answer.
+        feed = decoder.feed_message if b"\\u" in body else decoder.feed_parsed
         for kind, response in (("response.created", begun), (ended, whole)):
-            for event in decoder.feed_message({"type": kind, "response": response}):
+            for event in feed({"type": kind, "response": response}):
                 yield event
     for event in decoder.close():
         yield event

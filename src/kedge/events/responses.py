@@ -65,6 +65,12 @@ class ResponsesDecoder:
             self._read(message, found)
         return found
 
+    def feed_parsed(self, message: dict[str, Any]) -> list[StreamEvent]:
+        """Take one message whose text is known to hold no half characters; it is not walked."""
+        found: Found = []
+        self._take(message, "", found)
+        return found
+
     def feed_message(self, message: str | bytes | Mapping[str, Any]) -> list[StreamEvent]:
         """Take one message of a WebSocket; give the events it holds."""
         found: Found = []

@@ -83,9 +83,9 @@ def reset() -> None:
 
 def _update(name: str, labels: Mapping[str, str], value: float) -> None:
     metric = METRICS[name]
-    if tuple(sorted(labels)) != tuple(sorted(metric.labels)):
+    if tuple(labels) != metric.labels:
         raise KeyError(f"{name} takes the labels {metric.labels}, not {tuple(labels)}")
-    key = (name, tuple(sorted(labels.items())))
+    key = (name, tuple(labels.items()))
     with _lock:
         entry = _values.setdefault(key, [0, 0.0])
         entry[0] += 1

@@ -1,0 +1,169 @@
+"""What the engine costs a client, against the bare openai client on the same conversation.
+
+Both talk to one local server in another process. The baseline is what people write by hand: the async
+client's ``responses.create`` with a ``previous_response_id`` that they keep themselves, and tool calls
+answered by hand. The engine does the same conversation with its proof: it keeps the whole Turn, plans
+every request, and records every response. CPU is that of this process alone.
+"""
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.servers import running
+from benchmarks.table import Row
+
+TURNS = 60
+ROUNDS = 3
+TOOL: Any = {
+    "type": "function",
+    "name": "add",
+    "description": "Add two numbers.",
+    "parameters": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        "required": ["a", "b"],
+    },
+}
+
+
+def question(number: int) -> str:
+    """What is asked in a turn: each third one needs a tool."""
+    if number % 3 == 2:
+        return f"Please call add with a={number} and b=1"
+    return f"Question {number}: what would you say about the weather of day {number} of the year?"
+
+
+def run() -> list[Row]:
+    """Measure turns, a full resend, and the import."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running("kedge", str(Path(folder) / "bench.sqlite3")) as server,
+    ):
+        base_url = f"http://127.0.0.1:{server.port}/v1"
+        bare, ours, full = asyncio.run(_conversations(base_url))
+    base = _typical(bare)
+    late, early = _around(ours, TURNS - 1), _around(ours, 10)
+    return [
+        Row("turn, proof included", _typical(ours) / base, 0.6, detail=f"{_typical(ours):.2f} ms"),
+        Row("turn 60 against turn 10", late / early, 1.05, detail=f"{early:.2f} -> {late:.2f} ms"),
+        Row("full resend at turn 60", full / base, 0.8, detail=f"{full:.2f} ms"),
+        Row("bare client, a turn", base, unit="ms"),
+        _import_row(),
+    ]
+
+
+async def _conversations(base_url: str) -> tuple[list[list[float]], list[list[float]], float]:
+    """CPU milliseconds of every turn, of the bare client and of ours, in alternating rounds."""
+    from openai import AsyncOpenAI
+
+    from kedge.connect import connect
+    from kedge.middleware import tools, with_middleware
+
+    async def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    engine = connect(f"responses:{base_url}#practice")
+    stack = with_middleware(engine, tools(add))
+    client = AsyncOpenAI(base_url=base_url, api_key="none")
+    bare: list[list[float]] = []
+    ours: list[list[float]] = []
+    resends: list[float] = []
+    async with engine, client:
+        for _ in range(ROUNDS + 1):
+            bare.append(await _bare(client))
+            times, resend = await _ours(stack, engine)
+            ours.append(times)
+            resends.append(resend)
+    return bare[1:], ours[1:], min(resends[1:])  # the first round warms everything up
+
+
+async def _bare(client: Any) -> list[float]:
+    previous: str | None = None
+
+    async def ask(items: Any) -> Any:
+        return await client.responses.create(
+            model="practice", input=items, previous_response_id=previous, tools=[TOOL]
+        )
+
+    async def turn(number: int) -> None:
+        nonlocal previous
+        response = await ask([{"role": "user", "content": question(number)}])
+        previous = response.id
+        while calls := [item for item in response.output if item.type == "function_call"]:
+            outputs = [
+                {"type": "function_call_output", "call_id": call.call_id, "output": str(number + 1)}
+                for call in calls
+            ]
+            response = await ask(outputs)
+            previous = response.id
+
+    return [await _cpu(lambda number=number: turn(number)) for number in range(TURNS)]
+
+
+async def _ours(stack: Any, engine: Any) -> tuple[list[float], float]:
+    from kedge.turns import Turn, user
+
+    turn = Turn()
+
+    async def take(number: int) -> None:
+        nonlocal turn
+        turn = await stack.run(turn.append(user(question(number))))
+
+    times = [await _cpu(lambda number=number: take(number)) for number in range(TURNS)]
+    last = turn.append(user(question(0)))
+    resend = await _cpu(lambda: engine.run(last, mode="stateless", store=True, include=[]))
+    return times, resend
+
+
+async def _cpu(work: Callable[[], Awaitable[object]]) -> float:
+    """CPU milliseconds of this process for one piece of work."""
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.process_time_ns()
+        await work()
+        return (time.process_time_ns() - start) / 1e6
+    finally:
+        gc.enable()
+
+
+def _typical(rounds: list[list[float]]) -> float:
+    """The mean turn of the quickest round: tool turns cost two requests and belong in it."""
+    return min(sum(times) / len(times) for times in rounds)
+
+
+def _around(rounds: list[list[float]], place: int) -> float:
+    """The typical cost of the plain (one request) turns around a place, over all rounds."""
+    near = [n for n in range(max(0, place - 8), min(TURNS, place + 9)) if n % 3 != 2]
+    return median(min(times[n] for times in rounds) for n in near)
+
+
+def _import_row() -> Row:
+    """CPU of importing Kedge and building a Turn, against openai and its responses resource."""
+    ours = "import kedge; kedge.Turn([kedge.user('hi')])"
+    theirs = "import openai; openai.OpenAI(api_key='x').responses"
+    bare, kedge, openai = (_child_cpu(code) for code in ("pass", ours, theirs))
+    detail = f"{(kedge - bare) * 1e3:.0f} ms against {(openai - bare) * 1e3:.0f} ms"
+    return Row("import kedge and a Turn", (kedge - bare) / (openai - bare), 0.1, detail=detail)
+
+
+def _child_cpu(code: str) -> float:
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    best = float("inf")
+    for _ in range(6):
+        before = os.times()
+        subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+        after = os.times()
+        used = after.children_user + after.children_system
+        best = min(best, used - before.children_user - before.children_system)
+    return best
