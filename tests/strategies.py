@@ -2,6 +2,7 @@
 
 import string
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -59,6 +60,7 @@ ODD_TEXTS = [
 ]
 
 
+@cache
 def texts(*, min_size: int = 0) -> Strategy[str]:
     """Texts of every plane of Unicode, with what trips up writers and readers."""
     odd = st.sampled_from([text for text in ODD_TEXTS if len(text) >= min_size])
@@ -69,6 +71,7 @@ def texts(*, min_size: int = 0) -> Strategy[str]:
     )
 
 
+@cache
 def integers() -> Strategy[int]:
     """Integers of every size that Kedge keeps."""
     largest = (1 << MAX_INTEGER_BITS) - 1
@@ -76,52 +79,61 @@ def integers() -> Strategy[int]:
     return st.one_of(st.integers(), st.sampled_from(edges))
 
 
+@cache
 def numbers() -> Strategy[float]:
     """Floats that JSON can say."""
     return st.floats(allow_nan=False, allow_infinity=False)
 
 
+@cache
 def json_values() -> Strategy[Any]:
     """JSON values as Python has them."""
-    scalars = st.none() | st.booleans() | integers() | numbers() | texts()
-    return st.recursive(scalars, _containers, max_leaves=6)
+    scalars = st.one_of(st.none(), st.booleans(), integers(), numbers(), texts())
+    return st.recursive(scalars, _containers, max_leaves=4)
 
 
 def _containers(children: Strategy[Any]) -> Strategy[Any]:
-    return st.lists(children, max_size=3) | st.dictionaries(texts(), children, max_size=3)
+    return st.lists(children, max_size=2) | st.dictionaries(texts(), children, max_size=2)
 
 
+@cache
 def json_objects(*, without: frozenset[str] = frozenset()) -> Strategy[dict[str, Any]]:
     """JSON objects, without members of these names."""
     names = texts().filter(lambda name: name not in without)
-    return st.dictionaries(names, json_values(), max_size=3)
+    return st.dictionaries(names, json_values(), max_size=2)
 
 
+@cache
 def extras() -> Strategy[dict[str, Any]]:
     """Members that this Kedge does not know."""
-    return st.one_of(st.just({}), json_objects(without=OWN_NAMES))
+    return st.just({}) | st.just({}) | json_objects(without=OWN_NAMES)
 
 
+@cache
 def text_parts() -> Strategy[TextPart]:
     return st.builds(TextPart, texts(), extra=extras())
 
 
+@cache
 def refusal_parts() -> Strategy[RefusalPart]:
     return st.builds(RefusalPart, texts(), extra=extras())
 
 
+@cache
 def image_parts() -> Strategy[ImagePart]:
     details = st.sampled_from(["auto", "low", "high", "original", "new"])
     by_url = st.builds(ImagePart, url=texts(min_size=1), detail=details, extra=extras())
     return by_url | st.builds(ImagePart, file_id=texts(min_size=1), detail=details, extra=extras())
 
 
+@cache
 def file_parts() -> Strategy[FilePart]:
     by_url = st.builds(FilePart, url=texts(min_size=1), filename=texts(), extra=extras())
     by_data = st.builds(FilePart, data=texts(min_size=1), filename=texts(), extra=extras())
     return by_url | by_data | st.builds(FilePart, file_id=texts(min_size=1), extra=extras())
 
 
+@cache
 def opaque_parts() -> Strategy[OpaquePart]:
     """Parts of types that nobody knows."""
     types = texts().map("new_{}".format)
@@ -132,16 +144,19 @@ def opaque_parts() -> Strategy[OpaquePart]:
     )
 
 
+@cache
 def heard_parts() -> Strategy[Part]:
     """What users and tools say is made of."""
     return st.one_of(text_parts(), image_parts(), file_parts(), opaque_parts())
 
 
+@cache
 def spoken_parts() -> Strategy[Any]:
     """What a model says is made of."""
     return st.one_of(text_parts(), refusal_parts(), opaque_parts())
 
 
+@cache
 def _identity() -> dict[str, Strategy[Any]]:
     return {
         "id": st.just("") | texts(min_size=1),
@@ -153,35 +168,42 @@ def _identity() -> dict[str, Strategy[Any]]:
     }
 
 
+@cache
 def user_blocks() -> Strategy[UserBlock]:
-    return st.builds(UserBlock, st.lists(heard_parts(), max_size=3), **_identity())
+    return st.builds(UserBlock, st.lists(heard_parts(), max_size=2), **_identity())
 
 
+@cache
 def assistant_blocks() -> Strategy[AssistantBlock]:
-    return st.builds(AssistantBlock, st.lists(spoken_parts(), max_size=3), **_identity())
+    return st.builds(AssistantBlock, st.lists(spoken_parts(), max_size=2), **_identity())
 
 
+@cache
 def system_blocks() -> Strategy[SystemBlock]:
     roles = st.sampled_from(["system", "developer"])
     return st.builds(SystemBlock, texts(), roles, **_identity())
 
 
+@cache
 def tool_call_blocks() -> Strategy[ToolCallBlock]:
     return st.builds(
         ToolCallBlock, texts(), texts(), texts(min_size=1), st.booleans(), **_identity()
     )
 
 
+@cache
 def tool_result_blocks() -> Strategy[ToolResultBlock]:
-    parts = st.lists(heard_parts(), max_size=3)
+    parts = st.lists(heard_parts(), max_size=2)
     return st.builds(ToolResultBlock, texts(min_size=1), parts, st.booleans(), **_identity())
 
 
+@cache
 def reasoning_blocks() -> Strategy[ReasoningBlock]:
-    several = st.lists(texts(), max_size=3)
+    several = st.lists(texts(), max_size=2)
     return st.builds(ReasoningBlock, several, several, texts(), **_identity())
 
 
+@cache
 def opaque_items() -> Strategy[dict[str, Any]]:
     """A provider's items of types that Kedge does not interpret."""
     types = st.sampled_from(
@@ -200,10 +222,12 @@ def opaque_items() -> Strategy[dict[str, Any]]:
     return st.builds(lambda named, rest: {**rest, **named}, named, json_objects())
 
 
+@cache
 def opaque_blocks() -> Strategy[OpaqueBlock]:
     return st.builds(OpaqueBlock, opaque_items(), **_identity())
 
 
+@cache
 def unknown_blocks() -> Strategy[UnknownBlock]:
     """Blocks of kinds that a newer Kedge may have."""
     identity = {name: each for name, each in _identity().items() if name != "extra"}
@@ -213,6 +237,7 @@ def unknown_blocks() -> Strategy[UnknownBlock]:
     return st.builds(UnknownBlock, forms, **identity)
 
 
+@cache
 def known_blocks() -> Strategy[Block]:
     """Blocks of every kind that can be sent."""
     return st.one_of(
@@ -226,12 +251,14 @@ def known_blocks() -> Strategy[Block]:
     )
 
 
+@cache
 def blocks() -> Strategy[Block]:
     """Blocks of every kind."""
     return known_blocks() | unknown_blocks()
 
 
-def turns(of: Strategy[Block] | None = None, *, max_size: int = 5) -> Strategy[Turn]:
+@cache
+def turns(of: Strategy[Block] | None = None, *, max_size: int = 3) -> Strategy[Turn]:
     """Turns of these blocks, or of blocks of every kind, with data and unknown members."""
     listed = st.lists(of or blocks(), max_size=max_size, unique_by=lambda block: block.id)
     ids = st.just("") | texts(min_size=1)

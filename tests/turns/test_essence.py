@@ -1,5 +1,6 @@
 """What of a provider's item is content."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import given
@@ -37,3 +38,14 @@ def test_the_essence_has_neither_id_nor_status_unless_they_are_content(item: Any
     }
     assert kept.keys() == shown - hidden
     assert essence(kept) == kept
+
+
+@dataclass(frozen=True)
+class Told:
+    def to_json(self) -> dict[str, Any]:
+        return {"a": None, "b": [1]}
+
+
+def test_a_value_that_tells_its_own_json_has_no_null_members_either() -> None:
+    """It is told first, and cleaned like any other."""
+    assert without_nulls(FrozenMap(told=Told())) == {"told": {"b": [1]}}

@@ -83,7 +83,7 @@ def containers(value: Any, path: Path = ()) -> list[tuple[Path, Any]]:
     return found
 
 
-@given(turns(max_size=3), st.data())
+@given(turns(max_size=2), st.data())
 def test_unknown_members_survive_at_every_level(turn: Turn, data: st.DataObject) -> None:
     """A member from a newer Kedge, put into any object of the form, is there after a round trip."""
     form = dump(turn)
@@ -344,8 +344,8 @@ def mutate(form: Any, data: st.DataObject) -> Path:
     return (*path, key)
 
 
-@settings(max_examples=300)
-@given(turns(max_size=3), st.data())
+@settings(max_examples=150)
+@given(turns(max_size=2), st.data())
 def test_any_mutation_gives_a_turn_or_points_at_itself(turn: Turn, data: st.DataObject) -> None:
     """A wrong member is found: the path leads into it, to its owner, or to a sibling it contradicts."""
     form = copy.deepcopy(dump(turn))
@@ -361,7 +361,7 @@ def test_any_mutation_gives_a_turn_or_points_at_itself(turn: Turn, data: st.Data
         assert loaded.path.startswith(owner) or owner.startswith(loaded.path)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(turns(max_size=2), st.data())
 def test_any_mutation_of_the_text_gives_a_turn_or_invalid_json(
     turn: Turn, data: st.DataObject

@@ -51,6 +51,41 @@ def test_what_cannot_be_held_exactly_is_refused_with_its_path(
     assert (error.value.path, error.value.problem) == (path, problem)
 
 
+IN_PLACE = [
+    ("NaN", "$", "NaN is not a JSON number"),
+    ('{"format": "kedge.turn", "format": "kedge.turn"}', "$.format", "given twice"),
+    ('{"format": "kedge.turn", "version": 1, "blocks": 1e999}', "$.blocks", "a number too large"),
+    ('{"format": "kedge.turn", "version": 1, "blocks": [], "id": NaN}', "$.id", "NaN is not"),
+]
+BLOCKS_IN_PLACE = [
+    ('{"kind": "user", "parts": [], "kind": "user"}', ".kind", "given twice"),
+    ('{"kind": Infinity}', ".kind", "Infinity is not a JSON number"),
+    ('{"kind": "user", "parts": [-Infinity]}', ".parts[0]", "-Infinity is not a JSON number"),
+    ('{"kind": "user", "parts": [], "metadata": NaN}', ".metadata", "NaN is not a JSON number"),
+    ('{"kind": "tool_call", "call_id": "c", "name": NaN}', ".name", "NaN is not a JSON number"),
+    ('{"kind": "dream", "a": [{"b": 1, "b": 2}]}', ".a[0].b", "given twice"),
+]
+IN_PLACE += [
+    (
+        f'{{"format": "kedge.turn", "version": 1, "blocks": [{block}]}}',
+        f"$.blocks[0]{path}",
+        problem,
+    )
+    for block, path, problem in BLOCKS_IN_PLACE
+]
+
+
+@pytest.mark.parametrize(("text", "path", "problem"), IN_PLACE)
+def test_a_flaw_in_the_place_of_a_known_member_is_named_too(
+    text: str, path: str, problem: str
+) -> None:
+    """It is not taken for a value of a wrong type: the error says what stands there."""
+    with pytest.raises(InvalidJSON) as error:
+        loads(text)
+    assert error.value.path == path
+    assert error.value.problem.startswith(problem)
+
+
 KEPT: list[tuple[str, Any]] = [
     ("18446744073709551616", 1 << 64),
     ("-9223372036854775809", -(1 << 63) - 1),

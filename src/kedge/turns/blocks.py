@@ -6,6 +6,7 @@ and whatever anyone else adds), its ``origin`` (who put it there: ``user``, ``en
 middleware) and ``extra`` (members that Kedge does not interpret and carries along untouched).
 """
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self, get_args
@@ -70,9 +71,9 @@ class Block:
         raise InvalidTurn("a block is of some kind; see kedge.user and its neighbours")
 
     @property
+    @abstractmethod
     def content(self) -> tuple[object, ...]:
         """What this block says: the part of it that ``==`` compares."""
-        raise NotImplementedError
 
     @property
     def response_id(self) -> str:
