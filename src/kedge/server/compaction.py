@@ -33,7 +33,8 @@ def compact(items: Sequence[Item], most: int) -> list[Item]:
     after it, cut only where no call loses its output and no item its reasoning.
     """
     start = newest_exchange(items)
-    asked, since = list(items[start : start + 1]), items[start + 1 :]
+    asked = [item for item in items[start : start + 1] if item.get("role") == "user"]
+    since = items[start + len(asked) :]
     most -= count_items(asked)
     end = _end(since, most)
     most -= count_items(end)
@@ -44,7 +45,7 @@ def compact(items: Sequence[Item], most: int) -> list[Item]:
 
 
 def newest_exchange(items: Sequence[Item]) -> int:
-    """Find where the newest exchange begins: at the last message of the user."""
+    """Find where the newest exchange begins: at the user's last message, or at the beginning."""
     for index in range(len(items) - 1, -1, -1):
         if items[index].get("role") == "user":
             return index

@@ -1,0 +1,308 @@
+"""Compaction: by threshold, by trigger, by its endpoint, and what a model sees afterwards."""
+
+from collections.abc import Callable
+from typing import Any
+
+import openresponses_types as spec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai import BadRequestError, NotFoundError, OpenAI
+
+from kedge.server.coherence import START
+from kedge.server.compaction import compact
+from kedge.server.models import PracticeModel
+from kedge.testing import TestServer, serve
+from kedge.tokens import count_items
+
+Checked = Callable[[Any], dict[str, Any]]
+Connect = Callable[[TestServer], OpenAI]
+
+LONG = "word " * 700
+
+
+def user(text: str) -> Any:
+    return {"role": "user", "content": text}
+
+
+def said(server: TestServer) -> list[str]:
+    return [
+        item["content"][0]["text"]
+        for item in server.requests[-1].context or ()
+        if item["type"] == "message"
+    ]
+
+
+def long_chain(client: OpenAI, turns: int = 3) -> str:
+    previous: str | None = None
+    for number in range(turns):
+        made = client.responses.create(
+            model="m", input=f"turn {number}: {LONG}", previous_response_id=previous
+        )
+        previous = made.id
+    assert previous is not None
+    return previous
+
+
+def test_a_context_beyond_the_threshold_is_compacted(
+    client: OpenAI, server: TestServer, checked: Checked
+) -> None:
+    """The item comes before the answer, and the next turn starts there."""
+    previous = long_chain(client)
+    body = checked(
+        client.responses.with_raw_response.create(
+            model="m",
+            input="newest",
+            previous_response_id=previous,
+            context_management=[{"type": "compaction", "compact_threshold": 1000}],
+        )
+    )
+    assert [item["type"] for item in body["output"]] == ["compaction", "message"]
+    assert said(server)[-1] == "newest"
+    assert body["usage"]["input_tokens"] > 1500
+    after = client.responses.create(model="m", input="later", previous_response_id=body["id"])
+    assert after.usage
+    assert after.usage.input_tokens < 1000
+    assert said(server)[-1] == "later"
+    assert said(server)[0].startswith("Earlier items of this conversation were compacted")
+
+
+def test_a_context_below_the_threshold_is_left_alone(client: OpenAI) -> None:
+    """Compaction happens when it is needed."""
+    made = client.responses.create(
+        model="m",
+        input="short",
+        context_management=[{"type": "compaction", "compact_threshold": 1000}],
+    )
+    assert [item.type for item in made.output] == ["message"]
+
+
+def test_compaction_survives_a_cold_start(tmp_path: Any, connect: Connect) -> None:
+    """A context that begins at a compaction is read back from the file as it was."""
+    db = str(tmp_path / "server.db")
+    with serve(db=db) as server:
+        client = connect(server)
+        made = client.responses.create(
+            model="m",
+            input="newest",
+            previous_response_id=long_chain(client),
+            context_management=[{"type": "compaction", "compact_threshold": 1000}],
+        )
+        client.responses.create(model="m", input="later", previous_response_id=made.id)
+        warm = server.requests[-1].context
+    with serve(db=db) as server:
+        connect(server).responses.create(model="m", input="later", previous_response_id=made.id)
+        cold = server.requests[-1].context
+    assert warm is not None
+    assert cold is not None
+    assert cold[:-1] == warm[:-1]
+
+
+def test_what_was_before_a_compaction_goes_with_its_response(
+    client: OpenAI, server: TestServer
+) -> None:
+    """Deleting the compacted chain keeps only what children see: the compaction itself."""
+    ids: list[str] = []
+    previous: str | None = None
+    for text in ("a secret " + LONG, "more " + LONG):
+        made = client.responses.create(model="m", input=text, previous_response_id=previous)
+        ids.append(made.id)
+        previous = made.id
+    compacted = client.responses.create(
+        model="m",
+        input="newest",
+        previous_response_id=previous,
+        context_management=[{"type": "compaction", "compact_threshold": 1000}],
+    )
+    child = client.responses.create(model="m", input="x", previous_response_id=compacted.id)
+    before = server.requests[-1].context or ()
+    for id_ in (*ids, compacted.id):
+        client.responses.delete(id_)
+    client.responses.create(model="m", input="x", previous_response_id=child.id)
+    after = server.requests[-1].context or ()
+    assert after[: len(before)] == before
+    kept = server.call(lambda s: s.nodes._run("SELECT count(*) FROM nodes").fetchone()[0])
+    assert kept == 3  # the compaction's own node, the child and the last one
+
+
+def test_a_trigger_compacts_and_does_nothing_else(client: OpenAI, server: TestServer) -> None:
+    """The response is one compaction item; the chain goes on from it."""
+    previous = long_chain(client)
+    trigger: Any = {"type": "compaction_trigger"}
+    made = client.responses.create(model="m", input=[trigger], previous_response_id=previous)
+    assert [item.type for item in made.output] == ["compaction"]
+    client.responses.create(model="m", input="later", previous_response_id=made.id)
+    assert said(server)[-1] == "later"
+    with pytest.raises(BadRequestError, match="last input item"):
+        client.responses.create(model="m", input=[trigger, user("x")])
+
+
+def test_a_streamed_compaction_is_told(client: OpenAI, check_event: Any) -> None:
+    """Added, compacting, done, and then the answer."""
+    events = list(
+        client.responses.create(
+            model="m",
+            input="newest",
+            previous_response_id=long_chain(client),
+            stream=True,
+            context_management=[{"type": "compaction", "compact_threshold": 1000}],
+        )
+    )
+    for event in events:
+        check_event(event.model_dump(exclude_unset=True))
+    assert [event.type for event in events[2:5]] == [
+        "response.output_item.added",
+        "response.compaction.compacting",
+        "response.output_item.done",
+    ]
+    assert events[5].type == "response.output_item.added"
+    assert events[5].output_index == 1
+
+
+def test_the_endpoint_gives_the_users_messages_and_one_item(
+    client: OpenAI, server: TestServer
+) -> None:
+    """Its output starts a new chain; its id does not."""
+    previous = long_chain(client)
+    raw = client.responses.with_raw_response.compact(
+        model="m", previous_response_id=previous, input=[user("newest")]
+    )
+    body = raw.http_response.json()
+    spec.CompactResource.model_validate(body)
+    assert [item.get("role") for item in body["output"]] == ["user"] * 4 + [None]
+    assert body["output"][-1]["type"] == "compaction"
+    compacted = raw.parse()
+    assert compacted.usage.input_tokens > 1500
+    with pytest.raises(BadRequestError) as caught:
+        client.responses.create(model="m", input="x", previous_response_id=compacted.id)
+    assert caught.value.code == "previous_response_not_found"
+    with pytest.raises(NotFoundError):
+        client.responses.retrieve(compacted.id)
+    made = client.responses.create(model="m", input=[*body["output"], user("later")])
+    assert made.usage
+    assert made.usage.input_tokens < compacted.usage.input_tokens
+    assert said(server)[-2:] == ["newest", "later"]
+
+
+def test_a_compaction_item_that_was_changed_is_refused(client: OpenAI) -> None:
+    """It is sealed."""
+    item: Any = (
+        client.responses.compact(model="m", input="x").output[-1].model_dump(exclude_none=True)
+    )
+    item["encrypted_content"] = item["encrypted_content"][:-8] + "AAAAAAA="
+    with pytest.raises(BadRequestError) as caught:
+        client.responses.create(model="m", input=[item, user("y")])
+    assert caught.value.code == "invalid_encrypted_content"
+    assert "could not be verified" in str(caught.value)
+
+
+def test_compaction_keeps_a_conversation_listable(client: OpenAI, server: TestServer) -> None:
+    """The model starts at the compaction; the conversation still lists everything."""
+    talk = client.conversations.create(items=[user(LONG), user(LONG)])
+    made = client.responses.create(
+        model="m",
+        input="newest",
+        conversation=talk.id,
+        context_management=[{"type": "compaction", "compact_threshold": 1000}],
+    )
+    client.responses.create(model="m", input="later", conversation=talk.id)
+    assert LONG not in said(server)[1:]
+    client.responses.delete(made.id)
+    listed = list(client.conversations.items.list(talk.id, order="asc"))
+    assert [item.type for item in listed][:4] == ["message"] * 3 + ["compaction"]
+    assert len(listed) == 7
+
+
+def test_nothing_to_compact_is_refused(client: OpenAI) -> None:
+    """Compacting needs an input or a previous response."""
+    with pytest.raises(BadRequestError, match="must be provided"):
+        client.responses.compact(model="m")
+
+
+# The choice of what is kept.
+
+
+def call(number: int) -> list[dict[str, Any]]:
+    id_ = f"call_{number}"
+    return [
+        {"type": "function_call", "call_id": id_, "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": id_, "output": f"result {number} " * 20},
+    ]
+
+
+def thought(number: int) -> dict[str, Any]:
+    return {"type": "reasoning", "id": f"rs_{number}", "summary": []}
+
+
+def message(role: str, text: str) -> dict[str, Any]:
+    kind = "output_text" if role == "assistant" else "input_text"
+    return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
+
+
+exchanges = st.lists(
+    st.one_of(
+        st.builds(
+            message, st.sampled_from(["user", "assistant", "developer"]), st.just("word " * 60)
+        ),
+        st.builds(message, st.sampled_from(["user", "assistant"]), st.just("short")),
+        st.sampled_from(["call", "thought"]),
+    ),
+    max_size=15,
+)
+
+
+@given(exchanges, st.integers(0, 600))
+def test_compaction_never_parts_a_call_from_its_result(parts: list[Any], most: int) -> None:
+    """Whatever is kept is coherent, ends as the context ended, and holds the newest question."""
+    items: list[dict[str, Any]] = []
+    for number, part in enumerate(parts):
+        match part:
+            case "call":
+                items += call(number)
+            case "thought":
+                items += [thought(number), message("assistant", f"thought {number}")]
+            case _:
+                items.append(part)
+    kept = compact(items, most)
+    START.extend(kept).check_complete()
+    assert kept[-1:] == items[-1:]
+    questions = [item for item in items if item.get("role") == "user"]
+    assert questions[-1:] == [item for item in kept if item.get("role") == "user"][-1:]
+    for index, item in enumerate(kept):
+        if item.get("role") == "assistant" and "thought" in str(item["content"]):
+            assert kept[index - 1]["type"] == "reasoning"
+
+
+def test_a_long_tool_loop_is_shortened() -> None:
+    """Also within one exchange: the question and the newest results stay."""
+    items = [message("user", "go"), *(item for n in range(50) for item in call(n))]
+    kept = compact(items, 500)
+    assert kept[1] == items[0]
+    assert kept[-2:] == items[-2:]
+    assert count_items(kept) < 700
+
+
+def test_the_first_message_is_kept_before_all_others() -> None:
+    """It usually says what the whole is about."""
+    items = [message("user", f"number {n} " + "word " * 20) for n in range(50)]
+    kept = compact(items, 300)
+    assert items[0] in kept
+    assert items[-1] is kept[-1]
+    assert len(kept) < 20
+
+
+def test_a_window_is_the_threshold_where_none_is_given(connect: Connect) -> None:
+    """``compact_threshold`` may be left out."""
+    with serve(model=PracticeModel(window=1800)) as server:
+        client = connect(server)
+        first = client.responses.create(model="m", input="a " + LONG)
+        second = client.responses.create(
+            model="m", input="b " + LONG, previous_response_id=first.id
+        )
+        third = client.responses.create(
+            model="m",
+            input="c " + LONG,
+            previous_response_id=second.id,
+            context_management=[{"type": "compaction"}],
+        )
+        assert [item.type for item in third.output] == ["compaction", "message"]
