@@ -29,7 +29,7 @@ def stream(check_event: CheckEvent) -> Stream:
 
     def run(server: TestServer, **body: Any) -> list[dict[str, Any]]:
         asked = {"model": "m", "stream": True, **body}
-        answer = httpx2.post(f"{server.base_url}/responses", json=asked)
+        answer = httpx2.post(f"{server.base_url}/responses", verify=False, json=asked)
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
         *told, last = frames(answer.text)
@@ -156,6 +156,7 @@ def test_errors_before_the_stream_are_plain_json(server: TestServer) -> None:
     """A request that is refused never becomes a stream."""
     answer = httpx2.post(
         f"{server.base_url}/responses",
+        verify=False,
         json={"model": "m", "stream": True, "input": "x", "previous_response_id": "resp_x"},
     )
     assert answer.status_code == 400
@@ -194,10 +195,11 @@ def test_a_model_that_fails_ends_the_stream_with_a_failure(stored: bool, stream:
         assert failed["status"] == "failed"
         assert failed["error"]["code"] == "server_error"
         if stored:
-            kept = httpx2.get(f"{server.base_url}/responses/{failed['id']}").json()
+            kept = httpx2.get(f"{server.base_url}/responses/{failed['id']}", verify=False).json()
             assert kept == failed
             after = httpx2.post(
                 f"{server.base_url}/responses",
+                verify=False,
                 json={"model": "m", "input": "x", "previous_response_id": failed["id"]},
             )
             assert after.json()["error"]["code"] == "previous_response_not_completed"
@@ -206,7 +208,9 @@ def test_a_model_that_fails_ends_the_stream_with_a_failure(stored: bool, stream:
 def test_a_model_that_fails_whole_is_a_server_error() -> None:
     """Without a stream the client gets a 500 in the shape of the API."""
     with serve(model=Failing()) as server:
-        answer = httpx2.post(f"{server.base_url}/responses", json={"model": "m", "input": "x"})
+        answer = httpx2.post(
+            f"{server.base_url}/responses", verify=False, json={"model": "m", "input": "x"}
+        )
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"
 

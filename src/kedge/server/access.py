@@ -11,11 +11,20 @@ from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kedge.server.wire import Item
+from kedge.server.errors import SERVER_FAILED
+from kedge.server.wire import Item, encode
 
 log = logging.getLogger("kedge.access")
+problems = logging.getLogger("kedge.server")
+
+
+def report(what: str, error: Exception) -> None:
+    """Log a failure by its kind; its words may quote the conversation, so they are for debugging."""
+    problems.error("%s: %s", what, type(error).__name__)
+    problems.debug("%s", what, exc_info=error)
 
 
 @dataclass(slots=True)
@@ -33,11 +42,17 @@ class Exchange:
     response_id: str | None = None
 
 
+JSON = {"content-type": "application/json"}
+
 Listener = Callable[[Exchange], None]
 
 
 class Access:
-    """Middleware: gives each request its id, logs it, and tells the listener."""
+    """Middleware: gives each request its id, logs it, and tells the listener.
+
+    It also answers for the server's own bugs: with a 500 in the shape of the API where nothing was
+    answered yet, and in the log without the words of the error, which may quote the conversation.
+    """
 
     def __init__(self, app: ASGIApp, listener: Listener | None = None) -> None:
         self._app = app
@@ -50,6 +65,7 @@ class Access:
             return
         request_id = f"req_{token_hex(16)}"
         started = time.perf_counter()
+        exchange = self._note(scope, request_id)
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -57,23 +73,28 @@ class Access:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                if exchange is not None:
+                    exchange.status = status
             await send(message)
 
-        exchange = self._note(scope, request_id)
         try:
             await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            report(f"{request_id} met a bug of the server", error)
+            if status:
+                raise  # too late to say anything: the connection must break
+            failure = SERVER_FAILED()
+            refusal = Response(encode(failure.body()), failure.status, JSON)
+            await refusal(scope, receive, send_with_id)
         finally:
-            seconds = time.perf_counter() - started
             log.info(
                 "%s %s %d %.1fms %s",
                 scope["method"],
                 scope["path"],
                 status,
-                seconds * 1000,
+                (time.perf_counter() - started) * 1000,
                 request_id,
             )
-            if exchange is not None:
-                exchange.status = status
 
     def _note(self, scope: Scope, request_id: str) -> Exchange | None:
         if self._listener is None:

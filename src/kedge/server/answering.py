@@ -4,7 +4,6 @@ A ``Run`` ends in exactly one way: completed or incomplete with its output store
 cancelled without. ``stop`` ends it from outside (the client went away, the server shuts down).
 """
 
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from anyio import CancelScope, current_time
 
 from kedge.server import errors, resource
+from kedge.server.access import report
 from kedge.server.compaction import compaction_item
 from kedge.server.contexts import NOTHING, grown
 from kedge.server.draft import Draft
@@ -22,8 +22,6 @@ from kedge.server.service import Service
 from kedge.server.stored import Entry, Outcome
 from kedge.server.wire import encode, joined
 from kedge.tokens import count_items, count_text
-
-log = logging.getLogger("kedge.server")
 
 Emit = Callable[[Sequence[Event]], Awaitable[None]]
 """Sends events on their way to the client."""
@@ -54,7 +52,7 @@ class Run:
                     self._writer.take(piece)
                 written = self._settle()
         except Exception as error:  # noqa: BLE001 - whatever a model does, the server goes on
-            _report(error)
+            report("the model failed", error)
         finally:
             self._end()
         if written is None and self._verdict != "cancelled":
@@ -70,7 +68,7 @@ class Run:
                 await emit([created, {"type": "response.in_progress", "response": begun}])
                 await self._tell(emit)
         except Exception as error:  # noqa: BLE001 - whatever a model does, the server goes on
-            _report(error)
+            report("the model failed", error)
         finally:
             self._end()
         if self._became is not resource.BEGUN:
@@ -175,12 +173,6 @@ class Run:
             {"type": "error", **self._became["error"], "param": None},
             {"type": "response.failed", "response": self._response([])},
         ]
-
-
-def _report(error: Exception) -> None:
-    """Log that a model failed; its words may quote the conversation, so they are for debugging."""
-    log.error("the model failed: %s", type(error).__name__)
-    log.debug("how it failed", exc_info=error)
 
 
 def _writer(service: Service, draft: Draft) -> Writer:

@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from kedge.server import conversations, responses
 from kedge.server.access import Access, Listener
-from kedge.server.errors import SERVER_FAILED, UNKNOWN_ROUTE, WRONG_METHOD, ApiError
+from kedge.server.errors import UNKNOWN_ROUTE, WRONG_METHOD, ApiError
 from kedge.server.faults.injection import Injection
 from kedge.server.guard import Guard
 from kedge.server.http import answer, answer_json, refuse, service_of
@@ -84,10 +84,6 @@ def _on_client_gone(_: Request, __: Exception) -> Response:
     return answer(b"")  # nobody reads it
 
 
-def _on_bug(_: Request, __: Exception) -> Response:
-    return refuse(SERVER_FAILED())
-
-
 def create_app(settings: Settings | None = None, listener: Listener | None = None) -> Starlette:
     """Build the ASGI app of one server; ``listener`` is told of every request."""
     settings = settings or Settings()
@@ -109,14 +105,18 @@ def create_app(settings: Settings | None = None, listener: Listener | None = Non
         lifespan=lifespan,
         middleware=[
             Middleware(Access, listener=listener),
-            Middleware(Guard, token=settings.token, hosts=settings.hosts),
+            Middleware(
+                Guard,
+                token=settings.token,
+                hosts=settings.hosts,
+                header_bytes=settings.limits.header_bytes,
+            ),
             *([] if settings.faults is None else [Middleware(Injection, faults=settings.faults)]),
         ],
         exception_handlers={
             ApiError: _on_api_error,
             HTTPException: _on_http_error,
             ClientDisconnect: _on_client_gone,
-            Exception: _on_bug,
         },
     )
     app.router.redirect_slashes = False  # the API has one name for each thing

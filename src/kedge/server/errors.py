@@ -342,6 +342,11 @@ HOST_REFUSED = Situation(
     status=403,
     code="host_not_allowed",
 )
+HEADERS_TOO_LARGE = Situation(
+    "The headers of the request are larger than {most} bytes.",
+    status=431,
+    code="request_headers_too_large",
+)
 READ_TOO_SLOW = Situation(
     "The request body did not arrive within {seconds} seconds.",
     status=408,

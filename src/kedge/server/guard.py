@@ -1,4 +1,4 @@
-"""Who may talk to the server: the right host name, the right token.
+"""Who may talk to the server: modest headers, the right host name, the right token.
 
 A server on loopback needs no token, but any page in a browser on the same machine can reach it
 under a name of its own that resolves to 127.0.0.1; so there the ``Host`` header must be a loopback
@@ -10,7 +10,7 @@ import hmac
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kedge.server.errors import HOST_REFUSED, KEY_MISSING, KEY_REFUSED, ApiError
+from kedge.server.errors import HEADERS_TOO_LARGE, HOST_REFUSED, KEY_MISSING, KEY_REFUSED, ApiError
 from kedge.server.wire import encode
 
 JSON = {"content-type": "application/json"}
@@ -22,9 +22,15 @@ class Guard:
     """Middleware that refuses strangers. ``hosts`` limits the names that are answered to."""
 
     def __init__(
-        self, app: ASGIApp, *, token: str | None, hosts: frozenset[str] | None = None
+        self,
+        app: ASGIApp,
+        *,
+        token: str | None,
+        hosts: frozenset[str] | None,
+        header_bytes: int,
     ) -> None:
         self._app = app
+        self._header_bytes = header_bytes
         self._token = None if token is None else token.encode()
         self._hosts = hosts
 
@@ -37,6 +43,8 @@ class Guard:
             await self._app(scope, receive, send)
 
     def _objection(self, scope: Scope) -> ApiError | None:
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > self._header_bytes:
+            return HEADERS_TOO_LARGE(most=self._header_bytes)
         if self._hosts is not None and _host_name(_header(scope, b"host")) not in self._hosts:
             return HOST_REFUSED()
         if self._token is None or scope["path"] in OPEN_PATHS:

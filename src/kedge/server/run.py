@@ -9,8 +9,10 @@ import errno
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 CLOSE_SECONDS = 2.0
 """How long answers may take on their way out once nothing runs any more."""
+
+SETTLING = 3
+"""Turns of the loop that asyncio takes to make a new connection known."""
 
 
 class Server(uvicorn.Server):
@@ -66,21 +71,37 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more requests, finish or fail what runs, then close."""
-        for server in self.servers:
-            server.close()
-        for listener in sockets or []:
-            listener.close()
-        for connection in list(self.server_state.connections):
-            connection.shutdown()  # at once where it is idle, otherwise after its answer
+        await self._stop_listening(sockets or [])
+        self._let_go()
         await self._until(lambda: not self._service.running, self._limits.shutdown_seconds)
         for run in list(self._service.running):
             run.stop("failed")
-        await self._until(lambda: not self.server_state.connections, CLOSE_SECONDS)
+        await self._until(self._let_go, CLOSE_SECONDS)
         for task in self.server_state.tasks:
             task.cancel()
         await self._until(lambda: not self.server_state.tasks, CLOSE_SECONDS)
         await self.lifespan.shutdown()
         self._captured_signals.clear()  # a stop that was asked for is no accident to report
+
+    async def _stop_listening(self, listeners: list[socket.socket]) -> None:
+        loop = asyncio.get_running_loop()
+        for listener in listeners:
+            loop.remove_reader(listener.fileno())
+        for _ in range(SETTLING):
+            # A connection that is accepted but not yet announced when its server is closed would
+            # be left open for ever (an assertion fails inside asyncio before Python 3.12).
+            await asyncio.sleep(0)
+        for server in self.servers:
+            server.close()
+        for listener in listeners:
+            listener.close()
+
+    def _let_go(self) -> bool:
+        """Close each connection: at once where it is idle, otherwise after its answer."""
+        for connection in list(self.server_state.connections):
+            with suppress(h11.LocalProtocolError):  # it is closing already, after a bad request
+                connection.shutdown()
+        return not self.server_state.connections
 
     async def _until(self, done: Callable[[], bool], seconds: float) -> None:
         end = time.monotonic() + seconds

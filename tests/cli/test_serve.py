@@ -1,0 +1,180 @@
+"""``kedge serve``: a process of its own, its options, its end."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from click.testing import CliRunner
+
+from kedge.cli import serve
+from kedge.cli.serve import command, default_db, is_loopback
+from kedge.server.settings import Settings
+
+KEDGE = [sys.executable, "-m", "kedge"]
+PATIENCE = 30.0
+
+
+@contextmanager
+def serving(*options: str) -> Generator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """Run the command until the block ends; give the process and its start-up line."""
+    process = subprocess.Popen(
+        [*KEDGE, "serve", "--port", "0", "--json", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        yield process, json.loads(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_until_a_signal_and_ends_cleanly(tmp_path: Path, ending: signal.Signals) -> None:
+    """The start-up line tells where; the access log goes to the standard error; the end is 0."""
+    db = tmp_path / "server.db"
+    with serving("--db", str(db)) as (process, line):
+        assert line["db"] == str(db)
+        body = {"model": "practice", "input": "a private matter"}
+        answer = httpx2.post(f"{line['base_url']}/responses", json=body, verify=False)
+        assert answer.json()["status"] == "completed"
+        process.send_signal(ending)
+        out, log = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    assert out == ""
+    assert "POST /v1/responses 200" in log
+    assert "private" not in log
+    assert "Traceback" not in log
+    assert b"a private matter" in db.read_bytes()
+
+
+def test_a_token_can_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, caught: Callable[..., Settings]
+) -> None:
+    """Beside the option, so that it need not stand in the list of processes."""
+    monkeypatch.setenv("KEDGE_SERVER_TOKEN", "from-outside")
+    settings = caught("--host", "0.0.0.0")  # noqa: S104 - nothing is bound
+    assert settings.token == "from-outside"
+    assert settings.hosts is None
+    assert caught("--token", "given").token == "given"
+
+
+@pytest.fixture
+def caught(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
+    """Run the command up to the point where it would serve; give its settings."""
+
+    def run(*options: str) -> Settings:
+        seen: list[Settings] = []
+        monkeypatch.setattr(serve, "run", lambda settings, *_, **__: seen.append(settings))
+        result = CliRunner().invoke(command, options)
+        assert result.exit_code == 0, result.output
+        return seen[0]
+
+    return run
+
+
+def test_options_become_settings(caught: Callable[..., Settings], tmp_path: Path) -> None:
+    """Each has its place, and its default."""
+    plain = caught()
+    assert plain.db == str(default_db())
+    assert plain.token is None
+    assert plain.retention == 30 * 86_400
+    assert plain.hosts is not None
+    assert not plain.zero_data_retention
+    assert plain.faults is None
+    script = tmp_path / "script.json"
+    script.write_text('{"answers": [{"say": "Always this."}]}')
+    chosen = caught(
+        "--db", ":memory:", "--retention-days", "0.5", "--zero-data-retention",
+        "--model", f"script:{script}", "--pace", "0.25", "--fault", "status=500",
+    )  # fmt: skip
+    assert chosen.db == ":memory:"
+    assert chosen.retention == 43_200
+    assert chosen.zero_data_retention
+    assert getattr(chosen.model, "pace", None) == 0.25
+    assert chosen.faults is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--host", "::"], 2, "clients need a key"),
+        (["--host", "192.0.2.1", "--token", ""], 2, "clients need a key"),
+        (["--host", "::", "--token", "x", "--fault", "status=500"], 2, "takes no --fault"),
+        (["--model", "oracle"], 2, "there is no model 'oracle'"),
+        (["--model", "script:"], 2, "there is no model 'script:'"),
+        (["--model", "script:/nowhere.json"], 1, "cannot be read"),
+        (["--retention-days", "0"], 2, "retention-days"),
+        (["--port", "70000"], 2, "port"),
+        (["--db", "/dev/null/x"], 1, "cannot be opened"),
+        (["--host", "203.0.113.1", "--token", "x", "--db", ":memory:"], 1, "cannot listen"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_plain_words(
+    options: list[str], code: int, words: str
+) -> None:
+    """With exit code 2 for a wrong use and 1 for a wrong world."""
+    result = CliRunner().invoke(command, options)
+    assert result.exit_code == code
+    assert words in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_port_in_use_is_said_so() -> None:
+    """And what to do about it."""
+    with serving("--db", ":memory:") as (_, line):
+        port = line["url"].rsplit(":", 1)[1]
+        result = CliRunner().invoke(command, ["--port", port, "--db", ":memory:"])
+    assert result.exit_code == 1
+    assert f"port {port} is in use" in result.output
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),  # noqa: S104 - nothing is bound
+        ("::", False),
+        ("192.168.0.1", False),
+        ("localhost.example.com", False),
+        ("", False),
+    ],
+)
+def test_only_loopback_is_local(host: str, local: bool) -> None:
+    """An address that others might reach needs a token."""
+    assert is_loopback(host) is local
+
+
+@pytest.mark.parametrize(
+    ("platform", "variable", "place"),
+    [
+        ("linux", None, ".local/share/kedge/server.db"),
+        ("linux", "XDG_DATA_HOME", "data/kedge/server.db"),
+        ("darwin", None, "Library/Application Support/kedge/server.db"),
+        ("win32", None, "AppData/Local/kedge/server.db"),
+        ("win32", "LOCALAPPDATA", "data/kedge/server.db"),
+    ],
+)
+def test_the_database_lies_where_the_platform_keeps_data(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, platform: str, variable: str | None, place: str
+) -> None:
+    """On every system in its own place."""
+    monkeypatch.setattr("sys.platform", platform)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    for name in ("XDG_DATA_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(variable, str(tmp_path / "data"))
+    assert default_db() == tmp_path / place

@@ -1,0 +1,231 @@
+"""Responses while they are written: many at once, abandoned, too slow, cut off by the end."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from openai import AsyncOpenAI, BadRequestError, InternalServerError, OpenAI
+
+from kedge.server.models import Piece, PracticeModel, Prompt
+from kedge.server.settings import Limits
+from kedge.testing import TestServer, serve
+
+Connect = Callable[[TestServer], OpenAI]
+
+PATIENCE = 10.0
+"""How long a test waits for what must happen soon."""
+
+
+def eventually(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < end, "it did not happen"
+        threading.Event().wait(0.005)
+
+
+class Gated(PracticeModel):
+    """A model that writes a word and then waits until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._gate = asyncio.Event()
+        self.cancelled = threading.Event()
+
+    def go_on(self, server: TestServer) -> None:
+        """Let every answer go on."""
+        server.call(lambda _: self._gate.set())
+
+    async def answer(self, prompt: Prompt) -> AsyncIterator[Piece]:
+        """Wait in the middle of the answer."""
+        written = 0
+        async for piece in super().answer(prompt):
+            yield piece
+            written += 1
+            if written == 2:
+                try:
+                    await self._gate.wait()
+                except asyncio.CancelledError:
+                    self.cancelled.set()
+                    raise
+
+
+async def test_fifty_streams_run_side_by_side() -> None:
+    """Every client gets its own answer, whole and in order, and can go on from it."""
+    model = Gated()
+    with serve(model=model) as server:
+        limits = httpx2.Limits(max_connections=100)
+        async with AsyncOpenAI(
+            base_url=server.base_url,
+            api_key="any",
+            max_retries=0,
+            http_client=httpx2.AsyncClient(limits=limits, verify=False, timeout=PATIENCE),
+        ) as client:
+
+            async def talk(number: int) -> tuple[str, str]:
+                async with client.responses.stream(model="m", input=f"number {number}") as stream:
+                    final = await stream.get_final_response()
+                return final.id, final.output_text
+
+            def open_the_gate() -> None:
+                eventually(lambda: server.running == 50)
+                model.go_on(server)
+
+            async with asyncio.timeout(3 * PATIENCE):
+                gate = asyncio.create_task(anyio.to_thread.run_sync(open_the_gate))
+                answers = await asyncio.gather(*(talk(n) for n in range(50)))
+                await gate
+            assert all(f"number {n}" in text for n, (_, text) in enumerate(answers))
+            for number, (id_, _) in list(enumerate(answers))[::10]:
+                await client.responses.create(model="m", input="x", previous_response_id=id_)
+                context = server.requests[-1].context
+                assert context is not None
+                assert context[0]["content"][0]["text"] == f"number {number}"
+        assert server.running == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_ends_the_work(stream: bool) -> None:
+    """The model is cancelled, the response is marked, and nobody can build on it."""
+    model = Gated()
+    with serve(model=model) as server, httpx2.Client(base_url=server.url, verify=False) as http:
+        body = {"model": "m", "input": "hello", "stream": stream}
+        with pytest.raises(httpx2.ReadTimeout):
+            http.post("/v1/responses", json=body, timeout=0.2)
+        eventually(model.cancelled.is_set)
+        eventually(lambda: server.running == 0)
+        id_ = server.requests[0].response_id
+        kept = http.get(f"/v1/responses/{id_}").json()
+        assert kept["status"] == "cancelled"
+        assert kept["output"] == []
+        refused = http.post(
+            "/v1/responses", json={"model": "m", "input": "x", "previous_response_id": id_}
+        )
+        assert refused.json()["error"]["code"] == "previous_response_not_completed"
+        assert "is cancelled" in refused.json()["error"]["message"]
+
+
+def test_an_abandoned_conversation_is_unlocked_and_unchanged(connect: Connect) -> None:
+    """What was not completed adds nothing."""
+    model = Gated()
+    with serve(model=model) as server, httpx2.Client(base_url=server.url, verify=False) as http:
+        client = connect(server)
+        talk = client.conversations.create()
+        with pytest.raises(httpx2.ReadTimeout):
+            http.post(
+                "/v1/responses",
+                json={"model": "m", "input": "x", "conversation": talk.id, "stream": True},
+                timeout=0.2,
+            )
+        eventually(lambda: server.running == 0)
+        assert client.conversations.items.list(talk.id).data == []
+        model.go_on(server)
+        assert client.responses.create(model="m", input="y", conversation=talk.id)
+
+
+def test_a_response_in_progress_can_be_seen_but_not_continued(connect: Connect) -> None:
+    """It is stored from the start; deleting it while it runs leaves nothing behind."""
+    model = Gated()
+    with serve(model=model) as server:
+        client = connect(server)
+        with client.responses.create(model="m", input="one", stream=True) as stream:
+            first = next(iter(stream))
+            assert first.type == "response.created"
+            id_ = first.response.id
+            assert client.responses.retrieve(id_).status == "in_progress"
+            with pytest.raises(BadRequestError) as caught:
+                client.responses.create(model="m", input="two", previous_response_id=id_)
+            assert caught.value.code == "previous_response_not_completed"
+            assert "is in_progress" in str(caught.value)
+            client.responses.delete(id_)
+            model.go_on(server)
+            assert [event.type for event in stream][-1] == "response.completed"
+        with pytest.raises(BadRequestError) as caught:
+            client.responses.create(model="m", input="two", previous_response_id=id_)
+        assert caught.value.code == "previous_response_not_found"
+        assert server.call(lambda s: s.nodes._run("SELECT count(*) FROM nodes").fetchone()) == (0,)
+
+
+def test_an_answer_that_takes_too_long_is_failed(connect: Connect) -> None:
+    """With an error for the client and in the database."""
+    with serve(model=Gated(), limits=Limits(answer_seconds=0.05)) as server:
+        client = connect(server)
+        events = list(client.responses.create(model="m", input="x", stream=True))
+        assert [event.type for event in events][-2:] == ["error", "response.failed"]
+        with pytest.raises(InternalServerError):
+            client.responses.create(model="m", input="x")
+        id_ = server.requests[-1].response_id
+        assert id_ is not None
+        assert client.responses.retrieve(id_).status == "failed"
+
+
+def read_all(url: str, told: list[str]) -> None:
+    answer = httpx2.post(
+        f"{url}/v1/responses",
+        json={"model": "m", "input": "hello", "stream": True},
+        verify=False,
+        timeout=PATIENCE,
+    )
+    told += [line.removeprefix("data: ") for line in answer.text.split("\n") if "data: " in line]
+
+
+def open_when_stopping(server: TestServer, model: Gated) -> None:
+    def closed() -> bool:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.socket() as probe:
+            return probe.connect_ex((host, int(port))) != 0
+
+    eventually(closed)
+    model.go_on(server)
+
+
+@pytest.mark.parametrize("finishes", [True, False])
+def test_stopping_finishes_or_fails_what_runs(tmp_path: Any, finishes: bool) -> None:
+    """In either case the client is told the end, and the database knows it."""
+    model = Gated()
+    told: list[str] = []
+    db = str(tmp_path / "server.db")
+    limits = Limits(shutdown_seconds=PATIENCE if finishes else 0.05)
+    with serve(model=model, db=db, limits=limits) as server:
+        reader = threading.Thread(target=read_all, args=(server.url, told))
+        reader.start()
+        eventually(lambda: server.running == 1)
+        if finishes:
+            threading.Thread(target=open_when_stopping, args=(server, model)).start()
+    reader.join(PATIENCE)
+    status = "completed" if finishes else "failed"
+    assert told[-1] == "[DONE]"
+    last = json.loads(told[-2])
+    assert last["type"] == f"response.{status}"
+    id_ = last["response"]["id"]
+    with serve(db=db) as server:
+        kept = httpx2.get(f"{server.base_url}/responses/{id_}", verify=False).json()
+        assert kept == last["response"]
+
+
+def test_stopping_takes_no_new_requests() -> None:
+    """The port is closed at once."""
+    with serve() as server:
+        url = server.url
+    with pytest.raises(httpx2.ConnectError):
+        httpx2.get(f"{url}/healthz", verify=False)
+
+
+def test_a_stream_comes_word_by_word(connect: Connect) -> None:
+    """Streaming is real: the first word is there while the rest is not yet written."""
+    model = Gated()
+    with serve(model=model) as server:
+        seen: list[str] = []
+        with connect(server).responses.create(model="m", input="hello", stream=True) as stream:
+            for event in stream:
+                seen.append(event.type)
+                if seen.count("response.output_text.delta") == 1:
+                    assert server.running == 1
+                    model.go_on(server)
+        assert seen[-1] == "response.completed"

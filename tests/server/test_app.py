@@ -1,0 +1,240 @@
+"""The HTTP around the API: routes, methods, bodies, limits, tokens and host names."""
+
+import logging
+import socket
+from contextlib import suppress
+from typing import Any
+
+import httpx2
+import pytest
+from starlette.routing import Route
+
+from kedge.server.app import ROUTES
+from kedge.server.settings import Limits
+from kedge.testing import TestServer, serve
+
+HELLO: dict[str, Any] = {"model": "m", "input": "hello"}
+
+
+def error(answer: httpx2.Response) -> dict[str, Any]:
+    """Read the error of an answer, which always has the shape of the API's."""
+    body = answer.json()
+    assert body.keys() == {"error"}
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-request-id"].startswith("req_")
+    return body["error"]
+
+
+def test_an_unknown_route_is_404_in_the_shape_of_the_api(http: httpx2.Client) -> None:
+    """The error names method and path."""
+    answer = http.get("/v1/nothing")
+    assert answer.status_code == 404
+    assert error(answer)["message"] == "Invalid URL (GET /v1/nothing)"
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.methods}{route.path}")
+def test_a_wrong_method_is_405_and_names_the_right_ones(http: httpx2.Client, route: Route) -> None:
+    """Every path lists all the methods it knows."""
+    path = route.path.replace("{id}", "x").replace("{item}", "y")
+    answer = http.request("PATCH", path)
+    assert answer.status_code == 405
+    assert error(answer)["code"] == "method_not_supported"
+    same = {
+        method for other in ROUTES if other.path == route.path for method in other.methods or ()
+    }
+    assert same <= set(answer.headers["allow"].split(", "))
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"\xff\xfe{}", b"[" * 100_000, b'{"a": NaN}', b"nothing", b'{"a": 1} x']
+)
+def test_a_body_that_is_not_json_is_refused(http: httpx2.Client, raw: bytes) -> None:
+    """Whatever it is instead."""
+    answer = http.post("/v1/responses", content=raw, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert "could not parse the JSON body" in error(answer)["message"]
+
+
+@pytest.mark.parametrize("raw", [b"[]", b'"x"', b"1", b"null"])
+def test_a_body_that_is_no_object_is_refused(http: httpx2.Client, raw: bytes) -> None:
+    """JSON, but not a request."""
+    answer = http.post("/v1/responses", content=raw, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert error(answer)
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None])
+def test_only_json_is_taken(http: httpx2.Client, kind: str | None) -> None:
+    """A web page cannot post here behind its reader's back: browsers ask first for JSON."""
+    headers = {} if kind is None else {"content-type": kind}
+    answer = http.post("/v1/responses", content=b'{"model":"m","input":"x"}', headers=headers)
+    assert answer.status_code == 400
+    assert error(answer)["code"] == "unsupported_content_type"
+
+
+def test_a_body_that_is_too_large_is_413() -> None:
+    """Declared or not: it is not even read to the end."""
+    with serve(limits=Limits(body_bytes=1000)) as server:
+        small = httpx2.post(f"{server.base_url}/responses", verify=False, json=HELLO)
+        assert small.status_code == 200
+        big = {"model": "m", "input": "x" * 2000}
+        declared = httpx2.post(f"{server.base_url}/responses", verify=False, json=big)
+        chunked = httpx2.post(
+            f"{server.base_url}/responses",
+            verify=False,
+            content=iter([b'{"model":"m","input":"'] + [b"x" * 100] * 20 + [b'"}']),
+            headers={"content-type": "application/json"},
+        )
+        for answer in (declared, chunked):
+            assert answer.status_code == 413
+            assert error(answer)["code"] == "request_too_large"
+
+
+def raw_exchange(server: TestServer, *sent: bytes) -> bytes:
+    """Send bytes and read until the server closes."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        for part in sent:
+            connection.sendall(part)
+        received = b""
+        with suppress(ConnectionResetError):
+            while chunk := connection.recv(65536):
+                received += chunk
+    return received
+
+
+def test_a_body_that_does_not_come_is_given_up() -> None:
+    """A slow client cannot hold a request open for ever."""
+    with serve(limits=Limits(read_seconds=0.05)) as server:
+        answer = raw_exchange(
+            server,
+            b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
+            b"Content-Type: application/json\r\nConnection: close\r\n\r\n{",
+        )
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"request_timeout" in answer
+
+
+@pytest.mark.parametrize(("size", "status"), [(8192, b"431"), (200_000, b"400")])
+def test_headers_have_a_limit(size: int, status: bytes) -> None:
+    """Beyond it the server refuses; far beyond it, before it has read them."""
+    with serve(limits=Limits(header_bytes=4096)) as server:
+        request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX: "
+        answer = raw_exchange(server, request, b"x" * size, b"\r\n\r\n")
+    reset = not answer and size > 65_536
+    assert reset or answer.startswith(b"HTTP/1.1 " + status)
+
+
+def test_parameters_nested_too_deeply_are_refused(http: httpx2.Client) -> None:
+    """A tool's schema is free, but not bottomless."""
+    deep: dict[str, Any] = {}
+    for _ in range(150):
+        deep = {"properties": deep}
+    tool = {"type": "function", "name": "f", "parameters": deep}
+    answer = http.post("/v1/responses", json={**HELLO, "tools": [tool]})
+    assert answer.status_code == 400
+    assert error(answer)["code"] == "object_above_max_depth"
+
+
+def test_a_token_is_required_where_one_is_set() -> None:
+    """No token, another scheme, a wrong token: 401; the right one: 200; health is open."""
+    with serve(token="sésame") as server, httpx2.Client(base_url=server.url, verify=False) as http:
+        for given, code in (
+            (None, None),
+            ("Basic c3Nh", None),
+            ("Bearer", None),
+            ("Bearer wrong", "invalid_api_key"),
+            ("Bearer sésam", "invalid_api_key"),
+        ):
+            headers = [] if given is None else [(b"authorization", given.encode())]
+            for answer in (
+                http.post("/v1/responses", json=HELLO, headers=headers),
+                http.get("/v1/models", headers=headers),
+                http.get("/nowhere", headers=headers),
+            ):
+                assert answer.status_code == 401
+                assert error(answer)["code"] == code
+                assert "sésame" not in answer.text
+        right = [(b"authorization", "Bearer sésame".encode())]
+        assert http.post("/v1/responses", json=HELLO, headers=right).status_code == 200
+        assert http.get("/healthz").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8484", 200),
+        ("localhost", 200),
+        ("LOCALHOST:1", 200),
+        ("[::1]:8484", 200),
+        ("evil.example", 403),
+        ("evil.example:8484", 403),
+        ("localhost.evil.example", 403),
+        ("", 403),
+    ],
+)
+def test_a_loopback_server_answers_to_loopback_names_only(
+    http: httpx2.Client, host: str, status: int
+) -> None:
+    """A page that rebinds its own name to 127.0.0.1 gets nothing."""
+    answer = http.get("/healthz", headers={"host": host})
+    assert answer.status_code == status
+    if status == 403:
+        assert error(answer)["code"] == "host_not_allowed"
+
+
+def test_models_are_listed(http: httpx2.Client) -> None:
+    """There is one; any name is answered by it."""
+    (model,) = http.get("/v1/models").json()["data"]
+    assert (model["id"], model["object"]) == ("practice", "model")
+
+
+def test_cancelling_and_resuming_are_refused(http: httpx2.Client) -> None:
+    """No response here runs in the background."""
+    id_ = http.post("/v1/responses", json=HELLO).json()["id"]
+    answer = http.post(f"/v1/responses/{id_}/cancel")
+    assert answer.status_code == 400
+    assert error(answer)["message"] == "Cannot cancel a synchronous response."
+    assert http.post("/v1/responses/resp_x/cancel").status_code == 404
+    answer = http.get(f"/v1/responses/{id_}?stream=true")
+    assert error(answer)["param"] == "stream"
+
+
+def test_the_access_log_does_not_tell_what_was_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Method, path, status, time and request id; no text, no query, no token."""
+    with (
+        caplog.at_level(logging.DEBUG, logger="kedge"),
+        serve() as server,
+        httpx2.Client(base_url=server.url, verify=False) as http,
+    ):
+        answer = http.post(
+            "/v1/responses?key=hidden",
+            json={"model": "m", "input": "confidential"},
+            headers={"authorization": "Bearer hidden"},
+        )
+        http.post("/v1/responses", json={"model": "m", "input": [{"role": "confidential"}]})
+    assert answer.headers["x-request-id"] in caplog.text
+    assert "POST /v1/responses 200" in caplog.text
+    assert "POST /v1/responses 400" in caplog.text
+    assert "confidential" not in caplog.text
+    assert "hidden" not in caplog.text
+
+
+def test_every_request_has_an_id_of_its_own(http: httpx2.Client) -> None:
+    """Whatever its answer."""
+    answers = [http.get("/healthz"), http.get("/x"), http.post("/v1/responses", json=HELLO)]
+    ids = {answer.headers["x-request-id"] for answer in answers}
+    assert len(ids) == 3
+
+
+def test_a_bug_is_a_500_in_the_shape_of_the_api(
+    server: TestServer, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the server goes on."""
+    monkeypatch.setattr("kedge.server.draft.check_abilities", lambda _: 1 / 0)
+    answer = http.post("/v1/responses", json=HELLO)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"
+    monkeypatch.undo()
+    assert http.post("/v1/responses", json=HELLO).status_code == 200

@@ -1,0 +1,132 @@
+"""kill -9 in the middle of writes: what was answered is kept, what was not is failed."""
+
+import json
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from kedge.testing import serve
+
+PATIENCE = 30.0
+SERVE = [sys.executable, "-m", "kedge", "serve", "--port", "0", "--json", "--pace", "0.001"]
+
+
+@dataclass
+class Witness:
+    """A client that remembers what it was told."""
+
+    base_url: str
+    finished: dict[str, Any] = field(default_factory=dict[str, Any])
+    begun: set[str] = field(default_factory=set[str])
+
+    def hammer(self) -> None:
+        """Chain whole and streamed responses until the server is gone."""
+        with httpx2.Client(base_url=self.base_url, verify=False, timeout=PATIENCE) as http:
+            previous: str | None = None
+            try:
+                while True:
+                    previous = self.whole(http, previous)
+                    previous = self.streamed(http, previous)
+            except httpx2.TransportError:
+                return
+
+    def whole(self, http: httpx2.Client, previous: str | None) -> str:
+        """Create a response in one piece."""
+        answer = http.post("/responses", json=self.body(previous)).json()
+        self.finished[answer["id"]] = answer
+        return answer["id"]
+
+    def streamed(self, http: httpx2.Client, previous: str) -> str:
+        """Create a response as a stream."""
+        body = {**self.body(previous), "stream": True}
+        with http.stream("POST", "/responses", json=body) as stream:
+            for line in stream.iter_lines():
+                if line.startswith("data: {"):
+                    event = json.loads(line.removeprefix("data: "))
+                    if event["type"] == "response.created":
+                        self.begun.add(event["response"]["id"])
+                    if event["type"] == "response.completed":
+                        self.finished[event["response"]["id"]] = event["response"]
+                        previous = event["response"]["id"]
+        return previous
+
+    def body(self, previous: str | None) -> dict[str, Any]:
+        """Ask for something."""
+        return {"model": "m", "input": "some words to say", "previous_response_id": previous}
+
+
+def killed(db: Path) -> list[Witness]:
+    """Serve several clients, then kill the server without a warning."""
+    command = [*SERVE, "--db", str(db)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        base_url = json.loads(process.stdout.readline())["base_url"]
+        witnesses = [Witness(base_url) for _ in range(4)]
+        threads = [threading.Thread(target=witness.hammer) for witness in witnesses]
+        for thread in threads:
+            thread.start()
+        while not all(len(witness.finished) >= 5 for witness in witnesses):
+            threading.Event().wait(0.002)
+        process.kill()
+        for thread in threads:
+            thread.join(PATIENCE)
+    return witnesses
+
+
+def test_a_killed_server_keeps_every_finished_response(tmp_path: Path) -> None:
+    """Another start finds the database whole, and no response for ever in progress."""
+    db = tmp_path / "server.db"
+    witnesses = killed(db)
+    with serve(db=str(db)) as server, httpx2.Client(base_url=server.base_url, verify=False) as http:
+        assert server.call(lambda s: s._database.crashed)
+        assert server.call(lambda s: s._database.run("PRAGMA integrity_check").fetchone()) == (
+            "ok",
+        )
+        for witness in witnesses:
+            for id_, told in witness.finished.items():
+                assert http.get(f"/responses/{id_}").json() == told
+            cut_off = witness.begun - witness.finished.keys()
+            for id_ in cut_off:
+                kept = http.get(f"/responses/{id_}").json()
+                # The last one may have been finished without its client getting to know.
+                assert kept["status"] in {"failed", "completed"}
+            last = list(witness.finished)[-1]
+            body = {"model": "m", "input": "go on", "previous_response_id": last}
+            assert http.post("/responses", json=body).status_code == 200
+            assert len(server.requests[-1].context or ()) == 2 * len(witness.finished) + 1
+        unfinished = "SELECT count(*) FROM nodes WHERE status = 'in_progress'"
+        assert server.call(lambda s: s._database.run(unfinished).fetchone()) == (0,)
+
+
+def test_a_response_cut_off_by_a_crash_is_failed(tmp_path: Path) -> None:
+    """It says so, and cannot be continued."""
+    db = tmp_path / "server.db"
+    command = [*SERVE, "--db", str(db), "--pace", "60"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        base_url = json.loads(process.stdout.readline())["base_url"]
+        body = {"model": "m", "input": "two words", "stream": True}
+        with httpx2.stream("POST", f"{base_url}/responses", json=body, verify=False) as stream:
+            line = next(line for line in stream.iter_lines() if line.startswith("data: "))
+            process.kill()
+    id_ = json.loads(line.removeprefix("data: "))["response"]["id"]
+    with serve(db=str(db)) as server, httpx2.Client(base_url=server.base_url, verify=False) as http:
+        kept = http.get(f"/responses/{id_}").json()
+        assert kept["status"] == "failed"
+        assert kept["error"]["code"] == "server_error"
+        answer = http.post(
+            "/responses", json={"model": "m", "input": "x", "previous_response_id": id_}
+        )
+        assert answer.json()["error"]["code"] == "previous_response_not_completed"
+        assert "is failed" in answer.json()["error"]["message"]
+        listed = http.get(f"/responses/{id_}/input_items").json()
+        assert listed["data"][0]["content"][0]["text"] == "two words"
