@@ -45,7 +45,9 @@ def test_it_serves_until_a_signal_and_ends_cleanly(tmp_path: Path, ending: signa
     with serving("--db", str(db)) as (process, line):
         assert line["db"] == str(db)
         body = {"model": "practice", "input": "a private matter"}
-        answer = httpx2.post(f"{line['base_url']}/responses", json=body, verify=False)
+        answer = httpx2.post(
+            f"{line['base_url']}/responses", json=body, verify=False, timeout=PATIENCE
+        )
         assert answer.json()["status"] == "completed"
         process.send_signal(ending)
         out, log = process.communicate(timeout=PATIENCE)

@@ -15,6 +15,9 @@ from kedge.practice import Script
 from kedge.server.models import PracticeModel
 from kedge.testing import TestServer, serve
 
+PATIENCE = 30.0
+"""How long a test waits for what must happen soon, on a busy machine."""
+
 Checked = Callable[[Any], dict[str, Any]]
 
 
@@ -28,7 +31,7 @@ def server() -> Iterator[TestServer]:
 @pytest.fixture(scope="session")
 def transport() -> Iterator[httpx2.Client]:
     """The connections of every client: making their TLS context takes longer than most tests."""
-    with httpx2.Client() as made:
+    with httpx2.Client(timeout=PATIENCE) as made:
         yield made
 
 
@@ -54,7 +57,7 @@ def client(server: TestServer, connect: Connect) -> OpenAI:
 @pytest.fixture
 def http(server: TestServer) -> Iterator[httpx2.Client]:
     """A plain HTTP client, for what the official client would not send."""
-    with httpx2.Client(base_url=server.url, verify=False) as made:
+    with httpx2.Client(base_url=server.url, verify=False, timeout=PATIENCE) as made:
         yield made
 
 

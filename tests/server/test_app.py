@@ -13,6 +13,9 @@ from kedge.server.app import ROUTES
 from kedge.server.settings import Limits
 from kedge.testing import TestServer, serve
 
+PATIENCE = 30.0
+"""How long a test waits for what must happen soon, on a busy machine."""
+
 HELLO: dict[str, Any] = {"model": "m", "input": "hello"}
 
 
@@ -76,13 +79,18 @@ def test_only_json_is_taken(http: httpx2.Client, kind: str | None) -> None:
 def test_a_body_that_is_too_large_is_413() -> None:
     """Declared or not: it is not even read to the end."""
     with serve(limits=Limits(body_bytes=1000)) as server:
-        small = httpx2.post(f"{server.base_url}/responses", verify=False, json=HELLO)
+        small = httpx2.post(
+            f"{server.base_url}/responses", verify=False, timeout=PATIENCE, json=HELLO
+        )
         assert small.status_code == 200
         big = {"model": "m", "input": "x" * 2000}
-        declared = httpx2.post(f"{server.base_url}/responses", verify=False, json=big)
+        declared = httpx2.post(
+            f"{server.base_url}/responses", verify=False, timeout=PATIENCE, json=big
+        )
         chunked = httpx2.post(
             f"{server.base_url}/responses",
             verify=False,
+            timeout=PATIENCE,
             content=iter([b'{"model":"m","input":"'] + [b"x" * 100] * 20 + [b'"}']),
             headers={"content-type": "application/json"},
         )
@@ -93,8 +101,7 @@ def test_a_body_that_is_too_large_is_413() -> None:
 
 def raw_exchange(server: TestServer, *sent: bytes) -> bytes:
     """Send bytes and read until the server closes."""
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection(server.address, timeout=PATIENCE) as connection:
         for part in sent:
             connection.sendall(part)
         received = b""
@@ -116,14 +123,15 @@ def test_a_body_that_does_not_come_is_given_up() -> None:
     assert b"request_timeout" in answer
 
 
-@pytest.mark.parametrize(("size", "status"), [(8192, b"431"), (200_000, b"400")])
-def test_headers_have_a_limit(size: int, status: bytes) -> None:
-    """Beyond it the server refuses; far beyond it, before it has read them."""
+@pytest.mark.parametrize("size", [8192, 200_000])
+def test_headers_have_a_limit(size: int) -> None:
+    """Beyond it the server refuses: with an error of the API, or before it has read them all."""
     with serve(limits=Limits(header_bytes=4096)) as server:
         request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX: "
-        answer = raw_exchange(server, request, b"x" * size, b"\r\n\r\n")
-    reset = not answer and size > 65_536
-    assert reset or answer.startswith(b"HTTP/1.1 " + status)
+        answer = raw_exchange(server, request + b"x" * size + b"\r\n\r\n")
+    status = answer[9:12]
+    assert status in ({b"431", b"400"} if size < 65_536 else {b"400", b""})
+    assert status != b"431" or b"request_headers_too_large" in answer
 
 
 def test_parameters_nested_too_deeply_are_refused(http: httpx2.Client) -> None:
@@ -139,7 +147,10 @@ def test_parameters_nested_too_deeply_are_refused(http: httpx2.Client) -> None:
 
 def test_a_token_is_required_where_one_is_set() -> None:
     """No token, another scheme, a wrong token: 401; the right one: 200; health is open."""
-    with serve(token="sésame") as server, httpx2.Client(base_url=server.url, verify=False) as http:
+    with (
+        serve(token="sésame") as server,
+        httpx2.Client(base_url=server.url, verify=False, timeout=PATIENCE) as http,
+    ):
         for given, code in (
             (None, None),
             ("Basic c3Nh", None),
@@ -206,7 +217,7 @@ def test_the_access_log_does_not_tell_what_was_said(caplog: pytest.LogCaptureFix
     with (
         caplog.at_level(logging.DEBUG, logger="kedge"),
         serve() as server,
-        httpx2.Client(base_url=server.url, verify=False) as http,
+        httpx2.Client(base_url=server.url, verify=False, timeout=PATIENCE) as http,
     ):
         answer = http.post(
             "/v1/responses?key=hidden",

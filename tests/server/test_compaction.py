@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import BadRequestError, NotFoundError, OpenAI
 
-from kedge.server.coherence import START
+from kedge.server.coherence import START, check_complete
 from kedge.server.compaction import compact
 from kedge.server.models import PracticeModel
 from kedge.testing import TestServer, serve
@@ -264,7 +264,7 @@ def test_compaction_never_parts_a_call_from_its_result(parts: list[Any], most: i
             case _:
                 items.append(part)
     kept = compact(items, most)
-    START.extend(kept).check_complete()
+    check_complete(*START.followed(kept))
     assert kept[-1:] == items[-1:]
     questions = [item for item in items if item.get("role") == "user"]
     assert questions[-1:] == [item for item in kept if item.get("role") == "user"][-1:]

@@ -84,7 +84,10 @@ def test_a_killed_server_keeps_every_finished_response(tmp_path: Path) -> None:
     """Another start finds the database whole, and no response for ever in progress."""
     db = tmp_path / "server.db"
     witnesses = killed(db)
-    with serve(db=str(db)) as server, httpx2.Client(base_url=server.base_url, verify=False) as http:
+    with (
+        serve(db=str(db)) as server,
+        httpx2.Client(base_url=server.base_url, verify=False, timeout=PATIENCE) as http,
+    ):
         assert server.call(lambda s: s._database.crashed)
         assert server.call(lambda s: s._database.run("PRAGMA integrity_check").fetchone()) == (
             "ok",
@@ -115,11 +118,16 @@ def test_a_response_cut_off_by_a_crash_is_failed(tmp_path: Path) -> None:
         assert process.stdout is not None
         base_url = json.loads(process.stdout.readline())["base_url"]
         body = {"model": "m", "input": "two words", "stream": True}
-        with httpx2.stream("POST", f"{base_url}/responses", json=body, verify=False) as stream:
+        with httpx2.stream(
+            "POST", f"{base_url}/responses", json=body, verify=False, timeout=PATIENCE
+        ) as stream:
             line = next(line for line in stream.iter_lines() if line.startswith("data: "))
             process.kill()
     id_ = json.loads(line.removeprefix("data: "))["response"]["id"]
-    with serve(db=str(db)) as server, httpx2.Client(base_url=server.base_url, verify=False) as http:
+    with (
+        serve(db=str(db)) as server,
+        httpx2.Client(base_url=server.base_url, verify=False, timeout=PATIENCE) as http,
+    ):
         kept = http.get(f"/responses/{id_}").json()
         assert kept["status"] == "failed"
         assert kept["error"]["code"] == "server_error"

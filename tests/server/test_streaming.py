@@ -11,6 +11,9 @@ from openai import OpenAI
 from kedge.server.models import Piece, PracticeModel, Prompt
 from kedge.testing import TestServer, serve
 
+PATIENCE = 30.0
+"""How long a test waits for what must happen soon, on a busy machine."""
+
 Scripted = Callable[..., PracticeModel]
 
 CheckEvent = Callable[[dict[str, Any]], None]
@@ -29,7 +32,9 @@ def stream(check_event: CheckEvent) -> Stream:
 
     def run(server: TestServer, **body: Any) -> list[dict[str, Any]]:
         asked = {"model": "m", "stream": True, **body}
-        answer = httpx2.post(f"{server.base_url}/responses", verify=False, json=asked)
+        answer = httpx2.post(
+            f"{server.base_url}/responses", verify=False, timeout=PATIENCE, json=asked
+        )
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
         *told, last = frames(answer.text)
@@ -157,6 +162,7 @@ def test_errors_before_the_stream_are_plain_json(server: TestServer) -> None:
     answer = httpx2.post(
         f"{server.base_url}/responses",
         verify=False,
+        timeout=PATIENCE,
         json={"model": "m", "stream": True, "input": "x", "previous_response_id": "resp_x"},
     )
     assert answer.status_code == 400
@@ -195,11 +201,14 @@ def test_a_model_that_fails_ends_the_stream_with_a_failure(stored: bool, stream:
         assert failed["status"] == "failed"
         assert failed["error"]["code"] == "server_error"
         if stored:
-            kept = httpx2.get(f"{server.base_url}/responses/{failed['id']}", verify=False).json()
+            kept = httpx2.get(
+                f"{server.base_url}/responses/{failed['id']}", verify=False, timeout=PATIENCE
+            ).json()
             assert kept == failed
             after = httpx2.post(
                 f"{server.base_url}/responses",
                 verify=False,
+                timeout=PATIENCE,
                 json={"model": "m", "input": "x", "previous_response_id": failed["id"]},
             )
             assert after.json()["error"]["code"] == "previous_response_not_completed"
@@ -209,7 +218,10 @@ def test_a_model_that_fails_whole_is_a_server_error() -> None:
     """Without a stream the client gets a 500 in the shape of the API."""
     with serve(model=Failing()) as server:
         answer = httpx2.post(
-            f"{server.base_url}/responses", verify=False, json={"model": "m", "input": "x"}
+            f"{server.base_url}/responses",
+            verify=False,
+            timeout=PATIENCE,
+            json={"model": "m", "input": "x"},
         )
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"

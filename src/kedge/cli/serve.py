@@ -169,5 +169,7 @@ def run(settings: "Settings", host: str, port: int, *, as_json: bool) -> None:
 
 def log_to_stderr() -> None:
     """Write the access log, and what goes wrong, to the standard error."""
-    logging.basicConfig(format="%(asctime)s %(name)s %(message)s", level=logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
+    logging.getLogger().addHandler(handler)
     logging.getLogger("kedge").setLevel(logging.INFO)

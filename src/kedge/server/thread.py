@@ -27,7 +27,7 @@ class ServerThread:
         app = create_app(settings, observe)
         self._service: Service = app.state.service
         self._socket = bind("127.0.0.1", 0)
-        self._address: tuple[str, int] = self._socket.getsockname()
+        self.address: tuple[str, int] = self._socket.getsockname()
         self._ready = threading.Event()
         self._server = Server(app, started=self._ready.set)
         self._thread = threading.Thread(target=self._run, name="kedge-server", daemon=True)
@@ -35,7 +35,7 @@ class ServerThread:
     @property
     def url(self) -> str:
         """The address of the server: ``http://127.0.0.1:<port>``."""
-        host, port = self._address
+        host, port = self.address
         return f"http://{host}:{port}"
 
     @property
