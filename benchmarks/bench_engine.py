@@ -65,8 +65,8 @@ async def _conversations(base_url: str) -> tuple[list[list[float]], list[list[fl
     """CPU milliseconds of every turn, of the bare client and of ours, in alternating rounds."""
     from openai import AsyncOpenAI
 
-    from kedge.connect import connect
     from kedge.middleware import tools, with_middleware
+    from kedge.providers import connect
 
     async def add(a: int, b: int) -> int:
         """Add two numbers."""

@@ -12,6 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 HOMES: dict[str, str] = {
+    # Engines
+    "connect": "kedge.providers",
+    "run_sync": "kedge.loops",
+    "with_middleware": "kedge.middleware",
     # Turns
     "Turn": "kedge.turns",
     "assistant": "kedge.turns",
@@ -65,6 +69,9 @@ if TYPE_CHECKING:
     from kedge.errors import Unreachable as Unreachable
     from kedge.errors import Unsendable as Unsendable
     from kedge.errors import UnsupportedBlock as UnsupportedBlock
+    from kedge.loops import run_sync as run_sync
+    from kedge.middleware import with_middleware as with_middleware
+    from kedge.providers import connect as connect
     from kedge.turns import Turn as Turn
     from kedge.turns import assistant as assistant
     from kedge.turns import diff as diff

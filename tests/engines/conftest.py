@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kedge.connect import connect
 from kedge.engines import ResponsesEngine
+from kedge.providers import connect
 from kedge.testing import TestServer, serve
 
 Open = Callable[..., ResponsesEngine]

@@ -12,13 +12,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from kedge.connect import connect
 from kedge.engines import Engine
 from kedge.errors import EngineError
 from kedge.events import TextDelta
 from kedge.events.run import Healed
 from kedge.middleware import repair, with_middleware
 from kedge.planning import get_state
+from kedge.providers import connect
 from kedge.server.access import Exchange
 from kedge.testing import TestServer, serve
 from kedge.turns import Turn, user

@@ -8,10 +8,10 @@ import os
 
 import pytest
 
-from kedge.connect import connect
 from kedge.engines import ResponsesEngine
 from kedge.events.run import Healed
 from kedge.middleware import tools, with_middleware
+from kedge.providers import connect
 from kedge.turns import AssistantBlock, ToolResultBlock, Turn, user
 
 MODELS = os.environ.get("KEDGE_LIVE", "").split()

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from kedge.connect import connect
+from kedge.providers import connect
 from kedge.testing import NetworkForbidden, forbid_network, serve
 from kedge.turns import Turn, user
 

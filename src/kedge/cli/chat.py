@@ -17,7 +17,6 @@ import click
 
 from kedge.cli import chat_tools
 from kedge.cli.tool_paths import load_tool
-from kedge.connect import connect
 from kedge.engines import Engine, Stream
 from kedge.errors import KedgeError
 from kedge.events import Event, TextDelta
@@ -25,6 +24,7 @@ from kedge.events.run import FellBack, Healed, ServerForgot, ToolFinished
 from kedge.middleware import repair, system_prompt, tools, with_middleware
 from kedge.planning import MODES, RequestPlan
 from kedge.planning.explain import size
+from kedge.providers import connect
 from kedge.turns import AssistantBlock, Turn, user
 
 HELP = """\

@@ -9,9 +9,9 @@ from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Any
 
-from kedge.connect.providers import PROVIDERS
 from kedge.engines import Engine
 from kedge.errors import CannotConnect
+from kedge.providers.known import PROVIDERS
 
 GROUP = "kedge.providers"
 

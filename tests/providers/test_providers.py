@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-import kedge.connect
-from kedge.connect import connect
+import kedge.providers
 from kedge.engines import ResponsesEngine
 from kedge.errors import CannotConnect
 from kedge.loops import run_sync
+from kedge.providers import connect
 from kedge.turns import Turn, user
 
 
@@ -72,7 +72,7 @@ def test_other_packages_add_providers(monkeypatch: pytest.MonkeyPatch) -> None:
             return lambda rest, **settings: asked.append((rest, settings))
 
     monkeypatch.setattr(
-        kedge.connect, "entry_points", lambda **_: [Entry("mine"), Entry("practice")]
+        kedge.providers, "entry_points", lambda **_: [Entry("mine"), Entry("practice")]
     )
     connect("mine:model", size=1)
     assert asked == [("model", {"size": 1})]

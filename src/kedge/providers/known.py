@@ -61,7 +61,7 @@ def any_server(rest: str, **settings: Any) -> Engine:
 
 def practice(rest: str, **settings: Any) -> Engine:
     """``practice``: the built-in model, on a server that runs inside this process."""
-    from kedge.connect.embedded import embedded_server
+    from kedge.providers.embedded import embedded_server
 
     if rest not in ("", "practice"):
         raise CannotConnect(f"there is one practice model, without a name; drop {rest!r}")
