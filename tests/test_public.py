@@ -93,5 +93,7 @@ def test_importing_the_root_loads_nothing_else() -> None:
 
 def test_the_pure_core_loads_no_sdk() -> None:
     """Making Turns needs neither an SDK nor an event loop."""
-    loaded = fresh("from kedge import *; Turn([user('hi')]); import sys; print(*sys.modules)")
+    loaded = fresh(
+        "from kedge import Turn, user; Turn([user('hi')]); import sys; print(*sys.modules)"
+    )
     assert not set(HEAVY) & set(loaded.split())

@@ -1,6 +1,7 @@
 """Promises that the repository as a whole keeps."""
 
 import ast
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -17,3 +18,19 @@ def test_every_test_says_in_one_line_what_it_shows() -> None:
         and not ast.get_docstring(node)
     ]
     assert silent == []
+
+
+def test_every_link_of_the_documents_leads_somewhere() -> None:
+    """Links to files of the repository name files that are there."""
+    broken = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+        for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text())
+        if not (page.parent / target).exists()
+    ]
+    assert broken == []
+
+
+def test_the_readme_is_short() -> None:
+    """The README stays under 150 lines."""
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150
