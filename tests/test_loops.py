@@ -1,0 +1,58 @@
+"""One way from sync code into async code, and things that live as long as a loop."""
+
+import pytest
+
+from kedge import KedgeError, run_sync
+from kedge.loops import PerLoop
+
+
+class Thing:
+    """Something that must be closed in the loop that made it."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def test_a_coroutine_is_run_to_its_end() -> None:
+    """Values come back, and errors are raised."""
+
+    async def work() -> int:
+        return 5
+
+    async def fail() -> None:
+        raise ValueError("no")
+
+    assert run_sync(work()) == 5
+    with pytest.raises(ValueError, match="no"):
+        run_sync(fail())
+
+
+def test_each_loop_has_a_thing_of_its_own_and_closes_it() -> None:
+    """What a loop opened is closed before the loop ends."""
+    made: list[Thing] = []
+
+    def make() -> Thing:
+        made.append(Thing())
+        return made[-1]
+
+    things = PerLoop(make, lambda thing: thing.close())
+
+    async def use() -> None:
+        assert things.get() is things.get()
+
+    run_sync(use())
+    run_sync(use())
+    assert [thing.closed for thing in made] == [True, True]
+
+
+async def test_inside_a_loop_await_is_the_way() -> None:
+    """run_sync says so instead of blocking the loop."""
+
+    async def work() -> None:
+        pass
+
+    with pytest.raises(KedgeError, match="use await"):
+        run_sync(work())
