@@ -2,8 +2,8 @@
 
 Each server is a process of its own, and its own processor time is read before and after a round of
 requests; rounds alternate between the servers, and the least of each counts. The bare echo reads and
-writes JSON of the same sizes; the bare generator streams the same bytes, event by event. Both sides
-write their access logs, ours keeps its responses in a file.
+writes JSON of the same sizes; the bare generator streams the same bytes, event by event. Ours is
+the command ``kedge serve`` with a database in a file; neither side writes an access log.
 
 ``KEDGE_BENCH_REQUESTS`` sets how many requests the memory figure takes (5,000 by default, which
 shows a leak; 100,000 takes some minutes and shows that nothing else grows either).
