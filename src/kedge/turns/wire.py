@@ -6,6 +6,7 @@ kept in the block's ``extra["item"]``; of these only the ones in ``CARRIED`` are
 that cannot be read without losing something is not read: it becomes an ``OpaqueBlock``, whole.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -48,6 +49,26 @@ Item = dict[str, Any]
 CARRIED = ("phase", "namespace", "caller", "async")
 """Members of a provider's item that mean something to the model and are sent again as they came."""
 
+NEEDS_ID = {
+    "file_search_call": "fs",
+    "code_interpreter_call": "ci",
+    "image_generation_call": "ig",
+    "mcp_call": "mcp",
+    "mcp_list_tools": "mcpl",
+}
+"""Item types that a server takes only with an id, and how such an id begins."""
+NEEDS_STATUS = frozenset(
+    {
+        "apply_patch_call",
+        "code_interpreter_call",
+        "file_search_call",
+        "image_generation_call",
+        "local_shell_call",
+        "web_search_call",
+    }
+)
+"""Item types that a server takes only with their status."""
+
 
 def item_from_block(block: Block) -> Item:
     """The item for this block, without provider id, status or nulls."""
@@ -68,7 +89,7 @@ def item_from_block(block: Block) -> Item:
         case ReasoningBlock():
             return _reasoning_item(block)
         case OpaqueBlock():
-            return thaw(essence(block.item))
+            return _opaque_item(block)
         case UnknownBlock():
             raise UnsupportedBlock(
                 f"block {block.id} is of a kind this Kedge does not know "
@@ -126,6 +147,17 @@ def _reasoning_item(block: ReasoningBlock) -> Item:
         item["content"] = [{"type": "reasoning_text", "text": text} for text in block.texts]
     if block.encrypted_content:
         item["encrypted_content"] = block.encrypted_content
+    return item
+
+
+def _opaque_item(block: OpaqueBlock) -> Item:
+    item = thaw(essence(block.item))
+    if block.type in NEEDS_ID:
+        # A name made up for this block: the provider's own is planning's to give back, ours stays here.
+        name = hashlib.sha256(f"kedge.item/1 {block.id}".encode()).hexdigest()[:32]
+        item["id"] = f"{NEEDS_ID[block.type]}_{name}"
+    if block.type in NEEDS_STATUS and isinstance(block.item.get("status"), str):
+        item["status"] = block.item["status"]
     return item
 
 
