@@ -11,7 +11,20 @@ With pytest the fixture ``kedge_server`` is there by itself. Nothing here needs 
 ``forbid_network()`` makes sure that nothing leaves this machine meanwhile.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from kedge.testing.network import NetworkForbidden, forbid_network
-from kedge.testing.serving import TestServer, serve
+
+if TYPE_CHECKING:
+    from kedge.testing.serving import TestServer, serve
 
 __all__ = ["NetworkForbidden", "TestServer", "forbid_network", "serve"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the server when it is first asked for: pytest loads this package in every run."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from kedge.testing import serving
+
+    return getattr(serving, name)

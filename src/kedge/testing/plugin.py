@@ -1,0 +1,18 @@
+"""The pytest plugin: one fixture, found by pytest itself wherever Kedge is installed."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from kedge.testing.serving import TestServer
+
+
+@pytest.fixture
+def kedge_server() -> "Iterator[TestServer]":
+    """A Responses API server of its own for the test, empty, on a free port of this machine."""
+    from kedge.testing.serving import serve
+
+    with serve() as server:
+        yield server
