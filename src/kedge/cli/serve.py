@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kedge.server.settings import Settings
 
 DAY = 86_400
+MEGABYTE = 1_000_000
 
 
 def default_db() -> Path:
@@ -80,6 +81,13 @@ def is_loopback(host: str) -> bool:
     help="Seconds between two words of a stream.",
 )
 @click.option(
+    "--max-body-mb",
+    default=32.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="The largest request, in megabytes.",
+)
+@click.option(
     "--fault",
     "faults",
     multiple=True,
@@ -97,13 +105,14 @@ def command(
     zero_data_retention: bool,
     model: str,
     pace: float,
+    max_body_mb: float,
     faults: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Serve the Responses API from this machine."""
     from kedge.server.faults import Faults
     from kedge.server.guard import LOOPBACK_NAMES
-    from kedge.server.settings import Settings
+    from kedge.server.settings import Limits, Settings
 
     local = is_loopback(host)
     if not local and not token:
@@ -122,6 +131,7 @@ def command(
             retention=retention_days * DAY,
             zero_data_retention=zero_data_retention,
             model=find_model(model, pace),
+            limits=Limits(body_bytes=int(max_body_mb * MEGABYTE)),
             hosts=LOOPBACK_NAMES if local and not token else None,
             faults=Faults(faults) if faults else None,
         )

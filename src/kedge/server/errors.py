@@ -354,7 +354,7 @@ READ_TOO_SLOW = Situation(
 )
 BODY_TOO_LARGE = Situation(
     "The request body is larger than {most} bytes. Send less, or start the server with a larger "
-    "limit.",
+    "--max-body-mb.",
     status=413,
     code="request_too_large",
 )

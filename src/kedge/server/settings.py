@@ -16,7 +16,7 @@ DAY = 86_400.0
 class Limits:
     """What one request may take of the server."""
 
-    body_bytes: int = 32 * 1024 * 1024
+    body_bytes: int = 32_000_000
     header_bytes: int = 32 * 1024
     read_seconds: float = 60.0
     answer_seconds: float = 600.0

@@ -1,11 +1,12 @@
 """The pytest plugin: one fixture, found by pytest itself wherever Kedge is installed."""
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kedge.testing.serving import TestServer
 
 
