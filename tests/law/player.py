@@ -16,7 +16,7 @@ from kedge.engines import Engine
 from kedge.errors import EngineError
 from kedge.events import TextDelta
 from kedge.events.run import Healed
-from kedge.middleware import repair, with_middleware
+from kedge.middleware import repair, two_phase, with_middleware
 from kedge.planning import get_state
 from kedge.providers import connect
 from kedge.server.access import Exchange
@@ -105,7 +105,7 @@ class Player:
                 clock=lambda: self.clock,
             )
             self.servers.append(server)
-            self.engines.append(with_middleware(engine, repair()))
+            self.engines.append(engine)
             self.stack.push_async_callback(engine.aclose)
         return self
 
@@ -147,7 +147,7 @@ class Player:
         known = self._known(asked)
         since = len(self.server.requests)
         streaming = self.rng.random() < 0.5
-        engine = self.engines[self.where]
+        engine = self._engine()
         healed = 0
         try:
             async with engine.stream(asked, tools=TOOLS, streaming=streaming, **options) as stream:
@@ -160,8 +160,9 @@ class Player:
             self.turn = error.turn or asked
         else:
             self.turn = stream.turn
-            self._judge(since, known, chained=not options)
-            self._remember(stored=not options)
+            finished = stream.answers[-1].turn  # as the engine left it, before any way out
+            self._judge(finished, since, known, chained=not options)
+            self._remember(finished, stored=not options)
         self.tally.healed += healed
         self.server.faults.clear()
 
@@ -169,7 +170,7 @@ class Player:
         """Say something, and stop listening at the first word."""
         asked = answered(self.turn).append(user("Write 60 words."))
         try:
-            async with self.engines[self.where].stream(asked) as stream:
+            async with self._engine().stream(asked) as stream:
                 async for event in stream:
                     if isinstance(event, TextDelta):
                         break
@@ -177,6 +178,26 @@ class Player:
             asked = error.turn or asked
         self.turn = asked
         self.server.faults.clear()
+
+    def _engine(self) -> Engine:
+        """The engine, now and then under a middleware that edits the Turn on its way in or out."""
+        edit = EDITS[self.rng.choice(list(EDITS))]
+        before, after = self.rng.choices(("edit", ""), (1, 3), k=2)
+
+        def edited(turn: Turn) -> Turn:
+            return edit(turn, self.rng)
+
+        layers = [repair()]
+        if before:
+            layers.insert(0, two_phase(edited, name="in"))
+        if after and not before:
+            layers.insert(0, two_phase(None, self._shuffled, name="out"))
+        return with_middleware(self.engines[self.where], *layers)
+
+    def _shuffled(self, turn: Turn) -> Turn:
+        """What a middleware may do on the way out without touching the answer: edit the past."""
+        kept = [block for block in turn.blocks if block.response_id != turn.blocks[-1].response_id]
+        return turn.remove(self.rng.choice(kept).id) if kept else turn
 
     def disturb(self, name: str) -> None:
         """Do something to the server, or go elsewhere."""
@@ -201,11 +222,11 @@ class Player:
                 self.branches.append(self.turn)
                 self.rng.shuffle(self.branches)
 
-    def _judge(self, since: int, known: list[Held], *, chained: bool) -> None:
+    def _judge(self, turn: Turn, since: int, known: list[Held], *, chained: bool) -> None:
         exchanges = [e for e in self.server.requests[since:] if _asks(e)]
         self.tally.requests += len(exchanges)
         self.tally.rejected += sum(exchange.status >= 400 for exchange in exchanges)
-        spoken = sent(self.turn)
+        spoken = sent(turn)
         if seen(exchanges[-1].context) != spoken:
             self.tally.incoherent += 1
             words = f"seen {seen(exchanges[-1].context)}\nsaid {spoken}"
@@ -234,11 +255,11 @@ class Player:
         lengths = [len(each.said) for each in known if tuple(spoken[: len(each.said)]) == each.said]
         return weight(spoken[max(lengths, default=0) :])
 
-    def _remember(self, *, stored: bool) -> None:
-        response_id = self.turn.blocks[-1].response_id
+    def _remember(self, turn: Turn, *, stored: bool) -> None:
+        response_id = turn.blocks[-1].response_id
         if response_id and response_id not in self.held:
             self.held[response_id] = Held(
-                self.where, tuple(said(self.turn.blocks)), stored, self.clock + MONTH - HOUR
+                self.where, tuple(said(turn.blocks)), stored, self.clock + MONTH - HOUR
             )
 
     def _learn(self, healed: Healed) -> None:

@@ -5,7 +5,6 @@ was sent and at what the model saw. ``seen(context) == sent(turn)`` is the law.
 """
 
 import re
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,20 +32,6 @@ from kedge.turns import (
     user,
 )
 from wire import said, seen, sent
-
-
-@pytest.fixture
-def server() -> Iterator[TestServer]:
-    """A strict local server of its own."""
-    with serve() as running:
-        yield running
-
-
-@pytest.fixture
-async def engine(server: TestServer) -> AsyncIterator[ResponsesEngine]:
-    """An engine for that server."""
-    async with opened(server) as made:
-        yield made
 
 
 def law(server: TestServer, turn: Turn) -> None:
