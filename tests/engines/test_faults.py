@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from httpx2 import AsyncClient
 
 from engines.conftest import opened
 from engines.test_responses import last_text, talk
@@ -174,3 +175,39 @@ def test_no_fault_is_left_out() -> None:
     page = (Path(__file__).parents[2] / "docs" / "faults.md").read_text()
     documented = set(re.findall(r"^\| `(\w+)", page, re.MULTILINE)) - {"not_found"}
     assert {fault.partition("=")[0].partition(",")[0] for fault in FAULTS} == documented
+
+
+async def test_a_broken_connection_keeps_what_had_arrived(server: TestServer) -> None:
+    """The error of a broken stream holds the words so far, the Turn and the plan."""
+    server.faults.set("cut_after_events=8", times=1)
+    turn = Turn([user("Write 400 words.")])
+    async with opened(server) as engine:
+        with pytest.raises(StreamCut) as caught:
+            await outcome(engine, turn)
+    (half,) = caught.value.partial
+    assert half.metadata["partial"] is True
+    assert "RemoteProtocolError" in str(caught.value)
+    assert caught.value.turn == turn
+    assert caught.value.plan is not None
+
+
+async def test_an_answer_that_ended_is_whole_though_its_connection_broke(
+    server: TestServer,
+) -> None:
+    """After its last event nothing is missing, however badly the connection ends."""
+    turn = Turn([user("What is 2+3?")])
+    async with opened(server) as engine:
+        server.faults.set("cut_after_events=100")
+        assert "5" in last_text((await outcome(engine, turn))[0])
+        server.faults.set(f"cut_after_events={await events_of_a_stream(server)}")
+        finished, _ = await outcome(engine, turn)
+    assert "5" in last_text(finished)
+    assert len(get_state(finished).anchors) == 1
+
+
+async def events_of_a_stream(server: TestServer) -> int:
+    """How many events the server sends for that question."""
+    async with AsyncClient(base_url=server.base_url) as client:
+        asked = {"model": "practice", "input": "What is 2+3?", "stream": True}
+        answer = await client.post("/responses", json=asked)
+    return answer.text.count("event:")

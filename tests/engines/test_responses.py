@@ -1,5 +1,6 @@
 """ResponsesEngine against the strict local server, through the real client, on a real socket."""
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -295,3 +296,24 @@ async def test_several_conversations_run_at_once(server: TestServer) -> None:
                 group.start_soon(one, number)
     for number, turn in results.items():
         assert f"I am {number}." in last_text(turn)
+
+
+async def test_a_stream_left_early_closes_its_connection_and_everything_in_it(
+    server: TestServer,
+) -> None:
+    """Nothing of ours goes on behind the back of whoever left: no generator waits to be collected."""
+    made: list[str] = []
+    before = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(finalizer=lambda gen: made.append(str(gen)))
+    try:
+        async with (
+            opened(server) as engine,
+            engine.stream(Turn([user("Write 400 words.")])) as stream,
+        ):
+            async for event in stream:
+                if isinstance(event, TextDelta):
+                    break
+    finally:
+        sys.set_asyncgen_hooks(*before)
+    ours = {"read", "Transport._chunks", "Stream.__aiter__", "ResponsesEngine._decoded"}
+    assert not [each for each in made if any(f" {name} " in each for name in ours)]

@@ -46,8 +46,8 @@ def taken_down(
     )
 
 
-def raise_for(outcome: Outcome, provider: str, turn: Turn) -> None:
-    """Raise unless the answer is whole."""
+def raise_for(outcome: Outcome, provider: str, turn: Turn, broken: StreamCut | None = None) -> None:
+    """Raise unless the answer is whole; ``broken`` tells how its connection ended, if badly."""
     error: EngineError
     match outcome.status:
         case "completed":
@@ -60,7 +60,7 @@ def raise_for(outcome: Outcome, provider: str, turn: Turn) -> None:
             error = ServerFailed(words, provider=provider, code=outcome.code, retryable=True)
         case "cut":
             words = "the stream ended before the answer did; nothing of the Turn is lost"
-            error = StreamCut(words, provider=provider, retryable=True)
+            error = broken or StreamCut(words, provider=provider, retryable=True)
     error.turn = turn
     error.partial = outcome.blocks
     raise error

@@ -11,7 +11,7 @@ what it wraps, so a stack of them is an engine too.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -146,20 +146,23 @@ class Stream(AbstractAsyncContextManager["Stream"]):
             pass
         return self.turn
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        async for event in self._events:
-            match event:
-                case TurnFinished():
-                    self._turn = event.turn
-                case RequestPlanned():
-                    self.plans.append(event.plan)
-                case AnswerFinished():
-                    self.answers.append(event)
-                case TurnEdited():
-                    self.trace.append(event)
-                case _:
-                    pass
-            yield event
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        event = await anext(self._events)
+        match event:
+            case TurnFinished():
+                self._turn = event.turn
+            case RequestPlanned():
+                self.plans.append(event.plan)
+            case AnswerFinished():
+                self.answers.append(event)
+            case TurnEdited():
+                self.trace.append(event)
+            case _:
+                pass
+        return event
 
     async def __aenter__(self) -> Self:
         return self

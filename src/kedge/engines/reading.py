@@ -1,21 +1,27 @@
 """Reading an answer: events of a stream as they come, or of a whole response at once."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from kedge.engines.transport import Reply
-from kedge.errors import ServerFailed
+from kedge.errors import ServerFailed, StreamCut
 from kedge.events import StreamEvent
 from kedge.events.responses import ResponsesDecoder
 
 
-async def read(decoder: ResponsesDecoder, reply: Reply) -> AsyncIterator[StreamEvent]:
-    """The events of the answer, whichever way it comes."""
+async def read(decoder: ResponsesDecoder, reply: Reply) -> AsyncGenerator[StreamEvent]:
+    """The events of the answer, whichever way it comes; a broken connection is the last to be told."""
+    cut: StreamCut | None = None
     if reply.is_stream:
-        async for chunk in reply.chunks:
-            for event in decoder.feed(chunk):
-                yield event
+        try:
+            async with aclosing(reply.chunks) as chunks:
+                async for chunk in chunks:
+                    for event in decoder.feed(chunk):
+                        yield event
+        except StreamCut as error:
+            cut = error
     else:
         body = b"".join([chunk async for chunk in reply.chunks])
         whole = _parsed(body, reply.request_id)
@@ -28,6 +34,8 @@ async def read(decoder: ResponsesDecoder, reply: Reply) -> AsyncIterator[StreamE
                 yield event
     for event in decoder.close():
         yield event
+    if cut:
+        raise cut
 
 
 def _parsed(body: bytes, request_id: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from kedge.engines.refusals import Sent, classify
 from kedge.engines.transport import Transport
 from kedge.engines.ways import Way, make_body, what_matters
 from kedge.engines.witness import forgot_by_echo, forgot_by_usage
-from kedge.errors import ChainRefused, EngineError, RequestRefused
+from kedge.errors import ChainRefused, EngineError, RequestRefused, StreamCut
 from kedge.events import ResponseStarted, StreamEvent, StreamFailed
 from kedge.events.assembler import Assembler
 from kedge.events.responses import ResponsesDecoder
@@ -192,15 +192,19 @@ class ResponsesEngine(Engine):
     ) -> Events:
         """Send one request; tell what comes back; end with ``AnswerFinished``."""
         assembler, decoder, shown = Assembler(), ResponsesDecoder(), False
-        async with aclosing(self._decoded(decoder, plan, body, sent)) as decoded:
-            async for event in decoded:
-                if isinstance(event, ResponseStarted) and forgot_by_echo(event, plan):
-                    raise _Refused("forgot", _forgotten(self.name))
-                if isinstance(event, StreamFailed) and not shown:
-                    self._raise_if_healable(_failure(event, self.name), sent)
-                assembler.feed(event)
-                shown = shown or (body["stream"] and isinstance(event, SHOWN))
-                yield event
+        cut: StreamCut | None = None
+        try:
+            async with aclosing(self._decoded(decoder, plan, body, sent)) as decoded:
+                async for event in decoded:
+                    if isinstance(event, ResponseStarted) and forgot_by_echo(event, plan):
+                        raise _Refused("forgot", _forgotten(self.name))
+                    if isinstance(event, StreamFailed) and not shown:
+                        self._raise_if_healable(_failure(event, self.name), sent)
+                    assembler.feed(event)
+                    shown = shown or (body["stream"] and isinstance(event, SHOWN))
+                    yield event
+        except StreamCut as error:
+            cut = error  # which matters only if the answer had not ended
         outcome = assembler.finish()
         forgot = outcome.completed and forgot_by_usage(outcome.usage, plan, body)
         if forgot and not shown:
@@ -220,7 +224,7 @@ class ResponsesEngine(Engine):
             forgot=forgot,
         )
         note_outcome(outcome, decoder.calls)
-        raise_for(outcome, self.name, finished)
+        raise_for(outcome, self.name, finished, cut)
         yield AnswerFinished(outcome, finished, plan)
 
     async def _decoded(
@@ -234,8 +238,8 @@ class ResponsesEngine(Engine):
             posted = self.transport.post(
                 "/responses", content, streaming=body["stream"], retry=retry
             )
-            async with posted as reply:
-                async for event in read(decoder, reply):
+            async with posted as reply, aclosing(read(decoder, reply)) as events:
+                async for event in events:
                     yield event
         except RequestRefused as error:
             note_refusal(error)

@@ -6,8 +6,8 @@ an ``EngineError`` here, with the server's own words and without the key.
 """
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,7 +35,7 @@ class Reply:
     """An answer whose body is still on its way."""
 
     request_id: str
-    chunks: AsyncIterator[bytes]
+    chunks: AsyncGenerator[bytes]
     is_stream: bool
 
 
@@ -98,10 +98,12 @@ class Transport:
 
     async def _chunks(
         self, client: "AsyncOpenAI", response: "httpx2.Response"
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
+        received = response.aiter_bytes()
         with self._translating(client, streaming=True):
-            async for chunk in response.aiter_bytes():
-                yield chunk
+            async with aclosing(received) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
     def _translating(self, client: "AsyncOpenAI", *, streaming: bool = False) -> "_Translating":
         return _Translating(self.provider, client.api_key, streaming)
