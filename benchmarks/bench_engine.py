@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.servers import running
+from benchmarks.servers import kedge
 from benchmarks.table import Row
 
 TURNS = 60
@@ -46,7 +46,7 @@ def run() -> list[Row]:
     """Measure turns, a full resend, and the import."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        running("kedge", str(Path(folder) / "bench.sqlite3")) as server,
+        kedge(str(Path(folder) / "bench.sqlite3")) as server,
     ):
         base_url = f"http://127.0.0.1:{server.port}/v1"
         bare, ours, full = asyncio.run(_conversations(base_url))
