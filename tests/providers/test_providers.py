@@ -9,6 +9,7 @@ from kedge.engines import ResponsesEngine
 from kedge.errors import CannotConnect
 from kedge.loops import run_sync
 from kedge.providers import connect
+from kedge.testing import TestServer
 from kedge.turns import Turn, user
 
 
@@ -77,3 +78,52 @@ def test_other_packages_add_providers(monkeypatch: pytest.MonkeyPatch) -> None:
     connect("mine:model", size=1)
     assert asked == [("model", {"size": 1})]
     assert isinstance(connect("practice"), ResponsesEngine)
+
+
+def test_azure_is_reached_by_either_form_of_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path that the portal shows is not added a second time."""
+    monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", "https://mine.openai.azure.com/openai/v1/")
+    engine = connect("azure:mine", api_key="k-1234")
+    assert isinstance(engine, ResponsesEngine)
+    assert engine.scope.startswith("azure/mine.openai.azure.com/openai/v1/")
+
+
+def scope_of(model: str, **settings: Any) -> str:
+    """The scope of an engine that is never asked anything."""
+    engine = connect(model, **{"api_key": "k-1234", **settings})
+    assert isinstance(engine, ResponsesEngine)
+    return engine.scope
+
+
+def test_whose_account_pays_is_part_of_the_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Projects and headers of the caller, and those that the client takes from the environment."""
+    plain = scope_of("openai:gpt-5.1")
+    assert scope_of("openai:gpt-5.1", default_headers={"X-Tag": "t"}) == plain
+    assert scope_of("openai:gpt-5.1", default_headers={"Authorization": "Bearer b"}) != plain
+    elsewhere = scope_of("xai:grok-4")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj_1")
+    assert scope_of("openai:gpt-5.1") not in (plain, "")
+    assert scope_of("openai:gpt-5.1") == scope_of("openai:gpt-5.1", project="proj_1")
+    assert scope_of("xai:grok-4") == elsewhere
+
+
+def test_other_servers_are_not_told_who_pays_at_openai(
+    kedge_server: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client would send its organisation everywhere; Kedge sends it only where it was asked to."""
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
+    address = f"responses:{kedge_server.base_url}#practice"
+    run_sync(connect(address).run(Turn([user("Hello")])))
+    run_sync(connect(address, organization="org-2").run(Turn([user("Hello")])))
+    told = [each.headers.get("openai-organization") for each in kedge_server.requests]
+    assert told == [None, "org-2"]
+
+
+def test_a_key_is_taken_without_its_line_end_or_not_at_all(kedge_server: TestServer) -> None:
+    """A key read from a file works; one that no server can have given is refused, unquoted."""
+    address = f"responses:{kedge_server.base_url}#practice"
+    run_sync(connect(address, api_key="sk-abc\n").run(Turn([user("Hello")])))
+    assert kedge_server.requests[-1].headers["authorization"] == "Bearer sk-abc"
+    with pytest.raises(CannotConnect, match="set it anew") as caught:
+        connect(address, api_key="sk-ab\u2026c")
+    assert "sk-ab" not in str(caught.value)

@@ -42,10 +42,13 @@ def note_mode(mode: str, wanted: str, reason: str) -> None:
 
 
 def note_refusal(error: EngineError) -> None:
-    """The server refused a request."""
-    code = error.code or str(error.status)
+    """The server refused a request, failed at it, or could not be reached."""
+    kind = type(error).__name__
+    code = error.code or str(error.status or kind)
     count("responses_rejected_total", code=code)
-    log.error("the server refused a request: %s", code, request_id=error.request_id)
+    log.error(
+        "the server did not answer a request: %s, %s", kind, code, request_id=error.request_id
+    )
 
 
 def note_healing(reason: str, lost: str) -> None:

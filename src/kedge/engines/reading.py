@@ -24,7 +24,7 @@ async def read(decoder: ResponsesDecoder, reply: Reply) -> AsyncGenerator[Stream
             cut = error
     else:
         body = b"".join([chunk async for chunk in reply.chunks])
-        whole = _parsed(body, reply.request_id)
+        whole = _parsed(body, reply)
         begun = {name: value for name, value in whole.items() if name != "output"}
         ended = f"response.{whole.get('status') or 'completed'}"
         # Only an escape can hide half a character; to look for one is cheaper than to walk the answer.
@@ -38,12 +38,16 @@ async def read(decoder: ResponsesDecoder, reply: Reply) -> AsyncGenerator[Stream
         raise cut
 
 
-def _parsed(body: bytes, request_id: str) -> dict[str, Any]:
+def _parsed(body: bytes, reply: Reply) -> dict[str, Any]:
     try:
         response = json.loads(body)
     except ValueError:
         response = None
-    if not isinstance(response, dict):
+    # What holds neither output nor a status is no answer, not even an empty one: some gateways
+    # report their troubles in an object of their own, with status 200.
+    if not isinstance(response, dict) or not response.keys() & {"output", "status"}:
         words = "the server answered with something that is not a response"
-        raise ServerFailed(words, request_id=request_id, retryable=True)
+        raise ServerFailed(
+            words, provider=reply.provider, request_id=reply.request_id, retryable=True
+        )
     return response  # pyright: ignore[reportUnknownVariableType]

@@ -32,7 +32,7 @@ from kedge.engines.transport import Transport
 from kedge.engines.ways import Way, make_body, what_matters
 from kedge.engines.witness import forgot_by_echo, forgot_by_usage
 from kedge.errors import ChainRefused, EngineError, RequestRefused, StreamCut
-from kedge.events import ResponseStarted, StreamEvent, StreamFailed
+from kedge.events import ResponseFailed, ResponseStarted, StreamEvent, StreamFailed
 from kedge.events.assembler import Assembler
 from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import (
@@ -240,11 +240,20 @@ class ResponsesEngine(Engine):
             )
             async with posted as reply, aclosing(read(decoder, reply)) as events:
                 async for event in events:
-                    yield event
-        except RequestRefused as error:
+                    yield self._clean(event)
+        except StreamCut:
+            raise  # whether that is a failure, the assembler will tell
+        except EngineError as error:
             note_refusal(error)
-            self._raise_if_healable(error, sent)
+            if isinstance(error, RequestRefused):
+                self._raise_if_healable(error, sent)
             raise
+
+    def _clean(self, event: StreamEvent) -> StreamEvent:
+        if not isinstance(event, StreamFailed | ResponseFailed):
+            return event
+        clean = self.transport.clean
+        return replace(event, message=clean(event.message), code=clean(event.code))
 
     def _raise_if_healable(self, error: EngineError, sent: Sent) -> None:
         reason = classify(error, sent)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     import httpx2
     from openai import APIStatusError, AsyncOpenAI
 
+NO_KEY = "none"
+"""What stands for a key where a server wants none: the client insists on one."""
+MAX_WORD = 200
 MAX_MESSAGE = 2_000
 """How much of a server's words goes into an error."""
 
@@ -34,6 +37,7 @@ MAX_MESSAGE = 2_000
 class Reply:
     """An answer whose body is still on its way."""
 
+    provider: str
     request_id: str
     chunks: AsyncGenerator[bytes]
     is_stream: bool
@@ -76,6 +80,7 @@ class Transport:
         kind = answer.headers.get("content-type", "")
         try:
             yield Reply(
+                self.provider,
                 answer.headers.get("x-request-id", ""),
                 self._chunks(client, answer),
                 kind.startswith("text/event-stream"),
@@ -105,6 +110,10 @@ class Transport:
                 async for chunk in chunks:
                     yield chunk
 
+    def clean(self, words: str) -> str:
+        """The words of a server, without the key."""
+        return _without(self._clients.get().api_key, words)
+
     def _translating(self, client: "AsyncOpenAI", *, streaming: bool = False) -> "_Translating":
         return _Translating(self.provider, client.api_key, streaming)
 
@@ -114,7 +123,7 @@ class _Translating:
 
     def __init__(self, provider: str, secret: object, streaming: bool) -> None:
         self.provider = provider
-        self.secret = secret if isinstance(secret, str) else ""
+        self.secret = secret
         self.streaming = streaming
 
     def __enter__(self) -> None:
@@ -123,31 +132,44 @@ class _Translating:
     def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
         if exc is None or not isinstance(exc, Exception) or isinstance(exc, EngineError):
             return
+        error = self._translated(exc)
+        if error is not None:
+            # A traceback shows the cause in its own words, and those may hold the key.
+            raise error from (exc if self._is_clean(exc) else None)
+
+    def _translated(self, exc: Exception) -> EngineError | None:
         import httpx2
         import openai
 
         match exc:
             case openai.APITimeoutError():
-                raise self._unreachable("the server did not answer in time") from exc
+                return self._unreachable("the server did not answer in time")
             case openai.APIConnectionError():
                 cause = type(exc.__cause__).__name__ if exc.__cause__ else "connection error"
-                raise self._unreachable(f"could not reach the server ({cause})") from exc
+                return self._unreachable(f"could not reach the server ({cause})")
             case openai.APIStatusError():
-                raise self._refused(exc) from exc
+                return self._refused(exc)
             case httpx2.HTTPError() if self.streaming:
                 words = f"the connection broke in the middle of the answer ({type(exc).__name__})"
-                raise StreamCut(words, provider=self.provider, retryable=True) from exc
+                return StreamCut(words, provider=self.provider, retryable=True)
             case openai.OpenAIError():
-                raise EngineError(self._clean(str(exc)), provider=self.provider) from exc
+                return EngineError(self._clean(str(exc)), provider=self.provider)
             case _:
-                return
+                return None
+
+    def _is_clean(self, exc: BaseException | None) -> bool:
+        while exc is not None:
+            if self._clean(str(exc)) != str(exc):
+                return False
+            exc = exc.__cause__ or exc.__context__
+        return True
 
     def _unreachable(self, words: str) -> Unreachable:
         return Unreachable(words, provider=self.provider, retryable=True)
 
     def _refused(self, exc: "APIStatusError") -> EngineError:
-        words = told(exc.response.text)
-        message = self._clean(words.pop("message"))
+        words = {name: self._clean(said) for name, said in told(exc.response.text).items()}
+        message = words.pop("message")
         facts: dict[str, Any] = {
             "provider": self.provider,
             "status": exc.status_code,
@@ -167,7 +189,12 @@ class _Translating:
                 return RequestRefused(message, **facts, retryable=status in (408, 409))
 
     def _clean(self, words: str) -> str:
-        return words.replace(self.secret, "***") if len(self.secret) > 3 else words
+        return _without(self.secret, words)
+
+
+def _without(secret: object, words: str) -> str:
+    known = isinstance(secret, str) and len(secret) > 3 and secret != NO_KEY
+    return words.replace(secret, "***") if known else words
 
 
 def told(text: str) -> dict[str, str]:
@@ -197,7 +224,8 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _word(value: object) -> str:
-    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    known = isinstance(value, str | int) and not isinstance(value, bool)
+    return str(value)[:MAX_WORD] if known else ""
 
 
 def _seconds(headers: Mapping[str, str]) -> float | None:

@@ -37,7 +37,12 @@ _TABLE = (
         "responses_chained_mode_enabled", "gauge", "1 while chaining is on, 0 when switched off"
     ),
     Metric("responses_healed_total", "counter", "Requests sent again after a refusal", ("reason",)),
-    Metric("responses_rejected_total", "counter", "Requests that a server refused", ("code",)),
+    Metric(
+        "responses_rejected_total",
+        "counter",
+        "Requests that a server refused or failed at",
+        ("code",),
+    ),
     Metric("responses_forgotten_total", "counter", "Answers given without the memory asked for"),
     Metric("responses_mode_changed_total", "counter", "Requests in another mode", ("reason",)),
     Metric(

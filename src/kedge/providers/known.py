@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.engines import Engine, ResponsesEngine
 from kedge.engines.scopes import make_scope
+from kedge.engines.transport import NO_KEY
 from kedge.errors import CannotConnect
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 _CLIENT_SETTINGS = ("timeout", "max_retries", "organization", "project", "default_headers")
+_OWNERS = {"organization": "OPENAI_ORG_ID", "project": "OPENAI_PROJECT_ID"}
+_TELLING = frozenset(
+    {"authorization", "api-key", "x-api-key", "openai-organization", "openai-project"}
+)
+"""Headers that tell one account from another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class Hosted:
     def _address(self) -> str:
         given = os.environ.get(self.url, "") if self.url else ""
         if given:
-            return given.rstrip("/") + self.path
+            return given.rstrip("/").removesuffix(self.path) + self.path
         if not self.base_url:
             raise CannotConnect(f"no address for {self.name}: set {self.url} in the environment")
         return self.base_url
@@ -74,18 +80,40 @@ def _engine(
     provider: str, model: str, base_url: str, api_key: str | None, **settings: Any
 ) -> Engine:
     client_settings = {k: settings.pop(k) for k in _CLIENT_SETTINGS if k in settings}
-    owners = (client_settings.get("organization"), client_settings.get("project"))
-    scope = settings.pop("scope", None) or make_scope(provider, base_url, api_key, *owners)
+    key, owners = _checked(provider, api_key), _owners(provider, client_settings)
+    headers = client_settings.get("default_headers") or {}
+    more = [value for name, value in sorted(headers.items()) if name.lower() in _TELLING]
+    scope = settings.pop("scope", None) or make_scope(
+        provider, base_url, key, *owners.values(), *more
+    )
 
     def make_client() -> "AsyncOpenAI":
         from openai import AsyncOpenAI
 
-        # The client insists on a key, also for servers that want none.
-        return AsyncOpenAI(api_key=api_key or "none", base_url=base_url, **client_settings)
+        made = AsyncOpenAI(api_key=key or NO_KEY, base_url=base_url, **client_settings)
+        # By itself the client would tell every server who pays at OpenAI.
+        made.organization, made.project = owners["organization"], owners["project"]
+        return made
 
     return ResponsesEngine(
         model, make_client=make_client, scope=scope, provider=provider, **settings
     )
+
+
+def _checked(provider: str, api_key: str | None) -> str:
+    """The key, without the line end of the file it was read from."""
+    key = (api_key or "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise CannotConnect(f"the key for {provider} holds characters that no key has: set it anew")
+    return key
+
+
+def _owners(provider: str, given: dict[str, Any]) -> dict[str, str | None]:
+    """On whose account requests go: as given, for OpenAI else as in the environment."""
+    return {
+        name: given.get(name) or (os.environ.get(variable) if provider == "openai" else None)
+        for name, variable in _OWNERS.items()
+    }
 
 
 _HOSTED = (

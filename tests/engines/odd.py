@@ -1,0 +1,57 @@
+"""A server that answers as a test says: for what no real server should do, and some do."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+@contextmanager
+def odd_server(answer: Answer) -> Iterator[str]:
+    """Run it for as long as the block lasts; gives its base URL."""
+    methods = ["GET", "POST", "DELETE"]
+    app = Starlette(routes=[Route("/{path:path}", answer, methods=methods)])
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.005)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        finally:
+            server.should_exit = True
+            thread.join(10)
+
+
+def always(response: Callable[[], Response]) -> Answer:
+    """The same answer to everything."""
+
+    async def answer(request: Request) -> Response:
+        await request.body()
+        return response()
+
+    return answer
+
+
+def whole(body: Any, status: int = 200) -> Response:
+    """JSON."""
+    return Response(json.dumps(body), status, media_type="application/json")
+
+
+def events(*told: dict[str, Any]) -> Response:
+    """A stream of these events."""
+    lines = (f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in told)
+    return Response("".join(lines), media_type="text/event-stream")

@@ -1,0 +1,69 @@
+"""Servers that answer with what is no answer, and servers that give the key away."""
+
+import logging
+import traceback
+from collections.abc import Callable
+
+import pytest
+from starlette.responses import Response
+
+from engines.odd import always, events, odd_server, whole
+from kedge.errors import EngineError, ServerFailed
+from kedge.observe import TRACE
+from kedge.providers import connect
+from kedge.turns import Turn, user
+
+KEY = "sk-planted-in-this-test"
+WORDS = "planted words of a user"
+TURN = Turn([user(WORDS)])
+
+NO_ANSWERS: dict[str, Callable[[], Response]] = {
+    "a page": lambda: Response("<html>Sign in</html>", media_type="text/html"),
+    "nothing": lambda: Response("", media_type="application/json"),
+    "a list": lambda: whole([]),
+    "an empty object": lambda: whole({}),
+    "an error with status 200": lambda: whole({"error": {"message": "out of credit"}}),
+    "a detail with status 200": lambda: whole({"detail": "out of credit"}),
+}
+FAILED = {"id": "resp_1", "status": "failed", "error": {"code": "server_error", "message": KEY}}
+TELLTALES: dict[str, Callable[[], Response]] = {
+    "refused": lambda: whole({"error": {"message": KEY, "code": KEY, "param": KEY}}, 401),
+    "limited": lambda: whole({"error": {"message": f"slow down, {KEY}"}}, 429),
+    "broken": lambda: Response(f"oops {KEY}", 500),
+    "failed": lambda: whole({**FAILED, "output": []}),
+    "error event": lambda: events({"type": "error", "code": KEY, "message": KEY, "param": None}),
+    "failed event": lambda: events({"type": "response.failed", "response": FAILED}),
+}
+
+
+@pytest.mark.parametrize("name", NO_ANSWERS)
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_what_is_no_response_is_never_success(name: str, streaming: bool) -> None:
+    """Status 200 alone makes no answer, not even an empty one."""
+    with odd_server(always(NO_ANSWERS[name])) as url:
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            with pytest.raises(ServerFailed, match="not a response") as caught:
+                await engine.run(TURN, streaming=streaming)
+    assert caught.value.turn is TURN
+    assert caught.value.plan is not None
+    assert caught.value.provider == "responses"
+
+
+@pytest.mark.parametrize("name", TELLTALES)
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_key_that_a_server_repeats_goes_no_further(
+    name: str, streaming: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither errors nor their tracebacks nor our log hold the key, or what the user wrote."""
+    caplog.set_level(TRACE, "kedge")
+    with odd_server(always(TELLTALES[name])) as url:
+        async with connect(f"responses:{url}#m", api_key=KEY, max_retries=0) as engine:
+            with pytest.raises(EngineError) as caught:
+                await engine.run(TURN, streaming=streaming)
+    error = caught.value
+    shown = [str(error), repr(error), error.code, error.param, *traceback.format_exception(error)]
+    ours = [record for record in caplog.records if record.name.startswith("kedge")]
+    assert any(record.levelno >= logging.WARNING for record in ours)
+    told = "\n".join([*shown, *(f"{record.getMessage()} {vars(record)}" for record in ours)])
+    assert KEY not in told
+    assert WORDS not in told
