@@ -63,14 +63,16 @@ class TurnsAgainstLists(RuleBasedStateMachine):
         expected.insert(index, block)
         return self.attempt(pair, expected, lambda turn: turn.insert(index, block))
 
-    @rule(target=pairs, pair=pairs, old=FEW_IDS, block=SMALL)
-    def replace(self, pair: Any, old: str, block: Block) -> Any:
+    @rule(target=pairs, pair=pairs, place=st.integers(0, 9), block=SMALL)
+    def replace(self, pair: Any, place: int, block: Block) -> Any:
+        old = self.id_at(pair, place)
         expected = [block if each.id == old else each for each in pair[1]]
         known = any(each.id == old for each in pair[1])
         return self.attempt(pair, expected, lambda turn: turn.replace(old, block), known=known)
 
-    @rule(target=pairs, pair=pairs, old=FEW_IDS)
-    def remove(self, pair: Any, old: str) -> Any:
+    @rule(target=pairs, pair=pairs, place=st.integers(0, 9))
+    def remove(self, pair: Any, place: int) -> Any:
+        old = self.id_at(pair, place)
         expected = [each for each in pair[1] if each.id != old]
         known = len(expected) < len(pair[1])
         return self.attempt(pair, expected, lambda turn: turn.remove(old), known=known)
@@ -95,6 +97,9 @@ class TurnsAgainstLists(RuleBasedStateMachine):
             derived = derived[: memo.kept]
         derived.extend(body[memo.kept :])
         memo.value, memo.kept = derived, len(body)
+
+    def id_at(self, pair: Any, place: int) -> str:
+        return pair[1][place].id if place < len(pair[1]) else "nowhere"
 
     def attempt(self, pair: Any, expected: list[Block], act: Any, *, known: bool = True) -> Any:
         turn, model = pair
@@ -143,6 +148,9 @@ def test_growing_keeps_what_was_derived_and_a_new_system_text_keeps_it_too() -> 
         assert (other.memo.value, other.memo.kept) == ("derived", 2)
     assert turn.insert(0, user("now the system block is in the body")).memo.kept == 0
     assert turn.insert(1, user("d")).memo.kept == 0
+    assert turn.replace(turn[1].id, user("b")).memo.kept == 0
+    assert turn.replace(turn[2].id, user("b")).memo.kept == 1
+    assert turn.remove(turn[1].id).memo.kept == 0
     assert turn.insert(2, user("d")).memo.kept == 1
     assert turn.take(2).memo.kept == 1
     assert turn.take(0).memo.kept == 0
@@ -160,6 +168,14 @@ def test_a_fork_leaves_both_lines_alone() -> None:
     with pytest.raises(InvalidTurn, match="two blocks have the id 'a'"):
         root.append(user("again", id="a"))
     assert len(root.append(user("after a failure"))) == 2
+
+
+def test_forks_without_end_do_not_fill_what_they_share() -> None:
+    """The shared set of ids stays within a small multiple of the Turn."""
+    turn = Turn([user("a"), user("b")])
+    forks = [turn.append(user("c")) for _ in range(100)]
+    assert all(len(each._ids) <= 2 * 3 + 1 for each in (turn, *forks))
+    assert all(len(fork.append(user("d"))) == 4 for fork in forks)
 
 
 SAME = user("the same", id="same")

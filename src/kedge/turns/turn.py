@@ -1,9 +1,9 @@
 """Turn: the ordered blocks of a conversation so far, immutable.
 
 Every operation returns a new Turn. Turns that grew from one another share what was derived from their
-common blocks: the set of ids, and a ``Memo`` in which planning keeps its digests. A Turn that
-appends to the newest one extends what is shared; any other gets its own copy. So a conversation of n
-blocks that grows by k pays for k, and an old Turn never notices that it was continued.
+common blocks: a set of ids (at least those of its own blocks), and a ``Memo`` in which planning keeps
+its digests. So a conversation of n blocks that grows by k pays for k (and for copying references), and
+an old Turn never notices that it was continued.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -93,9 +93,9 @@ class Turn:
         together = (*self.blocks, *blocks)
         added = {block.id for block in blocks}
         ids = self._ids
-        newest = len(ids) == len(self.blocks)
-        if newest and len(added) == len(blocks) and ids.isdisjoint(added):
-            ids |= added  # ours to extend: no other Turn has grown from this one
+        bounded = len(ids) <= 2 * len(together)  # or forks without end would fill it
+        if bounded and len(added) == len(blocks) and ids.isdisjoint(added):
+            ids |= added  # other continuations may be in it too: it need only know all of ours
         else:
             ids = _distinct_ids(together)
         return self._derive(together, ids, len(self.blocks))
