@@ -1,6 +1,8 @@
 """Strict JSON text: every number, name and byte is decided on purpose."""
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -153,3 +155,25 @@ def test_text_may_nest_to_the_limit(depth: int, brackets: str) -> None:
         inner = f"[{inner}]" if brackets == "[]" else f'{{"a":{inner}}}'
     assert json.dumps(parse(inner)).replace(" ", "") == inner
     freeze(parse(inner))
+
+
+STRICT_PYTHON = """
+from kedge.errors import InvalidJSON
+from kedge.turns import dumps, loads
+form = '{"format": "kedge.turn", "version": 1, "blocks": [], "data": {"x": %s}}'
+largest = (1 << 2048) - 1
+assert loads(dumps(loads(form % largest))).data["x"] == largest
+for digits in (618, 641, 1000, 5000):
+    try:
+        loads(form % ("9" * digits))
+    except InvalidJSON as error:
+        assert error.path == "$.data.x", error.path
+    else:
+        raise AssertionError(digits)
+"""
+
+
+def test_the_size_of_integers_does_not_depend_on_how_python_was_started() -> None:
+    """A Python that converts as few digits as it may be told to reads and refuses the same."""
+    command = [sys.executable, "-X", "int_max_str_digits=640", "-c", STRICT_PYTHON]
+    subprocess.run(command, timeout=60, check=True)

@@ -260,6 +260,15 @@ def test_a_part_in_an_unknown_shape_is_kept_whole(part: Any) -> None:
         assert load_block(dump_block(block)) == block
 
 
+def test_nulls_in_a_part_are_not_there() -> None:
+    """To a wire a null member is an absent one, so a part reads the same with it and without."""
+    nulls = {"type": "input_audio", "data": None, "meta": {"a": None, "b": [None]}}
+    plain = {"type": "input_audio", "meta": {"b": [None]}}
+    read = [block_from_item({"role": "user", "content": [part]}) for part in (nulls, plain)]
+    assert read[0] == read[1]
+    assert item_from_block(read[0])["content"] == [plain]
+
+
 def test_a_model_that_shows_an_image_is_still_heard() -> None:
     """Parts that an assistant cannot hold are kept beside its words."""
     shown = {"type": "output_image", "image_url": "u"}
