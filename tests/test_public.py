@@ -6,11 +6,12 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_type
 
 import pytest
 
 import kedge
+from kedge import turns
 
 HEAVY = (
     "anyio",
@@ -82,6 +83,16 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = root.nothing
     with pytest.raises(ImportError):
         exec("from kedge import nothing")  # noqa: S102 - that is the statement in question
+
+
+def test_type_checkers_know_what_a_name_is() -> None:
+    """A lazy name has the type of the thing: ``make check`` reads this test too."""
+    turn = kedge.Turn([kedge.user("hi")])
+    assert_type(turn.append(kedge.assistant("ho")), kedge.Turn)
+    assert_type(kedge.tool_call("f", {}), turns.ToolCallBlock)
+    assert_type(kedge.image("u"), turns.ImagePart)
+    assert_type(kedge.diff(turn, turn).moved, tuple[turns.Block, ...])
+    assert_type(kedge.InvalidJSON("$", "x").path, str)
 
 
 def test_importing_the_root_loads_nothing_else() -> None:
