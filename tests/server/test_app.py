@@ -134,6 +134,13 @@ def test_headers_have_a_limit(size: int) -> None:
     assert status != b"431" or b"request_headers_too_large" in answer
 
 
+@pytest.mark.parametrize("begun", [b"", b"GET /healthz HTTP/1.1\r\nX: "])
+def test_a_connection_that_asks_nothing_is_closed(begun: bytes) -> None:
+    """Also one that never finishes its headers."""
+    with serve(limits=Limits(idle_seconds=0)) as server:
+        assert raw_exchange(server, begun) == b""
+
+
 def test_parameters_nested_too_deeply_are_refused(http: httpx2.Client) -> None:
     """A tool's schema is free, but not bottomless."""
     deep: dict[str, Any] = {}

@@ -39,7 +39,7 @@ def test_the_numbers_on_the_page_are_the_real_ones() -> None:
     limits = Limits()
     assert limits.body_bytes == 32_000_000
     assert limits.header_bytes == 32 * 1024
-    assert (limits.read_seconds, limits.answer_seconds) == (60, 600)
+    assert (limits.read_seconds, limits.idle_seconds, limits.answer_seconds) == (60, 75, 600)
     assert limits.shutdown_seconds == 10
     assert WINDOW == 400_000
     assert Settings().retention == 30 * DAY

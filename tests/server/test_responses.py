@@ -1,5 +1,6 @@
 """Creating responses, with the official client over a real socket."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -392,3 +393,67 @@ def test_a_bad_request_costs_no_state(client: OpenAI, http: httpx2.Client) -> No
         },
     )
     assert both.json()["error"]["code"] == "mutually_exclusive_parameters"
+
+
+def test_input_items_are_the_whole_resolved_input(client: OpenAI) -> None:
+    """The parent's input and output, then the new input, in pages."""
+    first = client.responses.create(model="practice", input="one")
+    second = client.responses.create(
+        model="practice",
+        input=[{"role": "user", "content": "two"}, {"role": "user", "content": "three"}],
+        previous_response_id=first.id,
+    )
+    page: Any = client.responses.input_items.list(second.id, limit=1)
+    assert page.data[0].content[0].text == "three"
+    assert page.has_more
+    listed: Any = list(client.responses.input_items.list(second.id, order="asc", limit=3))
+    said = [item.content[0].text for item in listed]
+    assert said == ["one", first.output_text, "two", "three"]
+    assert len({item.id for item in listed}) == 4
+    with pytest.raises(NotFoundError):
+        client.responses.input_items.list("resp_x")
+
+
+def test_input_tokens_are_counted_without_asking(client: OpenAI, server: TestServer) -> None:
+    """The count is what a response would have for its input."""
+    first = client.responses.create(model="practice", input="one")
+    asked: Any = {"model": "practice", "input": "two", "previous_response_id": first.id}
+    asked |= {"instructions": "Be kind.", "tools": [TOOL]}
+    counted = client.responses.input_tokens.count(**asked)
+    assert counted.object == "response.input_tokens"
+    made = client.responses.create(**asked)
+    assert made.usage
+    assert counted.input_tokens == made.usage.input_tokens
+    assert client.responses.input_tokens.count().input_tokens == 0
+    with pytest.raises(BadRequestError) as caught:
+        client.responses.input_tokens.count(previous_response_id="resp_x")
+    assert caught.value.code == "previous_response_not_found"
+
+
+def test_an_answer_can_have_a_schema(client: OpenAI) -> None:
+    """``text.format`` with a JSON schema: the answer is JSON that fits it."""
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    made = client.responses.create(
+        model="practice",
+        input="My name is Ada.",
+        text={"format": {"type": "json_schema", "name": "person", "schema": schema}},
+    )
+    answer = json.loads(made.output_text)
+    assert answer.keys() == {"name", "age"}
+    assert isinstance(answer["age"], int)
+
+
+def test_reasoning_counts_as_output(
+    scripted: Callable[..., PracticeModel], connect: Connect
+) -> None:
+    """Shown or not."""
+    with serve(model=scripted({"think": "word " * 50, "say": "Done."})) as server:
+        made = connect(server).responses.create(model="m", input="x")
+    assert made.usage
+    assert made.usage.output_tokens_details.reasoning_tokens >= 50
+    assert made.usage.output_tokens > made.usage.output_tokens_details.reasoning_tokens

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -157,6 +158,7 @@ def run(settings: "Settings", host: str, port: int, *, as_json: bool) -> None:
     """Serve until a signal comes."""
     from kedge.server.app import create_app
     from kedge.server.run import Server, bind
+    from kedge.tokens import count_text
 
     log_to_stderr()
     with bind(host, port) as listener:
@@ -165,6 +167,8 @@ def run(settings: "Settings", host: str, port: int, *, as_json: bool) -> None:
         url = f"http://{shown}:{bound}"
 
         def announce() -> None:
+            # The vocabulary takes a while to load: do it before somebody waits for it.
+            threading.Thread(target=count_text, args=("hello",), daemon=True).start()
             # What lives this long will live on: do not look at it again and again.
             gc.collect()
             gc.freeze()

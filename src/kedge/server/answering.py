@@ -54,7 +54,7 @@ class Run:
         except Exception as error:  # noqa: BLE001 - whatever a model does, the server goes on
             report("the model failed", error)
         finally:
-            self._end()
+            self.end()
         if written is None and self._verdict != "cancelled":
             raise errors.SERVER_FAILED()
         return written
@@ -70,7 +70,7 @@ class Run:
         except Exception as error:  # noqa: BLE001 - whatever a model does, the server goes on
             report("the model failed", error)
         finally:
-            self._end()
+            self.end()
         if self._became is not resource.BEGUN:
             await emit([self._terminal()])
         elif self._verdict != "cancelled":
@@ -122,15 +122,16 @@ class Run:
 
     def _settle(self) -> bytes:
         draft, writer = self.draft, self._writer
-        output_tokens = count_items(writer.items)
+        thought = sum(map(count_text, writer.thoughts))
+        said = [item for item in writer.items if item["type"] != "reasoning"]
         self._became = resource.finished(
             reason=writer.reason,
             now=int(self._service.clock()),
             usage=resource.usage(
                 input=draft.view.tokens,
                 cached=draft.cached,
-                output=output_tokens,
-                reasoning=sum(map(count_text, writer.thoughts)),
+                output=thought + count_items(said),
+                reasoning=thought,
             ),
         )
         became, output = encode(self._became), encode(writer.items)
@@ -153,12 +154,13 @@ class Run:
             size = len(self._asked) + len(output)
             service.nodes.keep(node, past.node, grown(above, items, seen, tokens, size))
 
-    def _end(self) -> None:
-        if self._node is not None:
-            self._service.responses.fail(self._node, self._verdict)
-            self._node = None
+    def end(self) -> None:
+        """Let go of everything; a response that is not settled by now has failed."""
         self._service.running.discard(self)
         self._held.close()
+        node, self._node = self._node, None
+        if node is not None:
+            self._service.responses.fail(node, self._verdict)
 
     def _response(self, output: list[Any]) -> dict[str, Any]:
         return {**self.draft.asked, **self._became, "output": output}

@@ -48,11 +48,13 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 h11_max_incomplete_event_size=self._limits.header_bytes,
+                timeout_keep_alive=int(self._limits.idle_seconds) + 1,
                 **config,
             )
         )
         self._started = started
         self._wake = asyncio.Event()
+        self._quiet: dict[Any, float] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
 
     async def main_loop(self) -> None:
@@ -68,6 +70,16 @@ class Server(uvicorn.Server):
                     await self._wake.wait()
             except TimeoutError:
                 continue
+
+    async def on_tick(self, counter: int) -> bool:
+        """Close connections on which nothing is asked, or a request only ever begins."""
+        now = time.monotonic()
+        quiet = {c for c in self.server_state.connections if _is_quiet(c)}
+        self._quiet = {connection: self._quiet.get(connection, now) for connection in quiet}
+        for connection, since in self._quiet.items():
+            if now - since > self._limits.idle_seconds:
+                connection.transport.close()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more requests, finish or fail what runs, then close."""
@@ -120,6 +132,10 @@ class Server(uvicorn.Server):
         """Stop on a signal; a second one does not wait for what runs."""
         super().handle_exit(sig, frame)
         self.stop()
+
+
+def _is_quiet(connection: Any) -> bool:
+    return connection.cycle is None or connection.cycle.response_complete
 
 
 def bind(host: str, port: int) -> socket.socket:

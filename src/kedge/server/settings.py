@@ -19,6 +19,7 @@ class Limits:
     body_bytes: int = 32_000_000
     header_bytes: int = 32 * 1024
     read_seconds: float = 60.0
+    idle_seconds: float = 75.0
     answer_seconds: float = 600.0
     shutdown_seconds: float = 10.0
     cache_bytes: int = 32 * 1024 * 1024

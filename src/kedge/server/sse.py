@@ -39,10 +39,13 @@ class EventStream:
         async def emit(events: Sequence[Event]) -> None:
             await outbox.put(b"".join(map(self._frame, events)))
 
-        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        async with Outbox(send) as outbox:
-            with Watch(self._run, receive):
-                await self._run.live(emit)
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            async with Outbox(send) as outbox:
+                with Watch(self._run, receive):
+                    await self._run.live(emit)
+        finally:
+            self._run.end()
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
     def _frame(self, event: Event) -> bytes:
