@@ -1,0 +1,213 @@
+"""The canonical form: only what a model can see, and the same however a block was made."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.planning import canonical
+from kedge.planning.canonical import canonical_json
+from kedge.turns import (
+    Block,
+    ImagePart,
+    ReasoningBlock,
+    RefusalPart,
+    Turn,
+    UnknownBlock,
+    assistant,
+    block_from_item,
+    dumps,
+    image,
+    item_from_block,
+    loads,
+    opaque,
+    reasoning,
+    system,
+    tool_call,
+    tool_result,
+    user,
+)
+from kedge.turns.wire import ID_IS_CONTENT, STATUS_IS_CONTENT
+from planning.naive import written
+from strategies import blocks, json_objects, known_blocks, samples
+
+
+def shuffled(value: Any) -> Any:
+    """The same JSON value with the members of its objects in another order."""
+    if isinstance(value, dict):
+        return {name: shuffled(value[name]) for name in sorted(value, reverse=True)}
+    return [shuffled(member) for member in value] if isinstance(value, list) else value
+
+
+@given(blocks())
+def test_the_bytes_that_are_hashed_are_those_of_json_dumps(block: Block) -> None:
+    """The common kinds are written by hand for speed; nobody can tell."""
+    form = canonical(block)
+    assert canonical_json(block) == (None if form is None else written(form))
+
+
+@given(known_blocks())
+def test_a_replayed_wire_item_has_the_canonical_form_of_its_block(block: Block) -> None:
+    """What goes out and comes back from a server is the same to a model."""
+    item = item_from_block(block)
+    received = dict(item)
+    if item["type"] not in ID_IS_CONTENT:
+        received["id"] = "it_1"
+    if item["type"] not in STATUS_IS_CONTENT:
+        received["status"] = "completed"
+    for again in (item, received, json.loads(json.dumps(received)), shuffled(received)):
+        assert canonical_json(block_from_item(again)) == canonical_json(block)
+
+
+@given(blocks())
+def test_a_json_round_trip_keeps_the_canonical_form(block: Block) -> None:
+    """The JSON form loses nothing that a model can see."""
+    (again,) = loads(dumps(Turn([block]))).blocks
+    assert canonical_json(again) == canonical_json(block)
+
+
+@given(blocks(), json_objects())
+def test_identity_has_no_part_in_the_canonical_form(block: Block, noise: dict[str, Any]) -> None:
+    """Local ids, metadata and origin may change as they like."""
+    other = replace(block, id="", metadata=noise, origin="a middleware")
+    assert canonical_json(other) == canonical_json(block)
+
+
+@given(blocks(), blocks())
+def test_equal_blocks_have_equal_forms(one: Block, other: Block) -> None:
+    """Where ``==`` sees no difference, no digest does."""
+    if one == other:
+        assert canonical_json(one) == canonical_json(other)
+    assert (canonical_json(one) is None) == isinstance(one, ReasoningBlock)
+
+
+@given(st.lists(known_blocks(), min_size=2, max_size=2))
+def test_blocks_that_go_out_differently_have_different_forms(pair: list[Block]) -> None:
+    """No edit that a server would notice is invisible to a digest."""
+    one, other = pair
+    if not isinstance(one, ReasoningBlock) and canonical_json(one) == canonical_json(other):
+        assert _without_carried(one) == _without_carried(other)
+
+
+def _without_carried(block: Block) -> Any:
+    return item_from_block(replace(block, extra={}))
+
+
+def test_a_canonical_form_is_what_a_model_can_see() -> None:
+    """Spelled out for every kind, once."""
+    picture = ImagePart("https://example.com/a.png")
+    forms = [
+        canonical(block)
+        for block in (
+            user(["look", picture]),
+            assistant(["no", RefusalPart("never")]),
+            system("be brief", role="developer"),
+            tool_call("f", {"a": 1}, call_id="c"),
+            tool_call("g", "free", call_id="d", custom=True),
+            tool_result("c", "42"),
+            reasoning("hm"),
+            opaque({"type": "web_search_call", "id": "ws", "status": "done", "q": None, "a": {}}),
+        )
+    ]
+    image_form = {"type": "image", "detail": "auto", "url": "https://example.com/a.png"}
+    assert forms == [
+        {"kind": "user", "parts": [{"type": "text", "text": "look"}, image_form]},
+        {
+            "kind": "assistant",
+            "parts": [{"type": "text", "text": "no"}, {"type": "refusal", "text": "never"}],
+        },
+        {"kind": "system", "role": "developer", "text": "be brief"},
+        {"kind": "tool_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'},
+        {"kind": "tool_call", "call_id": "d", "name": "g", "arguments": "free", "custom": True},
+        {"kind": "tool_result", "call_id": "c", "parts": [{"type": "text", "text": "42"}]},
+        None,
+        {"kind": "opaque", "item": {"type": "web_search_call", "a": {}}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (user("a"), user(["a"])),
+        (user("a"), block_from_item({"role": "user", "content": "a"})),
+        (
+            user("a"),
+            block_from_item({"role": "user", "content": [{"type": "input_text", "text": "a"}]}),
+        ),
+        (
+            assistant("a"),
+            block_from_item(
+                {
+                    "type": "message",
+                    "id": "msg_1",
+                    "status": "completed",
+                    "role": "assistant",
+                    "phase": "final_answer",
+                    "content": [
+                        {"type": "output_text", "text": "a", "annotations": [], "logprobs": None}
+                    ],
+                }
+            ),
+        ),
+        (
+            tool_result("c", "x"),
+            block_from_item(
+                {
+                    "type": "function_call_output",
+                    "call_id": "c",
+                    "output": [{"type": "input_text", "text": "x"}],
+                }
+            ),
+        ),
+        (user([image(b"abc")]), user([ImagePart("data:image/png;base64,YWJj")])),
+        (
+            opaque({"type": "x", "a": {"b": None, "c": [None]}}),
+            opaque({"type": "x", "id": "1", "status": "y", "a": {"c": [None]}}),
+        ),
+        (
+            UnknownBlock({"kind": "dream", "a": None}),  # pyright: ignore[reportArgumentType]
+            UnknownBlock({"kind": "dream"}),  # pyright: ignore[reportArgumentType]
+        ),
+    ],
+)
+def test_however_it_was_made_it_is_the_same(one: Block, other: Block) -> None:
+    """Constructors, strings or parts, wire items with and without nulls, ids and statuses."""
+    assert canonical_json(one) == canonical_json(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (user("a"), assistant("a")),
+        (user("ab"), user(["a", "b"])),
+        (user("a"), system("a")),
+        (system("a"), system("a", role="developer")),
+        (assistant("a"), assistant([RefusalPart("a")])),
+        (tool_call("f", "{}", call_id="c"), tool_call("f", "{ }", call_id="c")),
+        (tool_call("f", "{}", call_id="c"), tool_call("f", "{}", call_id="c", custom=True)),
+        (tool_result("c", "1"), tool_result("d", "1")),
+        (user([image("u", detail="low")]), user([image("u", detail="high")])),
+        (opaque({"type": "x", "a": 1}), opaque({"type": "x", "a": 1.0})),
+        (opaque({"type": "x", "a": 1}), opaque({"type": "x", "a": True})),
+        (
+            opaque({"type": "mcp_approval_request", "id": "1"}),
+            opaque({"type": "mcp_approval_request", "id": "2"}),
+        ),
+        (
+            opaque({"type": "apply_patch_call_output", "status": "completed"}),
+            opaque({"type": "apply_patch_call_output", "status": "failed"}),
+        ),
+        (user("é"), user("e\u0301")),
+    ],
+)
+def test_what_a_model_would_notice_makes_a_difference(one: Block, other: Block) -> None:
+    """Roles, parts, exact arguments, ids that others join on, true and 1 and 1.0."""
+    assert canonical_json(one) != canonical_json(other)
+
+
+def test_every_kind_of_block_has_a_form_but_reasoning() -> None:
+    """Nobody forgot a kind."""
+    assert [block.kind for block in samples() if canonical(block) is None] == ["reasoning"]
