@@ -92,11 +92,12 @@ class TurnsAgainstLists(RuleBasedStateMachine):
     @rule(pair=pairs)
     def derive(self, pair: Any) -> None:
         memo, body = pair[0].memo, pair[0].body
-        derived = cast("list[Block]", memo.value or [])
-        if len(derived) != memo.kept:
-            derived = derived[: memo.kept]
-        derived.extend(body[memo.kept :])
-        memo.value, memo.kept = derived, len(body)
+        value, kept = memo.known
+        derived = cast("list[Block]", value or [])
+        if len(derived) != kept:
+            derived = derived[:kept]
+        derived.extend(body[kept:])
+        memo.known = derived, len(body)
 
     def id_at(self, pair: Any, place: int) -> str:
         return pair[1][place].id if place < len(pair[1]) else "nowhere"
@@ -121,7 +122,8 @@ class TurnsAgainstLists(RuleBasedStateMachine):
     @invariant()
     def a_memo_never_vouches_for_a_block_that_changed(self) -> None:
         for turn, _ in self.family:
-            kept, derived = turn.memo.kept, cast("list[Block]", turn.memo.value or [])
+            value, kept = turn.memo.known
+            derived = cast("list[Block]", value or [])
             assert kept <= len(turn.body)
             assert list(map(id, derived[:kept])) == list(map(id, turn.body[:kept]))
 
@@ -136,7 +138,7 @@ class TestTurnsAgainstLists(TurnsAgainstLists.TestCase):
 def test_growing_keeps_what_was_derived_and_a_new_system_text_keeps_it_too() -> None:
     """The memo holds over appends and over any change of the leading system blocks."""
     turn = Turn([system("a", id="s"), user("b"), assistant("c")])
-    turn.memo.value, turn.memo.kept = "derived", 2
+    turn.memo.known = "derived", 2
     for other in (
         turn.append(user("d")),
         turn.insert(0, system("first")),
@@ -145,16 +147,16 @@ def test_growing_keeps_what_was_derived_and_a_new_system_text_keeps_it_too() -> 
         turn.remove("s"),
         turn.with_data(a=1),
     ):
-        assert (other.memo.value, other.memo.kept) == ("derived", 2)
-    assert turn.insert(0, user("now the system block is in the body")).memo.kept == 0
-    assert turn.insert(1, user("d")).memo.kept == 0
-    assert turn.replace(turn[1].id, user("b")).memo.kept == 0
-    assert turn.replace(turn[2].id, user("b")).memo.kept == 1
-    assert turn.remove(turn[1].id).memo.kept == 0
-    assert turn.insert(2, user("d")).memo.kept == 1
-    assert turn.take(2).memo.kept == 1
-    assert turn.take(0).memo.kept == 0
-    assert turn.replace("s", user("d")).memo.kept == 0
+        assert other.memo.known == ("derived", 2)
+    assert turn.insert(0, user("now the system block is in the body")).memo.known == ("derived", 0)
+    assert turn.insert(1, user("d")).memo.known == ("derived", 0)
+    assert turn.replace(turn[1].id, user("b")).memo.known == ("derived", 0)
+    assert turn.replace(turn[2].id, user("b")).memo.known == ("derived", 1)
+    assert turn.remove(turn[1].id).memo.known == ("derived", 0)
+    assert turn.insert(2, user("d")).memo.known == ("derived", 1)
+    assert turn.take(2).memo.known == ("derived", 1)
+    assert turn.take(0).memo.known == ("derived", 0)
+    assert turn.replace("s", user("d")).memo.known == ("derived", 0)
 
 
 def test_a_fork_leaves_both_lines_alone() -> None:
@@ -302,7 +304,7 @@ def test_copies_are_the_turn_and_pickles_are_whole(turn: Turn) -> None:
     again = pickle.loads(pickle.dumps(turn))  # noqa: S301 - our own bytes
     assert again == turn
     assert dumps(again) == dumps(turn)
-    assert again.memo.value is None
+    assert again.memo.known == (None, 0)
 
 
 @given(st.lists(blocks(), max_size=4, unique_by=lambda block: block.id))

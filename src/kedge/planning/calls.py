@@ -9,22 +9,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from kedge.turns import Block, OpaqueBlock, ToolCallBlock, ToolResultBlock
+from kedge.turns import Block, FrozenMap, OpaqueBlock, ToolCallBlock, ToolResultBlock
 
 ProblemKind = Literal["unanswered", "orphan", "answered_twice", "called_twice"]
 
-# Provider items that Kedge carries as they are: type -> (family, opens?, the member they join on).
-_OPAQUE: dict[str, tuple[str, bool, str]] = {
-    "computer_call": ("computer", True, "call_id"),
-    "computer_call_output": ("computer", False, "call_id"),
-    "shell_call": ("shell", True, "call_id"),
-    "shell_call_output": ("shell", False, "call_id"),
-    "apply_patch_call": ("apply_patch", True, "call_id"),
-    "apply_patch_call_output": ("apply_patch", False, "call_id"),
-    "local_shell_call": ("local_shell", True, "id"),
-    "local_shell_call_output": ("local_shell", False, "id"),
-    "mcp_approval_request": ("mcp_approval", True, "id"),
-    "mcp_approval_response": ("mcp_approval", False, "approval_request_id"),
+# Provider items that Kedge carries as they are: type -> (family, opens?, the members they join on).
+_OPAQUE: dict[str, tuple[str, bool, tuple[str, ...]]] = {
+    "computer_call": ("computer", True, ("call_id",)),
+    "computer_call_output": ("computer", False, ("call_id",)),
+    "shell_call": ("shell", True, ("call_id",)),
+    "shell_call_output": ("shell", False, ("call_id",)),
+    "apply_patch_call": ("apply_patch", True, ("call_id",)),
+    "apply_patch_call_output": ("apply_patch", False, ("call_id",)),
+    # Its output has no call_id: clients send the call's id or, as often, its call_id.
+    "local_shell_call": ("local_shell", True, ("call_id", "id")),
+    "local_shell_call_output": ("local_shell", False, ("id",)),
+    "mcp_approval_request": ("mcp_approval", True, ("id",)),
+    "mcp_approval_response": ("mcp_approval", False, ("approval_request_id",)),
 }
 
 _WORDS: dict[ProblemKind, str] = {
@@ -37,8 +38,8 @@ _WORDS: dict[ProblemKind, str] = {
 
 Key = tuple[str, str]
 """A family of calls, and the id that joins a call and its result."""
-Move = tuple[bool, Key]
-"""What a block does to the set of open calls: open one, or answer one."""
+Move = tuple[bool, tuple[Key, ...]]
+"""What a block does to the set of open calls: open one, or answer one; under any of these keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +66,21 @@ class Fault(NamedTuple):
 def move_of(block: Block) -> Move | None:
     """What this block opens or answers, if anything."""
     if isinstance(block, ToolCallBlock):
-        return True, ("custom" if block.custom else "function", block.call_id)
+        return True, (("custom" if block.custom else "function", block.call_id),)
     if isinstance(block, ToolResultBlock):
-        return False, ("custom" if block.custom else "function", block.call_id)
+        return False, (("custom" if block.custom else "function", block.call_id),)
     if isinstance(block, OpaqueBlock) and block.type in _OPAQUE:
-        family, opens, member = _OPAQUE[block.type]
-        key = block.item.get(member)
-        return (opens, (family, key)) if isinstance(key, str) else None
+        family, opens, members = _OPAQUE[block.type]
+        given = (block.item.get(member) for member in members)
+        keys = tuple((family, key) for key in given if isinstance(key, str))
+        return (opens, keys) if keys else None
     return None
+
+
+def may_wait(block: Block) -> bool:
+    """Whether this call may go unanswered for now: the model made it to be answered later."""
+    item = block.item if isinstance(block, OpaqueBlock) else block.extra.get("item")
+    return isinstance(item, FrozenMap) and item.get("async") is True
 
 
 class Pairing:
@@ -81,7 +89,7 @@ class Pairing:
     __slots__ = ("answered", "faults", "moves", "open")
 
     def __init__(self) -> None:
-        self.open: dict[Key, int] = {}
+        self.open: dict[Key, tuple[int, tuple[Key, ...]]] = {}  # where, and all keys of the call
         self.answered: set[Key] = set()
         self.faults: list[Fault] = []
         self.moves: list[int] = []  # the positions of all calls and results
@@ -92,17 +100,22 @@ class Pairing:
         if move is None:
             return
         self.moves.append(position)
-        opens, key = move
+        opens, keys = move
         if opens:
-            if key in self.open:
-                self.faults.append(Fault(position, "called_twice"))
-            self.open[key] = position
-        elif key in self.open:
-            del self.open[key]
-            self.answered.add(key)
+            self._open(position, keys)
+        elif keys[0] in self.open:
+            for key in self.open[keys[0]][1]:
+                self.open.pop(key, None)
+                self.answered.add(key)
         else:
-            kind = "answered_twice" if key in self.answered else "orphan"
+            kind = "answered_twice" if keys[0] in self.answered else "orphan"
             self.faults.append(Fault(position, kind))
+
+    def _open(self, position: int, keys: tuple[Key, ...]) -> None:
+        if any(key in self.open for key in keys):
+            self.faults.append(Fault(position, "called_twice"))
+        for key in keys:
+            self.open[key] = (position, keys)
 
     def copy(self, blocks: Sequence[Block], start: int = 0, offset: int = 0) -> "Pairing":
         """An account of its own, from position ``start`` to the end of ``blocks``.
@@ -115,15 +128,20 @@ class Pairing:
             pairing.add(position, blocks[offset + position])
         return pairing
 
-    def covers(self, start: int, stop: int) -> bool:
-        """Whether this is the account from ``start`` up to ``stop``, and of nothing else."""
-        return start == 0 and (not self.moves or self.moves[-1] < stop)
+    def covers(self, stop: int) -> bool:
+        """Whether this is the account of nothing from ``stop`` on."""
+        return not self.moves or self.moves[-1] < stop
 
     def problems(self, blocks: Sequence[Block], offset: int) -> tuple[Problem, ...]:
         """What does not add up, in the order of the blocks; position 0 is ``blocks[offset]``."""
         if not self.open and not self.faults:
             return ()
-        unanswered = [Fault(position, "unanswered") for position in self.open.values()]
+        waiting = {position for position, _ in self.open.values()}
+        unanswered = [
+            Fault(position, "unanswered")
+            for position in waiting
+            if not may_wait(blocks[offset + position])
+        ]
         return tuple(
             _problem(blocks[offset + fault.position], fault.kind)
             for fault in sorted([*self.faults, *unanswered])
@@ -134,4 +152,4 @@ def _problem(block: Block, kind: ProblemKind) -> Problem:
     move = move_of(block)
     assert move is not None  # noqa: S101 - only blocks with a move get into the account
     name = block.name if isinstance(block, ToolCallBlock) else ""
-    return Problem(kind, move[1][1], block.id, name)
+    return Problem(kind, move[1][0][1], block.id, name)

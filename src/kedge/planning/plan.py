@@ -139,10 +139,7 @@ def plan_request(
 
 def find_problems(turn: Turn, first: int = 0) -> tuple[Problem, ...]:
     """What stands in the way of sending the Turn's body, from position ``first`` on."""
-    pairing = ledger_of(turn).pairing
-    if not pairing.covers(first, len(turn.blocks) - turn.lead):
-        pairing = pairing.copy(turn.blocks, first, turn.lead)
-    return pairing.problems(turn.blocks, turn.lead)
+    return ledger_of(turn).problems(turn.blocks, turn.lead, first)
 
 
 def _candidates(

@@ -26,12 +26,11 @@ MEMBERS = frozenset({"format", "version", "id", "data", "blocks"})
 class Memo:
     """What a higher layer derived from a Turn's body (its blocks after the leading system ones).
 
-    ``value`` describes at least the first ``kept`` blocks of the body. It may know more, because
-    a longer Turn shares it.
+    ``known`` is a value, and how many of the first blocks of the body it describes. It may describe
+    more, because a longer Turn shares it. The two are one member so that threads see them together.
     """
 
-    value: object = None
-    kept: int = 0
+    known: tuple[object, int] = (None, 0)
 
 
 @final
@@ -154,7 +153,8 @@ class Turn:
             # longer or shorter; a body of the same length is the same.
             body = len(self.blocks) - self.lead
             kept = body if len(blocks) - lead == body else 0
-        memo = Memo(self.memo.value, min(self.memo.kept, kept))
+        value, described = self.memo.known
+        memo = Memo((value, min(described, kept)))
         return _turn(blocks, self.id, self.data, self.extra, ids, memo)
 
     def __len__(self) -> int:
