@@ -1,18 +1,22 @@
 """Settings for every test: hypothesis sets no deadline, and nothing may leave this machine.
 
 A slow machine is no failure. Only the tests of ``tests/live`` may reach a provider, and only when asked.
+``HYPOTHESIS_PROFILE=thorough`` tries thirty times as many examples; see CONTRIBUTING.md.
 """
 
 import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from kedge.testing import forbid_network
 
 settings.register_profile("kedge", deadline=None)
-settings.load_profile("kedge")
+settings.register_profile(
+    "thorough", deadline=None, max_examples=3_000, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kedge"))
 
 
 @pytest.fixture(autouse=True, scope="session")

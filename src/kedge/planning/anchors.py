@@ -49,6 +49,10 @@ class AnchorRecord:
     ``digest`` covers the first ``block_count`` covered blocks of the Turn: everything the response
     remembers, its own output included. ``depth`` counts the responses of its chain up to and including
     itself; ``root_created_at`` is when the first of them was made.
+
+    ``barrier`` is the place, among the covered blocks, of the compaction item with which the server's
+    memory begins; ``None`` if it begins with the conversation. ``derived`` are the digests of the
+    reasoning and compaction items of its own output: what it made from all it remembers.
     """
 
     response_id: str
@@ -61,6 +65,8 @@ class AnchorRecord:
     stored: bool = True
     created_at: float = 0.0
     expires_at: float | None = None
+    barrier: int | None = None
+    derived: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +96,7 @@ def is_expired(record: AnchorRecord, now: float) -> bool:
     if record.expires_at is None:
         return False
     retention = record.expires_at - record.created_at
-    margin = min(MARGIN, retention / 20)
+    margin = min(MARGIN, max(retention, 0.0) / 20)
     root_expires = (record.root_created_at or record.created_at) + retention
     return now >= min(record.expires_at, root_expires) - margin
 
@@ -99,6 +105,8 @@ def unusable(
     record: AnchorRecord, *, scope: str, now: float, max_depth: int | None = None
 ) -> Reason | None:
     """Why the server cannot be asked for this response, whatever the Turn says."""
+    if not record.response_id:
+        return "unproven"
     if record.scope != scope:
         return "scope"
     if record.status == "lost":

@@ -1,5 +1,7 @@
 """A plan in plain English: what is sent, on what, and what a user can do about the rest."""
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kedge.planning.anchors import REASONS, Rejected
@@ -16,6 +18,8 @@ _ADVICE = {
     "lost": "Nothing to do: the whole history is at hand and is sent again.",
 }
 
+_KINDS = {"reasoning": "reasoning"}
+
 
 def explain(plan: "RequestPlan") -> str:
     """A few lines that a user can act on."""
@@ -25,6 +29,7 @@ def explain(plan: "RequestPlan") -> str:
         lines.append(f"Not used: {len(plan.rejected) - SHOWN} more.")
     if plan.fallback in _ADVICE:
         lines.append(_ADVICE[plan.fallback])
+    lines += _left_out(plan)
     lines += [f"Cannot be sent: {problem}." for problem in plan.problems[:SHOWN]]
     if len(plan.problems) > SHOWN:
         lines.append(f"Cannot be sent: {len(plan.problems) - SHOWN} more of these.")
@@ -57,11 +62,27 @@ def _why_full(plan: "RequestPlan") -> str:
 
 
 def _refusal(rejected: Rejected, plan: "RequestPlan") -> str:
+    record = rejected.record
     words = f"{rejected.response_id}, because {REASONS[rejected.reason]}"
     if rejected.reason != "changed":
         return f"{words}."
+    if plan.barrier is not None and record.block_count <= plan.barrier:
+        return f"{rejected.response_id}, because a compaction has taken its place."
+    if record.block_count > plan.block_count:
+        where = f"(after block {plan.block_count})"
+        return f"{rejected.response_id}, because the conversation now ends before it {where}."
     start = plan.anchor.block_count if plan.anchor else 0
-    return f"{words} (somewhere in blocks {start + 1} to {rejected.record.block_count})."
+    return f"{words} (somewhere in blocks {start + 1} to {record.block_count})."
+
+
+def _left_out(plan: "RequestPlan") -> Iterator[str]:
+    """What is not sent of the delta, and why."""
+    kinds = Counter(_KINDS.get(block.kind, "compaction") for block in plan.left_out)
+    for kind, count in kinds.items():
+        yield (
+            f"Left out: {_blocks(count)} of {kind}. It is sent only to the provider that made it, "
+            "and only while nothing of what it was made from has changed."
+        )
 
 
 def _blocks(count: int) -> str:

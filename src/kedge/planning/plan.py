@@ -6,22 +6,18 @@ sends everything. It is pure and never raises: what stands in the way of sending
 ``plan.problems``, and only sending such a plan is an error.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import heapq
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from kedge.errors import Unsendable
 from kedge.planning.anchors import AnchorRecord, Reason, Rejected, proves, unusable
 from kedge.planning.calls import Problem
 from kedge.planning.ledger import Ledger, ledger_of
-from kedge.planning.render import (
-    barrier_of,
-    build_input_from_blocks,
-    conversation_scope,
-    instructions_of,
-    proved,
-)
-from kedge.planning.state import ConversationState, Mode, get_state
-from kedge.turns import Block, Turn
+from kedge.planning.proof import barrier_of, conversation_scope, proved
+from kedge.planning.render import build_input_from_blocks, instructions_of, left_out
+from kedge.planning.state import ConversationState, Mode, by_reach, get_state
+from kedge.turns import Block, ReasoningBlock, Turn
 from kedge.turns.wire import Item
 
 
@@ -43,6 +39,13 @@ class RequestPlan:
     instructions: str | None
     conversation_id: str = ""
     intact: frozenset[str] = frozenset()
+    """The ids of the reasoning and compaction blocks that may go out."""
+    barrier: int | None = None
+    """The place, among the covered blocks, of the compaction with which the conversation begins."""
+    digest: str = ""
+    """The digest of the whole Turn that was planned."""
+    block_count: int = 0
+    """How many blocks that digest covers."""
     planned_at: float = 0.0
 
     @property
@@ -75,9 +78,15 @@ class RequestPlan:
         self.check()
         return build_input_from_blocks(self.delta, self.intact)
 
+    @property
+    def left_out(self) -> tuple[Block, ...]:
+        """The blocks of the delta that are not sent: reasoning and compactions without proof."""
+        return left_out(self.delta, self.intact)
+
     def without_reasoning(self) -> "RequestPlan":
         """The same plan, with no encrypted reasoning in it."""
-        return replace(self, intact=self.intact & {block.id for block in self.delta})
+        thoughts = {block.id for block in self.delta if isinstance(block, ReasoningBlock)}
+        return replace(self, intact=self.intact - thoughts)
 
     def explain(self) -> str:
         """A few lines of plain English."""
@@ -102,29 +111,23 @@ def plan_request(
     """
     ledger, state = ledger_of(turn), get_state(turn)
     length = len(turn.blocks) - turn.lead
-    barrier = barrier_of(turn, scope)
+    barrier = barrier_of(turn, scope, state)
     first = barrier or 0
-    candidates = _candidates(mode, state, extra)
-    if mode == "conversation":
-        scope_now, max_depth = conversation_scope(scope, state.conversation_id), None
-    else:
-        scope_now = scope
-    anchor, rejected = _choose(
-        candidates,
+    question = _Question(
         ledger,
         covered=ledger.count(length),
-        reach=0 if barrier is None else ledger.count(barrier + 1),
-        scope=scope_now,
+        barrier=None if barrier is None else ledger.count(barrier),
+        scope=conversation_scope(scope, state.conversation_id) if mode == "conversation" else scope,
         now=now,
-        max_depth=max_depth,
+        max_depth=None if mode == "conversation" else max_depth,
     )
+    anchor, rejected = _choose(_candidates(mode, state, extra), question)
     start = ledger.end(anchor.block_count) if anchor else first
-    delta = turn.blocks[turn.lead + start :]
     return RequestPlan(
         mode=mode,
         scope=scope,
         anchor=anchor,
-        delta=delta,
+        delta=turn.blocks[turn.lead + start :],
         rejected=rejected,
         problems=find_problems(turn, first),
         full_blocks=length - first,
@@ -132,7 +135,10 @@ def plan_request(
         delta_bytes=ledger.weight(start, length),
         instructions=instructions_of(turn),
         conversation_id=state.conversation_id if mode == "conversation" and anchor else "",
-        intact=proved(turn, delta, scope),
+        intact=proved(turn, start, scope, state, barrier),
+        barrier=question.barrier,
+        digest=ledger.digest(question.covered),
+        block_count=question.covered,
         planned_at=now,
     )
 
@@ -142,16 +148,36 @@ def find_problems(turn: Turn, first: int = 0) -> tuple[Problem, ...]:
     return ledger_of(turn).problems(turn.blocks, turn.lead, first)
 
 
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What is asked of a candidate: to prove, and to be there for the asking."""
+
+    ledger: Ledger
+    covered: int
+    barrier: int | None
+    scope: str
+    now: float
+    max_depth: int | None
+
+    def refusal(self, record: AnchorRecord) -> Reason | None:
+        """Why this record is no anchor; ``None`` if it is one."""
+        reason = unusable(record, scope=self.scope, now=self.now, max_depth=self.max_depth)
+        if reason or record.block_count <= 0:
+            return reason or "unproven"
+        # What a server remembers from before the newest compaction is not what we would send.
+        stands = record.barrier == self.barrier and proves(record, self.ledger, self.covered)
+        return None if stands else "changed"
+
+
 def _candidates(
     mode: Mode, state: ConversationState, extra: Iterable[AnchorRecord]
 ) -> Iterator[AnchorRecord]:
     """The records that may be tried, longest prefix first, then the newest."""
     if mode == "chained":
-        more = tuple(extra)
-        anchors: Sequence[AnchorRecord] = state.anchors
-        if more:
-            anchors = ConversationState(anchors=(*anchors, *more)).anchors
-        yield from reversed(anchors)
+        news = sorted((each for each in extra if _is_news(each, state)), key=by_reach)
+        anchors = reversed(state.anchors)
+        merged = heapq.merge(reversed(news), anchors, key=by_reach, reverse=True)
+        yield from merged if news else anchors
     elif mode == "conversation" and state.conversation_id:
         record = state.anchor(state.previous_response_id)
         if record:
@@ -159,28 +185,19 @@ def _candidates(
             yield replace(record, expires_at=None)
 
 
-def _choose(
-    candidates: Iterable[AnchorRecord],
-    ledger: Ledger,
-    *,
-    covered: int,
-    reach: int,
-    scope: str,
-    now: float,
-    max_depth: int | None,
-) -> tuple[AnchorRecord | None, tuple[Rejected, ...]]:
-    """The first candidate that holds, and those before it that do not.
+def _is_news(record: AnchorRecord, state: ConversationState) -> bool:
+    """Whether a record from elsewhere says more than the state; what the state calls lost is lost."""
+    twin = state.twin(record)
+    return twin is None or (twin != record and twin.status != "lost")
 
-    ``reach`` is how far a prefix must go to lie beyond the newest compaction: what a server remembers
-    from before it is no longer what we would send.
-    """
+
+def _choose(
+    candidates: Iterable[AnchorRecord], question: _Question
+) -> tuple[AnchorRecord | None, tuple[Rejected, ...]]:
+    """The first candidate that holds, and those before it that do not."""
     rejected: list[Rejected] = []
     for record in candidates:
-        reason = unusable(record, scope=scope, now=now, max_depth=max_depth)
-        if reason is None and record.block_count <= 0:
-            reason = "unproven"
-        if reason is None and (record.block_count < reach or not proves(record, ledger, covered)):
-            reason = "changed"
+        reason = question.refusal(record)
         if reason is None:
             return record, tuple(rejected)
         rejected.append(Rejected(record.response_id, reason, record))

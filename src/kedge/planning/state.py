@@ -4,9 +4,9 @@ The state lives in ``turn.data`` and travels with the JSON form. It is a cache l
 describes: state that cannot be read is no state, and costs one full send.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, cast
 
 from kedge.planning.anchors import AnchorRecord
@@ -17,22 +17,9 @@ Mode = Literal["chained", "stateless", "conversation"]
 MODES: tuple[Mode, ...] = ("chained", "stateless", "conversation")
 STATE_KEY = "kedge.state"
 
-_DEFAULTS = {each.name: each.default for each in fields(AnchorRecord)}
-_TYPES: dict[str, tuple[type, ...]] = {
-    "response_id": (str,),
-    "scope": (str,),
-    "digest": (str,),
-    "block_count": (int,),
-    "depth": (int,),
-    "root_created_at": (int, float),
-    "status": (str,),
-    "stored": (bool,),
-    "created_at": (int, float),
-    "expires_at": (int, float, type(None)),
-}
 
-
-def _order(record: AnchorRecord) -> tuple[int, float]:
+def by_reach(record: AnchorRecord) -> tuple[int, float]:
+    """The order of records: by the length of the prefix that they cover, then by age."""
     return (record.block_count, record.created_at)
 
 
@@ -57,7 +44,7 @@ class ConversationState:
 
     def __post_init__(self) -> None:
         if not isinstance(self.anchors, _Sorted):
-            object.__setattr__(self, "anchors", _Sorted(sorted(self.anchors, key=_order)))
+            object.__setattr__(self, "anchors", _Sorted(sorted(self.anchors, key=by_reach)))
 
     def anchor(self, response_id: str) -> AnchorRecord | None:
         """The record of this response."""
@@ -66,19 +53,34 @@ class ConversationState:
                 return record
         return None
 
+    def twin(self, record: AnchorRecord) -> AnchorRecord | None:
+        """What is written down here about the response of a record from elsewhere."""
+        anchors, place = self.anchors, by_reach(record)
+        start = bisect_left(anchors, place, key=by_reach)
+        stop = bisect_right(anchors, place, lo=start, key=by_reach)
+        for each in anchors[start:stop]:
+            if (each.response_id, each.scope) == (record.response_id, record.scope):
+                return each
+        return None
+
     def with_anchor(self, record: AnchorRecord) -> "ConversationState":
         """Write a record down; it takes the place of an earlier one for the same response."""
-        anchors = self.anchors
-        if self.anchor(record.response_id):
-            anchors = [each for each in anchors if each.response_id != record.response_id]
-        place = bisect_right(anchors, _order(record), key=_order)
-        return replace(self, anchors=_Sorted((*anchors[:place], record, *anchors[place:])))
+        name, scope = record.response_id, record.scope
+        kept = [each for each in self.anchors if each.response_id != name or each.scope != scope]
+        kept.insert(bisect_right(kept, by_reach(record), key=by_reach), record)
+        return replace(self, anchors=_Sorted(kept))
+
+    def keeping(self, anchors: Iterable[AnchorRecord]) -> "ConversationState":
+        """The same state with only these of its records."""
+        return replace(self, anchors=tuple(anchors))
 
     def without(self, lost: Iterable[str]) -> "ConversationState":
         """Mark responses as lost: the server said that they are gone."""
         gone = frozenset(lost)
         anchors = (
-            replace(each, status="lost") if each.response_id in gone else each
+            replace(each, status="lost")
+            if each.response_id in gone and each.status == "completed"
+            else each
             for each in self.anchors
         )
         previous = "" if self.previous_response_id in gone else self.previous_response_id
@@ -90,7 +92,7 @@ class ConversationState:
             "mode": self.mode,
             "previous_response_id": self.previous_response_id,
             "conversation_id": self.conversation_id,
-            "anchors": [_dump_record(record) for record in self.anchors],
+            "anchors": [dump_record(record) for record in self.anchors],
         }
         return {name: value for name, value in form.items() if value}
 
@@ -111,15 +113,32 @@ def set_state(turn: Turn, state: ConversationState) -> Turn:
     return turn.with_data({STATE_KEY: state})
 
 
-def _dump_record(record: AnchorRecord) -> dict[str, Any]:
-    return {k: v for k, v in asdict(record).items() if v != _DEFAULTS[k]}
+def dump_record(record: AnchorRecord) -> dict[str, Any]:
+    """Write a record as plain JSON values; members at their default are left out."""
+    members = ((name, getattr(record, name)) for name in _READERS)
+    return {
+        name: list(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else value
+        for name, value in members
+        if value != _DEFAULTS[name]
+    }
+
+
+def load_record(form: object) -> AnchorRecord | None:
+    """Read a record; one that cannot be read proves nothing, and is ``None``."""
+    if not isinstance(form, dict):
+        return None
+    members = cast("dict[str, Any]", form)
+    try:
+        return AnchorRecord(**{n: read(members[n]) for n, read in _READERS.items() if n in members})
+    except (TypeError, OverflowError):
+        return None
 
 
 def _load(form: Mapping[str, Any]) -> ConversationState:
     mode = form.get("mode")
     previous, conversation = form.get("previous_response_id"), form.get("conversation_id")
     listed = form.get("anchors")
-    records = map(_load_record, cast("list[object]", listed) if isinstance(listed, list) else [])
+    records = map(load_record, cast("list[object]", listed) if isinstance(listed, list) else [])
     return ConversationState(
         mode if mode in MODES else None,
         previous if isinstance(previous, str) else "",
@@ -128,15 +147,49 @@ def _load(form: Mapping[str, Any]) -> ConversationState:
     )
 
 
-def _load_record(form: object) -> AnchorRecord | None:
-    """Read a record; one that cannot be read proves nothing and is left out."""
-    if not isinstance(form, dict):
-        return None
-    members = cast("dict[str, Any]", form)
-    known = {name: members[name] for name in _TYPES if name in members}
-    if any(not isinstance(value, _TYPES[name]) for name, value in known.items()):
-        return None
-    try:
-        return AnchorRecord(**known)
-    except TypeError:
-        return None
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _time(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError
+    return float(value)
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TypeError
+    return tuple(map(_text, cast("list[object]", value)))
+
+
+# How each member of a record is read; a reader refuses with a TypeError.
+_READERS: dict[str, Callable[[object], Any]] = {
+    "response_id": _text,
+    "scope": _text,
+    "digest": _text,
+    "block_count": _count,
+    "depth": _count,
+    "root_created_at": _time,
+    "status": _text,
+    "stored": _flag,
+    "created_at": _time,
+    "expires_at": lambda value: None if value is None else _time(value),
+    "barrier": lambda value: None if value is None else _count(value),
+    "derived": _texts,
+}
+_DEFAULTS = {each.name: each.default for each in fields(AnchorRecord)}

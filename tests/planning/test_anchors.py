@@ -1,0 +1,113 @@
+"""Anchor records: what they prove, and when the server may be asked for them."""
+
+from typing import get_args
+
+import pytest
+
+from kedge.planning import REASONS, AnchorRecord, Reason, Rejected, covered_count, prefix_digest
+from kedge.planning.anchors import is_expired, proves, unusable
+from kedge.planning.ledger import ledger_of
+from kedge.turns import Turn, assistant, reasoning, user
+
+TURN = Turn([user("a"), reasoning("hm"), assistant("b"), user("c")])
+MONTH = 30 * 24 * 3600.0
+
+
+def record(**facts: object) -> AnchorRecord:
+    """A record of the first two covered blocks, with these facts."""
+    known = {"response_id": "R", "scope": "here", "digest": prefix_digest(TURN, 2)}
+    return AnchorRecord(**{**known, "block_count": 2, **facts})  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({}, True),
+        ({"block_count": 1}, False),
+        ({"block_count": 3}, False),
+        ({"block_count": 4}, False),
+        ({"block_count": 10**30}, False),
+        ({"block_count": 0, "digest": prefix_digest(TURN, 0)}, False),
+        ({"block_count": -1}, False),
+        ({"block_count": -1, "digest": "sha256:"}, False),
+        ({"digest": ""}, False),
+        ({"digest": prefix_digest(TURN, 2).removeprefix("sha256:")}, False),
+        ({"digest": prefix_digest(TURN), "block_count": 3}, True),
+    ],
+)
+def test_a_record_proves_its_own_prefix_and_nothing_else(
+    facts: dict[str, object], expected: bool
+) -> None:
+    """The digest at its length, for a length that the Turn has."""
+    assert proves(record(**facts), ledger_of(TURN), covered_count(TURN)) is expected
+
+
+def test_a_longer_turn_that_shares_the_ledger_proves_nothing_for_a_shorter_one() -> None:
+    """A record of the longer Turn does not hold for the one it grew from."""
+    longer = TURN.append(user("d"))
+    later = record(digest=prefix_digest(longer), block_count=4)
+    assert ledger_of(longer) is ledger_of(TURN)
+    assert proves(later, ledger_of(longer), covered_count(longer))
+    assert not proves(later, ledger_of(TURN), covered_count(TURN))
+
+
+@pytest.mark.parametrize(
+    ("facts", "now", "expired"),
+    [
+        ({}, 1e12, False),
+        ({"created_at": 1.0, "expires_at": None}, 1e12, False),
+        ({"created_at": 0.0, "expires_at": MONTH}, MONTH - 3601, False),
+        ({"created_at": 0.0, "expires_at": MONTH}, MONTH - 3600, True),
+        ({"created_at": 0.0, "expires_at": MONTH}, MONTH, True),
+        # The margin is an hour, or less where little is kept.
+        ({"created_at": 0.0, "expires_at": 100.0}, 94.0, False),
+        ({"created_at": 0.0, "expires_at": 100.0}, 95.0, True),
+        # A chain is kept for as long as its root is.
+        ({"root_created_at": 10.0, "created_at": 50.0, "expires_at": 150.0}, 104.0, False),
+        ({"root_created_at": 10.0, "created_at": 50.0, "expires_at": 150.0}, 105.0, True),
+        ({"root_created_at": 0.0, "created_at": 50.0, "expires_at": 150.0}, 144.0, False),
+        # What never was valid is expired at once.
+        ({"created_at": 50.0, "expires_at": 10.0}, 10.0, True),
+        ({"created_at": 50.0, "expires_at": 50.0}, 50.0, True),
+    ],
+)
+def test_a_response_expires_with_a_margin_and_with_its_root(
+    facts: dict[str, object], now: float, expired: bool
+) -> None:
+    """Nothing is relied on that the server may have dropped."""
+    assert is_expired(record(**facts), now) is expired
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({}, None),
+        ({"response_id": ""}, "unproven"),
+        ({"scope": "there"}, "scope"),
+        ({"status": "lost"}, "lost"),
+        ({"status": "incomplete"}, "incomplete"),
+        ({"status": "failed"}, "incomplete"),
+        ({"status": "cancelled"}, "incomplete"),
+        ({"stored": False}, "unstored"),
+        ({"created_at": 0.0, "expires_at": 10.0}, "expired"),
+        ({"depth": 3}, None),
+        ({"depth": 4}, "too_deep"),
+    ],
+)
+def test_what_a_server_cannot_be_asked_for_has_a_reason(
+    facts: dict[str, object], reason: Reason | None
+) -> None:
+    """Whatever the Turn says."""
+    assert unusable(record(**facts), scope="here", now=20.0, max_depth=3) == reason
+
+
+def test_depth_matters_only_where_it_is_known_to() -> None:
+    """A server that is not known to cap its memory is trusted with any chain."""
+    assert unusable(record(depth=10_000), scope="here", now=0.0) is None
+
+
+def test_every_reason_has_its_words() -> None:
+    """A refused candidate can always say why."""
+    assert set(REASONS) == set(get_args(Reason))
+    for reason, words in REASONS.items():
+        assert str(Rejected("R", reason, record())) == f"R: {words}"

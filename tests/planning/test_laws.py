@@ -1,0 +1,52 @@
+"""The laws of planning hold in every conversation that a random hand can play, and they can fail.
+
+``planning.play`` plays scripts of sends, edits, forks, losses and rebuilds against a pure model of a
+server's memory (``planning.memory``); ``planning.laws`` judges every plan on the way.
+"""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, Phase, find, given, settings
+
+from kedge.planning import plan_request
+from planning.planners import RawDigests, careless, contiguity_only, latest_only, trust
+from planning.play import Planner, Script, World, law_broken_by, scripts
+
+
+@settings(
+    max_examples=3 * settings.default.max_examples,  # pyright: ignore[reportOptionalMemberAccess]
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(scripts())
+def test_the_laws_hold_in_every_conversation(script: Script) -> None:
+    """Coherence, minimality, stability, no leak: over sends, edits, forks, time and losses."""
+    World().play(script)
+
+
+WRONG: dict[str, tuple[Callable[[], Planner], str]] = {
+    "contiguity only": (lambda: contiguity_only, "coherence"),
+    "latest only": (lambda: latest_only, "minimality"),
+    "trust without record": (lambda: trust, "coherence"),
+    "sealed content without proof": (lambda: careless, "no leak"),
+    "digests over raw JSON": (RawDigests, "stability"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_laws_catch_a_wrong_planner(name: str) -> None:
+    """For each there is a conversation in which the law that it breaks is seen to break."""
+    make, law = WRONG[name]
+    script = find(
+        scripts(),
+        lambda script: law_broken_by(make(), script) == law,
+        settings=settings(
+            max_examples=3_000,
+            phases=[Phase.generate],  # any will do: looking for the shortest takes a minute
+            database=None,
+            derandomize=True,
+            deadline=None,
+        ),
+    )
+    assert law_broken_by(make(), script) == law
+    assert law_broken_by(plan_request, script) == ""
