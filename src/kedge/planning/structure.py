@@ -6,7 +6,7 @@ proves. Tags alone cannot see an edit in place, so engines go by records alone; 
 functions explain, and serve those who keep no records.
 """
 
-from kedge.planning.anchors import Reason, proves
+from kedge.planning.anchors import AnchorRecord, Reason, proves
 from kedge.planning.ledger import ledger_of
 from kedge.planning.state import get_state
 from kedge.turns import Block, Turn
@@ -19,9 +19,13 @@ def is_valid_anchor(turn: Turn, response_id: str) -> bool:
 
 def find_best_anchor(turn: Turn) -> str:
     """The newest response whose blocks form a valid anchor, or an empty string."""
-    seen = dict.fromkeys(block.response_id for block in reversed(turn.blocks))
-    for response_id in seen:
-        if response_id and is_valid_anchor(turn, response_id):
+    places: dict[str, list[int]] = {}
+    for index, block in enumerate(turn.blocks):
+        if block.response_id:
+            places.setdefault(block.response_id, []).append(index)
+    records = {record.response_id: record for record in get_state(turn).anchors}
+    for response_id in sorted(places, key=lambda each: places[each][-1], reverse=True):
+        if _problem(turn, places[response_id], records.get(response_id)) is None:
             return response_id
     return ""
 
@@ -34,18 +38,22 @@ def blocks_after_response(turn: Turn, response_id: str) -> list[Block]:
 
 def anchor_problem(turn: Turn, response_id: str) -> Reason | None:
     """Why this response cannot be an anchor, seen structurally; ``None`` if it can."""
-    places = _places(turn, response_id)
+    return _problem(turn, _places(turn, response_id), get_state(turn).anchor(response_id))
+
+
+def _problem(turn: Turn, places: list[int], record: AnchorRecord | None) -> Reason | None:
     if not places:
         return "unproven"
     if places[-1] - places[0] + 1 != len(places):
         return "split"
-    record = get_state(turn).anchor(response_id)
     if record is None:
         return None
     if record.status == "lost":
         return "lost"
     if record.status != "completed":
         return "incomplete"
+    if not record.stored:
+        return "unstored"
     ledger = ledger_of(turn)
     ends_there = ledger.count(max(places[-1] + 1 - turn.lead, 0)) == record.block_count
     covered = ledger.count(len(turn.blocks) - turn.lead)
