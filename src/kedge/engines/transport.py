@@ -193,8 +193,9 @@ class _Translating:
 
 
 def _without(secret: object, words: str) -> str:
-    known = isinstance(secret, str) and len(secret) > 3 and secret != NO_KEY
-    return words.replace(secret, "***") if known else words
+    if isinstance(secret, str) and len(secret) > 3 and secret != NO_KEY:
+        return words.replace(secret, "***")
+    return words
 
 
 def told(text: str) -> dict[str, str]:

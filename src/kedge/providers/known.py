@@ -81,7 +81,7 @@ def _engine(
 ) -> Engine:
     client_settings = {k: settings.pop(k) for k in _CLIENT_SETTINGS if k in settings}
     key, owners = _checked(provider, api_key), _owners(provider, client_settings)
-    headers = client_settings.get("default_headers") or {}
+    headers: dict[str, str] = client_settings.get("default_headers") or {}
     more = [value for name, value in sorted(headers.items()) if name.lower() in _TELLING]
     scope = settings.pop("scope", None) or make_scope(
         provider, base_url, key, *owners.values(), *more
