@@ -24,7 +24,7 @@ from kedge.turns.parts import (
     TextPart,
     check_parts,
 )
-from kedge.turns.sealed import keep_extra, put, sealed
+from kedge.turns.sealed import keep_extra, keep_text, put, sealed
 
 RESPONSE_ID = "response_id"
 """Metadata key: the response that made this block. Only engines write it."""
@@ -54,13 +54,14 @@ class Block:
     leaf: bytes | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        if self.id == "":
+        name = self.id
+        if name == "":
             put(self, "id", new_id("blk"))
-        else:
-            put(self, "id", check_text(self.id, "id"))
-        if self.origin != "user":
-            put(self, "origin", check_text(self.origin, "origin"))
-        if self.metadata is not EMPTY:
+        elif type(name) is not str or not name.isascii():
+            put(self, "id", check_text(name, "id"))
+        if self.origin not in ("user", "engine"):
+            keep_text(self, "origin", self.origin)
+        if self.metadata is not EMPTY and type(self.metadata) is not FrozenMap:
             put(self, "metadata", frozen_map(self.metadata, "metadata"))
         if self.extra is not EMPTY:
             keep_extra(self, "kind")
@@ -118,7 +119,7 @@ class UserBlock(Block):
     parts: tuple[Part, ...]
 
     def _check(self) -> None:
-        put(self, "parts", check_parts(self.parts, PARTS, "a user block"))
+        _keep_parts(self, PARTS, "a user block")
 
     @property
     def content(self) -> tuple[object, ...]:
@@ -140,7 +141,7 @@ class AssistantBlock(Block):
     parts: tuple[SpokenPart, ...]
 
     def _check(self) -> None:
-        put(self, "parts", check_parts(self.parts, SPOKEN, "an assistant block"))
+        _keep_parts(self, SPOKEN, "an assistant block")
 
     @property
     def content(self) -> tuple[object, ...]:
@@ -212,7 +213,7 @@ class ToolResultBlock(Block):
     custom: bool = False
 
     def _check(self) -> None:
-        put(self, "parts", check_parts(self.parts, PARTS, "a tool result"))
+        _keep_parts(self, PARTS, "a tool result")
         _check_texts(self, "call_id")
         _check_flag(self.custom)
         if not self.call_id:
@@ -306,7 +307,16 @@ def joined_text(parts: tuple[Part, ...]) -> str:
 
 def _check_texts(block: Block, *names: str) -> None:
     for name in names:
-        put(block, name, check_text(getattr(block, name), name))
+        keep_text(block, name, getattr(block, name))
+
+
+def _keep_parts(
+    block: "UserBlock | AssistantBlock | ToolResultBlock", allowed: tuple[type[Any], ...], what: str
+) -> None:
+    parts = block.parts
+    if type(parts) is tuple and len(parts) == 1 and type(parts[0]) is TextPart:
+        return  # one text, as nearly always
+    put(block, "parts", check_parts(parts, allowed, what))
 
 
 def _check_flag(custom: object) -> None:

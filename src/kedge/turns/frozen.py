@@ -43,7 +43,7 @@ class FrozenMap(Mapping[str, Any]):
         gone = [name for name, value in changes.items() if value is None]
         for name in gone:
             del merged[name]
-        return _map(merged)
+        return vouched(merged)
 
     @property
     def depth(self) -> int:
@@ -88,7 +88,7 @@ class FrozenMap(Mapping[str, Any]):
 
     def __or__(self, other: Mapping[str, Any]) -> "FrozenMap":
         """The members of both; those of ``other`` win."""
-        return _map({**self._members, **frozen_map(other, "$")})
+        return vouched({**self._members, **frozen_map(other, "$")})
 
     def __eq__(self, other: object) -> bool:
         return same(self, other) if isinstance(other, Mapping) else NotImplemented
@@ -230,11 +230,14 @@ def _frozen_mapping(value: Mapping[Any, Any], room: int) -> FrozenMap:
     for key, member in value.items():
         if not isinstance(key, str):
             raise InvalidJSON("", f"the key {key!r} is not a string")
+        if type(member) is str and member.isascii() and type(key) is str and key.isascii():
+            members[key] = member  # most members are plain text
+            continue
         try:
             members[check_text(key, "")] = _frozen(member, room - 1)
         except InvalidJSON as error:
             raise error.inside(step_to(key)) from None
-    return _map(members)
+    return vouched(members)
 
 
 def _frozen_sequence(value: list[Any] | tuple[Any, ...], room: int) -> tuple[Any, ...]:
@@ -285,15 +288,15 @@ _CONTAINERS: dict[type, Callable[[Any, int], Any]] = {
 }
 
 
-def _map(members: dict[str, Any]) -> FrozenMap:
-    """A map of members that are frozen already."""
+def vouched(members: dict[str, Any]) -> FrozenMap:
+    """A map of members that the caller has frozen and checked, and will not touch again."""
     frozen = object.__new__(FrozenMap)
     _put(frozen, "_members", MappingProxyType(members))
     _put(frozen, "_depth", None)
     return frozen
 
 
-EMPTY = _map({})
+EMPTY = vouched({})
 
 
 def _depth(value: Any) -> int:

@@ -11,7 +11,7 @@ from typing import Literal, TypeVar, cast
 
 from kedge.errors import InvalidTurn
 from kedge.turns.frozen import EMPTY, FrozenMap, check_text, frozen_map
-from kedge.turns.sealed import keep_extra, put, sealed
+from kedge.turns.sealed import keep_extra, keep_text, put, sealed
 
 Detail = Literal["auto", "low", "high", "original"]
 
@@ -34,7 +34,9 @@ class TextPart:
         return _shown(self)
 
     def __post_init__(self) -> None:
-        put(self, "text", check_text(self.text, "text"))
+        text = self.text
+        if type(text) is not str or not text.isascii():
+            put(self, "text", check_text(text, "text"))
         if self.extra is not EMPTY:
             keep_extra(self, "type")
 
@@ -51,7 +53,7 @@ class RefusalPart:
         return _shown(self)
 
     def __post_init__(self) -> None:
-        put(self, "text", check_text(self.text, "text"))
+        keep_text(self, "text", self.text)
         if self.extra is not EMPTY:
             keep_extra(self, "type")
 
@@ -158,7 +160,7 @@ def check_parts(parts: Iterable[P], allowed: tuple[type[P], ...], what: str) -> 
 
 def _check_texts(part: ImagePart | FilePart, *names: str) -> None:
     for name in names:
-        put(part, name, check_text(getattr(part, name), name))
+        keep_text(part, name, getattr(part, name))
     if part.extra is not EMPTY:
         keep_extra(part, "type")
 

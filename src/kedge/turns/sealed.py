@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, NoReturn, TypeVar
 
 from kedge.errors import InvalidTurn
-from kedge.turns.frozen import FrozenMap, frozen_map
+from kedge.turns.frozen import FrozenMap, check_text, frozen_map
 
 T = TypeVar("T")
 
@@ -52,6 +52,12 @@ def keep_extra(value: Any, tag: str) -> None:
     put(value, "extra", extra)
     if taken := _own_members(value.__class__, tag) & extra.keys():
         raise InvalidTurn(f"extra holds {min(taken)!r}, which is a member of its own")
+
+
+def keep_text(value: Any, name: str, text: object) -> None:
+    """Check a member that is text; only what is not plain already has to be set again."""
+    if type(text) is not str or not text.isascii():
+        put(value, name, check_text(text, name))
 
 
 @cache
