@@ -8,6 +8,7 @@
     │   ├── AnswerIncomplete     the answer stopped before its end, for a reason the server names
     │   ├── RequestRefused       the server will not take the request (4xx)
     │   │   ├── ChainRefused         ... because it has no memory of the response it is based on
+    │   │   │   └── ResendTooLong        ... and sending everything is more than was allowed
     │   │   ├── NotAuthorised        ... because of the key
     │   │   └── RateLimited          ... for now; ``retry_after`` says how long
     │   ├── ServerFailed         the server failed (5xx), or gave up on the response
@@ -18,6 +19,7 @@
     ├── InvalidFault         a fault of the server that cannot be
     ├── BrokenInstallation   a file of the package itself is damaged
     ├── InvalidScript        a script of the practice model is wrong; ``place`` says where
+    ├── InvalidSetting       a setting that cannot be: a limit below one, a key that is none
     ├── StreamTooLarge       a stream holds a line or a message beyond its bound
     ├── ToolError            about tools and their calls
     │   ├── InvalidTool      what cannot be a tool, or stands in a toolbox twice
@@ -40,7 +42,12 @@ if TYPE_CHECKING:
 
 
 class KedgeError(Exception):
-    """The root of every error that Kedge raises on purpose."""
+    """The root of every error that Kedge raises on purpose.
+
+    ``state`` is set when the error leaves a ``Chat``: the state bytes reached so far.
+    """
+
+    state: bytes | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, self.__dict__)
@@ -101,6 +108,10 @@ class InvalidScript(KedgeError, ValueError):
         super().__init__(f"{place} {problem}")
         self.place = place
         self.problem = problem
+
+
+class InvalidSetting(KedgeError, ValueError):
+    """A setting that cannot be; the message says which, and what it may be."""
 
 
 class StreamTooLarge(KedgeError):
@@ -223,6 +234,10 @@ class RequestRefused(EngineError):
 
 class ChainRefused(RequestRefused):
     """The server has no memory of the response that the request is based on."""
+
+
+class ResendTooLong(ChainRefused):
+    """The server forgot, and to send everything again is more than the request allows."""
 
 
 class NotAuthorised(RequestRefused):

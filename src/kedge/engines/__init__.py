@@ -1,7 +1,16 @@
 """Engines: they take a Turn to a model and return it with the model's blocks appended."""
 
 from kedge.engines.audit import Audit
-from kedge.engines.protocol import Engine, Events, Middleware, Request, Stream
+from kedge.engines.protocol import Engine, Events, Middleware, Request, Stream, innermost
 from kedge.engines.responses import ResponsesEngine
 
-__all__ = ["Audit", "Engine", "Events", "Middleware", "Request", "ResponsesEngine", "Stream"]
+__all__ = [
+    "Audit",
+    "Engine",
+    "Events",
+    "Middleware",
+    "Request",
+    "ResponsesEngine",
+    "Stream",
+    "innermost",
+]

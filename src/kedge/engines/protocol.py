@@ -21,7 +21,7 @@ from kedge.errors import KedgeError
 from kedge.events import Event, Usage
 from kedge.events.run import AnswerFinished, RequestPlanned, TurnEdited, TurnFinished
 from kedge.planning import AnchorRecord, Mode, RequestPlan
-from kedge.turns import Turn
+from kedge.turns import AssistantBlock, OpaqueBlock, ReasoningBlock, Turn
 
 
 @dataclass(slots=True)
@@ -45,6 +45,8 @@ class Request:
     candidates: tuple[AnchorRecord, ...] = ()
     """Further anchors that may be tried, such as those of a store's index."""
     streaming: bool = True
+    resend_limit: int | None = None
+    """Refuse, rather than heal, when everything would be sent again and is more bytes than this."""
     passage: Passage | None = None
 
     @classmethod
@@ -106,6 +108,13 @@ Middleware = Callable[[Engine], Engine]
 """Wraps an Engine and is an Engine."""
 
 
+def innermost(engine: Engine) -> Engine:
+    """The engine at the heart of a stack of middleware: the one that talks to a provider."""
+    while isinstance(inner := getattr(engine, "inner", None), Engine):
+        engine = inner
+    return engine
+
+
 class Stream(AbstractAsyncContextManager["Stream"]):
     """The events of one run, and at its end the Turn."""
 
@@ -139,6 +148,11 @@ class Stream(AbstractAsyncContextManager["Stream"]):
     def usage(self) -> Usage:
         """The tokens of all responses of this run."""
         return sum((a.outcome.usage for a in self.answers if a.outcome.usage), Usage())
+
+    @property
+    def text(self) -> str:
+        """What the model said at last; only once the stream has ended."""
+        return answer_text(self.turn)
 
     async def finish(self) -> Turn:
         """Watch to the end, and return the Turn."""
@@ -174,3 +188,14 @@ class Stream(AbstractAsyncContextManager["Stream"]):
         traceback: TracebackType | None,
     ) -> None:
         await self._events.aclose()
+
+
+def answer_text(turn: Turn) -> str:
+    """What the model said at the end of a Turn: the text of its last blocks."""
+    said: list[str] = []
+    for block in reversed(turn.blocks):
+        if isinstance(block, AssistantBlock):
+            said.append(block.text)
+        elif not isinstance(block, ReasoningBlock | OpaqueBlock):
+            break
+    return "\n\n".join(text for text in reversed(said) if text)

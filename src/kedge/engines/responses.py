@@ -13,6 +13,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from kedge.engines import asides
 from kedge.engines.accounts import (
     note_forgetting,
     note_healing,
@@ -31,8 +32,8 @@ from kedge.engines.refusals import Sent, classify
 from kedge.engines.transport import Transport
 from kedge.engines.ways import Way, make_body, what_matters
 from kedge.engines.witness import forgot_by_echo, forgot_by_usage
-from kedge.errors import ChainRefused, EngineError, RequestRefused, StreamCut
-from kedge.events import ResponseFailed, ResponseStarted, StreamEvent, StreamFailed
+from kedge.errors import ChainRefused, EngineError, RequestRefused, ResendTooLong, StreamCut
+from kedge.events import ResponseFailed, ResponseStarted, StreamEvent, StreamFailed, Usage
 from kedge.events.assembler import Assembler
 from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import (
@@ -55,7 +56,7 @@ from kedge.planning import (
     plan_request,
     set_state,
 )
-from kedge.turns import Turn
+from kedge.turns import Block, Turn
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -126,6 +127,17 @@ class ResponsesEngine(Engine):
         """Fetch what the server holds for the anchor, and compare it with the Turn."""
         return await audit(self.transport, turn, self.plan(turn))
 
+    async def count_tokens(self, turn: Turn, **options: Any) -> int:
+        """Ask the server how many tokens this Turn is."""
+        request = Request.of(**options)
+        tools = {"tools": list(request.tools)} if request.tools else {}
+        model = request.model or self.model
+        return await asides.count_tokens(self.transport, self._aside(turn), model=model, **tools)
+
+    async def compact(self, turn: Turn) -> tuple[list[Block], Usage]:
+        """Have the server compact this Turn: the blocks that stand for it, and what that took."""
+        return await asides.compact(self.transport, self._aside(turn), model=self.model)
+
     async def events(self, turn: Turn, request: Request) -> Events:
         """Send the Turn, healing what can be healed; see the module."""
         mode, wanted, reason = self._mode(turn, request)
@@ -145,6 +157,7 @@ class ResponsesEngine(Engine):
                     raise refused.error from None
                 healed.add(refused.reason)
                 turn, way, event = self._healed(turn, way, refused)
+                self._check_resend(turn, request, way, refused.error)
                 yield event
                 if way.mode != mode:
                     note_mode(way.mode, mode, refused.reason)
@@ -288,6 +301,14 @@ class ResponsesEngine(Engine):
         note_healing(reason, "".join(lost))
         return turn, way, Healed(reason, lost)
 
+    def _check_resend(self, turn: Turn, request: Request, way: Way, error: EngineError) -> None:
+        """Raise the error after all, if healing would send more than the request allows."""
+        if way.full and request.resend_limit is not None:
+            plan = self._plan(turn, request, way)
+            if plan.full_bytes > request.resend_limit:
+                words = f"the server forgot, and everything is about {plan.full_bytes} bytes"
+                raise _with(ResendTooLong(words, provider=self.name), turn, plan) from error
+
     def _mode(self, turn: Turn, request: Request) -> tuple[Mode, Mode, str]:
         """The mode to send in, the one that was asked for, and why they differ."""
         wanted = request.mode or get_state(turn).mode or self.mode
@@ -315,6 +336,13 @@ class ResponsesEngine(Engine):
             plan = plan.without_reasoning()
         note_plan(plan, time.perf_counter() - start)
         return plan
+
+    def _aside(self, turn: Turn) -> tuple[RequestPlan, ...]:
+        """How to send a Turn beside the conversation: on its anchor, if it has one, or whole."""
+        mode: Mode = "chained" if self._mode(turn, Request())[0] == "chained" else "stateless"
+        ways = (Way(mode), Way(mode, full=True))
+        plans = tuple(self._plan(turn, Request(), way) for way in ways)
+        return plans if plans[0].anchor else plans[1:]
 
     async def _audit_now_and_then(self, turn: Turn, plan: RequestPlan) -> None:
         if not plan.anchor or plan.mode != "chained":

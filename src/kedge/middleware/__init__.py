@@ -1,5 +1,6 @@
 """Middleware: wraps an Engine and is an Engine. The first one given is the outermost."""
 
+from kedge.middleware.compact import compact
 from kedge.middleware.compose import with_middleware
 from kedge.middleware.guard import Rule, block, guard, redact
 from kedge.middleware.log import log
@@ -15,6 +16,7 @@ __all__ = [
     "Rule",
     "Wrapped",
     "block",
+    "compact",
     "guard",
     "log",
     "notice",

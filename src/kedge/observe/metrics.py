@@ -53,6 +53,10 @@ _TABLE = (
     Metric("tool_call_ids_total", "counter", "Tool calls by how their id was found", ("outcome",)),
     Metric("tool_runs_total", "counter", "Tools run, by outcome", ("outcome",)),
     Metric("tool_duration_seconds", "histogram", "Seconds that a tool took"),
+    Metric("compactions_total", "counter", "Compactions, by compactor", ("by", "outcome")),
+    Metric("compaction_blocks_removed_total", "counter", "Blocks that compaction removed"),
+    Metric("compaction_tokens_saved_total", "counter", "Tokens that compaction saved"),
+    Metric("states_discarded_total", "counter", "Chat states that were not used", ("reason",)),
     Metric("tokens_total", "counter", "Tokens reported by servers", ("kind",)),
 )
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _TABLE}

@@ -1,0 +1,116 @@
+"""``compact``: keeps a conversation short, from the outside of everything else.
+
+After a finished answer the Turn is compacted, never between a tool call and what follows from it: this
+middleware belongs outside of ``tools``, so it sees only whole answers. With ``resend_limit`` it also
+compacts before a long Turn is sent once more, whether the plan says so beforehand (edited, expired) or
+the server does when it is asked (forgotten).
+"""
+
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from kedge.compaction import Compactor, Occasion, TurnCompacted, compacted
+from kedge.engines.protocol import Engine, Events, Middleware, Request, innermost
+from kedge.errors import ResendTooLong
+from kedge.events import Usage
+from kedge.events.run import AnswerFinished, TurnFinished
+from kedge.middleware.wrapping import Wrapped
+from kedge.tokens import DEFAULT_COUNTER, TokenCounter
+from kedge.turns import Turn
+
+
+def compact(
+    compactor: Compactor,
+    *,
+    engine: Engine | None = None,
+    counter: TokenCounter = DEFAULT_COUNTER,
+    resend_limit: int | None = None,
+) -> Middleware:
+    """Compact after each answer, as the compactor decides.
+
+    ``engine`` is whom a compactor may ask (by default the wrapped one, without its middleware).
+    ``resend_limit`` are the bytes above which history is compacted before it is sent in full.
+    """
+
+    def wrap(inner: Engine) -> Engine:
+        return _Compact(inner, compactor, engine or innermost(inner), counter, resend_limit)
+
+    return wrap
+
+
+class _Compact(Wrapped):
+    name = "compact"
+
+    def __init__(
+        self,
+        inner: Engine,
+        compactor: Compactor,
+        engine: Engine,
+        counter: TokenCounter,
+        resend_limit: int | None,
+    ) -> None:
+        super().__init__(inner)
+        self.compactor, self.engine, self.counter = compactor, engine, counter
+        self.resend_limit = resend_limit
+
+    async def events(self, turn: Turn, request: Request) -> Events:
+        """The inner engine's events, and what compaction did before and after."""
+        request = replace(request, params={**self._params(), **request.params})
+        if self._is_long_resend(turn):
+            turn, event = await self._compacted(turn, "resend")
+            yield event
+        answered = False
+        for limit in (self.resend_limit, None):
+            try:
+                async with aclosing(
+                    self._run(turn, replace(request, resend_limit=limit))
+                ) as events:
+                    async for event in events:
+                        answered = answered or isinstance(event, AnswerFinished)
+                        yield event
+                    return
+            except ResendTooLong as error:
+                turn = error.turn or turn
+            if not answered:  # in the middle of a tool loop nothing is compacted
+                turn, event = await self._compacted(turn, "resend")
+                yield event
+
+    async def _run(self, turn: Turn, request: Request) -> Events:
+        """One run of the inner engine, and compaction after it."""
+        usage: Usage | None = None
+        async with aclosing(self.inner.events(turn, request)) as events:
+            async for event in events:
+                if isinstance(event, AnswerFinished):
+                    usage = event.outcome.usage
+                if not isinstance(event, TurnFinished):
+                    yield event
+                    continue
+                turn, told = await self._compacted(event.turn, "answered", usage)
+                if told.result.changed or told.result.notes:
+                    yield told
+                yield TurnFinished(turn)
+
+    async def _compacted(
+        self, turn: Turn, occasion: Occasion, usage: Usage | None = None
+    ) -> tuple[Turn, TurnCompacted]:
+        short, result = await compacted(
+            turn,
+            self.compactor,
+            engine=self.engine,
+            usage=usage,
+            counter=self.counter,
+            occasion=occasion,
+        )
+        return short, TurnCompacted(result, occasion)
+
+    def _is_long_resend(self, turn: Turn) -> bool:
+        if self.resend_limit is None:
+            return False
+        plan = self.inner.plan(turn)
+        return plan.is_full and plan.full_bytes > self.resend_limit
+
+    def _params(self) -> Mapping[str, Any]:
+        """What the compactor wants the server to be told with every request."""
+        return getattr(self.compactor, "params", None) or {}

@@ -1,0 +1,114 @@
+"""Histories to compact: any order that a real conversation can have, and a model that needs no server."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from hypothesis import strategies as st
+
+from kedge.engines import Engine, Events, Request
+from kedge.errors import ServerFailed
+from kedge.events import Outcome, Usage
+from kedge.events.run import AnswerFinished, RequestPlanned, TurnFinished
+from kedge.planning import RequestPlan, plan_request, record_response
+from kedge.planning.calls import Pairing
+from kedge.turns import (
+    Block,
+    Turn,
+    assistant,
+    reasoning,
+    system,
+    tool_call,
+    tool_result,
+    user,
+)
+
+T = TypeVar("T")
+
+WORDS = st.text("abcdefghij é漢 ", min_size=1, max_size=120)
+
+
+@st.composite
+def exchanges(draw: st.DrawFn, number: int) -> list[Block]:
+    """One question and all that follows from it."""
+    blocks: list[Block] = [user(f"question {number}: {draw(WORDS)}")]
+    for round_ in range(draw(st.integers(0, 2))):
+        ids = [f"call_{number}_{round_}_{i}" for i in range(draw(st.integers(1, 3)))]
+        if draw(st.booleans()):
+            blocks.append(reasoning("hm", encrypted_content="abc"))
+        blocks += [tool_call("look", {"for": draw(WORDS)}, call_id=each) for each in ids]
+        if draw(st.integers(0, 5)) == 0:  # something happened while the tool was running
+            blocks.append(user("an event"))
+        blocks += [tool_result(each, draw(WORDS) * 3) for each in draw(st.permutations(ids))]
+    if draw(st.integers(0, 3)) == 0:
+        blocks.append(system("from now on, be brief"))
+    if draw(st.integers(0, 9)):
+        blocks.append(assistant(f"answer {number}: {draw(WORDS)}"))
+    return blocks
+
+
+@st.composite
+def histories(draw: st.DrawFn, most: int = 8) -> tuple[Block, ...]:
+    """A history of whole exchanges, maybe with an end that still waits for a tool."""
+    blocks: list[Block] = []
+    for number in range(draw(st.integers(0, most))):
+        blocks += draw(exchanges(number))
+    if draw(st.integers(0, 4)) == 0:
+        blocks += [user("and now?"), tool_call("look", "{}", call_id="call_open")]
+    return tuple(blocks)
+
+
+def done(work: Coroutine[Any, Any, T]) -> T:
+    """Run what never has to wait, without the price of an event loop."""
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("this should not have to wait")
+
+
+def problems(blocks: tuple[Block, ...]) -> set[tuple[str, str]]:
+    """Calls and results that stand alone."""
+    pairing = Pairing()
+    for index, block in enumerate(blocks):
+        pairing.add(index, block)
+    return {(each.kind, each.call_id) for each in pairing.problems(blocks, 0)}
+
+
+def talk(count: int, words: str = "some words to fill the line") -> tuple[Block, ...]:
+    """A plain conversation of ``count`` exchanges."""
+    blocks: list[Block] = []
+    for i in range(count):
+        blocks += [user(f"question {i} {words}"), assistant(f"answer {i} {words}")]
+    return tuple(blocks)
+
+
+class Oracle(Engine):
+    """A model that says what a function makes of the Turn it is shown."""
+
+    name = "oracle"
+
+    def __init__(self, answer: Callable[[Turn], str]) -> None:
+        self.answer = answer
+        self.seen: list[Turn] = []
+        self.options: list[Request] = []
+
+    def plan(self, turn: Turn, **options: Any) -> RequestPlan:
+        """Everything is sent."""
+        return plan_request(turn, scope="oracle", now=0.0)
+
+    async def events(self, turn: Turn, request: Request) -> Events:
+        """One answer."""
+        self.seen.append(turn)
+        self.options.append(request)
+        plan = self.plan(turn)
+        yield RequestPlanned(plan)
+        text = self.answer(turn)
+        if text == "fail":
+            raise ServerFailed("no luck today", provider=self.name)
+        blocks = (assistant(text),)
+        turn = record_response(
+            turn, blocks, response_id=f"resp_{len(self.seen)}", plan=plan, created_at=1.0
+        )
+        outcome = Outcome("completed", blocks, usage=Usage(10, 0, 5, 0, 15))
+        yield AnswerFinished(outcome, turn, plan)
+        yield TurnFinished(turn)
