@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 HOMES: dict[str, str] = {
     # Engines
+    "Chat": "kedge.chat",
     "connect": "kedge.providers",
     "run_sync": "kedge.loops",
     "with_middleware": "kedge.middleware",
@@ -52,6 +53,7 @@ HOMES: dict[str, str] = {
 __all__ = list(HOMES)  # pyright: ignore[reportUnsupportedDunderAll] - the test checks it
 
 if TYPE_CHECKING:
+    from kedge.chat import Chat as Chat
     from kedge.errors import AnswerIncomplete as AnswerIncomplete
     from kedge.errors import Blocked as Blocked
     from kedge.errors import CannotConnect as CannotConnect

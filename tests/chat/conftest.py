@@ -1,0 +1,51 @@
+"""A real server, and Chats that talk to it."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kedge.chat import Chat
+from kedge.engines import Engine
+from kedge.providers import connect
+from kedge.testing import TestServer, serve
+
+
+@pytest.fixture
+def server() -> Iterator[TestServer]:
+    """A strict local server of its own."""
+    with serve() as running:
+        yield running
+
+
+OpenChat = Callable[..., Chat]
+
+
+@pytest.fixture
+async def open_chat(server: TestServer) -> AsyncIterator[OpenChat]:
+    """Makes Chats with that server; each knows nothing of the others, as in another process."""
+    made: list[Chat] = []
+
+    def make(engine: Engine | str | None = None, **settings: Any) -> Chat:
+        mine = connect(f"responses:{server.base_url}#practice", max_retries=0)
+        made.append(Chat(engine or mine, **settings))
+        return made[-1]
+
+    yield make
+    for chat in made:
+        await chat.aclose()
+
+
+def bodies(server: TestServer) -> list[dict[str, Any]]:
+    """The bodies of the requests for an answer, in order."""
+    return [each.body for each in server.requests if each.path == "/v1/responses"]
+
+
+def texts(items: Any) -> list[str]:
+    """What messages say, oldest first."""
+    found: list[str] = []
+    for item in items or ():
+        content = item.get("content") or item.get("output") or ""
+        parts = [content] if isinstance(content, str) else [p.get("text", "") for p in content]
+        found += [part for part in parts if part]
+    return found

@@ -1,0 +1,506 @@
+"""Chat on a real server: state in, answer and state out."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from chat.conftest import OpenChat, bodies, texts
+from kedge.chat import Chat, new_key
+from kedge.compaction import (
+    CompactionRequest,
+    CompactionResult,
+    MessageLimitCompactor,
+)
+from kedge.errors import (
+    AnswerIncomplete,
+    Blocked,
+    EngineError,
+    InvalidSetting,
+    InvalidTurn,
+    KedgeError,
+    Unreachable,
+)
+from kedge.events import TextDelta
+from kedge.events.run import TurnFinished
+from kedge.loops import run_sync
+from kedge.middleware import block, guard, redact, system_prompt, two_phase
+from kedge.observe import reset, snapshot
+from kedge.testing import TestServer
+from kedge.turns import Turn, UserBlock, assistant, image, system, tool_call, user
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+async def test_a_conversation_goes_on_from_the_bytes_of_the_last_answer(
+    server: TestServer, open_chat: OpenChat
+) -> None:
+    """Each call is a Chat of its own, as in another process, and sends only what is new."""
+    first = await open_chat().chat_with_state(None, user("My name is Ada."))
+    second = await open_chat().chat_with_state(first.state, user("What did I say first?"))
+    assert second.text == 'You said first: "My name is Ada."'
+    assert second.plan is not None
+    assert second.plan.previous_response_id == first.turn.blocks[-1].response_id
+    assert len(bodies(server)[1]["input"]) == 1
+    assert second.usage.input_tokens > 0
+    assert [block.kind for block in second.turn] == ["user", "assistant"] * 2
+
+
+async def test_text_may_be_given_for_a_user_block(open_chat: OpenChat) -> None:
+    """The common case is one string."""
+    answer = await open_chat().chat_with_state(None, "What is 6 * 7?")
+    assert "42" in answer.text
+
+
+async def test_leading_system_blocks_are_sent_fresh_and_never_stored(
+    server: TestServer, open_chat: OpenChat
+) -> None:
+    """Each call has its own instructions; they are no part of the state, and cost no anchor."""
+    chat = open_chat()
+    first = await chat.chat_with_state(None, system("Be kind."), system("Be brief."), "Hello!")
+    second = await chat.chat_with_state(first.state, system("Be rude."), "Hello again!")
+    assert [body["instructions"] for body in bodies(server)] == [
+        "Be kind.\n\nBe brief.",
+        "Be rude.",
+    ]
+    assert second.plan is not None
+    assert not second.plan.is_full
+    assert b"Be kind" not in first.state
+    assert b"Be rude" not in second.state
+
+
+async def test_later_system_blocks_stay_where_they_are(
+    server: TestServer, open_chat: OpenChat
+) -> None:
+    """A system block after the first other block is part of the conversation, in its place."""
+    chat = open_chat()
+    first = await chat.chat_with_state(None, "Hello!", system("The sun is up."), "Well?")
+    state = chat.append_to_state(first.state, system("The sun is down."))
+    await chat.chat_with_state(state, "And now?")
+    seen = texts(server.requests[-1].context)
+    assert seen[:3] == ["Hello!", "The sun is up.", "Well?"]
+    assert seen[-2:] == ["The sun is down.", "And now?"]
+
+
+async def test_appended_blocks_are_pending_until_the_next_call(
+    server: TestServer, open_chat: OpenChat
+) -> None:
+    """Any role, in order, without a request; the model sees them at the next call."""
+    chat = open_chat()
+    first = await chat.chat_with_state(None, "Hello!")
+    state = chat.append_to_state(first.state, user("One."), assistant("Two."), system("Three."))
+    state = chat.update_state_after_event(state, "The harbour is closed.")
+    report = chat.inspect_state(state)
+    assert (report.blocks, report.processed_length, report.pending) == (6, 2, 4)
+    assert len(server.requests) == 1
+    answer = await chat.chat_with_state(state)
+    assert texts(server.requests[-1].context)[2:] == [
+        "One.",
+        "Two.",
+        "Three.",
+        "The harbour is closed.",
+    ]
+    assert len(bodies(server)[1]["input"]) == 4
+    assert chat.inspect_state(answer.state).pending == 0
+
+
+async def test_an_event_is_told_in_the_role_of_the_user(open_chat: OpenChat) -> None:
+    """Servers take events from users; the block is marked for everyone else."""
+    state = open_chat().update_state_after_event(None, "The user has checked in.")
+    answer = await open_chat().chat_with_state(state)
+    event = answer.turn.blocks[0]
+    assert isinstance(event, UserBlock)
+    assert event.metadata["event"] is True
+
+
+async def test_leading_system_blocks_are_not_appended_to_nothing(
+    caplog: pytest.LogCaptureFixture, open_chat: OpenChat
+) -> None:
+    """In an empty conversation they would lead it: they are left out, and a log record says so."""
+    chat = open_chat()
+    with caplog.at_level(logging.WARNING, "kedge.chat"):
+        state = chat.append_to_state(None, system("Be kind."), user("Hello!"), system("Later."))
+    assert dict(chat.inspect_state(state).kinds) == {"user": 1, "system": 1}
+    assert [record.getMessage() for record in caplog.records] == [
+        "leading system blocks are not stored; give them with each call"
+    ]
+
+
+async def test_two_calls_from_the_same_bytes_are_a_fork_and_both_are_right(
+    server: TestServer, open_chat: OpenChat
+) -> None:
+    """Both chain on the same response, and neither knows of the other."""
+    chat = open_chat()
+    start = await chat.chat_with_state(None, "My name is Ada.")
+    left = await chat.chat_with_state(start.state, "I live in Oslo.")
+    right = await chat.chat_with_state(start.state, "I live in Rome.")
+    parents = [body["previous_response_id"] for body in bodies(server)[1:]]
+    assert parents[0] == parents[1]
+    for side, mine, other in ((left, "Oslo", "Rome"), (right, "Rome", "Oslo")):
+        asked = await chat.chat_with_state(side.state, "What have I said so far?")
+        assert mine in asked.text
+        assert other not in asked.text
+
+
+async def test_the_same_block_may_be_said_twice(open_chat: OpenChat) -> None:
+    """A block that somebody keeps for reuse gets an id of its own each time."""
+    again = user("Again!")
+    chat = open_chat()
+    first = await chat.chat_with_state(None, again, again)
+    second = await chat.chat_with_state(first.state, again)
+    assert len({block.id for block in second.turn}) == len(second.turn) == 5
+
+
+async def test_a_stream_tells_events_and_ends_with_the_answer(open_chat: OpenChat) -> None:
+    """Text comes in pieces, and the answer is there at the end."""
+    chat = open_chat()
+    async with chat.stream_with_state(None, "Count to 5") as stream:
+        with pytest.raises(KedgeError, match="has not ended"):
+            _ = stream.answer
+        events = [event async for event in stream]
+    assert isinstance(events[-1], TurnFinished)
+    pieces = [event.delta for event in events if isinstance(event, TextDelta)]
+    assert "".join(pieces) == stream.answer.text == "1 2 3 4 5"
+    assert stream.state == stream.answer.state
+    answer = await chat.chat_with_state(stream.answer.state, "What did I say first?")
+    assert "Count to 5" in answer.text
+
+
+async def test_a_stream_left_early_leaves_a_state_that_can_be_used(open_chat: OpenChat) -> None:
+    """What was said is there, and nothing that was not."""
+    chat = open_chat()
+    async with chat.stream_with_state(None, "Write 400 words.") as stream:
+        async for event in stream:
+            if isinstance(event, TextDelta):
+                break
+        state = stream.state
+    report = chat.inspect_state(state)
+    assert (report.blocks, report.pending) == (1, 1)
+    assert (await chat.chat_with_state(state)).text
+
+
+async def test_tools_are_run_and_their_results_are_in_the_state(
+    server: TestServer, open_chat: OpenChat
+) -> None:
+    """The loop is the Chat's; each round sends only the results."""
+    chat = open_chat(tools=[add])
+    first = await chat.chat_with_state(None, "Call add with 2 and 3.")
+    assert first.text == "add says: 5."
+    kinds = dict(chat.inspect_state(first.state).kinds)
+    assert kinds == {"user": 1, "tool_call": 1, "tool_result": 1, "assistant": 1}
+    assert [item["type"] for item in bodies(server)[1]["input"]] == ["function_call_output"]
+    second = await chat.chat_with_state(first.state, "What did the tool say?")
+    assert "5" in second.text
+
+
+async def test_an_error_carries_the_state_reached_so_far(
+    server: TestServer, open_chat: OpenChat
+) -> None:
+    """The old state is still good, and the error's has what was said: both can go on."""
+    chat = open_chat()
+    first = await chat.chat_with_state(None, "My name is Ada.")
+    server.faults.set("status=500", times=1)
+    with pytest.raises(EngineError) as caught:
+        await chat.chat_with_state(first.state, "What did I say first?")
+    assert caught.value.state is not None
+    report = chat.inspect_state(caught.value.state)
+    assert (report.blocks, report.processed_length) == (3, 2)
+    again = await chat.chat_with_state(caught.value.state)
+    assert again.text == 'You said first: "My name is Ada."'
+    old = await chat.chat_with_state(first.state, "What did I say first?")
+    assert old.text == again.text
+
+
+async def test_a_failure_after_a_tool_keeps_its_result(
+    server: TestServer, open_chat: OpenChat
+) -> None:
+    """What a tool did is done and paid for: it is in the error's state, and is not done again."""
+    runs: list[int] = []
+
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        runs.append(a + b)
+        server.faults.set("status=500", times=1)
+        return a + b
+
+    chat = open_chat(tools=[add])
+    with pytest.raises(EngineError) as caught:
+        await chat.chat_with_state(None, "Call add with 2 and 3.")
+    report = chat.inspect_state(caught.value.state)
+    assert dict(report.kinds) == {"user": 1, "tool_call": 1, "tool_result": 1}
+    assert (report.processed_length, report.pending) == (2, 1)
+    answer = await chat.chat_with_state(caught.value.state)
+    assert answer.text == "add says: 5."
+    assert runs == [5]
+
+
+async def test_an_unfinished_answer_keeps_what_is_whole(open_chat: OpenChat) -> None:
+    """An answer that ran out of tokens is an error, and its state can go on."""
+    chat = open_chat()
+    with pytest.raises(AnswerIncomplete) as caught:
+        await chat.chat_with_state(None, "Write 400 words.", max_output_tokens=16)
+    assert caught.value.state is not None
+    answer = await chat.chat_with_state(caught.value.state, "What did I say first?")
+    assert "Write 400 words." in answer.text
+
+
+async def test_what_a_guard_stops_is_not_in_the_state(open_chat: OpenChat) -> None:
+    """A message that must not be sent must not be kept either: the error's state is the old one."""
+    chat = open_chat(middleware=[guard(block("secret", name="secrets"))])
+    first = await chat.chat_with_state(None, "Hello!")
+    with pytest.raises(Blocked) as caught:
+        await chat.chat_with_state(first.state, "The secret is 42.")
+    assert caught.value.state == first.state
+
+
+async def test_what_a_guard_redacts_is_redacted_in_the_state(open_chat: OpenChat) -> None:
+    """Middleware changes the Turn itself, so nothing that was redacted is kept."""
+    chat = open_chat(middleware=[guard(redact(r"\d{4}"))])
+    answer = await chat.chat_with_state(None, "My number is 1234.")
+    assert b"1234" not in answer.state
+    assert b"[redacted]" in answer.state
+
+
+async def test_a_system_prompt_of_middleware_is_not_stored(open_chat: OpenChat) -> None:
+    """Whoever puts a leading system block there puts it there at every call."""
+    chat = open_chat(middleware=[system_prompt("Be kind.")])
+    first = await chat.chat_with_state(None, "Hello!")
+    second = await chat.chat_with_state(first.state, "What are your instructions?")
+    assert "Be kind." in second.text
+    assert b"Be kind" not in first.state
+
+
+async def test_other_errors_carry_a_state_too(open_chat: OpenChat) -> None:
+    """Also what is not an error of Kedge: a middleware that breaks after the answer."""
+
+    def broken(turn: Turn) -> Turn:
+        raise ZeroDivisionError
+
+    chat = open_chat(middleware=[two_phase(after=broken)])
+    with pytest.raises(ZeroDivisionError) as caught:
+        await chat.chat_with_state(None, "Hello!")
+    state: bytes = caught.value.state  # type: ignore[attr-defined]
+    assert chat.inspect_state(state).blocks == 2
+
+
+async def test_a_server_that_is_not_there_costs_nothing(open_chat: OpenChat) -> None:
+    """The error's state has the message, pending."""
+    chat = open_chat("responses:http://127.0.0.1:9/v1#practice")
+    with pytest.raises(Unreachable) as caught:
+        await chat.chat_with_state(None, "Hello!")
+    assert chat.inspect_state(caught.value.state).pending == 1
+
+
+async def test_calls_without_a_result_are_mended(open_chat: OpenChat) -> None:
+    """Repair is on by default: a history with an open call can be sent, and shows how."""
+    history = (user("Add!"), tool_call("add", {"a": 1, "b": 2}, call_id="call_1"))
+    state = open_chat().append_to_state(None, *history)
+    answer = await open_chat().chat_with_state(state, "Hello?")
+    assert [block.kind for block in answer.turn] == [
+        "user",
+        "tool_call",
+        "tool_result",
+        "user",
+        "assistant",
+    ]
+    with pytest.raises(KedgeError, match="has no result"):
+        await open_chat(repair=False).chat_with_state(state, "Hello?")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda state: state[:-1], "not_json"),
+        (lambda state: state.replace(b"Ada", b"Bob"), "damaged"),
+        (lambda state: state.replace(b'"version":2', b'"version":9'), "version"),
+        (lambda _: b"what is this?", "not_json"),
+        (lambda _: 7, "not_json"),
+    ],
+)
+async def test_bad_state_is_a_fresh_start_with_one_log_record(
+    caplog: pytest.LogCaptureFixture, change: Any, reason: str, open_chat: OpenChat
+) -> None:
+    """Never an exception and never half a history; the log says why, once, and quotes nothing."""
+    chat = open_chat()
+    first = await chat.chat_with_state(None, "My name is Ada.")
+    reset()
+    with caplog.at_level(logging.WARNING, "kedge.chat"):
+        answer = await chat.chat_with_state(change(first.state), "What did I say first?")
+    assert "I cannot see it" in answer.text
+    (record,) = caplog.records
+    assert "a state was discarded" in record.getMessage()
+    assert "Ada" not in record.getMessage()
+    assert snapshot()["states_discarded_total"] == {(("reason", reason),): (1, 1.0)}
+
+
+async def test_a_state_belongs_to_its_provider(server: TestServer, open_chat: OpenChat) -> None:
+    """Another provider starts afresh; another key or address of the same one does not."""
+    first = await open_chat().chat_with_state(None, "My name is Ada.")
+    other = await open_chat("practice").chat_with_state(first.state, "What did I say first?")
+    assert "I cannot see it" in other.text
+    same = open_chat(f"responses:{server.base_url}/#practice")
+    assert same.provider == open_chat().provider
+    kept = await same.chat_with_state(first.state, "What did I say first?")
+    assert "My name is Ada." in kept.text
+
+
+async def test_a_server_that_forgot_is_sent_everything(
+    server: TestServer, open_chat: OpenChat
+) -> None:
+    """The bytes hold the whole history, so nothing is lost when the server's memory is."""
+    chat = open_chat()
+    first = await chat.chat_with_state(None, "My name is Ada.")
+    server.forget()
+    second = await chat.chat_with_state(first.state, "What did I say first?")
+    assert "My name is Ada." in second.text
+    third = await chat.chat_with_state(second.state, "What did I say first?")
+    assert len(bodies(server)[-1]["input"]) == 1
+    assert "My name is Ada." in third.text
+
+
+async def test_compaction_is_in_the_answer(open_chat: OpenChat) -> None:
+    """What was removed, and the tokens before and after; the state holds what stayed."""
+    chat = open_chat(compactor=MessageLimitCompactor(4))
+    state: bytes | None = None
+    for number in range(2):
+        answer = await chat.chat_with_state(state, f"Number {number}.")
+        assert answer.compaction is None
+        state = answer.state
+    answer = await chat.chat_with_state(state, "Number 2.")
+    assert answer.compaction is not None
+    assert [getattr(b, "text", "")[:9] for b in answer.compaction.removed] == [
+        "Number 0.",
+        "You said:",
+    ]
+    assert answer.compaction.tokens_before > answer.compaction.tokens_after > 0  # type: ignore[operator]
+    assert len(answer.turn) == chat.inspect_state(answer.state).blocks == 4
+
+
+async def test_a_compactor_that_breaks_costs_nothing(open_chat: OpenChat) -> None:
+    """The answer is there, the history is whole, and a note says what happened."""
+
+    class Broken:
+        async def compact(self, request: CompactionRequest) -> CompactionResult:
+            raise ZeroDivisionError
+
+    answer = await open_chat(compactor=Broken()).chat_with_state(None, "Hello!")
+    assert answer.compaction is not None
+    assert answer.compaction.notes == ("Broken failed (ZeroDivisionError); nothing was changed",)
+    assert len(answer.turn) == 2
+
+
+async def test_pending_blocks_can_be_compacted_before_a_call(
+    server: TestServer, open_chat: OpenChat
+) -> None:
+    """A flood of events is cut before it is sent; what the model has seen is still known."""
+    chat = open_chat(compactor=MessageLimitCompactor(6))
+    first = await chat.chat_with_state(None, "Hello!")
+    assert await chat.compact_pending(first.state) == first.state
+    state = first.state
+    for number in range(20):
+        state = chat.update_state_after_event(state, f"Event {number}.")
+    state = await chat.compact_pending(state)
+    report = chat.inspect_state(state)
+    assert (report.blocks, report.processed_length, report.pending) == (6, 0, 6)
+    await chat.chat_with_state(state, "What have I said so far?")
+    assert texts(server.requests[-1].context)[0] == "Event 14."
+
+
+async def test_pending_compaction_keeps_count_of_what_was_seen(open_chat: OpenChat) -> None:
+    """Only the oldest part goes; the rest of the seen blocks are still seen."""
+    chat = open_chat(compactor=MessageLimitCompactor(4))
+    first = await chat.chat_with_state(None, "One.")
+    second = await chat.chat_with_state(first.state, "Two.")
+    state = chat.append_to_state(second.state, user("Three."))
+    report = chat.inspect_state(await chat.compact_pending(state))
+    assert (report.blocks, report.processed_length) == (3, 2)
+
+
+def test_a_chat_works_in_a_script() -> None:
+    """run_sync is all that sync code needs, call after call."""
+    chat = Chat("practice")
+    first = run_sync(chat.chat_with_state(None, "My name is Ada."))
+    second = run_sync(chat.chat_with_state(first.state, "What did I say first?"))
+    assert second.text == 'You said first: "My name is Ada."'
+
+
+async def test_a_plan_can_be_seen_before_a_call(server: TestServer, open_chat: OpenChat) -> None:
+    """A dry run sends nothing."""
+    async with open_chat() as chat:
+        first = await chat.chat_with_state(None, "My name is Ada.")
+        plan = chat.plan(first.state, "What did I say first?")
+        assert not plan.is_full
+        assert plan.delta_blocks == 1
+        assert len(server.requests) == 1
+
+
+async def test_options_go_to_the_engine(server: TestServer, open_chat: OpenChat) -> None:
+    """A call may choose its mode and further parameters."""
+    chat = open_chat()
+    answer = await chat.chat_with_state(None, "Hello!", mode="stateless", temperature=0.5)
+    assert bodies(server)[0]["temperature"] == 0.5
+    assert bodies(server)[0]["store"] is False
+    assert answer.plan is not None
+    assert answer.plan.mode == "stateless"
+
+
+async def test_a_refusal_is_no_text(open_chat: OpenChat) -> None:
+    """The words of a refusal are told apart from those of an answer."""
+    answer = await open_chat().chat_with_state(None, "Refuse to sing.")
+    assert (answer.text, answer.refusal) == ("", "I will not sing.")
+
+
+async def test_pictures_and_files_are_kept(open_chat: OpenChat) -> None:
+    """State holds every part of a message."""
+    chat = open_chat()
+    seen = user(["What is this?", image(b"\x89PNG")])
+    first = await chat.chat_with_state(None, seen)
+    second = await chat.chat_with_state(first.state, "And now?")
+    assert second.turn.blocks[0] == seen
+
+
+async def test_what_is_no_block_is_refused(open_chat: OpenChat) -> None:
+    """A mistake in the call is an error, as everywhere; only state is forgiven."""
+    wrong: Any = {"role": "user"}
+    with pytest.raises(InvalidTurn, match="holds blocks"):
+        await open_chat().chat_with_state(None, wrong)
+
+
+async def test_encrypted_state_is_read_with_its_key_only(open_chat: OpenChat) -> None:
+    """Nothing can be read from it; without the key, or with another, the conversation starts afresh."""
+    key, other = new_key(), new_key()
+    first = await open_chat(key=key).chat_with_state(None, "My name is Ada.")
+    assert b"Ada" not in first.state
+    assert b"version" not in first.state
+    for settings, reason in (({}, "encrypted"), ({"key": other}, "wrong_key")):
+        report = open_chat(**settings).inspect_state(first.state)
+        assert report.reason == reason
+        assert report.encrypted
+    chat = open_chat(key=[other, key])
+    second = await chat.chat_with_state(first.state, "What did I say first?")
+    assert "My name is Ada." in second.text
+    third = await open_chat(key=other).chat_with_state(second.state, "What did I say first?")
+    assert "My name is Ada." in third.text
+
+
+async def test_encryption_can_be_switched_on_for_a_running_conversation(
+    open_chat: OpenChat,
+) -> None:
+    """A plain state is taken over, and is encrypted from the next answer on."""
+    plain = await open_chat().chat_with_state(None, "My name is Ada.")
+    sealed = await open_chat(key=new_key()).chat_with_state(plain.state, "Hello again!")
+    assert len(sealed.turn) == 4
+    assert b"Ada" not in sealed.state
+
+
+@pytest.mark.parametrize("key", ["", "short", b"x" * 44, 7])
+async def test_a_key_that_is_none_is_refused_without_quoting_it(
+    key: Any, open_chat: OpenChat
+) -> None:
+    """The message says how to make one."""
+    with pytest.raises(InvalidSetting, match="new_key") as caught:
+        open_chat(key=[key])
+    assert "short" not in str(caught.value)

@@ -1,0 +1,285 @@
+"""State bytes: everything comes back, and nothing that was not put in."""
+
+import hashlib
+import json
+import os
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chat.mutations import mutated
+from kedge.chat.state import (
+    REASONS,
+    ChatState,
+    Discarded,
+    as_bytes,
+    is_intact,
+    read_state,
+    state_of,
+    write_state,
+)
+from kedge.planning import ConversationState, get_state, plan_request, record_response
+from kedge.turns import (
+    Block,
+    SystemBlock,
+    Turn,
+    assistant,
+    dump_block,
+    image,
+    opaque,
+    reasoning,
+    system,
+    tool_call,
+    tool_result,
+    user,
+)
+from strategies import blocks, json_objects
+
+MUTATIONS = int(os.environ.get("KEDGE_MUTATIONS", "400"))
+"""How many times state bytes are damaged; the campaign is KEDGE_MUTATIONS=100000."""
+
+
+def conversation(exchanges: int = 3) -> Turn:
+    """A Turn as an engine leaves it: with tools, thoughts, anchors and data."""
+    turn = Turn(data={"mine": {"of": [1, None, "é"]}})
+    for i in range(exchanges):
+        asked = user(["Look at this: 漢字 \U0001f30a", image("https://kedge.example/a.png")])
+        turn = turn.append(asked, system("from now on, be brief"))
+        call = tool_call("look", {"n": i}, call_id=f"call_{i}")
+        turn = answered(turn, reasoning("hm", encrypted_content="abc"), call, number=2 * i)
+        turn = turn.append(tool_result(f"call_{i}", {"found": ["a", "b"]}))
+        turn = answered(turn, assistant(f'It is "{i}".\n'), number=2 * i + 1)
+    return turn.append(opaque({"type": "web_search_call", "id": "ws_1", "new": {"field": 1.5}}))
+
+
+def answered(turn: Turn, *made: Block, number: int) -> Turn:
+    """The Turn with a response of these blocks."""
+    plan = plan_request(turn, scope="openai/api", now=100.0 + number)
+    noted = [block.with_metadata(item_id=f"item_{number}_{i}") for i, block in enumerate(made)]
+    return record_response(
+        turn, noted, response_id=f"resp_{number}", plan=plan, created_at=100.25 + number
+    )
+
+
+def same(one: ChatState, other: ChatState) -> bool:
+    """Equal in everything that counts."""
+    forms = [[dump_block(block) for block in state.blocks] for state in (one, other)]
+    return one == other and forms[0] == forms[1]
+
+
+def test_a_conversation_comes_back_whole() -> None:
+    """Blocks with all their members, anchors, data, the id: a Turn equal to the one that went in."""
+    turn = conversation()
+    state = state_of(turn, "openai", 5)
+    back = read_state(write_state(state), "openai")
+    assert isinstance(back, ChatState)
+    assert same(back, state)
+    assert back.turn() == turn
+    assert back.turn().id == turn.id
+    assert back.turn().data == turn.data
+    assert get_state(back.turn()) == get_state(turn)
+
+
+@given(
+    st.lists(blocks(), max_size=5, unique_by=lambda block: block.id),
+    st.text(max_size=8),
+    st.integers(0, 5),
+    json_objects(without=frozenset({"kedge.state"})),
+    st.sampled_from([None, "chained", "stateless", "conversation"]),
+)
+def test_any_state_comes_back(
+    given: list[Block], provider: str, length: int, data: dict[str, Any], mode: Any
+) -> None:
+    """Whatever a Turn can hold, state bytes can."""
+    memory = ConversationState(mode, previous_response_id="resp_é", conversation_id="conv_1")
+    turn = Turn(data=data)
+    state = ChatState(provider, tuple(given), min(length, len(given)), memory, turn.id, turn.data)
+    back = read_state(write_state(state), provider)
+    assert isinstance(back, ChatState)
+    assert same(back, state)
+
+
+def test_leading_system_blocks_are_not_stored_and_later_ones_are() -> None:
+    """What stands in front is sent afresh with every call."""
+    turn = Turn([system("be kind"), system("be brief"), user("hello"), system("now be rude")])
+    state = state_of(turn, "openai", 0)
+    assert [type(block) is SystemBlock for block in state.blocks] == [False, True]
+
+
+def test_state_bytes_are_json_that_names_what_is_inside() -> None:
+    """Anyone can see what it is; the checksum covers every byte before it."""
+    data = write_state(state_of(conversation(), "openai", 5))
+    members = json.loads(data)
+    assert members["version"] == 2
+    assert members["provider"] == "openai"
+    assert members["processed_length"] == 5
+    covered = data[: data.index(b',"checksum"')]
+    assert members["checksum"] == f"sha256:{hashlib.sha256(covered).hexdigest()}"
+
+
+def signed(members: dict[str, Any]) -> bytes:
+    """State bytes with a right checksum, whatever they say."""
+    rest = {name: value for name, value in members.items() if name != "checksum"}
+    covered = json.dumps(rest, separators=(",", ":")).encode()[:-1]
+    data = covered + b',"checksum":"sha256:' + hashlib.sha256(covered).hexdigest().encode() + b'"}'
+    assert is_intact(data)
+    return data
+
+
+GOOD: dict[str, Any] = json.loads(write_state(state_of(conversation(1), "openai", 2)))
+
+DISCARDED: list[tuple[str, bytes, str]] = [
+    ("text", b"hello", "not_json"),
+    ("cut off", write_state(state_of(conversation(1), "openai", 2))[:-40], "not_json"),
+    ("NaN", b'{"version":NaN}', "not_json"),
+    ("a well", b"[" * 100_000, "not_json"),
+    ("bytes", b"\xff\xfe\x00", "not_json"),
+    ("a list", b"[]", "malformed"),
+    ("a number", b"2", "malformed"),
+    ("no version", b"{}", "version"),
+    ("a newer version", signed({**GOOD, "version": 3}), "version"),
+    ("version zero", signed({**GOOD, "version": 0}), "version"),
+    ("a version that is none", signed({**GOOD, "version": True}), "version"),
+    ("no checksum", json.dumps(GOOD).encode(), "damaged"),
+    ("another checksum", json.dumps({**GOOD, "checksum": "sha256:00"}).encode(), "damaged"),
+    ("another provider", signed({**GOOD, "provider": "xai"}), "provider"),
+    ("no provider", signed({**GOOD, "provider": None}), "provider"),
+    ("too long", signed({**GOOD, "processed_length": 99}), "malformed"),
+    ("below zero", signed({**GOOD, "processed_length": -1}), "malformed"),
+    ("no length", signed({**GOOD, "processed_length": None}), "malformed"),
+    ("no blocks", signed({**GOOD, "blocks": None}), "malformed"),
+    ("a block that is none", signed({**GOOD, "blocks": [7]}), "malformed"),
+    ("a block of nothing", signed({**GOOD, "blocks": [{}]}), "malformed"),
+    ("a block twice", signed({**GOOD, "blocks": [GOOD["blocks"][0]] * 2}), "malformed"),
+    ("half a character", signed({**GOOD, "id": "\ud800"}), "malformed"),
+    (
+        "a text that is none",
+        signed({**GOOD, "blocks": [{"kind": "user", "id": "b", "text": 5}]}),
+        "malformed",
+    ),
+    (
+        "a response that is none",
+        signed({**GOOD, "blocks": [{"kind": "user", "id": "b", "text": "", "from": [-1, 0, "i"]}]}),
+        "malformed",
+    ),
+    ("an anchor that is none", signed({**GOOD, "anchors": [5]}), "malformed"),
+    ("an anchor of nothing", signed({**GOOD, "anchors": [{}]}), "malformed"),
+    ("an anchor with more", signed({**GOOD, "anchors": [{"response": 0, "x": 1}]}), "malformed"),
+    ("an anchor on nothing", signed({**GOOD, "anchors": [{"response": 99}]}), "malformed"),
+    ("a mode of its own", signed({**GOOD, "mode": "telepathic"}), "malformed"),
+    ("data that is none", signed({**GOOD, "data": 5}), "malformed"),
+    ("sealed", b"gAAAAABnothing", "encrypted"),
+    ("version 1 without messages", b'{"version":1,"provider":"openai"}', "malformed"),
+    (
+        "version 1 with half a message",
+        b'{"version":1,"provider":"openai","processed_length":0,"messages":[{}]}',
+        "malformed",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"), [each[1:] for each in DISCARDED], ids=[d[0] for d in DISCARDED]
+)
+def test_what_is_no_state_is_discarded_with_its_reason(data: bytes, reason: str) -> None:
+    """Nothing raises; a word says why, and a sentence says it to a person."""
+    found = read_state(data, "openai")
+    assert isinstance(found, Discarded)
+    assert found.reason == reason
+    assert REASONS[found.reason] in str(found)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_can_be_read_without_an_exception(data: bytes) -> None:
+    """Bytes that nobody wrote are no state."""
+    assert isinstance(read_state(data, "openai"), Discarded)
+
+
+def test_damage_never_raises_and_never_makes_up_a_history() -> None:
+    """However bytes are mutated, what can still be read is what was stored."""
+    stored = [
+        ChatState("openai"),
+        state_of(Turn([user("hello")]), "openai", 0),
+        state_of(conversation(1), "openai", 4),
+        state_of(conversation(4), "openai", 24),
+    ]
+    written = [write_state(state) for state in stored]
+    rng = random.Random(6)
+    for _ in range(MUTATIONS):
+        data = mutated(rng, rng.choice(written))
+        found = read_state(data, "openai")
+        if isinstance(found, ChatState):
+            assert data in written
+            assert same(found, stored[written.index(data)])
+
+
+def test_every_single_byte_matters() -> None:
+    """A state with one byte changed, anywhere, is not a state any more."""
+    data = write_state(state_of(conversation(1), "openai", 4))
+    rng = random.Random(7)
+    for at in range(len(data)):
+        changed = bytes([(data[at] + rng.randrange(1, 256)) % 256])
+        assert isinstance(read_state(data[:at] + changed + data[at + 1 :], "openai"), Discarded)
+        assert isinstance(read_state(data[:at], "openai"), Discarded)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, b""),
+        (b"x", b"x"),
+        (bytearray(b"x"), b"x"),
+        (memoryview(b"x"), b"x"),
+        ("é", b"\xc3\xa9"),
+    ],
+)
+def test_state_may_come_from_wherever_it_was_kept(given: Any, expected: bytes) -> None:
+    """No state is no bytes; buffers and text columns give what they hold."""
+    assert as_bytes(given) == expected
+
+
+def test_what_is_not_bytes_is_no_state() -> None:
+    """A mistake of the caller is a fresh start like any other."""
+    assert isinstance(read_state(as_bytes(7), "openai"), Discarded)
+
+
+def test_state_bytes_are_small() -> None:
+    """At most the escaped text, 200 bytes a block and 320 a response, with ids as long as real ones."""
+    turn = Turn()
+    for i in range(50):
+        turn = turn.append(user(f'question "{i}": 漢字'))
+        plan = plan_request(turn, scope="openai/api.openai.com/v1/0123456789abcdef", now=float(i))
+        call = tool_call("get_weather", '{"city":"x"}', call_id=f"call_{i:024d}")
+        turn = record_response(
+            turn,
+            [
+                reasoning("thought").with_metadata(item_id=f"rs_{i:050d}"),
+                call.with_metadata(item_id=f"fc_{i:050d}"),
+            ],
+            response_id=f"resp_{i:048d}",
+            plan=plan,
+            created_at=1763200000.1234567 + i,
+        )
+        turn = turn.append(tool_result(f"call_{i:024d}", "sunny " * 20))
+        turn = record_response(
+            turn,
+            [assistant("It is sunny.\n" * 5).with_metadata(item_id=f"msg_{i:050d}")],
+            response_id=f"resp_{i:048d}b",
+            plan=plan_request(
+                turn, scope="openai/api.openai.com/v1/0123456789abcdef", now=float(i)
+            ),
+            created_at=1763200000.7654321 + i,
+        )
+    data = write_state(state_of(turn, "openai", len(turn)))
+    assert len(data) <= sum(map(escaped, turn.blocks)) + 200 * len(turn) + 320 * 100
+
+
+def escaped(block: Block) -> int:
+    """How long the text of a block is in JSON."""
+    form = dump_block(block)
+    texts = [form.get("arguments", ""), *form.get("summary", []), *form.get("texts", [])]
+    texts += [part.get("text", "") for part in form.get("parts", [])]
+    return sum(len(json.dumps(text, ensure_ascii=False).encode()) - 2 for text in texts)
