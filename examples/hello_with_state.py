@@ -1,0 +1,35 @@
+"""Hello with state, over two processes: each run says one thing and goes on from the last.
+
+    python examples/hello_with_state.py hello.state "My name is Ada."
+    python examples/hello_with_state.py hello.state "What is my name?"
+
+The first argument is the file that keeps the conversation, the second what to say. KEDGE_MODEL names
+another model than the built-in one, which forgets when its process ends: then everything is sent again.
+"""
+
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kedge import Chat, run_sync, system, user
+
+
+def main(file: Path, text: str) -> None:
+    """Say something, and keep the state for next time."""
+    chat = Chat(os.environ.get("KEDGE_MODEL", "practice"))
+    state = file.read_bytes() if file.exists() else None
+    if state is None:
+        # Events can be told without asking the model; it sees them with the next message.
+        state = chat.update_state_after_event(None, "Ada has checked in at the harbour.")
+    # Leading system text is sent with each call and never stored, so it may change every time.
+    now = system(f"Today is {datetime.now(UTC):%A}. Be brief.")
+    answer = run_sync(chat.chat_with_state(state, now, user(text)))
+    print(answer.text)
+    if answer.plan:
+        print(answer.plan.explain())
+    file.write_bytes(answer.state)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

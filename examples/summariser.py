@@ -1,0 +1,35 @@
+"""A summariser: the old part of a long conversation becomes one block, written by a model.
+
+A real model is asked in the words of ``kedge.compaction.summarising.ASK``. The built-in one knows the
+question below, and answers it with a list of what was said.
+"""
+
+import os
+
+from kedge import Chat, run_sync
+from kedge.compaction import SummarisingCompactor, is_summary
+from kedge.compaction.summarising import ASK
+
+PRACTICE = "What have I said so far?"
+SHIPS = ("Argo", "Beagle", "Calypso", "Discovery", "Endeavour", "Fram", "Golden Hind", "Hermione")
+
+
+async def main() -> None:
+    """Tell of many ships, and ask about the first."""
+    model = os.environ.get("KEDGE_MODEL", "practice")
+    ask = PRACTICE if model == "practice" else ASK
+    compactor = SummarisingCompactor(250, 80, ask=ask)  # engine= or model= for a cheaper model
+    state: bytes | None = None
+    async with Chat(model, compactor=compactor) as chat:
+        for number, ship in enumerate(SHIPS):
+            answer = await chat.chat_with_state(state, f"Ship number {number} is the {ship}.")
+            state = answer.state
+            if answer.compaction:
+                print(answer.compaction)
+        answer = await chat.chat_with_state(state, "Do you remember Argo?")
+        print(answer.text)
+        print([block.kind for block in answer.turn], is_summary(answer.turn.blocks[0]))
+
+
+if __name__ == "__main__":
+    run_sync(main())

@@ -1,0 +1,70 @@
+"""The examples run, and show what they say."""
+
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kedge.loops import run_sync
+from kedge.testing import TestServer, serve
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestServer]:
+    """A server that outlives the processes of an example, and is the model of the examples."""
+    with serve() as running:
+        monkeypatch.setenv("KEDGE_MODEL", f"responses:{running.base_url}#practice")
+        yield running
+
+
+def hello(file: Path, text: str) -> str:
+    """Run the example in a process of its own."""
+    command = [sys.executable, str(EXAMPLES / "hello_with_state.py"), str(file), text]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_hello_with_state_over_two_processes(server: TestServer, tmp_path: Path) -> None:
+    """The second process knows what was said in the first, and sends only what is new."""
+    file = tmp_path / "hello.state"
+    assert "My name is Ada." in hello(file, "My name is Ada.")
+    second = hello(file, "What is my name?")
+    assert second.startswith("Your name is Ada.\nChained on resp_")
+    first, last = (each.body for each in server.requests)
+    assert len(first["input"]) == 2  # the event, and what was said
+    assert len(last["input"]) == 1
+    assert last["previous_response_id"] == server.requests[0].response_id
+    assert b"Be brief" not in file.read_bytes()
+
+
+def test_state_stays_bounded_over_200_turns() -> None:
+    """However long the talk, the state has a bound, cuts are rare, and each costs one full send."""
+    example = runpy.run_path(str(EXAMPLES / "state_compaction.py"))
+    sizes, cuts, full = run_sync(example["talk"](200))
+    assert len(sizes) == 200
+    assert max(sizes[100:]) <= max(sizes[:100]) * 1.05 < 20_000
+    assert 5 <= cuts <= 20
+    assert full == cuts + 1
+
+
+def test_a_custom_trigger_forgets_the_old_subject(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the new subject is left."""
+    runpy.run_path(str(EXAMPLES / "custom_trigger.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "compacted by SubjectChanged+NewestSubject: -4" in printed
+    assert printed.endswith("1. New subject: my dog is called Rex.\n")
+
+
+def test_a_summary_remembers_what_was_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first ship is found in the summary."""
+    runpy.run_path(str(EXAMPLES / "summariser.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "compacted by SummarisingCompactor" in printed
+    assert "Yes, in message 1" in printed
+    assert "Argo" in printed
