@@ -1,0 +1,110 @@
+"""What state bytes cost: against bare ``json`` of the same data, and against the text they hold.
+
+Baseline of encoding: ``json.dumps`` of the parsed state; of decoding: ``json.loads`` of the bytes, in the
+same run. Sizes are given against the JSON-escaped text, with ids as long as those of a real provider.
+"""
+
+import json
+import time
+from typing import Any
+
+from benchmarks.table import Row, cpu_seconds
+from kedge.chat.state import ChatState, read_state, state_of, write_state
+from kedge.compaction import BlockCounter
+from kedge.planning import plan_request, prefix_digest, record_response
+from kedge.tokens import TiktokenCounter
+from kedge.turns import Block, Turn, assistant, dump_block, tool_call, tool_result, user
+
+SCOPE = "openai/api.openai.com/v1/0123456789abcdef"
+BLOCKS = 1_000
+
+
+def conversation(blocks: int) -> Turn:
+    """A conversation with tools: four blocks and two responses for each question."""
+    turn = Turn()
+    for i in range(blocks // 4):
+        asked = f"Question {i}: what is the weather in city number {i}, and do I need a coat? " * 3
+        called = tool_call("get_weather", {"city": f"city {i}"}, call_id=f"call_{i:024d}")
+        turn = _answered(turn.append(user(asked)), called, f"fc_{i:050d}", 2 * i)
+        found = {"temperature": i, "sky": "cloudy", "note": "windy " * 10}
+        turn = turn.append(tool_result(f"call_{i:024d}", found))
+        said = assistant(f"It is {i} degrees and cloudy in city {i}; take a coat. " * 6)
+        turn = _answered(turn, said, f"msg_{i:050d}", 2 * i + 1)
+    return turn
+
+
+def _answered(turn: Turn, block: Block, item_id: str, number: int) -> Turn:
+    return record_response(
+        turn,
+        [block.with_metadata(item_id=item_id)],
+        response_id=f"resp_{number:048d}",
+        plan=plan_request(turn, scope=SCOPE, now=float(number)),
+        created_at=1_763_200_000.1234567 + number,
+    )
+
+
+def run() -> list[Row]:
+    """Measure encoding, decoding, size and counting."""
+    turn = conversation(BLOCKS)
+    state = state_of(turn, "openai", len(turn))
+    data = write_state(state)
+    assert read_state(data, "openai") == state
+    return [*_speed(state, data), *_size(turn, data), *_counting(turn)]
+
+
+def _speed(state: ChatState, data: bytes) -> list[Row]:
+    parsed = json.loads(data)
+    dumps = cpu_seconds(lambda: json.dumps(parsed), number=5)
+    loads = cpu_seconds(lambda: json.loads(data), number=5)
+    encode = cpu_seconds(lambda: write_state(state), number=5)
+    decode = cpu_seconds(lambda: read_state(data, "openai"), number=5)
+    return [
+        Row(f"encode {BLOCKS:,} blocks / json.dumps", encode / dumps, 2.0, detail=_ms(encode)),
+        Row(f"decode {BLOCKS:,} blocks / json.loads", decode / loads, 3.5, detail=_ms(decode)),
+    ]
+
+
+def _size(turn: Turn, data: bytes) -> list[Row]:
+    responses = len(turn) // 2
+    over = len(data) - sum(map(_escaped, turn.blocks))
+    allowed = 200 * len(turn) + 320 * responses
+    detail = f"{len(data):,} bytes, {over / len(turn):.0f} a block beyond its text"
+    return [Row("bytes beyond the text / allowed", over / allowed, 1.0, detail=detail)]
+
+
+def _escaped(block: Block) -> int:
+    form: dict[str, Any] = dump_block(block)
+    texts = [form.get("arguments", ""), *(part["text"] for part in form.get("parts", []))]
+    return sum(len(json.dumps(text, ensure_ascii=False).encode()) - 2 for text in texts)
+
+
+def _counting(turn: Turn) -> list[Row]:
+    """Count a conversation, let it grow by two blocks, and count it again."""
+    BlockCounter(TiktokenCounter()).count_blocks(turn.blocks[:1])  # the vocabulary is read once
+    prefix_digest(turn)
+    cold = cpu_seconds(lambda: BlockCounter(TiktokenCounter()).count_blocks(turn.blocks), repeat=3)
+    counter = BlockCounter(TiktokenCounter())
+    counter.count_blocks(turn.blocks)
+    grown = float("inf")
+    alone = float("inf")
+    for number in range(20):
+        said = f"And what about tomorrow, in city number {number}? I would like to know. " * 3
+        turn = turn.append(user(said), assistant(said.upper()))
+        prefix_digest(turn)
+        fresh = BlockCounter(TiktokenCounter())
+        alone = min(alone, _timed(lambda f=fresh, t=turn: f.count_blocks(t.blocks[-2:])))
+        grown = min(grown, _timed(lambda t=turn: counter.count_blocks(t.blocks)))
+    return [
+        Row("count grown by 2 blocks / count all", grown / cold, 0.02, detail=_ms(grown)),
+        Row("count grown by 2 blocks / those 2 alone", grown / alone, detail=_ms(alone)),
+    ]
+
+
+def _timed(work: Any) -> float:
+    start = time.process_time_ns()
+    work()
+    return (time.process_time_ns() - start) / 1e9
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"
