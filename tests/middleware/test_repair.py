@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from kedge.middleware import repair, repaired, with_middleware
 from kedge.planning import find_best_anchor, find_problems, plan_request, record_response
-from kedge.turns import Block, Turn, assistant, opaque, tool_call, tool_result, user
+from kedge.turns import (
+    Block,
+    ToolResultBlock,
+    Turn,
+    assistant,
+    opaque,
+    tool_call,
+    tool_result,
+    user,
+)
 from middleware.scripted import Scripted
 
 
@@ -65,3 +74,13 @@ async def test_repair_works_before_planning() -> None:
     turn = Turn([user("go"), tool_result("c9", "orphan")])
     await with_middleware(engine, repair()).run(turn)
     assert find_problems(engine.turns[0]) == ()
+
+
+def test_many_faults_are_mended_at_once_in_the_order_of_the_calls() -> None:
+    """A Turn is rebuilt once or twice, however many calls dangle, and results follow their calls."""
+    calls = [tool_call("f", "{}", call_id=f"call_{i}") for i in range(5_000)]
+    mended = repaired(Turn([user("?"), *calls, user("!")]))
+    answered = [b.call_id for b in mended.blocks if isinstance(b, ToolResultBlock)]
+    assert answered == [call.call_id for call in calls]
+    assert mended.blocks[-1] == user("!")
+    assert find_problems(mended) == ()

@@ -14,6 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 import strategies
 from kedge import turns
 from kedge.errors import InvalidTurn
+from kedge.planning.ledger import prefix_digest
 from kedge.turns import (
     Block,
     Turn,
@@ -360,3 +361,15 @@ def test_threads_that_continue_one_turn_do_not_disturb_each_other() -> None:
     for number, line in enumerate(lines):
         expected = ["root", "inserted", "shared", f"{number}"]
         assert all([block.id for block in turn] == expected for turn in line)
+
+
+@given(st.lists(st.integers(0, 5), unique=True), st.lists(st.integers(0, 5), unique=True))
+def test_all_blocks_may_be_changed_at_once(before: list[int], after: list[int]) -> None:
+    """The Turn has the new blocks, its old name and data, and what is derived from it is right."""
+    pool = [system("s"), system("t"), *(user(str(i)) for i in range(4))]
+    turn = Turn([pool[i] for i in before], data={"k": 1})
+    prefix_digest(turn)
+    changed = turn.with_blocks(pool[i] for i in after)
+    assert changed.blocks == tuple(pool[i] for i in after)
+    assert (changed.id, changed.data["k"]) == (turn.id, 1)
+    assert prefix_digest(changed) == prefix_digest(Turn(changed.blocks))

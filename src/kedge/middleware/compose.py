@@ -73,9 +73,11 @@ class _Inside(Wrapped):
 def _seen(before: Turn, after: Turn, name: str) -> tuple[Turn, TurnDiff]:
     """What changed, and the new Turn with the added blocks marked."""
     changes = _difference(before, after)
-    for block in changes.added:
-        if block.origin == "user":
-            after = after.replace(block.id, block.with_origin(name))
+    unmarked = {block.id for block in changes.added if block.origin == "user"}
+    if unmarked:
+        after = after.with_blocks(
+            block.with_origin(name) if block.id in unmarked else block for block in after.blocks
+        )
     return after, changes
 
 

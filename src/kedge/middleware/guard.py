@@ -123,11 +123,7 @@ class _Guard(Wrapped):
 
 def guarded(turn: Turn, rules: tuple[Rule, ...]) -> Turn:
     """The Turn with the rules applied to every text in it; raises ``Blocked``."""
-    for each in turn.blocks:
-        changed = _guarded(each, rules)
-        if changed is not each:
-            turn = turn.replace(each.id, changed)
-    return turn
+    return turn.with_blocks(_guarded(each, rules) for each in turn.blocks) if rules else turn
 
 
 def _holds_content(event: object) -> bool:

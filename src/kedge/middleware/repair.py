@@ -4,6 +4,8 @@ Servers refuse a conversation in which a call has no result or a result has no c
 hides that; this middleware changes the Turn itself, and whoever looks at the Turn sees how.
 """
 
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Literal
 
 from kedge.engines.protocol import Engine, Middleware
@@ -43,32 +45,33 @@ class _Repair(Wrapped):
 
 def repaired(turn: Turn, unanswered: How = "complete") -> Turn:
     """The Turn with every call answered once and every result called for."""
-    # Mending one fault can bring another to light (removing a call leaves its result an orphan), and
-    # every round leaves fewer calls and results that do not add up, so this ends.
+    # What is one too many goes first: a call that was made twice may have its answer then. Every round
+    # leaves fewer calls and results that do not add up, so this ends.
     while problems := find_problems(turn):
-        problem = problems[0]
-        log.warning("repaired: %s", problem.kind, call_id=problem.call_id, turn_id=turn.id)
-        turn = _mended(turn, problem, unanswered)
+        surplus = [problem for problem in problems if problem.kind != "unanswered"]
+        turn = _mended(turn, surplus or problems, unanswered)
     return turn
 
 
-def _mended(turn: Turn, problem: Problem, unanswered: How) -> Turn:
-    index = turn.index(problem.block_id)
-    block = turn.blocks[index]
-    completes = problem.kind == "unanswered" and unanswered == "complete"
-    if completes and isinstance(block, ToolCallBlock):
-        result = tool_result(block.call_id, WORDS, custom=block.custom, origin=NAME)
-        return turn.insert(_after_calls(turn, index), result)
-    return turn.remove(block.id)
-
-
-def _after_calls(turn: Turn, index: int) -> int:
-    """Behind the whole answer that made the call: in between would tear it apart."""
-    made = turn.blocks[index]
-    for place in range(index + 1, len(turn.blocks)):
-        if not _belongs(turn.blocks[place], made):
-            return place
-    return len(turn.blocks)
+def _mended(turn: Turn, problems: Sequence[Problem], unanswered: How) -> Turn:
+    for problem in problems:
+        log.warning("repaired: %s", problem.kind, call_id=problem.call_id, turn_id=turn.id)
+    wrong = {problem.block_id: problem.kind for problem in problems}
+    completes = unanswered == "complete"
+    kept: list[Block] = []
+    results: list[Block] = []
+    for block, following in zip_longest(turn.blocks, turn.blocks[1:]):
+        kind = wrong.get(block.id)
+        if kind is None:
+            kept.append(block)
+        elif kind == "unanswered" and completes and isinstance(block, ToolCallBlock):
+            kept.append(block)
+            results.append(tool_result(block.call_id, WORDS, custom=block.custom, origin=NAME))
+        # Behind the whole answer that made the calls: in between would tear it apart.
+        if results and not (following and _belongs(following, block)):
+            kept += results
+            results = []
+    return turn.with_blocks(kept)
 
 
 def _belongs(block: Block, made: Block) -> bool:

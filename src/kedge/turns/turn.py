@@ -120,6 +120,15 @@ class Turn:
             raise InvalidTurn(f"cannot take {count} blocks")
         return self._splice(min(count, len(self.blocks)), len(self.blocks))
 
+    def with_blocks(self, blocks: Iterable[Block]) -> "Turn":
+        """Put these in the place of all blocks: many changes at the price of one."""
+        fresh = tuple(blocks)
+        pairs = enumerate(zip(self.blocks, fresh, strict=False))
+        shorter = min(len(self.blocks), len(fresh))
+        same = next((index for index, (old, new) in pairs if old is not new), shorter)
+        kept = self if same == len(self.blocks) else self.take(same)
+        return kept.append(*fresh[same:])
+
     def with_data(self, members: Mapping[str, Any] | None = None, /, **more: Any) -> "Turn":
         """Return this Turn with further data; a member set to ``None`` is removed."""
         data = self.data.with_members({**(members or {}), **more})
