@@ -209,6 +209,7 @@ def opaque_items() -> Strategy[dict[str, Any]]:
     types = st.sampled_from(
         [
             "web_search_call",
+            "file_search_call",
             "compaction",
             "item_reference",
             "local_shell_call",

@@ -37,6 +37,7 @@ from kedge.turns import (
 )
 from kedge.turns.essence import ID_IS_CONTENT, STATUS_IS_CONTENT
 from kedge.turns.frozen import freeze
+from kedge.turns.wire import NEEDS_ID, NEEDS_STATUS
 from strategies import blocks, json_objects, json_values, known_blocks, opaque_items
 
 
@@ -68,6 +69,8 @@ def test_the_item_of_an_item_is_the_item(block: Block) -> None:
     item = item_from_block(block)
     again = item_from_block(block_from_item(item))
     carried = {"phase", "namespace", "caller", "async"}
+    if item["type"] in NEEDS_ID:
+        carried.add("id")  # made up, for each block another
     assert {k: v for k, v in again.items() if k not in carried} == {
         k: v for k, v in item.items() if k not in carried
     }
@@ -78,8 +81,8 @@ def test_neither_nulls_nor_status_nor_ids_come_out(block: Block) -> None:
     """An item holds what a model sees; the two tables name the exceptions."""
     item = item_from_block(block)
     assert not nulls_in(item)
-    assert "status" not in item or item["type"] in STATUS_IS_CONTENT
-    assert "id" not in item or item["type"] in ID_IS_CONTENT
+    assert "status" not in item or item["type"] in STATUS_IS_CONTENT | NEEDS_STATUS
+    assert "id" not in item or item["type"] in ID_IS_CONTENT | NEEDS_ID.keys()
     local = replace(
         block, id="local-marker", origin="origin-marker", metadata=FrozenMap(m="marker")
     )
@@ -321,6 +324,21 @@ def test_unknown_members_of_a_known_item_are_kept_and_the_meaningful_ones_sent()
     assert item_from_block(load_block(dump_block(block))) == {**call, **carried}
     noted = block_from_item({**call, "mood": 1}, extra={"mine": 2})
     assert noted.extra == {"mine": 2, "item": {"mood": 1}}
+
+
+def test_a_hosted_tools_item_goes_out_in_a_form_that_servers_take() -> None:
+    """Where a server insists on an id it gets one made up, never its own; its status stays."""
+    item = {"type": "file_search_call", "id": "fs_theirs", "status": "completed", "queries": ["x"]}
+    block = block_from_item(item)
+    sent = item_from_block(block)
+    assert sent == {**item, "id": sent["id"]}
+    assert sent["id"].startswith("fs_")
+    assert sent["id"] != "fs_theirs"
+    assert block.id not in sent["id"]
+    assert item_from_block(block) == sent
+    assert block_from_item(sent) == block
+    search = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
+    assert item_from_block(opaque(search)) == {"type": "web_search_call", "status": "completed"}
 
 
 def test_annotations_are_kept_and_not_sent() -> None:
