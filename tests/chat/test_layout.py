@@ -121,6 +121,8 @@ def records() -> st.SearchStrategy[AnchorRecord]:
         stored=st.booleans(),
         created_at=times,
         expires_at=st.none() | times,
+        barrier=st.none() | st.integers(0, 50),
+        derived=st.lists(st.text("0123456789abcdef", max_size=4), max_size=2).map(tuple),
     )
 
 

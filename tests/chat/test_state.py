@@ -169,6 +169,16 @@ DISCARDED: list[tuple[str, bytes, str]] = [
     ("an anchor of nothing", signed({**GOOD, "anchors": [{}]}), "malformed"),
     ("an anchor with more", signed({**GOOD, "anchors": [{"response": 0, "x": 1}]}), "malformed"),
     ("an anchor on nothing", signed({**GOOD, "anchors": [{"response": 99}]}), "malformed"),
+    (
+        "an anchor of a string",
+        signed({**GOOD, "anchors": [{"response": 0, "derived": "ab"}]}),
+        "malformed",
+    ),
+    (
+        "an anchor of numbers",
+        signed({**GOOD, "anchors": [{"response": 0, "derived": [1]}]}),
+        "malformed",
+    ),
     ("a mode of its own", signed({**GOOD, "mode": "telepathic"}), "malformed"),
     ("data that is none", signed({**GOOD, "data": 5}), "malformed"),
     ("sealed", b"gAAAAABnothing", "encrypted"),

@@ -94,9 +94,11 @@ def test_a_test_can_take_the_memory_away(kedge_server: TestServer) -> None:
 
 def test_a_stopped_server_leaves_no_thread_behind() -> None:
     """And says so when it is still asked."""
+    before = set(threading.enumerate())
     with serve() as server:
         ask(server)
-    assert not [t for t in threading.enumerate() if t.name == "kedge-server" and t.is_alive()]
+    started = set(threading.enumerate()) - before
+    assert not [thread for thread in started if thread.name == "kedge-server"]
     with pytest.raises(CannotServe, match="not running"):
         server.purge()
 

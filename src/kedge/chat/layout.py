@@ -16,7 +16,7 @@ from json.encoder import encode_basestring as quote
 from math import isfinite
 from operator import attrgetter
 from types import NoneType
-from typing import Any
+from typing import Any, cast
 
 from kedge.planning import AnchorRecord
 from kedge.turns import (
@@ -34,7 +34,7 @@ from kedge.turns import (
     dump_block,
     load_block,
 )
-from kedge.turns.frozen import EMPTY, thaw, vouched
+from kedge.turns.frozen import EMPTY, check_text, thaw, vouched
 
 Json = dict[str, Any]
 Number = Callable[[str], int]
@@ -202,6 +202,8 @@ def read_anchors(forms: Iterable[Json], responses: Sequence[str]) -> list[Anchor
     rows: list[tuple[Any, ...]] = []
     for form in forms:
         members.update(form)
+        if _DERIVED in form:
+            members[_DERIVED] = _texts(form[_DERIVED])
         rows.append(tuple(members.values()))
     for column, kinds in zip(zip(*rows, strict=True), _TYPES.values(), strict=bool(rows)):
         if not kinds.issuperset(map(type, column)):
@@ -209,6 +211,12 @@ def read_anchors(forms: Iterable[Json], responses: Sequence[str]) -> list[Anchor
     if any(row[0] < 0 for row in rows):
         raise ValueError("an anchor points at no response")
     return [AnchorRecord(responses[int(row[0])], *row[1:]) for row in rows]
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError("an anchor has a member of another type")  # noqa: TRY004 - of the bytes
+    return tuple([check_text(each, _DERIVED) for each in cast("list[object]", value)])
 
 
 def _written(value: object) -> str:
@@ -221,7 +229,7 @@ def _written(value: object) -> str:
     return encode(value)
 
 
-_RESPONSE = "response"
+_RESPONSE, _DERIVED = "response", "derived"
 _TYPES: dict[str, frozenset[type]] = {
     _RESPONSE: frozenset({int}),
     "scope": frozenset({str}),
@@ -233,8 +241,10 @@ _TYPES: dict[str, frozenset[type]] = {
     "stored": frozenset({bool}),
     "created_at": frozenset({int, float}),
     "expires_at": frozenset({int, float, NoneType}),
+    "barrier": frozenset({int, NoneType}),
+    _DERIVED: frozenset({tuple}),
 }
-"""The members of an anchor, in the order of the record, and the types they have in JSON."""
+"""The members of an anchor, in the order of the record, and the types they have."""
 
 _RECORD = {each.name: each for each in fields(AnchorRecord)}
 _NAMES = [f"{quote(name)}:" for name in _TYPES]

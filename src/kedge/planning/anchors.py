@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kedge.planning.ledger import Ledger
+from kedge.turns.sealed import sealed
 
 Status = Literal["completed", "incomplete", "failed", "cancelled", "lost"]
 Reason = Literal[
@@ -42,6 +43,7 @@ MARGIN = 3600.0
 """Seconds before its expiry from which on a response is no longer relied on."""
 
 
+@sealed
 @dataclass(frozen=True, slots=True)
 class AnchorRecord:
     """What is known about one stored response.
@@ -67,6 +69,9 @@ class AnchorRecord:
     expires_at: float | None = None
     barrier: int | None = None
     derived: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Nothing to check: a record that says something wrong proves nothing."""
 
 
 @dataclass(frozen=True, slots=True)
