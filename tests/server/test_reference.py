@@ -649,7 +649,8 @@ def test_one_conversation_is_used_by_one_request_at_a_time() -> None:
         id = http.post("/v1/conversations", json={}).json()["id"]  # noqa: A001
         body = {"model": "practice", "input": "Hello", "conversation": id}
         with http.stream("POST", "/v1/responses", json=body | {"stream": True}) as running:
-            next(running.iter_bytes())
+            told = running.iter_bytes()  # held, or the connection would be closed at once
+            next(told)
             answer = http.post("/v1/responses", json=body)
         assert answer.status_code == 400
         assert answer.json()["error"] == {

@@ -82,7 +82,8 @@ class ServerState(RuleBasedStateMachine):
         """Create a response, without the HTTP around it."""
 
         async def answered() -> bytes | None:
-            return await Run(self.service, draft(self.service, {"model": "m", **body})).whole()
+            run = Run(self.service, draft(self.service, {"model": "m", **body}))
+            return await run.whole(watch=lambda: None)
 
         whole = asyncio.run(answered())
         assert whole is not None

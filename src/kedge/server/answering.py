@@ -1,4 +1,4 @@
-"""Writing one response: begun in the database, written by the model, settled at once.
+"""Writing one response: written by the model, and settled in the database at once.
 
 A ``Run`` ends in exactly one way: completed or incomplete with its output stored, or failed or
 cancelled without. ``stop`` ends it from outside (the client went away, the server shuts down).
@@ -6,21 +6,21 @@ cancelled without. ``stop`` ends it from outside (the client went away, the serv
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
-
-from anyio import CancelScope, current_time
+from typing import Any, Literal
 
 from kedge.server import errors, resource
 from kedge.server.access import report
 from kedge.server.compaction import compaction_item
-from kedge.server.contexts import NOTHING, grown
+from kedge.server.contexts import NOTHING, Context, grown
 from kedge.server.draft import Draft
+from kedge.server.ids import node_of
 from kedge.server.models import Piece
 from kedge.server.nodes import from_barrier, is_barrier
 from kedge.server.output import Event, Writer
+from kedge.server.patience import Patience
 from kedge.server.service import Service
 from kedge.server.stored import Entry, Outcome
-from kedge.server.wire import encode, joined
+from kedge.server.wire import Item, encode, joined
 from kedge.tokens import count_items, count_text
 
 Emit = Callable[[Sequence[Event]], Awaitable[None]]
@@ -33,20 +33,28 @@ class Run:
     def __init__(self, service: Service, draft: Draft) -> None:
         self.draft = draft
         self._service = service
-        self._asked = encode(draft.asked)
-        self._node: int | None = None
         self._held = ExitStack()
-        self._scope = CancelScope()
+        if draft.past.conversation is not None:
+            self._held.enter_context(service.conversations.lock(draft.past.conversation))
+        self._asked = encode(draft.asked)
+        self._state: Literal["unwritten", "in_progress", "settled"] = "unwritten"
         self._verdict = "failed"
+        self._patience = Patience(service.settings.limits.answer_seconds, self._on_waiting)
+        self._watch: Callable[[], None] | None = None
         self._became: Mapping[str, Any] = resource.BEGUN
         self._writer = _writer(service, draft)
-        self._begin()
+        service.running.add(self)
 
-    async def whole(self) -> bytes | None:
-        """Write the response and return it as JSON; None where nobody is left to read it."""
+    async def whole(self, watch: Callable[[], None]) -> bytes | None:
+        """Write the response and return it as JSON; None where nobody is left to read it.
+
+        Until its client has the id nobody can ask for the response, so it is only written down
+        as in progress once its model makes us wait. That is when ``watch`` is called, too.
+        """
+        self._watch = watch
         written = None
         try:
-            with self._limited():
+            with self._patience:
                 self._compact()
                 async for piece in self._pieces():
                     self._writer.take(piece)
@@ -59,10 +67,12 @@ class Run:
             raise errors.SERVER_FAILED()
         return written
 
-    async def live(self, emit: Emit) -> None:
+    async def live(self, emit: Emit, watch: Callable[[], None]) -> None:
         """Write the response and tell every event of it."""
+        self._watch = watch
         try:
-            with self._limited():
+            with self._patience:
+                self._write_down()
                 begun = self._response([])
                 created = {"type": "response.created", "response": begun}
                 await emit([created, {"type": "response.in_progress", "response": begun}])
@@ -79,7 +89,21 @@ class Run:
     def stop(self, status: str) -> None:
         """End the response from outside, as ``failed`` or as ``cancelled``."""
         self._verdict = status
-        self._scope.cancel()
+        self._patience.end()
+
+    def end(self) -> None:
+        """Let go of everything; a response that is not settled by now has failed."""
+        self._service.running.discard(self)
+        self._held.close()
+        if self._state == "in_progress":
+            self._state = "settled"
+            self._service.responses.fail(node_of(self.draft.key), self._verdict)
+
+    def _on_waiting(self) -> None:
+        if self._state == "unwritten":
+            self._write_down()
+        if self._watch is not None:
+            self._watch()
 
     async def _tell(self, emit: Emit) -> None:
         events = self._compact()
@@ -104,63 +128,64 @@ class Run:
         item = compaction_item(self._service.sealer, id, draft.kept)
         return list(writer.add(item, during="response.compaction.compacting"))
 
-    def _limited(self) -> CancelScope:
-        self._scope.deadline = current_time() + self._service.settings.limits.answer_seconds
-        return self._scope
-
-    def _begin(self) -> None:
+    def _entry(self) -> Entry:
         draft, past = self.draft, self.draft.past
-        if past.conversation is not None:
-            self._held.enter_context(self._service.conversations.lock(past.conversation))
-        self._service.running.add(self)
-        if draft.store:
-            barrier = is_barrier(draft.input)
-            entry = Entry(
-                draft.key, past.node, self._asked, encode(draft.input), barrier, past.conversation
-            )
-            self._node = self._service.responses.begin(entry)
+        return Entry(
+            key=draft.key,
+            parent=past.node,
+            conversation=past.conversation,
+            asked=self._asked,
+            input=encode(draft.input),
+        )
+
+    def _write_down(self) -> None:
+        if self.draft.store:
+            self._service.responses.begin(self._entry(), barrier=is_barrier(self.draft.input))
+            self._state = "in_progress"
 
     def _settle(self) -> bytes:
         draft, writer = self.draft, self._writer
         thought = sum(map(count_text, writer.thoughts))
-        said = [item for item in writer.items if item["type"] != "reasoning"]
+        output = count_items(item for item in writer.items if item["type"] != "reasoning")
         self._became = resource.finished(
             reason=writer.reason,
             now=int(self._service.clock()),
             usage=resource.usage(
-                input=draft.view.tokens,
+                input=draft.input_tokens,
                 cached=draft.cached,
-                output=thought + count_items(said),
+                output=thought + output,
                 reasoning=thought,
             ),
         )
-        became, output = encode(self._became), encode(writer.items)
-        if self._node is not None:
-            self._keep(self._node, became, output)
-            self._node = None
-        return joined(self._asked, became, output)
+        became, written = encode(self._became), encode(writer.items)
+        if draft.store:
+            self._keep(became, written)
+        return joined(self._asked, became, written)
 
-    def _keep(self, node: int, became: bytes, output: bytes) -> None:
-        service, past = self._service, self.draft.past
-        items: Sequence[Any] = [*self.draft.input, *self._writer.items]
-        seen, above = items, past.context
+    def _keep(self, became: bytes, output: bytes) -> None:
+        items = [*self.draft.input, *self._writer.items]
         barrier = is_barrier(items)
-        if barrier:
-            items = from_barrier(items)
-            seen, above = service.read(items), NOTHING
-        tokens = count_items(seen)
-        outcome = Outcome(self._became["status"], became, output, barrier, tokens)
-        if service.responses.settle(node, outcome, past.conversation):
-            size = len(self._asked) + len(output)
-            service.nodes.keep(node, past.node, grown(above, items, seen, tokens, size))
+        size = len(self._asked) + len(output)
+        context = self._after_barrier(items, size) if barrier else self._grown(items, size)
+        status = self._became["status"]
+        outcome = Outcome(status, became, output, barrier, context.own_tokens)
+        stored = self._service.responses
+        if self._state == "in_progress":
+            kept = stored.settle(self._entry(), outcome)
+        else:
+            kept = stored.record(self._entry(), outcome)
+        self._state = "settled"
+        if kept:
+            self._service.nodes.keep(node_of(self.draft.key), self.draft.past.node, context)
 
-    def end(self) -> None:
-        """Let go of everything; a response that is not settled by now has failed."""
-        self._service.running.discard(self)
-        self._held.close()
-        node, self._node = self._node, None
-        if node is not None:
-            self._service.responses.fail(node, self._verdict)
+    def _grown(self, items: Sequence[Item], size: int) -> Context:
+        tokens = self.draft.new_tokens + count_items(self._writer.items)
+        return grown(self.draft.past.context, items, items, tokens, size)
+
+    def _after_barrier(self, items: Sequence[Item], size: int) -> Context:
+        kept = from_barrier(items)
+        seen = self._service.read(kept)
+        return grown(NOTHING, kept, seen, count_items(seen), size)
 
     def _response(self, output: list[Any]) -> dict[str, Any]:
         return {**self.draft.asked, **self._became, "output": output}

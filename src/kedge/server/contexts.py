@@ -33,6 +33,11 @@ class Context:
     coherence: Coherence
     size: int
 
+    @property
+    def own_tokens(self) -> int:
+        """The tokens of this part alone."""
+        return self.tokens - (self.parent.tokens if self.parent else 0)
+
     def whole(self) -> list[Item]:
         """List every item, oldest first."""
         return list(chain.from_iterable(part.items for part in self._parts()))
@@ -45,8 +50,7 @@ class Context:
         """Cut all but the last ``number`` parts off: what a forgetful server would hold."""
         context = NOTHING
         for part in self._parts()[-number:] if number else []:
-            own = part.tokens - (part.parent.tokens if part.parent else 0)
-            context = grown(context, part.items, part.seen, own, part.size)
+            context = grown(context, part.items, part.seen, part.own_tokens, part.size)
         return context
 
     def _parts(self) -> "list[Context]":

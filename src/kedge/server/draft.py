@@ -41,10 +41,11 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a model sees of a request, and how many tokens that is."""
+    """What a model sees of a request, how many tokens that is, and how many of them are new."""
 
     items: Sequence[Item]
     tokens: int
+    new_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ class Draft:
     asked: Mapping[str, Any]
     past: Past
     input: list[Item]
-    view: View
+    new_tokens: int
+    input_tokens: int
     cached: int
     store: bool
     prompt: Prompt
@@ -77,19 +79,21 @@ def draft(service: Service, body: Body) -> Draft:
     check_abilities(body)
     check_tool_choice(body, whole.items)
     silent = is_triggered(items)
-    kept = _kept(body, whole, service.model.window, silent=silent)
-    seen = whole if kept is None else View(kept, 0)
+    window = service.model.window
+    kept = _kept(body, whole, window, silent=silent)
+    seen = fitted(whole if kept is None else View(kept, count_items(kept)), body, window)
     store = body.get("store") is not False and not service.settings.zero_data_retention
     return Draft(
         key=key,
         asked=resource.asked(response_id(key), int(service.clock()), body, store=store),
         past=past,
         input=items,
-        view=whole,
-        cached=0 if is_barrier(items) else _cached(recalled(past.context).tokens),
+        new_tokens=whole.new_tokens,
+        input_tokens=seen.tokens if kept is None else whole.tokens,
+        cached=0 if is_barrier(items) else _cached(recalled(past.context).tokens, seen.tokens),
         store=store,
         prompt=Prompt(
-            ask=_ask(body, fitted(seen, body, service.model.window).items),
+            ask=_ask(body, seen.items),
             body=body,
             live=bool(body.get("stream")),
             most=body.get("max_output_tokens"),
@@ -157,8 +161,8 @@ def view_of(service: Service, body: Body, past: Past, items: Sequence[Item]) -> 
         seen = service.read(from_barrier(items))
         return View(seen, settings + count_items(seen))
     context = recalled(past.context)
-    tokens = context.tokens + count_items(items)
-    return View([*context.as_seen(), *items], settings + tokens)
+    new = count_items(items)
+    return View([*context.as_seen(), *items], settings + context.tokens + new, new)
 
 
 def count_settings(body: Body) -> int:
@@ -202,8 +206,8 @@ def _kept(body: Body, view: View, window: int, *, silent: bool) -> Sequence[Item
     return None
 
 
-def _cached(tokens: int) -> int:
-    return tokens if tokens >= resource.LEAST_CACHED else 0
+def _cached(past: int, seen: int) -> int:
+    return min(past, seen) if past >= resource.LEAST_CACHED else 0
 
 
 def _ask(body: Body, items: Sequence[Item]) -> Ask:

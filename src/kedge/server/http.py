@@ -1,6 +1,5 @@
 """Reading requests and writing answers, the same way for every endpoint."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ from starlette.responses import Response
 
 from kedge.server import errors
 from kedge.server.access import Exchange
+from kedge.server.patience import Patience
 from kedge.server.service import Service
 from kedge.server.validation import parse_body
 from kedge.server.wire import Item, encode
@@ -49,11 +49,9 @@ async def _read(request: Request) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limits.body_bytes:
         raise errors.BODY_TOO_LARGE(most=limits.body_bytes)
-    try:
-        async with asyncio.timeout(limits.read_seconds):
-            return await _gather(request, limits.body_bytes)
-    except TimeoutError:
-        raise errors.READ_TOO_SLOW(seconds=limits.read_seconds) from None
+    with Patience(limits.read_seconds):
+        return await _gather(request, limits.body_bytes)
+    raise errors.READ_TOO_SLOW(seconds=limits.read_seconds)
 
 
 async def _gather(request: Request, most: int) -> bytes:

@@ -43,8 +43,8 @@ async def create(request: Request) -> Any:
     run = Run(service, made)
     if made.prompt.live:
         return EventStream(run)
-    with Watch(run, request.receive):
-        whole = await run.whole()
+    with Watch(run, request.receive) as watch:
+        whole = await run.whole(watch.start)
     return answer(whole or b"")
 
 

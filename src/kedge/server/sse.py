@@ -22,9 +22,6 @@ HEADERS = [
 MOST_WAITING = 16 * 1024
 """Bytes of events that may gather before the writer of them has to wait for the socket."""
 
-WATCH_AFTER = 0.05
-"""Seconds until a run is worth a task that watches whether its client is still there."""
-
 
 class EventStream:
     """The answer to a streaming request: an ASGI response that runs the model."""
@@ -42,8 +39,8 @@ class EventStream:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             async with Outbox(send) as outbox:
-                with Watch(self._run, receive):
-                    await self._run.live(emit)
+                with Watch(self._run, receive) as watch:
+                    await self._run.live(emit, watch.start)
         finally:
             self._run.end()
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
@@ -101,22 +98,22 @@ class Outbox:
 
 
 class Watch:
-    """Ends a run when its client goes away. Short runs are over before it even looks."""
+    """Ends a run when its client goes away: once started, it looks until its block is left."""
 
     def __init__(self, run: Run, receive: Receive) -> None:
         self._run = run
         self._receive = receive
         self._task: asyncio.Task[None] | None = None
 
-    def __enter__(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER, self._start)
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *exc: object) -> None:
-        self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Begin to look."""
         self._task = asyncio.get_running_loop().create_task(self._look())
 
     async def _look(self) -> None:

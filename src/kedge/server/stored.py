@@ -1,7 +1,8 @@
 """Stored responses: begun, settled, found, deleted, expired.
 
-A response is written down as ``in_progress`` before its model runs and settled in one step
-afterwards, so a crash leaves either a finished response or one that the next start marks failed.
+A response that somebody may know of is written down as ``in_progress`` while its model runs, and
+settled in one step afterwards, so a crash leaves a finished response or one that the next start
+marks failed.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,10 @@ Clock = Callable[[], float]
 
 PURGE_BATCH = 500
 
+_INSERT = """
+INSERT INTO nodes (id, key, parent, barrier, tokens, status, expires_at, conversation, input, output,
+asked, became) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
 _GONE = """
 UPDATE nodes SET status = NULL, expires_at = NULL, asked = NULL, became = NULL WHERE id = ?
 RETURNING conversation
@@ -29,10 +34,9 @@ class Entry:
 
     key: str
     parent: int | None
+    conversation: str | None
     asked: bytes
     input: bytes
-    barrier: bool
-    conversation: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,41 +75,53 @@ class Responses:
         row = self._run("SELECT asked, became, output FROM nodes WHERE id = ?", (node,))
         return joined(*row.fetchone())
 
-    def begin(self, entry: Entry) -> int:
-        """Write a response down as in progress, before its model runs."""
-        node = node_of(entry.key)
-        self._run(
-            "INSERT INTO nodes (id, key, parent, barrier, tokens, status, expires_at, conversation,"
-            " input, output, asked, became) "
-            "VALUES (?, ?, ?, ?, 0, 'in_progress', ?, ?, ?, X'5b5d', ?, ?)",
-            (
-                node,
-                entry.key,
-                entry.parent,
-                entry.barrier,
-                self._clock() + self._retention,
-                entry.conversation,
-                entry.input,
-                entry.asked,
-                _BEGUN,
-            ),
-        )
-        return node
+    def begin(self, entry: Entry, *, barrier: bool) -> None:
+        """Write a response down as in progress."""
+        self._insert(entry, Outcome("in_progress", _BEGUN, b"[]", barrier, tokens=0))
 
-    def settle(self, node: int, outcome: Outcome, conversation: str | None) -> bool:
+    def settle(self, entry: Entry, outcome: Outcome) -> bool:
         """Finish a response: its output, and its items' place in the conversation, at once.
 
         Says whether there was anything to finish: it may have been deleted in the meantime.
         """
-        if conversation is None:
-            return self._finish(node, outcome)
+        if entry.conversation is None:
+            return self._finish(entry, outcome)
         with self._database.transaction():
-            kept = self._finish(node, outcome)
+            kept = self._finish(entry, outcome)
             if kept:
-                self._run("UPDATE conversations SET node = ? WHERE id = ?", (node, conversation))
+                self._move(entry)
         return kept
 
-    def _finish(self, node: int, outcome: Outcome) -> bool:
+    def record(self, entry: Entry, outcome: Outcome) -> bool:
+        """Write down a response that was finished before anybody could know of it."""
+        if entry.conversation is None:
+            self._insert(entry, outcome)
+        else:
+            with self._database.transaction():
+                self._insert(entry, outcome)
+                self._move(entry)
+        return True
+
+    def _insert(self, entry: Entry, outcome: Outcome) -> None:
+        self._run(
+            _INSERT,
+            (
+                node_of(entry.key),
+                entry.key,
+                entry.parent,
+                outcome.barrier,
+                outcome.tokens,
+                outcome.status,
+                self._clock() + self._retention,
+                entry.conversation,
+                entry.input,
+                outcome.output,
+                entry.asked,
+                outcome.became,
+            ),
+        )
+
+    def _finish(self, entry: Entry, outcome: Outcome) -> bool:
         found = self._run(
             "UPDATE nodes SET status = ?, became = ?, output = ?, barrier = ?, tokens = ? "
             "WHERE id = ? AND status = 'in_progress'",
@@ -115,10 +131,16 @@ class Responses:
                 outcome.output,
                 outcome.barrier,
                 outcome.tokens,
-                node,
+                node_of(entry.key),
             ),
         )
         return found.rowcount > 0
+
+    def _move(self, entry: Entry) -> None:
+        self._run(
+            "UPDATE conversations SET node = ? WHERE id = ?",
+            (node_of(entry.key), entry.conversation),
+        )
 
     def fail(self, node: int, status: str) -> None:
         """Settle a response that came to nothing, as ``failed`` or ``cancelled``."""
