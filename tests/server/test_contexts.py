@@ -3,11 +3,22 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.server.contexts import NOTHING, Context, ContextCache, grown
+from kedge.server.contexts import (
+    ITEM_BYTES,
+    NOTHING,
+    PART_BYTES,
+    Context,
+    ContextCache,
+    grown,
+)
 
 
 def item(number: int) -> dict[str, int]:
     return {"number": number}
+
+
+SIZE = 10 + PART_BYTES + ITEM_BYTES
+"""What one part of a chain counts for."""
 
 
 def chain(length: int, size: int = 10) -> list[Context]:
@@ -40,7 +51,7 @@ def test_the_last_parts_can_be_cut_off() -> None:
 
 def test_the_cache_drops_the_ends_of_old_chains_first() -> None:
     """A context that others are built upon stays as long as they do."""
-    cache = ContextCache(most_bytes=50)
+    cache = ContextCache(most_bytes=5 * SIZE)
     old, new = chain(3), chain(3)
     for number, context in enumerate(old):
         cache.put(number, number - 1 if number else None, context)
@@ -49,12 +60,12 @@ def test_the_cache_drops_the_ends_of_old_chains_first() -> None:
     assert cache.get(2) is None
     assert cache.get(1) is old[1]
     assert all(cache.get(number) for number in (10, 11, 12))
-    assert cache.held_bytes == 50
+    assert cache.held_bytes == 5 * SIZE
 
 
 def test_what_cannot_be_counted_is_not_kept() -> None:
     """A context whose parent was dropped would hold on to it unseen."""
-    cache = ContextCache(most_bytes=1000)
+    cache = ContextCache(most_bytes=100_000)
     first, second = chain(2)
     cache.put(1, 0, second)
     assert cache.get(1) is None
@@ -65,7 +76,7 @@ def test_what_cannot_be_counted_is_not_kept() -> None:
 
 def test_a_deleted_end_is_forgotten() -> None:
     """And frees its parent to be dropped in its turn."""
-    cache = ContextCache(most_bytes=1000)
+    cache = ContextCache(most_bytes=100_000)
     first, second = chain(2)
     cache.put(0, None, first)
     cache.put(1, 0, second)
@@ -78,7 +89,7 @@ def test_a_deleted_end_is_forgotten() -> None:
     assert cache.held_bytes == 0
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 40))), st.integers(0, 200))
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 40))), st.integers(0, 20_000))
 def test_the_cache_never_exceeds_its_bound(steps: list[tuple[int, int]], most: int) -> None:
     """However chains grow and fork; and every cached context has its parent cached."""
     cache = ContextCache(most_bytes=most)

@@ -69,7 +69,7 @@ class ServerState(RuleBasedStateMachine):
                 db=str(Path(self.folder.name) / "server.db"),
                 clock=lambda: self.now,
                 retention=10 * DAY,
-                limits=Limits(cache_bytes=4000),
+                limits=Limits(cache_bytes=15_000),
             )
         )
 

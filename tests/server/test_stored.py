@@ -89,7 +89,7 @@ def test_a_small_cache_changes_nothing_but_speed(running: Running) -> None:
     """Contexts that were dropped from memory are read again."""
     from kedge.server.settings import Limits
 
-    with running(limits=Limits(cache_bytes=3000)) as (server, client):
+    with running(limits=Limits(cache_bytes=20_000)) as (server, client):
         chains: list[str | None] = [None] * 4
         for turn in range(4):
             for index, previous in enumerate(chains):
@@ -99,7 +99,7 @@ def test_a_small_cache_changes_nothing_but_speed(running: Running) -> None:
                 chains[index] = made.id
                 said = [item["content"][0]["text"] for item in server.requests[-1].context or ()]
                 assert said[::2] == [f"{index}-{past}" for past in range(turn + 1)]
-        assert server.call(lambda s: s.nodes._cache.held_bytes) <= 3000
+        assert server.call(lambda s: s.nodes._cache.held_bytes) <= 20_000
 
 
 def test_deleting_a_parent_leaves_its_children_their_context(running: Running) -> None:

@@ -163,17 +163,18 @@ class Run:
         return joined(self._asked, became, written)
 
     def _keep(self, became: bytes, output: bytes) -> None:
+        entry = self._entry()
         items = [*self.draft.input, *self._writer.items]
         barrier = is_barrier(items)
-        size = len(self._asked) + len(output)
+        size = len(entry.input) + len(output)
         context = self._after_barrier(items, size) if barrier else self._grown(items, size)
         status = self._became["status"]
         outcome = Outcome(status, became, output, barrier, context.own_tokens)
         stored = self._service.responses
         if self._state == "in_progress":
-            kept = stored.settle(self._entry(), outcome)
+            kept = stored.settle(entry, outcome)
         else:
-            kept = stored.record(self._entry(), outcome)
+            kept = stored.record(entry, outcome)
         self._state = "settled"
         if kept:
             self._service.nodes.keep(node_of(self.draft.key), self.draft.past.node, context)

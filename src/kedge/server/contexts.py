@@ -4,7 +4,7 @@ A ``Context`` is its parent's context plus the items that one request added. The
 turn needs (how many tokens, which calls are open) are kept along the way, so the next turn of a
 chain costs what the turn itself brings, however long the chain is; forks share their past.
 
-``ContextCache`` keeps recent contexts in memory, bounded by the bytes of what they hold. A cached
+``ContextCache`` keeps recent contexts in memory, bounded by the bytes that they take. A cached
 context keeps its ancestors, so only a *tip* (a context without cached children) can be dropped;
 its parent then becomes the next tip to go. The cache only ever saves reading the database.
 """
@@ -50,7 +50,7 @@ class Context:
         """Cut all but the last ``number`` parts off: what a forgetful server would hold."""
         context = NOTHING
         for part in self._parts()[-number:] if number else []:
-            context = grown(context, part.items, part.seen, part.own_tokens, part.size)
+            context = grown(context, part.items, part.seen, part.own_tokens, size=0)
         return context
 
     def _parts(self) -> "list[Context]":
@@ -70,7 +70,7 @@ NOTHING = Context(None, (), (), 0, START, 0)
 def grown(
     parent: Context, items: Sequence[Item], seen: Sequence[Item], tokens: int, size: int
 ) -> Context:
-    """Add one part to a context; ``tokens`` and ``size`` are the part's own."""
+    """Add one part to a context; ``tokens`` and ``size``, its length as JSON, are its own."""
     own = tuple(items)
     return Context(
         parent=parent,
@@ -78,7 +78,7 @@ def grown(
         seen=own if seen is items else tuple(seen),
         tokens=parent.tokens + tokens,
         coherence=parent.coherence.extend(own),
-        size=size,
+        size=size + PART_BYTES + ITEM_BYTES * len(own),
     )
 
 
@@ -89,8 +89,12 @@ class _Entry:
     children: int = 0
 
 
+PART_BYTES, ITEM_BYTES = 500, 1000
+"""What a part and an item take in memory beside their text, measured."""
+
+
 class ContextCache:
-    """Recent contexts by the number of their node, at most ``most_bytes`` of them."""
+    """Recent contexts by the number of their node, in about ``most_bytes`` of memory."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
@@ -100,7 +104,7 @@ class ContextCache:
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes of items are held right now."""
+        """How much memory is held right now, about."""
         return self._bytes
 
     def get(self, node: int) -> Context | None:
