@@ -8,10 +8,12 @@ import pytest
 from starlette.responses import Response
 
 from engines.odd import always, events, odd_server, whole
+from kedge.engines import ResponsesEngine
 from kedge.errors import EngineError, ServerFailed
 from kedge.observe import TRACE
+from kedge.planning import ConversationState, record_response, set_state
 from kedge.providers import connect
-from kedge.turns import Turn, user
+from kedge.turns import Turn, assistant, user
 
 KEY = "sk-planted-in-this-test"
 WORDS = "planted words of a user"
@@ -67,3 +69,38 @@ async def test_a_key_that_a_server_repeats_goes_no_further(
     told = "\n".join([*shown, *(f"{record.getMessage()} {vars(record)}" for record in ours)])
     assert KEY not in told
     assert WORDS not in told
+
+
+@pytest.mark.parametrize(
+    "answer", [lambda: Response("oops", 500), lambda: Response("<html>"), lambda: whole({})]
+)
+async def test_a_conversation_object_that_cannot_be_had_is_told_with_the_turn(
+    answer: Callable[[], Response],
+) -> None:
+    """Whether it was to be made or to be looked at, the error has the Turn and the plan."""
+    known = set_state(TURN, ConversationState("conversation", "resp_1", "conv_1"))
+    with odd_server(always(answer)) as url:
+        async with connect(f"responses:{url}#m", mode="conversation", max_retries=0) as engine:
+            for turn in (TURN, known):
+                with pytest.raises(EngineError) as caught:
+                    await engine.run(turn)
+                assert caught.value.turn == turn
+                assert caught.value.plan is not None
+
+
+async def test_an_audit_of_a_server_that_cannot_page_ends() -> None:
+    """A list that begins again with every page is taken once, and a page of HTML is no list."""
+    item = {"id": "m", "type": "message", "role": "user", "content": "Another thing"}
+    listed = {"data": [item], "has_more": True, "last_id": "m", "output": []}
+    async with (
+        connect("responses:http://127.0.0.1:9/v1#m") as nowhere,
+    ):
+        assert isinstance(nowhere, ResponsesEngine)
+        plan = nowhere.plan(TURN)
+        turn = record_response(TURN, [assistant("Yes")], response_id="r", plan=plan, created_at=9e9)
+    for answer, agrees in ((lambda: whole(listed), False), (lambda: Response("<html>"), None)):
+        with odd_server(always(answer)) as url:
+            made = connect(f"responses:{url}#m", scope=plan.scope, max_retries=0)
+            assert isinstance(made, ResponsesEngine)
+            async with made as engine:
+                assert (await engine.verify(turn)).agrees is agrees

@@ -2,9 +2,10 @@
 
 import pytest
 
-from kedge.errors import Blocked
+from kedge.errors import Blocked, StreamCut
 from kedge.events import TextDelta
-from kedge.middleware import block, guard, redact, with_middleware
+from kedge.events.run import ToolFinished, ToolStarted
+from kedge.middleware import block, guard, redact, tools, with_middleware
 from kedge.turns import AssistantBlock, ReasoningBlock, Turn, assistant, reasoning, tool_call, user
 from middleware.scripted import Scripted
 
@@ -57,3 +58,33 @@ async def test_an_answer_can_be_blocked() -> None:
     stack = with_middleware(engine, guard(block("hunter2", name="passwords", direction="out")))
     with pytest.raises(Blocked, match="passwords"):
         await stack.run(Turn([user("what is it?")]))
+
+
+async def test_half_an_answer_is_guarded_as_well() -> None:
+    """What an error brings back holds no more than an answer would."""
+    error = StreamCut("cut")
+    error.turn = Turn([user("?"), assistant("the code is 4711")])
+    error.partial = (assistant("the code is 4711"),)
+    stack = with_middleware(Scripted(error), guard(redact(r"\d{4}", direction="out")))
+    with pytest.raises(StreamCut) as caught:
+        await stack.run(Turn([user("?")]))
+    assert caught.value.turn is not None
+    kept = [*caught.value.turn.blocks, *caught.value.partial]
+    assert "4711" not in repr(kept)
+    assert "[redacted]" in repr(kept)
+
+
+async def test_what_tools_say_is_shown_guarded() -> None:
+    """The events of a tool's run hold neither arguments nor results that the guard redacts."""
+
+    def code() -> str:
+        """Tell the code."""
+        return "it is 4711"
+
+    engine = Scripted([tool_call("code", "{}", call_id="call_1")], [assistant("done")])
+    stack = with_middleware(engine, guard(redact(r"\d{4}", direction="out")), tools(code))
+    async with stack.stream(Turn([user("?")])) as stream:
+        shown = [e async for e in stream if isinstance(e, ToolStarted | ToolFinished)]
+    assert len(shown) == 2
+    assert "4711" not in repr(shown)
+    assert "[redacted]" in repr(shown)

@@ -8,8 +8,8 @@ import pytest
 from kedge.engines import Events, Request
 from kedge.errors import EngineError, RateLimited, StreamCut
 from kedge.events import TextDelta
-from kedge.middleware import retry, with_middleware
-from kedge.turns import Turn, assistant, user
+from kedge.middleware import retry, two_phase, with_middleware
+from kedge.turns import Turn, UserBlock, assistant, user
 from middleware.scripted import Scripted
 
 
@@ -61,3 +61,23 @@ async def test_what_was_shown_is_never_retried() -> None:
 
 async def _no_sleep(_: float) -> None:
     pass
+
+
+async def test_middlewares_inside_see_the_same_turn_again() -> None:
+    """What they added to the first attempt is not there twice in the second."""
+
+    async def sleep(_: float) -> None:
+        pass
+
+    def noted(turn: Turn) -> Turn:
+        return turn.append(user("a note"))
+
+    def fails(turn: Turn) -> Sequence[Any]:
+        error = StreamCut("cut", retryable=True)
+        error.turn = turn
+        raise error
+
+    engine = Scripted(fails, [assistant("ok")])
+    stack = with_middleware(engine, retry(sleep=sleep), two_phase(noted))
+    turn = await stack.run(Turn([user("hi")]))
+    assert [block.text for block in turn.blocks if isinstance(block, UserBlock)] == ["hi", "a note"]

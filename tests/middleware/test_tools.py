@@ -146,3 +146,15 @@ async def test_a_call_that_was_answered_by_hand_is_not_run_again() -> None:
     turn = Turn([user("go"), call(1), tool_result("call_1", "by hand")])
     turn = await with_middleware(engine, tools(add)).run(turn)
     assert results(turn) == ["by hand"]
+
+
+async def test_a_call_for_the_caller_at_the_limit_ends_the_run() -> None:
+    """Ours are answered with the limit; the model is not asked before the caller has answered his."""
+    engine = Scripted([call(1), call(2, "theirs")])
+    offered = ({"type": "function", "name": "theirs"},)
+    turn = await with_middleware(engine, tools(add, max_rounds=0)).run(
+        Turn([user("go")]), tools=offered
+    )
+    assert len(engine.turns) == 1
+    assert "limit of 0 rounds" in results(turn)[0]
+    assert [b.call_id for b in open_calls(turn)] == ["call_2"]

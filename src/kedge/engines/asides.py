@@ -44,10 +44,9 @@ async def _post(
         if plan.anchor:
             body["previous_response_id"] = plan.previous_response_id
         try:
-            told = await transport.call("post", path, json=body)
+            return await transport.call("post", path, json=body)
         except RequestRefused as error:
             if plan is not plans[-1] and error.status in (400, 404):
                 continue
             raise
-        return cast("dict[str, Any]", told) if isinstance(told, dict) else {}
     raise AssertionError("there is always a plan")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from kedge.engines.transport import Transport
-from kedge.errors import EngineError
+from kedge.errors import EngineError, InvalidTurn
 from kedge.planning import RequestPlan
 from kedge.planning.canonical import canonical_json
 from kedge.turns import Block, ReasoningBlock, Turn, block_from_item
@@ -50,7 +50,7 @@ async def audit(transport: Transport, turn: Turn, plan: RequestPlan) -> Audit:
     for _ in range(MAX_ANCESTORS):
         try:
             held, response_id = await _held(transport, response_id)
-        except (EngineError, KeyError, TypeError) as error:
+        except (EngineError, InvalidTurn, KeyError, TypeError) as error:
             words = f"the server did not list what it holds ({error})"
             return Audit(None, anchor.response_id, checked, words)
         found = _compare(ours, held)
@@ -84,9 +84,10 @@ async def _input_items(transport: Transport, response_id: str) -> list[Mapping[s
         )
         data = cast("list[Mapping[str, Any]]", page["data"])
         items += data
-        if not page.get("has_more") or not data:
+        last = {"after": page.get("last_id") or data[-1]["id"]} if data else after
+        if not page.get("has_more") or last == after:  # the latter from a server that cannot page
             return items
-        after = {"after": page.get("last_id") or data[-1]["id"]}
+        after = last
 
 
 def _compare(ours: Sequence[Block], held: Sequence[Block]) -> str:

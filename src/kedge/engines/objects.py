@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from kedge.engines.transport import Transport
-from kedge.errors import RequestRefused
+from kedge.errors import InvalidTurn, RequestRefused, ServerFailed
 from kedge.observe import get_logger
 from kedge.planning import get_state, set_state
 from kedge.planning.canonical import canonical_json
@@ -32,6 +32,8 @@ class ConversationObjects:
             if error.status == 404:
                 error.message = "this server has no conversation objects; use another mode"
             raise
+        if not isinstance(made.get("id"), str):
+            raise ServerFailed("the server made a conversation object without an id")
         return made["id"]
 
     async def check(self, turn: Turn) -> Turn:
@@ -73,4 +75,7 @@ def _last_known(turn: Turn, response_id: str) -> Block | None:
 def _same(item: Mapping[str, Any], known: Block) -> bool:
     if known.item_id and item.get("id"):
         return item["id"] == known.item_id
-    return canonical_json(block_from_item(item)) == canonical_json(known)
+    try:
+        return canonical_json(block_from_item(item)) == canonical_json(known)
+    except InvalidTurn:
+        return False

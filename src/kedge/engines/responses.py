@@ -166,7 +166,11 @@ class ResponsesEngine(Engine):
     async def _attempt(self, turn: Turn, request: Request, way: Way) -> Events:
         """Plan, send, and take the answer down."""
         if way.mode == "conversation":
-            turn = await self._objects.check(turn)
+            try:
+                turn = await self._objects.check(turn)
+            except EngineError as error:
+                _with(error, turn, self._plan(turn, request, way))
+                raise
         plan = self._plan(turn, request, way)
         await self._audit_now_and_then(turn, plan)
         try:

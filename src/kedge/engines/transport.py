@@ -88,8 +88,8 @@ class Transport:
         finally:
             await answer.aclose()
 
-    async def call(self, method: str, path: str, **query: Any) -> Any:
-        """Send a small request and return the JSON that comes back; ``json`` is its body."""
+    async def call(self, method: str, path: str, **query: Any) -> dict[str, Any]:
+        """Send a small request and return the object that comes back; ``json`` is its body."""
         import httpx2
 
         client = self._clients.get()
@@ -99,7 +99,11 @@ class Transport:
             send: Any = getattr(client, method)
             keywords = {"body": body} if body is not None else {}
             response = await send(path, cast_to=httpx2.Response, options=options, **keywords)
-        return json.loads(response.content) if response.content else None
+        found = _object(response.text)
+        if not found:
+            words = "the server answered with something that is not what was asked for"
+            raise ServerFailed(words, provider=self.provider, retryable=True)
+        return found
 
     async def _chunks(
         self, client: "AsyncOpenAI", response: "httpx2.Response"

@@ -9,24 +9,24 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar, cast
 
 from kedge.engines.protocol import Engine, Events, Middleware, Request
-from kedge.errors import Blocked
+from kedge.errors import Blocked, EngineError
 from kedge.events import (
     AnomalyNoted,
+    Event,
     ItemStarted,
     ResponseStarted,
     StreamEvent,
     TextDelta,
     ToolCallStarted,
 )
-from kedge.events.run import AnswerFinished, TurnFinished
+from kedge.events.run import AnswerFinished, ToolFinished, ToolStarted, TurnFinished
 from kedge.middleware.wrapping import Wrapped
 from kedge.turns import (
     AssistantBlock,
     Block,
-    OpaquePart,
     Part,
     ReasoningBlock,
     RefusalPart,
@@ -40,6 +40,7 @@ from kedge.turns import (
 
 Direction = Literal["in", "out", "both"]
 Edit = Callable[[str], str]
+B = TypeVar("B", bound=Block)
 
 _PASSED = (ResponseStarted, ItemStarted, ToolCallStarted, AnomalyNoted)
 """The stream's events that hold no content and need not be held back."""
@@ -99,18 +100,31 @@ class _Guard(Wrapped):
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """The inner engine's events; with rules for the way out, text only when it is whole."""
-        async with aclosing(self.inner.events(self.enter(turn), request)) as events:
-            async for event in events:
-                match event:
-                    case TurnFinished():
-                        yield TurnFinished(self.leave(event.turn))
-                    case AnswerFinished() if self.way_out:
-                        for told in self._told(event):
-                            yield told
-                    case _ if self.way_out and _holds_content(event):
-                        pass
-                    case _:
-                        yield event
+        try:
+            async with aclosing(self.inner.events(self.enter(turn), request)) as events:
+                async for event in events:
+                    match event:
+                        case TurnFinished():
+                            yield TurnFinished(self.leave(event.turn))
+                        case AnswerFinished() if self.way_out:
+                            for told in self._told(event):
+                                yield told
+                        case ToolStarted() | ToolFinished() if self.way_out:
+                            yield self._tool(event)
+                        case _ if self.way_out and _holds_content(event):
+                            pass
+                        case _:
+                            yield event
+        except EngineError as error:
+            error.turn = self.leave(error.turn) if error.turn else None
+            error.partial = tuple(_guarded(each, self.way_out) for each in error.partial)
+            raise
+
+    def _tool(self, event: ToolStarted | ToolFinished) -> Event:
+        call = _guarded(event.call, self.way_out)
+        if isinstance(event, ToolStarted):
+            return replace(event, call=call)
+        return replace(event, call=call, result=_guarded(event.result, self.way_out))
 
     def _told(self, event: AnswerFinished) -> Iterable[TextDelta | AnswerFinished]:
         blocks = tuple(_guarded(each, self.way_out) for each in event.outcome.blocks)
@@ -130,9 +144,9 @@ def _holds_content(event: object) -> bool:
     return isinstance(event, StreamEvent) and not isinstance(event, _PASSED)
 
 
-def _guarded(each: Block, rules: tuple[Rule, ...]) -> Block:
+def _guarded(each: B, rules: tuple[Rule, ...]) -> B:
     for rule in rules:
-        changed = _edited(each, rule.edit)
+        changed = cast("B", _edited(each, rule.edit))  # a block stays what it is
         if changed is not each:
             if rule.block:
                 raise Blocked(rule.name, f"a {each.kind} block")
@@ -167,6 +181,4 @@ def _edited_part(part: Part, edit: Edit) -> Part:
         text = edit(part.text)
         # Annotations and the like speak of the text as it was.
         return part if text == part.text else type(part)(text)
-    if isinstance(part, OpaquePart):
-        return part
     return part

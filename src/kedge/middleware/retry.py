@@ -15,6 +15,7 @@ from kedge.errors import EngineError
 from kedge.events.run import SHOWN, ToolStarted
 from kedge.middleware.wrapping import Wrapped
 from kedge.observe import get_logger
+from kedge.planning import get_state, set_state
 from kedge.turns import Turn
 
 log = get_logger(__name__)
@@ -56,7 +57,9 @@ class _Retry(Wrapped):
             except EngineError as error:
                 if shown or not error.retryable or attempt == self.attempts:
                     raise
-                turn = error.turn or turn
+                # The same Turn again, for the inner middlewares will change it again; only what was
+                # learnt about the server's memory is kept.
+                turn = set_state(turn, get_state(error.turn)) if error.turn else turn
                 wait = self._wait(error, attempt)
                 log.warning("attempt %d failed; trying again in %.1f s", attempt, wait)
             await self.sleep(wait)

@@ -103,12 +103,16 @@ class _Tools(Wrapped):
 
     async def _last(self, turn: Turn, request: Request, foreign: set[str]) -> Events:
         """Leave no call of ours open: at the limit, answer them and ask for words instead."""
-        left = [call for call in open_calls(turn) if call.name not in foreign]
+        calls = open_calls(turn)
+        left = [call for call in calls if call.name not in foreign]
         if not left:
             yield TurnFinished(turn)
             return
         log.warning("the limit of %d rounds of tool calls is reached", self.max_rounds)
         turn = self._refused(turn, left)
+        if len(left) < len(calls):  # the model cannot go on before the caller has answered
+            yield TurnFinished(turn)
+            return
         request = replace(request, params={**request.params, "tool_choice": "none"})
         async with aclosing(self.inner.events(turn, request)) as events:
             async for event in events:
