@@ -11,31 +11,35 @@ from kedge.events import StreamEvent
 from kedge.events.responses import ResponsesDecoder
 
 
-async def read(decoder: ResponsesDecoder, reply: Reply) -> AsyncGenerator[StreamEvent]:
-    """The events of the answer, whichever way it comes; a broken connection is the last to be told."""
+async def read_stream(decoder: ResponsesDecoder, reply: Reply) -> AsyncGenerator[StreamEvent]:
+    """The events of a stream; a broken connection is the last to be told."""
     cut: StreamCut | None = None
-    if reply.is_stream:
-        try:
-            async with aclosing(reply.chunks) as chunks:
-                async for chunk in chunks:
-                    for event in decoder.feed(chunk):
-                        yield event
-        except StreamCut as error:
-            cut = error
-    else:
-        body = b"".join([chunk async for chunk in reply.chunks])
-        whole = _parsed(body, reply)
-        begun = {name: value for name, value in whole.items() if name != "output"}
-        ended = f"response.{whole.get('status') or 'completed'}"
-        # Only an escape can hide half a character; to look for one is cheaper than to walk the answer.
-        feed = decoder.feed_message if b"\\u" in body else decoder.feed_parsed
-        for kind, response in (("response.created", begun), (ended, whole)):
-            for event in feed({"type": kind, "response": response}):
-                yield event
+    try:
+        async with aclosing(reply.chunks()) as chunks:
+            async for chunk in chunks:
+                for event in decoder.feed(chunk):
+                    yield event
+    except StreamCut as error:
+        cut = error
     for event in decoder.close():
         yield event
     if cut:
         raise cut
+
+
+async def read_whole(decoder: ResponsesDecoder, reply: Reply) -> list[StreamEvent]:
+    """The events that a whole response amounts to."""
+    body = await reply.body()
+    whole = _parsed(body, reply)
+    begun = {name: value for name, value in whole.items() if name != "output"}
+    ended = f"response.{whole.get('status') or 'completed'}"
+    # Only an escape can hide half a character; to look for one is cheaper than to walk the answer.
+    feed = decoder.feed_message if b"\\u" in body else decoder.feed_parsed
+    return [
+        *feed({"type": "response.created", "response": begun}),
+        *feed({"type": ended, "response": whole}),
+        *decoder.close(),
+    ]
 
 
 def _parsed(body: bytes, reply: Reply) -> dict[str, Any]:

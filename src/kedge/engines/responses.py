@@ -27,7 +27,7 @@ from kedge.engines.audit import Audit, audit
 from kedge.engines.objects import ConversationObjects
 from kedge.engines.outcomes import raise_for, taken_down
 from kedge.engines.protocol import Engine, Events, Request
-from kedge.engines.reading import read
+from kedge.engines.reading import read_stream, read_whole
 from kedge.engines.refusals import Sent, classify
 from kedge.engines.transport import Transport
 from kedge.engines.ways import Way, make_body, what_matters
@@ -65,6 +65,9 @@ log = get_logger(__name__)
 
 SWITCH = "ENABLE_RESPONSE_BOUNDARY_TRACKING"
 """Set to 0 in the environment, this turns chaining off everywhere at once."""
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 class _Refused(Exception):
@@ -248,16 +251,21 @@ class ResponsesEngine(Engine):
         self, decoder: ResponsesDecoder, plan: RequestPlan, body: dict[str, Any], sent: Sent
     ) -> AsyncGenerator[StreamEvent]:
         """The events of the answer, as they come."""
-        content = json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+        content = _encode(body).encode()
         note_request(plan, len(content))
         retry = plan.mode != "conversation"  # the first try may have been taken down already
         try:
-            posted = self.transport.post(
+            reply = await self.transport.post(
                 "/responses", content, streaming=body["stream"], retry=retry
             )
-            async with posted as reply, aclosing(read(decoder, reply)) as events:
-                async for event in events:
-                    yield self._clean(event)
+            async with aclosing(reply):
+                if not reply.is_stream:
+                    for event in await read_whole(decoder, reply):
+                        yield self._clean(event)
+                    return
+                async with aclosing(read_stream(decoder, reply)) as events:
+                    async for event in events:
+                        yield self._clean(event)
         except StreamCut:
             raise  # whether that is a failure, the assembler will tell
         except EngineError as error:

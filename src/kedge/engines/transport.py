@@ -7,8 +7,9 @@ an ``EngineError`` here, with the server's own words and without the key.
 
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from kedge.errors import (
@@ -24,23 +25,53 @@ from kedge.loops import PerLoop
 
 if TYPE_CHECKING:
     import httpx2
-    from openai import APIStatusError, AsyncOpenAI
+    from openai import APIStatusError, AsyncOpenAI, Omit
 
 NO_KEY = "none"
 """What stands for a key where a server wants none: the client insists on one."""
 MAX_WORD = 200
 MAX_MESSAGE = 2_000
 """How much of a server's words goes into an error."""
+_TELLTALES = ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version", "Async")
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer whose body is still on its way."""
+    """An answer whose body is still on its way; close it when done with it."""
 
-    provider: str
-    request_id: str
-    chunks: AsyncGenerator[bytes]
-    is_stream: bool
+    answer: "httpx2.Response"
+    translating: "_Translating"
+
+    @property
+    def provider(self) -> str:
+        """Whose answer it is."""
+        return self.translating.provider
+
+    @property
+    def request_id(self) -> str:
+        """The server's name for the request."""
+        return self.answer.headers.get("x-request-id", "")
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the body is a stream of events."""
+        return self.answer.headers.get("content-type", "").startswith("text/event-stream")
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        """The body as it comes."""
+        with self.translating:
+            async with aclosing(self.answer.aiter_bytes()) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def body(self) -> bytes:
+        """The whole body."""
+        with self.translating:
+            return await self.answer.aread()
+
+    async def aclose(self) -> None:
+        """Give the connection back."""
+        await self.answer.aclose()
 
 
 class Transport:
@@ -54,39 +85,27 @@ class Transport:
         """Close the connections of the running loop."""
         await self._clients.aclose()
 
-    @asynccontextmanager
-    async def post(
-        self, path: str, body: bytes, *, streaming: bool, retry: bool = True
-    ) -> AsyncGenerator[Reply]:
-        """Send a request; what comes back can be read as long as the block lasts."""
+    async def post(self, path: str, body: bytes, *, streaming: bool, retry: bool = True) -> Reply:
+        """Send a request; the reply must be closed."""
         import httpx2
         from openai import AsyncStream
 
         client = self._clients.get()
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **_unsaid()}
         if streaming:
             headers["Accept"] = "text/event-stream"
         options: Any = {"headers": headers, **({} if retry else {"max_retries": 0})}
         with self._translating(client):
             response = await client.post(
-                path,
+                # The whole address: the client is slow at joining it to its own.
+                str(client.base_url).rstrip("/") + path,
                 cast_to=httpx2.Response,
                 content=body,
                 options=options,
                 stream=True,
                 stream_cls=AsyncStream[object],
             )
-            answer = cast("httpx2.Response", response)
-        kind = answer.headers.get("content-type", "")
-        try:
-            yield Reply(
-                self.provider,
-                answer.headers.get("x-request-id", ""),
-                self._chunks(client, answer),
-                kind.startswith("text/event-stream"),
-            )
-        finally:
-            await answer.aclose()
+        return Reply(cast("httpx2.Response", response), self._translating(client, streaming=True))
 
     async def call(self, method: str, path: str, **query: Any) -> dict[str, Any]:
         """Send a small request and return the object that comes back; ``json`` is its body."""
@@ -105,21 +124,20 @@ class Transport:
             raise ServerFailed(words, provider=self.provider, retryable=True)
         return found
 
-    async def _chunks(
-        self, client: "AsyncOpenAI", response: "httpx2.Response"
-    ) -> AsyncGenerator[bytes]:
-        received = response.aiter_bytes()
-        with self._translating(client, streaming=True):
-            async with aclosing(received) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-
     def clean(self, words: str) -> str:
         """The words of a server, without the key."""
         return _without(self._clients.get().api_key, words)
 
     def _translating(self, client: "AsyncOpenAI", *, streaming: bool = False) -> "_Translating":
         return _Translating(self.provider, client.api_key, streaming)
+
+
+@cache
+def _unsaid() -> "dict[str, Omit]":
+    """What the client would tell every server about this machine: nobody needs it."""
+    from openai import Omit
+
+    return {f"X-Stainless-{name}": Omit() for name in _TELLTALES}
 
 
 class _Translating:

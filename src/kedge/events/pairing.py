@@ -19,6 +19,8 @@ def paired(
 ) -> list[Known | None]:
     """For each of ``listed`` the one of ``known`` that it is, or ``None``; an empty key is no key."""
     answer: list[Known | None] = [None] * len(listed)
+    if not known:  # as in every response that came whole
+        return answer
     left_over, unclaimed = list(range(len(listed))), list(range(len(known)))
     for listed_key, known_key in keys:
         waiting: dict[Hashable, deque[int]] = {}

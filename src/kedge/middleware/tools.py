@@ -53,11 +53,12 @@ class _Tools(Wrapped):
     ) -> None:
         super().__init__(inner)
         self.toolbox, self.approve, self.max_rounds = toolbox, approve, max_rounds
+        self.definitions = tuple(toolbox.definitions())
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """The events of every round; the last one ends with the Turn."""
         foreign = {str(tool.get("name")) for tool in request.tools} - set(self.toolbox)
-        request = request.with_tools(tuple(self.toolbox.definitions()))
+        request = request.with_tools(self.definitions)
         for rounds in range(self.max_rounds + 1):
             async with aclosing(self.inner.events(turn, request)) as events:
                 async for event in events:
@@ -67,7 +68,10 @@ class _Tools(Wrapped):
                         yield event
             calls = open_calls(turn)
             ours = [call for call in calls if call.name not in foreign]
-            if not calls or rounds == self.max_rounds:
+            if not calls:
+                yield TurnFinished(turn)
+                return
+            if rounds == self.max_rounds:
                 break
             async with aclosing(self._run(turn, ours)) as events:
                 async for event in events:

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from kedge.planning.anchors import RETENTION, AnchorRecord, Status, proves
 from kedge.planning.ledger import covered_count, is_compaction, ledger_of, prefix_digest
 from kedge.planning.plan import RequestPlan
 from kedge.planning.proof import ENGINE, conversation_scope, derived_from
 from kedge.planning.state import ConversationState, get_state, set_state
-from kedge.turns import OUTPUT_INDEX, RESPONSE_ID, Block, Turn
+from kedge.turns import OUTPUT_INDEX, RESPONSE_ID, Block, FrozenMap, Turn
 
 KEPT_STALE = 64
 """How many records that no longer prove are kept, in case that an edit is undone."""
@@ -18,9 +19,18 @@ def tag_blocks(blocks: Iterable[Block], response_id: str) -> list[Block]:
     """Mark blocks as made by this response, in this order."""
     tag = {RESPONSE_ID: response_id} if response_id else {}
     return [
-        replace(block, origin=ENGINE, metadata={OUTPUT_INDEX: index, **block.metadata, **tag})
+        block if _is_tagged(block, response_id) else _tagged(block, {OUTPUT_INDEX: index}, tag)
         for index, block in enumerate(blocks)
     ]
+
+
+def _is_tagged(block: Block, response_id: str) -> bool:
+    tags = block.metadata
+    return block.origin == ENGINE and OUTPUT_INDEX in tags and block.response_id == response_id
+
+
+def _tagged(block: Block, place: dict[str, Any], tag: dict[str, Any]) -> Block:
+    return replace(block, origin=ENGINE, metadata=FrozenMap({**place, **block.metadata, **tag}))
 
 
 def record_response(

@@ -322,7 +322,8 @@ def _read_input_text(given: dict[str, Any]) -> Part | None:
 
 def _read_output_text(given: dict[str, Any]) -> Part:
     text = given.pop("text", None)
-    return TextPart(text, extra=FrozenMap({k: v for k, v in given.items() if v not in ([], ())}))
+    rest = {k: v for k, v in given.items() if v not in ([], ())}
+    return TextPart(text, extra=FrozenMap(rest)) if rest else TextPart(cast("str", text))
 
 
 def _read_refusal(given: dict[str, Any]) -> Part | None:
