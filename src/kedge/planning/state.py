@@ -7,6 +7,7 @@ describes: state that cannot be read is no state, and costs one full send.
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any, Literal, cast
 
 from kedge.planning.anchors import AnchorRecord
@@ -21,6 +22,9 @@ STATE_KEY = "kedge.state"
 def by_reach(record: AnchorRecord) -> tuple[int, float]:
     """The order of records: by the length of the prefix that they cover, then by age."""
     return (record.block_count, record.created_at)
+
+
+_response_id = attrgetter("response_id")
 
 
 class _Sorted(tuple[AnchorRecord, ...]):
@@ -65,10 +69,11 @@ class ConversationState:
 
     def with_anchor(self, record: AnchorRecord) -> "ConversationState":
         """Write a record down; it takes the place of an earlier one for the same response."""
-        name, scope = record.response_id, record.scope
-        kept = [each for each in self.anchors if each.response_id != name or each.scope != scope]
-        kept.insert(bisect_right(kept, by_reach(record), key=by_reach), record)
-        return replace(self, anchors=_Sorted(kept))
+        name, scope, kept = record.response_id, record.scope, self.anchors
+        if name in map(_response_id, kept):
+            kept = tuple(each for each in kept if (each.response_id, each.scope) != (name, scope))
+        place = bisect_right(kept, by_reach(record), key=by_reach)
+        return replace(self, anchors=_Sorted((*kept[:place], record, *kept[place:])))
 
     def keeping(self, anchors: Iterable[AnchorRecord]) -> "ConversationState":
         """The same state with only these of its records."""
