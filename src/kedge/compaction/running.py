@@ -91,10 +91,10 @@ def note_result(result: CompactionResult, occasion: Occasion, turn_id: str) -> N
         count("compactions_total", by=result.by, outcome="compacted")
         count("compaction_blocks_removed_total", len(result.removed))
         count("compaction_tokens_saved_total", _saved(result))
-        log.info("%s (%s)", result, occasion, turn_id=turn_id)
+        log.info("%s (%s)", str(result), occasion, turn_id=turn_id)
     elif result.notes:
         count("compactions_total", by=result.by, outcome="refused")
-        log.warning("%s (%s)", result, occasion, turn_id=turn_id)
+        log.warning("%s (%s)", str(result), occasion, turn_id=turn_id)
 
 
 def _saved(result: CompactionResult) -> int:

@@ -30,6 +30,7 @@ def note_request(plan: RequestPlan, size: int) -> None:
         count("responses_fallback_total", reason=plan.fallback)
         log.warning("no anchor holds (%s); sending everything", plan.fallback)
     measure("responses_delta_blocks_count", plan.delta_blocks)
+    measure("responses_chain_depth", plan.anchor.depth if plan.anchor else 0)
     count("responses_bytes_sent_total", size)
     count("responses_bytes_full_total", plan.full_bytes)
     log.info("request sent: %s, %d bytes", kind, size, response_id=plan.previous_response_id)

@@ -10,6 +10,7 @@ what it wraps, so a stack of them is an engine too.
     stream.turn
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -18,9 +19,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from kedge.errors import KedgeError
-from kedge.events import Event, Usage
-from kedge.events.run import AnswerFinished, RequestPlanned, TurnEdited, TurnFinished
-from kedge.planning import AnchorRecord, Mode, RequestPlan
+from kedge.events import Event, ResponseStarted, Usage
+from kedge.events.run import SHOWN, AnswerFinished, RequestPlanned, TurnEdited, TurnFinished
+from kedge.observe import measure
+from kedge.observe.logs import BOUND
+from kedge.planning import AnchorRecord, Mode, RequestPlan, get_state
 from kedge.turns import AssistantBlock, OpaqueBlock, ReasoningBlock, Turn
 
 
@@ -128,6 +131,9 @@ class Stream(AbstractAsyncContextManager["Stream"]):
         """Every finished response of this run, in order."""
         self.trace: list[TurnEdited] = []
         """What each middleware added, removed and edited."""
+        self._ids = {**_ids(turn), **BOUND.get()}
+        self._sent_at = 0.0
+        self._shown = True
 
     @property
     def turn(self) -> Turn:
@@ -164,19 +170,38 @@ class Stream(AbstractAsyncContextManager["Stream"]):
         return self
 
     async def __anext__(self) -> Event:
-        event = await anext(self._events)
+        event = await self._step()
         match event:
             case TurnFinished():
                 self._turn = event.turn
             case RequestPlanned():
                 self.plans.append(event.plan)
+                self._sent_at, self._shown = time.perf_counter(), False
+            case ResponseStarted():
+                self._ids = {**self._ids, "response_id": event.response_id}
             case AnswerFinished():
                 self.answers.append(event)
+                measure("responses_duration_seconds", time.perf_counter() - self._sent_at)
             case TurnEdited():
                 self.trace.append(event)
+            case _ if not self._shown and isinstance(event, SHOWN):
+                self._shown = True
+                measure("responses_first_output_seconds", time.perf_counter() - self._sent_at)
             case _:
                 pass
         return event
+
+    async def _step(self) -> Event:
+        """The next event; what is logged on the way to it carries the ids of this run.
+
+        They are bound for this step only: between two events the caller's own ids hold.
+        """
+        before = BOUND.get()
+        BOUND.set(self._ids)
+        try:
+            return await anext(self._events)
+        finally:
+            BOUND.set(before)
 
     async def __aenter__(self) -> Self:
         return self
@@ -188,6 +213,12 @@ class Stream(AbstractAsyncContextManager["Stream"]):
         traceback: TracebackType | None,
     ) -> None:
         await self._events.aclose()
+
+
+def _ids(turn: Turn) -> dict[str, str]:
+    """What a log calls this run by."""
+    conversation = get_state(turn).conversation_id
+    return {"turn_id": turn.id, **({"conversation_id": conversation} if conversation else {})}
 
 
 def answer_text(turn: Turn) -> str:

@@ -9,6 +9,7 @@ from kedge.middleware.repair import repair, repaired
 from kedge.middleware.retry import retry
 from kedge.middleware.system_prompt import system_prompt
 from kedge.middleware.tools import open_calls, tools
+from kedge.middleware.trace import trace
 from kedge.middleware.two_phase import two_phase
 from kedge.middleware.wrapping import Wrapped
 
@@ -27,6 +28,7 @@ __all__ = [
     "retry",
     "system_prompt",
     "tools",
+    "trace",
     "two_phase",
     "with_middleware",
 ]

@@ -14,6 +14,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kedge.observe import count, measure
 from kedge.server.errors import SERVER_FAILED
 from kedge.server.wire import Item, encode
 
@@ -87,12 +88,14 @@ class Access:
             refusal = Response(encode(failure.body()), failure.status, JSON)
             await refusal(scope, receive, send_with_id)
         finally:
+            took = time.perf_counter() - started
+            _tally(scope, status, took)
             log.info(
                 "%s %s %d %.1fms %s",
                 scope["method"],
                 scope["path"],
                 status,
-                (time.perf_counter() - started) * 1000,
+                took * 1000,
                 request_id,
             )
 
@@ -106,3 +109,10 @@ class Access:
         scope["kedge.exchange"] = exchange
         self._listener(exchange)
         return exchange
+
+
+def _tally(scope: Scope, status: int, seconds: float) -> None:
+    """Count a request under the pattern of its route: a path may hold an id."""
+    route = getattr(scope.get("route"), "path", "") or "none"
+    count("server_requests_total", route=route, status=str(status))
+    measure("server_request_duration_seconds", seconds, route=route)

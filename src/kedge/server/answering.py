@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import ExitStack
 from typing import Any, Literal
 
+from kedge.observe import count
 from kedge.server import errors, resource
 from kedge.server.access import report
 from kedge.server.compaction import compaction_item
@@ -93,11 +94,23 @@ class Run:
 
     def end(self) -> None:
         """Let go of everything; a response that is not settled by now has failed."""
+        self._tally()
         self._service.running.discard(self)
         self._held.close()
         if self._state == "in_progress":
             self._state = "settled"
             self._service.responses.fail(node_of(self.draft.key), self._verdict)
+
+    def _tally(self) -> None:
+        if self in self._service.running:
+            past = self.draft.past
+            on = "nothing" if past.node is None else "response"
+            status = self._became.get("status") if self._became is not resource.BEGUN else None
+            count(
+                "server_responses_total",
+                memory=on if past.conversation is None else "conversation",
+                status=status or self._verdict,
+            )
 
     def _on_waiting(self) -> None:
         if self._state == "unwritten":

@@ -35,6 +35,14 @@ async def healthz(_: Request) -> Response:
     return answer_json({"status": "ok"})
 
 
+async def metrics(request: Request) -> Response:
+    """Answer ``GET /metrics``: what this process has counted, for Prometheus."""
+    from kedge.observe.prometheus import render
+
+    body, content_type = render(request.headers.get("accept", ""))
+    return Response(body, headers={"content-type": content_type})
+
+
 _CONVERSATION = "/v1/conversations/{id}"
 _ITEM = "/v1/conversations/{id}/items/{item}"
 
@@ -56,6 +64,7 @@ ROUTES = [
     Route(_ITEM, conversations.delete_item, methods=["DELETE"]),
     Route("/v1/models", list_models, methods=["GET"]),
     Route("/healthz", healthz, methods=["GET"]),
+    Route("/metrics", metrics, methods=["GET"]),
 ]
 """Every route, as it stands in the documentation."""
 

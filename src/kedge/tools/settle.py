@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 
 from kedge.errors import InvalidArguments, KedgeError, ToolFailed, UnknownTool
+from kedge.observe import bound, get_logger
 from kedge.tools.approval import Allow, Approve, Decision, Edit, Refuse, ask, edited
 from kedge.tools.attempt import Arguments, CancelledItself, OutOfTime, Parts, Stuck, attempt
 from kedge.tools.failure import describe, place_of
@@ -19,7 +20,7 @@ from kedge.tools.record import OUTCOME, OnRun, Outcome, ToolRun
 from kedge.tools.registry import AnyTool, Toolbox
 from kedge.turns import FrozenMap, TextPart, ToolCallBlock, ToolResultBlock
 
-log = logging.getLogger("kedge.tools")
+log = get_logger("kedge.tools")
 
 LEVELS: dict[Outcome, int] = {
     "ok": logging.DEBUG,
@@ -68,7 +69,11 @@ class Settling:
         self.clock = _Clock()
 
     async def settle(self) -> None:
-        """Bring the call to its result."""
+        """Bring the call to its result; what is logged on the way carries its id."""
+        with bound(call_id=self.call.call_id):
+            await self._settle()
+
+    async def _settle(self) -> None:
         try:
             tool = self._tool()
             arguments = self._arguments(tool, self.call)
@@ -211,6 +216,7 @@ class Settling:
             "tool %.64s: %s (call %s, %d attempt(s), %.3f s)%s",
             *(run.name, run.outcome, run.call_id, run.attempts, run.seconds),
             f": {_where(run.error)}" if run.error else "",
+            call_id=run.call_id,
         )
 
 

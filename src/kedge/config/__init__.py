@@ -1,0 +1,1 @@
+"""Configuration: one table of settings, and where each value comes from."""

@@ -1,0 +1,76 @@
+"""Metrics in the form that Prometheus reads: our table as a collector of ``prometheus_client``.
+
+The library brings the text form, its escapes and its variants; the counts stay in our own table, so
+that counting needs no dependency. Every metric is shown from the start, those without labels as zero.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from kedge.observe import metrics
+from kedge.observe.metrics import METRICS, Labels, Sample
+
+
+class TableCollector(Collector):
+    """Gives Prometheus what the process has counted; register it where other metrics are."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric of the table, as it is now."""
+        seen = metrics.samples()
+        for metric in METRICS.values():
+            series = seen.get(metric.name) or _untouched(metric)
+            yield _family(metric, series)
+
+
+def render(accept: str = "") -> tuple[bytes, str]:
+    """The body for a scraper that accepts this, and its content type."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(TableCollector())
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+def _untouched(metric: metrics.Metric) -> dict[Labels, Sample]:
+    """Zero for what has no labels; a gauge that nobody set is not known."""
+    if metric.labels or metric.kind == "gauge":
+        return {}
+    return {(): Sample(filled=(0,) * (len(metric.buckets) + 1))}
+
+
+def _family(metric: metrics.Metric, series: dict[Labels, Sample]) -> Metric:
+    match metric.kind:
+        case "counter":
+            family = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+            for labels, sample in series.items():
+                family.add_metric(_values(labels), sample.value)
+        case "gauge":
+            family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+            for labels, sample in series.items():
+                family.add_metric(_values(labels), sample.value)
+        case "histogram":
+            family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+            for labels, sample in series.items():
+                family.add_metric(_values(labels), _cumulative(metric, sample), sample.value)
+    return family
+
+
+def _values(labels: Labels) -> list[str]:
+    return [value for _, value in labels]
+
+
+def _cumulative(metric: metrics.Metric, sample: Sample) -> list[tuple[str, float]]:
+    """Buckets as Prometheus counts them: everything up to each bound."""
+    bounds: Iterable[str] = [*(format(bound, "g") for bound in metric.buckets), "+Inf"]
+    total, result = 0, list[tuple[str, float]]()
+    for bound, number in zip(bounds, sample.filled, strict=True):
+        total += number
+        result.append((bound, total))
+    return result

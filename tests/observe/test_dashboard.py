@@ -1,0 +1,72 @@
+"""The Grafana dashboard asks for what there is, and shows all of it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from kedge.observe import METRICS
+from kedge.observe.prometheus import render
+
+DASHBOARD = Path(__file__).parents[2] / "dashboards" / "kedge.json"
+WORD = re.compile(r"\b([a-z][a-z0-9]*(?:_[a-z0-9]+)+)\s*(?=[{\[)])")
+BY = re.compile(r"by \(([^)]*)\)")
+
+
+def queries() -> list[str]:
+    """Every query of every panel."""
+    board: Any = json.loads(DASHBOARD.read_text())
+    return [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+
+
+def exposed() -> set[str]:
+    """The names of samples that a scrape can find."""
+    names: set[str] = set()
+    for family in parse(render()[0].decode()):
+        base = METRICS.get(f"{family.name}_total") or METRICS[family.name]
+        ends = ("_bucket", "_count", "_sum") if base.kind == "histogram" else ("",)
+        names |= {base.name + end for end in ends}
+    return names
+
+
+def test_every_metric_that_is_asked_for_exists() -> None:
+    """A renamed metric would leave an empty panel, so it fails here."""
+    asked = {name for query in queries() for name in WORD.findall(query)}
+    assert len(asked) > 20
+    assert asked - exposed() == set()
+
+
+def test_every_metric_is_shown() -> None:
+    """What is counted is worth looking at."""
+    asked = " ".join(queries())
+    assert [name for name in METRICS if name not in asked] == []
+
+
+def test_panels_group_by_labels_that_there_are() -> None:
+    """A sum by a label that a metric does not have would be one nameless line."""
+    for query in queries():
+        labels = {
+            label
+            for name, metric in METRICS.items()
+            if name in query
+            for label in (*metric.labels, "le")
+        }
+        asked = {each.strip() for group in BY.findall(query) for each in group.split(",")}
+        assert asked <= labels, query
+
+
+def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
+    """As Grafana wants it."""
+    board: Any = json.loads(DASHBOARD.read_text())
+    panels = board["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (column, line)
+        for panel in panels
+        for column in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for line in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(column for column, _ in cells) < 24

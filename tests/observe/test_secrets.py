@@ -1,0 +1,126 @@
+"""A whole run with everything that can be logged switched on: no planted secret is in it.
+
+Keys must be in no record of any logger, SDKs included; what was said, and the address with a password in
+it, must be in none of ours (SDKs write addresses and, asked for details, whole requests: that is why
+``log_to_stderr`` never shows them).
+"""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from kedge import Chat, KedgeError, Turn, connect, system, user, with_middleware
+from kedge.compaction import MessageLimitCompactor
+from kedge.middleware import compact, guard, log, redact, repair, retry, system_prompt, tools
+from kedge.observe import TRACE, JsonFormatter, TextFormatter
+from kedge.testing import serve
+
+KEY = "sk-planted-key-0123456789"
+WRONG_KEY = "sk-planted-wrong-9876543210"
+HEADER = "planted-header-value-5555"
+URL_PASSWORD = "planted-url-password-7777"
+SAID = "planted sentence about the harbour"
+ARGUMENT = "planted-argument-1234"
+RESULT = "planted-result-4321"
+FAILURE = "planted-failure-words"
+INSTRUCTIONS = "planted instructions for nobody"
+KEYS = (KEY, WRONG_KEY, HEADER)
+CONTENT = (URL_PASSWORD, SAID, ARGUMENT, RESULT, FAILURE, INSTRUCTIONS)
+
+
+class Everything(logging.Handler):
+    """Keeps every record in every form that it can be written in."""
+
+    def __init__(self) -> None:
+        super().__init__(TRACE)
+        self.lines: list[tuple[str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record down, also as those who look at its members see it."""
+        whole = f"{record.__dict__!r} {record.exc_info!r}"
+        for text in (JsonFormatter().format(record), TextFormatter().format(record), whole):
+            self.lines.append((record.name, text))
+
+
+@pytest.fixture
+def logged() -> Iterator[Everything]:
+    """All records of all loggers, from TRACE on."""
+    root = logging.getLogger()
+    named = [logging.getLogger(name) for name in ("kedge", "openai", "httpx2", "httpcore2")]
+    before = [(each, each.level) for each in (root, *named)]
+    handler = Everything()
+    root.addHandler(handler)
+    for each in (root, *named):
+        each.setLevel(TRACE)
+    yield handler
+    root.removeHandler(handler)
+    for each, level in before:
+        each.setLevel(level)
+
+
+def secretive(text: str) -> str:
+    """Answer with something that is nobody's business."""
+    return f"{RESULT} {text}"
+
+
+def failing(text: str) -> str:
+    """Fail with words that are nobody's business."""
+    raise RuntimeError(f"{FAILURE} {text} {KEY}")
+
+
+async def talk(address: str, key: str) -> None:
+    """A conversation with tools, edits, a fallback, compaction, healing and failures."""
+    model = f"responses:{address}#practice"
+    settings = {"api_key": key, "default_headers": {"x-team": HEADER}, "max_retries": 0}
+    async with connect(model, **settings) as engine:
+        stack = with_middleware(
+            engine,
+            log(),
+            compact(MessageLimitCompactor(6)),
+            system_prompt(INSTRUCTIONS),
+            repair(),
+            guard(redact(r"\d{16}")),
+            retry(2),
+            tools(secretive, failing),
+        )
+        asked = user(f"Please call secretive with text={ARGUMENT}")
+        turn = await stack.run(Turn([user(SAID), asked]))
+        turn = await stack.run(turn.append(user(f"Please call failing with text={ARGUMENT}")))
+        turn = turn.replace(turn.blocks[0].id, user(f"{SAID}, edited"))
+        async with stack.stream(turn.append(user("And? 1234567812345678"))) as stream:
+            async for _ in stream:
+                pass
+        for mode in ("conversation", "stateless"):
+            await stack.run(stream.turn.append(user(SAID)), mode=mode)
+
+
+async def test_no_secret_is_logged_by_a_whole_run(logged: Everything) -> None:
+    """Client and server in one process, with everything that goes wrong in between."""
+    with serve(token=KEY) as server:
+        await talk(server.base_url, KEY)
+        server.faults.set("status=500", times=1)
+        await talk(server.base_url, KEY)
+        server.forget()
+        async with Chat(connect(f"responses:{server.base_url}#practice", api_key=KEY)) as chat:
+            answer = await chat.chat_with_state(b"", system(INSTRUCTIONS), user(SAID))
+            server.forget()
+            answer = await chat.chat_with_state(answer.state, SAID)
+            await chat.chat_with_state(answer.state[:-3] + SAID.encode(), SAID)
+        for address, key in (
+            (server.base_url, WRONG_KEY),
+            (server.base_url.replace("://", f"://user:{URL_PASSWORD}@"), WRONG_KEY),
+            (f"http://user:{URL_PASSWORD}@127.0.0.1:9/v1", KEY),
+        ):
+            with pytest.raises(KedgeError) as raised:
+                await talk(address, key)
+            logging.getLogger("kedge.mine").error("%s", raised.value)
+    ours = [text for name, text in logged.lines if name.startswith("kedge")]
+    assert len(ours) > 500
+    assert {"kedge.engines", "kedge.run", "kedge.tools", "kedge.access", "kedge.chat"} <= {
+        name for name, _ in logged.lines
+    }
+    leaks = [(name, text) for name, text in logged.lines for key in KEYS if key in text]
+    assert leaks == []
+    told = [(name, text) for name, text in logged.lines for said in CONTENT if said in text]
+    assert [each for each in told if each[0].startswith("kedge")] == []

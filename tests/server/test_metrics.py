@@ -1,0 +1,59 @@
+"""``/metrics``: what the process has counted, for those who may see it."""
+
+import httpx2
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from kedge.observe import reset
+from kedge.testing import serve
+
+KEY = "sk-planted-key"
+
+
+def scrape(url: str, **headers: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Every sample: name and labels -> value."""
+    answer = httpx2.get(f"{url}/metrics", headers=headers, verify=False)
+    assert answer.status_code == 200
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in parse(answer.text)
+        for sample in family.samples
+    }
+
+
+def test_requests_and_responses_are_counted_by_route_and_memory() -> None:
+    """Under the pattern of a route, never under a path with an id in it."""
+    reset()
+    with serve() as server:
+        client = OpenAI(base_url=server.base_url, api_key="any")
+        first = client.responses.create(model="practice", input="My name is Ada.")
+        client.responses.create(model="practice", input="And?", previous_response_id=first.id)
+        client.responses.retrieve(first.id)
+        httpx2.get(f"{server.url}/nowhere/{first.id}", verify=False)
+        seen = scrape(server.url)
+        body = httpx2.get(f"{server.url}/metrics", verify=False).text
+    told = {
+        labels: value for (name, labels), value in seen.items() if name == "server_requests_total"
+    }
+    assert told[("route", "/v1/responses"), ("status", "200")] == 2
+    assert told[("route", "/v1/responses/{id}"), ("status", "200")] == 1
+    assert told[("route", "none"), ("status", "404")] == 1
+    written = {
+        labels: value for (name, labels), value in seen.items() if name == "server_responses_total"
+    }
+    assert written == {
+        (("memory", "nothing"), ("status", "completed")): 1,
+        (("memory", "response"), ("status", "completed")): 1,
+    }
+    assert first.id not in body
+    assert "Ada" not in body
+
+
+def test_a_token_guards_the_metrics_too() -> None:
+    """Where the server wants a key, so does this page; a strange host name is refused as well."""
+    with serve(token=KEY) as server:
+        assert httpx2.get(f"{server.url}/metrics", verify=False).status_code == 401
+        assert scrape(server.url, Authorization=f"Bearer {KEY}")
+    with serve() as server:
+        strange = {"Host": "evil.example"}
+        assert httpx2.get(f"{server.url}/metrics", headers=strange, verify=False).status_code == 403
