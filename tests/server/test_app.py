@@ -1,8 +1,10 @@
 """The HTTP around the API: routes, methods, bodies, limits, tokens and host names."""
 
+import asyncio
 import logging
 import socket
 from contextlib import suppress
+from http.client import HTTPConnection
 from typing import Any
 
 import httpx2
@@ -139,6 +141,42 @@ def test_a_connection_that_asks_nothing_is_closed(begun: bytes) -> None:
     """Also one that never finishes its headers."""
     with serve(limits=Limits(idle_seconds=0)) as server:
         assert raw_exchange(server, begun) == b""
+
+
+class Hours:
+    """A clock that the test sets."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_a_connection_that_goes_on_asking_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request begins the waiting anew, though the connection is quiet whenever it is looked at."""
+    hours = Hours()
+    monkeypatch.setattr("kedge.server.run.time", hours)
+
+    def look(server: TestServer) -> None:
+        inside = server._server
+        assert inside.loop is not None
+        asyncio.run_coroutine_threadsafe(inside.on_tick(1), inside.loop).result(PATIENCE)
+
+    with serve(limits=Limits(idle_seconds=60)) as server:
+        connection = HTTPConnection(*server.address, timeout=PATIENCE)
+        connection.connect()
+        first = connection.sock
+        for _ in range(4):
+            connection.request("GET", "/healthz")
+            assert connection.getresponse().read() == b'{"status":"ok"}'
+            assert connection.sock is first
+            look(server)
+            hours.now += 50
+        look(server)
+        hours.now += 50
+        look(server)
+        assert first.recv(1) == b""
+        connection.close()
 
 
 def test_parameters_nested_too_deeply_are_refused(http: httpx2.Client) -> None:

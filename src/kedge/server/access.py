@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from secrets import token_hex
-from typing import Any
+from typing import Any, Literal
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -41,9 +41,12 @@ class Exchange:
     status: int = 0
     context: tuple[Item, ...] | None = None
     response_id: str | None = None
+    transport: Literal["http", "websocket"] = "http"
 
 
 JSON = {"content-type": "application/json"}
+SOCKET = "kedge.place"
+"""A request that came over a WebSocket has this in its scope: its place in the socket's memory."""
 
 Listener = Callable[[Exchange], None]
 
@@ -61,9 +64,29 @@ class Access:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, with its id in the headers of the answer."""
-        if scope["type"] != "http":
+        if scope["type"] == "http":
+            await self._request(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self._socket(scope, receive, send)
+        else:
             await self._app(scope, receive, send)
-            return
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a connection on; every request over it comes here again, as a request."""
+        request_id = f"req_{token_hex(16)}"
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] in ("websocket.accept", "websocket.http.response.start"):
+                given = message.get("headers", [])
+                message["headers"] = [*given, (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:  # noqa: BLE001 - the connection ends, the server goes on
+            report(f"{request_id} met a bug of the server", error)
+
+    async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = f"req_{token_hex(16)}"
         started = time.perf_counter()
         exchange = self._note(scope, request_id)
@@ -92,7 +115,7 @@ class Access:
             _tally(scope, status, took)
             log.info(
                 "%s %s %d %.1fms %s",
-                scope["method"],
+                "WS" if SOCKET in scope else scope["method"],
                 scope["path"],
                 status,
                 took * 1000,
@@ -106,6 +129,7 @@ class Access:
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
         exchange = Exchange(scope["method"], scope["path"], request_id, headers)
+        exchange.transport = "websocket" if SOCKET in scope else "http"
         scope["kedge.exchange"] = exchange
         self._listener(exchange)
         return exchange

@@ -20,6 +20,7 @@ from kedge.server.nodes import from_barrier, is_barrier
 from kedge.server.output import Event, Writer
 from kedge.server.patience import Patience
 from kedge.server.service import Service
+from kedge.server.sockets.memory import Place
 from kedge.server.stored import Entry, Outcome
 from kedge.server.wire import Item, encode, joined
 from kedge.tokens import count_items, count_text
@@ -31,8 +32,9 @@ Emit = Callable[[Sequence[Event]], Awaitable[None]]
 class Run:
     """One response while it is written."""
 
-    def __init__(self, service: Service, draft: Draft) -> None:
+    def __init__(self, service: Service, draft: Draft, place: Place | None = None) -> None:
         self.draft = draft
+        self._place = place
         self._service = service
         self._held = ExitStack()
         if draft.past.conversation is not None:
@@ -148,8 +150,13 @@ class Run:
             parent=past.node,
             conversation=past.conversation,
             asked=self._asked,
-            input=encode(draft.input),
+            input=encode(self._input()),
         )
+
+    def _input(self) -> list[Item]:
+        """What is stored as input: whoever builds on what is not stored brings it along."""
+        draft = self.draft
+        return [*draft.past.context.whole(), *draft.input] if draft.past.loose else draft.input
 
     def _write_down(self) -> None:
         if self.draft.store:
@@ -173,14 +180,15 @@ class Run:
         became, written = encode(self._became), encode(writer.items)
         if draft.store:
             self._keep(became, written)
+        if self._place is not None:
+            id: str = draft.asked["id"]
+            self._place.keep(id, None if draft.store else self._context(len(written)))
         return joined(self._asked, became, written)
 
     def _keep(self, became: bytes, output: bytes) -> None:
         entry = self._entry()
-        items = [*self.draft.input, *self._writer.items]
-        barrier = is_barrier(items)
-        size = len(entry.input) + len(output)
-        context = self._after_barrier(items, size) if barrier else self._grown(items, size)
+        context = self._context(len(entry.input) + len(output))
+        barrier = is_barrier(context.items)
         status = self._became["status"]
         outcome = Outcome(status, became, output, barrier, context.own_tokens)
         stored = self._service.responses
@@ -192,9 +200,17 @@ class Run:
         if kept:
             self._service.nodes.keep(node_of(self.draft.key), self.draft.past.node, context)
 
-    def _grown(self, items: Sequence[Item], size: int) -> Context:
-        tokens = self.draft.new_tokens + count_items(self._writer.items)
-        return grown(self.draft.past.context, items, items, tokens, size)
+    def _context(self, size: int) -> Context:
+        """Everything up to and including this response; ``size`` is that of what it adds."""
+        draft, past = self.draft, self.draft.past.context
+        items = [*draft.input, *self._writer.items]
+        if is_barrier(items):
+            return self._after_barrier(items, size)
+        tokens = draft.new_tokens + count_items(self._writer.items)
+        if not (draft.past.loose and draft.store):
+            return grown(past, items, items, tokens, size)
+        whole, seen = past.whole(), past.as_seen()
+        return grown(NOTHING, [*whole, *items], [*seen, *items], past.tokens + tokens, size)
 
     def _after_barrier(self, items: Sequence[Item], size: int) -> Context:
         kept = from_barrier(items)

@@ -10,8 +10,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import Match, Route, WebSocketRoute
 from starlette.types import Scope
+from starlette.websockets import WebSocket
 
 from kedge.server import conversations, responses
 from kedge.server.access import Access, Listener
@@ -21,6 +22,7 @@ from kedge.server.guard import Guard
 from kedge.server.http import answer, answer_json, refuse, service_of
 from kedge.server.service import Service
 from kedge.server.settings import Settings
+from kedge.server.sockets.connection import Connection
 
 
 async def list_models(request: Request) -> Response:
@@ -41,6 +43,12 @@ async def metrics(request: Request) -> Response:
 
     body, content_type = render(request.headers.get("accept", ""))
     return Response(body, headers={"content-type": content_type})
+
+
+async def socket(websocket: WebSocket) -> None:
+    """Take a WebSocket connection to ``/v1/responses``."""
+    service = service_of(websocket)
+    await Connection(service, websocket.scope, websocket.receive, websocket.send).serve()
 
 
 _CONVERSATION = "/v1/conversations/{id}"
@@ -67,6 +75,10 @@ ROUTES = [
     Route("/metrics", metrics, methods=["GET"]),
 ]
 """Every route, as it stands in the documentation."""
+
+
+SOCKETS = [WebSocketRoute("/v1/responses", socket)]
+"""Where a WebSocket may be opened."""
 
 
 def _on_api_error(_: Request, error: Exception) -> Response:
@@ -110,7 +122,7 @@ def create_app(settings: Settings | None = None, listener: Listener | None = Non
             service.close()
 
     app = Starlette(
-        routes=ROUTES,
+        routes=[*ROUTES, *SOCKETS],
         lifespan=lifespan,
         middleware=[
             Middleware(Access, listener=listener),

@@ -46,6 +46,10 @@ class Context:
         """List every item as a model sees it, oldest first."""
         return list(chain.from_iterable(part.seen for part in self._parts()))
 
+    def whole_size(self) -> int:
+        """About how many bytes the whole context takes."""
+        return sum(part.size for part in self._parts())
+
     def last_parts(self, number: int) -> "Context":
         """Cut all but the last ``number`` parts off: what a forgetful server would hold."""
         context = NOTHING

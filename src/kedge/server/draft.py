@@ -20,6 +20,7 @@ from kedge.server.models import Prompt
 from kedge.server.nodes import from_barrier, is_barrier
 from kedge.server.recall import recalled
 from kedge.server.service import Service
+from kedge.server.sockets.memory import Place
 from kedge.server.validation import check_exclusive, check_not_empty, check_prompt
 from kedge.server.wire import Item
 from kedge.tokens import count_items, count_json, count_text
@@ -32,11 +33,16 @@ CHAINABLE = frozenset({"completed", "incomplete"})
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What a request builds upon: a context, and the node it ends at."""
+    """What a request builds upon: a context, and the node it ends at.
+
+    A ``loose`` past ends at no node: only a connection remembers it, and whoever is stored upon it
+    must keep all of it.
+    """
 
     context: Context
     node: int | None = None
     conversation: str | None = None
+    loose: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,7 @@ class Draft:
     """A response that is about to be written.
 
     ``input`` is what the request itself brings. ``kept`` is what a compaction keeps, where this
-    response makes one; ``silent`` says that it does nothing else.
+    response makes one; ``silent`` says that no model is asked.
     """
 
     key: str
@@ -69,18 +75,21 @@ class Draft:
     silent: bool
 
 
-def draft(service: Service, body: Body) -> Draft:
-    """Prepare the response to a valid request, or raise the ApiError of what is wrong with it."""
-    past = find_past(service, body)
+def draft(service: Service, body: Body, place: Place | None = None) -> Draft:
+    """Prepare the response to a valid request, or raise the ApiError of what is wrong with it.
+
+    ``place`` is the memory of the connection that the request came over, if that has one.
+    """
+    past = find_past(service, body, place)
     check_not_empty(body)
     key = new_key(service.nodes.next_number())
     items = taken_in(service, body["input"], key, past)
     whole = view_of(service, body, past, items)
-    check_abilities(body)
+    check_abilities(body, on_socket=place is not None)
     check_tool_choice(body, whole.items)
-    silent = is_triggered(items)
+    triggered = is_triggered(items)
     window = service.model.window
-    kept = _kept(body, whole, window, silent=silent)
+    kept = _kept(body, whole, window, triggered=triggered)
     seen = fitted(whole if kept is None else View(kept, count_items(kept)), body, window)
     store = body.get("store") is not False and not service.settings.zero_data_retention
     return Draft(
@@ -99,11 +108,11 @@ def draft(service: Service, body: Body) -> Draft:
             most=body.get("max_output_tokens"),
         ),
         kept=kept,
-        silent=silent,
+        silent=triggered or body.get("generate") is False,
     )
 
 
-def find_past(service: Service, body: Body) -> Past:
+def find_past(service: Service, body: Body, place: Place | None = None) -> Past:
     """Look up what a request refers to."""
     check_exclusive(body)
     conversation, previous = body.get("conversation"), body.get("previous_response_id")
@@ -113,7 +122,7 @@ def find_past(service: Service, body: Body) -> Past:
             service, conversation if isinstance(conversation, str) else conversation["id"]
         )
     check_prompt(body)
-    return past if previous is None else _after(service, previous)
+    return past if previous is None else _after(service, previous, place)
 
 
 def _in_conversation(service: Service, id: str) -> Past:
@@ -125,16 +134,24 @@ def _in_conversation(service: Service, id: str) -> Past:
     return Past(service.nodes.context(found.node), found.node, found.id)
 
 
-def _after(service: Service, id: str) -> Past:
+def _after(service: Service, id: str, place: Place | None) -> Past:
+    remembered = place and place.find(id)
+    if remembered is not None:
+        return Past(remembered, loose=True)
     if service.settings.zero_data_retention:
-        raise errors.ZERO_DATA_RETENTION()
+        # On a socket it is no fault to ask: it may have been remembered a moment ago.
+        raise errors.ZERO_DATA_RETENTION() if place is None else _lost(id)
     found = service.responses.find(id)
     if found is None:
-        raise errors.PREVIOUS_RESPONSE_NOT_FOUND(id=id)
+        raise _lost(id)
     node, status = found
     if status not in CHAINABLE:
         raise errors.PREVIOUS_RESPONSE_UNFINISHED(id=id, status=status)
     return Past(service.nodes.context(node), node)
+
+
+def _lost(id: str) -> errors.ApiError:
+    return errors.PREVIOUS_RESPONSE_NOT_FOUND(id=id)
 
 
 def taken_in(service: Service, input: str | Sequence[Item], key: str, past: Past) -> list[Item]:
@@ -146,12 +163,12 @@ def taken_in(service: Service, input: str | Sequence[Item], key: str, past: Past
     return written_out(items, key)
 
 
-def check_abilities(body: Body) -> None:
+def check_abilities(body: Body, *, on_socket: bool = False) -> None:
     """Refuse what this server cannot do."""
     if not body["model"]:
         raise errors.MODEL_NOT_FOUND(model="")
     if body.get("background"):
-        raise errors.BACKGROUND_UNSUPPORTED()
+        raise errors.BACKGROUND_ON_SOCKET() if on_socket else errors.BACKGROUND_UNSUPPORTED()
 
 
 def view_of(service: Service, body: Body, past: Past, items: Sequence[Item]) -> View:
@@ -195,9 +212,9 @@ def _second_exchange(items: Sequence[Item]) -> int | None:
     return None
 
 
-def _kept(body: Body, view: View, window: int, *, silent: bool) -> Sequence[Item] | None:
+def _kept(body: Body, view: View, window: int, *, triggered: bool) -> Sequence[Item] | None:
     """Decide whether this response compacts its context, and what it keeps if so."""
-    if silent:
+    if triggered:
         return compact(view.items[:-1], view.tokens // 2)
     for entry in body.get("context_management") or ():
         threshold = entry.get("compact_threshold") or window

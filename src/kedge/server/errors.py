@@ -259,6 +259,25 @@ CONTEXT_TOO_LONG = Situation(
     code="context_length_exceeded",
 )
 
+# The socket around it.
+BAD_STREAM_ID = Situation(
+    "The 'stream_id' field must be a non-empty string with at most 256 characters and may only "
+    "contain letters, numbers, underscores, hyphens, and periods.",
+    param="stream_id",
+    code="invalid_stream_id",
+)
+TOO_MANY_LANES = Situation(
+    "This WebSocket connection has reached its maximum number of distinct stream IDs ({most}). "
+    "Reuse an existing stream_id or open a new WebSocket connection.",
+    param="stream_id",
+    code="websocket_stream_limit_reached",
+)
+SOCKET_TOO_OLD = Situation(
+    "Responses websocket connection limit reached ({minutes} minutes). Create a new websocket "
+    "connection to continue.",
+    code="websocket_connection_limit_reached",
+)
+
 # The HTTP around it.
 NOT_JSON = Situation(
     "We could not parse the JSON body of your request. (HINT: This likely means you aren't using "
@@ -316,6 +335,31 @@ CONVERSATION_ZERO_DATA_RETENTION = Situation(
     "Conversations cannot be used for this organization due to Zero Data Retention.",
     param="conversation",
     code="unsupported_parameter",
+)
+BACKGROUND_ON_SOCKET = Situation(
+    "'background' is not supported over WebSocket. Leave it out, or create the response with "
+    "POST /v1/responses.",
+    param="background",
+    code="unsupported_parameter",
+)
+TOO_MANY_WAITING = Situation(
+    "Too many requests wait on this WebSocket connection. Wait for some of them to be answered, "
+    "or open another connection.",
+    status=429,
+    type="requests",
+    code="websocket_queue_full",
+)
+SERVER_STOPPING = Situation(
+    "The server is about to stop. Create a new websocket connection in a moment.",
+    status=503,
+    type="server_error",
+    code="server_stopping",
+)
+ORIGIN_REFUSED = Situation(
+    "This server is for programs, not for web pages: a connection that names another origin is "
+    "refused.",
+    status=403,
+    code="origin_not_allowed",
 )
 BACKGROUND_UNSUPPORTED = Situation(
     "This server does not run responses in the background. Leave 'background' out, or stream the "

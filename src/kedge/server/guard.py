@@ -2,7 +2,8 @@
 
 A server on loopback needs no token, but any page in a browser on the same machine can reach it
 under a name of its own that resolves to 127.0.0.1; so there the ``Host`` header must be a loopback
-name. Where a token is set, every route but ``/healthz`` needs it.
+name. A page may also open a WebSocket to any name, and then says where it comes from: that must be
+the server itself. Where a token is set, every route but ``/healthz`` needs it.
 """
 
 import hmac
@@ -10,7 +11,14 @@ import hmac
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kedge.server.errors import HEADERS_TOO_LARGE, HOST_REFUSED, KEY_MISSING, KEY_REFUSED, ApiError
+from kedge.server.errors import (
+    HEADERS_TOO_LARGE,
+    HOST_REFUSED,
+    KEY_MISSING,
+    KEY_REFUSED,
+    ORIGIN_REFUSED,
+    ApiError,
+)
 from kedge.server.wire import encode
 
 JSON = {"content-type": "application/json"}
@@ -36,7 +44,8 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
-        if scope["type"] == "http" and (error := self._objection(scope)) is not None:
+        asks = scope["type"] in ("http", "websocket")
+        if asks and (error := self._objection(scope)) is not None:
             refusal = Response(encode(error.body()), error.status, JSON)
             await refusal(scope, receive, send)
         else:
@@ -47,6 +56,8 @@ class Guard:
             return HEADERS_TOO_LARGE(most=self._header_bytes)
         if self._hosts is not None and _host_name(_header(scope, b"host")) not in self._hosts:
             return HOST_REFUSED()
+        if self._hosts is not None and scope["type"] == "websocket" and _is_foreign(scope):
+            return ORIGIN_REFUSED()
         if self._token is None or scope["path"] in OPEN_PATHS:
             return None
         scheme, _, given = _header(scope, b"authorization").partition(b" ")
@@ -60,6 +71,11 @@ def _header(scope: Scope, wanted: bytes) -> bytes:
         if name == wanted:
             return value
     return b""
+
+
+def _is_foreign(scope: Scope) -> bool:
+    origin = _header(scope, b"origin")
+    return bool(origin) and origin.partition(b"://")[2] != _header(scope, b"host")
 
 
 def _host_name(host: bytes) -> str:

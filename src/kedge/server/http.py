@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 
 from kedge.server import errors
@@ -16,7 +16,7 @@ from kedge.server.wire import Item, encode
 ANSWER_HEADERS = {"content-type": "application/json"}
 
 
-def service_of(request: Request) -> Service:
+def service_of(request: HTTPConnection) -> Service:
     """Find the server that a request came to."""
     return request.app.state.service
 

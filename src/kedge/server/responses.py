@@ -1,11 +1,12 @@
 """The endpoints of ``/v1/responses``."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from kedge.server import errors, resource
+from kedge.server.access import SOCKET
 from kedge.server.answering import Run
 from kedge.server.compaction import compact, compaction_item
 from kedge.server.draft import draft, find_past, taken_in, view_of
@@ -29,18 +30,22 @@ from kedge.server.validation import (
 from kedge.server.wire import Item, decode
 from kedge.tokens import count_items
 
+if TYPE_CHECKING:
+    from kedge.server.sockets.memory import Place
+
 
 async def create(request: Request) -> Any:
     """Answer ``POST /v1/responses``, whole or as a stream."""
     body = await read_json(request)
-    check_create(body)
+    place: Place | None = request.scope.get(SOCKET)
+    check_create(body, on_socket=place is not None)
     service = service_of(request)
-    made = draft(service, body)
+    made = draft(service, body, place)
     exchange = exchange_of(request)
     if exchange is not None:
         exchange.context = tuple(made.prompt.ask.items)
         exchange.response_id = made.asked["id"]
-    run = Run(service, made)
+    run = Run(service, made, place)
     if made.prompt.live:
         return EventStream(run)
     with Watch(run, request.receive) as watch:

@@ -10,11 +10,12 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import h11
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kedge.errors import CannotServe
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 CLOSE_SECONDS = 2.0
 """How long answers may take on their way out once nothing runs any more."""
+
+SOCKET_PATIENCE = 60.0
+"""How long a WebSocket client may leave a ping unanswered: one that reads slowly is not dead."""
 
 SETTLING = 3
 """Turns of the loop that asyncio takes to make a new connection known."""
@@ -40,7 +44,10 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http="h11",
-                ws="none",
+                ws="websockets-sansio",
+                ws_max_size=self._limits.body_bytes,
+                ws_ping_timeout=SOCKET_PATIENCE,
+                ws_per_message_deflate=False,
                 loop="asyncio",
                 lifespan="on",
                 log_config=None,
@@ -54,7 +61,7 @@ class Server(uvicorn.Server):
         )
         self._started = started
         self._wake = asyncio.Event()
-        self._quiet: dict[Any, float] = {}
+        self._quiet: dict[Any, tuple[Any, float]] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
 
     async def main_loop(self) -> None:
@@ -74,9 +81,16 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Close connections on which nothing is asked, or a request only ever begins."""
         now = time.monotonic()
-        quiet = {c for c in self.server_state.connections if _is_quiet(c)}
-        self._quiet = {connection: self._quiet.get(connection, now) for connection in quiet}
-        for connection, since in self._quiet.items():
+        quiet: dict[Any, tuple[Any, float]] = {}
+        for connection in cast("set[Any]", self.server_state.connections):
+            if not isinstance(connection, H11Protocol):
+                continue  # a WebSocket, which may be silent for as long as it lives
+            last: Any = connection.cycle  # the last request; each has one of its own
+            if last is None or last.response_complete:
+                seen, since = self._quiet.get(connection, (last, now))
+                quiet[connection] = (last, since if seen is last else now)
+        self._quiet = quiet
+        for connection, (_, since) in quiet.items():
             if now - since > self._limits.idle_seconds:
                 connection.transport.close()
         return await super().on_tick(counter)
@@ -84,11 +98,14 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more requests, finish or fail what runs, then close."""
         await self._stop_listening(sockets or [])
-        self._let_go()
+        for socket_ in list(self._service.sockets):
+            socket_.finish()
+        self._let_go(requests_only=True)
         await self._until(lambda: not self._service.running, self._limits.shutdown_seconds)
         for run in list(self._service.running):
             run.stop("failed")
-        await self._until(self._let_go, CLOSE_SECONDS)
+        await self._until(lambda: self._let_go(requests_only=True), CLOSE_SECONDS)
+        self._let_go()
         for task in self.server_state.tasks:
             task.cancel()
         await self._until(lambda: not self.server_state.tasks, CLOSE_SECONDS)
@@ -108,9 +125,11 @@ class Server(uvicorn.Server):
         for listener in listeners:
             listener.close()
 
-    def _let_go(self) -> bool:
+    def _let_go(self, *, requests_only: bool = False) -> bool:
         """Close each connection: at once where it is idle, otherwise after its answer."""
         for connection in list(self.server_state.connections):
+            if requests_only and not isinstance(connection, H11Protocol):
+                continue  # a WebSocket: it closes itself after its last answer
             with suppress(h11.LocalProtocolError):  # it is closing already, after a bad request
                 connection.shutdown()
         return not self.server_state.connections
@@ -123,19 +142,16 @@ class Server(uvicorn.Server):
             pause = min(pause * 2, 0.05)
 
     def stop(self) -> None:
-        """Ask the server to stop, from any thread."""
+        """Ask the server to stop, from any thread; one that has stopped stays so."""
         self.should_exit = True
         if self.loop is not None:
-            self.loop.call_soon_threadsafe(self._wake.set)
+            with suppress(RuntimeError):  # its loop is closed
+                self.loop.call_soon_threadsafe(self._wake.set)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Stop on a signal; a second one does not wait for what runs."""
         super().handle_exit(sig, frame)
         self.stop()
-
-
-def _is_quiet(connection: Any) -> bool:
-    return connection.cycle is None or connection.cycle.response_complete
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -24,6 +24,16 @@ class Stoppable(Protocol):
         """End it."""
 
 
+class Socket(Protocol):
+    """A WebSocket connection."""
+
+    def finish(self) -> None:
+        """Take no more requests, because the server stops."""
+
+    def forget(self) -> None:
+        """Lose everything that was only remembered there."""
+
+
 class Service:
     """One server's state. Everything in it runs in the thread of the event loop."""
 
@@ -32,6 +42,7 @@ class Service:
         self.model = settings.model
         self.clock = settings.clock
         self.running: set[Stoppable] = set()
+        self.sockets: set[Socket] = set()
         self._database = Database(settings.db)
         key = secrets.token_bytes(KEY_BYTES)
         self.sealer = Sealer(self._database.fact("sealing key", key) or key)
@@ -46,6 +57,12 @@ class Service:
     def read(self, items: Sequence[Item]) -> Sequence[Item]:
         """Show items as a model sees them: a compaction is read out."""
         return read_out(self.sealer, items)
+
+    def forget(self) -> None:
+        """Delete every response, also those that only a connection remembers."""
+        self.responses.forget()
+        for socket in self.sockets:
+            socket.forget()
 
     def close(self) -> None:
         """Close the database."""

@@ -14,7 +14,7 @@ DAY = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may take of the server."""
+    """What one request may take of the server, and one WebSocket connection."""
 
     body_bytes: int = 32_000_000
     header_bytes: int = 32 * 1024
@@ -23,6 +23,11 @@ class Limits:
     answer_seconds: float = 600.0
     shutdown_seconds: float = 10.0
     cache_bytes: int = 32 * 1024 * 1024
+    socket_seconds: float = 3600.0
+    socket_lanes: int = 32
+    socket_in_flight: int = 16
+    socket_waiting: int = 64
+    socket_memory_bytes: int = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,7 @@ class Request:
 
 
 _CREATE = Request(Object(parameters.CREATE), required=("model", "input"), moved=parameters.MOVED)
+_MESSAGE = Request(Object(parameters.MESSAGE), required=("model", "input"), moved=parameters.MOVED)
 _INPUT_TOKENS = Request(Object(parameters.INPUT_TOKENS))
 _COMPACT = Request(Object(parameters.COMPACT), required=("model",))
 _CONVERSATION_CREATE = Request(Object(parameters.CONVERSATION_CREATE))
@@ -88,9 +89,9 @@ _CONVERSATION_UPDATE = Request(Object(parameters.CONVERSATION_UPDATE), required=
 _CONVERSATION_ITEMS = Request(Object(parameters.CONVERSATION_ITEMS), required=("items",))
 
 
-def check_create(body: object) -> None:
-    """Check a request to ``POST /v1/responses``."""
-    held = _CREATE.check(body)
+def check_create(body: object, *, on_socket: bool = False) -> None:
+    """Check a request to ``POST /v1/responses``, or the same as a message on a socket."""
+    held = (_MESSAGE if on_socket else _CREATE).check(body)
     for entry in held.get("context_management") or ():
         if entry["type"] != "compaction":
             raise errors.CONTEXT_MANAGEMENT_UNSUPPORTED(type=entry["type"])

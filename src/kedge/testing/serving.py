@@ -58,7 +58,7 @@ class TestServer(ServerThread):
 
     def forget(self) -> None:
         """Delete every stored response, as a server does that lost its memory."""
-        self.call(lambda service: service.responses.forget())
+        self.call(lambda service: service.forget())
 
     def purge(self) -> int:
         """Delete what has expired by the server's clock; say how many responses that were."""

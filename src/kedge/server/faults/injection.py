@@ -53,7 +53,7 @@ class Injection:
         with suppress(ValueError, RecursionError):
             body = json.loads(raw)
         held = cast("Body", body) if isinstance(body, dict) else {}
-        forget = scope["app"].state.service.responses.forget
+        forget = scope["app"].state.service.forget
         exchange = scope.get("kedge.exchange")
         return Asked(raw, held, forget, self._faults.spend, self._nameless, exchange)
 

@@ -139,6 +139,9 @@ CREATE: Mapping[str, Shape] = {
 }
 """``POST /v1/responses``."""
 
+MESSAGE: Mapping[str, Shape] = {**CREATE, "generate": Nullable(FLAG)}
+"""``response.create`` on a WebSocket, without what names the message and its lane."""
+
 INPUT_TOKENS: Mapping[str, Shape] = {
     "model": Nullable(MODEL),
     "input": Nullable(INPUT),

@@ -1,0 +1,127 @@
+"""One message as one request: the app answers it as it answers any other, and never knows.
+
+The request goes through the same stack as one over HTTP (its id, its log line, the guard, armed
+faults), so that a response made here is in every way one that could have been made there. What
+differs is only the form: events travel as messages, and a refusal is an event too.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
+
+from starlette.types import ASGIApp, Message, Scope
+
+from kedge.server.access import SOCKET
+from kedge.server.sockets.memory import Place
+from kedge.server.wire import encode
+
+PATH = "/v1/responses"
+END = b"\n\n"
+DONE = b"data: [DONE]"
+FAILURES = frozenset({"error", "response.failed"})
+HOP = frozenset({b"connection", b"upgrade", b"content-length", b"content-type"})
+
+Say = Callable[[bytes], Awaitable[None]]
+"""Sends one message to the client."""
+
+
+class Inner:
+    """One request on its way through the app."""
+
+    def __init__(self, stream_id: str | None, gone: asyncio.Event, say: Say) -> None:
+        self._suffix = b"" if stream_id is None else b',"stream_id":' + encode(stream_id) + b"}"
+        self._stream_id = stream_id
+        self._gone = gone
+        self._say = say
+        self._status = 0
+        self._headers: dict[bytes, bytes] = {}
+        self._buffer = b""
+        self.failed = False
+        self.ended = False
+        """Whether the answer came to its end; if not, the connection is to break, like that of HTTP."""
+
+    async def ask(self, app: ASGIApp, outer: Scope, body: Mapping[str, Any], place: Place) -> None:
+        """Send a request through the app, and tell its answer."""
+        # ASCII, because what is no character must reach the checks and be refused there.
+        self._body: bytes | None = json.dumps(body).encode()
+        await app(_scope(outer, place), self._receive, self._send)
+
+    async def _receive(self) -> Message:
+        body, self._body = self._body, None
+        if body is not None:
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._headers = dict(message["headers"])
+            return
+        self._buffer += message.get("body", b"")
+        self.ended = not message.get("more_body")
+        if self._status == 200:
+            await self._tell_events()
+        elif self.ended:
+            await self._refuse()
+
+    async def _tell_events(self) -> None:
+        *whole, self._buffer = self._buffer.split(END)
+        for block in whole:
+            if block != DONE:
+                await self._tell(block)
+
+    async def _tell(self, block: bytes) -> None:
+        name, _, data = block.partition(b"\ndata: ")
+        kind = name.removeprefix(b"event: ").decode()
+        self.failed = self.failed or kind in FAILURES
+        if kind == "error":
+            data = encode(_nested(json.loads(data)))
+        await self._say(data[:-1] + self._suffix if self._suffix else data)
+
+    async def _refuse(self) -> None:
+        self.failed = True
+        refusal: dict[str, Any] = json.loads(self._buffer)
+        # Faults speak in the words of servers whose refusals have other shapes; those go out as they are.
+        error = refusal.get("error")
+        told = cast("dict[str, Any]", error) if isinstance(error, dict) else refusal
+        after = self._headers.get(b"retry-after")
+        headers = {} if after is None else {"headers": {"retry-after": after.decode()}}
+        await self._say(envelope(self._status, {**told, **headers}, self._stream_id))
+
+
+def envelope(status: int, error: Mapping[str, Any], stream_id: str | None) -> bytes:
+    """Write an error as the API does on a socket."""
+    lane = {} if stream_id is None else {"stream_id": stream_id}
+    return encode({"type": "error", "status": status, **lane, "error": error})
+
+
+def _nested(event: dict[str, Any]) -> dict[str, Any]:
+    """Write the error of a stream as a socket tells it: its words in a member of their own."""
+    outside = {"type": event.pop("type"), "sequence_number": event.pop("sequence_number")}
+    return {**outside, "error": {"type": "server_error", **event}}
+
+
+def _scope(outer: Scope, place: Place) -> Scope:
+    headers = [pair for pair in outer["headers"] if not _is_about_the_socket(pair[0])]
+    return {
+        "type": "http",
+        "asgi": outer["asgi"],
+        "http_version": outer["http_version"],
+        "method": "POST",
+        "scheme": {"ws": "http", "wss": "https"}[outer["scheme"]],
+        "path": PATH,
+        "raw_path": PATH.encode(),
+        "query_string": b"",
+        "root_path": outer["root_path"],
+        "headers": [*headers, (b"content-type", b"application/json")],
+        "client": outer["client"],
+        "server": outer["server"],
+        "state": outer.get("state", {}),
+        SOCKET: place,
+    }
+
+
+def _is_about_the_socket(name: bytes) -> bool:
+    return name in HOP or name.startswith(b"sec-websocket-")
