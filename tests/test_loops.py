@@ -1,5 +1,7 @@
 """One way from sync code into async code, and things that live as long as a loop."""
 
+import asyncio
+
 import pytest
 
 from kedge import KedgeError, run_sync
@@ -13,6 +15,7 @@ class Thing:
         self.closed = False
 
     async def close(self) -> None:
+        await asyncio.sleep(0)
         self.closed = True
 
 
@@ -46,6 +49,40 @@ def test_each_loop_has_a_thing_of_its_own_and_closes_it() -> None:
     run_sync(use())
     run_sync(use())
     assert [thing.closed for thing in made] == [True, True]
+
+
+def test_a_loop_closes_what_nobody_closed() -> None:
+    """Any way to run a loop will do, also where the owner was dropped on the way or with the loop."""
+    made = [Thing(), Thing(), Thing()]
+    kept = PerLoop(lambda: made[0], lambda thing: thing.close())
+
+    async def use() -> None:
+        kept.get()
+        PerLoop(lambda: made[1], lambda thing: thing.close()).get()
+        for _ in range(4):
+            await asyncio.sleep(0)
+        assert made[1].closed
+        last = PerLoop(lambda: made[2], lambda thing: thing.close())
+        last.get()
+
+    asyncio.run(use())
+    assert [thing.closed for thing in made] == [True, True, True]
+
+
+async def test_what_is_closed_is_made_anew_when_asked_for() -> None:
+    """Closing is no end, and closing twice is no error."""
+    made: list[Thing] = []
+
+    def make() -> Thing:
+        made.append(Thing())
+        return made[-1]
+
+    things = PerLoop(make, lambda thing: thing.close())
+    first = things.get()
+    await things.aclose()
+    await things.aclose()
+    assert first.closed
+    assert things.get() is not first
 
 
 async def test_inside_a_loop_await_is_the_way() -> None:

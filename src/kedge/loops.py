@@ -1,20 +1,22 @@
 """Event loops: one way from sync code into async code, and things that live as long as a loop.
 
-A connection pool belongs to the loop that opened it. ``PerLoop`` keeps one for each loop, and
-``run_sync`` closes those of its own loop before the loop ends, so an engine can be used from scripts
-and servers alike.
+A connection pool belongs to the loop that opened it. ``PerLoop`` keeps one for each loop. Every loop
+closes its async generators before it ends, so each thing is held by one: whatever was opened is closed
+in its own loop, by ``run_sync``, ``asyncio.run`` and servers alike, also where nobody remembers to.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import anyio
 
 from kedge.errors import KedgeError
 
 T = TypeVar("T")
+Keeper = AsyncGenerator[None]
 
 
 class PerLoop(Generic[T]):
@@ -23,25 +25,61 @@ class PerLoop(Generic[T]):
     def __init__(self, make: Callable[[], T], close: Callable[[T], Awaitable[None]]) -> None:
         self._make = make
         self._close = close
-        self._things: WeakKeyDictionary[asyncio.AbstractEventLoop, T] = WeakKeyDictionary()
-        _all.add(self)
+        self._kept: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[T, Keeper]] = (
+            WeakKeyDictionary()
+        )
 
     def get(self) -> T:
         """The thing of the running loop."""
         loop = asyncio.get_running_loop()
-        thing = self._things.get(loop)
-        if thing is None:
-            thing = self._things[loop] = self._make()
-        return thing
+        kept = self._kept.get(loop)
+        if kept is None:
+            thing = self._make()
+            kept = self._kept[loop] = thing, _keeper(thing, self._close)
+        return kept[0]
 
     async def aclose(self) -> None:
         """Close the thing of the running loop, if there is one."""
-        thing = self._things.pop(asyncio.get_running_loop(), None)
-        if thing is not None:
-            await self._close(thing)
+        kept = self._kept.pop(asyncio.get_running_loop(), None)
+        if kept is not None:
+            await kept[1].aclose()
+
+    def __del__(self) -> None:
+        for loop, (_, keeper) in list(self._kept.items()):
+            with suppress(RuntimeError):  # the loop is closed, and so is what it held
+                loop.call_soon_threadsafe(_close_soon, keeper)
 
 
-_all: "WeakSet[PerLoop[Any]]" = WeakSet()
+_keepers: set[Keeper] = set()  # a loop holds its generators weakly
+_closing: set[asyncio.Task[None]] = set()
+
+
+def _keeper(thing: T, close: Callable[[T], Awaitable[None]]) -> Keeper:
+    """A generator that closes the thing when it is closed, known to the running loop."""
+
+    async def keep() -> Keeper:
+        try:
+            yield
+        finally:
+            _keepers.discard(keeper)
+            await close(thing)
+
+    keeper = keep()
+    with suppress(StopIteration):
+        anext(keeper).send(None)  # the first step, up to where it waits; no need to wait for that
+    _keepers.add(keeper)
+    return keeper
+
+
+def _close_soon(keeper: Keeper) -> None:
+    # A task of our own, not the generator's: cancelled at the end of the loop before it has begun, it
+    # leaves the generator for the loop to close.
+    async def close() -> None:
+        await keeper.aclose()
+
+    task = asyncio.get_running_loop().create_task(close())
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)
 
 
 def run_sync(work: Coroutine[Any, Any, T]) -> T:
@@ -49,15 +87,10 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return anyio.run(_to_the_end, work)
+        return anyio.run(_awaited, work)
     work.close()
     raise KedgeError("run_sync was called inside a running event loop; use await there instead")
 
 
-async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    try:
-        return await work
-    finally:
-        with anyio.CancelScope(shield=True):
-            for each in list(_all):
-                await each.aclose()
+async def _awaited(work: Coroutine[Any, Any, T]) -> T:
+    return await work

@@ -36,6 +36,38 @@ def odd_server(answer: Answer) -> Iterator[str]:
             thread.join(10)
 
 
+@contextmanager
+def raw_server(said: bytes, *, stays: bool = False) -> Iterator[str]:
+    """A server that says these bytes to whoever connects, whatever was asked, and hangs up.
+
+    If it ``stays``, it keeps the connection instead.
+    """
+    held: list[socket.socket] = []
+
+    def answer() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # closed: the test is over
+                return
+            held.append(connection)
+            connection.recv(65_536)
+            connection.sendall(said)
+            if not stays:
+                connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(10)
+            for connection in held:
+                connection.close()
+
+
 def always(response: Callable[[], Response]) -> Answer:
     """The same answer to everything."""
 

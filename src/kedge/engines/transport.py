@@ -160,20 +160,18 @@ class _Translating:
             raise error from (exc if self._is_clean(exc) else None)
 
     def _translated(self, exc: Exception) -> EngineError | None:
+        import aiohttp
         import httpx2
         import openai
 
         match exc:
-            case openai.APITimeoutError():
-                return self._unreachable("the server did not answer in time")
-            case openai.APIConnectionError():
-                cause = type(exc.__cause__).__name__ if exc.__cause__ else "connection error"
-                return self._unreachable(f"could not reach the server ({cause})")
             case openai.APIStatusError():
                 return self._refused(exc)
-            case httpx2.HTTPError() if self.streaming:
+            case httpx2.HTTPError() | aiohttp.ClientError() if self.streaming:
                 words = f"the connection broke in the middle of the answer ({type(exc).__name__})"
                 return StreamCut(words, provider=self.provider, retryable=True)
+            case openai.APIConnectionError() | aiohttp.ClientError():
+                return self._unreachable(exc)
             case openai.OpenAIError():
                 return EngineError(self._clean(str(exc)), provider=self.provider)
             case _:
@@ -186,7 +184,17 @@ class _Translating:
             exc = exc.__cause__ or exc.__context__
         return True
 
-    def _unreachable(self, words: str) -> Unreachable:
+    def _unreachable(self, exc: Exception) -> Unreachable:
+        import aiohttp
+        import openai
+
+        # The client takes some broken connections for timeouts; their first cause knows better.
+        first = _first_cause(exc)
+        late = isinstance(exc, openai.APITimeoutError)
+        broken = isinstance(first, OSError | aiohttp.ClientError)
+        words = f"could not reach the server ({type(first).__name__})"
+        if isinstance(first, TimeoutError) or (late and not broken):
+            words = "the server did not answer in time"
         return Unreachable(words, provider=self.provider, retryable=True)
 
     def _refused(self, exc: "APIStatusError") -> EngineError:
@@ -212,6 +220,12 @@ class _Translating:
 
     def _clean(self, words: str) -> str:
         return _without(self.secret, words)
+
+
+def _first_cause(exc: BaseException) -> BaseException:
+    while exc.__cause__ is not None:
+        exc = exc.__cause__
+    return exc
 
 
 def _without(secret: object, words: str) -> str:

@@ -88,9 +88,14 @@ def _engine(
     )
 
     def make_client() -> "AsyncOpenAI":
-        from openai import AsyncOpenAI
+        from openai import AsyncOpenAI, DefaultAioHttpClient
 
-        made = AsyncOpenAI(api_key=key or NO_KEY, base_url=base_url, **client_settings)
+        made = AsyncOpenAI(
+            api_key=key or NO_KEY,
+            base_url=base_url,
+            http_client=DefaultAioHttpClient(),  # the client's own other one, of half the cost
+            **client_settings,
+        )
         # By itself the client would tell every server who pays at OpenAI.
         made.organization, made.project = owners["organization"], owners["project"]
         return made

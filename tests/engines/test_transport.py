@@ -1,0 +1,132 @@
+"""The way to a server: what the client does for us, and what becomes of it when it fails."""
+
+import asyncio
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engines.odd import events, odd_server, raw_server, whole
+from kedge.errors import EngineError, RequestRefused, ServerFailed, StreamCut, Unreachable
+from kedge.planning import get_state
+from kedge.providers import connect
+from kedge.testing import TestServer
+from kedge.turns import Turn, user
+
+TURN = Turn([user("What is 2+3?")])
+ITEM = {"type": "message", "role": "assistant", "content": "5", "id": "m"}
+ANSWER = {"id": "resp_1", "status": "completed", "output": [ITEM]}
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "words"),
+    [
+        (b"", Unreachable, "could not reach"),
+        (b"220 smtp.example.org ESMTP\r\n\r\n", Unreachable, "could not reach"),
+        (HEAD + b'{"id"', StreamCut, "broke in the middle"),
+    ],
+)
+async def test_a_broken_connection_is_a_typed_error_and_may_be_tried_again(
+    said: bytes, kind: type[EngineError], words: str
+) -> None:
+    """Whatever breaks below HTTP is said in our words, with the Turn that was sent."""
+    with raw_server(said) as url:
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            with pytest.raises(kind, match=words) as caught:
+                await engine.run(TURN)
+    assert caught.value.retryable
+    assert caught.value.turn is TURN
+
+
+@pytest.mark.parametrize("said", [b"", HEAD + b'{"id"'])
+async def test_a_server_that_does_not_answer_in_time_is_a_typed_error(said: bytes) -> None:
+    """Silence before the answer and silence in the middle of it both end, by the client's timeout."""
+    with raw_server(said, stays=True) as url:
+        async with connect(f"responses:{url}#m", max_retries=0, timeout=0.05) as engine:
+            with pytest.raises((Unreachable, StreamCut)) as caught:
+                await engine.run(TURN)
+    assert isinstance(caught.value, StreamCut if said else Unreachable)
+    assert "in time" in str(caught.value) or "Timeout" in str(caught.value)
+    assert caught.value.retryable
+    assert caught.value.turn is TURN
+
+
+async def test_the_client_tries_again_by_itself() -> None:
+    """Two failures and an answer are one answer, to one and the same request, and an anchor."""
+    bodies: list[bytes] = []
+
+    async def answer(request: Request) -> Response:
+        bodies.append(await request.body())
+        if len(bodies) < 3:
+            return Response("busy", 500, headers={"retry-after-ms": "1"})
+        return whole(ANSWER)
+
+    with odd_server(answer) as url:
+        async with connect(f"responses:{url}#m") as engine:
+            turn = await engine.run(TURN)
+    assert len(set(bodies)) == 1
+    assert len(bodies) == 3
+    assert [block.kind for block in turn.blocks] == ["user", "assistant"]
+    assert get_state(turn).previous_response_id == "resp_1"
+
+
+async def test_a_refusal_is_not_tried_again() -> None:
+    """What cannot get better is said at once."""
+    seen: list[str] = []
+
+    async def answer(request: Request) -> Response:
+        seen.append(request.url.path)
+        return whole({"error": {"message": "no", "code": "invalid_value"}}, 400)
+
+    with odd_server(answer) as url:
+        async with connect(f"responses:{url}#m") as engine:
+            with pytest.raises(RequestRefused):
+                await engine.run(TURN)
+    assert seen == ["/v1/responses"]
+
+
+async def test_a_lasting_failure_is_told_after_the_last_try() -> None:
+    """The law holds for a later turn: nothing of the failed one is built upon."""
+    tries: list[str] = []
+
+    async def answer(request: Request) -> Response:
+        tries.append(request.url.path)
+        return Response("busy", 500, headers={"retry-after-ms": "1"})
+
+    with odd_server(answer) as url:
+        async with connect(f"responses:{url}#m", max_retries=1) as engine:
+            with pytest.raises(ServerFailed) as caught:
+                await engine.run(TURN)
+    assert len(tries) == 2
+    assert caught.value.turn is TURN
+
+
+def test_an_engine_that_nobody_closes_is_closed_with_its_loop(
+    server: TestServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No warning, no word in the log, and the next loop has a connection of its own."""
+    engine = connect(f"responses:{server.base_url}#practice")
+    asyncio.run(engine.run(TURN))
+    asyncio.run(engine.run(TURN))
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
+
+
+async def test_a_connection_serves_one_request_after_another() -> None:
+    """A turn does not pay for a new connection, streamed or whole."""
+    ports: list[int] = []
+
+    async def answer(request: Request) -> Response:
+        assert request.client is not None
+        ports.append(request.client.port)
+        response = {**ANSWER, "id": f"resp_{len(ports)}"}
+        if (await request.json())["stream"]:
+            return events({"type": "response.completed", "response": response})
+        return whole(response)
+
+    with odd_server(answer) as url:
+        async with connect(f"responses:{url}#m") as engine:
+            for streaming in (False, True, True, False):
+                await engine.run(TURN, streaming=streaming)
+    assert len(ports) == 4
+    assert len(set(ports)) == 1
