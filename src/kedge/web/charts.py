@@ -1,0 +1,227 @@
+"""Charts as SVG: bars over time, lines over time, and ranked bars.
+
+The drawing stretches to the width it is given, strokes do not, and all words stand beside it as HTML, so
+a chart is readable on a narrow screen. Every chart has a title and a description in words, every bar a
+title of its own, and series differ in form (solid, hollow, dashed) as well as in colour.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from math import floor, log10
+from typing import Literal
+
+from markupsafe import Markup, escape
+
+WIDTH, HEIGHT = 600, 140
+FORMS = ("solid", "hollow", "dashed")
+"""How the first, second and third series of a chart are told apart."""
+
+_ids = count(1)
+Show = Callable[[float], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Values under one name, one for each place along the axis; ``None`` where there is none."""
+
+    name: str
+    values: Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """What is drawn: a title, the names of the places along the axis, and the series."""
+
+    title: str
+    places: Sequence[str]
+    series: Sequence[Series]
+    show: Show = "{:,.0f}".format
+    kind: Literal["bars", "lines"] = "bars"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """One bar of a ranking."""
+
+    name: str
+    value: float
+    shown: str
+    hint: str = ""
+
+
+def draw(chart: Chart) -> Markup:
+    """A chart over time as a figure, or words that say that there is nothing yet."""
+    most = _ceiling(chart)
+    if most <= 0 or not chart.places:
+        return _figure(chart.title, Markup("<p class='nothing'>Nothing in this range yet.</p>"))
+    shapes = _bars(chart, most) if chart.kind == "bars" else _lines(chart, most)
+    number = next(_ids)
+    svg = Markup(
+        '<svg class="plot" viewBox="0 0 {w} {h}" preserveAspectRatio="none" role="img" '
+        'aria-labelledby="chart-{n}-title chart-{n}-desc"><title id="chart-{n}-title">{title}</title>'
+        '<desc id="chart-{n}-desc">{desc}</desc>{grid}{shapes}</svg>'
+    ).format(
+        w=WIDTH,
+        h=HEIGHT,
+        n=number,
+        title=chart.title,
+        desc=describe(chart),
+        grid=_grid(),
+        shapes=shapes,
+    )
+    axis = Markup('<div class="axis"><span>{}</span><span>{}</span><span>{}</span></div>').format(
+        chart.places[0], chart.places[len(chart.places) // 2], chart.places[-1]
+    )
+    top = Markup('<span class="most">{}</span>').format(chart.show(most))
+    return _figure(
+        chart.title,
+        _legend(chart) + Markup('<div class="frame">') + top + svg + Markup("</div>") + axis,
+    )
+
+
+def rank(title: str, rows: Sequence[Ranked], nothing: str = "Nothing in this range yet.") -> Markup:
+    """Bars side by side with their names and values, the largest first."""
+    if not rows:
+        return _figure(title, Markup("<p class='nothing'>{}</p>").format(nothing))
+    most = max(row.value for row in rows) or 1
+    lines = Markup("").join(_ranked(row, most) for row in rows)
+    return _figure(title, Markup('<dl class="ranking">{}</dl>').format(lines))
+
+
+def share_bar(part: float, whole: float, label: str) -> Markup:
+    """How much of something was taken, as one bar with words for those who do not see it."""
+    width = 100 * min(max(part / whole, 0), 1) if whole else 0
+    shown = max(width, 0.6) if part else 0
+    return Markup(
+        '<svg class="share" viewBox="0 0 100 6" preserveAspectRatio="none" role="img">'
+        "<title>{}</title>"
+        '<rect class="whole" width="100" height="6"/>'
+        '<rect class="part" width="{}" height="6"/></svg>'
+    ).format(label, f"{shown:.2f}")
+
+
+def describe(chart: Chart) -> str:
+    """The chart in words: the newest and the highest value of each series."""
+    return " ".join(_words(series, chart) for series in chart.series)
+
+
+def _words(series: Series, chart: Chart) -> str:
+    known = [value for value in series.values if value is not None]
+    if not known:
+        return f"{series.name}: no values."
+    newest, most = chart.show(known[-1]), chart.show(max(known))
+    return f"{series.name}: {newest} at the end, {most} at most."
+
+
+def _ceiling(chart: Chart) -> float:
+    """A round number that no value passes: bars are stacked, lines are not."""
+    if chart.kind == "bars":
+        tops = [sum(value or 0 for value in column) for column in _columns(chart)]
+    else:
+        tops = [value or 0 for series in chart.series for value in series.values]
+    return _round_up(max(tops, default=0))
+
+
+def _round_up(value: float) -> float:
+    if value <= 0:
+        return 0
+    unit = 10.0 ** floor(log10(value))
+    return next(step * unit for step in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if step * unit >= value)
+
+
+def _columns(chart: Chart) -> Iterable[tuple[float | None, ...]]:
+    return zip(*(series.values for series in chart.series), strict=True)
+
+
+def _grid() -> Markup:
+    lines = "".join(f"M0 {HEIGHT * part / 4:g}H{WIDTH}" for part in range(4))
+    return Markup('<path class="grid" d="{}"/>').format(lines + f"M0 {HEIGHT}H{WIDTH}")
+
+
+def _bars(chart: Chart, most: float) -> Markup:
+    step = WIDTH / len(chart.places)
+    gap = min(step * 0.25, 4)
+    groups = [
+        _stack(chart, place, column, most, (place * step + gap / 2, step - gap))
+        for place, column in enumerate(_columns(chart))
+    ]
+    return Markup("").join(groups)
+
+
+def _stack(
+    chart: Chart,
+    place: int,
+    column: Sequence[float | None],
+    most: float,
+    where: tuple[float, float],
+) -> Markup:
+    x, width = where
+    bottom = float(HEIGHT)
+    pieces: list[Markup] = []
+    said: list[str] = []
+    for form, series, value in zip(FORMS, chart.series, column, strict=False):
+        if not value:
+            continue
+        height = HEIGHT * value / most
+        bottom -= height
+        said.append(f"{series.name} {chart.show(value)}")
+        pieces.append(
+            Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>').format(
+                form, f"{x:.2f}", f"{bottom:.2f}", f"{width:.2f}", f"{height:.2f}"
+            )
+        )
+    if not pieces:
+        return Markup("")
+    title = f"{chart.places[place]}: {', '.join(said)}"
+    return Markup("<g><title>{}</title>{}</g>").format(title, Markup("").join(pieces))
+
+
+def _lines(chart: Chart, most: float) -> Markup:
+    return Markup("").join(
+        _line(form, series, chart, most) for form, series in zip(FORMS, chart.series, strict=False)
+    )
+
+
+def _line(form: str, series: Series, chart: Chart, most: float) -> Markup:
+    step = WIDTH / max(len(chart.places) - 1, 1)
+    points: list[str] = []
+    pen = "M"
+    for place, value in enumerate(series.values):
+        if value is None:
+            pen = "M"
+            continue
+        points.append(f"{pen}{place * step:.1f} {HEIGHT - HEIGHT * value / most:.1f}")
+        # A value that stands alone is a dot: a line of no length with round ends.
+        if pen == "M":
+            points.append("h0.01")
+        pen = "L"
+    return Markup('<path class="stroke {}" d="{}"><title>{}</title></path>').format(
+        form, "".join(points), _words(series, chart)
+    )
+
+
+def _legend(chart: Chart) -> Markup:
+    if len(chart.series) < 2:
+        return Markup("")
+    keys = [
+        Markup('<li><span class="key {}{}" aria-hidden="true"></span>{}</li>').format(
+            "line " if chart.kind == "lines" else "", form, series.name
+        )
+        for form, series in zip(FORMS, chart.series, strict=False)
+    ]
+    return Markup('<ul class="legend">{}</ul>').format(Markup("").join(keys))
+
+
+def _ranked(row: Ranked, most: float) -> Markup:
+    bar = share_bar(row.value, most, f"{row.name}: {row.shown}")
+    hint = Markup(' title="{}"').format(row.hint) if row.hint else Markup("")
+    return Markup("<dt{}>{}</dt><dd>{}<span>{}</span></dd>").format(
+        hint, escape(row.name), bar, row.shown
+    )
+
+
+def _figure(title: str, body: Markup) -> Markup:
+    return Markup('<figure class="chart"><figcaption>{}</figcaption>{}</figure>').format(
+        title, body
+    )

@@ -1,0 +1,99 @@
+"""The lanes of a chain as SVG: lines, bends, and one shape for each mark.
+
+Only the lanes are drawn; what the rows say stands beside them as ordinary HTML, so that it wraps, can be
+read aloud and followed by keyboard. Shapes differ as well as colours, and colours come from the style
+sheet. All lines are two paths, whatever the size of the tree.
+"""
+
+from collections.abc import Iterable
+
+from markupsafe import Markup
+
+from kedge.web.layout import Edge, Layout, Mark, Row
+
+ROW = 36
+"""The height of a row; the style sheet's ``--row`` says the same."""
+LANE = 16
+EDGE = 14
+RADIUS = 4.5
+
+_SHAPES: dict[Mark, str] = {
+    "lost": "M{x0} {y0}L{x1} {y1}M{x0} {y1}L{x1} {y0}",
+    "failed": "M{x0} {y0}H{x1}V{y1}H{x0}Z",
+    "expired": "M{x0} {y}A{r} {r} 0 1 1 {x1} {y}A{r} {r} 0 1 1 {x0} {y}M{x} {ym}V{y}H{xm}",
+    "compacted": "M{x} {y0}L{x1} {y}L{x} {y1}L{x0} {y}Z",
+    "full": "M{x} {y0}L{x1} {y1}H{x0}Z",
+}
+_ROUND = "M{x0} {y}A{r} {r} 0 1 1 {x1} {y}A{r} {r} 0 1 1 {x0} {y}Z"
+_FOLD = "M{x} {y0}v.1M{x} {y}v.1M{x} {y1}v.1"
+
+
+def draw_lanes(layout: Layout) -> Markup:
+    """The lanes of a laid-out chain as an SVG element."""
+    width = 2 * EDGE + LANE * max(layout.lanes - 1, 0)
+    height = ROW * len(layout.rows)
+    lines = _lines(edge for edge in layout.edges if not edge.on_path)
+    path = _lines(edge for edge in layout.edges if edge.on_path)
+    shapes = "".join(_shape(place, row) for place, row in enumerate(layout.rows))
+    return Markup(  # noqa: S704 - numbers and our own words only
+        f'<svg class="lanes" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        f'aria-hidden="true" focusable="false">'
+        f'<path class="line" d="{lines}"/><path class="line here" d="{path}"/>{shapes}</svg>'
+    )
+
+
+def draw_mark(mark: Mark | None) -> Markup:
+    """One mark alone, for the legend."""
+    row = Row(0, ())
+    shape = _outline(mark, 0, row)
+    return Markup(  # noqa: S704 - the same
+        f'<svg class="lanes" width="{2 * EDGE}" height="{ROW}" aria-hidden="true">{shape}</svg>'
+    )
+
+
+def _x(lane: int) -> int:
+    return EDGE + LANE * lane
+
+
+def _y(place: int) -> int:
+    return ROW * place + ROW // 2
+
+
+def _lines(edges: Iterable[Edge]) -> str:
+    return "".join(_line(edge) for edge in edges)
+
+
+def _line(edge: Edge) -> str:
+    x, y, to_x, to_y = _x(edge.lane), _y(edge.start), _x(edge.to_lane), _y(edge.end)
+    if x == to_x:
+        return f"M{x} {y}V{to_y}"
+    bend, middle = to_y - ROW, to_y - ROW // 2
+    return f"M{x} {y}V{bend}C{x} {middle} {to_x} {middle} {to_x} {to_y}"
+
+
+def _shape(place: int, row: Row) -> str:
+    if row.is_fold:
+        gap = f'<path class="gap" d="{_points(_ROUND, place, row, 9)}"/>'
+        return f'{gap}<path class="fold" d="{_points(_FOLD, place, row, 5)}"/>'
+    ring = ""
+    if "head" in row.node.marks:
+        ring = f'<path class="ring" d="{_points(_ROUND, place, row, RADIUS + 3.5)}"/>'
+    return ring + _outline(_foremost(row.node.marks), place, row)
+
+
+def _foremost(marks: frozenset[Mark]) -> Mark | None:
+    return next((mark for mark in _SHAPES if mark in marks), None)
+
+
+def _outline(mark: Mark | None, place: int, row: Row) -> str:
+    shape = _SHAPES.get(mark, _ROUND) if mark else _ROUND
+    kind = mark if mark in _SHAPES else "plain"
+    here = " here" if row.on_path else ""
+    return f'<path class="{kind}{here}" d="{_points(shape, place, row, RADIUS)}"/>'
+
+
+def _points(shape: str, place: int, row: Row, r: float) -> str:
+    x, y = _x(row.lane), _y(place)
+    return shape.format(
+        x=x, y=y, r=r, x0=x - r, x1=x + r, y0=y - r, y1=y + r, xm=x + r / 2, ym=y - r / 2
+    )

@@ -1,0 +1,88 @@
+"""Markdown of a model as HTML that can do no harm.
+
+What a model writes is untrusted. Raw HTML is shown as text; links lead only to web and mail addresses and
+say nothing of where they were clicked; images are not loaded from elsewhere, but named and linked. The
+Content-Security-Policy stands behind this, should it fail.
+"""
+
+from collections.abc import Callable, MutableMapping, Sequence
+from functools import lru_cache
+from html import escape
+from typing import Any
+from urllib.parse import urlsplit
+
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from markupsafe import Markup
+
+SCHEMES = frozenset({"http", "https", "mailto"})
+"""Where a link may lead."""
+LONGEST = 100_000
+"""Characters beyond which a text is shown as it is: no parser should be given a novel."""
+
+_REL = "noopener noreferrer nofollow ugc"
+
+
+def to_html(text: str) -> Markup:
+    """Markdown as safe HTML."""
+    if len(text) > LONGEST:
+        return Markup("<pre class='plain'>{}</pre>").format(text)
+    return Markup(_parser().render(text))  # noqa: S704 - the parser escapes what it is given
+
+
+def is_safe_link(url: str) -> bool:
+    """Whether a link may be followed from here."""
+    try:
+        parts = urlsplit(url.strip())
+    except ValueError:
+        return False
+    if any(ord(character) < 33 for character in url):
+        return False
+    return parts.scheme.lower() in SCHEMES and bool(parts.netloc or parts.scheme == "mailto")
+
+
+class _Renderer(RendererHTML):
+    """Links that keep their reader's secrets, and images that are not fetched."""
+
+    def link_open(
+        self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
+    ) -> str:
+        """A link that says nothing of where it was clicked."""
+        tokens[idx].attrSet("rel", _REL)
+        tokens[idx].attrSet("target", "_blank")
+        return self.renderToken(tokens, idx, options, env)
+
+    def cell_open(
+        self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
+    ) -> str:
+        """A cell of a table; how it is aligned is a class, because inline styles are forbidden."""
+        style = str(tokens[idx].attrs.pop("style", ""))
+        if style:
+            tokens[idx].attrSet("class", style.replace(":", "-"))
+        return self.renderToken(tokens, idx, options, env)
+
+    th_open = td_open = cell_open
+
+    def image(
+        self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
+    ) -> str:
+        """The name of an image, and a link to it."""
+        token = tokens[idx]
+        words = escape(token.content or "image")
+        url = str(token.attrs.get("src", ""))
+        if not is_safe_link(url):
+            return f'<span class="image-link">{words}</span>'
+        return (
+            f'<a class="image-link" href="{escape(url)}" rel="{_REL}" target="_blank">{words}</a>'
+        )
+
+
+@lru_cache(maxsize=1)
+def _parser() -> MarkdownIt:
+    options: dict[str, Any] = {"html": False, "linkify": False, "maxNesting": 20}
+    parser = MarkdownIt("commonmark", options, renderer_cls=_Renderer)
+    parser.enable(["table", "strikethrough"])
+    check: Callable[[str], bool] = is_safe_link
+    parser.validateLink = check
+    return parser

@@ -1,0 +1,65 @@
+"""Templates: everything that is put into them is escaped, unless this package made it as markup."""
+
+import hashlib
+from functools import cache
+from importlib.resources import files
+from typing import Any, cast
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.responses import HTMLResponse
+
+from kedge.web import charts, drawing, words
+from kedge.web.layout import MARKS
+
+STATIC = files("kedge.web") / "static"
+Names = dict[str, Any]
+
+_FILTERS = {
+    "ago": words.ago,
+    "duration": words.duration,
+    "moment": words.moment,
+    "money": words.money,
+    "number": words.number,
+    "plural": words.plural,
+    "short_id": words.short_id,
+    "size": words.size,
+    "stamp": words.stamp,
+}
+
+
+@cache
+def environment() -> Environment:
+    """The templates, with the words and drawings that they use."""
+    made = Environment(
+        loader=PackageLoader("kedge.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters, names = cast("Names", made.filters), cast("Names", made.globals)
+    filters.update(_FILTERS)
+    names.update(
+        draw_lanes=drawing.draw_lanes,
+        marks=MARKS,
+        share_bar=charts.share_bar,
+        static=static_url,
+    )
+    return made
+
+
+@cache
+def static_url(name: str) -> str:
+    """The address of one of our own files; it changes with the file, so that it may be kept."""
+    digest = hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]
+    return f"/static/{name}?v={digest}"
+
+
+def render(template: str, **values: Any) -> str:
+    """A template filled in."""
+    return environment().get_template(template).render(**values)
+
+
+def page(template: str, *, here: str, status: int = 200, **values: Any) -> HTMLResponse:
+    """A whole page; ``here`` is its place in the navigation."""
+    return HTMLResponse(render(template, here=here, **values), status)

@@ -1,0 +1,169 @@
+"""Who may use the page, and what the page may do: a fence around every route.
+
+A page on loopback has no token, yet any web site in a browser on the same machine can try to reach it:
+by a name of its own that resolves to 127.0.0.1 (so the ``Host`` must be a loopback name), or by posting
+forms (so a write must come from the page itself, and as JSON, which no foreign form can send). Elsewhere
+a token is needed: as a bearer from programs, or typed once and kept as a signed cookie by browsers. What
+a model wrote can do nothing even if it got into the page as HTML: the policy runs no script and loads
+nothing but our own.
+"""
+
+import hashlib
+import hmac
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+        "base-uri 'none'",
+    )
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=()",
+}
+COOKIE = "kedge_page"
+SESSION_SECONDS = 30 * 86_400
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+SAFE_SITES = frozenset({"same-origin", "none"})
+OPEN_PATHS = ("/static/", "/login")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Who may come in. ``hosts`` are the names answered to, None for any."""
+
+    token: str | None = None
+    hosts: frozenset[str] | None = None
+    clock: Callable[[], float] = time.time
+
+    def sign(self, expires: int) -> str:
+        """A session that the holder of the token may have until then."""
+        mac = hmac.new(
+            (self.token or "").encode(), f"kedge.page/1 {expires}".encode(), hashlib.sha256
+        )
+        return f"{expires}.{mac.hexdigest()}"
+
+    def session(self) -> str:
+        """A fresh session."""
+        return self.sign(int(self.clock()) + SESSION_SECONDS)
+
+    def is_session(self, value: str) -> bool:
+        """Whether a cookie is a session that still lasts."""
+        expires, _, _ = value.partition(".")
+        if not (expires.isascii() and expires.isdecimal()) or len(expires) > 15:
+            return False
+        return int(expires) > self.clock() and _same(value, self.sign(int(expires)))
+
+    def is_token(self, value: str) -> bool:
+        """Whether somebody knows the token."""
+        return self.token is not None and _same(value, self.token)
+
+
+class Fence:
+    """Middleware that refuses strangers and sends the policy with every answer."""
+
+    def __init__(self, app: ASGIApp, terms: Terms) -> None:
+        self._app = app
+        self._terms = terms
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it; either way with our headers."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        app = self.objection(scope) or self._app
+        await app(scope, receive, _with_headers(send))
+
+    def objection(self, scope: Scope) -> Response | None:
+        """The refusal that a request deserves, if any."""
+        headers = Headers(scope=scope)
+        if self._terms.hosts is not None and host_name(headers) not in self._terms.hosts:
+            return refusal(403, "wrong_host", "this page answers to loopback names only")
+        if scope["method"] not in SAFE_METHODS and not is_own_write(headers):
+            return refusal(403, "cross_site", "a write must come from the page itself, as JSON")
+        if self._terms.token is None or scope["path"].startswith(OPEN_PATHS):
+            return None
+        if self._is_known(headers):
+            return None
+        if scope["path"].startswith("/api/") or scope["method"] not in SAFE_METHODS:
+            return refusal(
+                401, "token_needed", "send the server's token as Authorization: Bearer …"
+            )
+        return RedirectResponse("/login", 303)
+
+    def _is_known(self, headers: Headers) -> bool:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self._terms.is_token(given.strip()):
+            return True
+        return self._terms.is_session(_cookie(headers))
+
+
+def is_own_write(headers: Headers) -> bool:
+    """Whether a write comes from the page or from a program, and not from another web site."""
+    if headers.get("sec-fetch-site", "none") not in SAFE_SITES:
+        return False
+    origin = headers.get("origin")
+    return origin is None or urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
+
+
+def is_json(headers: Headers) -> bool:
+    """Whether a body is JSON by its type; a form of another site cannot say so."""
+    kind = headers.get("content-type", "").partition(";")[0]
+    return kind.strip().lower() == "application/json"
+
+
+def host_name(headers: Headers) -> str:
+    """The name out of ``name:port``; an IPv6 address keeps its brackets."""
+    name = headers.get("host", "").lower()
+    if name.startswith("["):
+        return name.partition("]")[0] + "]"
+    return name.partition(":")[0]
+
+
+def refusal(status: int, code: str, message: str) -> Response:
+    """An error of the JSON API."""
+    return JSONResponse({"error": {"code": code, "message": message}}, status)
+
+
+def _cookie(headers: Headers) -> str:
+    cookie = SimpleCookie()
+    try:
+        cookie.load(headers.get("cookie", ""))
+    except CookieError:
+        return ""
+    return cookie[COOKIE].value if COOKIE in cookie else ""
+
+
+def _same(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode(), wanted.encode())
+
+
+def _with_headers(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers.setdefault(name, value)
+            headers.setdefault("cache-control", "no-store")
+        await send(message)
+
+    return sending

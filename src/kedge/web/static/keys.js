@@ -1,0 +1,42 @@
+// Keys: j and k walk the rows of the page, whatever they are; the rest is in the help.
+
+export function press(event, actions) {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, textarea, select, dialog")) {
+    if (event.key === "Escape" && event.target.matches?.("input, textarea")) event.target.blur();
+    return;
+  }
+  const keys = {
+    j: () => step(1),
+    k: () => step(-1),
+    "/": () => focus("[data-search]"),
+    c: () => focus("[data-say]"),
+    p: plans,
+    t: () => actions.theme(),
+    "?": () => actions.keys(),
+  };
+  const act = keys[event.key];
+  if (!act) return;
+  event.preventDefault();
+  act();
+}
+
+function focus(what) {
+  document.querySelector(what)?.focus();
+}
+
+function plans() {
+  const all = [...document.querySelectorAll("[data-plan]")];
+  const open = !all.every((each) => each.open);
+  for (const each of all) each.open = open;
+}
+
+function step(by) {
+  const rows = [...document.querySelectorAll("[data-row] .what a, .rows a")];
+  if (!rows.length) return;
+  let place = rows.indexOf(document.activeElement);
+  if (place < 0) place = rows.findIndex((row) => row.getAttribute("aria-current"));
+  const next = rows[Math.min(Math.max(place + by, 0), rows.length - 1)];
+  next.focus();
+  next.scrollIntoView({ block: "nearest" });
+  if (next.dataset.node) next.click();
+}

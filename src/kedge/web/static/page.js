@@ -1,0 +1,78 @@
+// What every page can do: act on buttons, copy, switch colours, listen to keys. Handlers hang on the
+// document, so whatever is drawn later works too.
+import { edit, fork, resize, send, stop } from "./chat.js";
+import { press } from "./keys.js";
+import { watch } from "./live.js";
+import { call, toast } from "./tell.js";
+
+const actions = {
+  theme: switchTheme,
+  keys: () => document.getElementById("keys")?.showModal(),
+  copy: (button) => copy(button.dataset.text),
+  new: startConversation,
+  fork,
+  edit,
+  stop,
+};
+
+function switchTheme() {
+  const root = document.documentElement;
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const now = root.dataset.theme ?? (dark ? "dark" : "light");
+  root.dataset.theme = now === "dark" ? "light" : "dark";
+  try {
+    localStorage.setItem("kedge-theme", root.dataset.theme);
+  } catch {
+    // Not remembered where storage is switched off.
+  }
+}
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    toast("Copied");
+  } catch {
+    toast(text);
+  }
+}
+
+async function startConversation(button) {
+  button.disabled = true;
+  try {
+    const made = await call("POST", "/api/conversations", {});
+    location.assign(`/conversations/${encodeURIComponent(made.id)}`);
+  } catch (error) {
+    button.disabled = false;
+    toast(error.message);
+  }
+}
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-do]");
+  if (button) actions[button.dataset.do]?.(button);
+  for (const menu of document.querySelectorAll("details.menu[open]")) {
+    if (!menu.contains(event.target)) menu.open = false;
+  }
+});
+document.addEventListener("submit", (event) => {
+  if (event.target.matches("[data-composer]")) {
+    event.preventDefault();
+    send(event.target);
+  }
+});
+document.addEventListener("input", (event) => {
+  if (event.target.matches("[data-say]")) resize(event.target);
+});
+document.addEventListener("keydown", (event) => {
+  if (event.target.matches?.("[data-say]") && event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    event.target.form.requestSubmit();
+  } else {
+    press(event, actions);
+  }
+});
+
+watch(document.querySelector("[data-live]"));
+const stream = document.getElementById("stream");
+if (stream && !location.hash) stream.scrollTop = stream.scrollHeight;
+document.querySelector(".rows [aria-current]")?.scrollIntoView({ block: "center" });

@@ -1,0 +1,10 @@
+// Before the page is drawn: the chosen colours, so that nothing flashes.
+(() => {
+  try {
+    const theme = localStorage.getItem("kedge-theme");
+    if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
+  } catch {
+    // Storage may be switched off; the system's choice stands.
+  }
+  document.documentElement.classList.add("js");
+})();

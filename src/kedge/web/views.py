@@ -1,0 +1,254 @@
+"""What the page shows, as plain values: made from the store, drawn by the templates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from kedge.web.layout import Layout, Sums
+
+NO_MARKUP = Markup("")
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationRow:
+    """One line of the list of conversations."""
+
+    id: str
+    name: str
+    first_words: str
+    last_answer: str
+    turns: int
+    forks: int
+    tokens: int
+    cached_share: str
+    cost: float | None
+    latency: float | None
+    """The median of the seconds that answers took."""
+    status: str
+    expires_at: float | None
+    updated_at: float
+    tags: tuple[str, ...] = ()
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of several links of which one is chosen: a filter, an order, a range."""
+
+    name: str
+    url: str
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationList:
+    """A page of the list of conversations."""
+
+    rows: tuple[ConversationRow, ...]
+    total: int
+    first: int
+    query: str
+    filters: tuple[Choice, ...]
+    orders: tuple[Choice, ...]
+    previous: str = ""
+    next: str = ""
+
+    @property
+    def last(self) -> int:
+        """The number of the last row."""
+        return self.first + len(self.rows) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An image of a message: shown if its bytes are here, named and linked if they are elsewhere."""
+
+    alt: str
+    src: str = ""
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One block, as it is shown in a chat."""
+
+    id: str
+    kind: str
+    title: str
+    html: Markup = NO_MARKUP
+    text: str = ""
+    hint: str = ""
+    images: tuple[Picture, ...] = ()
+    tags: tuple[str, ...] = ()
+    sent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMark:
+    """One block in the strip of a plan card, or a number of them folded together."""
+
+    kind: str = ""
+    words: str = ""
+    sent: bool = False
+    folded: int = 0
+
+    @property
+    def letter(self) -> str:
+        """What stands for the kind of block."""
+        return _LETTERS.get(self.kind, "?")
+
+
+_LETTERS = {
+    "user": "U",
+    "assistant": "A",
+    "reasoning": "R",
+    "tool_call": "C",
+    "tool_result": "T",
+    "system": "S",
+    "opaque": "O",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A candidate that was not built on, and why."""
+
+    response_id: str
+    reason: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCard:
+    """What one request sent, on which anchor, and why not on a newer one."""
+
+    response_id: str
+    anchor: str
+    mode: str
+    headline: str
+    blocks_sent: int
+    blocks_full: int
+    bytes_sent: int
+    bytes_full: int
+    blocks: tuple[BlockMark, ...] = ()
+    refused: tuple[Refused, ...] = ()
+    notes: tuple[str, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+    sent_json: str = ""
+    received_json: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What one request brought: what was said before it, its plan, and what came back."""
+
+    response_id: str
+    asked: tuple[Message, ...]
+    answered: tuple[Message, ...]
+    plan: PlanCard | None = None
+    status: str = "completed"
+    error: str = ""
+    created_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One end of the tree, for choosing and comparing."""
+
+    tip: str
+    label: str
+    sums: Sums
+    is_head: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationView:
+    """A conversation with its chain, and the path to the chosen response."""
+
+    id: str
+    name: str
+    model: str
+    status: str
+    tags: tuple[str, ...]
+    layout: Layout
+    chosen: str
+    head: str
+    path: tuple[Exchange, ...]
+    pending: tuple[Message, ...]
+    branches: tuple[Branch, ...]
+    sums: Sums
+    omitted: int = 0
+    """Exchanges of the path that are older than what is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two branches of one conversation, side by side from where they part."""
+
+    id: str
+    name: str
+    left: str
+    right: str
+    common: tuple[Exchange, ...]
+    left_path: tuple[Exchange, ...]
+    right_path: tuple[Exchange, ...]
+    left_sums: Sums
+    right_sums: Sums
+    common_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One figure of the dashboard."""
+
+    name: str
+    value: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """Figures and charts over a range of time."""
+
+    tiles: tuple[Tile, ...]
+    charts: tuple[Markup, ...]
+    ranges: tuple[Choice, ...]
+    range: str
+    empty: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What one side said in one round of a workflow."""
+
+    title: str
+    messages: tuple[Message, ...]
+    verdict: str = ""
+    good: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowRow:
+    """One run in the list of workflows."""
+
+    id: str
+    kind: str
+    title: str
+    status: str
+    rounds: int
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowView:
+    """One run: a debate has columns (sides) and rounds, a refinement has rounds alone."""
+
+    id: str
+    kind: str
+    title: str
+    status: str
+    sides: tuple[str, ...]
+    rounds: Sequence[Sequence[Cell]]
+    verdict: str = ""
+    conversations: tuple[tuple[str, str], ...] = ()

@@ -1,0 +1,106 @@
+"""Markdown of a model: what it may become, and what not."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.web.markdown import LONGEST, is_safe_link, to_html
+
+ALLOWED = {
+    "a", "blockquote", "br", "code", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p",
+    "pre", "s", "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul",
+}  # fmt: skip
+ATTRIBUTES = {"href", "title", "rel", "target", "class", "start"}
+
+
+class _Reader(HTMLParser):
+    """Collects tags and attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[tuple[str, str]] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {(name, value or "") for name, value in attrs}
+
+
+def read(html: str) -> _Reader:
+    """Read HTML as a browser would, roughly."""
+    reader = _Reader()
+    reader.feed(html)
+    reader.close()
+    return reader
+
+
+PIECES = st.sampled_from(
+    [
+        "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "[a](javascript:alert(1))",
+        "![a](https://evil.example/x.png)", "![a](data:text/html;base64,PHNjcmlwdD4=)", "<!--", "-->",
+        "<svg onload=alert(1)>", "[a]: javascript:alert(1)", "[a]", "`", "```", "\n\n", "> ", "- ", "|",
+        "\n|:-|-:|\n", "&lt;script&gt;", "&#x6a;avascript:alert(1)", "<javascript:alert(1)>", "<a href='",
+        "<https://a.example/'onclick='alert(1)>", "](", ")", "\"", "'", "<", ">", "&", "*", "_", "~~",
+        "\\", "<style>*{display:none}</style>", "<iframe src=//evil.example>", "\t", "#", "1. ",
+    ]
+)  # fmt: skip
+
+
+@given(st.lists(PIECES | st.text(max_size=8), max_size=25).map("".join))
+def test_only_harmless_tags_and_attributes_come_out(text: str) -> None:
+    """Whatever a model writes: no script, no style, no image, no handler, no odd address."""
+    reader = read(to_html(text))
+    assert reader.tags <= ALLOWED
+    assert {name for name, _ in reader.attributes} <= ATTRIBUTES
+    links = [value for name, value in reader.attributes if name == "href"]
+    assert all(re.match(r"(https?://|mailto:)", link) for link in links)
+
+
+@pytest.mark.parametrize(
+    ("url", "safe"),
+    [
+        ("https://example.com/a?b#c", True),
+        ("HTTP://example.com", True),
+        ("mailto:ada@example.com", True),
+        ("javascript:alert(1)", False),
+        ("JaVaScRiPt:alert(1)", False),
+        ("java\nscript:alert(1)", False),
+        ("data:text/html,x", False),
+        ("vbscript:x", False),
+        ("//evil.example", False),
+        ("/dashboard", False),
+        ("file:///etc/passwd", False),
+        ("http://[bad", False),
+        ("https:", False),
+    ],
+)
+def test_links_lead_to_the_web_or_to_a_mailbox(url: str, safe: bool) -> None:
+    """And nowhere else; not even to our own pages, where a click might do something."""
+    assert is_safe_link(url) is safe
+
+
+def test_ordinary_markdown_looks_as_it_should() -> None:
+    """Emphasis, lists, tables with their alignment as a class, code."""
+    html = to_html("**a** ~~b~~\n\n| x | y |\n|:-:|--:|\n| 1 | 2 |\n\n```python\na < b\n```\n")
+    assert "<strong>a</strong> <s>b</s>" in html
+    assert '<td class="text-align-right">2</td>' in html
+    assert '<code class="language-python">a &lt; b' in html
+    assert "style=" not in html
+
+
+def test_links_give_nothing_away_and_images_are_not_fetched() -> None:
+    """A link does not tell where it was clicked; an image is a link with its name."""
+    html = to_html("[a](https://a.example) ![cat <3](https://b.example/c.png)")
+    assert html.count('rel="noopener noreferrer nofollow ugc"') == 2
+    assert "cat &lt;3</a>" in html
+    assert "<img" not in html
+
+
+def test_a_novel_is_shown_as_it_is() -> None:
+    """No parser is given more than it should have."""
+    html = to_html("**<b>**" * LONGEST)
+    assert html.startswith("<pre")
+    assert "<b>" not in html

@@ -1,0 +1,133 @@
+"""The fence: who comes in, from where, and with which policy."""
+
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from kedge.server.guard import LOOPBACK_NAMES
+from kedge.web.security import COOKIE, POLICY, Fence, Terms
+
+HERE = "http://127.0.0.1:8484"
+
+
+def open_page(**terms: Any) -> TestClient:
+    """A small page behind the fence."""
+
+    async def hello(_: Request) -> Response:
+        return PlainTextResponse("hello")
+
+    methods = ["GET", "POST", "DELETE"]
+    app = Starlette(
+        routes=[Route(path, hello, methods=methods) for path in ("/", "/api/x", "/login")],
+        middleware=[Middleware(Fence, terms=Terms(**terms))],
+    )
+    return TestClient(app, base_url=HERE, follow_redirects=False)
+
+
+def test_every_answer_carries_the_policy() -> None:
+    """Also a refusal: nothing is loaded from elsewhere, nothing inline runs, nothing is kept."""
+    page = open_page(token="secret")
+    for answer in (page.get("/login"), page.get("/"), page.get("/api/x"), page.get("/nowhere")):
+        assert answer.headers["content-security-policy"] == POLICY
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-store"
+    assert "unsafe" not in POLICY
+    assert POLICY.startswith("default-src 'none'")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8484", 200),
+        ("localhost", 200),
+        ("LOCALHOST:1", 200),
+        ("[::1]:8484", 200),
+        ("rebound.example:8484", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("localhost.evil.example", 403),
+        ("", 403),
+    ],
+)
+def test_a_page_on_loopback_answers_to_loopback_names_only(host: str, status: int) -> None:
+    """Another name that leads to 127.0.0.1 is somebody else's web site."""
+    page = open_page(hosts=LOOPBACK_NAMES)
+    assert page.get("/", headers={"host": host}).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"origin": HERE}, 200),
+        ({"origin": HERE, "sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://127.0.0.1:9999"}, 403),
+        ({"origin": HERE, "sec-fetch-site": "cross-site"}, 403),
+    ],
+)
+def test_a_write_comes_from_the_page_itself(headers: dict[str, str], status: int) -> None:
+    """Or from a program, which says nothing of origins."""
+    page = open_page(hosts=LOOPBACK_NAMES)
+    assert page.post("/api/x", headers=headers, json={}).status_code == status
+    assert page.delete("/api/x", headers=headers).status_code == status
+
+
+def test_reading_is_open_to_links_from_elsewhere() -> None:
+    """A permalink may be followed from a mail or a chat."""
+    page = open_page(hosts=LOOPBACK_NAMES)
+    assert page.get("/", headers={"sec-fetch-site": "cross-site"}).status_code == 200
+
+
+def test_with_a_token_strangers_are_sent_to_the_door() -> None:
+    """A browser to the form, a program to the header."""
+    page = open_page(token="secret")
+    assert page.get("/").headers["location"] == "/login"
+    refused = page.get("/api/x")
+    assert refused.status_code == 401
+    assert "Bearer" in refused.json()["error"]["message"]
+    assert page.post("/", json={}).status_code == 401
+    assert page.get("/login").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        ("Bearer secret", 200),
+        ("bearer  secret", 200),
+        ("Bearer wrong", 401),
+        ("Bearer", 401),
+        ("Basic secret", 401),
+        ("Bearer sécret", 401),
+    ],
+)
+def test_a_program_sends_the_token(given: str, status: int) -> None:
+    """As a bearer, and exactly."""
+    page = open_page(token="secret")
+    header = {"authorization": given.encode()}
+    assert page.get("/api/x", headers=header).status_code == status  # pyright: ignore[reportArgumentType]
+
+
+def test_a_session_lasts_until_it_ends_and_cannot_be_made_up() -> None:
+    """It is signed with the token, and holds its own end."""
+    now = 1_000_000.0
+    terms = Terms(token="secret", clock=lambda: now)
+    session = terms.session()
+    page = open_page(token="secret", clock=lambda: now)
+    assert page.get("/", headers={"cookie": f"{COOKIE}={session}"}).status_code == 200
+    end, _, mac = session.partition(".")
+    forged = (f"{int(end) + 1}.{mac}", f"{end}.", end, "", "x.y", f"{'9' * 400}.{mac}", "²." + mac)
+    for value in (*forged, Terms(token="other", clock=lambda: now).session()):
+        assert not terms.is_session(value)
+    now += 31 * 86_400
+    assert not terms.is_session(session)
+    assert "secret" not in session
