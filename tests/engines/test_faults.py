@@ -27,6 +27,7 @@ FAULTS: dict[str, type[EngineError] | str | None] = {
     "cut_after_events=3": StreamCut,
     "cut_in_event=2": StreamCut,
     "cut_in_event=5": StreamCut,
+    "fail_after_events=3": ServerFailed,
     "status=429,retry_after=0": RateLimited,
     "status=500": ServerFailed,
     "status=503": ServerFailed,
@@ -60,7 +61,7 @@ CASES = [
     (fault, streaming)
     for fault in FAULTS
     for streaming in (True, False)
-    if streaming or not fault.startswith("cut")  # only a stream can be cut after so many events
+    if streaming or ("_events=" not in fault and "_event=" not in fault)  # only a stream has events
 ]
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any, Literal
 
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kedge.observe import count, measure
 from kedge.server.errors import SERVER_FAILED
-from kedge.server.wire import Item, encode
+from kedge.server.refusing import is_anthropic, refuse
+from kedge.server.wire import Item
 
 log = logging.getLogger("kedge.access")
 problems = logging.getLogger("kedge.server")
@@ -44,7 +44,6 @@ class Exchange:
     transport: Literal["http", "websocket"] = "http"
 
 
-JSON = {"content-type": "application/json"}
 SOCKET = "kedge.place"
 """A request that came over a WebSocket has this in its scope: its place in the socket's memory."""
 
@@ -89,14 +88,17 @@ class Access:
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = f"req_{token_hex(16)}"
         started = time.perf_counter()
+        scope["kedge.request_id"] = request_id
         exchange = self._note(scope, request_id)
+        names = [b"x-request-id", *([b"request-id"] if is_anthropic(scope) else [])]
         status = 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                ids = [(name, request_id.encode()) for name in names]
+                message["headers"] = [*message["headers"], *ids]
                 if exchange is not None:
                     exchange.status = status
             await send(message)
@@ -107,9 +109,7 @@ class Access:
             report(f"{request_id} met a bug of the server", error)
             if status:
                 raise  # too late to say anything: the connection must break
-            failure = SERVER_FAILED()
-            refusal = Response(encode(failure.body()), failure.status, JSON)
-            await refusal(scope, receive, send_with_id)
+            await refuse(scope, SERVER_FAILED())(scope, receive, send_with_id)
         finally:
             took = time.perf_counter() - started
             _tally(scope, status, took)

@@ -17,13 +17,13 @@ from kedge.server.draft import Draft
 from kedge.server.ids import node_of
 from kedge.server.models import Piece
 from kedge.server.nodes import from_barrier, is_barrier
-from kedge.server.output import Event, Writer
+from kedge.server.output import Event, Writer, count_answer
 from kedge.server.patience import Patience
 from kedge.server.service import Service
 from kedge.server.sockets.memory import Place
 from kedge.server.stored import Entry, Outcome
 from kedge.server.wire import Item, encode, joined
-from kedge.tokens import count_items, count_text
+from kedge.tokens import count_items
 
 Emit = Callable[[Sequence[Event]], Awaitable[None]]
 """Sends events on their way to the client."""
@@ -165,16 +165,15 @@ class Run:
 
     def _settle(self) -> bytes:
         draft, writer = self.draft, self._writer
-        thought = sum(map(count_text, writer.thoughts))
-        output = count_items(item for item in writer.items if item["type"] != "reasoning")
+        counted = count_answer(writer, draft.input_tokens, draft.cached)
         self._became = resource.finished(
             reason=writer.reason,
             now=int(self._service.clock()),
             usage=resource.usage(
-                input=draft.input_tokens,
-                cached=draft.cached,
-                output=thought + output,
-                reasoning=thought,
+                input=counted.input,
+                cached=counted.cached,
+                output=counted.output,
+                reasoning=counted.reasoning,
             ),
         )
         became, written = encode(self._became), encode(writer.items)
@@ -239,6 +238,7 @@ def _writer(service: Service, draft: Draft) -> Writer:
     return Writer(
         draft.key,
         len(draft.input),
-        seal=service.sealer.seal if sealed else None,
+        seal=service.sealer.seal,
+        sealed=sealed,
         shown=bool(reasoning.get("summary") or reasoning.get("generate_summary")),
     )

@@ -14,22 +14,18 @@ from starlette.routing import Match, Route, WebSocketRoute
 from starlette.types import Scope
 from starlette.websockets import WebSocket
 
-from kedge.server import conversations, responses
+from kedge.server import conversations, listing, responses
 from kedge.server.access import Access, Listener
+from kedge.server.completions import endpoint as chat
 from kedge.server.errors import UNKNOWN_ROUTE, WRONG_METHOD, ApiError
 from kedge.server.faults.injection import Injection
 from kedge.server.guard import Guard
-from kedge.server.http import answer, answer_json, refuse, service_of
+from kedge.server.http import answer, answer_json, service_of
+from kedge.server.messages import endpoint as messages
+from kedge.server.refusing import refuse
 from kedge.server.service import Service
 from kedge.server.settings import Settings
 from kedge.server.sockets.connection import Connection
-
-
-async def list_models(request: Request) -> Response:
-    """Answer ``GET /v1/models``."""
-    name = service_of(request).model.name
-    model = {"id": name, "object": "model", "created": 0, "owned_by": "kedge"}
-    return answer_json({"object": "list", "data": [model]})
 
 
 async def healthz(_: Request) -> Response:
@@ -70,7 +66,11 @@ ROUTES = [
     Route(f"{_CONVERSATION}/items", conversations.add_items, methods=["POST"]),
     Route(_ITEM, conversations.retrieve_item, methods=["GET"]),
     Route(_ITEM, conversations.delete_item, methods=["DELETE"]),
-    Route("/v1/models", list_models, methods=["GET"]),
+    Route("/v1/chat/completions", chat.create, methods=["POST"]),
+    Route("/v1/messages", messages.create, methods=["POST"]),
+    Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
+    Route("/v1/models", listing.list_models, methods=["GET"]),
+    Route("/v1/models/{id:path}", listing.retrieve_model, methods=["GET"]),
     Route("/healthz", healthz, methods=["GET"]),
     Route("/metrics", metrics, methods=["GET"]),
 ]
@@ -81,17 +81,17 @@ SOCKETS = [WebSocketRoute("/v1/responses", socket)]
 """Where a WebSocket may be opened."""
 
 
-def _on_api_error(_: Request, error: Exception) -> Response:
+def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)  # noqa: S101 - registered for these only
-    return refuse(error)
+    return refuse(request.scope, error)
 
 
 def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for these only
     where = {"method": request.method, "path": request.url.path}
     if error.status_code != 405:
-        return refuse(UNKNOWN_ROUTE(**where))
-    refused = refuse(WRONG_METHOD(**where))
+        return refuse(request.scope, UNKNOWN_ROUTE(**where))
+    refused = refuse(request.scope, WRONG_METHOD(**where))
     refused.headers["allow"] = ", ".join(sorted(_methods(request.scope)))
     return refused
 

@@ -102,10 +102,11 @@ def draft(service: Service, body: Body, place: Place | None = None) -> Draft:
         cached=0 if is_barrier(items) else _cached(recalled(past.context).tokens, seen.tokens),
         store=store,
         prompt=Prompt(
-            ask=_ask(body, seen.items),
+            ask=as_ask(body, seen.items),
             body=body,
             live=bool(body.get("stream")),
             most=body.get("max_output_tokens"),
+            unseal=service.unseal,
         ),
         kept=kept,
         silent=triggered or body.get("generate") is False,
@@ -227,7 +228,8 @@ def _cached(past: int, seen: int) -> int:
     return min(past, seen) if past >= resource.LEAST_CACHED else 0
 
 
-def _ask(body: Body, items: Sequence[Item]) -> Ask:
+def as_ask(body: Body, items: Sequence[Item]) -> Ask:
+    """Say what is asked of a model by this request and these items."""
     text: Body = body.get("text") or {}
     choice = body.get("tool_choice")
     return Ask(

@@ -9,12 +9,17 @@ Sentences are verbatim those of the hosted API wherever one has been observed; t
 own stand in the last group and are listed in ``docs/strictness.md``.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 
 class ApiError(Exception):
-    """A request refused: ``status`` is the answer's HTTP status and ``body()`` its JSON."""
+    """A request refused: ``status`` is the answer's HTTP status and ``body()`` its JSON.
+
+    One that was made by a ``situation`` knows it, and its values: another API says the same thing
+    in words of its own.
+    """
 
     def __init__(
         self,
@@ -24,6 +29,7 @@ class ApiError(Exception):
         type: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = _sendable(message)
@@ -31,6 +37,9 @@ class ApiError(Exception):
         self.type = type
         self.param = None if param is None else _sendable(param)
         self.code = code
+        self.headers = dict(headers or {})
+        self.situation: Situation | None = None
+        self.values: Mapping[str, str] = {}
 
     def body(self) -> dict[str, Any]:
         """Return the JSON object that the API answers with."""
@@ -62,13 +71,15 @@ class Situation:
     def __call__(self, **values: object) -> ApiError:
         """Make the error of this situation for the given values."""
         shown = {name: _clipped(value) for name, value in values.items()}
-        return ApiError(
+        error = ApiError(
             self.message.format_map(shown),
             status=self.status,
             type=self.type,
             param=None if self.param is None else self.param.format_map(shown),
             code=self.code,
         )
+        error.situation, error.values = self, shown
+        return error
 
 
 LONGEST_ECHO = 1000
@@ -224,6 +235,12 @@ ITEM_NOT_FOUND = Situation(
 MODEL_NOT_FOUND = Situation(
     "The requested model '{model}' does not exist.", param="model", code="model_not_found"
 )
+MODEL_UNKNOWN = Situation(
+    "The model '{model}' does not exist or you do not have access to it.",
+    param="model",
+    code="model_not_found",
+    status=404,
+)
 TOOLS_MISSING = Situation(
     "Tool choice 'required' must be specified with 'tools' parameter.", param="tool_choice"
 )
@@ -308,6 +325,13 @@ RATE_LIMITED = Situation(
     status=429,
     type="requests",
     code="rate_limit_exceeded",
+)
+OVERLOADED = Situation(
+    "The server is currently overloaded with other requests. Sorry about that! You can retry your "
+    "request, or contact us through our help center at help.openai.com if the error persists.",
+    status=503,
+    type="server_error",
+    code="server_is_overloaded",
 )
 SERVER_FAILED = Situation(
     "The server had an error while processing your request. Sorry about that!",

@@ -8,7 +8,6 @@ the server itself. Where a token is set, every route but ``/healthz`` needs it.
 
 import hmac
 
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kedge.server.errors import (
@@ -19,9 +18,8 @@ from kedge.server.errors import (
     ORIGIN_REFUSED,
     ApiError,
 )
-from kedge.server.wire import encode
+from kedge.server.refusing import is_anthropic, refuse
 
-JSON = {"content-type": "application/json"}
 OPEN_PATHS = frozenset({"/healthz"})
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
@@ -46,8 +44,7 @@ class Guard:
         """Pass the request on, or refuse it."""
         asks = scope["type"] in ("http", "websocket")
         if asks and (error := self._objection(scope)) is not None:
-            refusal = Response(encode(error.body()), error.status, JSON)
-            await refusal(scope, receive, send)
+            await refuse(scope, error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -60,10 +57,18 @@ class Guard:
             return ORIGIN_REFUSED()
         if self._token is None or scope["path"] in OPEN_PATHS:
             return None
-        scheme, _, given = _header(scope, b"authorization").partition(b" ")
-        if scheme.lower() != b"bearer" or not given.strip():
+        given = _key(scope)
+        if not given:
             return KEY_MISSING()
-        return None if hmac.compare_digest(given.strip(), self._token) else KEY_REFUSED()
+        return None if hmac.compare_digest(given, self._token) else KEY_REFUSED()
+
+
+def _key(scope: Scope) -> bytes:
+    """Read the key of a request: a bearer token, for Anthropic's API also under its own name."""
+    if is_anthropic(scope) and (key := _header(scope, b"x-api-key").strip()):
+        return key
+    scheme, _, given = _header(scope, b"authorization").partition(b" ")
+    return given.strip() if scheme.lower() == b"bearer" else b""
 
 
 def _header(scope: Scope, wanted: bytes) -> bytes:

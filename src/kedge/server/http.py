@@ -80,11 +80,6 @@ def answer_json(value: object) -> Response:
     return answer(encode(value))
 
 
-def refuse(error: errors.ApiError) -> Response:
-    """Answer with an error."""
-    return answer(encode(error.body()), error.status)
-
-
 LEAST_LIMIT, MOST_LIMIT, DEFAULT_LIMIT = 1, 100, 20
 ORDERS = ("asc", "desc")
 

@@ -47,9 +47,9 @@ def item_id(type: str, key: str, number: int) -> str:
     return f"{PREFIXES.get(type, 'item')}_{key}{number:04x}"
 
 
-def call_id(key: str, number: int) -> str:
+def call_id(key: str, number: int, prefix: str = "call") -> str:
     """Name a tool call that is the ``number``-th item of the request with this key."""
-    return f"call_{key}{number:04x}"
+    return f"{prefix}_{key}{number:04x}"
 
 
 def key_of_response(id: str) -> str | None:

@@ -36,7 +36,14 @@ class Grown:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The open item is whole."""
+    """The open item is whole.
+
+    ``stop`` is the stop sequence at which the answer ended, where one did. ``kept`` is what the
+    model wants back with its thought, sealed, when the thought is sent again: any JSON value.
+    """
+
+    stop: str = ""
+    kept: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,24 @@ class Stopped:
     reason: Literal["max_output_tokens", "content_filter"]
 
 
-Piece = Opened | Grown | Closed | Stopped
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The tokens of the whole answer, where the model counts them itself.
+
+    ``cached`` is a part of ``input``, ``reasoning`` a part of ``output``.
+    """
+
+    input: int
+    output: int
+    cached: int = 0
+    reasoning: int = 0
+
+
+Piece = Opened | Grown | Closed | Stopped | Counted
+
+
+def _nothing(_: str) -> Any:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +78,16 @@ class Prompt:
     """One request to a model: ``ask`` is what it sees, ``body`` the request as it was sent.
 
     ``live`` says that somebody watches, so that text should come as it is written. ``most`` is how
-    many tokens may be written.
+    many tokens may be written, and ``stop`` are sequences at which the answer ends. ``unseal``
+    gives back what a model wanted kept with a thought, by the thought's encrypted content.
     """
 
     ask: Ask
     body: Mapping[str, Any]
     live: bool = False
     most: int | None = None
+    stop: tuple[str, ...] = ()
+    unseal: Callable[[str], Any] = _nothing
 
 
 class Model(Protocol):
@@ -93,25 +120,37 @@ class PracticeModel:
         """Write the practice model's answer; only a watched one is cut up and paced."""
         reply = self._answer(prompt.ask)
         pace = (reply.pace or self.pace) if prompt.live else 0.0
-        for piece in _pieces(reply.parts, prompt.live, prompt.most):
+        for piece in _pieces(reply.parts, prompt):
             yield piece
             if pace and isinstance(piece, Grown):
                 await sleep(pace)
 
 
-def _pieces(parts: tuple[Part, ...], live: bool, most: int | None) -> Iterator[Piece]:
+def _pieces(parts: tuple[Part, ...], prompt: Prompt) -> Iterator[Piece]:
+    most = prompt.most
     for part in parts:
         yield _opening(part)
         text = part.arguments if isinstance(part, Call) else part.text
+        text, stop = _ended(text, prompt.stop) if isinstance(part, Say) else (text, "")
+        cut = False
         if most is not None:
             text, most, cut = _fitted(text, most)
-            yield from map(Grown, _chunks(text, live))
-            if cut:
-                yield Stopped("max_output_tokens")
-                return
-        else:
-            yield from map(Grown, _chunks(text, live))
-        yield Closed()
+        yield from map(Grown, _chunks(text, prompt.live))
+        if cut:
+            yield Stopped("max_output_tokens")
+            return
+        yield Closed(stop)
+        if stop:
+            return
+
+
+def _ended(text: str, stops: tuple[str, ...]) -> tuple[str, str]:
+    """End a text before the first stop sequence in it; say which that was."""
+    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    if not found:
+        return text, ""
+    at, stop = min(found)
+    return text[:at], stop
 
 
 def _opening(part: Part) -> Opened:

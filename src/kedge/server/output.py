@@ -11,7 +11,9 @@ from typing import Any, assert_never
 
 from kedge.server.ids import call_id, item_id
 from kedge.server.items import output_text
-from kedge.server.models import Closed, Grown, Kind, Opened, Piece, Stopped
+from kedge.server.models import Closed, Counted, Grown, Kind, Opened, Piece, Stopped
+from kedge.server.thoughts import Thought
+from kedge.tokens import count_items, count_text
 
 Event = dict[str, Any]
 """One event of a stream, still without its sequence number."""
@@ -95,8 +97,10 @@ LOGPROBS = frozenset({"response.output_text.delta", "response.output_text.done"}
 class Writer:
     """Collects a model's pieces into output items; ``feed`` tells the events of each piece.
 
-    ``seal`` encrypts the text of a reasoning item, where the client asked for that, and ``shown``
-    says whether it asked for summaries.
+    ``seal`` encrypts a thought, always where the model wants something kept with it and otherwise
+    where the client asked for that (``sealed``); ``shown`` says whether it asked for summaries.
+    ``calls`` is how the ids of calls begin. ``counted`` and ``stop`` are what the model said of
+    the whole answer.
     """
 
     def __init__(
@@ -104,16 +108,22 @@ class Writer:
         key: str,
         first_number: int,
         *,
-        seal: Callable[[str], str] | None = None,
+        seal: Callable[[Any], str] | None = None,
+        sealed: bool = False,
         shown: bool = True,
+        calls: str = "call",
     ) -> None:
         self.items: list[Made] = []
         self.reason: str | None = None
         self.thoughts: list[str] = []
+        self.counted: Counted | None = None
+        self.stop = ""
         self._key = key
         self._number = first_number
         self._seal = seal
+        self._sealed = sealed
         self._shown = shown
+        self._calls = calls
         self._form = FORMS["text"]
         self._texts: list[str] | None = None
 
@@ -125,9 +135,12 @@ class Writer:
             case Grown():
                 self._grow(piece.text)
             case Closed():
-                self._close("completed")
+                self.stop = piece.stop
+                self._close("completed", piece.kept)
             case Stopped():
                 self._stop(piece)
+            case Counted():
+                self.counted = piece
             case _:
                 assert_never(piece)
 
@@ -145,6 +158,8 @@ class Writer:
             case Stopped():
                 if was_open:
                     yield from self._closing()
+            case Counted():
+                pass
             case _:
                 assert_never(piece)
 
@@ -170,7 +185,7 @@ class Writer:
         elif form.type == "reasoning":
             item |= {"summary": []}
         else:
-            join = piece.call_id or call_id(self._key, self._number)
+            join = piece.call_id or call_id(self._key, self._number, self._calls)
             item |= {"call_id": join, "name": piece.name, form.within: ""}
         if form.type != "reasoning":
             item["status"] = "in_progress"
@@ -182,12 +197,12 @@ class Writer:
         assert self._texts is not None, "a model's text belongs to an open item"  # noqa: S101
         self._texts.append(text)
 
-    def _close(self, status: str) -> None:
+    def _close(self, status: str, kept: Any = None) -> None:
         text = "".join(self._texts or ())
         self._texts = None
         form, item = self._form, self.items[-1]
         if form.type == "reasoning":
-            self._think(item, text)
+            self._think(item, Thought(text, kept, self._shown))
         elif form.part is not None:
             item[form.within] = [form.part(text)]
         else:
@@ -195,12 +210,12 @@ class Writer:
         if form.type != "reasoning":
             item["status"] = status
 
-    def _think(self, item: Made, text: str) -> None:
-        self.thoughts.append(text)
+    def _think(self, item: Made, thought: Thought) -> None:
+        self.thoughts.append(thought.text)
         if self._shown:
-            item["summary"] = [{"type": "summary_text", "text": text}]
-        if self._seal is not None:
-            item["encrypted_content"] = self._seal(text)
+            item["summary"] = [{"type": "summary_text", "text": thought.text}]
+        if self._seal is not None and (self._sealed or thought.kept is not None):
+            item["encrypted_content"] = self._seal(thought.as_value())
 
     def _stop(self, piece: Stopped) -> None:
         self.reason = piece.reason
@@ -246,3 +261,12 @@ class Writer:
         if type in LOGPROBS:
             event["logprobs"] = []
         return event
+
+
+def count_answer(writer: Writer, input: int, cached: int = 0) -> Counted:
+    """Count an answer: as its model did, or by what was written and what went in."""
+    if writer.counted is not None:
+        return writer.counted
+    thought = sum(map(count_text, writer.thoughts))
+    said = count_items(item for item in writer.items if item["type"] != "reasoning")
+    return Counted(input, thought + said, cached, thought)

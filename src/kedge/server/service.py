@@ -2,17 +2,20 @@
 
 import secrets
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from kedge.server.compaction import read_out
 from kedge.server.contexts import ContextCache
+from kedge.server.errors import MODEL_NOT_FOUND
 from kedge.server.known import KnownItems
+from kedge.server.models import Model
 from kedge.server.nodes import Nodes
 from kedge.server.sealing import KEY_BYTES, Sealer
 from kedge.server.settings import Settings
 from kedge.server.sqlite import Database
 from kedge.server.stored import Responses
 from kedge.server.talks import Conversations
+from kedge.server.thoughts import read_thought
 from kedge.server.wire import Item
 from kedge.tokens import count_items
 
@@ -40,6 +43,7 @@ class Service:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.model = settings.model
+        self.models: dict[str, Model] = {settings.model.name: settings.model}
         self.clock = settings.clock
         self.running: set[Stoppable] = set()
         self.sockets: set[Socket] = set()
@@ -63,6 +67,17 @@ class Service:
         self.responses.forget()
         for socket in self.sockets:
             socket.forget()
+
+    def unseal(self, sealed: str) -> Any:
+        """Give back what a model wanted kept with a thought; None if that was nothing."""
+        thought = read_thought(self.sealer.open(sealed))
+        return None if thought is None else thought.kept
+
+    def find_model(self, name: str) -> Model:
+        """Find the model of this name, or refuse it: any name but none is the one model's."""
+        if not name:
+            raise MODEL_NOT_FOUND(model="")
+        return self.model
 
     def close(self) -> None:
         """Close the database."""

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from kedge.server.answering import Run
 from kedge.server.output import Event
+from kedge.server.service import Stoppable
 from kedge.server.wire import encode
 
 DONE = b"data: [DONE]\n\n"
@@ -100,7 +101,7 @@ class Outbox:
 class Watch:
     """Ends a run when its client goes away: once started, it looks until its block is left."""
 
-    def __init__(self, run: Run, receive: Receive) -> None:
+    def __init__(self, run: Stoppable, receive: Receive) -> None:
         self._run = run
         self._receive = receive
         self._task: asyncio.Task[None] | None = None

@@ -517,6 +517,19 @@ def test_a_request_that_is_not_json_is_still_told_so(server: TestServer) -> None
     assert "could not parse the JSON body" in answer.json()["error"]["message"]
 
 
+def test_a_stream_ends_with_an_error_event(server: TestServer, client: OpenAI) -> None:
+    """The connection ends properly; what broke is said in the stream."""
+    server.faults.set("fail_after_events=3", times=1)
+    body, ended = unchunked(raw_post(server, STREAMED))
+    assert ended
+    assert names(body) == [*USUAL[:3], "error"]
+    server.faults.set("fail_after_events=3", times=1)
+    last = list(client.responses.create(model="practice", input="Hello", stream=True))[-1]
+    assert last.type == "error"
+    assert last.code == "server_is_overloaded"
+    assert client.responses.create(model="practice", input="Hello").status == "completed"
+
+
 def test_every_fault_is_shown_above() -> None:
     """No fault of the language goes untested."""
     text = Path(__file__).read_text()

@@ -8,18 +8,27 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from starlette.types import Scope
+
 from kedge.server import errors
 from kedge.server.access import Exchange
 from kedge.server.coherence import CALLS, OUTPUTS
 from kedge.server.faults.frames import Duplicated, Reordered, Step
 from kedge.server.faults.language import Fault
 from kedge.server.faults.refusals import NOT_FOUND, UNSUPPORTED
+from kedge.server.messages.order import THOUGHTS
+from kedge.server.messages.refusals import SIGNATURE_REFUSED
+from kedge.server.refusing import refusal
 from kedge.server.wire import encode
 
 Body = dict[str, Any]
 Headers = list[tuple[bytes, bytes]]
 
 MOST_NAMELESS = 10_000
+
+
+RESPONSES = "/v1/responses"
+"""The one endpoint that remembers."""
 
 
 @dataclass(slots=True)
@@ -29,6 +38,7 @@ class Asked:
     ``nameless`` are the calls whose ``call_id`` was withheld, by the ids of their items.
     """
 
+    scope: Scope
     raw: bytes
     body: Body
     forget: Callable[[], None]
@@ -36,6 +46,11 @@ class Asked:
     nameless: dict[str, str]
     exchange: Exchange | None = None
     struck: set[str] = field(default_factory=set[str])
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the endpoint has a memory that can fail."""
+        return self.scope["path"] == RESPONSES
 
     def strike(self, fault: Fault) -> Fault:
         """Note, once, that a fault changes this request or its answer."""
@@ -82,11 +97,11 @@ class Answer:
     headers: Headers = field(default_factory=Headers)
 
 
-def _refused(error: errors.ApiError) -> Answer:
-    return Answer(error.status, error.body())
+def _refused(asked: Asked, error: errors.ApiError) -> Answer:
+    return Answer(*refusal(asked.scope, error))
 
 
-def _status(fault: Fault, _: Asked) -> Answer:
+def _status(fault: Fault, asked: Asked) -> Answer:
     after = fault.options["retry_after"]
     situations = {
         429: errors.RATE_LIMITED(seconds=f"{after or 0:g}"),
@@ -98,32 +113,37 @@ def _status(fault: Fault, _: Asked) -> Answer:
         type="server_error" if fault.value >= 500 else "invalid_request_error",
     )
     headers = [] if after is None else [(b"retry-after", f"{after:g}".encode())]
-    return Answer(fault.value, refused.body(), headers)
+    return Answer(fault.value, refusal(asked.scope, refused)[1], headers)
 
 
 def _forget_all(fault: Fault, asked: Asked) -> None:
-    asked.strike(fault)
-    asked.forget()
+    if asked.remembers:
+        asked.strike(fault)
+        asked.forget()
 
 
 def _refuse_previous(fault: Fault, asked: Asked) -> Answer | None:
-    if asked.body.get("previous_response_id") is None:
+    if not asked.remembers or asked.body.get("previous_response_id") is None:
         return None
     refusal = UNSUPPORTED[fault.value]
     return Answer(refusal.status, refusal.body)
 
 
 def _refuse_empty(_: Fault, asked: Asked) -> Answer | None:
-    if asked.body.get("input") not in ([], ""):
+    if not asked.remembers or asked.body.get("input") not in ([], ""):
         return None
-    return _refused(errors.NOTHING_TO_ANSWER())
+    return _refused(asked, errors.NOTHING_TO_ANSWER())
 
 
 def _refuse_encrypted(_: Fault, asked: Asked) -> Answer | None:
     for item in _items(asked.body.get("input")):
         if item.get("type") == "reasoning" and item.get("encrypted_content"):
             content = f"{item['encrypted_content'][:4]}..."
-            return _refused(errors.ENCRYPTED_CONTENT_REFUSED(content=content))
+            return _refused(asked, errors.ENCRYPTED_CONTENT_REFUSED(content=content))
+    for index, message in enumerate(_items(asked.body.get("messages"))):
+        for part, block in enumerate(_items(message.get("content"))):
+            if block.get("type") in THOUGHTS:
+                return _refused(asked, SIGNATURE_REFUSED(index=index, part=part))
     return None
 
 
@@ -153,20 +173,40 @@ def _said(event: Body) -> Iterable[Body]:
 
 
 def _unname(event: Body, asked: Asked, *, empty: bool) -> bool:
+    """Take the name off every call, under whichever key this API gives it."""
     changed = False
-    for item in _said(event):
-        if _is_call(item) and item.get("call_id"):
-            asked.nameless[item["id"]] = item.pop("call_id")
+    for call, key in _calls(event):
+        if not call.get(key):
+            continue
+        if asked.remembers:
+            asked.nameless[call["id"]] = call[key]
             if len(asked.nameless) > MOST_NAMELESS:
                 del asked.nameless[next(iter(asked.nameless))]
-            if empty:
-                item["call_id"] = ""
-            changed = True
+        del call[key]
+        if empty:
+            call[key] = ""
+        changed = True
     return changed
 
 
+def _calls(event: Body) -> Iterable[tuple[Body, str]]:
+    """List the calls that an event or a whole answer carries, each with the key of its name."""
+    for item in _said(event):
+        if _is_call(item):
+            yield item, "call_id"
+    whole: Body = event.get("response", event)
+    for choice in _items(whole.get("choices")):
+        for message in _items([choice.get("delta"), choice.get("message")]):
+            yield from ((call, "id") for call in _items(message.get("tool_calls")))
+    for block in _items([event.get("content_block"), *_items(whole.get("content"))]):
+        if block.get("type") == "tool_use":
+            yield block, "id"
+
+
 def _omit_response_id(event: Body) -> bool:
-    return event.get("response", {}).pop("id", None) is not None
+    told = "choices" in event  # a chunk of a chat is the answer itself
+    holder = event if told else event.get("response") or event.get("message") or {}
+    return holder.pop("id", None) is not None
 
 
 def _omit_echo(fault: Fault, event: Body) -> bool:

@@ -15,6 +15,11 @@ END = b"\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
+def kind_of(event: Event) -> str:
+    """Name the type of an event; the chunks of a chat have only that of their object."""
+    return str(event.get("type") or event.get("object") or "")
+
+
 class Step(Protocol):
     """Something that happens to the events of a stream."""
 
@@ -51,7 +56,7 @@ class Duplicated:
 
     def take(self, event: Event) -> Iterable[Event]:
         """Repeat the event."""
-        return (event, event) if self._only in (None, event["type"]) else (event,)
+        return (event, event) if self._only in (None, kind_of(event)) else (event,)
 
     def rest(self) -> Iterable[Event]:
         """Hold nothing back."""
@@ -70,7 +75,7 @@ class Reordered:
         if self._held is not None:
             held, self._held = self._held, None
             return event, held
-        if self._only in (None, event["type"]):
+        if self._only in (None, kind_of(event)):
             self._held = event
             return ()
         return (event,)
@@ -93,7 +98,7 @@ class Frames:
         for block in whole:
             frame = block + END
             if frame == DONE:
-                yield from self._rest()
+                yield from self.rest()
                 yield frame
             elif not self._steps:
                 yield frame
@@ -101,9 +106,11 @@ class Frames:
                 event = json.loads(block.partition(b"data: ")[2])
                 yield from map(framed, self._through([event], self._steps))
 
-    def _rest(self) -> Iterable[bytes]:
-        for number, step in enumerate(self._steps):
-            yield from map(framed, self._through(step.rest(), self._steps[number + 1 :]))
+    def rest(self) -> Iterable[bytes]:
+        """Let go of what the steps held back, once, at the end."""
+        steps, self._steps = self._steps, ()
+        for number, step in enumerate(steps):
+            yield from map(framed, self._through(step.rest(), steps[number + 1 :]))
 
     def _through(self, events: Iterable[Event], steps: Sequence[Step]) -> Iterable[Event]:
         for step in steps:
@@ -113,4 +120,6 @@ class Frames:
 
 def framed(event: Event) -> bytes:
     """Write one event as the server does."""
+    if "type" not in event:
+        return b"data: %b\n\n" % encode(event)
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode(event))

@@ -1,7 +1,8 @@
 """The middleware that lets the armed faults strike, between the guard and the routes.
 
-A request to ``POST /v1/responses`` is read whole. A fault may answer it in the server's place,
-limit what the server recalls for it, change the answer or break the connection. Nothing else of
+A request for an answer (a response, a chat completion, a message) is read whole. A fault may answer
+it in the server's place, limit what the server recalls for it, change the answer or break the
+connection. Nothing else of
 the server knows that faults exist, and without an armed fault a request passes untouched.
 """
 
@@ -14,10 +15,13 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kedge.server.faults.effects import BEFORE, MEMORY, Answer, Asked, Body
+from kedge.server.faults.effects import BEFORE, MEMORY, RESPONSES, Answer, Asked, Body
 from kedge.server.faults.language import Fault, Faults
 from kedge.server.faults.wire import Wire, answer_with
 from kedge.server.recall import recalling
+
+PATHS = frozenset({RESPONSES, "/v1/chat/completions", "/v1/messages"})
+"""Where faults strike."""
 
 
 class Injection:
@@ -55,13 +59,12 @@ class Injection:
         held = cast("Body", body) if isinstance(body, dict) else {}
         forget = scope["app"].state.service.forget
         exchange = scope.get("kedge.exchange")
-        return Asked(raw, held, forget, self._faults.spend, self._nameless, exchange)
+        return Asked(scope, raw, held, forget, self._faults.spend, self._nameless, exchange)
 
 
 def concerns(scope: Scope) -> bool:
     """Tell whether faults may strike this request: not on an address that others can reach."""
-    here = ("http", "POST", "/v1/responses")
-    if (scope["type"], scope.get("method"), scope.get("path")) != here:
+    if (scope["type"], scope.get("method")) != ("http", "POST") or scope["path"] not in PATHS:
         return False
     try:
         return ip_address(scope["server"][0]).is_loopback
@@ -93,7 +96,8 @@ def instead(armed: Mapping[str, Fault], asked: Asked) -> Answer | None:
 
 def left(armed: Mapping[str, Fault], asked: Asked) -> int | None:
     """Say how many responses of the past are left to see; None if all are."""
-    if not (asked.body.get("previous_response_id") or asked.body.get("conversation")):
+    body = asked.body
+    if not asked.remembers or not (body.get("previous_response_id") or body.get("conversation")):
         return None
     limits = [limit(asked.strike(armed[name])) for name, limit in MEMORY.items() if name in armed]
     return min(limits, default=None)

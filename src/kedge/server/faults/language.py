@@ -2,8 +2,8 @@
 
 A fault is written as its name, its value and its options: ``cut_after_events=3``,
 ``status=429,retry_after=1,times=2``, ``forget_silently,echo=no``. ``KINDS`` is the whole language;
-``effects`` and ``wire`` do what it says. Every fault strikes requests to ``POST /v1/responses``; with
-``times=k`` it is spent after the k-th request that it changed.
+``effects`` and ``wire`` do what it says. Every fault strikes requests for an answer, at whichever
+endpoint; with ``times=k`` it is spent after the k-th request that it changed.
 """
 
 import threading
@@ -78,6 +78,9 @@ KINDS: Mapping[str, Kind] = {
     "cut_after_events": Kind("The connection breaks after N events of a stream.", COUNT),
     "cut_in_event": Kind(
         "The connection breaks in the middle of an event, after N whole ones.", COUNT
+    ),
+    "fail_after_events": Kind(
+        "The stream ends with an error event after N events; the server was overloaded.", COUNT
     ),
     "status": Kind(
         "The request is refused with this HTTP status; retry_after sends the header of that name.",

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 
 from starlette.types import Message, Receive, Send
 
+from kedge.server import errors
 from kedge.server.faults.effects import EDITS, ORDER, Answer, Asked, Body, not_found_as
-from kedge.server.faults.frames import Edited, Frames, Step
+from kedge.server.faults.frames import Edited, Frames, Step, framed
 from kedge.server.faults.language import Fault
+from kedge.server.refusing import refusal
 from kedge.server.wire import encode
 
 DISCONNECT: Message = {"type": "http.disconnect"}
@@ -69,6 +71,7 @@ class Wire:
             self._frames = Frames(self._steps())
             await self._send(message)
             self._breaks("cut_after_events")
+            await self._fails()
 
     def _steps(self) -> list[Step]:
         steps: list[Step] = [Edited(self._edit)] if self._armed.keys() & EDITS.keys() else []
@@ -90,9 +93,11 @@ class Wire:
                 return
             await self._more(frame)
             self._sent += 1
-            if self._breaks("cut_after_events"):
+            if self._breaks("cut_after_events") or await self._fails():
                 return
         if not message.get("more_body"):
+            for frame in frames.rest():
+                await self._more(frame)
             await self._send({"type": "http.response.body", "body": b""})
 
     async def _more(self, data: bytes) -> None:
@@ -106,6 +111,20 @@ class Wire:
         self._asked.strike(fault)
         self._cut.set()
         return True
+
+    async def _fails(self) -> bool:
+        """End the stream with an error event, if a fault says so here."""
+        if not self._breaks("fail_after_events"):
+            return False
+        await self._send({"type": "http.response.body", "body": self._failure()})
+        return True
+
+    def _failure(self) -> bytes:
+        error = errors.OVERLOADED()
+        body = dict(refusal(self._asked.scope, error)[1])
+        if self._asked.remembers:
+            body = {**body["error"], "type": "error", "sequence_number": self._sent}
+        return framed(body)
 
     async def _finish(self) -> None:
         headers = [pair for pair in self._headers if pair[0] != b"content-length"]

@@ -1,0 +1,26 @@
+"""A server for the module, and the official client pointed at it."""
+
+from collections.abc import Iterator
+
+import pytest
+from openai import OpenAI
+
+from kedge.testing import TestServer, serve
+
+
+@pytest.fixture(scope="package")
+def running() -> Iterator[TestServer]:
+    with serve() as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: TestServer) -> Iterator[TestServer]:
+    yield running
+    running.faults.clear()
+
+
+@pytest.fixture(scope="package")
+def client(running: TestServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=running.base_url, api_key="any", max_retries=0) as made:
+        yield made
