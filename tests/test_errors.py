@@ -16,6 +16,7 @@ MADE_FROM: dict[str, tuple[Any, ...]] = {
     "InvalidTool": ("f", "no types"),
     "StreamTooLarge": ("line", 10),
     "UnknownTool": ("get_wether", ["get_weather"]),
+    "UnsupportedParameter": ("n", "leave it out"),
     "Unsendable": (["call_1 has no result"],),
 }
 EVERY = [

@@ -27,7 +27,8 @@
     │   ├── InvalidArguments a call's arguments do not fit; ``problems`` is for the model
     │   └── ToolFailed       raised by a tool itself: its words go to the model as they are
     ├── Unsendable           calls stand in the way of sending; ``problems`` names them
-    └── UnsupportedBlock     a block that this provider cannot express
+    ├── UnsupportedBlock     a block that this provider cannot express
+    └── UnsupportedParameter a parameter or a tool that this provider cannot express
 
 Messages say what happened and what to do. They never contain message content or keys. Every
 error can be pickled, because work is spread over processes and its failures come back.
@@ -180,6 +181,14 @@ class Unsendable(KedgeError):
 
 class UnsupportedBlock(KedgeError):
     """A block that this provider cannot express."""
+
+
+class UnsupportedParameter(KedgeError, ValueError):
+    """A parameter or a tool that this provider cannot express; ``param`` names it."""
+
+    def __init__(self, param: str, remedy: str) -> None:
+        super().__init__(f"this provider has no way to say {param}; {remedy}")
+        self.param = param
 
 
 class EngineError(KedgeError):

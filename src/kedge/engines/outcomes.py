@@ -19,15 +19,20 @@ def taken_down(
     retention: float | None,
     conversation_id: str = "",
     forgot: bool = False,
+    remembered: bool = True,
 ) -> Turn:
-    """The Turn with the answer's blocks; its response becomes an anchor only if it can be one."""
+    """The Turn with the answer's blocks; its response becomes an anchor only if it can be one.
+
+    ``remembered`` tells whether the API has a memory at all.
+    """
     blocks = outcome.blocks if outcome.completed else outcome.whole_blocks
     if outcome.status not in ("completed", "incomplete"):
         return turn
     flaw = _flaw(turn, outcome)
     if flaw:
-        log.warning("no anchor: %s", flaw, response_id=outcome.response_id, turn_id=turn.id)
-        count("responses_without_id_total")
+        if remembered:
+            log.warning("no anchor: %s", flaw, response_id=outcome.response_id, turn_id=turn.id)
+            count("responses_without_id_total")
         return turn.append(*tag_blocks(blocks, outcome.response_id)) if blocks else turn
     status: Status = "incomplete"
     if outcome.completed:
@@ -43,6 +48,7 @@ def taken_down(
         stored=stored,
         retention=retention,
         conversation_id=conversation_id,
+        head=remembered,
     )
 
 
@@ -64,6 +70,13 @@ def raise_for(outcome: Outcome, provider: str, turn: Turn, broken: StreamCut | N
     error.turn = turn
     error.partial = outcome.blocks
     raise error
+
+
+def carrying(error: EngineError, turn: Turn, plan: RequestPlan) -> EngineError:
+    """The error with the Turn to go on from and the plan, unless it has them."""
+    error.plan = error.plan or plan
+    error.turn = error.turn or turn
+    return error
 
 
 def _flaw(turn: Turn, outcome: Outcome) -> str:

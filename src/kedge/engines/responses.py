@@ -25,15 +25,15 @@ from kedge.engines.accounts import (
 )
 from kedge.engines.audit import Audit, audit
 from kedge.engines.objects import ConversationObjects
-from kedge.engines.outcomes import raise_for, taken_down
+from kedge.engines.outcomes import carrying, raise_for, taken_down
 from kedge.engines.protocol import Engine, Events, Request
-from kedge.engines.reading import read_stream, read_whole
+from kedge.engines.reading import cleaned, read_stream, read_whole
 from kedge.engines.refusals import Sent, classify
 from kedge.engines.transport import Transport
 from kedge.engines.ways import Way, make_body, what_matters
 from kedge.engines.witness import forgot_by_echo, forgot_by_usage
 from kedge.errors import ChainRefused, EngineError, RequestRefused, ResendTooLong, StreamCut
-from kedge.events import ResponseFailed, ResponseStarted, StreamEvent, StreamFailed, Usage
+from kedge.events import ResponseStarted, StreamEvent, StreamFailed, Usage
 from kedge.events.assembler import Assembler
 from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import (
@@ -172,7 +172,7 @@ class ResponsesEngine(Engine):
             try:
                 turn = await self._objects.check(turn)
             except EngineError as error:
-                _with(error, turn, self._plan(turn, request, way))
+                carrying(error, turn, self._plan(turn, request, way))
                 raise
         plan = self._plan(turn, request, way)
         await self._audit_now_and_then(turn, plan)
@@ -200,10 +200,10 @@ class ResponsesEngine(Engine):
                         turn = event.turn
                     yield event
         except _Refused as refused:
-            _with(refused.error, turn, plan)
+            carrying(refused.error, turn, plan)
             raise
         except EngineError as error:
-            _with(error, turn, plan)
+            carrying(error, turn, plan)
             raise
         yield TurnFinished(turn)
 
@@ -253,6 +253,7 @@ class ResponsesEngine(Engine):
         """The events of the answer, as they come."""
         content = _encode(body).encode()
         note_request(plan, len(content))
+        clean = self.transport.clean
         retry = plan.mode != "conversation"  # the first try may have been taken down already
         try:
             reply = await self.transport.post(
@@ -261,11 +262,11 @@ class ResponsesEngine(Engine):
             async with aclosing(reply):
                 if not reply.is_stream:
                     for event in await read_whole(decoder, reply):
-                        yield self._clean(event)
+                        yield cleaned(event, clean)
                     return
                 async with aclosing(read_stream(decoder, reply)) as events:
                     async for event in events:
-                        yield self._clean(event)
+                        yield cleaned(event, clean)
         except StreamCut:
             raise  # whether that is a failure, the assembler will tell
         except EngineError as error:
@@ -273,12 +274,6 @@ class ResponsesEngine(Engine):
             if isinstance(error, RequestRefused):
                 self._raise_if_healable(error, sent)
             raise
-
-    def _clean(self, event: StreamEvent) -> StreamEvent:
-        if not isinstance(event, StreamFailed | ResponseFailed):
-            return event
-        clean = self.transport.clean
-        return replace(event, message=clean(event.message), code=clean(event.code))
 
     def _raise_if_healable(self, error: EngineError, sent: Sent) -> None:
         reason = classify(error, sent)
@@ -319,7 +314,7 @@ class ResponsesEngine(Engine):
             plan = self._plan(turn, request, way)
             if plan.full_bytes > request.resend_limit:
                 words = f"the server forgot, and everything is about {plan.full_bytes} bytes"
-                raise _with(ResendTooLong(words, provider=self.name), turn, plan) from error
+                raise carrying(ResendTooLong(words, provider=self.name), turn, plan) from error
 
     def _mode(self, turn: Turn, request: Request) -> tuple[Mode, Mode, str]:
         """The mode to send in, the one that was asked for, and why they differ."""
@@ -365,13 +360,7 @@ class ResponsesEngine(Engine):
         found = await audit(self.transport, turn, plan)
         if found.agrees is False:
             log.warning("an audit found a difference", response_id=plan.previous_response_id)
-            raise _Refused("audit", _with(_forgotten(self.name), turn, plan))
-
-
-def _with(error: EngineError, turn: Turn, plan: RequestPlan) -> EngineError:
-    error.plan = error.plan or plan
-    error.turn = error.turn or turn
-    return error
+            raise _Refused("audit", carrying(_forgotten(self.name), turn, plan))
 
 
 def _failure(event: StreamFailed, provider: str) -> EngineError:

@@ -1,8 +1,9 @@
-"""The way to a server: the openai client for authentication, retries and timeouts, bytes for the rest.
+"""The way to a server: a provider's client for authentication, retries and timeouts, bytes for the rest.
 
 Requests go out as plain JSON through the client's low-level ``post`` and answers come back as bytes: the
 typed layer of the client costs a millisecond for each item of input. Whatever the client raises becomes
-an ``EngineError`` here, with the server's own words and without the key.
+an ``EngineError`` here, with the server's own words and without the key. The clients of openai and of
+anthropic are two prints of one pattern, so that one transport serves both.
 """
 
 import json
@@ -10,7 +11,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from kedge.errors import (
     EngineError,
@@ -25,8 +27,14 @@ from kedge.loops import PerLoop
 
 if TYPE_CHECKING:
     import httpx2
-    from openai import APIStatusError, AsyncOpenAI, Omit
+    from anthropic import AsyncAnthropic
+    from openai import APIStatusError, AsyncOpenAI
 
+    Client = AsyncOpenAI | AsyncAnthropic
+
+Sdk = Literal["openai", "anthropic"]
+_ROOTS: dict[Sdk, str] = {"openai": "OpenAIError", "anthropic": "AnthropicError"}
+"""The root of each client's errors."""
 NO_KEY = "none"
 """What stands for a key where a server wants none: the client insists on one."""
 MAX_WORD = 200
@@ -50,7 +58,7 @@ class Reply:
     @property
     def request_id(self) -> str:
         """The server's name for the request."""
-        return self.answer.headers.get("x-request-id", "")
+        return request_id(self.answer.headers)
 
     @property
     def is_stream(self) -> bool:
@@ -77,9 +85,12 @@ class Reply:
 class Transport:
     """Sends requests to one server."""
 
-    def __init__(self, make_client: "Callable[[], AsyncOpenAI]", provider: str) -> None:
-        self._clients: PerLoop[AsyncOpenAI] = PerLoop(make_client, lambda client: client.close())
+    def __init__(
+        self, make_client: "Callable[[], Client]", provider: str, sdk: Sdk = "openai"
+    ) -> None:
+        self._clients: PerLoop[Client] = PerLoop(make_client, lambda client: client.close())
         self.provider = provider
+        self.sdk: Sdk = sdk
 
     async def aclose(self) -> None:
         """Close the connections of the running loop."""
@@ -88,10 +99,9 @@ class Transport:
     async def post(self, path: str, body: bytes, *, streaming: bool, retry: bool = True) -> Reply:
         """Send a request; the reply must be closed."""
         import httpx2
-        from openai import AsyncStream
 
-        client = self._clients.get()
-        headers = {"Content-Type": "application/json", **_unsaid()}
+        client: Any = self._clients.get()
+        headers = {"Content-Type": "application/json", **_unsaid(self.sdk)}
         if streaming:
             headers["Accept"] = "text/event-stream"
         options: Any = {"headers": headers, **({} if retry else {"max_retries": 0})}
@@ -103,7 +113,7 @@ class Transport:
                 content=body,
                 options=options,
                 stream=True,
-                stream_cls=AsyncStream[object],
+                stream_cls=import_module(self.sdk).AsyncStream[object],
             )
         return Reply(cast("httpx2.Response", response), self._translating(client, streaming=True))
 
@@ -111,7 +121,7 @@ class Transport:
         """Send a small request and return the object that comes back; ``json`` is its body."""
         import httpx2
 
-        client = self._clients.get()
+        client: Any = self._clients.get()
         body = query.pop("json", None)
         options: Any = {"params": query} if query else {}
         with self._translating(client):
@@ -128,25 +138,25 @@ class Transport:
         """The words of a server, without the key."""
         return _without(self._clients.get().api_key, words)
 
-    def _translating(self, client: "AsyncOpenAI", *, streaming: bool = False) -> "_Translating":
-        return _Translating(self.provider, client.api_key, streaming)
+    def _translating(self, client: "Client", *, streaming: bool = False) -> "_Translating":
+        return _Translating(self.provider, client.api_key, streaming, self.sdk)
 
 
 @cache
-def _unsaid() -> "dict[str, Omit]":
+def _unsaid(sdk: Sdk) -> dict[str, Any]:
     """What the client would tell every server about this machine: nobody needs it."""
-    from openai import Omit
-
-    return {f"X-Stainless-{name}": Omit() for name in _TELLTALES}
+    omit = import_module(sdk).Omit
+    return {f"X-Stainless-{name}": omit() for name in _TELLTALES}
 
 
 class _Translating:
     """Turns what the client raises into errors of ours."""
 
-    def __init__(self, provider: str, secret: object, streaming: bool) -> None:
+    def __init__(self, provider: str, secret: object, streaming: bool, sdk: Sdk) -> None:
         self.provider = provider
         self.secret = secret
         self.streaming = streaming
+        self.sdk: Sdk = sdk
 
     def __enter__(self) -> None:
         pass
@@ -162,20 +172,18 @@ class _Translating:
     def _translated(self, exc: Exception) -> EngineError | None:
         import aiohttp
         import httpx2
-        import openai
 
-        match exc:
-            case openai.APIStatusError():
-                return self._refused(exc)
-            case httpx2.HTTPError() | aiohttp.ClientError() if self.streaming:
-                words = f"the connection broke in the middle of the answer ({type(exc).__name__})"
-                return StreamCut(words, provider=self.provider, retryable=True)
-            case openai.APIConnectionError() | aiohttp.ClientError():
-                return self._unreachable(exc)
-            case openai.OpenAIError():
-                return EngineError(self._clean(str(exc)), provider=self.provider)
-            case _:
-                return None
+        sdk: Any = import_module(self.sdk)
+        if isinstance(exc, sdk.APIStatusError):
+            return self._refused(cast("APIStatusError", exc))
+        if self.streaming and isinstance(exc, httpx2.HTTPError | aiohttp.ClientError):
+            words = f"the connection broke in the middle of the answer ({type(exc).__name__})"
+            return StreamCut(words, provider=self.provider, retryable=True)
+        if isinstance(exc, sdk.APIConnectionError | aiohttp.ClientError):
+            return self._unreachable(exc)
+        if isinstance(exc, getattr(sdk, _ROOTS[self.sdk])):
+            return EngineError(self._clean(str(exc)), provider=self.provider)
+        return None
 
     def _is_clean(self, exc: BaseException | None) -> bool:
         while exc is not None:
@@ -186,11 +194,10 @@ class _Translating:
 
     def _unreachable(self, exc: Exception) -> Unreachable:
         import aiohttp
-        import openai
 
         # The client takes some broken connections for timeouts; their first cause knows better.
         first = _first_cause(exc)
-        late = isinstance(exc, openai.APITimeoutError)
+        late = isinstance(exc, import_module(self.sdk).APITimeoutError)
         broken = isinstance(first, OSError | aiohttp.ClientError)
         words = f"could not reach the server ({type(first).__name__})"
         if isinstance(first, TimeoutError) or (late and not broken):
@@ -203,7 +210,7 @@ class _Translating:
         facts: dict[str, Any] = {
             "provider": self.provider,
             "status": exc.status_code,
-            "request_id": exc.request_id or "",
+            "request_id": request_id(exc.response.headers),
             **words,
         }
         match exc.status_code:
@@ -239,7 +246,9 @@ def told(text: str) -> dict[str, str]:
     members = _object(text)
     inner = members.get("error")
     if isinstance(inner, dict):
-        members = cast("dict[str, Any]", inner)
+        given = cast("dict[str, Any]", inner)
+        # Anthropic names its errors by type where others have a code.
+        members = {"code": given.get("type"), **given} if members.get("type") == "error" else given
     elif isinstance(inner, str):
         members = {**members, "message": inner}
     message = members.get("message") or members.get("detail") or text
@@ -250,6 +259,11 @@ def told(text: str) -> dict[str, str]:
         "code": _word(members.get("code")),
         "param": _word(members.get("param")),
     }
+
+
+def request_id(headers: Mapping[str, str]) -> str:
+    """The server's name for a request."""
+    return headers.get("x-request-id") or headers.get("request-id", "")
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from kedge.events.assembler import DAMAGED, Assembler
 from kedge.events.call import CallSeen, CallSummary, ToolCall
 from kedge.events.calls import ToolCallState
+from kedge.events.chat import ChatDecoder
+from kedge.events.decoder import StreamDecoder
 from kedge.events.outcome import PARTIAL, Outcome
 from kedge.events.responses import ResponsesDecoder
 from kedge.events.sse import SSEDecoder, SSEMessage
@@ -36,6 +38,7 @@ __all__ = [
     "Assembler",
     "CallSeen",
     "CallSummary",
+    "ChatDecoder",
     "Event",
     "ItemCompleted",
     "ItemStarted",
@@ -51,6 +54,7 @@ __all__ = [
     "ResponsesDecoder",
     "SSEDecoder",
     "SSEMessage",
+    "StreamDecoder",
     "StreamEvent",
     "StreamFailed",
     "TextDelta",

@@ -74,14 +74,14 @@ def usage(response: Members) -> Usage | None:
     if not isinstance(counts, dict):
         return None
     given = cast("Members", counts)
-    read, written = _count(given, "input_tokens"), _count(given, "output_tokens")
+    read, written = count(given, "input_tokens"), count(given, "output_tokens")
     return Usage(
         read,
-        _count(given.get("input_tokens_details"), "cached_tokens"),
+        count(given.get("input_tokens_details"), "cached_tokens"),
         written,
-        _count(given.get("output_tokens_details"), "reasoning_tokens"),
-        _count(given, "total_tokens") or read + written,
-        _count(given.get("input_tokens_details"), "cache_write_tokens"),
+        count(given.get("output_tokens_details"), "reasoning_tokens"),
+        count(given, "total_tokens") or read + written,
+        count(given.get("input_tokens_details"), "cache_write_tokens"),
     )
 
 
@@ -139,7 +139,8 @@ def _safe(name: str) -> str:
     return name if _NAME.fullmatch(name) else "(unnamed)" if not name else "(unprintable)"
 
 
-def _count(given: object, name: str) -> int:
+def count(given: object, name: str) -> int:
+    """A number of tokens; none where it is missing or no number."""
     if not isinstance(given, dict):
         return 0
     value = cast("Members", given).get(name)

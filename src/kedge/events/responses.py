@@ -1,38 +1,32 @@
 """The Responses API's stream, decoded: bytes of SSE or messages of a WebSocket in, Events out.
 
-One decoder serves one response. What each type of event means is in ``kedge.events.table``. Nothing that
-a server writes makes the decoder raise (but for ``StreamTooLarge``): an event that cannot be read is
-noted with its type, number and member names, and the stream goes on. The assembler hears what was noted
-and does not take a damaged stream for a whole one.
+What each type of event means is in ``kedge.events.table``; events come with numbers, by which duplicates
+are recognised and gaps noted.
 """
 
-import json
 import logging
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, ClassVar
 
 from kedge.events.calls import ToolCallState
-from kedge.events.reading import Malformed, Members, described, index, word
+from kedge.events.decoder import StreamDecoder
+from kedge.events.reading import Malformed, Members, index, word
 from kedge.events.sequence import SequenceCheck
-from kedge.events.sse import MAX_LINE, MAX_MESSAGE, SSEDecoder, SSEMessage
+from kedge.events.sse import MAX_LINE, MAX_MESSAGE
 from kedge.events.surrogates import mended
 from kedge.events.table import DELTAS, OPAQUE, TABLE, Found, StreamState
-from kedge.events.types import AnomalyKind, AnomalyNoted, OpaqueEvent, StreamEvent
+from kedge.events.types import StreamEvent
 
 log = logging.getLogger(__name__)
 
-DONE = "[DONE]"
 
-# A log probability of minus infinity is no JSON, but servers write it; it is not worth an event.
-_JSON = json.JSONDecoder(parse_constant=lambda _: None)
-
-
-class ResponsesDecoder:
+class ResponsesDecoder(StreamDecoder):
     """Decodes the stream of one response.
 
     ``stream_id`` is the lane of a WebSocket that carries several responses at once; messages of other
     lanes are passed over.
     """
+
+    ANSWER: ClassVar[frozenset[str]] = frozenset({"output", "status"})
 
     def __init__(
         self,
@@ -41,12 +35,11 @@ class ResponsesDecoder:
         max_line: int = MAX_LINE,
         max_message: int = MAX_MESSAGE,
     ) -> None:
-        self.duplicates = self.gaps = self.late = self.malformed = self.unknown = 0
+        super().__init__(max_line=max_line, max_message=max_message)
+        self.duplicates = self.gaps = self.late = 0
         self._stream_id = stream_id
-        self._sse = SSEDecoder(max_line=max_line, max_message=max_message)
         self._state = StreamState()
         self._sequence = SequenceCheck()
-        self._closed = False
 
     @property
     def calls(self) -> ToolCallState:
@@ -58,75 +51,50 @@ class ResponsesDecoder:
         """Whether the response's terminal event has come."""
         return self._state.ended
 
-    def feed(self, chunk: bytes) -> list[StreamEvent]:
-        """Take some bytes of an SSE stream; give the events that they complete."""
-        found: Found = []
-        for message in self._sse.feed(chunk):
-            self._read(message, found)
-        return found
-
     def feed_parsed(self, message: dict[str, Any]) -> list[StreamEvent]:
         """Take one message whose text is known to hold no half characters; it is not walked."""
         found: Found = []
         self._take(message, "", found)
         return found
 
-    def feed_message(self, message: str | bytes | Mapping[str, Any]) -> list[StreamEvent]:
-        """Take one message of a WebSocket; give the events it holds."""
-        found: Found = []
-        if isinstance(message, Mapping):
-            self._take(_mended(dict(message), ""), "", found)
-        else:
-            text = message if isinstance(message, str) else message.decode("utf-8", "replace")
-            self._read(SSEMessage("", text), found)
-        return found
-
-    def close(self) -> list[StreamEvent]:
-        """Take the end of the stream; give the event that lacked only its closing blank line."""
-        found: Found = []
-        if not self._closed:
-            self._closed = True
-            for message in self._sse.close():
-                if _parsed(message.data) is None:
-                    log.debug("the stream was cut inside an event")
-                else:
-                    self._read(message, found)
-            if not self.ended:
-                self.calls.log_summary()
-        return found
-
-    def _read(self, message: SSEMessage, found: Found) -> None:
-        event, data = message
-        if data.startswith(DONE):
-            return
-        parsed = _parsed(data)
-        if parsed is None:
-            # Somebody else's keep-alive needs no JSON; an event of ours does.
-            if not event or event == "error" or event.startswith("response."):
-                self._malformed(event, None, "not a JSON object", found)
-            return
-        if "\\ud" in data or "\\uD" in data:
-            parsed = _mended(parsed, event)
-        self._take(parsed, event, found)
+    def feed_whole(self, response: dict[str, Any], *, torn: bool = True) -> list[StreamEvent]:
+        """Take a whole response: the events of its beginning and of its end."""
+        begun = {name: value for name, value in response.items() if name != "output"}
+        ended = f"response.{response.get('status') or 'completed'}"
+        feed = self.feed_message if torn else self.feed_parsed
+        return [
+            *feed({"type": "response.created", "response": begun}),
+            *feed({"type": ended, "response": response}),
+            *self.close(),
+        ]
 
     def _take(self, message: Members, event: str, found: Found) -> None:
         kind = message.get("type")
         if type(kind) is not str:
             kind = "error" if "error" in message else event
             if not kind:
-                self._malformed(event, message, "no type", found)
+                self._note_malformed(event, message, "no type", found)
                 return
             message["type"] = kind
         if self._state.ended or self._foreign(message) or self._repeated(kind, message, found):
             return
         reader = TABLE.get(kind)
         if reader is None:
-            self._opaque(kind, message, found)
+            self._opaque(kind, message, found, known=kind in OPAQUE)
             return
         try:
             reader(self._state, message, found)
         except Malformed as problem:
-            self._malformed(kind, message, str(problem), found)
+            self._note_malformed(kind, message, str(problem), found)
+
+    def _is_ours(self, event: str) -> bool:
+        return not event or event == "error" or event.startswith("response.")
+
+    def _mended(self, message: Members, event: str) -> Members:
+        clean = mended(message)
+        if (word(message, "type") or event) in DELTAS and "delta" in message:
+            clean["delta"] = message["delta"]
+        return clean
 
     def _foreign(self, message: Members) -> bool:
         lane = message.get("stream_id")
@@ -154,33 +122,3 @@ class ResponsesDecoder:
                 self.late += 1
                 self._note("late", f"event number {number} came late", found)
         return False
-
-    def _opaque(self, kind: str, message: Members, found: Found) -> None:
-        if kind not in OPAQUE:
-            self.unknown += 1
-            log.debug("an event of an unknown type is passed on: %s", described(kind, message, "-"))
-        found.append(OpaqueEvent(kind, message))
-
-    def _malformed(self, kind: str, message: object, problem: str, found: Found) -> None:
-        self.malformed += 1
-        self._note("malformed", described(kind, message, problem), found)
-
-    def _note(self, kind: AnomalyKind, detail: str, found: Found) -> None:
-        log.warning("the stream is not in order (%s): %s", kind, detail)
-        found.append(AnomalyNoted(kind, detail))
-
-
-def _parsed(data: str) -> Members | None:
-    try:
-        value = _JSON.decode(data)
-    except (ValueError, RecursionError):  # a number of too many digits is a ValueError as well
-        return None
-    return cast("Members", value) if type(value) is dict else None
-
-
-def _mended(message: Members, event: str) -> Members:
-    """The message with torn characters mended, but for a delta: its other half may follow."""
-    clean = mended(message)
-    if (word(message, "type") or event) in DELTAS and "delta" in message:
-        clean["delta"] = message["delta"]
-    return clean

@@ -44,11 +44,13 @@ def record_response(
     stored: bool = True,
     retention: float | None = RETENTION,
     conversation_id: str = "",
+    head: bool = True,
 ) -> Turn:
     """Append a response's blocks to the Turn that was sent, and record its anchor.
 
     No anchor is recorded for a response without an id, nor if ``plan`` was made for another Turn:
-    what the server remembers is then not known.
+    what the server remembers is then not known. ``head`` tells whether it is what a server with a
+    memory was asked last; an answer of an API without one leaves that as it is.
     """
     was_sent = prefix_digest(turn) == plan.digest
     output = tag_blocks(blocks, response_id)
@@ -71,7 +73,7 @@ def record_response(
         derived=derived_from(output),
     )
     state = pruned(get_state(turn).with_anchor(record), turn)
-    if status == "completed":
+    if status == "completed" and head:
         state = replace(state, previous_response_id=response_id, conversation_id=conversation_id)
     return set_state(turn, state)
 

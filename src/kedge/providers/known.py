@@ -3,22 +3,18 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from urllib.parse import urlsplit
 
-from kedge.engines import Engine, ResponsesEngine
-from kedge.engines.scopes import make_scope
-from kedge.engines.transport import NO_KEY
+from kedge.engines import ChatCompletionsEngine, Engine, ResponsesEngine
+from kedge.engines.stateless import Advice
 from kedge.errors import CannotConnect
+from kedge.providers.clients import openai_client
 
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
-_CLIENT_SETTINGS = ("timeout", "max_retries", "organization", "project", "default_headers")
-_OWNERS = {"organization": "OPENAI_ORG_ID", "project": "OPENAI_PROJECT_ID"}
-_TELLING = frozenset(
-    {"authorization", "api-key", "x-api-key", "openai-organization", "openai-project"}
-)
-"""Headers that tell one account from another."""
+OLLAMA = "http://127.0.0.1:11434"
+"""Where Ollama listens, unless ``OLLAMA_HOST`` says otherwise."""
+_NEW_LIMIT = ("api.openai.com", "openai.azure.com")
+"""Servers that take the limit of an answer only under its newer name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +52,47 @@ class Hosted:
 
 def any_server(rest: str, **settings: Any) -> Engine:
     """``responses:<url>#model``: any server that speaks the Responses API."""
-    base_url, _, model = rest.rpartition("#")
-    if not base_url or not model or "://" not in base_url:
-        raise CannotConnect(
-            "an address and a model are needed: responses:http://127.0.0.1:8484/v1#model"
-        )
+    base_url, model = _place("responses", rest)
     api_key = settings.pop("api_key", None) or os.environ.get("KEDGE_API_KEY")
     return _engine("responses", model, base_url, api_key, **settings)
+
+
+def chat_server(rest: str, **settings: Any) -> Engine:
+    """``chat:<url>#model``: any server that speaks the Chat Completions API."""
+    base_url, model = _place("chat", rest)
+    api_key = settings.pop("api_key", None) or os.environ.get("KEDGE_API_KEY")
+    host = urlsplit(base_url).netloc
+    advice = Advice(
+        unreachable=f"start the server, or mend its address ({host})",
+        no_model=f"is {model!r} a model of this server, and is its address right?",
+    )
+    if host.endswith(_NEW_LIMIT):
+        settings.setdefault("max_tokens", "max_completion_tokens")
+    return _chat_engine("chat", model, base_url, api_key, advice, **settings)
+
+
+def ollama(model: str, **settings: Any) -> Engine:
+    """``ollama:<model>``: a model of the Ollama on this machine, or where ``OLLAMA_HOST`` says."""
+    if not model:
+        raise CannotConnect("which model? Write ollama:llama3.2")
+    advice = Advice(
+        unreachable="start it with: ollama serve",
+        no_model=f"fetch it with: ollama pull {model}",
+    )
+    address = settings.pop("base_url", None) or ollama_address(os.environ.get("OLLAMA_HOST", ""))
+    return _chat_engine("ollama", model, address, settings.pop("api_key", None), advice, **settings)
+
+
+def ollama_address(host: str) -> str:
+    """The address of the API for what ``OLLAMA_HOST`` says, as Ollama itself reads it."""
+    given = host.strip().strip("'\"")
+    parts = urlsplit(given if "://" in given else f"http://{given}" if given else OLLAMA)
+    standard = {"http": 80, "https": 443}.get(parts.scheme, 11434) if "://" in given else 11434
+    name = parts.hostname or "127.0.0.1"
+    if name in ("0.0.0.0", "::"):  # noqa: S104 - where a server listens is where we find it
+        name = "127.0.0.1"
+    shown = f"[{name}]" if ":" in name else name
+    return f"{parts.scheme}://{shown}:{parts.port or standard}{parts.path.rstrip('/')}/v1"
 
 
 def practice(rest: str, **settings: Any) -> Engine:
@@ -76,49 +106,37 @@ def practice(rest: str, **settings: Any) -> Engine:
     return _engine("practice", "practice", server.base_url, None, **settings)
 
 
+def _place(kind: str, rest: str) -> tuple[str, str]:
+    """The address and the model of ``<url>#model``."""
+    base_url, _, model = rest.rpartition("#")
+    if not base_url or not model or "://" not in base_url:
+        raise CannotConnect(
+            f"an address and a model are needed: {kind}:http://127.0.0.1:8484/v1#model"
+        )
+    return base_url, model
+
+
 def _engine(
     provider: str, model: str, base_url: str, api_key: str | None, **settings: Any
 ) -> Engine:
-    client_settings = {k: settings.pop(k) for k in _CLIENT_SETTINGS if k in settings}
-    key, owners = _checked(provider, api_key), _owners(provider, client_settings)
-    headers: dict[str, str] = client_settings.get("default_headers") or {}
-    more = [value for name, value in sorted(headers.items()) if name.lower() in _TELLING]
-    scope = settings.pop("scope", None) or make_scope(
-        provider, base_url, key, *owners.values(), *more
-    )
-
-    def make_client() -> "AsyncOpenAI":
-        from openai import AsyncOpenAI, DefaultAioHttpClient
-
-        made = AsyncOpenAI(
-            api_key=key or NO_KEY,
-            base_url=base_url,
-            http_client=DefaultAioHttpClient(),  # the client's own other one, of half the cost
-            **client_settings,
-        )
-        # By itself the client would tell every server who pays at OpenAI.
-        made.organization, made.project = owners["organization"], owners["project"]
-        return made
-
+    make_client, scope = openai_client(provider, base_url, api_key, settings)
     return ResponsesEngine(
         model, make_client=make_client, scope=scope, provider=provider, **settings
     )
 
 
-def _checked(provider: str, api_key: str | None) -> str:
-    """The key, without the line end of the file it was read from."""
-    key = (api_key or "").strip()
-    if not (key.isascii() and key.isprintable()):
-        raise CannotConnect(f"the key for {provider} holds characters that no key has: set it anew")
-    return key
-
-
-def _owners(provider: str, given: dict[str, Any]) -> dict[str, str | None]:
-    """On whose account requests go: as given, for OpenAI else as in the environment."""
-    return {
-        name: given.get(name) or (os.environ.get(variable) if provider == "openai" else None)
-        for name, variable in _OWNERS.items()
-    }
+def _chat_engine(
+    provider: str,
+    model: str,
+    base_url: str,
+    api_key: str | None,
+    advice: Advice,
+    **settings: Any,
+) -> Engine:
+    make_client, scope = openai_client(provider, base_url, api_key, settings)
+    return ChatCompletionsEngine(
+        model, make_client=make_client, scope=scope, provider=provider, advice=advice, **settings
+    )
 
 
 _HOSTED = (
@@ -141,5 +159,7 @@ _HOSTED = (
 PROVIDERS: dict[str, Callable[..., Engine]] = {
     **{hosted.name: hosted for hosted in _HOSTED},
     "responses": any_server,
+    "chat": chat_server,
+    "ollama": ollama,
     "practice": practice,
 }

@@ -1,0 +1,68 @@
+"""ChatCompletionsEngine: any server of the Chat Completions API, OpenAI's own or one on this machine."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from kedge.engines.chat_completions.params import check_count, table, tool
+from kedge.engines.chat_completions.render import messages
+from kedge.engines.protocol import Request
+from kedge.engines.stateless import StatelessEngine
+from kedge.engines.translating import translated
+from kedge.events.chat import ChatDecoder
+from kedge.planning import RequestPlan
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+MAX_TOKENS = "max_tokens"
+
+
+class ChatCompletionsEngine(StatelessEngine):
+    """An engine for any server of the Chat Completions API.
+
+    ``make_client`` makes the openai client that carries requests. ``max_tokens`` is the name under which
+    the server takes the limit of an answer: nearly all go by ``max_tokens``, OpenAI's newer models only
+    by ``max_completion_tokens``.
+    """
+
+    path = "/chat/completions"
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        make_client: "Callable[[], AsyncOpenAI]",
+        scope: str,
+        provider: str = "chat",
+        max_tokens: str = MAX_TOKENS,
+        **settings: Any,
+    ) -> None:
+        super().__init__(model, make_client=make_client, scope=scope, provider=provider, **settings)
+        self._table = table(max_tokens)
+
+    def _decoder(self) -> ChatDecoder:
+        return ChatDecoder()
+
+    def _body(
+        self, plan: RequestPlan, request: Request, params: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        check_count(params)
+        body: dict[str, Any] = {
+            "model": request.model or self.model,
+            "messages": messages(plan, self.name),
+        }
+        if request.tools:
+            body["tools"] = [tool(each) for each in request.tools]
+        if request.streaming:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        more = translated(params, self._table)
+        return {**body, **more, **self._streaming(body, more, params)}
+
+    @staticmethod
+    def _streaming(body: Any, more: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of a stream, with ours among them, unless the caller wants none."""
+        if "stream_options" not in body:
+            return {}
+        if "stream_options" in params and params["stream_options"] is None:
+            return {"stream_options": None}
+        return {"stream_options": {**body["stream_options"], **more.get("stream_options", {})}}

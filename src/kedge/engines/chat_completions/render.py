@@ -1,0 +1,144 @@
+"""A plan as the messages of the Chat Completions API.
+
+What the model said in one go is one message with its calls, because this API wants the results directly
+behind it; two texts without a call between them stay two messages. Content that is only text goes as a
+string, which every server understands.
+"""
+
+from typing import Any
+
+from kedge.engines.speech import CallIds, Heard, Passage, Said, passages, unsupported
+from kedge.planning import RequestPlan
+from kedge.turns import (
+    AssistantBlock,
+    Block,
+    FilePart,
+    ImagePart,
+    OpaquePart,
+    Part,
+    RefusalPart,
+    SystemBlock,
+    TextPart,
+    ToolCallBlock,
+    ToolResultBlock,
+    UserBlock,
+)
+from kedge.turns.frozen import thaw
+
+Message = dict[str, Any]
+
+CALL_ID = r".{1,40}"
+"""The call ids that OpenAI takes in this API; longer ones go by another."""
+
+
+def messages(plan: RequestPlan, provider: str) -> list[Message]:
+    """The messages for what a plan sends; what cannot be said raises ``UnsupportedBlock``."""
+    ids, found = CallIds(CALL_ID), list[Message]()
+    if plan.instructions is not None:
+        found.append({"role": "system", "content": plan.instructions})
+    for passage in passages(plan, provider):
+        found += _Writer(provider, ids).passage(passage)
+    return found
+
+
+class _Writer:
+    def __init__(self, provider: str, ids: CallIds) -> None:
+        self.provider = provider
+        self.ids = ids
+
+    def passage(self, passage: Passage) -> list[Message]:
+        match passage:
+            case Said():
+                return self._said(passage)
+            case Heard():
+                results = [self._result(block) for block in passage.results]
+                return [*results, *map(self._words, passage.words)]
+
+    def _said(self, passage: Said) -> list[Message]:
+        found: list[Message] = []
+        for block in passage.blocks:
+            match block:
+                case AssistantBlock():
+                    parts = [self._spoken(part, block) for part in block.parts]
+                    if found and "tool_calls" in found[-1]:
+                        found[-1]["content"] = [*found[-1].get("content", ()), *parts]
+                    else:
+                        found.append({"role": "assistant", "content": parts})
+                case ToolCallBlock():
+                    if not found:
+                        found.append({"role": "assistant"})
+                    found[-1].setdefault("tool_calls", []).append(self._call(block))
+                case _:
+                    raise unsupported(block, self.provider, "remove it or say it in words")
+        for message in found:
+            if "content" in message:
+                message["content"] = _plain(message["content"])
+        return found
+
+    def _call(self, block: ToolCallBlock) -> Message:
+        call_id = self.ids.called(block)
+        if block.custom:
+            told = {"name": block.name, "input": block.arguments}
+            return {"id": call_id, "type": "custom", "custom": told}
+        told = {"name": block.name, "arguments": block.arguments}
+        return {"id": call_id, "type": "function", "function": told}
+
+    def _result(self, block: ToolResultBlock) -> Message:
+        for part in block.parts:
+            if not isinstance(part, TextPart):
+                remedy = "put it into a user block behind the result"
+                raise unsupported(block, self.provider, remedy, "its results are text")
+        content = _plain([self._part(part, block) for part in block.parts])
+        return {"role": "tool", "tool_call_id": self.ids.answered(block), "content": content}
+
+    def _words(self, block: UserBlock | SystemBlock) -> Message:
+        if isinstance(block, SystemBlock):
+            return {"role": block.role, "content": block.text}
+        content = _plain([self._part(part, block) for part in block.parts])
+        return {"role": "user", "content": content}
+
+    def _spoken(self, part: Part, block: Block) -> Message:
+        match part:
+            case TextPart():
+                return {"type": "text", "text": part.text}
+            case RefusalPart():
+                return {"type": "refusal", "refusal": part.text}
+            case _:
+                raise unsupported(block, self.provider, "say it in words")
+
+    def _part(self, part: Part, block: Block) -> Message:
+        match part:
+            case TextPart():
+                return {"type": "text", "text": part.text}
+            case ImagePart() if part.url:
+                detail = {} if part.detail == "auto" else {"detail": part.detail}
+                return {"type": "image_url", "image_url": {"url": part.url, **detail}}
+            case ImagePart():
+                remedy = "give the image itself, by kedge.image"
+                raise unsupported(block, self.provider, remedy, "it holds an image by its file id")
+            case FilePart() if not part.url:
+                source = {"file_data": part.data} if part.data else {"file_id": part.file_id}
+                named = {"filename": part.filename} if part.filename else {}
+                return {"type": "file", "file": {**source, **named}}
+            case FilePart():
+                remedy = "give the file itself, by kedge.file"
+                raise unsupported(block, self.provider, remedy, "it holds a file by its address")
+            case OpaquePart() if _is_native(part):
+                return thaw(part.content)
+            case _:
+                raise unsupported(
+                    block, self.provider, "remove that part", "it holds a foreign part"
+                )
+
+
+def _is_native(part: OpaquePart) -> bool:
+    """Whether an unknown part may be of this API: those of the Responses API have names of their own."""
+    kind = str(part.content.get("type"))
+    return kind == "input_audio" or not kind.startswith(("input_", "output_", "computer_"))
+
+
+def _plain(parts: list[Message]) -> str | list[Message]:
+    """A string, where there is one text and nothing else."""
+    if len(parts) == 1 and parts[0].keys() == {"type", "text"}:
+        return parts[0]["text"]
+    return parts

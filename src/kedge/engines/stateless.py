@@ -1,0 +1,200 @@
+"""Engines for APIs that remember nothing: every request sends everything.
+
+The plan is that of a stateless mode, with a true account of what is sent and what is left out. An answer
+is recorded like any other, as not stored: no request can be based on it, but what the provider sealed
+in it (a thought with its signature) can be proved later, and goes out again while it stands.
+"""
+
+import json
+import time
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kedge.engines.accounts import (
+    note_healing,
+    note_mode,
+    note_outcome,
+    note_plan,
+    note_refusal,
+    note_request,
+)
+from kedge.engines.outcomes import carrying, raise_for, taken_down
+from kedge.engines.protocol import Engine, Events, Request
+from kedge.engines.reading import cleaned, read_stream, read_whole
+from kedge.engines.transport import Sdk, Transport
+from kedge.errors import EngineError, RequestRefused, StreamCut, Unreachable
+from kedge.events import StreamEvent
+from kedge.events.assembler import Assembler
+from kedge.events.decoder import StreamDecoder
+from kedge.events.run import AnswerFinished, Healed, ModeChanged, RequestPlanned, TurnFinished
+from kedge.planning import RequestPlan, get_state, plan_request
+from kedge.turns import ReasoningBlock, Turn
+
+if TYPE_CHECKING:
+    from kedge.engines.transport import Client
+
+REASON = "stateless_api"
+"""Why a request goes out stateless although another mode was asked for."""
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What a person can do where a server is not there, or does not have the model."""
+
+    unreachable: str = ""
+    no_model: str = ""
+
+
+class StatelessEngine(Engine):
+    """What the engines of stateless APIs share; a subclass knows how its API puts things."""
+
+    path: ClassVar[str]
+    sdk: ClassVar[Sdk] = "openai"
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        make_client: "Callable[[], Client]",
+        scope: str,
+        provider: str,
+        params: Mapping[str, Any] | None = None,
+        advice: Advice | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.name = provider
+        self.model = model
+        self.scope = scope
+        self.params = dict(params or {})
+        self.transport = Transport(make_client, provider, self.sdk)
+        self._advice = advice or Advice()
+        self._clock = clock
+
+    @abstractmethod
+    def _decoder(self) -> StreamDecoder:
+        """A decoder for one answer."""
+
+    @abstractmethod
+    def _body(
+        self, plan: RequestPlan, request: Request, params: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The body of the request; members that are ``None`` are not sent."""
+
+    def _refuses_reasoning(self, error: EngineError) -> bool:
+        """Whether the server refused a request because of the reasoning in it."""
+        return False
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop."""
+        await self.transport.aclose()
+
+    def plan(self, turn: Turn, **options: Any) -> RequestPlan:
+        """What would be sent now, and why: everything, always."""
+        start = time.perf_counter()
+        plan = plan_request(turn, scope=self.scope, mode="stateless", now=self._clock())
+        note_plan(plan, time.perf_counter() - start)
+        return plan
+
+    async def events(self, turn: Turn, request: Request) -> Events:
+        """Send the Turn; without the reasoning in it, if the server refuses that."""
+        wanted = request.mode or get_state(turn).mode or "stateless"
+        if wanted != "stateless":
+            note_mode("stateless", wanted, REASON)
+            yield ModeChanged("stateless", wanted, REASON)
+        plan = self.plan(turn)
+        try:
+            async with aclosing(self._attempt(turn, request, plan)) as events:
+                async for event in events:
+                    yield event
+        except RequestRefused as error:
+            if not _has_reasoning(plan) or not self._refuses_reasoning(error):
+                raise
+        else:
+            return
+        note_healing("reasoning", "")
+        yield Healed("reasoning")
+        async with aclosing(self._attempt(turn, request, plan.without_reasoning())) as events:
+            async for event in events:
+                yield event
+
+    async def _attempt(self, turn: Turn, request: Request, plan: RequestPlan) -> Events:
+        """Send, and take the answer down."""
+        plan.check()
+        yield RequestPlanned(plan)
+        body = self._body(plan, request, {**self.params, **request.params})
+        content = _encode({k: v for k, v in body.items() if v is not None}).encode()
+        note_request(plan, len(content))
+        try:
+            async with aclosing(self._exchange(turn, plan, content, request)) as events:
+                async for event in events:
+                    if isinstance(event, AnswerFinished):
+                        turn = event.turn
+                    yield event
+        except EngineError as error:
+            carrying(error, turn, plan)
+            raise
+        yield TurnFinished(turn)
+
+    async def _exchange(
+        self, turn: Turn, plan: RequestPlan, content: bytes, request: Request
+    ) -> Events:
+        """Send one request; tell what comes back; end with ``AnswerFinished``."""
+        assembler, decoder = Assembler(), self._decoder()
+        cut: StreamCut | None = None
+        try:
+            async with aclosing(self._decoded(decoder, content, request)) as decoded:
+                async for event in decoded:
+                    assembler.feed(event)
+                    yield event
+        except StreamCut as error:
+            cut = error  # which matters only if the answer had not ended
+        outcome = assembler.finish()
+        finished = taken_down(
+            turn, outcome, plan, now=self._clock(), stored=False, retention=None, remembered=False
+        )
+        note_outcome(outcome, decoder.calls)
+        raise_for(outcome, self.name, finished, cut)
+        yield AnswerFinished(outcome, finished, plan)
+
+    async def _decoded(
+        self, decoder: StreamDecoder, content: bytes, request: Request
+    ) -> AsyncGenerator[StreamEvent]:
+        """The events of the answer, as they come."""
+        clean = self.transport.clean
+        try:
+            reply = await self.transport.post(self.path, content, streaming=request.streaming)
+            async with aclosing(reply):
+                if not reply.is_stream:
+                    for event in await read_whole(decoder, reply):
+                        yield cleaned(event, clean)
+                    return
+                async with aclosing(read_stream(decoder, reply)) as events:
+                    async for event in events:
+                        yield cleaned(event, clean)
+        except StreamCut:
+            raise  # whether that is a failure, the assembler will tell
+        except EngineError as error:
+            note_refusal(error)
+            raise self._advised(error) from error.__cause__
+
+    def _advised(self, error: EngineError) -> EngineError:
+        """The error, with what a person can do about it."""
+        advice = ""
+        if isinstance(error, Unreachable):
+            advice = self._advice.unreachable
+        elif error.status == 404:
+            advice = self._advice.no_model
+        if advice:
+            error.message = f"{error.message}; {advice}"
+        return error
+
+
+def _has_reasoning(plan: RequestPlan) -> bool:
+    left_out = {block.id for block in plan.left_out}
+    thoughts = (block for block in plan.delta if isinstance(block, ReasoningBlock))
+    return any(block.id not in left_out for block in thoughts)

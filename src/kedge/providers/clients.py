@@ -1,0 +1,100 @@
+"""The clients that carry requests: whose key they use, and which scope that makes."""
+
+import os
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from kedge.engines.scopes import make_scope
+from kedge.engines.transport import NO_KEY
+from kedge.errors import CannotConnect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anthropic import AsyncAnthropic
+    from openai import AsyncOpenAI
+
+_SETTINGS = ("timeout", "max_retries", "organization", "project", "default_headers")
+_OWNERS = {"organization": "OPENAI_ORG_ID", "project": "OPENAI_PROJECT_ID"}
+_TELLING = frozenset(
+    {"authorization", "api-key", "x-api-key", "openai-organization", "openai-project"}
+)
+"""Headers that tell one account from another."""
+
+
+def openai_client(
+    provider: str, base_url: str, api_key: str | None, settings: dict[str, Any]
+) -> "tuple[Callable[[], AsyncOpenAI], str]":
+    """What makes an openai client, and its scope; takes the client's own out of ``settings``."""
+    own = _own(settings)
+    key, owners = _checked(provider, api_key), _owners(provider, own)
+    scope = _scope(provider, base_url, key, own, settings, *owners.values())
+
+    def make_client() -> "AsyncOpenAI":
+        from openai import AsyncOpenAI, DefaultAioHttpClient
+
+        made = AsyncOpenAI(
+            api_key=key or NO_KEY,
+            base_url=base_url,
+            http_client=DefaultAioHttpClient(),  # the client's own other one, of half the cost
+            **own,
+        )
+        # By itself the client would tell every server who pays at OpenAI.
+        made.organization, made.project = owners["organization"], owners["project"]
+        return made
+
+    return make_client, scope
+
+
+def anthropic_client(
+    provider: str, base_url: str, api_key: str | None, settings: dict[str, Any]
+) -> "tuple[Callable[[], AsyncAnthropic], str]":
+    """What makes an anthropic client, and its scope; takes the client's own out of ``settings``."""
+    if find_spec("anthropic") is None:
+        raise CannotConnect(f"{provider} needs a package: pip install 'kedge[anthropic]'")
+    own = _own(settings)
+    key = _checked(provider, api_key)
+    scope = _scope(provider, base_url, key, own, settings)
+
+    def make_client() -> "AsyncAnthropic":
+        from anthropic import AsyncAnthropic, DefaultAioHttpClient
+
+        return AsyncAnthropic(
+            api_key=key or NO_KEY, base_url=base_url, http_client=DefaultAioHttpClient(), **own
+        )
+
+    return make_client, scope
+
+
+def _own(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: settings.pop(name) for name in _SETTINGS if name in settings}
+
+
+def _scope(
+    provider: str,
+    base_url: str,
+    key: str,
+    own: dict[str, Any],
+    settings: dict[str, Any],
+    *owners: str | None,
+) -> str:
+    headers: dict[str, str] = own.get("default_headers") or {}
+    telling = [value for name, value in sorted(headers.items()) if name.lower() in _TELLING]
+    given = settings.pop("scope", None)
+    return given or make_scope(provider, base_url, key, *owners, *telling)
+
+
+def _checked(provider: str, api_key: str | None) -> str:
+    """The key, without the line end of the file it was read from."""
+    key = (api_key or "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise CannotConnect(f"the key for {provider} holds characters that no key has: set it anew")
+    return key
+
+
+def _owners(provider: str, given: dict[str, Any]) -> dict[str, str | None]:
+    """On whose account requests go: as given, for OpenAI else as in the environment."""
+    return {
+        name: given.get(name) or (os.environ.get(variable) if provider == "openai" else None)
+        for name, variable in _OWNERS.items()
+    }

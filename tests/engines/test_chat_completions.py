@@ -1,0 +1,433 @@
+"""ChatCompletionsEngine: how a Turn and its parameters are put, and what becomes of the answers."""
+
+import json
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engines.odd import always, odd_server, whole
+from kedge.engines import ChatCompletionsEngine, Engine
+from kedge.engines import Request as Asked
+from kedge.engines.chat_completions.params import table, tool
+from kedge.engines.chat_completions.render import messages
+from kedge.engines.translating import translated
+from kedge.errors import (
+    EngineError,
+    RequestRefused,
+    Unreachable,
+    UnsupportedBlock,
+    UnsupportedParameter,
+)
+from kedge.events.run import ModeChanged
+from kedge.planning import ConversationState, get_state, plan_request, set_state
+from kedge.providers import connect
+from kedge.turns import (
+    Block,
+    FilePart,
+    FrozenMap,
+    ImagePart,
+    OpaquePart,
+    RefusalPart,
+    Turn,
+    assistant,
+    file,
+    image,
+    opaque,
+    reasoning,
+    system,
+    tool_call,
+    tool_result,
+    user,
+)
+
+AUDIO = {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}}
+PNG = "data:image/png;base64,aGk="
+ANSWER = {
+    "id": "chatcmpl-1",
+    "choices": [{"message": {"role": "assistant", "content": "Yes."}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+}
+
+
+def rendered(*blocks: Block) -> list[dict[str, Any]]:
+    """The messages for these blocks."""
+    plan = plan_request(Turn(blocks), scope="chat", mode="stateless", now=0)
+    return messages(plan, "chat")
+
+
+def test_each_kind_of_block_becomes_its_message() -> None:
+    """Text goes as a string, calls with the words before them, results directly behind."""
+    assert rendered(
+        system("Be kind."),
+        system("Be brief."),
+        user("Hello"),
+        assistant("Let me see."),
+        tool_call("roll", '{"sides":6}', call_id="c1"),
+        tool_call("apply", "patch", call_id="c2", custom=True),
+        tool_result("c1", "4"),
+        tool_result("c2", ["done", "and dusted"], custom=True),
+        system("Now be long.", role="developer"),
+        user("Go on"),
+        assistant([RefusalPart("No.")]),
+    ) == [
+        {"role": "system", "content": "Be kind.\n\nBe brief."},
+        {"role": "user", "content": "Hello"},
+        {
+            "role": "assistant",
+            "content": "Let me see.",
+            "tool_calls": [
+                {
+                    "id": "c1",
+                    "type": "function",
+                    "function": {"name": "roll", "arguments": '{"sides":6}'},
+                },
+                {"id": "c2", "type": "custom", "custom": {"name": "apply", "input": "patch"}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "4"},
+        {"role": "tool", "tool_call_id": "c2", "content": '["done", "and dusted"]'},
+        {"role": "developer", "content": "Now be long."},
+        {"role": "user", "content": "Go on"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+    ]
+
+
+def test_images_and_files_become_parts() -> None:
+    """By address or as themselves; a detail is said only where it is not the default."""
+    (message,) = rendered(
+        user(
+            [
+                "Look:",
+                image("https://x/y.png"),
+                image(b"hi", detail="low"),
+                file(b"pdf", filename="a.pdf"),
+                FilePart(file_id="file-1"),
+                OpaquePart(FrozenMap(AUDIO)),
+            ]
+        )
+    )
+    assert message["content"] == [
+        {"type": "text", "text": "Look:"},
+        {"type": "image_url", "image_url": {"url": "https://x/y.png"}},
+        {"type": "image_url", "image_url": {"url": PNG, "detail": "low"}},
+        {
+            "type": "file",
+            "file": {"file_data": "data:application/pdf;base64,cGRm", "filename": "a.pdf"},
+        },
+        {"type": "file", "file": {"file_id": "file-1"}},
+        AUDIO,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "words"),
+    [
+        ([user([ImagePart(file_id="f")])], "give the image itself"),
+        ([user([file("https://x/a.pdf")])], "give the file itself"),
+        ([user([OpaquePart(FrozenMap(type="input_video"))])], "remove that part"),
+        (
+            [user("x"), tool_call("f", "{}", call_id="c"), tool_result("c", [image(b"hi")])],
+            "its results are text; put it into a user block",
+        ),
+        ([user("x"), opaque({"type": "web_search_call", "id": "ws"})], "opaque web_search_call"),
+        (
+            [
+                tool_call("f", "{}", call_id="c"),
+                user("x"),
+                assistant("Meanwhile"),
+                user("y"),
+                tool_result("c", "1"),
+            ],
+            "the result of c comes later; move the result directly behind its call",
+        ),
+    ],
+)
+def test_what_cannot_be_said_names_the_block_and_what_to_do(
+    blocks: list[Block], words: str
+) -> None:
+    """Nothing of a Turn is left out without a word."""
+    with pytest.raises(UnsupportedBlock, match="before sending") as caught:
+        rendered(*blocks)
+    assert words in str(caught.value)
+    assert any(block.id in str(caught.value) for block in blocks)
+
+
+def test_words_between_a_call_and_its_result_come_behind_it() -> None:
+    """The results of calls come first of all that the model hears."""
+    roles = [
+        each["role"]
+        for each in rendered(
+            tool_call("f", "{}", call_id="c"), user("Hurry"), tool_result("c", "1"), user("Well?")
+        )
+    ]
+    assert roles == ["assistant", "tool", "user", "user"]
+
+
+def test_words_behind_a_call_go_with_it() -> None:
+    """A message has no order of words and calls; two messages would part a call from its result."""
+    first, *_ = rendered(
+        assistant("One"),
+        tool_call("f", "{}", call_id="c"),
+        assistant("Two"),
+        tool_result("c", "1"),
+    )
+    assert first["content"] == [{"type": "text", "text": "One"}, {"type": "text", "text": "Two"}]
+    assert len(first["tool_calls"]) == 1
+
+
+def test_long_call_ids_go_by_another_on_both_sides() -> None:
+    """OpenAI takes at most 40 characters here; the Turn keeps its own."""
+    call_id = "c" * 64
+    said, heard = rendered(tool_call("f", "{}", call_id=call_id), tool_result(call_id, "1"))
+    assert said["tool_calls"][0]["id"] == heard["tool_call_id"]
+    assert len(heard["tool_call_id"]) <= 40
+
+
+def test_thoughts_are_left_out_and_the_plan_says_so() -> None:
+    """This API seals no thoughts, and an unsealed one proves nothing."""
+    thought = reasoning(text="Hm", metadata={"response_id": "r", "output_index": 0})
+    turn = Turn([user("x"), thought, assistant("y", metadata={"response_id": "r"})])
+    plan = plan_request(turn, scope="chat", mode="stateless", now=0)
+    assert [each["role"] for each in messages(plan, "chat")] == ["user", "assistant"]
+    assert plan.left_out == (thought,)
+    assert "Left out: 1 block of reasoning" in plan.explain()
+
+
+def test_tools_are_translated_and_native_ones_go_as_they_are() -> None:
+    """Functions and free-form tools of the Responses API; everything else is the caller's."""
+    schema = {"type": "object", "properties": {}}
+    function = {"name": "f", "description": "d", "parameters": schema}
+    assert tool({"type": "function", **function, "strict": False}) == {
+        "type": "function",
+        "function": function,
+    }
+    assert tool({"type": "function", **function, "strict": True})["function"]["strict"] is True
+    grammar = {"syntax": "lark", "definition": "start: A"}
+    assert tool({"type": "custom", "name": "c", "format": {"type": "grammar", **grammar}}) == {
+        "type": "custom",
+        "custom": {"name": "c", "format": {"type": "grammar", "grammar": grammar}},
+    }
+    for native in ({"type": "function", "function": function}, {"type": "builtin", "x": 1}):
+        assert tool(native) == native
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"max_output_tokens": 5, "temperature": 0, "top_p": 0.5},
+            {"max_tokens": 5, "temperature": 0, "top_p": 0.5},
+        ),
+        ({"tool_choice": "required"}, {"tool_choice": "required"}),
+        (
+            {"tool_choice": {"type": "function", "name": "f"}},
+            {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+        ),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "function", "name": "f"}],
+                }
+            },
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {
+                        "mode": "auto",
+                        "tools": [{"type": "function", "function": {"name": "f"}}],
+                    },
+                }
+            },
+        ),
+        ({"parallel_tool_calls": False}, {"parallel_tool_calls": False}),
+        ({"text": {"format": {"type": "text"}, "verbosity": "low"}}, {"verbosity": "low"}),
+        (
+            {"text": {"format": {"type": "json_object"}}},
+            {"response_format": {"type": "json_object"}},
+        ),
+        (
+            {
+                "text": {
+                    "format": {
+                        "type": "json_schema",
+                        "name": "n",
+                        "schema": {"type": "object"},
+                        "strict": True,
+                    }
+                }
+            },
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": True},
+                }
+            },
+        ),
+        ({"reasoning": {"effort": "low", "summary": None}}, {"reasoning_effort": "low"}),
+        (
+            {"stop": ["x"], "metadata": {"a": "b"}, "user": "u"},
+            {"stop": ["x"], "metadata": {"a": "b"}, "user": "u"},
+        ),
+        ({"top_logprobs": 2}, {"logprobs": True, "top_logprobs": 2}),
+        ({"store": False, "truncation": "disabled", "background": False, "include": []}, {}),
+        ({"store": True}, {"store": True}),
+        (
+            {"seed": 7, "tomorrow": {"x": 1}, "max_tokens": 3},
+            {"seed": 7, "tomorrow": {"x": 1}, "max_tokens": 3},
+        ),
+        ({"temperature": None}, {}),
+    ],
+)
+def test_common_parameters_are_put_in_this_apis_words(given: Any, said: Any) -> None:
+    """Given in the names of the Responses API; unknown ones go through as they are."""
+    assert translated(given, table("max_tokens")) == said
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+        ({"reasoning": {"tomorrow": 1}}, "reasoning.tomorrow"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format 'grammar'"),
+        ({"text": 7}, "text"),
+        ({"tool_choice": {"type": "file_search"}}, "tool_choice 'file_search'"),
+        ({"previous_response_id": "r"}, "previous_response_id"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"background": True}, "background"),
+        ({"include": ["reasoning.encrypted_content"]}, "include"),
+    ],
+)
+def test_a_parameter_that_cannot_be_said_raises(given: Any, param: str) -> None:
+    """To leave it out would change the answer without a word."""
+    with pytest.raises(UnsupportedParameter) as caught:
+        translated(given, table("max_tokens"))
+    assert caught.value.param == param
+
+
+class Server:
+    """Answers and remembers what it was asked."""
+
+    def __init__(self, response: Any = None) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.response = response or (lambda: whole(ANSWER))
+
+    async def answer(self, request: Request) -> Response:
+        """Take a request down."""
+        self.bodies.append(json.loads(await request.body()))
+        return self.response()
+
+
+async def run(engine: Engine, turn: Turn | None = None, **options: Any) -> Turn:
+    """One answer."""
+    async with engine:
+        return await engine.run(turn or Turn([user("Hello")]), **options)
+
+
+async def test_a_request_says_model_messages_tools_and_parameters() -> None:
+    """The engine's parameters go with every request; those of the request win."""
+    server = Server()
+    with odd_server(server.answer) as url:
+        engine = connect(f"chat:{url}#m", params={"temperature": 1, "seed": 1})
+        offered = ({"type": "function", "name": "f", "parameters": {}},)
+        await run(engine, temperature=0, tools=offered, max_output_tokens=9)
+        await run(engine, streaming=True, model="other")
+        await run(engine, streaming=True, stream_options=None)
+        await run(engine, streaming=True, stream_options={"include_obfuscation": False})
+    first, second, third, fourth = server.bodies
+    assert first == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+        "temperature": 0,
+        "seed": 1,
+        "max_tokens": 9,
+    }
+    assert (second["model"], second["stream"]) == ("other", True)
+    assert second["stream_options"] == {"include_usage": True}
+    assert "stream_options" not in third
+    assert fourth["stream_options"] == {"include_usage": True, "include_obfuscation": False}
+
+
+async def test_openai_takes_the_limit_by_its_newer_name() -> None:
+    """Its newer models refuse the older one, and other servers do not know the newer one."""
+    for address, name in (
+        ("https://api.openai.com/v1", "max_completion_tokens"),
+        ("http://127.0.0.1:1/v1", "max_tokens"),
+    ):
+        engine = connect(f"chat:{address}#m")
+        assert isinstance(engine, ChatCompletionsEngine)
+        plan = engine.plan(Turn([user("x")]))
+        body = engine._body(plan, Asked(), {"max_output_tokens": 1})
+        assert body[name] == 1
+
+
+async def test_several_answers_are_not_asked_for() -> None:
+    """A Turn goes on with one."""
+    with pytest.raises(UnsupportedParameter, match="send it several times"):
+        await run(connect("chat:http://127.0.0.1:1/v1#m"), n=2)
+
+
+async def test_another_mode_than_stateless_is_said_to_be_changed() -> None:
+    """A conversation that was chained elsewhere goes on, and an event tells the difference."""
+    with odd_server(Server().answer) as url:
+        async with connect(f"chat:{url}#m") as engine:
+            turn = set_state(Turn([user("x")]), ConversationState("chained"))
+            async with engine.stream(turn) as stream:
+                events = [event async for event in stream]
+    assert events[0] == ModeChanged("stateless", "chained", "stateless_api")
+    assert stream.plan is not None
+    assert (stream.plan.mode, stream.plan.anchor, stream.plan.delta) == (
+        "stateless",
+        None,
+        turn.blocks,
+    )
+
+
+async def test_a_server_that_is_not_there_or_lacks_the_model_tells_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One line, with the command that helps."""
+    monkeypatch.setenv("OLLAMA_HOST", "127.0.0.1:1")
+    with pytest.raises(Unreachable, match="start it with: ollama serve"):
+        await run(connect("ollama:llama3.2", max_retries=0))
+    told = {"error": {"message": 'model "llama3.2" not found, try pulling it first'}}
+    with odd_server(always(lambda: whole(told, 404))) as url:
+        monkeypatch.setenv("OLLAMA_HOST", url.removesuffix("/v1"))
+        with pytest.raises(RequestRefused, match=r"fetch it with: ollama pull llama3\.2") as caught:
+            await run(connect("ollama:llama3.2"))
+        assert "\n" not in str(caught.value)
+        assert caught.value.status == 404
+        with pytest.raises(RequestRefused, match="is 'm' a model of this server"):
+            await run(connect(f"chat:{url}#m"))
+    with pytest.raises(Unreachable, match="start the server"):
+        await run(connect("chat:http://127.0.0.1:1/v1#m", max_retries=0))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, [], {"error": {"message": "out of credit"}}, {"detail": "no"}, "<html>"],
+    ids=["object", "list", "error", "detail", "page"],
+)
+async def test_what_is_no_completion_is_never_success(body: Any) -> None:
+    """Status 200 alone makes no answer."""
+    with odd_server(Server(lambda: whole(body)).answer) as url:
+        for streaming in (False, True):
+            with pytest.raises(EngineError, match="not a response") as caught:
+                await run(connect(f"chat:{url}#m"), streaming=streaming)
+            assert caught.value.turn == Turn([user("Hello")])
+            assert caught.value.plan is not None
+
+
+async def test_an_answer_is_taken_down_without_becoming_what_a_server_remembers() -> None:
+    """Its record says that it is not stored, and the state of other servers is left alone."""
+    known = ConversationState(previous_response_id="resp_1", conversation_id="conv_1")
+    with odd_server(Server().answer) as url:
+        turn = await run(connect(f"chat:{url}#m"), set_state(Turn([user("x")]), known))
+    state = get_state(turn)
+    assert (state.previous_response_id, state.conversation_id) == ("resp_1", "conv_1")
+    (record,) = state.anchors
+    assert (record.response_id, record.stored, record.expires_at) == ("chatcmpl-1", False, None)

@@ -1,0 +1,282 @@
+"""Recorded-shape streams of the stateless APIs: the same laws as for the Responses API.
+
+The chat transcripts have the shapes of OpenAI, Azure, DeepSeek, OpenRouter, Mistral, Ollama, vLLM and
+llama.cpp, with their habits: reasoning under two names and as parts, calls without ids, all under number
+0, at once, with an object for arguments, or under a new id with every piece.
+"""
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from events.streams import TRANSCRIPTS, assembled, sse
+from kedge.events import ChatDecoder, Outcome, StreamDecoder, StreamEvent, Usage
+from kedge.turns import Block, RefusalPart, assistant, reasoning, tool_call
+
+DECODERS: dict[str, type[StreamDecoder]] = {"chat": ChatDecoder}
+PATHS = {
+    f"{api}/{path.stem}": path
+    for api in DECODERS
+    for path in sorted((TRANSCRIPTS / api).glob("*.sse"))
+}
+MADE_UP = "made up"
+"""Stands for a call id that the server did not give."""
+THOUGHT = "Two and two make four."
+_MADE = re.compile(r"call_18[0-9a-f]{24}")
+BERN, SIX = '{"city":"Bern"}', '{"sides":6}'
+
+EXPECTED: dict[str, tuple[str, list[Block]]] = {
+    "chat/text": ("completed", [assistant("Hello \U0001f600 from Zürich.")]),
+    "chat/tool_call": (
+        "completed",
+        [tool_call("get_weather", '{"city":"Zürich"}', call_id="call_a1")],
+    ),
+    "chat/parallel_calls": (
+        "completed",
+        [
+            assistant("Both."),
+            tool_call("get_weather", BERN, call_id="call_alpha"),
+            tool_call("get_time", '{"zone":"CET"}', call_id="call_beta"),
+        ],
+    ),
+    "chat/refusal": ("completed", [assistant([RefusalPart("I can't help with that.")])]),
+    "chat/length": ("incomplete", [assistant("Once upon a")]),
+    "chat/content_filter": ("incomplete", [assistant("Well")]),
+    "chat/custom_tool": (
+        "completed",
+        [tool_call("apply", "*** Begin\n+ naïve\n*** End", call_id="call_patch", custom=True)],
+    ),
+    "chat/deepseek": ("completed", [reasoning(text=THOUGHT), assistant("It is 4")]),
+    "chat/openrouter": ("completed", [reasoning(text=THOUGHT), assistant("4")]),
+    "chat/ollama_calls": (
+        "completed",
+        [
+            tool_call("get_weather", BERN, call_id="call_x1"),
+            tool_call("get_weather", '{"city":"Basel"}', call_id="call_x2"),
+        ],
+    ),
+    "chat/no_ids": (
+        "completed",
+        [tool_call("roll", SIX, call_id=MADE_UP), tool_call("flip", "{}", call_id=MADE_UP)],
+    ),
+    "chat/object_arguments": (
+        "completed",
+        [
+            tool_call("roll", '{"sides": 6}', call_id="call_o1"),
+            tool_call("now", "{}", call_id="call_o2"),
+        ],
+    ),
+    "chat/new_id_each_piece": (
+        "completed",
+        [tool_call("get_weather", BERN, call_id="chatcmpl-tool-1")],
+    ),
+    "chat/no_done": ("completed", [assistant("Just words")]),
+    "chat/azure": ("completed", [assistant("Hi there")]),
+    "chat/thinking_parts": ("completed", [reasoning(text=THOUGHT), assistant("4!")]),
+    "chat/function_call": ("completed", [tool_call("roll", SIX, call_id=MADE_UP)]),
+    "chat/error": ("failed", [assistant("Let")]),
+    "chat/choice_error": ("failed", [assistant("Let me")]),
+}
+ENDS_BEFORE_THE_LAST = {"chat": '"finish_reason":"', "anthropic": '"message_stop"'}
+"""What the message holds with which an answer of each API has ended."""
+
+all_transcripts = pytest.mark.parametrize("name", PATHS)
+
+
+def stream_of(name: str) -> bytes:
+    """The bytes of a transcript."""
+    return PATHS[name].read_bytes()
+
+
+def pieces_of(name: str) -> list[bytes]:
+    """Its messages, one by one."""
+    return [piece + b"\n\n" for piece in stream_of(name).split(b"\n\n") if piece]
+
+
+def decoder_for(name: str) -> StreamDecoder:
+    """A decoder of the transcript's API."""
+    return DECODERS[name.partition("/")[0]]()
+
+
+def decoded(name: str, *chunks: bytes) -> list[StreamEvent]:
+    """What the decoder says to these chunks and to their end."""
+    decoder = decoder_for(name)
+    return [event for chunk in chunks for event in decoder.feed(chunk)] + decoder.close()
+
+
+def outcome(name: str, *chunks: bytes) -> Outcome:
+    """From bytes to the outcome."""
+    return assembled(decoded(name, *chunks))
+
+
+def normal(value: object) -> str:
+    """Events or blocks, without what is made up here and differs from run to run."""
+    return _MADE.sub(MADE_UP, repr(value))
+
+
+def contents(blocks: object) -> list[str]:
+    """What blocks say."""
+    return [normal((b.kind, b.content)) for b in blocks]  # type: ignore[attr-defined]
+
+
+def test_every_transcript_is_expected_and_every_expectation_has_its_transcript() -> None:
+    """Nothing is recorded in vain."""
+    assert sorted(EXPECTED) == sorted(PATHS)
+    assert all(isinstance(path, Path) for path in PATHS.values())
+
+
+@all_transcripts
+def test_a_stream_gives_its_blocks(name: str) -> None:
+    """Fed whole, each stream ends as it should and holds what it should."""
+    status, blocks = EXPECTED[name]
+    result = outcome(name, stream_of(name))
+    assert (result.status, contents(result.blocks)) == (status, contents(blocks))
+
+
+@all_transcripts
+def test_blocks_know_where_they_come_from(name: str) -> None:
+    """Response id, place and origin are noted on each block; places leave none out."""
+    result = outcome(name, stream_of(name))
+    assert result.response_id
+    assert [block.metadata["output_index"] for block in result.blocks] == list(
+        range(len(result.blocks))
+    )
+    for block in result.blocks:
+        assert (block.origin, block.response_id) == ("engine", result.response_id)
+
+
+@all_transcripts
+def test_a_stream_fed_byte_by_byte_gives_the_same(name: str) -> None:
+    """One byte at a time: the same events."""
+    stream = stream_of(name)
+    pieces = [stream[at : at + 1] for at in range(len(stream))]
+    assert normal(decoded(name, *pieces)) == normal(decoded(name, stream))
+
+
+@given(st.sampled_from(sorted(PATHS)), st.data())
+def test_a_stream_in_any_chunks_gives_the_same(name: str, data: st.DataObject) -> None:
+    """Wherever a network cuts the stream, the events are the same."""
+    stream = stream_of(name)
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=20))
+    edges = [0, *sorted(cuts), len(stream)]
+    chunks = [stream[a:b] for a, b in pairwise(edges)]
+    assert normal(decoded(name, *chunks)) == normal(decoded(name, stream))
+
+
+@all_transcripts
+@pytest.mark.parametrize("end", [b"\r\n", b"\r"], ids=["CRLF", "CR"])
+def test_a_stream_with_other_line_ends_gives_the_same(name: str, end: bytes) -> None:
+    """Line ends are no part of the content."""
+    other = decoded(name, stream_of(name).replace(b"\n", end))
+    assert normal(other) == normal(decoded(name, stream_of(name)))
+
+
+@all_transcripts
+def test_messages_as_texts_or_objects_give_the_same(name: str) -> None:
+    """However the messages come, they say the same."""
+    data = [
+        line.removeprefix("data: ")
+        for line in stream_of(name).decode().splitlines()
+        if line.startswith("data: {")
+    ]
+    expected = normal(decoded(name, stream_of(name)))
+    for messages in (data, [json.loads(each) for each in data]):
+        decoder = decoder_for(name)
+        events = [event for each in messages for event in decoder.feed_message(each)]
+        assert normal(events + decoder.close()) == expected
+
+
+@all_transcripts
+def test_a_stream_cut_at_any_message_is_never_taken_for_whole(name: str) -> None:
+    """Before the model said that it had finished there is no success, and nothing that it did not say."""
+    _, blocks = EXPECTED[name]
+    pieces = pieces_of(name)
+    mark = ENDS_BEFORE_THE_LAST[name.partition("/")[0]].encode()
+    end = next((at for at, piece in enumerate(pieces) if mark in piece), len(pieces))
+    for at in range(len(pieces)):
+        result = outcome(name, *pieces[:at])
+        if at <= end:
+            assert result.status in ("cut", "failed"), at
+        words = [words_of(block) for block in blocks]
+        for block in result.blocks:
+            place = block.metadata["output_index"]
+            assert isinstance(place, int)
+            assert words[place].startswith(words_of(block))
+            assert block.metadata.get("partial") or at > end or block.kind != "assistant"
+
+
+@all_transcripts
+def test_a_stream_cut_at_any_byte_says_nothing_more_than_at_its_last_message(name: str) -> None:
+    """Half a message is no message, unless it lacks only its line end."""
+    stream, pieces = stream_of(name), pieces_of(name)
+    ends = [0]
+    for piece in pieces:
+        ends.append(ends[-1] + len(piece))
+    known = [normal(decoded(name, stream[:end])) for end in ends]
+    for at in range(0, len(stream), 7):
+        whole = max(index for index, end in enumerate(ends) if end <= at)
+        near = min(whole + 1, len(pieces))
+        assert normal(decoded(name, stream[:at])) in (known[whole], known[near])
+
+
+@all_transcripts
+def test_unknown_messages_in_between_change_nothing(name: str) -> None:
+    """A type of tomorrow is carried along as it is and breaks nothing."""
+    news = sse([{"type": "tomorrow", "object": "tomorrow", "delta": {"deep": [1]}, "index": 99}])
+    noise = b": ping\n\nevent: keepalive\ndata: still here\n\ndata:\n\n" + news
+    woven = b"".join(noise + piece for piece in pieces_of(name))
+    assert contents(outcome(name, woven).blocks) == contents(outcome(name, stream_of(name)).blocks)
+    assert outcome(name, woven).status == EXPECTED[name][0]
+
+
+@all_transcripts
+def test_with_any_one_message_unreadable_a_response_is_right_or_not_success(name: str) -> None:
+    """Completed means: exactly these blocks, whatever happened on the way."""
+    _, blocks = EXPECTED[name]
+    pieces = pieces_of(name)
+    for at, piece in enumerate(pieces):
+        if b"data: {" not in piece:
+            continue
+        result = outcome(name, *pieces[:at], b'data: {"id": \n\n', *pieces[at + 1 :])
+        if result.completed:
+            assert contents(result.blocks) == contents(blocks), at
+
+
+def words_of(block: Block) -> str:
+    """All that a block says, in one piece."""
+    texts = "".join(getattr(block, "texts", ()))
+    return texts + "".join(str(getattr(block, n, "")) for n in ("text", "refusal", "arguments"))
+
+
+@pytest.mark.parametrize(
+    ("name", "usage"),
+    [
+        ("chat/text", Usage(12, 8, 6, 2, 18)),
+        ("chat/deepseek", Usage(9, 4, 20, 12, 29)),
+        ("chat/openrouter", Usage(9, 0, 20, 0, 29)),
+        ("chat/no_done", None),
+    ],
+)
+def test_tokens_are_read_wherever_a_server_counts_them(name: str, usage: Usage | None) -> None:
+    """In a chunk of their own, with the last words, by other names, or not at all."""
+    assert outcome(name, stream_of(name)).usage == usage
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "code"),
+    [
+        ("chat/length", "max_output_tokens", ""),
+        ("chat/content_filter", "content_filter", ""),
+        ("chat/error", "", "500"),
+        ("chat/choice_error", "", "server_error"),
+    ],
+)
+def test_an_answer_that_did_not_end_well_says_why(name: str, reason: str, code: str) -> None:
+    """Reasons have one name for all providers."""
+    result = outcome(name, stream_of(name))
+    assert (result.reason, result.code) == (reason, code)
