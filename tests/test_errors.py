@@ -10,6 +10,7 @@ from kedge.errors import EngineError, InvalidJSON, KedgeError
 
 MADE_FROM: dict[str, tuple[Any, ...]] = {
     "Blocked": ("secrets", "the answer"),
+    "HeadConflict": ("conv_1", 7, 8),
     "InvalidArguments": ("get_weather", ["city: missing"]),
     "InvalidJSON": ("$.blocks[0]", "missing"),
     "InvalidScript": ("script.toml", "is wrong"),

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 HOMES: dict[str, str] = {
     # Engines
     "Chat": "kedge.chat",
+    "Conversation": "kedge.conversation",
     "connect": "kedge.providers",
+    "open_store": "kedge.store",
     "run_sync": "kedge.loops",
     "with_middleware": "kedge.middleware",
     # Turns
@@ -35,6 +37,7 @@ HOMES: dict[str, str] = {
     "CannotConnect": "kedge.errors",
     "ChainRefused": "kedge.errors",
     "EngineError": "kedge.errors",
+    "HeadConflict": "kedge.errors",
     "InvalidJSON": "kedge.errors",
     "InvalidTurn": "kedge.errors",
     "KedgeError": "kedge.errors",
@@ -42,6 +45,7 @@ HOMES: dict[str, str] = {
     "RateLimited": "kedge.errors",
     "RequestRefused": "kedge.errors",
     "ServerFailed": "kedge.errors",
+    "StoreError": "kedge.errors",
     "StreamCut": "kedge.errors",
     "ToolError": "kedge.errors",
     "Unreachable": "kedge.errors",
@@ -54,11 +58,13 @@ __all__ = list(HOMES)  # pyright: ignore[reportUnsupportedDunderAll] - the test 
 
 if TYPE_CHECKING:
     from kedge.chat import Chat as Chat
+    from kedge.conversation import Conversation as Conversation
     from kedge.errors import AnswerIncomplete as AnswerIncomplete
     from kedge.errors import Blocked as Blocked
     from kedge.errors import CannotConnect as CannotConnect
     from kedge.errors import ChainRefused as ChainRefused
     from kedge.errors import EngineError as EngineError
+    from kedge.errors import HeadConflict as HeadConflict
     from kedge.errors import InvalidJSON as InvalidJSON
     from kedge.errors import InvalidTurn as InvalidTurn
     from kedge.errors import KedgeError as KedgeError
@@ -66,6 +72,7 @@ if TYPE_CHECKING:
     from kedge.errors import RateLimited as RateLimited
     from kedge.errors import RequestRefused as RequestRefused
     from kedge.errors import ServerFailed as ServerFailed
+    from kedge.errors import StoreError as StoreError
     from kedge.errors import StreamCut as StreamCut
     from kedge.errors import ToolError as ToolError
     from kedge.errors import Unreachable as Unreachable
@@ -74,6 +81,7 @@ if TYPE_CHECKING:
     from kedge.loops import run_sync as run_sync
     from kedge.middleware import with_middleware as with_middleware
     from kedge.providers import connect as connect
+    from kedge.store import open_store as open_store
     from kedge.turns import Turn as Turn
     from kedge.turns import assistant as assistant
     from kedge.turns import diff as diff

@@ -20,6 +20,16 @@
     ├── BrokenInstallation   a file of the package itself is damaged
     ├── InvalidScript        a script of the practice model is wrong; ``place`` says where
     ├── InvalidSetting       a setting that cannot be: a limit below one, a key that is none
+    ├── StoreError           the store cannot do what was asked; ``retryable`` tells if it may later
+    │   ├── CannotOpenStore      a wrong address or password, no database of ours, or a newer one
+    │   ├── HeadConflict         somebody else moved the head first; both branches are kept
+    │   ├── KeyReused            an idempotency key came back with another message
+    │   ├── NotInStore           no such conversation, node or block
+    │   ├── StoreBusy            others hold it for too long: a lock, or every connection
+    │   ├── StoreDamaged         what is stored is not what was written
+    │   ├── StoreFull            no space left; nothing was written
+    │   ├── StoreReadOnly        it may be read only; nothing was written
+    │   └── StoreUnreachable     the database server is gone, or was never there
     ├── StreamTooLarge       a stream holds a line or a message beyond its bound
     ├── ToolError            about tools and their calls
     │   ├── InvalidTool      what cannot be a tool, or stands in a toolbox twice
@@ -115,6 +125,64 @@ class InvalidSetting(KedgeError, ValueError):
     """A setting that cannot be; the message says which, and what it may be."""
 
 
+class StoreError(KedgeError):
+    """The store cannot do what was asked; ``retryable`` tells whether it may later."""
+
+    retryable = False
+
+
+class CannotOpenStore(StoreError):
+    """The store cannot be opened: a wrong address or password, no database of ours, a newer one."""
+
+
+class HeadConflict(StoreError):
+    """Somebody else moved the head first.
+
+    Nothing is lost: ``node`` is ours, saved on a branch of its own, and ``head`` is theirs.
+    """
+
+    def __init__(self, conversation: str, node: int, head: int) -> None:
+        super().__init__(
+            f"the head of {conversation} moved to node {head} meanwhile; ours is kept as node "
+            f"{node}: refresh and go on from theirs, or fork(at={node}) to go on from ours"
+        )
+        self.conversation = conversation
+        self.node = node
+        self.head = head
+
+
+class KeyReused(StoreError):
+    """An idempotency key came back with another message than the first time."""
+
+
+class NotInStore(StoreError, LookupError):
+    """There is no such conversation, node or block."""
+
+
+class StoreBusy(StoreError):
+    """Others hold the store for too long: its lock, or every connection of the pool."""
+
+    retryable = True
+
+
+class StoreDamaged(StoreError):
+    """What is stored is not what was written; ``verify`` names every place."""
+
+
+class StoreFull(StoreError):
+    """There is no space left; nothing was written."""
+
+
+class StoreReadOnly(StoreError):
+    """The store may only be read; nothing was written."""
+
+
+class StoreUnreachable(StoreError):
+    """The database server is gone, or was never there."""
+
+    retryable = True
+
+
 class StreamTooLarge(KedgeError):
     """A stream holds a line or a message beyond its bound; ``limit`` is the bound in bytes."""
 
@@ -194,9 +262,9 @@ class UnsupportedParameter(KedgeError, ValueError):
 class EngineError(KedgeError):
     """A request failed.
 
-    ``turn`` is the Turn to go on from: what was sent, with everything that is known to hold. ``partial``
-    are blocks that arrived before the failure. ``retryable`` tells whether the same request may
-    succeed later.
+    ``turn`` is the Turn to go on from: what was sent, with everything that is known to hold.
+    ``partial`` are blocks that arrived before the failure. ``retryable`` tells whether the same
+    request may succeed later.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Chat: give it the state and a message, take the answer and the new state.
 
-A Chat keeps nothing between calls: all there is to know about a conversation is in the state bytes, which
-its owner keeps where they like. So the same bytes continue a conversation in any process, and two calls
-from the same bytes are two branches of it, both right.
+A Chat keeps nothing between calls: all there is to know about a conversation is in the state bytes,
+which its owner keeps where they like. So the same bytes continue a conversation in any process, and
+two calls from the same bytes are two branches of it, both right.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,20 +10,16 @@ from dataclasses import replace
 from typing import Any, Self
 
 from kedge.chat.answer import Answer, ChatStream, Write
+from kedge.chat.composing import Tools, composed
 from kedge.chat.inspecting import StateReport, report
 from kedge.chat.sealing import Key, Sealer
 from kedge.chat.state import ChatState, Discarded, as_bytes, read_state, state_of, write_state
 from kedge.compaction import Compactor, compacted
 from kedge.engines import Engine, Middleware, innermost
-from kedge.middleware import compact, with_middleware
-from kedge.middleware.repair import repair as repairing
-from kedge.middleware.tools import tools as tooling
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan
 from kedge.providers import connect
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
-from kedge.tools import Toolbox
-from kedge.tools.registry import AnyTool
 from kedge.turns import Block, Turn, user
 from kedge.turns.turn import count_leading
 
@@ -58,7 +54,7 @@ class Chat:
         self,
         engine: Engine | str,
         *,
-        tools: Toolbox | Iterable[AnyTool | Callable[..., Any]] = (),
+        tools: Tools = (),
         middleware: Sequence[Middleware] = (),
         compactor: Compactor | None = None,
         key: Key | Iterable[Key] | None = None,
@@ -71,18 +67,15 @@ class Chat:
         self.compactor = compactor
         self.sealer = None if key is None else Sealer(key)
         self._counter = counter
-        toolbox = tools if isinstance(tools, Toolbox) else Toolbox(*tools)
-        stack = [*middleware]
-        if compactor is not None:
-            keep_short = compact(
-                compactor, engine=self._base, counter=counter, resend_limit=resend_limit
-            )
-            stack.insert(0, keep_short)
-        if toolbox:
-            stack.append(tooling(toolbox=toolbox))
-        if repair:
-            stack.append(repairing())
-        self.engine = with_middleware(self._base, *stack)
+        self.engine = composed(
+            self._base,
+            tools=tools,
+            middleware=middleware,
+            compactor=compactor,
+            counter=counter,
+            resend_limit=resend_limit,
+            repair=repair,
+        )
 
     async def chat_with_state(self, state: State, *blocks: Block | str, **options: Any) -> Answer:
         """Say something, and get the answer with the state to go on with.

@@ -1,0 +1,387 @@
+"""Conversation: a named, durable Turn with a head on its chain.
+
+It is an engine with its middleware, and a place in a store. Every message is a step of a tree that
+never forgets: ``undo``, ``edit``, ``regenerate`` and ``fork`` go elsewhere in the tree, and what was
+there stays. The head moves by compare-and-swap, so any number of processes may work on one
+conversation.
+"""
+
+import hashlib
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Self
+
+from kedge.chat.composing import Tools, composed
+from kedge.compaction import Compactor
+from kedge.compaction.summarising import ASK, summary_block
+from kedge.conversation.places import find_node, last_asked, resumable, step_back
+from kedge.conversation.recall import recall
+from kedge.conversation.reply import Reply
+from kedge.conversation.running import LEASE, ConversationStream, Run, Task, claimed, kept_alive
+from kedge.conversation.saving import Place
+from kedge.conversation.taking import Price
+from kedge.engines import Engine, Middleware
+from kedge.engines.protocol import answer_text
+from kedge.errors import InvalidSetting
+from kedge.events import Event, Usage
+from kedge.events.run import TurnFinished
+from kedge.planning import Mode, RequestPlan
+from kedge.planning.canonical import canonical_json
+from kedge.providers import connect
+from kedge.store import ConversationRow, Node, ResponseRow, Store
+from kedge.store.rows import Kind
+from kedge.tokens import DEFAULT_COUNTER, TokenCounter
+from kedge.turns import Block, Turn, new_id, user
+from kedge.turns.frozen import EMPTY
+
+
+class Conversation:
+    """A conversation in a store. Make one with ``create``, ``open`` or ``fork``.
+
+    ``engine`` is an engine or a model string; ``tools``, ``middleware``, ``compactor``, ``counter``,
+    ``resend_limit`` and ``repair`` are those of ``Chat``. ``price`` tells what a response cost.
+    ``lease`` is for how many seconds a turn with an idempotency key is left to a process that shows
+    no sign of life.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        row: ConversationRow,
+        node: Node,
+        turn: Turn,
+        engine: Engine | str,
+        *,
+        tools: Tools = (),
+        middleware: Sequence[Middleware] = (),
+        compactor: Compactor | None = None,
+        counter: TokenCounter = DEFAULT_COUNTER,
+        resend_limit: int | None = None,
+        repair: bool = True,
+        price: Price | None = None,
+        lease: float = LEASE,
+    ) -> None:
+        self.store = store
+        self.row = row
+        self.turn = turn
+        """The conversation so far, up to the head as it was last seen."""
+        self._node = node
+        self._base = connect(engine) if isinstance(engine, str) else engine
+        self.engine = composed(
+            self._base,
+            tools=tools,
+            middleware=middleware,
+            compactor=compactor,
+            counter=counter,
+            resend_limit=resend_limit,
+            repair=repair,
+            innermost=[recall(store)],
+        )
+        self.price = price
+        if lease <= 0:
+            raise InvalidSetting("a lease is a number of seconds, above 0")
+        self.lease = lease
+
+    @classmethod
+    async def create(
+        cls,
+        store: Store,
+        engine: Engine | str,
+        *,
+        title: str = "",
+        tags: Iterable[str] = (),
+        blocks: Iterable[Block | str] = (),
+        mode: Mode | None = None,
+        retention: float | None = None,
+        data: Mapping[str, Any] = EMPTY,
+        id: str = "",  # noqa: A002 - the word of the contract
+        **settings: Any,
+    ) -> Self:
+        """A new conversation, which may begin with blocks.
+
+        ``mode="stateless"`` keeps nothing with the provider: encrypted reasoning is kept here.
+        ``retention`` is how many seconds the provider is relied on to keep a response.
+        """
+        row = await store.create(title, tags=tags, mode=mode, retention=retention, data=data, id=id)
+        made = await cls._at_head(store, row, engine, settings)
+        given = tuple(_as_block(each) for each in blocks)
+        if given:
+            await made.append(*given)
+        return made
+
+    @classmethod
+    async def open(cls, store: Store, id: str, engine: Engine | str, **settings: Any) -> Self:  # noqa: A002
+        """The conversation with this id, at its head."""
+        return await cls._at_head(store, await store.conversation(id), engine, settings)
+
+    @classmethod
+    async def _at_head(
+        cls, store: Store, row: ConversationRow, engine: Engine | str, settings: Mapping[str, Any]
+    ) -> Self:
+        loaded = await store.load(row)
+        return cls(store, row, loaded.node, loaded.turn(row.id), engine, **settings)
+
+    @staticmethod
+    async def list(
+        store: Store, *, tag: str | None = None, archived: bool | None = False, limit: int = 100
+    ) -> Sequence[ConversationRow]:
+        """The conversations of a store, the one that changed last first."""
+        return await store.conversations(tag=tag, archived=archived, limit=limit)
+
+    @property
+    def id(self) -> str:
+        """The conversation's name, everywhere and for good."""
+        return self.row.id
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return self.row.title
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Its tags."""
+        return self.row.tags
+
+    @property
+    def head(self) -> int:
+        """The node where the conversation stands, as it was last seen."""
+        return self._node.id
+
+    # Talking
+
+    async def send(self, *said: Block | str, key: str = "", **options: Any) -> Reply:
+        """Say something, and get the answer; both are in the store by then.
+
+        The same ``key`` runs once, whoever asks and however often; later ones get the answer that is
+        there. ``options`` are those of an engine's ``run``.
+        """
+        options.setdefault("streaming", False)
+        async with self.stream(*said, key=key, **options) as stream:
+            return await stream.finish()
+
+    def stream(self, *said: Block | str, key: str = "", **options: Any) -> ConversationStream:
+        """The same, watching what happens: iterate to the end, then take ``reply``."""
+        blocks = tuple(_as_block(each) for each in said)
+        if key:
+            return ConversationStream(self._once(key, blocks, options))
+        return ConversationStream(self._events(self._task(blocks), options))
+
+    async def resume(self, node: int | None = None, **options: Any) -> Reply:
+        """Go on with a question that was saved and never answered: the newest, or that at ``node``."""
+        options.setdefault("streaming", False)
+        at = await resumable(self.store, self.row, node)
+        return await self._resumed(at, options)
+
+    async def pending(self) -> Sequence[Node]:
+        """Questions that were saved and never answered: on their way, or left by a crash."""
+        return await self.store.pending(self.row)
+
+    async def append(self, *said: Block | str, kind: Kind = "added") -> Node:
+        """Add blocks without asking the model."""
+        turn = self.turn.append(*(_as_block(each) for each in said))
+        return await self._put(turn, kind)
+
+    def plan(self, *said: Block | str, **options: Any) -> RequestPlan:
+        """What ``send`` would send, and why: a dry run."""
+        turn = self.turn.append(*(_as_block(each) for each in said))
+        return self.engine.plan(turn, **options)
+
+    # Going elsewhere in the tree
+
+    async def refresh(self) -> Self:
+        """Go to where the head is now."""
+        self.row = await self.store.conversation(self.id)
+        loaded = await self.store.load(self.row)
+        self._stand(loaded.node, loaded.turn(self.id))
+        return self
+
+    async def fork(self, at: int | str | None = None, *, title: str = "") -> Self:
+        """A conversation of its own that goes on from here, or from a node, a response or a block."""
+        node, kept = await find_node(self.store, self.row, self._node, self.turn, at)
+        row = await self.store.fork(self.row, node.id, title or self.title)
+        loaded = await self.store.load(row)
+        forked = self._like(row, loaded.node, loaded.turn(row.id))
+        if kept < node.length:
+            await forked._put(forked.turn.take(kept), "edited")  # noqa: SLF001 - one of us
+        return forked
+
+    async def undo(self) -> Self:
+        """Go back to before the last question (or edit); what was said since stays in the tree."""
+        line = await self.store.path(self.row, self.head)
+        await self._go(step_back(line))
+        return self
+
+    async def edit(self, block_id: str, new: Block | str) -> Node:
+        """Put another block in the place of one; what comes after it stays."""
+        old = self.turn.blocks[self.turn.index(block_id)]
+        block = user(new) if isinstance(new, str) else new
+        if isinstance(new, str) and old.kind != "user":
+            raise InvalidSetting(f"a text stands for a user block; give a block for a {old.kind}")
+        return await self._put(self.turn.replace(block_id, block), "edited")
+
+    async def regenerate(self, **options: Any) -> Reply:
+        """Ask the last question again; the answer that was there stays in the tree."""
+        options.setdefault("streaming", False)
+        asked = last_asked(await self.store.path(self.row, self.head))
+        loaded = await self.store.load(self.row, asked.id)
+        turn = loaded.turn(self.id)
+        place = Place(self.store, self.row, loaded.node, turn)
+        stream = ConversationStream(
+            self._events(Task(place, turn, self.head, resumed=True), options)
+        )
+        async with stream:
+            return await stream.finish()
+
+    async def merge_summary_of(self, other: "Conversation | int", *, ask: str = ASK) -> Node:
+        """Have the model sum up another conversation, or a branch of this one, and add the summary."""
+        if isinstance(other, int):
+            loaded = await self.store.load(self.row, other)
+            shared = (await self.store.differences(self.row, self.head, other)).shared
+            turn = loaded.turn()
+        else:
+            turn, shared = other.turn, 0
+        asked = turn.append(user(ask, origin="merge_summary_of"))
+        async with self._base.stream(asked, streaming=False) as stream:
+            await stream.finish()
+        summary = summary_block(stream.text.strip(), turn.blocks[shared:])
+        return await self.append(summary, kind="merged")
+
+    # Its name and its end
+
+    async def rename(self, title: str) -> None:
+        """Give it another title."""
+        self.row = self._kept(await self.store.update(self.id, title=title))
+
+    async def tag(self, *tags: str) -> None:
+        """Add tags."""
+        self.row = self._kept(await self.store.update(self.id, tags=(*self.tags, *tags)))
+
+    async def untag(self, *tags: str) -> None:
+        """Remove tags."""
+        left = [tag for tag in self.tags if tag not in tags]
+        self.row = self._kept(await self.store.update(self.id, tags=left))
+
+    async def archive(self, archived: bool = True) -> None:
+        """Put it away, or back."""
+        self.row = self._kept(await self.store.update(self.id, archived=archived))
+
+    async def responses(self) -> Sequence[ResponseRow]:
+        """Every response of this conversation, in the order in which they came."""
+        return await self.store.responses(self.row)
+
+    async def aclose(self) -> None:
+        """Close the engine's connections; the store is its owner's to close."""
+        await self.engine.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<Conversation {self.id} at node {self.head}, {len(self.turn)} blocks>"
+
+    # How it is done
+
+    def _task(self, blocks: Sequence[Block], key: str = "") -> Task:
+        place = Place(self.store, self.row, self._node, self.turn)
+        return Task(place, self.turn.append(*blocks), self.head, key)
+
+    async def _events(self, task: Task, options: dict[str, Any]) -> AsyncGenerator[Event | Reply]:
+        run = Run(self, task, options)
+        async with aclosing(run.events()) as events:
+            async for event in events:
+                if isinstance(event, Reply):
+                    self._stand(run.place.node, event.turn)
+                yield event
+
+    async def _once(
+        self, key: str, blocks: Sequence[Block], options: dict[str, Any]
+    ) -> AsyncGenerator[Event | Reply]:
+        """Run the turn with this key, unless it was run already."""
+        owner = new_id("run")
+        claim = await claimed(self, key, _about(blocks), owner)
+        if claim.answer:
+            reply = await self._stored(claim.answer)
+            yield TurnFinished(reply.turn)
+            yield reply
+            return
+        async with kept_alive(self, key, owner):
+            if claim.asked:
+                at = await resumable(self.store, self.row, claim.asked)
+                if at.done:
+                    await self.store.settle(self.row, key, at.node.id)
+                    yield await self._settled(at.node)
+                    return
+                task = await self._resuming(at.node, key)
+            else:
+                task = self._task(blocks, key)
+            async with aclosing(self._events(task, options)) as events:
+                async for event in events:
+                    yield event
+
+    async def _resuming(self, node: Node, key: str = "") -> Task:
+        loaded = await self.store.load(self.row, node.id)
+        turn = loaded.turn(self.id)
+        place = Place(self.store, self.row, loaded.node, turn)
+        return Task(place, turn, self.head, key, resumed=True)
+
+    async def _resumed(self, at: Any, options: dict[str, Any]) -> Reply:
+        if at.done:
+            return await self._settled(at.node)
+        stream = ConversationStream(self._events(await self._resuming(at.node), options))
+        async with stream:
+            return await stream.finish()
+
+    async def _settled(self, node: Node) -> Reply:
+        """An answer that was saved, and whose head was never moved: move it."""
+        reply = await self._stored(node.id)
+        await self.store.move_head(self.row, node, head=self.head)
+        self._stand(node, reply.turn)
+        return reply
+
+    async def _stored(self, node: int) -> Reply:
+        """The reply that is kept at a node."""
+        loaded = await self.store.load(self.row, node)
+        turn = loaded.turn(self.id)
+        usage = await self.store.usage(self.row, node)
+        return Reply(answer_text(turn), turn, node, self.id, usage or Usage(), stored=True)
+
+    async def _put(self, turn: Turn, kind: Kind) -> Node:
+        place = Place(self.store, self.row, self._node, self.turn)
+        node = await place.save(turn, kind, head=self.head)
+        self._stand(node, turn)
+        return node
+
+    async def _go(self, node: Node) -> None:
+        await self.store.move_head(self.row, node, head=self.head)
+        loaded = await self.store.load(self.row, node.id)
+        self._stand(node, loaded.turn(self.id))
+
+    def _stand(self, node: Node, turn: Turn) -> None:
+        self._node, self.turn = node, turn
+        self.row = replace(self.row, head=node.id)
+
+    def _kept(self, row: ConversationRow) -> ConversationRow:
+        """The row as it is now, with the head as we know it: what we hold is the Turn up to there."""
+        return replace(row, head=self.head)
+
+    def _like(self, row: ConversationRow, node: Node, turn: Turn) -> Self:
+        """Another conversation with the same engine around it."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.row, other.turn, other._node = row, turn, node
+        return other
+
+
+def _as_block(said: Block | str) -> Block:
+    return user(said) if isinstance(said, str) else said
+
+
+def _about(blocks: Sequence[Block]) -> bytes:
+    """A hash of what is asked, as a model sees it."""
+    joined = b"\n".join(canonical_json(block) or b"" for block in blocks)
+    return hashlib.sha256(joined).digest()

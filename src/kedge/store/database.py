@@ -1,0 +1,80 @@
+"""What a store needs of a database: transactions, run in worker threads.
+
+Everything a store does is a plain function of a ``Tx``, the same for every database; what differs
+between them is here and in the two modules that implement it. SQL is written with ``?`` for values.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+Values = Sequence[Any]
+
+
+class Tx(Protocol):
+    """One transaction, inside a worker thread."""
+
+    dialect: "Dialect"
+
+    def rows(self, sql: str, values: Values = ()) -> list[Row]:
+        """The rows of a query."""
+        ...
+
+    def run(self, sql: str, values: Values = ()) -> int:
+        """Change something; how many rows that touched."""
+        ...
+
+    def run_many(self, sql: str, rows: Iterable[Values]) -> None:
+        """The same change with many sets of values."""
+        ...
+
+    def insert(self, sql: str, values: Values, key: str = "id") -> int:
+        """Insert a row, and get the number that it was given as its ``key``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The words in which one database differs from the other."""
+
+    name: str
+    types: Mapping[str, str]
+    """What stands for ``{serial}``, ``{bytes}`` and the like in migrations."""
+    guard_links: str
+    """Keeps everyone else from adding links until the end of the transaction."""
+    share_links: str
+    """Waits for whoever guards the links."""
+    guard_schema: str
+    """Keeps everyone else from changing the schema until the end of the transaction."""
+    match: str
+    """The condition that a text holds the words of a query."""
+    tables: str
+    """A query for the names of the tables that there are."""
+
+
+class Database(ABC):
+    """A database, opened."""
+
+    dialect: ClassVar[Dialect]
+
+    @abstractmethod
+    async def read(self, work: Callable[[Tx], T]) -> T:
+        """Run queries against one consistent state."""
+
+    @abstractmethod
+    async def write(self, work: Callable[[Tx], T]) -> T:
+        """Run a transaction; it is durable once this returns.
+
+        It may be run again if others got in the way, so it does nothing but its statements.
+        """
+
+    @abstractmethod
+    async def reclaim(self) -> None:
+        """Give freed space back, and overwrite what was deleted."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Let go of threads and connections."""

@@ -1,0 +1,282 @@
+"""The tree of a conversation: nodes that keep a prefix of their parent's path and add blocks to it.
+
+A node that only appends shares its parent's branch, as long as nobody else has: the links of a branch
+are one range of places, so a path is as many ranges as it has forks, however many nodes there are.
+Everything else (an edit, a fork, a second answer) begins a branch of its own, which keeps the first
+places of another. Writing costs what is new; nothing is ever rewritten.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import itemgetter
+from typing import Any, cast
+
+from kedge.errors import NotInStore
+from kedge.planning import AnchorRecord, ConversationState
+from kedge.planning.state import MODES
+from kedge.store.database import Row, Tx
+from kedge.store.forms import encode, hash_of, read_blocks
+from kedge.store.responses import RECORD, insert_response, record_of, scope_number
+from kedge.store.rows import Differences, Kind, Loaded, Node, ResponseRow
+from kedge.turns.frozen import EMPTY, FrozenMap, thaw
+
+NODE = (
+    "n.id, n.tree, n.branch, n.parent, n.conversation, n.kind, n.kept, n.length, n.depth, n.memory, "
+    "n.created_at"
+)
+Json = dict[str, Any]
+
+# Which places of which branches make up the path to a node: the newest branch whole, of each one before
+# it only what the next keeps.
+_PATH = """
+WITH RECURSIVE path (branch, stop) AS (
+    SELECT branch, length FROM nodes WHERE id = ?
+    UNION ALL
+    SELECT parent.branch, CASE WHEN first.kept < path.stop THEN first.kept ELSE path.stop END
+    FROM path JOIN nodes first ON first.id = path.branch JOIN nodes parent ON parent.id = first.parent
+    WHERE first.kept > 0
+)
+"""
+_BLOCKS = f"""{_PATH}
+SELECT l.place, b.body FROM path CROSS JOIN links l CROSS JOIN blocks b
+WHERE l.branch = path.branch AND l.place < path.stop AND b.id = l.block
+"""
+_RECORDS = f"""{_PATH}
+SELECT {RECORD} FROM path CROSS JOIN nodes n CROSS JOIN responses r
+WHERE n.tree = ? AND n.branch = path.branch AND n.length <= path.stop AND r.node = n.id
+AND r.digest IS NOT NULL
+"""
+_LINE = f"""
+WITH RECURSIVE line AS (
+    SELECT {NODE} FROM nodes n WHERE n.id = ?
+    UNION ALL
+    SELECT {NODE} FROM line JOIN nodes n ON n.id = line.parent
+) SELECT * FROM line ORDER BY depth
+"""
+_BELOW = f"""
+WITH RECURSIVE below (id) AS (
+    SELECT id FROM nodes WHERE id = ?
+    UNION ALL
+    SELECT n.id FROM below JOIN nodes n ON n.parent = below.id
+    WHERE n.tree = ? AND n.kind IN ('answered', 'results')
+) SELECT {NODE} FROM nodes n JOIN below ON below.id = n.id ORDER BY n.id DESC LIMIT 1
+"""
+_COMMON = f"""
+WITH RECURSIVE lefts (id, parent) AS (
+    SELECT id, parent FROM nodes WHERE id = ?
+    UNION ALL SELECT n.id, n.parent FROM lefts JOIN nodes n ON n.id = lefts.parent
+), rights (id, parent) AS (
+    SELECT id, parent FROM nodes WHERE id = ?
+    UNION ALL SELECT n.id, n.parent FROM rights JOIN nodes n ON n.id = rights.parent
+)
+SELECT {NODE} FROM nodes n JOIN lefts ON lefts.id = n.id JOIN rights ON rights.id = n.id
+ORDER BY n.depth DESC LIMIT 1
+"""
+_DIFFERENCES = """
+WITH RECURSIVE path (side, branch, stop) AS (
+    SELECT CASE WHEN id = ? THEN 0 ELSE 1 END, branch, length FROM nodes WHERE id IN (?, ?)
+    UNION ALL
+    SELECT path.side, parent.branch, CASE WHEN first.kept < path.stop THEN first.kept ELSE path.stop END
+    FROM path JOIN nodes first ON first.id = path.branch JOIN nodes parent ON parent.id = first.parent
+    WHERE first.kept > 0
+), line AS (
+    SELECT path.side, l.place, l.block FROM path JOIN links l
+    ON l.branch = path.branch AND l.place < path.stop
+), parting AS (
+    SELECT MIN(place) AS place FROM (
+        SELECT place FROM line GROUP BY place HAVING COUNT(*) < 2 OR MIN(block) <> MAX(block)
+    ) AS apart
+)
+SELECT line.side, line.place, b.body FROM line JOIN parting ON line.place >= parting.place
+JOIN blocks b ON b.id = line.block ORDER BY line.side, line.place
+"""
+
+
+def node_of(row: Row) -> Node:
+    """The node in a row of the columns ``NODE``."""
+    return Node(*row)
+
+
+def select_node(tx: Tx, node: int, tree: int) -> Node:
+    """The node with this number, which must be one of this tree."""
+    rows = tx.rows(f"SELECT {NODE} FROM nodes n WHERE n.id = ? AND n.tree = ?", (node, tree))
+    if not rows:
+        raise NotInStore(f"there is no node {node} in this conversation")
+    return node_of(rows[0])
+
+
+def insert_root(tx: Tx, number: int, now: float) -> int:
+    """The first node of a tree, which holds nothing."""
+    root = _insert(tx, Node(0, 0, 0, 0, number, "root", 0, 0, 0, None, now))
+    tx.run("UPDATE nodes SET tree = id, branch = id WHERE id = ?", (root,))
+    return root
+
+
+def insert_node(
+    tx: Tx,
+    parent: Node,
+    bodies: Sequence[str],
+    *,
+    number: int,
+    kind: Kind,
+    now: float,
+    kept: int | None = None,
+    memory: str | None = None,
+    response: ResponseRow | None = None,
+    scope: int = 0,
+) -> Node:
+    """Add a node below ``parent`` that keeps ``kept`` blocks (all by default) and adds these."""
+    kept = parent.length if kept is None else kept
+    goes_on = bool(bodies) and kept == parent.length and _is_free(tx, parent)
+    node = Node(
+        0,
+        parent.tree,
+        parent.branch if goes_on else 0,
+        parent.id,
+        number,
+        kind,
+        kept,
+        kept + len(bodies),
+        parent.depth + 1,
+        memory,
+        now,
+    )
+    made = _insert(tx, node)
+    node = replace(node, id=made, branch=node.branch if goes_on else made)
+    if not goes_on:
+        tx.run("UPDATE nodes SET branch = id WHERE id = ?", (made,))
+    blocks = insert_blocks(tx, bodies, number)
+    tx.run_many(
+        "INSERT INTO links (branch, place, block) VALUES (?, ?, ?)",
+        [(node.branch, kept + index, block) for index, block in enumerate(blocks)],
+    )
+    if response:
+        scope = scope or scope_number(tx, response.scope)
+        insert_response(tx, response, node=made, number=number, scope=scope)
+    return node
+
+
+def _is_free(tx: Tx, parent: Node) -> bool:
+    """Whether nobody has gone on in the parent's branch."""
+    taken = "SELECT 1 FROM links WHERE branch = ? AND place = ?"
+    return not tx.rows(taken, (parent.branch, parent.length))
+
+
+def _insert(tx: Tx, node: Node) -> int:
+    return tx.insert(
+        "INSERT INTO nodes (tree, branch, parent, conversation, kind, kept, length, depth, memory, "
+        "created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            node.tree,
+            node.branch,
+            node.parent,
+            node.conversation,
+            node.kind,
+            node.kept,
+            node.length,
+            node.depth,
+            node.memory,
+            node.created_at,
+        ),
+    )
+
+
+def insert_blocks(tx: Tx, bodies: Sequence[str], number: int) -> list[int]:
+    """Store blocks, each once; the numbers that they have."""
+    insert = "INSERT INTO blocks (hash, owner, body) VALUES (?, ?, ?) ON CONFLICT (hash) DO NOTHING"
+    blocks: list[int] = []
+    for body in bodies:
+        name = hash_of(body)
+        made = tx.insert(insert, (name, number, body))
+        blocks.append(made or _shared(tx, name, number, body))
+    return blocks
+
+
+def _shared(tx: Tx, name: bytes, number: int, body: str) -> int:
+    """The number of a block that was there already; one that several use has no owner."""
+    if tx.dialect.share_links:  # or it could be deleted before our link to it is seen
+        tx.run(tx.dialect.share_links)
+    found = tx.rows("SELECT id, owner FROM blocks WHERE hash = ?", (name,))
+    if not found:
+        return insert_blocks(tx, [body], number)[0]
+    block, owner = found[0]
+    if owner is not None and owner != number:
+        tx.run("UPDATE blocks SET owner = NULL WHERE id = ?", (block,))
+    return block
+
+
+def load_path(
+    tx: Tx, node: Node, *, scopes: dict[int, str], mode: str | None, retention: float | None
+) -> Loaded:
+    """The blocks and the anchors on the path to a node."""
+    rows = tx.rows(_BLOCKS, (node.id,))
+    rows.sort(key=itemgetter(0))
+    found = tx.rows(_RECORDS, (node.id, node.tree))
+    if any(row[1] not in scopes for row in found):
+        scopes.update(tx.rows("SELECT number, name FROM scopes"))
+    records = [record_of(row, scopes, retention) for row in found]
+    memory, data = read_memory(node.memory, records, mode)
+    return Loaded(node, tuple(read_blocks([body for _, body in rows])), memory, data)
+
+
+def load_bodies(tx: Tx, node: Node) -> list[str]:
+    """The texts of the blocks on the path to a node."""
+    return [body for _, body in sorted(tx.rows(_BLOCKS, (node.id,)))]
+
+
+def load_line(tx: Tx, node: int) -> list[Node]:
+    """The nodes from the root to this one."""
+    return [node_of(row) for row in tx.rows(_LINE, (node,))]
+
+
+def newest_below(tx: Tx, node: int, tree: int) -> Node:
+    """The newest of the nodes that a question led to, itself included."""
+    rows = tx.rows(_BELOW, (node, tree))
+    return node_of(rows[0])
+
+
+def common_ancestor(tx: Tx, left: int, right: int) -> Node:
+    """The newest node that is on both paths."""
+    return node_of(tx.rows(_COMMON, (left, right))[0])
+
+
+def differences(tx: Tx, left: Node, right: Node) -> Differences:
+    """What each path has after the blocks that both begin with."""
+    if left.id == right.id:
+        return Differences(left.length, (), ())
+    rows = tx.rows(_DIFFERENCES, (left.id, left.id, right.id))
+    shared = min((place for _, place, _ in rows), default=min(left.length, right.length))
+    sides = [read_blocks([body for side, _, body in rows if side == which]) for which in (0, 1)]
+    return Differences(shared, tuple(sides[0]), tuple(sides[1]))
+
+
+def write_memory(state: ConversationState, data: FrozenMap, mode: str | None) -> str | None:
+    """What a node says beyond its responses and the conversation's own mode; usually nothing."""
+    form: Json = {
+        "mode": None if state.mode == mode else state.mode,
+        "conversation_id": state.conversation_id,
+    }
+    form = {name: value for name, value in form.items() if value}
+    if state.conversation_id:
+        form["previous_response_id"] = state.previous_response_id
+    if data:
+        form["data"] = thaw(data)
+    return encode(form) if form else None
+
+
+def read_memory(
+    text: str | None, records: Sequence[AnchorRecord], mode: str | None
+) -> tuple[ConversationState, FrozenMap]:
+    """The state that a Turn carries, from its records and from what its node says."""
+    form = cast("Json", json.loads(text)) if text else {}
+    completed = [each for each in records if each.status == "completed"]
+    newest = max(completed, key=lambda each: each.block_count, default=None)
+    mode = form.get("mode", mode)
+    state = ConversationState(
+        mode if mode in MODES else None,
+        form.get("previous_response_id", newest.response_id if newest else ""),
+        form.get("conversation_id", ""),
+        tuple(records),
+    )
+    return state, FrozenMap(form["data"]) if form.get("data") else EMPTY

@@ -1,0 +1,68 @@
+"""``open_store``: from an address to a store, upgraded to the present schema."""
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from kedge.errors import CannotOpenStore
+from kedge.store.database import Database, Tx
+from kedge.store.migrating import migrate, migrations, version_of
+from kedge.store.sqlite import MEMORY, SQLiteDatabase
+from kedge.store.store import Store
+
+FORMS = "sqlite:///path/to/file.db, sqlite://:memory: or postgresql://user@host/database"
+
+
+async def open_store(url: str, **settings: Any) -> Store:
+    """Open a store: ``sqlite:///path``, ``sqlite://:memory:`` or ``postgresql://…``.
+
+    A new database is set up, an older one is brought up to date, a newer one is refused. Settings are
+    those of ``Store`` (``keep_bodies``, ``body_bytes``, ``clock``).
+    """
+    scheme = url.partition(":")[0]
+    if scheme not in _OPENERS:
+        raise CannotOpenStore(f"a store's address is one of {FORMS}")
+    database = _OPENERS[scheme](url)
+    try:
+        await _prepare(database)
+    except BaseException:
+        await database.aclose()
+        raise
+    return Store(database, **settings)
+
+
+async def _prepare(database: Database) -> None:
+    """Bring the schema up to date; whoever may only read finds it so, or is told."""
+    newest = len(migrations(database.dialect.name))
+
+    def look(tx: Tx) -> int:
+        return version_of(tx)
+
+    if await database.read(look) != newest:
+        await database.write(migrate)
+
+
+def _open_sqlite(url: str) -> Database:
+    """``sqlite:///relative``, ``sqlite:////absolute`` or ``sqlite://:memory:``; ``?mode=ro`` to read."""
+    if url in ("sqlite://:memory:", "sqlite:///:memory:", "sqlite://"):
+        return SQLiteDatabase(MEMORY)
+    address, _, query = url.partition("?")
+    path = unquote(address.removeprefix("sqlite:").removeprefix("//").removeprefix("/"))
+    if not address.startswith("sqlite:///") or not path:
+        raise CannotOpenStore("a file is named after three slashes, as in sqlite:///kedge.db")
+    return SQLiteDatabase(path, read_only=parse_qs(query).get("mode") == ["ro"])
+
+
+def _open_postgres(url: str) -> Database:
+    from kedge.store.postgres import PostgresDatabase
+
+    if not urlsplit(url).path.strip("/") and "dbname=" not in url:
+        raise CannotOpenStore("which database? Write postgresql://user@host/database")
+    return PostgresDatabase(url)
+
+
+_OPENERS: dict[str, Callable[[str], Database]] = {
+    "sqlite": _open_sqlite,
+    "postgresql": _open_postgres,
+    "postgres": _open_postgres,
+}

@@ -1,0 +1,141 @@
+"""Rows of responses: written beside the node that they made, and read back as anchors."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from kedge.planning import AnchorRecord, Status
+from kedge.store.database import Row, Tx
+from kedge.store.rows import ResponseRow
+
+ALGORITHM = "sha256:"
+COLUMNS: tuple[str, ...] = tuple(
+    each.name for each in fields(ResponseRow) if each.name not in ("node", "parent", "conversation")
+)
+_TEXTS = frozenset({"provider_response_id", "anchor", "reason", "healed", "error", "lost_reason"})
+"""Members that are an empty string here and NULL there."""
+
+_INSERT = (
+    f"INSERT INTO responses (node, conversation, {', '.join(COLUMNS)}) "
+    f"VALUES ({', '.join('?' * (len(COLUMNS) + 2))})"
+)
+_SELECT = (
+    f"SELECT {', '.join(f'r.{name}' for name in COLUMNS if name != 'scope')}, s.name, "
+    "r.node, n.parent, c.id FROM responses r JOIN scopes s ON s.number = r.scope "
+    "JOIN nodes n ON n.id = r.node JOIN conversations c ON c.number = r.conversation "
+)
+_READ = tuple(name for name in COLUMNS if name != "scope")
+
+
+def insert_response(tx: Tx, row: ResponseRow, *, node: int, number: int, scope: int) -> None:
+    """Write a response down, for the node that it made."""
+    tx.run(
+        _INSERT,
+        (
+            node,
+            number,
+            row.provider,
+            scope,
+            _text(row.provider_response_id),
+            _text(row.model) or "",
+            row.mode,
+            _text(row.anchor),
+            row.reason or None,
+            row.healed or None,
+            row.sent_blocks,
+            row.sent_bytes,
+            row.saved_blocks,
+            row.saved_bytes,
+            row.input_tokens,
+            row.cached_tokens,
+            row.output_tokens,
+            row.reasoning_tokens,
+            row.cost,
+            row.first_token_seconds,
+            row.seconds,
+            row.status,
+            _text(row.error),
+            row.created_at,
+            row.expires_at,
+            int(row.stored),
+            pack_digest(row.digest),
+            row.block_count,
+            row.depth,
+            row.root_created_at,
+            row.barrier,
+            json.dumps(row.derived) if row.derived else None,
+            row.lost_reason or None,
+        ),
+    )
+
+
+def scope_number(tx: Tx, name: str) -> int:
+    """The number of a scope, given to it when it is first seen."""
+    found = tx.rows("SELECT number FROM scopes WHERE name = ?", (name,))
+    if not found:
+        tx.run("INSERT INTO scopes (name) VALUES (?) ON CONFLICT DO NOTHING", (name,))
+        found = tx.rows("SELECT number FROM scopes WHERE name = ?", (name,))
+    return found[0][0]
+
+
+def select_responses(tx: Tx, where: str = "", values: Sequence[Any] = ()) -> list[ResponseRow]:
+    """The responses for which a condition holds, in the order of their nodes."""
+    return [_row(row) for row in tx.rows(f"{_SELECT} {where} ORDER BY r.node", values)]
+
+
+def _row(row: Row) -> ResponseRow:
+    members = dict(zip(_READ, row, strict=False))
+    for name in _TEXTS:
+        members[name] = members[name] or ""
+    scope, node, parent, conversation = row[len(_READ) :]
+    members["digest"] = unpack_digest(members["digest"])
+    members["derived"] = tuple(json.loads(members["derived"])) if members["derived"] else ()
+    members["stored"] = bool(members["stored"])
+    return ResponseRow(**members, scope=scope, node=node, parent=parent, conversation=conversation)
+
+
+RECORD = (
+    "r.provider_response_id, r.scope, r.digest, r.block_count, r.depth, r.root_created_at, r.status, "
+    "r.stored, r.created_at, r.expires_at, r.barrier, r.derived"
+)
+"""The columns of a response that make its anchor."""
+_STATUS: dict[str, Status] = {"refused": "failed", "cut": "failed"}
+
+
+def record_of(row: Row, scopes: dict[int, str], retention: float | None = None) -> AnchorRecord:
+    """The anchor that a row of the columns ``RECORD`` holds."""
+    name, scope, digest, count, depth, root, status, stored, created, expires, barrier, derived = (
+        row
+    )
+    if retention is not None:
+        expires = created + retention if expires is None else min(expires, created + retention)
+    return AnchorRecord(
+        name or "",
+        scopes.get(scope, ""),
+        unpack_digest(digest),
+        count,
+        depth,
+        root,
+        _STATUS.get(status) or status,
+        bool(stored),
+        created,
+        expires,
+        barrier,
+        tuple(json.loads(derived)) if derived else (),
+    )
+
+
+def pack_digest(digest: str) -> bytes | None:
+    """A digest as bytes, to save space; every digest of ours has one algorithm."""
+    return bytes.fromhex(digest.removeprefix(ALGORITHM)) if digest else None
+
+
+def unpack_digest(digest: bytes | None) -> str:
+    """A digest as planning knows it."""
+    return f"{ALGORITHM}{bytes(digest).hex()}" if digest else ""
+
+
+def _text(value: str) -> str | None:
+    """Text that any database can hold; nothing for none."""
+    return value.replace("\0", "\ufffd") if value else None

@@ -1,0 +1,206 @@
+"""SQLite: one writer thread, a few readers, and a file that several processes may share.
+
+The journal is a WAL with ``synchronous = FULL``: a commit that returned survives a power cut. Writers
+take the lock at the beginning (``BEGIN IMMEDIATE``), so that a transaction never fails half-way for
+want of it; whoever waits longer than ``busy_seconds`` gets ``StoreBusy``.
+"""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kedge.errors import (
+    CannotOpenStore,
+    StoreBusy,
+    StoreDamaged,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+)
+from kedge.store.database import Database, Dialect, Row, Tx, Values
+
+T = TypeVar("T")
+
+MEMORY = ":memory:"
+READERS = 4
+
+SQLITE = Dialect(
+    name="sqlite",
+    types={
+        "serial": "INTEGER PRIMARY KEY",
+        "integer": "INTEGER",
+        "real": "REAL",
+        "bytes": "BLOB",
+        "clustered": " WITHOUT ROWID",
+    },
+    guard_links="",  # a writer is alone
+    share_links="",
+    guard_schema="",
+    match="texts MATCH ?",
+    tables="SELECT name FROM sqlite_master WHERE type = 'table'",
+)
+
+# The full-text index is written anew, without what was deleted, and the journal is emptied.
+_RECLAIM = (
+    "INSERT INTO texts (texts) VALUES ('optimize')",
+    "PRAGMA wal_checkpoint (TRUNCATE)",
+)
+
+# What SQLite reports, by its primary result code: the error that we raise, and its words.
+_ERRORS: dict[int, tuple[type[StoreError], str]] = {
+    sqlite3.SQLITE_BUSY: (StoreBusy, "another process holds the database; try again"),
+    sqlite3.SQLITE_LOCKED: (StoreBusy, "another connection holds the database; try again"),
+    sqlite3.SQLITE_FULL: (StoreFull, "the disk is full; nothing was written"),
+    sqlite3.SQLITE_IOERR: (StoreFull, "the disk failed or is full; nothing was written"),
+    sqlite3.SQLITE_READONLY: (StoreReadOnly, "the database may only be read; nothing was written"),
+    sqlite3.SQLITE_CORRUPT: (StoreDamaged, "the database file is damaged"),
+    sqlite3.SQLITE_NOTADB: (CannotOpenStore, "the file is no SQLite database"),
+    sqlite3.SQLITE_CANTOPEN: (CannotOpenStore, "the file cannot be opened or created"),
+}
+
+
+class _Tx:
+    """A transaction on one connection."""
+
+    dialect = SQLITE
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._execute = connection.execute
+        self._executemany = connection.executemany
+
+    def rows(self, sql: str, values: Values = ()) -> list[Row]:
+        return self._execute(sql, values).fetchall()
+
+    def run(self, sql: str, values: Values = ()) -> int:
+        return self._execute(sql, values).rowcount
+
+    def run_many(self, sql: str, rows: Iterable[Values]) -> None:
+        self._executemany(sql, rows)
+
+    def insert(self, sql: str, values: Values, key: str = "id") -> int:
+        cursor = self._execute(sql, values)
+        return cursor.lastrowid or 0 if cursor.rowcount else 0
+
+
+class SQLiteDatabase(Database):
+    """A SQLite file, or a database in memory."""
+
+    dialect = SQLITE
+
+    def __init__(self, path: str, *, busy_seconds: float = 10.0, read_only: bool = False) -> None:
+        self.path = path
+        self._busy_seconds = busy_seconds
+        self._read_only = read_only
+        self._writer = ThreadPoolExecutor(1, "kedge-store-writer")
+        alone = path == MEMORY
+        self._readers = self._writer if alone else ThreadPoolExecutor(READERS, "kedge-store-reader")
+        self._local = threading.local()
+        self._connections: list[sqlite3.Connection] = []
+
+    async def read(self, work: Callable[[Tx], T]) -> T:
+        """Run queries in a reader thread."""
+        return await self._in(self._readers, self._reading, work)
+
+    async def write(self, work: Callable[[Tx], T]) -> T:
+        """Run a transaction in the writer thread."""
+        return await self._in(self._writer, self._writing, work)
+
+    async def reclaim(self) -> None:
+        """Overwrite what was deleted, also in the journal."""
+
+        def work() -> None:
+            connection = self._connection()
+            for statement in _RECLAIM:
+                connection.execute(statement)
+
+        await self._in(self._writer, self._translated, work)
+
+    async def aclose(self) -> None:
+        """Stop the threads, then close what they had open."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self.close)
+
+    def close(self) -> None:
+        """Stop the threads, then close what they had open."""
+        self._writer.shutdown()
+        self._readers.shutdown()
+        while self._connections:
+            self._connections.pop().close()
+
+    async def _in(
+        self, threads: ThreadPoolExecutor, how: Callable[[Callable[..., T]], T], work: Any
+    ) -> T:
+        try:
+            future = asyncio.get_running_loop().run_in_executor(threads, how, work)
+        except RuntimeError:
+            raise StoreError("the store is closed; open it again") from None
+        return await future
+
+    def _reading(self, work: Callable[[Tx], T]) -> T:
+        return self._translated(lambda: self._transaction("BEGIN", work))
+
+    def _writing(self, work: Callable[[Tx], T]) -> T:
+        try:
+            return self._transaction("BEGIN IMMEDIATE", work)
+        except sqlite3.Error as error:
+            raise _translated(error, self.path) from error
+
+    def _translated(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except sqlite3.Error as error:
+            raise _translated(error, self.path) from error
+
+    def _transaction(self, begin: str, work: Callable[[Tx], T]) -> T:
+        connection = self._connection()
+        connection.execute(begin)
+        try:
+            result = work(_Tx(connection))
+            connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):  # a full disk has rolled back already
+                connection.execute("ROLLBACK")
+            raise
+        return result
+
+    def _connection(self) -> sqlite3.Connection:
+        connection = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._local.connection = self._connect()
+            self._connections.append(connection)
+        return connection
+
+    def _connect(self) -> sqlite3.Connection:
+        target = self.path
+        if target != MEMORY:
+            mode = "ro" if self._read_only else "rwc"
+            target = f"{Path(target).absolute().as_uri()}?mode={mode}"
+        connection = sqlite3.connect(
+            target,
+            uri=True,
+            timeout=self._busy_seconds,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
+        )
+        try:
+            if not self._read_only:
+                connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA secure_delete = ON")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def _translated(error: sqlite3.Error, path: str) -> StoreError:
+    """Our own error for one of SQLite's."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    kind, words = _ERRORS.get(code, (StoreError, f"SQLite says: {error}"))
+    return kind(f"{path}: {words}")

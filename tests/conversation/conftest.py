@@ -1,0 +1,42 @@
+"""Stores for the tests: every test of the contract runs on each kind."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kedge import connect
+from kedge.engines import Engine
+from kedge.store import Store, open_store
+from kedge.testing import TestServer
+
+Connect = Callable[..., Engine]
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of an empty store."""
+    return f"sqlite:///{tmp_path}/store.db" if request.param == "sqlite" else "sqlite://:memory:"
+
+
+@pytest.fixture
+async def store(store_url: str) -> AsyncIterator[Store]:
+    """An empty store."""
+    async with await open_store(store_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def connected(kedge_server: TestServer) -> AsyncIterator[Connect]:
+    """Makes engines for the test's server, and closes them."""
+    made: list[Engine] = []
+
+    def make(**settings: Any) -> Engine:
+        model = f"responses:{kedge_server.base_url}#practice"
+        made.append(connect(model, **{"max_retries": 0, **settings}))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        await engine.aclose()

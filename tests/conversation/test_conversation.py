@@ -1,0 +1,338 @@
+"""Conversations: durable, in step with the server, with a tree behind them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from kedge import Conversation, user
+from kedge.engines import Engine
+from kedge.errors import HeadConflict, KedgeError, KeyReused, NotInStore, RequestRefused
+from kedge.events import TextDelta
+from kedge.events.run import TurnFinished
+from kedge.middleware import guard, redact
+from kedge.store import Store
+from kedge.testing import TestServer
+
+Connect = Callable[..., Engine]
+
+
+@pytest.fixture
+async def talk(store: Store, connected: Connect) -> Conversation:
+    """A conversation that has just begun."""
+    return await Conversation.create(store, connected(), title="A talk")
+
+
+def kinds(nodes: Any) -> list[str]:
+    """What the nodes are."""
+    return [node.kind for node in nodes]
+
+
+async def test_a_conversation_goes_on_where_it_was(
+    store: Store, talk: Conversation, kedge_server: TestServer, connected: Connect
+) -> None:
+    """Opened again, it sends only what is new, on the response that is in the store."""
+    await talk.send("My name is Ada.")
+    again = await Conversation.open(store, talk.id, connected())
+    reply = await again.send("What is my name?")
+    assert reply.text == "Your name is Ada."
+    assert reply.plan
+    assert reply.plan.delta_blocks == 1
+    sent = kedge_server.requests[-1].body
+    (first, second) = await again.responses()
+    assert sent["previous_response_id"] == first.provider_response_id == second.anchor
+    assert (second.node, second.parent) == (reply.node, again.head - 1)
+    assert kinds(await store.tree(again.row)) == ["root", "asked", "answered", "asked", "answered"]
+
+
+async def test_a_stream_ends_with_a_reply_that_is_in_the_store(
+    store: Store, talk: Conversation
+) -> None:
+    """Deltas come as they are made; the reply only at the end."""
+    async with talk.stream("Count to 5") as stream:
+        with pytest.raises(KedgeError, match="not ended"):
+            _ = stream.reply
+        events = [event async for event in stream]
+    text = "".join(event.delta for event in events if isinstance(event, TextDelta))
+    assert text == stream.reply.text == "1 2 3 4 5"
+    assert isinstance(events[-1], TurnFinished)
+    assert (await store.conversation(talk.id)).head == stream.reply.node
+    (row,) = await talk.responses()
+    assert row.first_token_seconds is not None
+    assert 0 <= row.first_token_seconds <= row.seconds
+
+
+async def test_the_question_is_durable_before_it_is_sent(
+    store: Store, talk: Conversation, kedge_server: TestServer, connected: Connect
+) -> None:
+    """If the server fails, the question is there, visibly without an answer, and can be resumed."""
+    kedge_server.faults.set("status=500")
+    with pytest.raises(KedgeError):
+        await talk.send("What is 2+3?")
+    kedge_server.faults.clear()
+    again = await Conversation.open(store, talk.id, connected())
+    assert len(again.turn) == 0
+    (asked,) = await again.pending()
+    assert (await store.load(again.row, asked.id)).blocks == (user("What is 2+3?"),)
+    (failed,) = await again.responses()
+    assert failed.status == "failed"
+    reply = await again.resume()
+    assert (reply.text, len(again.turn)) == ("2+3 = 5.", 2)
+    assert await again.pending() == []
+    with pytest.raises(NotInStore):
+        await again.resume()
+
+
+async def test_two_who_answer_at_once_both_keep_their_answer(
+    store: Store, talk: Conversation, connected: Connect
+) -> None:
+    """The loser is told; its answer is a node already saved, and can be gone on from."""
+    await talk.send("My name is Ada.")
+    other = await Conversation.open(store, talk.id, connected())
+    await talk.send("What is 1+1?")
+    with pytest.raises(HeadConflict) as conflict:
+        await other.send("What is 2+2?")
+    fork = await other.fork(at=conflict.value.node)
+    assert [block.kind for block in fork.turn] == ["user", "assistant"] * 2
+    assert (await fork.send("What is my name?")).text == "Your name is Ada."
+    assert len((await other.refresh()).turn) == 4
+    assert (await other.send("What did I say first?")).text.endswith('"My name is Ada."')
+
+
+async def test_a_fork_goes_on_from_any_response(store: Store, talk: Conversation) -> None:
+    """By the provider's id, a node or a block; and chains on that response."""
+    await talk.send("My name is Ada.")
+    await talk.send("What is 1+1?")
+    first, _ = await talk.responses()
+    fork = await talk.fork(at=first.provider_response_id, title="Another way")
+    reply = await fork.send("What is my name?")
+    assert reply.plan
+    assert reply.plan.previous_response_id == first.provider_response_id
+    assert (fork.title, len(fork.turn), len(talk.turn)) == ("Another way", 4, 4)
+    middle = await talk.fork(at=talk.turn[2].id)
+    assert middle.turn.blocks == talk.turn.blocks[:3]
+    assert (await middle.send("And 2+2?")).text
+    with pytest.raises(NotInStore):
+        await talk.fork(at="resp_nothing")
+
+
+async def test_undo_edit_and_regenerate_leave_history(store: Store, talk: Conversation) -> None:
+    """Each goes elsewhere in the tree, and nothing is lost."""
+    await talk.send("My name is Ada.")
+    await talk.send("What is my name?")
+    was = talk.head
+    await talk.undo()
+    assert len(talk.turn) == 2
+    await talk.edit(talk.turn[0].id, "My name is Bob.")
+    assert (await talk.send("What is my name?")).text == "Your name is Bob."
+    first = talk.head
+    again = await talk.regenerate()
+    assert (again.text, len(talk.turn)) == ("Your name is Bob.", 4)
+    assert again.node != first
+    tree = {node.id: node for node in await store.tree(talk.row)}
+    assert {was, first, again.node} <= tree.keys()
+    assert tree[first].parent == tree[again.node].parent
+    assert "Ada" in str((await store.load(talk.row, was)).blocks)
+    await talk.undo()
+    await talk.undo()
+    assert talk.turn[0] == user("My name is Ada.")
+    await talk.undo()
+    with pytest.raises(NotInStore, match="nothing to undo"):
+        await talk.undo()
+    assert await talk.pending() == []
+
+
+async def test_tools_are_steps_of_the_tree(store: Store, connected: Connect) -> None:
+    """The call is saved before the tool runs, its result before it is sent; its time is written down."""
+    seen: list[list[str]] = []
+
+    async def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        seen.append(kinds(await store.tree(talk.row)))
+        return a + b
+
+    talk = await Conversation.create(store, connected(), tools=[add])
+    reply = await talk.send("Please call add with a=2 and b=3")
+    assert "5" in reply.text
+    assert seen == [["root", "asked", "answered"]]
+    tree = await store.tree(talk.row)
+    assert kinds(tree) == ["root", "asked", "answered", "results", "answered"]
+    ((name, node),) = await store.database.read(
+        lambda tx: tx.rows("SELECT name, node FROM tool_runs")
+    )
+    assert (name, node) == ("add", tree[3].id)
+    again = await Conversation.open(store, talk.id, connected(), tools=[add])
+    assert again.plan("Thanks").delta_blocks == 1
+
+
+async def test_a_key_runs_once(talk: Conversation, kedge_server: TestServer) -> None:
+    """Asked again, the answer that is there comes back, and nothing is sent."""
+    first = await talk.send("What is 2+3?", key="k1")
+    sent = len(kedge_server.requests)
+    second = await talk.send("What is 2+3?", key="k1")
+    assert (second.text, second.node, second.stored) == (first.text, first.node, True)
+    assert second.usage == first.usage
+    assert (len(kedge_server.requests), len(talk.turn)) == (sent, 2)
+    with pytest.raises(KeyReused):
+        await talk.send("What is 2+4?", key="k1")
+
+
+async def test_a_key_asked_by_many_at_once_runs_once(
+    store: Store, talk: Conversation, kedge_server: TestServer, connected: Connect
+) -> None:
+    """All of them get the same answer."""
+    replies: list[Any] = []
+    others = [await Conversation.open(store, talk.id, connected()) for _ in range(4)]
+
+    async def ask(each: Conversation) -> None:
+        replies.append(await each.send("What is 2+3?", key="k1"))
+
+    async with anyio.create_task_group() as group:
+        for each in others:
+            group.start_soon(ask, each)
+    assert {(reply.text, reply.node) for reply in replies} == {(replies[0].text, replies[0].node)}
+    assert sum(not reply.stored for reply in replies) == 1
+    assert len(kedge_server.requests) == 1
+
+
+async def test_a_key_whose_runner_died_is_taken_over(
+    store: Store, talk: Conversation, kedge_server: TestServer
+) -> None:
+    """From where it stood: the question is not asked twice."""
+    about = __import__("kedge.conversation.conversation", fromlist=["x"])._about(
+        [user("What is 2+3?")]
+    )
+    claim = await store.claim(talk.row, "k", about=about, owner="dead", lease=0.05)
+    assert claim.mine
+    node = (await store.load(talk.row)).node
+    asked = await store.append(talk.row, node, [user("What is 2+3?")], kind="asked", asked_for="k")
+    reply = await talk.send("What is 2+3?", key="k")
+    assert reply.text == "2+3 = 5."
+    tree = await store.tree(talk.row)
+    assert [(n.kind, n.parent) for n in tree[1:]] == [("asked", node.id), ("answered", asked.id)]
+
+
+async def test_a_failed_turn_gives_its_key_back(
+    talk: Conversation, kedge_server: TestServer
+) -> None:
+    """The same key then goes on with the same question."""
+    kedge_server.faults.set("status=500")
+    with pytest.raises(KedgeError):
+        await talk.send("What is 2+3?", key="k")
+    kedge_server.faults.clear()
+    assert (await talk.send("What is 2+3?", key="k")).text == "2+3 = 5."
+    assert await talk.pending() == []
+
+
+async def test_a_lost_response_is_marked_and_the_conversation_goes_on(
+    store: Store, talk: Conversation, kedge_server: TestServer
+) -> None:
+    """Once, with its reason; the healing is written down, and the next anchor is used."""
+    await talk.send("My name is Ada.")
+    kedge_server.forget()
+    reply = await talk.send("What is my name?")
+    assert reply.text == "Your name is Ada."
+    first, second = await talk.responses()
+    assert (first.status, first.lost_reason) == ("lost", "gone")
+    assert (second.healed, second.reason, second.anchor) == ("gone", "gone", "")
+    assert (await talk.send("What is 1+1?")).plan.previous_response_id == (  # type: ignore[union-attr]
+        second.provider_response_id
+    )
+    rows = await store.database.read(lambda tx: tx.rows("SELECT kind, reason FROM incidents"))
+    assert rows == [("healed", "gone")]
+
+
+async def test_an_expired_anchor_is_not_tried(
+    store: Store, kedge_server: TestServer, connected: Connect
+) -> None:
+    """Past the retention of the conversation everything is sent, without asking the server."""
+    talk = await Conversation.create(store, connected(), retention=0.001)
+    await talk.send("My name is Ada.")
+    again = await Conversation.open(store, talk.id, connected())
+    reply = await again.send("What is my name?")
+    assert reply.text == "Your name is Ada."
+    assert (await again.responses())[-1].reason == "expired"
+    assert len(kedge_server.requests) == 2
+
+
+async def test_nothing_is_kept_with_the_provider_when_so_asked(
+    store: Store, kedge_server: TestServer, connected: Connect
+) -> None:
+    """A stateless conversation sends store=false, and keeps encrypted reasoning here."""
+    talk = await Conversation.create(store, connected(), mode="stateless")
+    await talk.send("Think about 2+3")
+    again = await Conversation.open(store, talk.id, connected())
+    await again.send("What is 2+3?")
+    assert [request.body["store"] for request in kedge_server.requests] == [False, False]
+    assert [row.stored for row in await again.responses()] == [False, False]
+    thoughts = [block for block in again.turn if block.kind == "reasoning"]
+    assert thoughts
+    assert any(item["type"] == "reasoning" for item in kedge_server.requests[-1].body["input"])
+
+
+async def test_a_rebuilt_turn_chains_again(store: Store, connected: Connect) -> None:
+    """Plain messages, without ids or records, find the response that remembers them; not for others."""
+    first = await Conversation.create(store, connected(api_key="one"))
+    await first.send("My name is Ada.")
+    plain = [type(block)(block.parts) for block in first.turn]  # type: ignore[attr-defined,call-arg]
+    rebuilt = await Conversation.create(store, connected(api_key="one"), blocks=plain)
+    reply = await rebuilt.send("What is my name?")
+    assert reply.plan
+    assert reply.plan.previous_response_id == (await first.responses())[0].provider_response_id
+    stranger = await Conversation.create(store, connected(api_key="two"), blocks=plain)
+    reply = await stranger.send("What is my name?")
+    assert reply.plan
+    assert reply.plan.is_full
+
+
+async def test_a_blocked_message_was_never_said(store: Store, connected: Connect) -> None:
+    """What a guard changed is stored as changed: the store sees what the server sees."""
+    talk = await Conversation.create(store, connected(), middleware=[guard(redact("secret"))])
+    await talk.send("The secret is out.")
+    bodies = await store.database.read(lambda tx: tx.rows("SELECT body FROM blocks"))
+    assert "secret" not in str(bodies)
+
+
+async def test_a_refused_request_is_written_down(talk: Conversation) -> None:
+    """With its status and the server's words, as a node beside the question."""
+    with pytest.raises(RequestRefused):
+        await talk.send("Hello", temperature=99)
+    (row,) = await talk.responses()
+    assert (row.status, row.provider_response_id) == ("refused", "")
+    assert "temperature" in row.error
+    assert (await talk.send("What is 2+3?")).text == "2+3 = 5."
+
+
+async def test_another_branch_is_summed_up(talk: Conversation) -> None:
+    """As a block that says what it stands for."""
+    await talk.send("My name is Ada.")
+    fork = await talk.fork()
+    await fork.send("My ship is the Erebus.")
+    await talk.merge_summary_of(fork)
+    assert talk.turn[-1].metadata["summary"] == 4
+    await talk.merge_summary_of(fork.head)
+    assert talk.turn[-1].metadata["summary"] == 2
+
+
+async def test_its_name_and_its_tags(store: Store, talk: Conversation) -> None:
+    """Renamed, tagged and archived, as the list shows."""
+    await talk.rename("Weather")
+    await talk.tag("work", "home")
+    await talk.untag("home")
+    await talk.archive()
+    assert await Conversation.list(store) == []
+    (row,) = await Conversation.list(store, archived=True, tag="work")
+    assert (row.title, row.tags, row.archived) == ("Weather", ("work",), True)
+
+
+async def test_a_stream_left_early_leaves_the_question(store: Store, talk: Conversation) -> None:
+    """The head stays; the question waits; nothing half-written."""
+    async with talk.stream("Count to 500") as stream:
+        async for event in stream:
+            if isinstance(event, TextDelta):
+                break
+    assert (await store.conversation(talk.id)).head == talk.head
+    (asked,) = await talk.pending()
+    assert asked.kind == "asked"
+    assert (await talk.resume()).text.startswith("1 2 3")

@@ -1,0 +1,304 @@
+"""The contract of a store, the same on every database."""
+
+from typing import Any
+
+import pytest
+
+from kedge import assistant, user
+from kedge.errors import HeadConflict, InvalidSetting, KeyReused, NotInStore
+from kedge.planning import ConversationState, get_state
+from kedge.store import ConversationRow, Node, ResponseRow, Store
+from kedge.turns import FrozenMap, Turn, dumps, loads
+
+SCOPE = "openai/api.openai.com/v1/0123456789abcdef"
+
+
+def digest(number: int) -> str:
+    """A digest of the right shape."""
+    return f"sha256:{number:064x}"
+
+
+def response(number: int, **changes: Any) -> ResponseRow:
+    """A response with this number."""
+    row: dict[str, Any] = {
+        "provider": "openai",
+        "scope": SCOPE,
+        "provider_response_id": f"resp_{number}",
+        "model": "gpt",
+        "mode": "chained",
+        "digest": digest(number),
+        "block_count": 2 * number,
+        "depth": number,
+        "created_at": 100.0 + number,
+    }
+    return ResponseRow(**{**row, **changes})
+
+
+async def begun(store: Store) -> tuple[ConversationRow, Node]:
+    """A new conversation, and its root."""
+    row = await store.create("A talk")
+    return row, (await store.load(row)).node
+
+
+async def grown(store: Store, exchanges: int) -> tuple[ConversationRow, list[Node]]:
+    """A conversation of this many exchanges; all of its nodes."""
+    row, node = await begun(store)
+    nodes = [node]
+    for number in range(1, exchanges + 1):
+        blocks = [user(f"question {number}"), assistant(f"answer {number}")]
+        node = await store.append(row, node, blocks, response=response(number), head=node.id)
+        nodes.append(node)
+    return await store.conversation(row.id), nodes
+
+
+async def test_what_was_appended_is_loaded(store: Store) -> None:
+    """Blocks come back equal, with their ids, and so do the anchors."""
+    row, node = await begun(store)
+    said = user("Hello", id="blk_1", metadata={"mine": [1, None, {"é": "ü"}]})
+    await store.append(row, node, [said, assistant("Hi")], response=response(1), head=node.id)
+    loaded = await store.load(await store.conversation(row.id))
+    assert loaded.blocks == (said, assistant("Hi"))
+    assert (loaded.blocks[0].id, loaded.blocks[0].metadata) == ("blk_1", said.metadata)
+    assert [record.response_id for record in loaded.memory.anchors] == ["resp_1"]
+    assert loaded.memory.anchors[0] == response(1).record
+    assert loaded.turn("t").id == "t"
+
+
+async def test_a_response_row_comes_back_whole(store: Store) -> None:
+    """Every member of a row is kept."""
+    row, node = await begun(store)
+    full = response(
+        1,
+        anchor="resp_0",
+        reason="changed",
+        healed="gone",
+        sent_blocks=1,
+        sent_bytes=2,
+        saved_blocks=3,
+        saved_bytes=4,
+        input_tokens=5,
+        cached_tokens=6,
+        output_tokens=7,
+        reasoning_tokens=8,
+        cost=0.25,
+        first_token_seconds=0.5,
+        seconds=1.5,
+        status="incomplete",
+        error="max_output_tokens",
+        expires_at=1e9,
+        stored=False,
+        root_created_at=50.0,
+        barrier=3,
+        derived=("a", "b"),
+        lost_reason="gone",
+    )
+    made = await store.append(row, node, [assistant("Hi")], response=full)
+    (found,) = await store.responses(row)
+    assert (found.node, found.parent, found.conversation) == (made.id, node.id, row.id)
+    for member in ResponseRow.__dataclass_fields__.keys() - {"node", "parent", "conversation"}:
+        assert getattr(found, member) == getattr(full, member), member
+    assert await store.responses(since=200.0) == []
+    assert await store.responses(since=101.0, until=102.0) == [found]
+
+
+async def test_an_equal_block_is_stored_once(store: Store) -> None:
+    """Two branches that hold the same block share it; what differs in anything does not."""
+    row, node = await begun(store)
+    said = user("Hello", id="blk_1")
+    for block in (said, said, user("Hello", id="blk_2"), said.with_metadata(seen=True)):
+        await store.append(row, node, [block])
+    ((count,),) = await store.database.read(lambda tx: tx.rows("SELECT COUNT(*) FROM blocks"))
+    assert count == 3
+
+
+async def test_the_head_moves_only_from_where_it_is(store: Store) -> None:
+    """The second of two writers keeps a branch of its own, and is told where."""
+    row, root = await begun(store)
+    first = await store.append(row, root, [user("one")], head=root.id)
+    with pytest.raises(HeadConflict) as conflict:
+        await store.append(row, root, [user("two")], head=root.id)
+    assert conflict.value.head == first.id
+    assert (await store.conversation(row.id)).head == first.id
+    lost = await store.load(row, conflict.value.node)
+    assert lost.blocks == (user("two"),)
+    assert (await store.load(row, first.id)).blocks == (user("one"),)
+    with pytest.raises(HeadConflict):
+        await store.move_head(row, lost.node, head=root.id)
+    await store.move_head(row, lost.node, head=first.id)
+    assert (await store.conversation(row.id)).head == lost.node.id
+
+
+async def test_a_node_keeps_a_prefix_of_its_parents_path(store: Store) -> None:
+    """An edit deep in the past is a node like any other; both paths stay as they were."""
+    row, nodes = await grown(store, 4)
+    edited = await store.append(row, nodes[-1], [user("another question")], kept=3, kind="edited")
+    again = await store.append(row, edited, [assistant("another answer")])
+    loaded = await store.load(row, again.id)
+    assert [block.text for block in loaded.blocks] == [  # type: ignore[attr-defined]
+        "question 1",
+        "answer 1",
+        "question 2",
+        "another question",
+        "another answer",
+    ]
+    assert [record.response_id for record in loaded.memory.anchors] == ["resp_1"]
+    assert len((await store.load(row, nodes[-1].id)).blocks) == 8
+    assert [node.id for node in await store.path(row, again.id)] == [
+        *(node.id for node in nodes),
+        edited.id,
+        again.id,
+    ]
+
+
+async def test_branches_know_where_they_part(store: Store) -> None:
+    """The common ancestor, and what each side has after what they share."""
+    row, nodes = await grown(store, 3)
+    left = await store.append(row, nodes[2], [user("left")])
+    right = await store.append(row, nodes[2], [user("right"), assistant("yes")])
+    assert (await store.common_ancestor(row, left.id, right.id)).id == nodes[2].id
+    apart = await store.differences(row, left.id, right.id)
+    assert (apart.shared, apart.left, apart.right) == (
+        4,
+        (user("left"),),
+        (user("right"), assistant("yes")),
+    )
+    longer = await store.differences(row, nodes[1].id, nodes[3].id)
+    assert (longer.shared, longer.left, len(longer.right)) == (2, (), 4)
+    same = await store.differences(row, left.id, left.id)
+    assert (same.shared, same.left, same.right) == (5, (), ())
+
+
+async def test_forks_share_the_tree(store: Store) -> None:
+    """A fork is a conversation of its own with a head of its own, on the same tree."""
+    row, nodes = await grown(store, 3)
+    fork = await store.fork(row, nodes[1].id, "Another way")
+    assert (fork.forked_from, fork.forked_at, fork.head) == (row.id, nodes[1].id, nodes[1].id)
+    node = await store.append(fork, nodes[1], [user("elsewhere")], head=nodes[1].id)
+    assert len((await store.load(await store.conversation(fork.id))).blocks) == 3
+    assert len((await store.load(await store.conversation(row.id))).blocks) == 6
+    assert node.id in [each.id for each in await store.tree(row)]
+    assert (await store.common_ancestor(row, node.id, nodes[3].id)).id == nodes[1].id
+
+
+async def test_an_anchor_is_found_by_content_in_its_own_scope(store: Store) -> None:
+    """The index knows responses by scope and digest; another account finds nothing."""
+    await grown(store, 3)
+    (found,) = await store.candidates(SCOPE, [digest(9), digest(2)])
+    assert (found.response_id, found.block_count) == ("resp_2", 4)
+    assert await store.candidates(SCOPE.replace("0123", "9999"), [digest(2)]) == []
+    assert await store.candidates(SCOPE, [digest(7)]) == []
+    many = [digest(number) for number in range(1500, 0, -1)]
+    assert len(await store.candidates(SCOPE, many)) == 3
+
+
+async def test_a_response_is_lost_once(store: Store) -> None:
+    """What a provider refused is marked with the reason, the first time, and is no candidate."""
+    row, _ = await grown(store, 2)
+    record = response(2).record
+    assert record
+    assert await store.mark_lost(record, "gone")
+    assert not await store.mark_lost(record, "again")
+    lost = (await store.responses(row))[1]
+    assert (lost.status, lost.lost_reason) == ("lost", "gone")
+    assert await store.candidates(SCOPE, [digest(2)]) == []
+    anchors = (await store.load(row)).memory.anchors
+    assert [anchor.status for anchor in anchors] == ["completed", "lost"]
+
+
+async def test_retention_bounds_what_a_provider_is_relied_on(store: Store) -> None:
+    """A conversation may trust its provider for less time than the provider says."""
+    row = await store.create(retention=60.0)
+    root = (await store.load(row)).node
+    await store.append(row, root, [user("a")], response=response(1, expires_at=1e9), head=root.id)
+    loaded = await store.load(await store.conversation(row.id))
+    assert loaded.memory.anchors[0].expires_at == 161.0
+
+
+async def test_state_beyond_the_anchors_stays_with_the_node(store: Store) -> None:
+    """A mode, a conversation object and data of the Turn are loaded as they were."""
+    row, root = await begun(store)
+    state = ConversationState("conversation", "resp_1", "conv_9")
+    node = await store.append(
+        row, root, [user("a")], memory=state, data=FrozenMap({"topic": "cats"})
+    )
+    turn = (await store.load(row, node.id)).turn()
+    assert get_state(turn) == state
+    assert turn.data["topic"] == "cats"
+
+
+async def test_conversations_are_listed_by_change(store: Store) -> None:
+    """The newest first; by tag; archived ones only for those who ask."""
+    one = await store.create("One", tags=["work", "work", "home"])
+    two = await store.create("Two", data={"a": [1]})
+    assert (one.tags, two.data) == (("home", "work"), {"a": [1]})
+    await store.update(one.id, title="First", archived=None)
+    assert [row.title for row in await store.conversations()] == ["First", "Two"]
+    assert [row.id for row in await store.conversations(tag="home")] == [one.id]
+    await store.update(two.id, archived=True, tags=["x"])
+    assert [row.id for row in await store.conversations()] == [one.id]
+    assert len(await store.conversations(archived=None)) == 2
+    assert [row.tags for row in await store.conversations(archived=True)] == [("x",)]
+    assert len(await store.conversations(archived=None, limit=1)) == 1
+
+
+async def test_what_is_not_there_is_said(store: Store) -> None:
+    """No such conversation, no such node, a node of another conversation."""
+    row, _ = await begun(store)
+    other, root = await begun(store)
+    with pytest.raises(NotInStore, match="conv_nothing"):
+        await store.conversation("conv_nothing")
+    for call in (store.load, store.node, store.path):
+        with pytest.raises(NotInStore):
+            await call(row, root.id)
+        with pytest.raises(NotInStore):
+            await call(row, 10**6)
+    with pytest.raises(NotInStore):
+        await store.fork(other, 10**6)
+
+
+@pytest.mark.parametrize("title", ["a\0b", "\ud800"])
+async def test_text_that_no_database_holds_is_refused(store: Store, title: str) -> None:
+    """Before it reaches one."""
+    with pytest.raises((InvalidSetting, ValueError)):
+        await store.create(title)
+
+
+async def test_a_key_is_claimed_once(store: Store) -> None:
+    """One runs; others see it running; after the lease another one may; in the end all get the answer."""
+    row, root = await begun(store)
+    claim = await store.claim(row, "k", about=b"x", owner="a", lease=1000)
+    assert claim.mine
+    assert not (await store.claim(row, "k", about=b"x", owner="b", lease=1000)).mine
+    with pytest.raises(KeyReused):
+        await store.claim(row, "k", about=b"other", owner="b", lease=1000)
+    asked = await store.append(row, root, [user("q")], kind="asked", asked_for="k")
+    assert await store.renew(row, "k", owner="a", lease=0)
+    taken = await store.claim(row, "k", about=b"x", owner="b", lease=1000)
+    assert (taken.mine, taken.asked) == (True, asked.id)
+    assert not await store.renew(row, "k", owner="a", lease=1000)
+    answer = await store.append(row, asked, [assistant("a")], kind="answered", answers="k")
+    done = await store.claim(row, "k", about=b"x", owner="c", lease=1000)
+    assert (done.mine, done.answer) == (False, answer.id)
+
+
+EVERY_KIND = """{"format": "kedge.turn", "version": 1, "blocks": [
+    {"kind": "system", "text": "s", "role": "developer", "id": "1"},
+    {"kind": "user", "id": "2", "parts": [
+        {"type": "image", "url": "u"}, {"type": "text", "text": "x"}]},
+    {"kind": "reasoning", "id": "3", "summary": ["a"], "encrypted_content": "e"},
+    {"kind": "tool_call", "id": "4", "call_id": "c", "name": "f", "arguments": "{}", "custom": true},
+    {"kind": "tool_result", "id": "5", "call_id": "c", "custom": true, "parts": [
+        {"type": "text", "text": "\\u0000"}]},
+    {"kind": "opaque", "id": "6", "item": {"type": "web_search_call", "n": 12345678901234567890}},
+    {"kind": "novel", "id": "7", "plot": {"a": [true, null, 1.5]}},
+    {"kind": "assistant", "id": "8", "mood": "fine", "parts": [
+        {"type": "refusal", "text": "no"}]}]}"""
+
+
+async def test_a_turn_of_any_kind_of_block_round_trips(store: Store) -> None:
+    """Opaque, unknown, tool and reasoning blocks, with parts and members that Kedge does not know."""
+    turn = loads(EVERY_KIND)
+    row, root = await begun(store)
+    node = await store.append(row, root, turn.blocks)
+    loaded = (await store.load(row, node.id)).turn(turn.id)
+    assert dumps(loaded.with_data({"kedge.state": None})) == dumps(Turn(turn.blocks, id=turn.id))
