@@ -87,9 +87,9 @@ def test_errors_are_one_line_with_a_hint() -> None:
         env=environment,
     )
     assert done.returncode == 1
-    assert done.stderr.strip() == (
-        "Error: no key for openai: set OPENAI_API_KEY in the environment"
-    )
+    error, hint = done.stderr.splitlines()
+    assert error == "Error: no key for openai: set OPENAI_API_KEY in the environment"
+    assert hint.startswith("Hint: 'kedge doctor'")
 
 
 def test_an_error_in_the_middle_keeps_the_conversation() -> None:

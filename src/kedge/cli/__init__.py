@@ -4,55 +4,91 @@
 imports its module (``kedge.cli.<name>``, attribute ``command``) on first use.
 """
 
-import logging
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
-
-from kedge.errors import KedgeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from click.shell_completion import CompletionItem
+
 COMMANDS: dict[str, str] = {
     "chat": "Talk with a model; see what was sent, and why.",
     "serve": "Serve the Responses API from this machine: no key, no network.",
+    "config": "Show the settings that hold, and where each came from.",
+    "doctor": "Look whether everything is in place, with advice.",
+    "completion": "Print what makes a shell complete kedge's commands.",
 }
 """Every command and its line in ``kedge --help``."""
 
 
-class _LazyGroup(click.Group):
+class LazyGroup(click.Group):
     """A click group whose commands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the module of a command."""
         if cmd_name not in COMMANDS:
             return None
         return import_module(f"kedge.cli.{cmd_name.replace('-', '_')}").command
 
-    def invoke(self, ctx: click.Context) -> object:
-        """Run a command; an error of ours is one line, not a traceback."""
-        try:
-            return super().invoke(ctx)
-        except KedgeError as error:
-            raise click.ClickException(str(error)) from error
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or name the one that is most like it."""
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and name not in COMMANDS:
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, COMMANDS, n=1)
+            hint = f"did you mean {close[0]}?" if close else "'kedge --help' lists those there are"
+            ctx.fail(f"there is no command {name!r}; {hint}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        if COMMANDS:
-            with formatter.section("Commands"):
-                formatter.write_dl(list(COMMANDS.items()))
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """Complete the name of a command without importing any."""
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=line)
+            for name, line in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
 
-@click.group("kedge", cls=_LazyGroup)
+def _use_color(ctx: click.Context) -> None:
+    """Colour is for terminals whose owner did not say no; click sees to the terminals."""
+    import os
+
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
+
+
+@click.group("kedge", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="kedge", prog_name="kedge")
-def _kedge() -> None:
+@click.option(
+    "-v",
+    "--verbose",
+    count=True,
+    help="Show tracebacks and warnings; twice, thrice, four times: info, debug, trace.",
+)
+@click.pass_context
+def group(ctx: click.Context, verbose: int) -> None:
     """Conversations with language models that remember."""
-    # Logs are for those who ask for them; what a user should know is told by the commands.
-    logging.getLogger().addHandler(logging.NullHandler())
+    _use_color(ctx)
+    ctx.meta["kedge.verbose"] = verbose
 
 
-main: "Callable[[], None]" = _kedge
+main = cast("Callable[[], None]", group)
 """The console script."""

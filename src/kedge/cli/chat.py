@@ -16,13 +16,16 @@ from typing import Any, cast
 import click
 
 from kedge.cli import chat_tools
+from kedge.cli.frame import command as kedge_command
+from kedge.cli.frame import setting
 from kedge.cli.tool_paths import load_tool
 from kedge.engines import Engine, Stream
 from kedge.errors import KedgeError
 from kedge.events import Event, TextDelta
 from kedge.events.run import FellBack, Healed, ServerForgot, ToolFinished
 from kedge.middleware import repair, system_prompt, tools, with_middleware
-from kedge.planning import MODES, RequestPlan
+from kedge.middleware import trace as tracing
+from kedge.planning import RequestPlan
 from kedge.planning.explain import size
 from kedge.providers import connect
 from kedge.turns import AssistantBlock, Turn, user
@@ -34,19 +37,20 @@ HELP = """\
 /quit   leave (so does Ctrl-D)"""
 
 
-@click.command(short_help="Talk with a model; see what was sent, and why.")
-@click.option("--model", default="practice", show_default=True, help="A model string.")
-@click.option("--system", "system_text", help="Instructions for the model.")
+@kedge_command("chat", short_help="Talk with a model; see what was sent, and why.")
+@setting("model")
+@setting("system", "system_text")
 @click.option(
     "--tool", "tool_paths", multiple=True, metavar="MODULE:FUNCTION", help="Offer a tool."
 )
-@click.option("--mode", type=click.Choice(MODES), help="How the server's memory is used.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a turn, for scripts.")
+@setting("mode")
+@setting("trace")
 def command(
     model: str,
-    system_text: str | None,
+    system_text: str,
     tool_paths: tuple[str, ...],
-    mode: str | None,
+    mode: str,
+    trace: bool,
     as_json: bool,
 ) -> None:
     """Talk with a model. Type /help inside for what else there is."""
@@ -55,6 +59,8 @@ def command(
     layers = [repair(), tools(*functions)]
     if system_text:
         layers.insert(0, system_prompt(system_text))
+    if trace:
+        layers.insert(0, tracing())
     talk = _Talk(with_middleware(engine, *layers), as_json)
     with asyncio.Runner() as runner:
         try:

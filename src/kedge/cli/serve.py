@@ -4,18 +4,19 @@ import asyncio
 import gc
 import ipaddress
 import json
-import logging
-import os
 import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from kedge.errors import KedgeError
+from kedge.cli.frame import command as kedge_command
+from kedge.cli.frame import setting
+from kedge.config import data_folder
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kedge.server.models import Model
     from kedge.server.settings import Settings
 
@@ -23,16 +24,9 @@ DAY = 86_400
 MEGABYTE = 1_000_000
 
 
-def default_db() -> Path:
+def default_db() -> "Path":
     """Name the database in the place where this platform keeps the data of programs."""
-    home = Path.home()
-    if sys.platform == "darwin":
-        folder = home / "Library" / "Application Support"
-    elif sys.platform == "win32":
-        folder = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
-    else:
-        folder = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
-    return folder / "kedge" / "server.db"
+    return data_folder() / "server.db"
 
 
 def is_loopback(host: str) -> bool:
@@ -43,51 +37,20 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-@click.command("serve")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", default=8484, show_default=True, type=click.IntRange(0, 65535), help="0 for any."
+@kedge_command(
+    "serve",
+    log_level="info",
+    short_help="Serve the Responses API from this machine: no key, no network.",
 )
-@click.option(
-    "--db",
-    metavar="FILE",
-    help="Where responses are kept; ':memory:' for nowhere.  [default: the user's data folder]",
-)
-@click.option(
-    "--token",
-    envvar="KEDGE_SERVER_TOKEN",
-    show_envvar=True,
-    help="What clients must send as their key. Needed on any address but loopback.",
-)
-@click.option(
-    "--retention-days",
-    default=30.0,
-    show_default=True,
-    type=click.FloatRange(0, min_open=True),
-    help="How long responses are kept.",
-)
-@click.option("--zero-data-retention", is_flag=True, help="Keep nothing; chaining is refused.")
-@click.option(
-    "--model",
-    default="practice",
-    show_default=True,
-    metavar="practice|script:FILE",
-    help="What answers: the practice model, or a file of fixed answers.",
-)
-@click.option(
-    "--pace",
-    default=0.0,
-    show_default=True,
-    type=click.FloatRange(0, 60),
-    help="Seconds between two words of a stream.",
-)
-@click.option(
-    "--max-body-mb",
-    default=32.0,
-    show_default=True,
-    type=click.FloatRange(0, min_open=True),
-    help="The largest request, in megabytes.",
-)
+@setting("serve.host")
+@setting("serve.port")
+@setting("serve.db", metavar="FILE")
+@setting("serve.token")
+@setting("serve.retention_days")
+@setting("serve.zero_data_retention")
+@setting("serve.model", metavar="practice|script:FILE")
+@setting("serve.pace")
+@setting("serve.max_body_mb")
 @click.option(
     "--fault",
     "faults",
@@ -96,12 +59,11 @@ def is_loopback(host: str) -> bool:
     help="Do something wrong on purpose, such as cut_after_events=3 (docs/faults.md). Repeatable; "
     "on loopback only.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the start-up line as JSON.")
 def command(
     host: str,
     port: int,
-    db: str | None,
-    token: str | None,
+    db: str,
+    token: str,
     retention_days: float,
     zero_data_retention: bool,
     model: str,
@@ -125,20 +87,17 @@ def command(
         raise click.UsageError(
             f"{host} can be reached from other machines, so it takes no --fault: serve on 127.0.0.1"
         )
-    try:
-        settings = Settings(
-            db=db or str(default_db()),
-            token=token or None,
-            retention=retention_days * DAY,
-            zero_data_retention=zero_data_retention,
-            model=find_model(model, pace),
-            limits=Limits(body_bytes=int(max_body_mb * MEGABYTE)),
-            hosts=LOOPBACK_NAMES if local and not token else None,
-            faults=Faults(faults) if faults else None,
-        )
-        run(settings, host, port, as_json=as_json)
-    except KedgeError as error:
-        raise click.ClickException(str(error)) from error
+    settings = Settings(
+        db=db or str(default_db()),
+        token=token or None,
+        retention=retention_days * DAY,
+        zero_data_retention=zero_data_retention,
+        model=find_model(model, pace),
+        limits=Limits(body_bytes=int(max_body_mb * MEGABYTE)),
+        hosts=LOOPBACK_NAMES if local and not token else None,
+        faults=Faults(faults) if faults else None,
+    )
+    run(settings, host, port, as_json=as_json)
 
 
 def find_model(name: str, pace: float) -> "Model":
@@ -160,7 +119,6 @@ def run(settings: "Settings", host: str, port: int, *, as_json: bool) -> None:
     from kedge.server.run import Server, bind
     from kedge.tokens import count_text
 
-    log_to_stderr()
     with bind(host, port) as listener:
         address, bound = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
@@ -179,11 +137,3 @@ def run(settings: "Settings", host: str, port: int, *, as_json: bool) -> None:
 
         server = Server(create_app(settings), started=announce)
         asyncio.run(server.serve(sockets=[listener]))
-
-
-def log_to_stderr() -> None:
-    """Write the access log, and what goes wrong, to the standard error."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
-    logging.getLogger().addHandler(handler)
-    logging.getLogger("kedge").setLevel(logging.INFO)

@@ -1,0 +1,29 @@
+"""Where a platform keeps the data and the configuration of programs."""
+
+import os
+import sys
+from pathlib import Path
+
+CONFIG_PATH = "KEDGE_CONFIG"
+"""The environment variable that names another configuration file."""
+
+
+def data_folder() -> Path:
+    """The folder for databases."""
+    home = Path.home()
+    if sys.platform == "darwin":
+        folder = home / "Library" / "Application Support"
+    elif sys.platform == "win32":
+        folder = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    else:
+        folder = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
+    return folder / "kedge"
+
+
+def config_path() -> Path:
+    """The configuration file, whether it is there or not."""
+    if given := os.environ.get(CONFIG_PATH):
+        return Path(given).expanduser()
+    import click
+
+    return Path(click.get_app_dir("kedge")) / "config.toml"
