@@ -13,6 +13,7 @@
     │   │   └── RateLimited          ... for now; ``retry_after`` says how long
     │   ├── ServerFailed         the server failed (5xx), or gave up on the response
     │   ├── StreamCut            the stream ended before the answer did
+    │   ├── StreamTooLarge       a stream holds a line or a message beyond its bound
     │   └── Unreachable          no connection, or no answer in time
     ├── InvalidTurn          a Turn that cannot be: two blocks with one id, an unknown block id
     │   └── InvalidJSON      malformed JSON form; ``path`` names the offending member
@@ -30,7 +31,6 @@
     │   ├── StoreFull            no space left; nothing was written
     │   ├── StoreReadOnly        it may be read only; nothing was written
     │   └── StoreUnreachable     the database server is gone, or was never there
-    ├── StreamTooLarge       a stream holds a line or a message beyond its bound
     ├── ToolError            about tools and their calls
     │   ├── InvalidTool      what cannot be a tool, or stands in a toolbox twice
     │   ├── UnknownTool      no tool has this name; ``known`` lists those there are
@@ -183,17 +183,6 @@ class StoreUnreachable(StoreError):
     retryable = True
 
 
-class StreamTooLarge(KedgeError):
-    """A stream holds a line or a message beyond its bound; ``limit`` is the bound in bytes."""
-
-    def __init__(self, what: str, limit: int) -> None:
-        super().__init__(
-            f"the stream holds a {what} of more than {limit} bytes; raise max_{what} if that is right"
-        )
-        self.what = what
-        self.limit = limit
-
-
 class ToolError(KedgeError):
     """About tools and their calls."""
 
@@ -331,6 +320,17 @@ class ServerFailed(EngineError):
 
 class StreamCut(EngineError):
     """The stream ended before the answer did."""
+
+
+class StreamTooLarge(EngineError):
+    """A stream holds a line or a message beyond its bound; ``limit`` is the bound in bytes."""
+
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(
+            f"the stream holds a {what} of more than {limit} bytes; raise max_{what} if that is right"
+        )
+        self.what = what
+        self.limit = limit
 
 
 class Unreachable(EngineError):

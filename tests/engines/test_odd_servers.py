@@ -1,16 +1,21 @@
 """Servers that answer with what is no answer, and servers that give the key away."""
 
+import json
 import logging
 import traceback
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+import anyio
 import pytest
 from starlette.responses import Response
 
-from engines.odd import always, events, odd_server, whole
-from kedge.engines import ResponsesEngine
-from kedge.errors import EngineError, ServerFailed
-from kedge.observe import TRACE
+from engines.odd import always, events, odd_server, raw_server, whole
+from kedge.engines import ResponsesEngine, responses
+from kedge.errors import EngineError, RequestRefused, ServerFailed, StreamTooLarge
+from kedge.events.responses import ResponsesDecoder
+from kedge.observe import TRACE, reset, snapshot
 from kedge.planning import ConversationState, record_response, set_state
 from kedge.providers import connect
 from kedge.turns import Turn, assistant, user
@@ -18,6 +23,7 @@ from kedge.turns import Turn, assistant, user
 KEY = "sk-planted-in-this-test"
 WORDS = "planted words of a user"
 TURN = Turn([user(WORDS)])
+ITEM = {"type": "message", "role": "assistant", "content": "Yes", "id": "m"}
 
 NO_ANSWERS: dict[str, Callable[[], Response]] = {
     "a page": lambda: Response("<html>Sign in</html>", media_type="text/html"),
@@ -104,3 +110,85 @@ async def test_an_audit_of_a_server_that_cannot_page_ends() -> None:
             assert isinstance(made, ResponsesEngine)
             async with made as engine:
                 assert (await engine.verify(turn)).agrees is agrees
+
+
+@pytest.mark.parametrize(
+    ("code", "retryable"),
+    [
+        ("server_error", True),
+        ("rate_limit_exceeded", True),
+        ("vector_store_timeout", True),
+        ("failed_to_download_image", True),
+        ("", True),
+        ("invalid_prompt", False),
+        ("image_content_policy_violation", False),
+        ("unsupported_image_media_type", False),
+        ("empty_image_file", False),
+        ("context_length_exceeded", False),
+        ("insufficient_quota", False),
+    ],
+)
+@pytest.mark.parametrize("event", ["response.failed", "error"])
+async def test_a_failure_is_worth_another_try_unless_its_code_says_otherwise(
+    code: str, retryable: bool, event: str
+) -> None:
+    """What lies in the request fails again; what lies in the server may not."""
+    error = {"code": code, "message": "no"}
+    told = {**error} if event == "error" else {"response": {**FAILED, "error": error}}
+    with odd_server(always(lambda: events({"type": event, **told}))) as url:
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            with pytest.raises(ServerFailed) as caught:
+                await engine.run(TURN)
+    assert caught.value.retryable is retryable
+    assert caught.value.turn is TURN
+
+
+ENDINGS: dict[str, dict[str, Any]] = {
+    "completed": {"type": "response.completed", "response": {"id": "resp_1", "output": [ITEM]}},
+    "failed": {"type": "response.failed", "response": FAILED},
+    "error": {"type": "error", "code": "server_error", "message": "no", "param": None},
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_a_stream_that_is_never_closed_does_not_hold_its_answer(ending: str) -> None:
+    """The end of the answer is its last event, not the end of the connection."""
+    body = f"data: {json.dumps(ENDINGS[ending])}\n\n".encode()
+    chunk = b"%x\r\n%b\r\n" % (len(body), body)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked"
+    with raw_server(head + b"\r\n\r\n" + chunk, stays=True) as url, anyio.fail_after(30):
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            if ending == "completed":
+                assert "Yes" in str((await engine.run(TURN, streaming=True)).blocks[-1])
+            else:
+                with pytest.raises(ServerFailed):
+                    await engine.run(TURN, streaming=True)
+
+
+async def test_a_stream_beyond_its_bounds_is_told_with_the_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is an engine's error like any other: provider, Turn and plan go with it."""
+    monkeypatch.setattr(responses, "ResponsesDecoder", partial(ResponsesDecoder, max_line=100))
+    ending = ENDINGS["completed"] | {"padding": "x" * 200}
+    with odd_server(always(lambda: events(ending))) as url:
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            with pytest.raises(StreamTooLarge) as caught:
+                await engine.run(TURN)
+    error = caught.value
+    assert error.turn is TURN
+    assert error.plan is not None
+    assert (error.provider, error.limit) == ("responses", 100)
+
+
+async def test_a_servers_own_codes_do_not_become_labels() -> None:
+    """Known codes are counted by name, whatever else a server writes under one other name."""
+    reset()
+    for code in ("invalid_value", "resp_0123", "my_code"):
+        refusal = {"error": {"message": "no", "code": code}}
+        with odd_server(always(lambda refusal=refusal: whole(refusal, 400))) as url:
+            async with connect(f"responses:{url}#m", max_retries=0) as engine:
+                with pytest.raises(RequestRefused):
+                    await engine.run(TURN)
+    counted = snapshot()["responses_rejected_total"]
+    assert counted == {(("code", "invalid_value"),): (1, 1.0), (("code", "other"),): (2, 2.0)}

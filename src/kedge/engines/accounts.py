@@ -8,6 +8,29 @@ from kedge.planning import RequestPlan
 
 log = get_logger("kedge.engines")
 
+KNOWN_CODES = frozenset(
+    {
+        "context_length_exceeded",
+        "conversation_locked",
+        "insufficient_quota",
+        "invalid_api_key",
+        "invalid_encrypted_content",
+        "invalid_prompt",
+        "invalid_request_error",
+        "invalid_type",
+        "invalid_value",
+        "missing_required_parameter",
+        "model_not_found",
+        "previous_response_not_found",
+        "rate_limit_exceeded",
+        "server_error",
+        "unknown_parameter",
+        "unsupported_parameter",
+        "unsupported_value",
+    }
+)
+"""The codes that are counted by name. A server may write anything there, and labels must be few."""
+
 
 def note_plan(plan: RequestPlan, seconds: float) -> None:
     """A plan was made."""
@@ -46,7 +69,8 @@ def note_refusal(error: EngineError) -> None:
     """The server refused a request, failed at it, or could not be reached."""
     kind = type(error).__name__
     code = error.code or str(error.status or kind)
-    count("responses_rejected_total", code=code)
+    known = not error.code or error.code in KNOWN_CODES
+    count("responses_rejected_total", code=code if known else "other")
     log.error(
         "the server did not answer a request: %s, %s", kind, code, request_id=error.request_id
     )

@@ -1,5 +1,7 @@
 """What becomes of an answer: blocks and an anchor in the Turn, or an error that loses nothing."""
 
+import re
+
 from kedge.errors import AnswerIncomplete, EngineError, ServerFailed, StreamCut
 from kedge.events import Outcome
 from kedge.observe import count, get_logger
@@ -7,6 +9,12 @@ from kedge.planning import RequestPlan, Status, get_state, record_response, tag_
 from kedge.turns import Turn
 
 log = get_logger(__name__)
+
+_FINAL = re.compile(
+    r"^(invalid|unsupported|empty|image)_|policy|content_filter|moderation|_not_found|quota|billing"
+    r"|context_length|_too_(large|small|long)|max_tokens"
+)
+"""Codes of failures that lie in the request or the account: sent again, it would fail again."""
 
 
 def taken_down(
@@ -63,7 +71,8 @@ def raise_for(outcome: Outcome, provider: str, turn: Turn, broken: StreamCut | N
             error = AnswerIncomplete(words, provider=provider, code=outcome.reason)
         case "failed":
             words = outcome.message or "the server gave up on the response"
-            error = ServerFailed(words, provider=provider, code=outcome.code, retryable=True)
+            retryable = not _FINAL.search(outcome.code)
+            error = ServerFailed(words, provider=provider, code=outcome.code, retryable=retryable)
         case "cut":
             words = "the stream ended before the answer did; nothing of the Turn is lost"
             error = broken or StreamCut(words, provider=provider, retryable=True)

@@ -6,26 +6,46 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from anyio import move_on_after
+
 from kedge.engines.transport import Reply
 from kedge.errors import ServerFailed, StreamCut
 from kedge.events import ResponseFailed, StreamEvent, StreamFailed
 from kedge.events.decoder import StreamDecoder
 
+GRACE = 0.1
+"""Seconds that a server has to end its stream after the answer's end, to keep the connection."""
+
 
 async def read_stream(decoder: StreamDecoder, reply: Reply) -> AsyncGenerator[StreamEvent]:
-    """The events of a stream; a broken connection is the last to be told."""
+    """The events of a stream up to the end of the answer; a broken connection is told last."""
     cut: StreamCut | None = None
     try:
         async with aclosing(reply.chunks()) as chunks:
             async for chunk in chunks:
+                over = False
                 for event in decoder.feed(chunk):
+                    over = over or isinstance(event, StreamFailed)
                     yield event
+                if over or decoder.ended:
+                    for event in await _rest(decoder, chunks):
+                        yield event
+                    break
     except StreamCut as error:
         cut = error
     for event in decoder.close():
         yield event
     if cut:
         raise cut
+
+
+async def _rest(decoder: StreamDecoder, chunks: AsyncGenerator[bytes]) -> list[StreamEvent]:
+    """What follows the end of the answer, from a server that does not take its time over it."""
+    found: list[StreamEvent] = []
+    with move_on_after(GRACE):
+        async for chunk in chunks:
+            found += decoder.feed(chunk)
+    return found
 
 
 async def read_whole(decoder: StreamDecoder, reply: Reply) -> list[StreamEvent]:

@@ -30,6 +30,7 @@ from kedge.engines.protocol import Engine, Events, Request
 from kedge.engines.reading import cleaned, read_stream, read_whole
 from kedge.engines.refusals import Sent, classify
 from kedge.engines.transport import Transport
+from kedge.engines.trust import Trust
 from kedge.engines.ways import Way, make_body, what_matters
 from kedge.engines.witness import forgot_by_echo, forgot_by_usage
 from kedge.errors import ChainRefused, EngineError, RequestRefused, ResendTooLong, StreamCut
@@ -113,7 +114,7 @@ class ResponsesEngine(Engine):
         self.transport = Transport(make_client, provider)
         self._objects = ConversationObjects(self.transport)
         self._clock = clock
-        self._unchainable = ""  # why this server cannot be chained on, once we know
+        self._trust = Trust(clock)
         self._no_include = False
         self._chained = 0
 
@@ -230,9 +231,11 @@ class ResponsesEngine(Engine):
         if forgot and not shown:
             raise _Refused("forgot", _forgotten(self.name))
         if forgot:
-            self._unchainable = "forgot"
+            self._trust.forgot()
             note_forgetting(outcome.response_id)
             yield ServerForgot(outcome.response_id)
+        elif outcome.completed and plan.anchor:
+            self._trust.remembered()
         finished = taken_down(
             turn,
             outcome,
@@ -270,6 +273,7 @@ class ResponsesEngine(Engine):
         except StreamCut:
             raise  # whether that is a failure, the assembler will tell
         except EngineError as error:
+            error.provider = error.provider or self.name
             note_refusal(error)
             if isinstance(error, RequestRefused):
                 self._raise_if_healable(error, sent)
@@ -292,9 +296,12 @@ class ResponsesEngine(Engine):
                 lost = (plan.previous_response_id,) if plan and plan.anchor else ()
                 turn = set_state(turn, state.without(lost))
                 way = replace(way, full=True)
-                if reason in ("unsupported", "forgot"):
-                    self._unchainable = reason
-                    way = replace(way, mode="stateless", include=reason == "unsupported")
+                if reason == "unsupported":
+                    self._trust.refused()
+                    way = replace(way, mode="stateless")
+                if reason == "forgot":
+                    self._trust.forgot()
+                    way = replace(way, mode="stateless", include=False)
             case "conversation":
                 turn = set_state(turn, replace(state, conversation_id=""))
                 way = replace(way, full=True)
@@ -323,8 +330,8 @@ class ResponsesEngine(Engine):
         measure("responses_chained_mode_enabled", int(enabled))
         if not enabled:
             return "stateless", wanted, "switched_off"
-        if self._unchainable and wanted == "chained":
-            return "stateless", wanted, self._unchainable
+        if wanted == "chained" and (doubt := self._trust.doubt):
+            return "stateless", wanted, doubt
         return wanted, wanted, ""
 
     def _plan(self, turn: Turn, request: Request, way: Way) -> RequestPlan:
