@@ -336,3 +336,11 @@ async def test_a_stream_left_early_leaves_the_question(store: Store, talk: Conve
     (asked,) = await talk.pending()
     assert asked.kind == "asked"
     assert (await talk.resume()).text.startswith("1 2 3")
+
+
+async def test_what_an_answer_cost_is_written_down(store: Store) -> None:
+    """By the current prices; the built-in model has one, and it is nothing."""
+    async with await Conversation.create(store, "practice") as talk:
+        await talk.send("Hello")
+        (row,) = await talk.responses()
+    assert (row.provider, row.model, row.cost) == ("practice", "practice", 0.0)

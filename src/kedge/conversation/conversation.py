@@ -40,7 +40,8 @@ class Conversation:
     """A conversation in a store. Make one with ``create``, ``open`` or ``fork``.
 
     ``engine`` is an engine or a model string; ``tools``, ``middleware``, ``compactor``, ``counter``,
-    ``resend_limit`` and ``repair`` are those of ``Chat``. ``price`` tells what a response cost.
+    ``resend_limit`` and ``repair`` are those of ``Chat``. ``price`` tells what a response cost, in
+    place of the current prices (``kedge.prices``).
     ``lease`` is for how many seconds a turn with an idempotency key is left to a process that shows
     no sign of life.
     """

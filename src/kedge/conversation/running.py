@@ -102,7 +102,9 @@ class Run:
         self.engine: Engine = conversation.engine
         self.options = options
         self.price = conversation.price
-        self.watch = Watch(innermost(self.engine).name, self.store.clock)
+        inner = innermost(self.engine)
+        model = options.get("model") or getattr(inner, "model", "")
+        self.watch = Watch(inner.name, model, self.store.clock)
         self.finished: AnswerFinished | None = None
         self.compacted = False
         self.asked = task.resumed

@@ -21,6 +21,7 @@ from kedge.events.run import (
     ToolFinished,
 )
 from kedge.planning import RequestPlan, get_state
+from kedge.prices import cost
 from kedge.store import Accounts, Incident, ResponseRow, ToolRow
 from kedge.store.rows import ResponseStatus
 
@@ -35,6 +36,8 @@ class Watch:
     """What is noted while a request is on its way."""
 
     provider: str
+    model: str = ""
+    """The model that is asked; the answer tells which it was."""
     clock: Callable[[], float] = time.time
     asked_at: float = 0.0
     began: float = 0.0
@@ -79,7 +82,7 @@ class Watch:
         row = replace(
             row,
             provider_response_id=outcome.response_id,
-            model=outcome.model,
+            model=outcome.model or self.model,
             status="completed",
         )
         if record:
@@ -99,7 +102,7 @@ class Watch:
                 derived=record.derived,
             )
         self.healed = ""
-        return replace(row, cost=price(row)) if price else row
+        return replace(row, cost=price(row) if price else _cost(row, outcome.usage))
 
     def failed(self, error: EngineError) -> ResponseRow | None:
         """The row of a request that came to nothing; ``None`` if none was made."""
@@ -108,7 +111,10 @@ class Watch:
             return None
         self.healed = ""
         return replace(
-            self._row(plan, None), status=_status(error), error=str(error)[:ERROR_LENGTH]
+            self._row(plan, None),
+            model=self.model,
+            status=_status(error),
+            error=str(error)[:ERROR_LENGTH],
         )
 
     def _row(self, plan: RequestPlan, usage: Usage | None) -> ResponseRow:
@@ -137,6 +143,11 @@ class Watch:
         scope = self.plan.scope if self.plan else ""
         incident = Incident(kind, reason, scope, self.clock())  # pyright: ignore[reportArgumentType]
         self.incidents = (*self.incidents, incident)
+
+
+def _cost(row: ResponseRow, usage: Usage | None) -> float | None:
+    """By the current prices, at the time of the response."""
+    return cost(usage, row.provider, row.model, at=row.created_at) if usage else None
 
 
 def _reason(plan: RequestPlan, healed: str) -> str:

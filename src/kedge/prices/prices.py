@@ -13,6 +13,7 @@ from kedge.prices.reading import Price, read_prices
 
 ENV = "KEDGE_PRICES"
 MILLION = 1_000_000
+MOST_REMEMBERED = 1_000
 
 # What may follow the name of a model and still be that model: a date or a snapshot's number, or "latest".
 _SNAPSHOT = re.compile(r"[-@](?:\d{4}-\d{2}-\d{2}|\d{8}|\d{4}|latest)")
@@ -25,14 +26,31 @@ class Prices:
     tables: tuple[tuple[Price, ...], ...]
     as_of: date | None = field(default=None, compare=False)
     """When the table of the package was written down."""
+    _named: dict[tuple[str, str], tuple[tuple[Price, ...], ...]] = field(
+        default_factory=dict[tuple[str, str], tuple[tuple[Price, ...], ...]],
+        compare=False,
+        repr=False,
+    )
 
     def find(
         self, provider: str, model: str, *, input_tokens: int = 0, on: date | None = None
     ) -> Price | None:
         """The price of a model on a day (today if none is named), for a request of this size."""
         day = on or datetime.now(UTC).date()
-        found = (_best(table, provider, model, input_tokens, day) for table in self.tables)
+        found = (_best(table, input_tokens, day) for table in self._naming(provider, model))
         return next((price for price in found if price), None)
+
+    def _naming(self, provider: str, model: str) -> tuple[tuple[Price, ...], ...]:
+        """The entries that name a model; few models are used, and they are used often."""
+        known = self._named.get((provider, model))
+        if known is None:
+            known = tuple(
+                tuple(p for p in table if provider in p.providers and _names(p.model, model))
+                for table in self.tables
+            )
+            if len(self._named) < MOST_REMEMBERED:
+                self._named[provider, model] = known
+        return known
 
     def cost(
         self, usage: Usage, provider: str, model: str, *, at: float | None = None
@@ -66,16 +84,11 @@ def cost(usage: Usage, provider: str, model: str, *, at: float | None = None) ->
     return current_prices().cost(usage, provider, model, at=at)
 
 
-def _best(
-    table: tuple[Price, ...], provider: str, model: str, input_tokens: int, day: date
-) -> Price | None:
+def _best(table: tuple[Price, ...], input_tokens: int, day: date) -> Price | None:
     fitting = [
         price
         for price in table
-        if provider in price.providers
-        and price.since <= day
-        and (not price.above or input_tokens > price.above)
-        and _names(price.model, model)
+        if price.since <= day and (not price.above or input_tokens > price.above)
     ]
     return max(fitting, key=_exactness, default=None)
 

@@ -1,0 +1,157 @@
+"""Everything at once, or in pieces of time: each is one consistent reading of the store."""
+
+import math
+from dataclasses import replace
+
+from kedge.analytics import queries
+from kedge.analytics.conditions import ANSWERED, FALLBACK, Condition, condition_of
+from kedge.analytics.costs import costs
+from kedge.analytics.values import Analytics, Bucket, Cost, Latency, ModelStats, Selection
+from kedge.errors import InvalidSetting
+from kedge.prices import Prices
+from kedge.store import Store
+from kedge.store.database import Row, Tx
+
+EVERYTHING = Selection()
+MOST_BUCKETS = 10_000
+
+
+async def analyse(
+    store: Store, selection: Selection = EVERYTHING, *, prices: Prices | None = None
+) -> Analytics:
+    """What the store can tell about the responses of a selection."""
+    return await store.database.read(lambda tx: _analyse(tx, selection, prices))
+
+
+async def analyse_over_time(
+    store: Store,
+    selection: Selection = EVERYTHING,
+    *,
+    buckets: int = 24,
+    width: float | None = None,
+    prices: Prices | None = None,
+) -> tuple[Bucket, ...]:
+    """The same in pieces of equal length: so many, or each so many seconds wide.
+
+    Without times in the selection the pieces span what there is. Empty pieces are there too.
+    """
+    if width is not None and not width > 0:
+        raise InvalidSetting("the width of a bucket is a number of seconds above 0")
+    if not 1 <= buckets <= MOST_BUCKETS:
+        raise InvalidSetting(f"there can be 1 to {MOST_BUCKETS} buckets, not {buckets}")
+    return await store.database.read(lambda tx: _over_time(tx, selection, buckets, width, prices))
+
+
+def _analyse(tx: Tx, selection: Selection, prices: Prices | None) -> Analytics:
+    where = condition_of(selection)
+    return Analytics(
+        selection=selection,
+        requests=queries.requests(tx, selection),
+        chains=queries.chains(tx, selection),
+        branching=queries.branching(tx, selection),
+        tokens=queries.tokens(tx, selection),
+        cost=costs(tx, where, _all_together, prices).get(True, Cost()),
+        latency=queries.latencies(tx, where).get(1, Latency()),
+        models=_models(tx, selection, prices),
+    )
+
+
+def _all_together(_provider: str, _model: str, _at: float) -> bool:
+    return True
+
+
+def _models(tx: Tx, selection: Selection, prices: Prices | None) -> tuple[ModelStats, ...]:
+    where = condition_of(selection)
+    spent = costs(tx, where, lambda provider, model, _: (provider, model), prices)
+    latencies = queries.latencies(tx, where, "r.provider || '/' || r.model")
+    return tuple(
+        ModelStats(
+            provider=provider,
+            model=model,
+            requests=requests,
+            succeeded=succeeded,
+            latency=latencies.get(f"{provider}/{model}", Latency()),
+            tokens=tokens,
+            cost=spent.get((provider, model), Cost()),
+        )
+        for provider, model, requests, succeeded, tokens in queries.models(tx, selection)
+    )
+
+
+def _over_time(
+    tx: Tx, selection: Selection, buckets: int, width: float | None, prices: Prices | None
+) -> tuple[Bucket, ...]:
+    span = _span(tx, selection)
+    if span is None:
+        return ()
+    start, end = span
+    width = width or max((end - start) / buckets, 1e-3)
+    number = math.ceil((end - start) / width - 1e-9) or 1
+    if number > MOST_BUCKETS:
+        raise InvalidSetting(
+            f"{number} buckets of {width:g} seconds are too many; at most {MOST_BUCKETS}"
+        )
+    where = condition_of(replace(selection, since=start, until=end))
+    empty = [Bucket(start + i * width, start + (i + 1) * width) for i in range(number)]
+    found = dict(enumerate(empty))
+
+    def place(_: str, __: str, created_at: float) -> int:
+        return min(int((created_at - start) / width), number - 1)
+
+    spent = costs(tx, where, place, prices)
+    column = _place(tx, start, width, number - 1)
+    latencies = queries.latencies(tx, where, column)
+    for row in _counts(tx, where, column):
+        at = row[0]
+        found[at] = _filled(found[at], row[1:], spent.get(at, Cost()), latencies.get(at, Latency()))
+    return tuple(found[i] for i in range(number))
+
+
+def _filled(bucket: Bucket, row: Row, cost: Cost, latency: Latency) -> Bucket:
+    requests, succeeded, chained, fallbacks, healed, sent, saved = (int(n or 0) for n in row[:7])
+    return replace(
+        bucket,
+        requests=requests,
+        succeeded=succeeded,
+        chained=chained,
+        fallbacks=fallbacks,
+        healed=healed,
+        sent_bytes=sent,
+        saved_bytes=saved,
+        tokens=queries.tokens_of(row[7:]),
+        cost=cost,
+        latency=latency,
+    )
+
+
+def _counts(tx: Tx, where: Condition, column: str) -> list[Row]:
+    return tx.rows(
+        f"SELECT {column}, COUNT(*), {queries.counted(ANSWERED)}, COUNT(r.anchor), "  # noqa: S608
+        f"{queries.counted(FALLBACK)}, COUNT(r.healed), SUM(r.sent_bytes), SUM(r.saved_bytes), "
+        f"{queries.TOKENS} FROM responses r WHERE {where.sql} GROUP BY {column}",
+        where.values,
+    )
+
+
+def _place(tx: Tx, start: float, width: float, last: int) -> str:
+    """The number of the bucket of a response; a cast cuts in the one database, rounds in the other."""
+    position = f"(r.created_at - {start!r}) / {width!r}"
+    whole = f"FLOOR({position})" if tx.dialect.name == "postgresql" else position
+    return f"CASE WHEN {position} >= {last} THEN {last} ELSE CAST({whole} AS INTEGER) END"
+
+
+def _span(tx: Tx, selection: Selection) -> tuple[float, float] | None:
+    """From when until when: as was asked, or as far as there are responses."""
+    where = condition_of(selection)
+    first, last = tx.rows(
+        f"SELECT MIN(r.created_at), MAX(r.created_at) FROM responses r WHERE {where.sql}",  # noqa: S608
+        where.values,
+    )[0]
+    if selection.since is None and first is None:
+        return None
+    start = first if selection.since is None else selection.since
+    if selection.until is not None:
+        end = selection.until
+    else:
+        end = math.nextafter(max(last if last is not None else start, start), math.inf)
+    return (float(start), float(end)) if end > start else None

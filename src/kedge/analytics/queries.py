@@ -1,0 +1,183 @@
+"""The questions, one function each: a transaction and a selection in, a value out.
+
+Sums of whole numbers come back as decimals from PostgreSQL, and as nothing where there are no rows, so
+every number is made an ``int`` or a ``float`` here.
+"""
+
+from typing import Any
+
+from kedge.analytics.conditions import (
+    ANSWERED,
+    FALLBACK,
+    Condition,
+    condition_of,
+    is_narrow,
+    times_of,
+)
+from kedge.analytics.values import Branching, Chains, Count, Latency, Requests, Selection, Tokens
+from kedge.store.database import Row, Tx
+
+HEALED_WITHOUT_REFUSAL = ("forgot", "audit")
+"""Healings of what no server refused."""
+
+NO_ID = f"{ANSWERED} AND r.provider_response_id IS NULL"
+REFUSED = "r.status = 'refused'"
+TOKENS = "SUM(r.input_tokens), SUM(r.cached_tokens), SUM(r.output_tokens), SUM(r.reasoning_tokens)"
+
+
+def requests(tx: Tx, selection: Selection) -> Requests:
+    """What was sent, and what became of it."""
+    where = condition_of(selection)
+    totals = _one(
+        tx,
+        "COUNT(*), COUNT(DISTINCT r.conversation), "
+        f"{counted(ANSWERED)}, COUNT(r.anchor), {counted(NO_ID)}, {counted(REFUSED)}, "
+        "SUM(r.sent_blocks), SUM(r.sent_bytes), SUM(r.saved_blocks), SUM(r.saved_bytes)",
+        where,
+    )
+    total, talks, succeeded, chained, no_id, refused, *sums = (int(each or 0) for each in totals)
+    healed = _counts(tx, "r.healed", where.and_("r.healed IS NOT NULL"))
+    mended = sum(each.count for each in healed if each.name not in HEALED_WITHOUT_REFUSAL)
+    return Requests(
+        total=total,
+        conversations=talks,
+        succeeded=succeeded,
+        chained=chained,
+        full=total - chained,
+        statuses=_counts(tx, "r.status", where),
+        modes=_counts(tx, "r.mode", where),
+        fallbacks=_counts(tx, "r.reason", where.and_(FALLBACK)),
+        healed=healed,
+        rejections=refused + mended,
+        forgotten=_forgotten(tx, where),
+        without_id=no_id,
+        sent_blocks=sums[0],
+        sent_bytes=sums[1],
+        saved_blocks=sums[2],
+        saved_bytes=sums[3],
+    )
+
+
+def chains(tx: Tx, selection: Selection) -> Chains:
+    """How long chains are: the depths of the responses that nothing was chained on."""
+    where = condition_of(selection).and_("r.depth > 0 AND r.provider_response_id IS NOT NULL")
+    rows = tx.rows(
+        "SELECT r.depth, COUNT(*) FROM responses r "  # noqa: S608 - our own words
+        f"WHERE {where.sql} AND NOT EXISTS (SELECT 1 FROM responses AS next WHERE "
+        "next.anchor = r.provider_response_id AND next.scope = r.scope"
+        f"{_next_in_time(selection)}) GROUP BY r.depth ORDER BY r.depth",
+        (*where.values, *([] if selection.until is None else [selection.until])),
+    )
+    lengths = tuple((int(depth), int(count)) for depth, count in rows)
+    count = sum(number for _, number in lengths)
+    if not count:
+        return Chains()
+    mean = sum(length * number for length, number in lengths) / count
+    return Chains(count, mean, lengths[-1][0], lengths)
+
+
+def branching(tx: Tx, selection: Selection) -> Branching:
+    """Where conversations parted. Failed attempts are no branches."""
+    times = times_of(selection, "n.created_at").and_("n.parent > 0 AND n.kind <> 'failed'")
+    forked = times_of(selection, "c.created_at").and_("c.forked_from IS NOT NULL")
+    if is_narrow(selection):
+        inner = condition_of(selection)
+        among = f"IN (SELECT r.conversation FROM responses r WHERE {inner.sql})"  # noqa: S608
+        times = times.and_(f"n.conversation {among}", *inner.values)
+        forked = forked.and_(f"c.number {among}", *inner.values)
+    parted = (
+        f"SELECT COUNT(*) AS width FROM nodes n WHERE {times.sql} "  # noqa: S608
+        "GROUP BY n.parent HAVING COUNT(*) > 1"
+    )
+    points, branches, widest = tx.rows(
+        f"SELECT COUNT(*), SUM(width), MAX(width) FROM ({parted}) AS parted",  # noqa: S608
+        times.values,
+    )[0]
+    forks = tx.rows(
+        f"SELECT COUNT(*) FROM conversations c WHERE {forked.sql}",  # noqa: S608
+        forked.values,
+    )[0][0]
+    return Branching(int(points), int(branches or 0), int(widest or 0), int(forks))
+
+
+def tokens(tx: Tx, selection: Selection) -> Tokens:
+    """Tokens, as the servers counted them."""
+    return tokens_of(_one(tx, TOKENS, condition_of(selection)))
+
+
+def tokens_of(row: Row) -> Tokens:
+    """Tokens of a row of the columns ``TOKENS``."""
+    return Tokens(*(int(each or 0) for each in row))
+
+
+def models(tx: Tx, selection: Selection) -> list[tuple[str, str, int, int, Tokens]]:
+    """Each model with its requests, how many were answered, and its tokens; the busiest first."""
+    where = condition_of(selection)
+    rows = tx.rows(
+        f"SELECT r.provider, r.model, COUNT(*), {counted(ANSWERED)}, {TOKENS} "  # noqa: S608
+        f"FROM responses r WHERE {where.sql} GROUP BY r.provider, r.model "
+        "ORDER BY COUNT(*) DESC, r.provider, r.model",
+        where.values,
+    )
+    return [(row[0], row[1], int(row[2]), int(row[3] or 0), tokens_of(row[4:])) for row in rows]
+
+
+def latencies(tx: Tx, where: Condition, group: str = "1") -> dict[Any, Latency]:
+    """The latency of each group of responses, by nearest rank."""
+    whole = _ranks(tx, where, group, "r.seconds")
+    first = _ranks(tx, where, group, "r.first_token_seconds")
+    return {key: Latency(*whole[key], *first.get(key, (None, None))) for key in whole}
+
+
+def _ranks(tx: Tx, where: Condition, group: str, column: str) -> dict[Any, tuple[float, float]]:
+    where = where.and_(f"{ANSWERED} AND {column} IS NOT NULL")
+    ranked = (
+        f"SELECT {group} AS grouped, {column} AS measured, "  # noqa: S608 - our own words
+        f"ROW_NUMBER() OVER (PARTITION BY {group} ORDER BY {column}) AS place, "
+        f"COUNT(*) OVER (PARTITION BY {group}) AS size FROM responses r WHERE {where.sql}"
+    )
+    rows = tx.rows(
+        f"SELECT grouped, place, size, measured FROM ({ranked}) AS ranked "  # noqa: S608
+        "WHERE place = (size + 1) / 2 OR place = (size * 95 + 99) / 100",
+        where.values,
+    )
+    found: dict[Any, tuple[float, float]] = {}
+    for key, place, size, measured in rows:
+        median, p95 = found.get(key, (measured, measured))
+        if place == (size + 1) // 2:
+            median = measured
+        if place == (size * 95 + 99) // 100:
+            p95 = measured
+        found[key] = (float(median), float(p95))
+    return found
+
+
+def counted(condition: str) -> str:
+    """The number of rows for which a condition holds."""
+    return f"SUM(CASE WHEN {condition} THEN 1 ELSE 0 END)"
+
+
+def _one(tx: Tx, columns: str, where: Condition) -> Row:
+    return tx.rows(f"SELECT {columns} FROM responses r WHERE {where.sql}", where.values)[0]  # noqa: S608
+
+
+def _counts(tx: Tx, column: str, where: Condition) -> tuple[Count, ...]:
+    rows = tx.rows(
+        f"SELECT {column}, COUNT(*) FROM responses r WHERE {where.sql} "  # noqa: S608
+        f"GROUP BY {column} ORDER BY COUNT(*) DESC, {column}",
+        where.values,
+    )
+    return tuple(Count(name, int(count)) for name, count in rows)
+
+
+def _forgotten(tx: Tx, where: Condition) -> int:
+    rows = tx.rows(
+        "SELECT COUNT(*) FROM incidents i JOIN responses r ON r.node = i.node "  # noqa: S608
+        f"WHERE i.kind = 'forgot' AND {where.sql}",
+        where.values,
+    )
+    return int(rows[0][0])
+
+
+def _next_in_time(selection: Selection) -> str:
+    return "" if selection.until is None else " AND next.created_at < ?"

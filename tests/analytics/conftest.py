@@ -1,0 +1,54 @@
+"""Stores to ask, and rows to put into them."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kedge.store import ConversationRow, ResponseRow, Store, open_store
+from kedge.turns import user
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    """An empty store."""
+    async with await open_store(f"sqlite:///{tmp_path}/store.db") as opened:
+        yield opened
+
+
+class Teller:
+    """Puts responses into a conversation, as they would come."""
+
+    def __init__(self, store: Store, row: ConversationRow) -> None:
+        self.store = store
+        self.row = row
+        self.count = 0
+
+    async def answer(self, *, after: int | None = None, **members: Any) -> int:
+        """One more response, after the head or after a node; its node."""
+        self.count += 1
+        at = (await self.store.conversation(self.row.id)).head if after is None else after
+        parent = await self.store.node(self.row, at)
+        asked = await self.store.append(self.row, parent, [user(f"{self.count}")], kind="asked")
+        status = members.get("status", "completed")
+        answered = status in ("completed", "lost")
+        given = {
+            "provider": "openai",
+            "scope": "openai",
+            "model": "gpt-5.1",
+            "mode": "chained",
+            "provider_response_id": f"resp_{self.row.id}_{self.count}" if answered else "",
+            "depth": 1 if answered else 0,
+            "reason": "" if members.get("anchor") else "new",
+            **members,
+        }
+        node = await self.store.append(
+            self.row,
+            asked,
+            [user("…")] if answered else [],
+            kind="answered" if answered else "failed",
+            response=ResponseRow(**given),
+            head=at if answered and after is None else None,
+        )
+        return node.id
