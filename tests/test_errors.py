@@ -19,6 +19,7 @@ MADE_FROM: dict[str, tuple[Any, ...]] = {
     "UnknownTool": ("get_wether", ["get_weather"]),
     "UnsupportedParameter": ("n", "leave it out"),
     "Unsendable": (["call_1 has no result"],),
+    "WorkflowFailed": ("wf_1", "the judge is silent"),
 }
 EVERY = [
     value

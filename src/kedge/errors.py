@@ -36,6 +36,8 @@
     │   ├── UnknownTool      no tool has this name; ``known`` lists those there are
     │   ├── InvalidArguments a call's arguments do not fit; ``problems`` is for the model
     │   └── ToolFailed       raised by a tool itself: its words go to the model as they are
+    ├── InvalidWorkflow      a workflow that cannot be: no rounds, a prompt without its inputs
+    ├── WorkflowFailed       a workflow cannot go on; ``workflow`` names it, to be resumed
     ├── Unsendable           calls stand in the way of sending; ``problems`` names them
     ├── UnsupportedBlock     a block that this provider cannot express
     └── UnsupportedParameter a parameter or a tool that this provider cannot express
@@ -225,6 +227,19 @@ class InvalidArguments(ToolError, ValueError):
 
 class ToolFailed(ToolError):
     """Raise it in a tool: the words go to the model as they are, and nothing is tried again."""
+
+
+class InvalidWorkflow(KedgeError, ValueError):
+    """A workflow that cannot be; the message says what is wrong with it."""
+
+
+class WorkflowFailed(KedgeError):
+    """A workflow cannot go on; ``workflow`` is its id, under which what was reached is kept."""
+
+    def __init__(self, workflow: str, problem: str) -> None:
+        super().__init__(f"{problem}; what was reached is kept as the workflow {workflow}")
+        self.workflow = workflow
+        self.problem = problem
 
 
 class Unsendable(KedgeError):

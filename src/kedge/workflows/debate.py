@@ -1,0 +1,278 @@
+"""``debate``: two or more models, each on a chain of its own, challenge and rebut; a judge ends it.
+
+What one side says reaches the others as words in a message and in no other way: each side has its own
+conversation, engine and provider, so no chain ever holds a response of somebody else's server.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, cast
+
+import anyio
+
+from kedge.errors import InvalidWorkflow, KedgeError
+from kedge.events import Usage
+from kedge.store import Store
+from kedge.workflows.chains import Role, new_workflow_id
+from kedge.workflows.events import Ruled, Watch, WorkflowFinished, WorkflowStarted, unwatched
+from kedge.workflows.forms import form_of
+from kedge.workflows.judges import ModelJudge, ask_form
+from kedge.workflows.refine import title_of
+from kedge.workflows.values import Argument, DebateResult, Ruling, Side
+
+JUDGE = "judge"
+OPENING = """\
+You take part in a debate, as {name}. The question:
+{question}
+{brief}
+Give your position and your best reasons, in a few sentences."""
+REBUTTAL = """\
+{said}
+
+Challenge what is wrong in that, and answer what was said against you. Where you were wrong, say so."""
+JUDGE_FIRST = """\
+You judge a debate, by this rubric:
+{rubric}
+
+The question:
+{question}
+"""
+JUDGE_ROUND = "Round {number}:\n{said}\n\nIs it decided, and who has won?"
+JUDGE_LAST = "Round {number}, the last:\n{said}\n\nDecide now: who has won?"
+
+Opinion = Ruling | str | None
+DebateFunction = Callable[[tuple[Argument, ...]], Opinion | Awaitable[Opinion]]
+DebateJudge = ModelJudge | DebateFunction
+
+
+async def debate(
+    sides: Sequence[Side],
+    question: str,
+    *,
+    judge: DebateJudge,
+    store: Store,
+    rounds: int = 3,
+    workflow: str = "",
+    watch: Watch = unwatched,
+    spec: dict[str, Any] | None = None,
+    **settings: Any,
+) -> DebateResult:
+    """Let sides argue about a question, for at most so many rounds, until a judge has ruled.
+
+    The judge is a ``ModelJudge``, or a function of all arguments so far that gives a ``Ruling``, the name
+    of the winner, or ``None`` to go on. With the id of a ``workflow`` that was interrupted, it goes on
+    where that stood. ``settings`` are those of ``Conversation``. ``spec`` is kept with the workflow.
+    """
+    _check(sides, rounds)
+    workflow = workflow or new_workflow_id()
+    kept = {
+        "question": question,
+        "rounds": rounds,
+        "sides": [{"name": side.name, "brief": side.brief} for side in sides],
+        **(spec or {}),
+    }
+    async with AsyncExitStack() as open_roles:
+        roles: list[Role] = []
+        for number, side in enumerate(sides):
+            role = await Role.open(
+                workflow,
+                "debate",
+                side.name,
+                store=store,
+                engine=side.engine,
+                lead=number == 0,
+                spec=kept,
+                watch=watch,
+                title=f"{side.name}: {title_of(question)}",
+                settings=settings,
+            )
+            open_roles.push_async_callback(role.aclose)
+            roles.append(role)
+        bench = await _bench(workflow, judge, store, watch, settings)
+        if bench:
+            open_roles.push_async_callback(bench.aclose)
+        watch(WorkflowStarted(workflow, "debate", rounds, roles[0].resumed))
+        return await _Debate(sides, roles, bench, judge, question, rounds).run()
+
+
+def _check(sides: Sequence[Side], rounds: int) -> None:
+    names = [side.name for side in sides]
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise InvalidWorkflow("a debate needs two or more sides, each with a name of its own")
+    if JUDGE in names or "" in names or any("/" in name for name in names):
+        raise InvalidWorkflow("a side is not called 'judge', and its name has no slash")
+    if rounds < 1:
+        raise InvalidWorkflow("a debate needs at least one round")
+
+
+async def _bench(
+    workflow: str, judge: DebateJudge, store: Store, watch: Watch, settings: dict[str, Any]
+) -> Role | None:
+    if not isinstance(judge, ModelJudge):
+        if not callable(judge):
+            raise InvalidWorkflow("the judge of a debate is a function or a ModelJudge")
+        return None
+    return await Role.open(
+        workflow,
+        "debate",
+        JUDGE,
+        store=store,
+        engine=judge.engine,
+        lead=False,
+        spec={},
+        watch=watch,
+        title=f"The judge of {workflow}",
+        settings=settings,
+    )
+
+
+class _Debate:
+    """One debate on its way."""
+
+    def __init__(
+        self,
+        sides: Sequence[Side],
+        roles: list[Role],
+        bench: Role | None,
+        judge: DebateJudge,
+        question: str,
+        rounds: int,
+    ) -> None:
+        self.sides = sides
+        self.roles = roles
+        self.bench = bench
+        self.judge = judge
+        self.question = question
+        self.rounds = rounds
+        self.lead = roles[0]
+
+    async def run(self) -> DebateResult:
+        """Round after round."""
+        said: list[Argument] = []
+        ruling = Ruling(over=False)
+        number = 0
+        for number in range(1, self.rounds + 1):
+            said.extend(await self._round(number, said))
+            ruling = await self._ruling(number, tuple(said))
+            if ruling.over:
+                break
+        return await self._result(tuple(said), ruling, number)
+
+    async def _round(self, number: int, said: Sequence[Argument]) -> list[Argument]:
+        """Every side speaks, all at once: nobody has heard what the others say in this round."""
+        spoken: dict[int, Argument] = {}
+        failed: dict[int, KedgeError] = {}
+
+        async def speak(place: int) -> None:
+            role = self.roles[place]
+            try:
+                reply = await role.ask(number, self._question(place, said))
+            except KedgeError as error:  # the others finish what they are paid for
+                failed[place] = error
+                return
+            spoken[place] = Argument(
+                number, role.role, reply.text, reply.node, role.conversation.id, reply.stored
+            )
+
+        async with anyio.create_task_group() as group:
+            for place in range(len(self.roles)):
+                group.start_soon(speak, place)
+        if failed:
+            raise failed[min(failed)]
+        return [spoken[place] for place in range(len(self.roles))]
+
+    def _question(self, place: int, said: Sequence[Argument]) -> str:
+        side = self.sides[place]
+        if not said:
+            brief = f"You stand for this: {side.brief}" if side.brief else ""
+            return OPENING.format(name=side.name, question=self.question, brief=brief)
+        newest = [each for each in said[-len(self.sides) :] if each.side != side.name]
+        return REBUTTAL.format(said=_quoted(newest))
+
+    async def _ruling(self, number: int, said: tuple[Argument, ...]) -> Ruling:
+        """What was ruled stays ruled."""
+        known: list[dict[str, Any]] = self.lead.notes.setdefault("rulings", [])
+        if number <= len(known):
+            ruling = Ruling(**known[number - 1])
+        else:
+            ruling = await self._ruled(number, said)
+            if ruling.winner and ruling.winner not in {side.name for side in self.sides}:
+                raise InvalidWorkflow(
+                    f"the judge names a winner who took no part: {ruling.winner!r}"
+                )
+            known.append({"over": ruling.over, "winner": ruling.winner, "reason": ruling.reason})
+            await self.lead.note(rulings=known)
+        self.lead.watch(Ruled(self.lead.workflow, number, ruling))
+        return ruling
+
+    async def _ruled(self, number: int, said: tuple[Argument, ...]) -> Ruling:
+        if self.bench and isinstance(self.judge, ModelJudge):
+            return await self._model_ruled(self.bench, self.judge.rubric, number, said)
+        opinion = cast("DebateFunction", self.judge)(said)
+        if inspect.isawaitable(opinion):
+            opinion = await opinion
+        return _as_ruling(opinion)
+
+    async def _model_ruled(
+        self, bench: Role, rubric: str, number: int, said: tuple[Argument, ...]
+    ) -> Ruling:
+        last = number == self.rounds
+        words = JUDGE_LAST if last else JUDGE_ROUND
+        text = words.format(number=number, said=_quoted(said[-len(self.sides) :]))
+        if number == 1:
+            text = f"{JUDGE_FIRST.format(rubric=rubric, question=self.question)}\n{text}"
+        value = await ask_form(bench, number, text, form_of(self._schema()))
+        winner = "" if value["winner"] == "nobody" else value["winner"]
+        return Ruling(last or value["decided"], winner, value["reason"])
+
+    def _schema(self) -> dict[str, Any]:
+        names = [side.name for side in self.sides]
+        return {
+            "title": "ruling",
+            "type": "object",
+            "properties": {
+                "decided": {"type": "boolean", "description": "Whether the debate is over."},
+                "winner": {"type": "string", "enum": [*names, "nobody"]},
+                "reason": {"type": "string"},
+            },
+            "required": ["decided", "winner", "reason"],
+            "additionalProperties": False,
+        }
+
+    async def _result(
+        self, said: tuple[Argument, ...], ruling: Ruling, rounds: int
+    ) -> DebateResult:
+        status = "decided" if ruling.over else "undecided"
+        if self.lead.notes.get("status") != status:
+            await self.lead.note(status=status, rounds=rounds)
+        everyone = [*self.roles, *([self.bench] if self.bench else [])]
+        self.lead.watch(WorkflowFinished(self.lead.workflow, "debate", ruling.over))
+        return DebateResult(
+            workflow=self.lead.workflow,
+            question=self.question,
+            arguments=said,
+            ruling=ruling,
+            rounds=rounds,
+            conversations={role.role: role.conversation.id for role in everyone},
+            usage=sum((role.usage for role in everyone), Usage()),
+        )
+
+
+def _as_ruling(opinion: object) -> Ruling:
+    match opinion:
+        case Ruling():
+            return opinion
+        case None:
+            return Ruling(over=False)
+        case str():
+            return Ruling(over=True, winner=opinion)
+        case _:
+            raise InvalidWorkflow(
+                "the judge of a debate says a Ruling, the name of the winner, or None, "
+                f"not a {type(opinion).__name__}"
+            )
+
+
+def _quoted(said: Sequence[Argument]) -> str:
+    return "\n\n".join(f"{each.side} says:\n{each.text}" for each in said)

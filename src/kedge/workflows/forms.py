@@ -1,0 +1,130 @@
+"""Answers of a certain form: what to ask a server for, and what came, checked.
+
+A form is a pydantic model or a JSON schema. The server is asked to keep to it; what it sent is read and
+checked here all the same, for not every server does.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from kedge.errors import InvalidWorkflow
+from kedge.tools.strict import strict_schema
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+MOST_PROBLEMS = 8
+_FENCED = re.compile(r"\s*```(?:json)?\s*\n(?P<inside>.*?)\n?```\s*", re.DOTALL | re.IGNORECASE)
+
+
+class Misfit(Exception):
+    """An answer does not fit; the words are for the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What an answer must be."""
+
+    name: str
+    schema: dict[str, Any]
+    model: "type[BaseModel] | None" = None
+
+    def options(self) -> dict[str, Any]:
+        """What asks a server for this form."""
+        written: dict[str, Any] = {"type": "json_schema", "name": self.name, "schema": self.schema}
+        strict = _strict(self.schema)
+        if strict is not None:
+            written |= {"schema": strict, "strict": True}
+        return {"text": {"format": written}}
+
+    def read(self, text: str) -> Any:
+        """The value that an answer is; ``Misfit`` if it is none."""
+        fenced = _FENCED.fullmatch(text)
+        inside = fenced["inside"] if fenced else text
+        return self._by_model(inside) if self.model else self._by_schema(inside)
+
+    def plain(self, value: Any) -> Any:
+        """A value as JSON can say it."""
+        return value.model_dump(mode="json") if self.model else value
+
+    def revived(self, value: Any) -> Any:
+        """A value from how JSON said it."""
+        return self.model.model_validate(value) if self.model else value
+
+    def _by_model(self, text: str) -> Any:
+        from pydantic import ValidationError
+
+        assert self.model is not None  # noqa: S101 - the caller has looked
+        try:
+            return self.model.model_validate_json(text)
+        except ValidationError as error:
+            details = error.errors(include_url=False, include_context=False, include_input=False)
+            lines = [f"{_place(each['loc'])}: {each['msg']}" for each in details]
+            raise Misfit(_listed(lines)) from error
+
+    def _by_schema(self, text: str) -> Any:
+        from jsonschema import Draft202012Validator
+
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise Misfit(f"- the answer is not valid JSON ({error})") from error
+        found = Draft202012Validator(self.schema).iter_errors(value)  # pyright: ignore[reportUnknownMemberType]
+        problems = sorted(found, key=lambda each: [str(step) for step in each.absolute_path])
+        if problems:
+            raise Misfit(_listed([f"{_place(e.absolute_path)}: {e.message}" for e in problems]))
+        return value
+
+
+def form_of(given: Any, name: str = "answer") -> Form:
+    """The form that a pydantic model or a JSON schema describes."""
+    if isinstance(given, Form):
+        return given
+    if isinstance(given, type) and hasattr(given, "model_json_schema"):
+        model = cast("type[BaseModel]", given)
+        return Form(_word(model.__name__), model.model_json_schema(), model)
+    if not isinstance(given, Mapping):
+        raise InvalidWorkflow(
+            f"the form of {name} must be a pydantic model or a JSON schema, not a {type(given).__name__}"
+        )
+    from jsonschema import Draft202012Validator, SchemaError
+
+    schema = dict(cast("Mapping[str, Any]", given))
+    try:
+        Draft202012Validator.check_schema(schema)  # pyright: ignore[reportUnknownMemberType]
+    except SchemaError as error:
+        raise InvalidWorkflow(f"the form of {name} is no JSON schema: {error.message}") from error
+    return Form(_word(str(schema.get("title") or name)), schema)
+
+
+def _strict(schema: dict[str, Any]) -> dict[str, Any] | None:
+    """The schema as strict servers want it, if it can be said so without changing what is valid."""
+    if schema.get("type") != "object" or not _is_closed(schema):
+        return None
+    try:
+        return strict_schema(schema, lambda path, problem: InvalidWorkflow(f"{path}: {problem}"))
+    except InvalidWorkflow:
+        return None
+
+
+def _is_closed(schema: Mapping[str, Any]) -> bool:
+    """Whether strictness adds nothing: every member is required, in this object at least."""
+    return set(schema.get("properties", {})) <= set(schema.get("required", ()))
+
+
+def _word(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:64] or "answer"
+
+
+def _place(steps: Any) -> str:
+    shown = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+    return shown.removeprefix(".") or "the answer"
+
+
+def _listed(lines: list[str]) -> str:
+    more = len(lines) - MOST_PROBLEMS
+    shown = [f"- {line}" for line in lines[:MOST_PROBLEMS]]
+    return "\n".join([*shown, f"- and {more} more"] if more > 0 else shown)

@@ -1,0 +1,120 @@
+"""``steps``: a pipeline of prompts on one chain, with typed results between them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kedge.conversation import Conversation, Reply
+from kedge.engines import Engine
+from kedge.errors import InvalidWorkflow, WorkflowFailed
+from kedge.store import Store
+from kedge.workflows.chains import Role, new_workflow_id
+from kedge.workflows.events import Judged, Watch, WorkflowFinished, WorkflowStarted, unwatched
+from kedge.workflows.forms import Form, Misfit, form_of
+from kedge.workflows.templates import check_names, filled
+from kedge.workflows.values import Step, StepResult, StepsResult, Verdict
+
+ROLE = "steps"
+AGAIN = """\
+That does not have the form asked for:
+{problems}
+
+Write the whole answer again, in that form."""
+
+
+async def steps(
+    pipeline: Sequence[Step],
+    *,
+    inputs: Mapping[str, Any] | None = None,
+    store: Store | None = None,
+    engine: Engine | str | None = None,
+    conversation: Conversation | None = None,
+    workflow: str = "",
+    watch: Watch = unwatched,
+    spec: dict[str, Any] | None = None,
+    **settings: Any,
+) -> StepsResult:
+    """Ask one prompt after the other, each on the chain so far, and each with the results before it.
+
+    Give a ``conversation``, or a ``store`` and an ``engine`` (or model string) for a new one. With the id
+    of a ``workflow`` that was interrupted, it goes on where that stood. ``settings`` are those of
+    ``Conversation``. ``spec`` is kept with the workflow.
+    """
+    given = dict(inputs or {})
+    _check(pipeline, given)
+    workflow = workflow or new_workflow_id()
+    kept = {"steps": [step.name for step in pipeline], "inputs": given, **(spec or {})}
+    if conversation is not None:
+        role = await Role.adopt(workflow, "steps", ROLE, conversation, spec=kept, watch=watch)
+    elif store is not None and engine is not None:
+        role = await Role.open(
+            workflow,
+            "steps",
+            ROLE,
+            store=store,
+            engine=engine,
+            lead=True,
+            spec=kept,
+            watch=watch,
+            title=" → ".join(step.name for step in pipeline),
+            settings=settings,
+        )
+    else:
+        raise InvalidWorkflow("a workflow needs a conversation, or a store and an engine")
+    watch(WorkflowStarted(workflow, "steps", len(pipeline), role.resumed))
+    try:
+        return await _run(role, pipeline, given)
+    finally:
+        await role.aclose()
+
+
+def _check(pipeline: Sequence[Step], inputs: Mapping[str, Any]) -> None:
+    if not pipeline:
+        raise InvalidWorkflow("a pipeline needs at least one step")
+    known = set(inputs)
+    for step in pipeline:
+        if step.name in known:
+            raise InvalidWorkflow(f"the name {step.name!r} is used twice")
+        check_names(step.prompt, known, f"the step {step.name}")
+        known.add(step.name)
+
+
+async def _run(role: Role, pipeline: Sequence[Step], inputs: Mapping[str, Any]) -> StepsResult:
+    values = dict(inputs)
+    done: list[StepResult] = []
+    for number, step in enumerate(pipeline, 1):
+        question = filled(step.prompt, values, f"the step {step.name}")
+        form = form_of(step.result, step.name) if step.result is not None else None
+        result = await _step(role, number, step, question, form)
+        values[step.name] = form.plain(result.value) if form else result.value
+        done.append(result)
+    if role.notes.get("status") != "finished":
+        await role.note(status="finished")
+    role.watch(WorkflowFinished(role.workflow, "steps"))
+    return StepsResult(role.workflow, role.conversation.id, tuple(done), role.usage)
+
+
+async def _step(
+    role: Role, number: int, step: Step, question: str, form: Form | None
+) -> StepResult:
+    """One step, asked again where the answer does not fit."""
+    asked = question
+    for attempt in range(1, step.attempts + 1):
+        part = "" if attempt == 1 else f".{attempt}"
+        reply = await role.ask(number, asked, part=part, **(form.options() if form else {}))
+        if form is None:
+            return _result(step, question, reply, reply.text, attempt)
+        try:
+            return _result(step, question, reply, form.read(reply.text), attempt)
+        except Misfit as misfit:
+            verdict = Verdict(passed=False, critique=str(misfit))
+            role.watch(Judged(role.workflow, role.role, number, verdict))
+            asked = AGAIN.format(problems=misfit)
+    await role.note(status="failed")
+    raise WorkflowFailed(
+        role.workflow,
+        f"the answer to the step {step.name} did not have its form, {step.attempts} times",
+    )
+
+
+def _result(step: Step, question: str, reply: Reply, value: Any, attempts: int) -> StepResult:
+    return StepResult(step.name, question, reply.text, value, reply.node, attempts, reply.stored)

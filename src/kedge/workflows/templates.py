@@ -1,0 +1,64 @@
+"""Prompts with places in them: ``{name}`` and ``{name.member}``; ``{{`` is a brace.
+
+Only names of inputs and steps are known, and only members of plain values are followed: a template
+reaches nothing else. What is missing is told before anything is asked.
+"""
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, cast
+
+from kedge.errors import InvalidWorkflow
+
+_PLACE = re.compile(r"\{\{|\}\}|\{(?P<path>[A-Za-z_][\w.]*)\}|(?P<stray>[{}])")
+_BRACES = {"{{": "{", "}}": "}"}
+
+
+def names_in(template: str, where: str) -> set[str]:
+    """The names that a template uses."""
+    names: set[str] = set()
+    for place in _PLACE.finditer(template):
+        if place["stray"]:
+            raise InvalidWorkflow(
+                f"{where}: there is a lone {place['stray']!r} in the prompt; write it twice to mean it"
+            )
+        if place["path"]:
+            names.add(place["path"].partition(".")[0])
+    return names
+
+
+def check_names(template: str, known: Collection[str], where: str) -> None:
+    """Refuse a template that uses what will not be there."""
+    unknown = sorted(names_in(template, where) - set(known))
+    if unknown:
+        there = ", ".join(sorted(known)) or "nothing yet"
+        raise InvalidWorkflow(f"{where}: the prompt uses {unknown[0]!r}; there is {there}")
+
+
+def filled(template: str, values: Mapping[str, Any], where: str) -> str:
+    """The template with its places filled in."""
+
+    def fill(place: re.Match[str]) -> str:
+        if place[0] in _BRACES:
+            return _BRACES[place[0]]
+        return _shown(_found(place["path"], values, where))
+
+    return _PLACE.sub(fill, template)
+
+
+def _found(path: str, values: Mapping[str, Any], where: str) -> Any:
+    here: Any = values
+    for step in path.split("."):
+        match here:
+            case Mapping() if step in here:
+                here = cast("Mapping[str, Any]", here)[step]
+            case list() if step.isdigit() and int(step) < len(cast("list[Any]", here)):
+                here = cast("list[Any]", here)[int(step)]
+            case _:
+                raise InvalidWorkflow(f"{where}: there is no {path!r} to put into the prompt")
+    return here
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

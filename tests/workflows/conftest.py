@@ -1,0 +1,58 @@
+"""A store, a server with a script, and engines for it."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kedge import connect
+from kedge.engines import Engine
+from kedge.practice.script import Script
+from kedge.server.models import PracticeModel
+from kedge.store import Store, open_store
+from kedge.testing import TestServer, serve
+
+Scripted = Callable[..., TestServer]
+Connect = Callable[..., Engine]
+
+
+@pytest.fixture
+def store_url(tmp_path: Path) -> str:
+    """The address of an empty store."""
+    return f"sqlite:///{tmp_path}/store.db"
+
+
+@pytest.fixture
+async def store(store_url: str) -> AsyncIterator[Store]:
+    """An empty store."""
+    async with await open_store(store_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def scripted() -> Iterator[Scripted]:
+    """Starts servers whose practice model follows a script."""
+    with ExitStack() as running:
+
+        def start(*answers: dict[str, Any]) -> TestServer:
+            script = Script.from_data({"answers": list(answers)})
+            return running.enter_context(serve(model=PracticeModel(script)))
+
+        yield start
+
+
+@pytest.fixture
+async def connected() -> AsyncIterator[Connect]:
+    """Makes engines for servers, and closes them."""
+    made: list[Engine] = []
+
+    def make(server: TestServer, **settings: Any) -> Engine:
+        model = f"responses:{server.base_url}#practice"
+        made.append(connect(model, **{"max_retries": 0, **settings}))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        await engine.aclose()

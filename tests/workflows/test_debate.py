@@ -1,0 +1,159 @@
+"""``debate``: each side on its own chain and server; what crosses between them is words alone."""
+
+from typing import Any
+
+import pytest
+
+from kedge.errors import InvalidWorkflow, KedgeError
+from kedge.store import Store
+from kedge.testing import TestServer
+from kedge.workflows import (
+    Argument,
+    ModelJudge,
+    Ruling,
+    Side,
+    WorkflowEvent,
+    debate,
+    list_workflows,
+    load_workflow,
+)
+
+TEA = ({"when": "Coffee wakes", "say": "Tea keeps."}, {"when": "debate", "say": "Tea calms."})
+COFFEE = ({"when": "Tea calms", "say": "So be it."}, {"when": "debate", "say": "Coffee wakes."})
+
+
+def chained_on(server: TestServer) -> set[str]:
+    """The responses that requests to a server were based on."""
+    named = (each.body.get("previous_response_id") for each in server.requests)
+    return {each for each in named if each}
+
+
+def given_by(server: TestServer) -> set[str]:
+    """The responses that a server gave."""
+    return {each.response_id or "" for each in server.requests}
+
+
+async def test_chains_never_cross_providers(store: Store, scripted: Any, connected: Any) -> None:
+    """On the wire, every previous_response_id is one of that server's own."""
+    tea, coffee, bench = (
+        scripted(*TEA),
+        scripted(*COFFEE),
+        scripted(
+            {"when": "Round 2", "say": '{"decided": true, "winner": "tea", "reason": "It keeps."}'},
+            {"say": '{"decided": false, "winner": "nobody", "reason": "Too early."}'},
+        ),
+    )
+    result = await debate(
+        [Side("tea", connected(tea)), Side("coffee", connected(coffee), "Coffee is better.")],
+        "Tea or coffee?",
+        judge=ModelJudge(connected(bench), "Who has the better reasons?"),
+        store=store,
+        rounds=3,
+    )
+    assert result.winner == "tea"
+    assert result.rounds == 2
+    for server in (tea, coffee, bench):
+        assert len(server.requests) == 2
+        assert chained_on(server) == {server.requests[0].response_id}
+        assert chained_on(server) <= given_by(server)
+    assert not given_by(tea) & given_by(coffee)
+    said = [(each.round, each.side, each.text) for each in result.arguments]
+    assert said == [
+        (1, "tea", "Tea calms."),
+        (1, "coffee", "Coffee wakes."),
+        (2, "tea", "Tea keeps."),
+        (2, "coffee", "So be it."),
+    ]
+    assert "You stand for this: Coffee is better." in str(coffee.requests[0].body["input"])
+
+
+async def test_a_debate_is_columns_in_the_store(
+    store: Store, scripted: Any, connected: Any
+) -> None:
+    """Each side is a chain with its rounds, and the rulings are there."""
+    result = await debate(
+        [Side("tea", connected(scripted(*TEA))), Side("coffee", connected(scripted(*COFFEE)))],
+        "Tea or coffee?",
+        judge=lambda said: "coffee" if len(said) == 4 else None,
+        store=store,
+    )
+    found = await load_workflow(store, result.workflow)
+    assert (found.kind, found.status) == ("debate", "decided")
+    assert [chain.role for chain in found.chains] == ["tea", "coffee"]
+    assert [[each.answer for each in chain.exchanges] for chain in found.chains] == [
+        ["Tea calms.", "Tea keeps."],
+        ["Coffee wakes.", "So be it."],
+    ]
+    assert [each.number for each in found.chains[0].exchanges] == [1, 2]
+    assert found.rulings == (Ruling(over=False), Ruling(over=True, winner="coffee"))
+    assert found.spec["question"] == "Tea or coffee?"
+    assert [each.id for each in await list_workflows(store, kind="debate")] == [result.workflow]
+    assert await list_workflows(store, kind="refine") == []
+
+
+async def test_more_than_two_may_debate(store: Store, scripted: Any, connected: Any) -> None:
+    """Each hears all the others."""
+    server = scripted()
+    sides = [Side(name, connected(server)) for name in ("tea", "coffee", "water")]
+    result = await debate(sides, "What?", judge=lambda said: None, store=store, rounds=2)
+    assert not result.ruling.over
+    assert len(result.arguments) == 6
+    last = str(server.requests[-1].body["input"])
+    assert last.count(" says:") == 2
+    assert (await load_workflow(store, result.workflow)).status == "undecided"
+
+
+async def test_a_side_that_fails_does_not_stop_the_others(
+    store: Store, scripted: Any, connected: Any
+) -> None:
+    """What the others said is kept, and is not paid for again when the debate goes on."""
+    tea, coffee = scripted(*TEA), scripted(*COFFEE)
+    sides = [Side("tea", connected(tea)), Side("coffee", connected(coffee))]
+    coffee.faults.set("status=500", times=1)
+    with pytest.raises(KedgeError):
+        await debate(
+            sides, "Tea or coffee?", judge=lambda said: "tea", store=store, workflow="wf_one"
+        )
+    result = await debate(
+        sides, "Tea or coffee?", judge=lambda said: "tea", store=store, workflow="wf_one"
+    )
+    assert result.winner == "tea"
+    assert len(tea.requests) == 1
+    assert [each.stored for each in result.arguments] == [True, False]
+
+
+async def test_a_winner_must_have_taken_part(store: Store, scripted: Any, connected: Any) -> None:
+    """A judge cannot name somebody else, nor say what is no ruling."""
+    sides = [Side(name, connected(scripted())) for name in ("tea", "coffee")]
+    with pytest.raises(InvalidWorkflow, match="took no part: 'water'"):
+        await debate(sides, "?", judge=lambda said: "water", store=store)
+    wrong: Any = lambda said: 3  # noqa: E731
+    with pytest.raises(InvalidWorkflow, match="not a int"):
+        await debate(sides, "?", judge=wrong, store=store)
+
+
+@pytest.mark.parametrize(
+    ("names", "rounds"), [(["a"], 1), (["a", "a"], 1), (["a", "judge"], 1), (["a", "b"], 0)]
+)
+async def test_what_is_no_debate_is_refused(names: list[str], rounds: int, store: Store) -> None:
+    """It takes two names and a round."""
+    sides = [Side(name, "practice") for name in names]
+    with pytest.raises(InvalidWorkflow):
+        await debate(sides, "?", judge=lambda said: None, store=store, rounds=rounds)
+
+
+async def test_a_judge_sees_everything_that_was_said(
+    store: Store, scripted: Any, connected: Any
+) -> None:
+    """A function gets all arguments so far, in order, and may wait."""
+    heard: list[tuple[Argument, ...]] = []
+    seen: list[WorkflowEvent] = []
+
+    async def judge(said: tuple[Argument, ...]) -> Ruling:
+        heard.append(said)
+        return Ruling(over=len(heard) == 2, winner="tea", reason="enough")
+
+    sides = [Side("tea", connected(scripted(*TEA))), Side("coffee", connected(scripted(*COFFEE)))]
+    await debate(sides, "?", judge=judge, store=store, watch=seen.append)
+    assert [len(said) for said in heard] == [2, 4]
+    assert [type(each).__name__ for each in seen].count("Ruled") == 2

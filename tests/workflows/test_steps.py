@@ -1,0 +1,150 @@
+"""``steps``: prompts on one chain, with typed results between them."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from kedge.conversation import Conversation
+from kedge.errors import InvalidWorkflow, WorkflowFailed
+from kedge.store import Store
+from kedge.workflows import Step, load_workflow, refine, steps
+
+
+class Voyage(BaseModel):
+    """A voyage."""
+
+    ship: str
+    days: int
+
+
+ANSWERS = (
+    {"when": "Plan", "say": '{"ship": "Argo", "days": 12}'},
+    {"when": "log", "say": "Calm seas."},
+)
+PIPELINE = (
+    Step("voyage", "Plan a voyage to {place}.", Voyage),
+    Step("log", "Write the log of the {voyage.ship}, {voyage.days} days."),
+    Step("all", "Check {voyage} and {{this}} and {log}"),
+)
+
+
+async def test_results_are_typed_and_feed_the_next_prompt(
+    store: Store, scripted: Any, connected: Any
+) -> None:
+    """Each step sees the chain so far, and its prompt the results before it."""
+    server = scripted(*ANSWERS)
+    result = await steps(
+        PIPELINE, inputs={"place": "Colchis"}, store=store, engine=connected(server)
+    )
+    assert result["voyage"] == Voyage(ship="Argo", days=12)
+    asked = [step.question for step in result.steps]
+    assert asked[0] == "Plan a voyage to Colchis."
+    assert asked[1] == "Write the log of the Argo, 12 days."
+    assert asked[2] == 'Check {"ship": "Argo", "days": 12} and {this} and Calm seas.'
+    assert result.value == result.steps[-1].answer
+    ids = [each.response_id for each in server.requests]
+    assert [each.body.get("previous_response_id") for each in server.requests] == [None, *ids[:2]]
+    assert "text" not in server.requests[1].body
+    with pytest.raises(KeyError):
+        result["nothing"]
+
+
+async def test_an_answer_of_the_wrong_form_is_asked_for_again(
+    store: Store, scripted: Any, connected: Any
+) -> None:
+    """With what is wrong about it; then it goes on as if nothing had been."""
+    server = scripted(
+        {"when": "does not have the form", "say": '{"ship": "Argo", "days": 3}'},
+        ANSWERS[1],
+        {"when": "Plan", "say": "The Argo, three days"},
+    )
+    result = await steps(
+        PIPELINE[:2], inputs={"place": "Colchis"}, store=store, engine=connected(server)
+    )
+    assert result.steps[0].attempts == 2
+    assert result["voyage"].days == 3
+    assert len(server.requests) == 3
+
+
+async def test_it_fails_when_the_form_never_comes(
+    store: Store, scripted: Any, connected: Any
+) -> None:
+    """After so many attempts, with the id of what was reached."""
+    server = scripted({"say": "No."})
+    step = Step("voyage", "Plan a voyage.", {"type": "object", "required": ["ship"]}, attempts=2)
+    with pytest.raises(WorkflowFailed, match="did not have its form, 2 times") as caught:
+        await steps([step], store=store, engine=connected(server))
+    assert len(server.requests) == 2
+    assert (await load_workflow(store, caught.value.workflow)).status == "failed"
+
+
+async def test_a_pipeline_can_be_part_of_a_conversation(
+    store: Store, scripted: Any, connected: Any
+) -> None:
+    """Steps know what was said before."""
+    talk = await Conversation.create(store, connected(scripted()))
+    await talk.send("My ship is the Argo.")
+    result = await steps([Step("ship", "What is my ship?")], conversation=talk)
+    assert result.value == "Your ship is the Argo."
+    found = await load_workflow(store, result.workflow)
+    assert (found.kind, found.status) == ("steps", "finished")
+
+
+async def test_the_same_id_gives_the_same_results_for_nothing(
+    store: Store, scripted: Any, connected: Any
+) -> None:
+    """What is finished is read from the store."""
+    server = scripted(*ANSWERS)
+    engine = connected(server)
+    inputs = {"place": "Colchis"}
+    first = await steps(PIPELINE, inputs=inputs, store=store, engine=engine)
+    again = await steps(
+        PIPELINE, inputs=inputs, store=store, engine=engine, workflow=first.workflow
+    )
+    assert len(server.requests) == 3
+    assert [each.value for each in again.steps] == [each.value for each in first.steps]
+    talk = await Conversation.open(store, first.conversation, engine)
+    with pytest.raises(InvalidWorkflow, match="is a steps, not a refine"):
+        await refine("x", judge=bool, workflow=first.workflow, conversation=talk)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "words"),
+    [
+        ([], "at least one step"),
+        ([Step("a", "{b}"), Step("b", "x")], "uses 'b'; there is place"),
+        ([Step("a", "x"), Step("a", "y")], "used twice"),
+        ([Step("place", "x")], "used twice"),
+        ([Step("a", "a { b")], "lone '{'"),
+    ],
+)
+async def test_a_pipeline_that_cannot_be_is_refused_before_anything_is_asked(
+    pipeline: list[Step], words: str, store: Store
+) -> None:
+    """Nothing is paid for a mistake in a template."""
+    with pytest.raises(InvalidWorkflow) as caught:
+        await steps(pipeline, inputs={"place": "x"}, store=store, engine="practice")
+    assert words in str(caught.value)
+
+
+async def test_a_template_reaches_nothing_but_values(
+    store: Store, scripted: Any, connected: Any
+) -> None:
+    """Members that are not there, or not of plain values, are refused."""
+    engine = connected(scripted())
+    for prompt in ("{place.title}", "{place.__class__}", "{things.9}"):
+        with pytest.raises(InvalidWorkflow, match="to put into the prompt"):
+            await steps(
+                [Step("a", prompt)],
+                inputs={"place": "x", "things": [1]},
+                store=store,
+                engine=engine,
+            )
+
+
+@pytest.mark.parametrize("wrong", [{"name": "two words"}, {"name": "a", "attempts": 0}])
+def test_a_step_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    """A name that no template could use, and no attempt at all."""
+    with pytest.raises(InvalidWorkflow):
+        Step(prompt="x", **wrong)
