@@ -27,3 +27,12 @@ def no_network() -> Iterator[None]:
         return
     with forbid_network():
         yield
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """The address of a PostgreSQL database, started when it is first needed."""
+    from postgresql import running
+
+    with running() as url:
+        yield url

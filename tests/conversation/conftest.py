@@ -1,6 +1,6 @@
 """Stores for the tests: every test of the contract runs on each kind."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,22 @@ from kedge import connect
 from kedge.engines import Engine
 from kedge.store import Store, open_store
 from kedge.testing import TestServer
+from postgresql import empty
 
 Connect = Callable[..., Engine]
 
 
-@pytest.fixture(params=["sqlite", "memory"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The address of an empty store."""
-    return f"sqlite:///{tmp_path}/store.db" if request.param == "sqlite" else "sqlite://:memory:"
+    match request.param:
+        case "postgresql":
+            with empty(request.getfixturevalue("postgres_url")) as url:
+                yield url
+        case "memory":
+            yield "sqlite://:memory:"
+        case _:
+            yield f"sqlite:///{tmp_path}/store.db"
 
 
 @pytest.fixture

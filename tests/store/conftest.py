@@ -1,17 +1,25 @@
 """Stores for the tests: every test of the contract runs on each kind."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from kedge.store import Store, open_store
+from postgresql import empty
 
 
-@pytest.fixture(params=["sqlite", "memory"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture(params=["sqlite", "memory", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The address of an empty store."""
-    return f"sqlite:///{tmp_path}/store.db" if request.param == "sqlite" else "sqlite://:memory:"
+    match request.param:
+        case "postgresql":
+            with empty(request.getfixturevalue("postgres_url")) as url:
+                yield url
+        case "memory":
+            yield "sqlite://:memory:"
+        case _:
+            yield f"sqlite:///{tmp_path}/store.db"
 
 
 @pytest.fixture

