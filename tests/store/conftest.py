@@ -27,3 +27,13 @@ async def store(store_url: str) -> AsyncIterator[Store]:
     """An empty store."""
     async with await open_store(store_url) as opened:
         yield opened
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def lasting_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The address of an empty store that outlives its opening."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/store.db"
+        return
+    with empty(request.getfixturevalue("postgres_url")) as url:
+        yield url

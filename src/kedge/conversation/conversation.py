@@ -29,7 +29,7 @@ from kedge.events.run import TurnFinished
 from kedge.planning import Mode, RequestPlan
 from kedge.planning.canonical import canonical_json
 from kedge.providers import connect
-from kedge.store import ConversationRow, Node, ResponseRow, Store
+from kedge.store import ConversationRow, Hit, Node, ResponseRow, Store
 from kedge.store.rows import Kind
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.turns import Block, Turn, new_id, user
@@ -129,6 +129,16 @@ class Conversation:
     ) -> Sequence[ConversationRow]:
         """The conversations of a store, the one that changed last first."""
         return await store.conversations(tag=tag, archived=archived, limit=limit)
+
+    @staticmethod
+    async def search(store: Store, words: str, *, limit: int = 20) -> Sequence[Hit]:
+        """The blocks of a store that hold all of these words, the newest first."""
+        return await store.search(words, limit=limit)
+
+    @staticmethod
+    async def import_(store: Store, lines: str | Iterable[str]) -> Sequence[ConversationRow]:
+        """Make the conversations that exported lines tell of; one whose id is taken gets a new one."""
+        return await store.import_(lines)
 
     @property
     def id(self) -> str:
@@ -267,6 +277,14 @@ class Conversation:
     async def archive(self, archived: bool = True) -> None:
         """Put it away, or back."""
         self.row = self._kept(await self.store.update(self.id, archived=archived))
+
+    async def delete(self) -> None:
+        """Delete it for good: its rows, and the blocks that no other conversation uses."""
+        await self.store.delete(self.id)
+
+    async def export(self) -> str:
+        """All of it as lines of JSON: the tree, the anchors, everything; see ``import_``."""
+        return await self.store.export(self.row)
 
     async def responses(self) -> Sequence[ResponseRow]:
         """Every response of this conversation, in the order in which they came."""

@@ -14,7 +14,8 @@ from kedge.store.rows import (
     ResponseRow,
     ToolRow,
 )
-from kedge.store.store import Accounts, Store
+from kedge.store.store import Store
+from kedge.store.trees import Accounts
 
 __all__ = [
     "Accounts",

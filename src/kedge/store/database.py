@@ -72,8 +72,8 @@ class Database(ABC):
         """
 
     @abstractmethod
-    async def reclaim(self) -> None:
-        """Give freed space back, and overwrite what was deleted."""
+    async def reclaim(self, *, whole: bool = False) -> None:
+        """Overwrite what was deleted; if ``whole``, give the space back too."""
 
     @abstractmethod
     async def aclose(self) -> None:

@@ -132,8 +132,8 @@ class PostgresDatabase(Database):
         """Run a transaction."""
         return await self._in(self._writing, work)
 
-    async def reclaim(self) -> None:
-        """Nothing to do: the server gives space back by itself."""
+    async def reclaim(self, *, whole: bool = False) -> None:
+        """Nothing to do: the server reuses space by itself."""
 
     async def aclose(self) -> None:
         """Close the connections, then stop the threads."""

@@ -51,6 +51,8 @@ _RECLAIM = (
     "PRAGMA wal_checkpoint (TRUNCATE)",
 )
 
+_WHOLE = ("VACUUM",)
+
 # What SQLite reports, by its primary result code: the error that we raise, and its words.
 _ERRORS: dict[int, tuple[type[StoreError], str]] = {
     sqlite3.SQLITE_BUSY: (StoreBusy, "another process holds the database; try again"),
@@ -110,13 +112,13 @@ class SQLiteDatabase(Database):
         """Run a transaction in the writer thread."""
         return await self._in(self._writer, self._writing, work)
 
-    async def reclaim(self) -> None:
-        """Overwrite what was deleted, also in the journal."""
+    async def reclaim(self, *, whole: bool = False) -> None:
+        """Overwrite what was deleted, also in the index and in the journal."""
 
         def work() -> None:
             connection = self._connection()
-            for statement in _RECLAIM:
-                connection.execute(statement)
+            for statement in (*(_WHOLE if whole else ()), *_RECLAIM):
+                connection.execute(statement).fetchall()
 
         await self._in(self._writer, self._translated, work)
 

@@ -1,315 +1,26 @@
-"""Store: conversations, their blocks and their responses, on SQLite or PostgreSQL.
+"""Store: conversations, their blocks and their responses, on SQLite or PostgreSQL."""
 
-Every method is one transaction: it happens whole or not at all, and what it returned is durable. A
-transaction never waits for a model; what takes long happens between them.
-"""
-
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
-from kedge.errors import HeadConflict, NotInStore
+from kedge.errors import StoreBusy, StoreError, StoreUnreachable
 from kedge.events import Usage
-from kedge.planning import AnchorRecord, Mode
-from kedge.planning.state import ConversationState
-from kedge.store import conversations, keys, nodes, responses
-from kedge.store.checks import checked_data, checked_text, checked_texts
-from kedge.store.database import Database, Tx
-from kedge.store.forms import write_block
-from kedge.store.rows import (
-    Claim,
-    ConversationRow,
-    Differences,
-    Exchange,
-    Incident,
-    Kind,
-    Loaded,
-    Node,
-    ResponseRow,
-    ToolRow,
-)
-from kedge.turns import Block, new_id
-from kedge.turns.frozen import EMPTY, FrozenMap
+from kedge.planning import AnchorRecord
+from kedge.store import carrying, checking, conversations, keys, removing, responses, searching
+from kedge.store.checks import checked_text
+from kedge.store.database import Tx
+from kedge.store.rows import Claim, ConversationRow, Damage, Exchange, Hit, ResponseRow
+from kedge.store.trees import Accounts, Trees
 
 CHUNK = 500
 """How many digests are looked up at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Accounts:
-    """What happened besides the answer itself: written down with the node that it led to."""
-
-    incidents: tuple[Incident, ...] = ()
-    tools: tuple[ToolRow, ...] = ()
-    exchanges: tuple[Exchange, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.incidents or self.tools or self.exchanges)
-
-
-_NOTHING = Accounts()
-
-
-class Store:
+class Store(Trees):
     """Where conversations live.
 
     ``keep_bodies`` keeps requests and replies as they went over the wire, each up to ``body_bytes``.
     """
-
-    def __init__(
-        self,
-        database: Database,
-        *,
-        keep_bodies: bool = False,
-        body_bytes: int = 1 << 20,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.database = database
-        self.keep_bodies = keep_bodies
-        self.body_bytes = body_bytes
-        self.clock = clock
-        self._scopes: dict[int, str] = {}
-        self._numbers: dict[str, int] = {}
-
-    # Conversations
-
-    async def create(
-        self,
-        title: str = "",
-        *,
-        tags: Iterable[str] = (),
-        mode: Mode | None = None,
-        retention: float | None = None,
-        data: Mapping[str, Any] = EMPTY,
-        id: str = "",  # noqa: A002 - the word of the contract
-    ) -> ConversationRow:
-        """Make a conversation."""
-        name = checked_text(id, "id") or new_id("conv")
-        title, labels, kept = checked_text(title, "title"), checked_texts(tags), checked_data(data)
-
-        def work(tx: Tx) -> ConversationRow:
-            return conversations.create(
-                tx,
-                name,
-                title=title,
-                tags=labels,
-                mode=mode,
-                retention=retention,
-                data=kept,
-                now=self.clock(),
-            )
-
-        return await self.database.write(work)
-
-    async def conversation(self, name: str) -> ConversationRow:
-        """The conversation with this id; ``NotInStore`` if there is none."""
-        return await self.database.read(lambda tx: conversations.select(tx, name))
-
-    async def conversations(
-        self,
-        *,
-        tag: str | None = None,
-        archived: bool | None = False,
-        limit: int = 100,
-        before: float | None = None,
-    ) -> list[ConversationRow]:
-        """Conversations, the one that changed last first; ``archived=None`` for all of them."""
-        return await self.database.read(
-            lambda tx: conversations.select_all(
-                tx, tag=tag, archived=archived, limit=limit, before=before
-            )
-        )
-
-    async def update(
-        self,
-        name: str,
-        *,
-        title: str | None = None,
-        tags: Iterable[str] | None = None,
-        archived: bool | None = None,
-        data: Mapping[str, Any] | None = None,
-    ) -> ConversationRow:
-        """Change what is given."""
-        given: dict[str, Any] = {
-            "title": None if title is None else checked_text(title, "title"),
-            "tags": None if tags is None else checked_texts(tags),
-            "archived": archived,
-            "data": None if data is None else checked_data(data),
-        }
-        changes = {member: value for member, value in given.items() if value is not None}
-        return await self.database.write(
-            lambda tx: conversations.update(tx, name, changes, self.clock())
-        )
-
-    async def fork(self, origin: ConversationRow, at: int, title: str = "") -> ConversationRow:
-        """A new conversation that goes on from a node of another; it shares all that came before."""
-        name, title = new_id("conv"), checked_text(title, "title")
-
-        def work(tx: Tx) -> ConversationRow:
-            nodes.select_node(tx, at, origin.tree)
-            return conversations.fork(tx, name, origin, at, title, self.clock())
-
-        return await self.database.write(work)
-
-    # The tree
-
-    async def append(
-        self,
-        conversation: ConversationRow,
-        parent: Node,
-        blocks: Sequence[Block],
-        *,
-        kind: Kind = "added",
-        kept: int | None = None,
-        response: ResponseRow | None = None,
-        memory: ConversationState | None = None,
-        data: FrozenMap = EMPTY,
-        accounts: Accounts = _NOTHING,
-        head: int | None = None,
-        asked_for: str = "",
-        answers: str = "",
-    ) -> Node:
-        """Add a node that keeps ``kept`` blocks of its parent's path (all by default) and adds these.
-
-        With ``head``, the conversation's head is moved from there to the new node; if it is elsewhere
-        by now the node is saved nevertheless, and ``HeadConflict`` names it. ``asked_for`` and
-        ``answers`` are the idempotency keys that the node is the question of, or the answer to.
-        """
-        bodies = [write_block(block) for block in blocks]
-        number = conversation.number
-        noted = None
-        if memory is not None or data:
-            noted = nodes.write_memory(memory or ConversationState(), data, conversation.mode)
-
-        scope = await self._scope(response.scope) if response else 0
-        named = [(each, await self._scope(each.scope)) for each in accounts.incidents]
-
-        def work(tx: Tx) -> tuple[Node, int | None]:
-            now = self.clock()
-            node = nodes.insert_node(
-                tx,
-                parent,
-                bodies,
-                number=number,
-                kind=kind,
-                now=now,
-                kept=kept,
-                memory=noted,
-                response=response,
-                scope=scope,
-            )
-            if accounts:
-                self._account(tx, accounts, named, number, node.id)
-            if asked_for:
-                keys.note_asked(tx, number, asked_for, node.id)
-            if answers:
-                keys.note_answer(tx, number, answers, node.id)
-            if head is None:
-                return node, None
-            return node, conversations.move_head(tx, number, head, node.id, now)
-
-        node, now_at = await self.database.write(work)
-        if now_at is not None and now_at != node.id:
-            raise HeadConflict(conversation.id, node.id, now_at)
-        return node
-
-    async def move_head(self, conversation: ConversationRow, node: Node, *, head: int) -> None:
-        """Move the head from where it is expected to be; ``HeadConflict`` if it is elsewhere."""
-
-        def work(tx: Tx) -> int:
-            nodes.select_node(tx, node.id, conversation.tree)
-            return conversations.move_head(tx, conversation.number, head, node.id, self.clock())
-
-        now_at = await self.database.write(work)
-        if now_at != node.id:
-            raise HeadConflict(conversation.id, node.id, now_at)
-
-    async def load(self, conversation: ConversationRow, node: int | None = None) -> Loaded:
-        """The path to a node (the head by default): its blocks and its anchors."""
-
-        def work(tx: Tx) -> Loaded:
-            at = conversation.head if node is None else node
-            return nodes.load_path(
-                tx,
-                nodes.select_node(tx, at, conversation.tree),
-                scopes=self._scopes,
-                mode=conversation.mode,
-                retention=conversation.retention,
-            )
-
-        return await self.database.read(work)
-
-    async def node(self, conversation: ConversationRow, node: int) -> Node:
-        """One node."""
-        return await self.database.read(lambda tx: nodes.select_node(tx, node, conversation.tree))
-
-    async def tree(self, conversation: ConversationRow) -> list[Node]:
-        """Every node of the tree, in the order in which they were made; forks are part of it."""
-        query = f"SELECT {nodes.NODE} FROM nodes n WHERE n.tree = ? ORDER BY n.id"
-        rows = await self.database.read(lambda tx: tx.rows(query, (conversation.tree,)))
-        return [nodes.node_of(row) for row in rows]
-
-    async def path(self, conversation: ConversationRow, node: int | None = None) -> list[Node]:
-        """The nodes from the root to a node (the head by default)."""
-        at = conversation.head if node is None else node
-        line = await self.database.read(lambda tx: nodes.load_line(tx, at))
-        if not line or line[0].tree != conversation.tree:
-            raise NotInStore(f"there is no node {at} in this conversation")
-        return line
-
-    async def pending(self, conversation: ConversationRow) -> list[Node]:
-        """Questions of a conversation below which there is no answer, the oldest first."""
-        query = (
-            f"SELECT {nodes.NODE} FROM nodes n WHERE n.tree = ? AND n.conversation = ? "
-            "AND n.kind = 'asked' AND n.id NOT IN (SELECT m.parent FROM nodes m WHERE m.tree = ? "
-            "AND m.kind = 'answered') ORDER BY n.id"
-        )
-        values = (conversation.tree, conversation.number, conversation.tree)
-        rows = await self.database.read(lambda tx: tx.rows(query, values))
-        return [nodes.node_of(row) for row in rows]
-
-    async def newest_below(self, conversation: ConversationRow, node: int) -> Node:
-        """The newest node that a question led to so far: itself, results of tools, an answer."""
-
-        def work(tx: Tx) -> Node:
-            nodes.select_node(tx, node, conversation.tree)
-            return nodes.newest_below(tx, node, conversation.tree)
-
-        return await self.database.read(work)
-
-    async def node_of_response(
-        self, conversation: ConversationRow, response_id: str
-    ) -> Node | None:
-        """The node that a response made, by the provider's id."""
-        query = (
-            f"SELECT {nodes.NODE} FROM nodes n JOIN responses r ON r.node = n.id "
-            "WHERE n.tree = ? AND r.provider_response_id = ? ORDER BY n.id DESC LIMIT 1"
-        )
-        values = (conversation.tree, response_id)
-        rows = await self.database.read(lambda tx: tx.rows(query, values))
-        return nodes.node_of(rows[0]) if rows else None
-
-    async def common_ancestor(self, conversation: ConversationRow, left: int, right: int) -> Node:
-        """The newest node that is on the paths to both."""
-
-        def work(tx: Tx) -> Node:
-            for node in (left, right):
-                nodes.select_node(tx, node, conversation.tree)
-            return nodes.common_ancestor(tx, left, right)
-
-        return await self.database.read(work)
-
-    async def differences(
-        self, conversation: ConversationRow, left: int, right: int
-    ) -> Differences:
-        """What each of two branches has after the blocks that both begin with."""
-
-        def work(tx: Tx) -> Differences:
-            both = (nodes.select_node(tx, node, conversation.tree) for node in (left, right))
-            return nodes.differences(tx, *both)
-
-        return await self.database.read(work)
 
     # Responses
 
@@ -400,6 +111,68 @@ class Store:
         """Write down that this node is the answer to the turn with this key."""
         await self.database.write(lambda tx: keys.note_answer(tx, conversation.number, key, answer))
 
+    # Finding, carrying, deleting
+
+    async def search(self, words: str, *, limit: int = 20) -> list[Hit]:
+        """The blocks that hold all of these words, the newest first."""
+        after = await self.database.read(searching.indexed_upto)
+        while after is not None:
+            after = await self.database.write(
+                lambda tx, after=after: searching.index_more(tx, after)
+            )
+        return await self.database.read(lambda tx: searching.find(tx, words, limit))
+
+    async def export(self, conversation: ConversationRow) -> str:
+        """A conversation as lines of JSON: its tree, its anchors, everything."""
+        lines = await self.database.read(
+            lambda tx: carrying.export_lines(tx, conversations.select(tx, conversation.id))
+        )
+        return "".join(f"{line}\n" for line in lines)
+
+    async def import_(self, lines: str | Iterable[str]) -> list[ConversationRow]:
+        """Make the conversations that such lines tell of, all or none."""
+        given = lines.splitlines() if isinstance(lines, str) else list(lines)
+
+        def work(tx: Tx) -> list[ConversationRow]:
+            made = carrying.import_lines(tx, given)
+            return [conversations.select(tx, name) for name in made]
+
+        return await self.database.write(work)
+
+    async def delete(self, name: str) -> None:
+        """Delete a conversation for good: its rows, and the blocks that no other one uses."""
+        await self.database.write(lambda tx: removing.delete(tx, conversations.select(tx, name)))
+        await self.database.reclaim()
+
+    async def gc(self) -> int:
+        """Give back the space of what was deleted; how many blocks were left over.
+
+        Only what was deleted goes: branches that lost a race, were undone or regenerated are history.
+        """
+        swept = await self.database.write(removing.sweep)
+        await self.database.reclaim(whole=True)
+        return swept
+
+    async def verify(self) -> list[Damage]:
+        """Derive every hash and every digest again; every place where the store is damaged."""
+        damage = await self._check(checking.check_database)
+        ((newest,),) = await self.database.read(lambda tx: tx.rows("SELECT MAX(id) FROM blocks"))
+        for after in range(0, newest or 0, checking.BATCH):
+            damage += await self._check(checking.check_blocks, after)
+        damage += await self._check(checking.check_links)
+        for tree in await self.database.read(checking.trees):
+            damage += await self._check(checking.check_tree, tree)
+        return damage
+
+    async def _check(self, check: Callable[..., list[Damage]], *values: int) -> list[Damage]:
+        """What a check finds; if what it reads cannot even be read, that."""
+        try:
+            return await self.database.read(lambda tx: check(tx, *values))
+        except (StoreBusy, StoreUnreachable):
+            raise
+        except StoreError as error:
+            return [Damage(" ".join((check.__name__, *map(str, values))), str(error))]
+
     # The rest
 
     async def note(self, conversation: ConversationRow, node: int, accounts: Accounts) -> None:
@@ -408,6 +181,18 @@ class Store:
         await self.database.write(
             lambda tx: self._account(tx, accounts, named, conversation.number, node)
         )
+
+    async def exchanges(self, conversation: ConversationRow) -> list[Exchange]:
+        """The requests and replies that were kept, in order; see ``keep_bodies``."""
+        query = (
+            "SELECT e.request, e.reply, e.status, e.created_at, e.node FROM exchanges e "
+            "WHERE e.conversation = ? ORDER BY e.id"
+        )
+        rows = await self.database.read(lambda tx: tx.rows(query, (conversation.number,)))
+        return [
+            Exchange(bytes(request), bytes(reply), status, at, node, conversation.id)
+            for request, reply, status, at, node in rows
+        ]
 
     async def aclose(self) -> None:
         """Let go of threads and connections."""
@@ -419,14 +204,6 @@ class Store:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    async def _scope(self, name: str) -> int:
-        """The number of a scope, which never changes once it is written down."""
-        number = self._numbers.get(name)
-        if number is None:
-            number = await self.database.write(lambda tx: responses.scope_number(tx, name))
-            self._numbers[name] = number
-        return number
-
     def _find(self, tx: Tx, scope: str, digests: Sequence[bytes | None]) -> list[AnchorRecord]:
         marks = ", ".join("?" * len(digests))
         rows = tx.rows(
@@ -435,37 +212,3 @@ class Store:
             (*digests, scope),
         )
         return [responses.record_of(row, {row[1]: scope}) for row in rows]
-
-    def _account(
-        self,
-        tx: Tx,
-        accounts: Accounts,
-        named: Iterable[tuple[Incident, int]],
-        number: int,
-        node: int,
-    ) -> None:
-        for each, scope in named:
-            tx.run(
-                "INSERT INTO incidents (conversation, node, kind, reason, scope, created_at) "
-                "VALUES (?, ?, ?, ?, ?, ?)",
-                (number, node, each.kind, each.reason, scope, each.created_at),
-            )
-        for each in accounts.tools:
-            tx.run(
-                "INSERT INTO tool_runs (conversation, node, name, outcome, seconds, created_at) "
-                "VALUES (?, ?, ?, ?, ?, ?)",
-                (number, node, each.name, each.outcome, each.seconds, each.created_at),
-            )
-        for each in accounts.exchanges if self.keep_bodies else ():
-            tx.run(
-                "INSERT INTO exchanges (conversation, node, request, reply, status, created_at) "
-                "VALUES (?, ?, ?, ?, ?, ?)",
-                (
-                    number,
-                    node,
-                    each.request[: self.body_bytes],
-                    each.reply[: self.body_bytes],
-                    each.status,
-                    each.created_at,
-                ),
-            )

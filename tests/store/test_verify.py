@@ -1,0 +1,71 @@
+"""``verify`` derives everything again, and names what is damaged."""
+
+from pathlib import Path
+
+import pytest
+
+from kedge import user
+from kedge.errors import StoreDamaged
+from kedge.store import Store, open_store
+from store.growing import talk
+
+DAMAGE = [
+    (
+        "UPDATE blocks SET body = REPLACE(body, 'question', 'answers!') WHERE id = 1",
+        "block 1",
+        "hash",
+    ),
+    ("UPDATE blocks SET body = 'nothing' WHERE id = 2", "block 2", "no block"),
+    ("DELETE FROM blocks WHERE id = 3", "branch", "its block is missing"),
+    ("DELETE FROM links WHERE place = 1", "node", "5 of the 6 blocks"),
+    ("DELETE FROM nodes WHERE parent = 0", "node", "parent is missing"),
+    ("UPDATE nodes SET kept = 4, length = 6 WHERE length = 4", "node", "keeps more"),
+    ("UPDATE nodes SET depth = 7 WHERE length = 4", "node", "depth"),
+    (
+        "UPDATE responses SET digest = (SELECT hash FROM blocks WHERE id = 1) WHERE block_count = 4",
+        "response",
+        "digest",
+    ),
+    ("UPDATE responses SET block_count = 90 WHERE block_count = 4", "response", "more blocks"),
+    ("UPDATE conversations SET head = 999", "conversation", "head"),
+    ("UPDATE nodes SET conversation = 999 WHERE length = 4", "node", "conversation is missing"),
+    ("UPDATE responses SET node = 999 WHERE block_count = 4", "response 999", "node is missing"),
+]
+
+
+async def test_a_sound_store_has_nothing_to_say(store: Store) -> None:
+    """With edits and forks in it, too."""
+    row, nodes = await talk(store, 3)
+    await store.append(row, nodes[-1], [user("edited")], kept=2, kind="edited")
+    await store.fork(row, nodes[1].id)
+    assert await store.verify() == []
+
+
+@pytest.mark.parametrize(("statement", "where", "problem"), DAMAGE)
+async def test_damage_is_named(store: Store, statement: str, where: str, problem: str) -> None:
+    """Each kind, by the place where it is."""
+    await talk(store, 3)
+    await store.database.write(lambda tx: tx.run(statement))
+    found = [str(each) for each in await store.verify()]
+    assert any(where in line and problem in line for line in found), found
+
+
+async def test_a_block_that_cannot_be_read_is_said(store: Store) -> None:
+    """Loading names it too, instead of giving half a Turn."""
+    row, _ = await talk(store, 3)
+    await store.database.write(
+        lambda tx: tx.run("UPDATE blocks SET body = '{\"kind\":' WHERE id = 2")
+    )
+    with pytest.raises(StoreDamaged, match="block 1 cannot be read"):
+        await store.load(row)
+
+
+async def test_what_cannot_even_be_read_is_damage(tmp_path: Path) -> None:
+    """Half a character where a text should be does not end the search."""
+    async with await open_store(f"sqlite:///{tmp_path}/s.db") as store:
+        await talk(store, 3)
+        broken = "UPDATE blocks SET body = CAST(X'ff' AS TEXT) WHERE id = 2"
+        await store.database.write(lambda tx: tx.run(broken))
+        found = [str(each) for each in await store.verify()]
+        assert any("check_blocks" in line for line in found)
+        assert any("check_tree" in line for line in found)
