@@ -4,6 +4,7 @@ A ``Run`` ends in exactly one way: completed or incomplete with its output store
 cancelled without. ``stop`` ends it from outside (the client went away, the server shuts down).
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal
@@ -25,6 +26,9 @@ from kedge.server.stored import Entry, Outcome
 from kedge.server.wire import Item, encode, joined
 from kedge.tokens import count_items
 
+LONGEST_QUEUE = 24 * 3600.0
+"""Seconds for which a response may wait for its turn."""
+
 Emit = Callable[[Sequence[Event]], Awaitable[None]]
 """Sends events on their way to the client."""
 
@@ -42,6 +46,7 @@ class Run:
         self._asked = encode(draft.asked)
         self._state: Literal["unwritten", "in_progress", "settled"] = "unwritten"
         self._verdict = "failed"
+        self._reason: str | None = None
         self._patience = Patience(service.settings.limits.answer_seconds, self._on_waiting)
         self._watch: Callable[[], None] | None = None
         self._became: Mapping[str, Any] = resource.BEGUN
@@ -61,7 +66,8 @@ class Run:
                 self._compact()
                 async for piece in self._pieces():
                     self._writer.take(piece)
-                written = self._settle()
+                if not self._patience.ended:
+                    written = self._settle()
         except Exception as error:  # noqa: BLE001 - whatever a model does, the server goes on
             report("the model failed", error)
         finally:
@@ -73,26 +79,73 @@ class Run:
     async def live(self, emit: Emit, watch: Callable[[], None]) -> None:
         """Write the response and tell every event of it."""
         self._watch = watch
+        await self._written(emit, self._begin)
+        if self._is_finished or self._verdict != "cancelled":  # else nobody is left to be told
+            await emit(self._ending())
+
+    def queue(self) -> list[Event]:
+        """Write the response down as one that waits for its turn; tell so."""
+        self._became = resource.QUEUED
+        self._write_down()
+        return [self._event("created"), self._event("queued")]
+
+    async def later(self, turns: asyncio.Semaphore, emit: Emit) -> None:
+        """Write the response, which was queued, when its turn has come."""
+        answering, self._patience = self._patience, Patience(LONGEST_QUEUE)
+        has_turn = False
+        if answering.ended:  # before anything could begin
+            self._patience.end()
+        with self._patience:
+            has_turn = await turns.acquire()
+        if has_turn:
+            self._patience = answering
+            try:
+                await self._written(emit, self._take_up)
+            finally:
+                turns.release()
+        self.end()
+        await emit(self._ending())
+
+    async def _written(self, emit: Emit, begin: Callable[[], list[Event]]) -> None:
         try:
             with self._patience:
-                self._write_down()
-                begun = self._response([])
-                created = {"type": "response.created", "response": begun}
-                await emit([created, {"type": "response.in_progress", "response": begun}])
+                await emit(begin())
                 await self._tell(emit)
         except Exception as error:  # noqa: BLE001 - whatever a model does, the server goes on
             report("the model failed", error)
         finally:
             self.end()
-        if self._became is not resource.BEGUN:
-            await emit([self._terminal()])
-        elif self._verdict != "cancelled":
-            await emit(self._failure())
+
+    def _begin(self) -> list[Event]:
+        self._write_down()
+        return [self._event("created"), self._event("in_progress")]
+
+    def _take_up(self) -> list[Event]:
+        self._became = resource.BEGUN
+        self._service.responses.take_up(node_of(self.draft.key))
+        return [self._event("in_progress")]
+
+    def _event(self, name: str) -> Event:
+        return {"type": f"response.{name}", "response": self._response([])}
+
+    @property
+    def _is_finished(self) -> bool:
+        return self._became["status"] not in resource.UNFINISHED
+
+    def snapshot(self) -> bytes:
+        """Show a response that is yet to be written, as it stands."""
+        return encode(self._response([]))
 
     def stop(self, status: str) -> None:
-        """End the response from outside, as ``failed`` or as ``cancelled``."""
+        """End the response from outside: ``failed`` by a server that stops, or ``cancelled``."""
         self._verdict = status
+        self._reason = resource.STOPPED
         self._patience.end()
+
+    def cancel(self) -> None:
+        """End the response for its client's sake: it is cancelled when this returns."""
+        self.stop("cancelled")
+        self.end()
 
     def end(self) -> None:
         """Let go of everything; a response that is not settled by now has failed."""
@@ -101,13 +154,13 @@ class Run:
         self._held.close()
         if self._state == "in_progress":
             self._state = "settled"
-            self._service.responses.fail(node_of(self.draft.key), self._verdict)
+            self._service.responses.fail(node_of(self.draft.key), self._verdict, self._reason)
 
     def _tally(self) -> None:
         if self in self._service.running:
             past = self.draft.past
             on = "nothing" if past.node is None else "response"
-            status = self._became.get("status") if self._became is not resource.BEGUN else None
+            status = self._became["status"] if self._is_finished else None
             count(
                 "server_responses_total",
                 memory=on if past.conversation is None else "conversation",
@@ -128,7 +181,8 @@ class Run:
             events = list(self._writer.feed(piece))
             if events:
                 await emit(events)
-        self._settle()
+        if not self._patience.ended:
+            self._settle()
 
     async def _pieces(self) -> AsyncIterator[Piece]:
         if not self.draft.silent:
@@ -160,7 +214,9 @@ class Run:
 
     def _write_down(self) -> None:
         if self.draft.store:
-            self._service.responses.begin(self._entry(), barrier=is_barrier(self.draft.input))
+            entry, barrier = self._entry(), is_barrier(self.draft.input)
+            queued = self._became is resource.QUEUED
+            self._service.responses.begin(entry, barrier=barrier, queued=queued)
             self._state = "in_progress"
 
     def _settle(self) -> bytes:
@@ -219,16 +275,15 @@ class Run:
     def _response(self, output: list[Any]) -> dict[str, Any]:
         return {**self.draft.asked, **self._became, "output": output}
 
-    def _terminal(self) -> Event:
-        response = self._response(self._writer.items)
-        return {"type": f"response.{response['status']}", "response": response}
-
-    def _failure(self) -> list[Event]:
-        self._became = resource.failed("failed")
-        return [
-            {"type": "error", **self._became["error"], "param": None},
-            {"type": "response.failed", "response": self._response([])},
-        ]
+    def _ending(self) -> list[Event]:
+        if self._is_finished:
+            response = self._response(self._writer.items)
+            return [{"type": f"response.{response['status']}", "response": response}]
+        self._became = resource.failed(self._verdict, self._reason)
+        if self._verdict == "cancelled":
+            return [self._event("failed")]  # the API has no event of its own for this
+        error = {"type": "error", **self._became["error"], "param": None}
+        return [error, self._event("failed")]
 
 
 def _writer(service: Service, draft: Draft) -> Writer:

@@ -16,6 +16,7 @@ from starlette.websockets import WebSocket
 
 from kedge.server import conversations, listing, responses
 from kedge.server.access import Access, Listener
+from kedge.server.background import Background
 from kedge.server.completions import endpoint as chat
 from kedge.server.errors import UNKNOWN_ROUTE, WRONG_METHOD, ApiError
 from kedge.server.faults.injection import Injection
@@ -142,6 +143,7 @@ def create_app(settings: Settings | None = None, listener: Listener | None = Non
     )
     app.router.redirect_slashes = False  # the API has one name for each thing
     app.state.service = service
+    app.state.background = Background(settings.limits, settings.clock)
     return app
 
 

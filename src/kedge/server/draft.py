@@ -85,13 +85,13 @@ def draft(service: Service, body: Body, place: Place | None = None) -> Draft:
     key = new_key(service.nodes.next_number())
     items = taken_in(service, body["input"], key, past)
     whole = view_of(service, body, past, items)
-    check_abilities(body, on_socket=place is not None)
+    check_abilities(service, body, on_socket=place is not None)
     check_tool_choice(body, whole.items)
     triggered = is_triggered(items)
     window = service.model.window
     kept = _kept(body, whole, window, triggered=triggered)
     seen = fitted(whole if kept is None else View(kept, count_items(kept)), body, window)
-    store = body.get("store") is not False and not service.settings.zero_data_retention
+    store = is_stored(service, body)
     return Draft(
         key=key,
         asked=resource.asked(response_id(key), int(service.clock()), body, store=store),
@@ -164,12 +164,20 @@ def taken_in(service: Service, input: str | Sequence[Item], key: str, past: Past
     return written_out(items, key)
 
 
-def check_abilities(body: Body, *, on_socket: bool = False) -> None:
+def check_abilities(service: Service, body: Body, *, on_socket: bool = False) -> None:
     """Refuse what this server cannot do."""
     if not body["model"]:
         raise errors.MODEL_NOT_FOUND(model="")
     if body.get("background"):
-        raise errors.BACKGROUND_ON_SOCKET() if on_socket else errors.BACKGROUND_UNSUPPORTED()
+        if on_socket:
+            raise errors.BACKGROUND_ON_SOCKET()
+        if not is_stored(service, body):
+            raise errors.BACKGROUND_UNSTORED()
+
+
+def is_stored(service: Service, body: Body) -> bool:
+    """Whether the response to this request is stored."""
+    return body.get("store") is not False and not service.settings.zero_data_retention
 
 
 def view_of(service: Service, body: Body, past: Past, items: Sequence[Item]) -> View:

@@ -248,6 +248,12 @@ TOOL_NOT_OFFERED = Situation(
     "Tool choice '{choice}' not found in 'tools' parameter.", param="tool_choice"
 )
 CANNOT_CANCEL = Situation("Cannot cancel a synchronous response.")
+CANNOT_CANCEL_ENDED = Situation("Cannot cancel a {status} response.", param="response_id")
+CANNOT_DELETE = Situation("Cannot delete an in-flight response.")
+NOT_IN_BACKGROUND = Situation(
+    "This response cannot be streamed because it was not created with background=true.",
+    param="stream",
+)
 
 # How a request's items fit together.
 NO_TOOL_OUTPUT = Situation("No tool output found for {call} {call_id}.", param="input")
@@ -385,11 +391,17 @@ ORIGIN_REFUSED = Situation(
     status=403,
     code="origin_not_allowed",
 )
-BACKGROUND_UNSUPPORTED = Situation(
-    "This server does not run responses in the background. Leave 'background' out, or stream the "
-    "response.",
+BACKGROUND_UNSTORED = Situation(
+    "A response can only run in the background if it is stored. Leave 'background' out, or let "
+    "'store' be true.",
     param="background",
     code="unsupported_parameter",
+)
+BACKGROUND_FULL = Situation(
+    "Too many responses wait to be written in the background. Please try again in a moment.",
+    status=429,
+    type="requests",
+    code="rate_limit_exceeded",
 )
 CONVERSATION_ITEM_NOT_FOUND = Situation(
     "Item with id '{id}' not found in conversation '{conversation}'.", status=404
@@ -400,9 +412,10 @@ NO_SUCH_PLACE = Situation(
     code="invalid_value",
 )
 STREAM_NOT_KEPT = Situation(
-    "This server does not keep streams. Leave 'stream' out to retrieve the response.",
+    "This response cannot be streamed from there: it was not created with stream=true, or its "
+    "events are no longer kept. Leave 'stream' out to retrieve it.",
     param="stream",
-    code="unsupported_parameter",
+    code="stream_not_kept",
 )
 HOST_REFUSED = Situation(
     "This server is for programs on its own machine and does not answer to that name. Use "

@@ -1,7 +1,7 @@
 """Reading requests and writing answers, the same way for every endpoint."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
@@ -13,12 +13,20 @@ from kedge.server.service import Service
 from kedge.server.validation import parse_body
 from kedge.server.wire import Item, encode
 
+if TYPE_CHECKING:
+    from kedge.server.background import Background
+
 ANSWER_HEADERS = {"content-type": "application/json"}
 
 
 def service_of(request: HTTPConnection) -> Service:
     """Find the server that a request came to."""
     return request.app.state.service
+
+
+def background_of(request: HTTPConnection) -> "Background":
+    """Find what the server that a request came to does in the background."""
+    return request.app.state.background
 
 
 def exchange_of(request: Request) -> Exchange | None:
@@ -106,10 +114,15 @@ def listed(items: Sequence[Item], *, has_more: bool = False) -> dict[str, Any]:
     }
 
 
-def _limit(text: str) -> int:
+def whole_number(path: str, text: str) -> int:
+    """Read an integer out of a query."""
     if not (text.isascii() and text.removeprefix("-").isdecimal()):
-        raise errors.WRONG_TYPE(path="limit", expected="an integer", got="a string")
-    value = int(text[:20])
+        raise errors.WRONG_TYPE(path=path, expected="an integer", got="a string")
+    return int(text[:20])
+
+
+def _limit(text: str) -> int:
+    value = whole_number("limit", text)
     if value < LEAST_LIMIT:
         raise errors.INTEGER_TOO_SMALL(path="limit", least=LEAST_LIMIT, value=value)
     if value > MOST_LIMIT:

@@ -44,6 +44,12 @@ BEGUN: Mapping[str, Any] = {
 }
 """What has become of a response that has only just begun."""
 
+QUEUED: Mapping[str, Any] = {**BEGUN, "status": "queued"}
+"""What has become of a response that waits for its turn."""
+
+UNFINISHED = frozenset({"queued", "in_progress"})
+"""Statuses of a response that is yet to be written."""
+
 
 def asked(id: str, created_at: int, body: Body, *, store: bool) -> dict[str, Any]:
     """Build the half of the resource that the request decides."""
@@ -79,9 +85,13 @@ def finished(*, reason: str | None, now: int, usage: Mapping[str, Any]) -> dict[
     }
 
 
-def failed(status: str) -> dict[str, Any]:
+STOPPED = "The server was stopped before this response was finished."
+RESTARTED = "The server was restarted before this response was finished."
+
+
+def failed(status: str, reason: str | None = None) -> dict[str, Any]:
     """Say that a response came to nothing: ``failed`` by the server, ``cancelled`` by its client."""
-    error = {"code": "server_error", "message": SERVER_FAILED().message}
+    error = {"code": "server_error", "message": reason or SERVER_FAILED().message}
     return {**BEGUN, "status": status, "error": error if status == "failed" else None}
 
 

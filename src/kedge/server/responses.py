@@ -8,19 +8,22 @@ from starlette.responses import Response
 from kedge.server import errors, resource
 from kedge.server.access import SOCKET
 from kedge.server.answering import Run
+from kedge.server.background import Background
 from kedge.server.compaction import compact, compaction_item
-from kedge.server.draft import draft, find_past, taken_in, view_of
+from kedge.server.draft import Draft, draft, find_past, taken_in, view_of
 from kedge.server.http import (
     answer,
     answer_json,
+    background_of,
     exchange_of,
     page,
     read_json,
     service_of,
+    whole_number,
 )
 from kedge.server.ids import item_id, new_key, response_id
 from kedge.server.service import Service
-from kedge.server.sse import EventStream, Watch
+from kedge.server.sse import EventStream, Replay, Watch
 from kedge.server.validation import (
     check_compact,
     check_create,
@@ -45,6 +48,8 @@ async def create(request: Request) -> Any:
     if exchange is not None:
         exchange.context = tuple(made.prompt.ask.items)
         exchange.response_id = made.asked["id"]
+    if made.asked["background"]:
+        return _in_background(background_of(request), service, made)
     run = Run(service, made, place)
     if made.prompt.live:
         return EventStream(run)
@@ -53,26 +58,61 @@ async def create(request: Request) -> Any:
     return answer(whole or b"")
 
 
-async def retrieve(request: Request) -> Response:
-    """Answer ``GET /v1/responses/{id}``."""
+def _in_background(background: Background, service: Service, made: Draft) -> Any:
+    background.check_room()
+    run = Run(service, made)
+    log = background.start(run, watched=made.prompt.live)
+    return Replay(log.read(-1)) if made.prompt.live else answer(run.snapshot())
+
+
+async def retrieve(request: Request) -> Any:
+    """Answer ``GET /v1/responses/{id}``, whole or as the stream that it was."""
     service = service_of(request)
     node = _node(service, request)
     if request.query_params.get("stream") == "true":
-        raise errors.STREAM_NOT_KEPT()
+        return _replayed(background_of(request), service.responses.read(node), request)
     return answer(service.responses.read(node))
+
+
+def _replayed(background: Background, response: bytes, request: Request) -> Replay:
+    if not decode(response)["background"]:
+        raise errors.NOT_IN_BACKGROUND()
+    after = -1
+    given = request.query_params.get("starting_after")
+    if given is not None:
+        after = whole_number("starting_after", given)
+        if after < 0:
+            raise errors.INTEGER_TOO_SMALL(path="starting_after", least=0, value=after)
+    log = background.log(request.path_params["id"])
+    if log is None or not log.holds(after):
+        raise errors.STREAM_NOT_KEPT()
+    return Replay(log.read(after))
 
 
 async def delete(request: Request) -> Response:
     """Answer ``DELETE /v1/responses/{id}``."""
     service = service_of(request)
-    service.responses.delete(_node(service, request))
+    node = _node(service, request)
+    if background_of(request).running(request.path_params["id"]):
+        raise errors.CANNOT_DELETE()
+    service.responses.delete(node)
     return answer_json({"id": request.path_params["id"], "object": "response", "deleted": True})
 
 
 async def cancel(request: Request) -> Response:
-    """Answer ``POST /v1/responses/{id}/cancel``: no response here can be cancelled that way."""
-    _node(service_of(request), request)
-    raise errors.CANNOT_CANCEL()
+    """Answer ``POST /v1/responses/{id}/cancel``; once cancelled, to cancel again changes nothing."""
+    service = service_of(request)
+    node = _node(service, request)
+    run = background_of(request).running(request.path_params["id"])
+    if run is not None:
+        run.cancel()
+    whole = service.responses.read(node)
+    response = decode(whole)
+    if not response["background"]:
+        raise errors.CANNOT_CANCEL()
+    if response["status"] != "cancelled":
+        raise errors.CANNOT_CANCEL_ENDED(status=response["status"])
+    return answer(whole)
 
 
 async def input_items(request: Request) -> Response:

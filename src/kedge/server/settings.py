@@ -23,6 +23,10 @@ class Limits:
     answer_seconds: float = 600.0
     shutdown_seconds: float = 10.0
     cache_bytes: int = 32 * 1024 * 1024
+    background_running: int = 16
+    background_waiting: int = 256
+    stream_seconds: float = 300.0
+    stream_bytes: int = 64 * 1024 * 1024
     socket_seconds: float = 3600.0
     socket_lanes: int = 32
     socket_in_flight: int = 16

@@ -5,13 +5,15 @@ A write to a socket costs more than the event in it, so events that come at once
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Self
 
 from starlette.types import Receive, Scope, Send
 
 from kedge.server.answering import Run
 from kedge.server.output import Event
+from kedge.server.patience import Patience
 from kedge.server.service import Stoppable
 from kedge.server.wire import encode
 
@@ -20,8 +22,24 @@ HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
 ]
+LONGEST = 24 * 3600.0
+"""Seconds for which a reader may wait for the end of a stream."""
+
 MOST_WAITING = 16 * 1024
 """Bytes of events that may gather before the writer of them has to wait for the socket."""
+
+
+class Frames:
+    """Writes the events of one stream as frames, numbered from nought."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def __call__(self, event: Event) -> bytes:
+        """Write the next event."""
+        event["sequence_number"] = self._number
+        self._number += 1
+        return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode(event))
 
 
 class EventStream:
@@ -29,13 +47,13 @@ class EventStream:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._number = 0
+        self._framed = Frames()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send every event, then the terminator."""
 
         async def emit(events: Sequence[Event]) -> None:
-            await outbox.put(b"".join(map(self._frame, events)))
+            await outbox.put(b"".join(map(self._framed, events)))
 
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
@@ -46,10 +64,30 @@ class EventStream:
             self._run.end()
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
-    def _frame(self, event: Event) -> bytes:
-        event["sequence_number"] = self._number
-        self._number += 1
-        return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode(event))
+
+class Cut(Exception):
+    """A stream cannot go on, because what comes next is lost."""
+
+
+class Replay:
+    """The answer to who reads a stream that others may read as well: to leave it stops nothing."""
+
+    def __init__(self, frames: AsyncIterator[bytes]) -> None:
+        self._frames = frames
+        self._patience = Patience(LONGEST)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send what there is and what comes, then the terminator."""
+        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        with Watch(self, receive) as watch, self._patience, suppress(Cut):
+            watch.start()
+            async for frames in self._frames:
+                await send({"type": "http.response.body", "body": frames, "more_body": True})
+            await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+    def stop(self, status: str) -> None:
+        """Leave off, because the reader is gone."""
+        self._patience.end()
 
 
 class Outbox:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kedge.server.ids import key_of_response, node_of
 from kedge.server.nodes import Nodes
-from kedge.server.resource import BEGUN, failed
+from kedge.server.resource import BEGUN, QUEUED, RESTARTED, failed
 from kedge.server.sqlite import Database
 from kedge.server.wire import encode, joined
 
@@ -75,9 +75,17 @@ class Responses:
         row = self._run("SELECT asked, became, output FROM nodes WHERE id = ?", (node,))
         return joined(*row.fetchone())
 
-    def begin(self, entry: Entry, *, barrier: bool) -> None:
-        """Write a response down as in progress."""
-        self._insert(entry, Outcome("in_progress", _BEGUN, b"[]", barrier, tokens=0))
+    def begin(self, entry: Entry, *, barrier: bool, queued: bool = False) -> None:
+        """Write a response down as in progress, or as one that waits for its turn."""
+        status, became = ("queued", _QUEUED) if queued else ("in_progress", _BEGUN)
+        self._insert(entry, Outcome(status, became, b"[]", barrier, tokens=0))
+
+    def take_up(self, node: int) -> None:
+        """Say that a response whose turn has come is in progress."""
+        self._run(
+            "UPDATE nodes SET status = 'in_progress', became = ? WHERE id = ? AND status = 'queued'",
+            (_BEGUN, node),
+        )
 
     def settle(self, entry: Entry, outcome: Outcome) -> bool:
         """Finish a response: its output, and its items' place in the conversation, at once.
@@ -142,18 +150,20 @@ class Responses:
             (node_of(entry.key), entry.conversation),
         )
 
-    def fail(self, node: int, status: str) -> None:
+    def fail(self, node: int, status: str, reason: str | None = None) -> None:
         """Settle a response that came to nothing, as ``failed`` or ``cancelled``."""
         self._run(
-            "UPDATE nodes SET status = ?, became = ? WHERE id = ? AND status = 'in_progress'",
-            (status, encode(failed(status)), node),
+            "UPDATE nodes SET status = ?, became = ? WHERE id = ? "
+            "AND status IN ('in_progress', 'queued')",
+            (status, encode(failed(status, reason)), node),
         )
 
     def fail_unfinished(self) -> None:
         """Mark as failed what an earlier process left in progress."""
         self._run(
-            "UPDATE nodes SET status = 'failed', became = ? WHERE status = 'in_progress'",
-            (encode(failed("failed")),),
+            "UPDATE nodes SET status = 'failed', became = ? "
+            "WHERE status IN ('in_progress', 'queued')",
+            (encode(failed("failed", RESTARTED)),),
         )
 
     def delete(self, node: int) -> None:
@@ -186,3 +196,4 @@ class Responses:
 
 
 _BEGUN = encode(BEGUN)
+_QUEUED = encode(QUEUED)

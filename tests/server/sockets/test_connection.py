@@ -13,41 +13,12 @@ from openai.types.websocket_reconnection import ReconnectingEvent
 from starlette.types import Message
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from kedge.server.models import Closed, Grown, Opened, Piece, PracticeModel, Prompt
 from kedge.server.settings import Limits
 from kedge.testing import TestServer, serve
+from server.models import Gated
 from server.sockets.wires import Event, Wire, until, wired, words
 
 CheckEvent = Callable[[dict[str, Any]], None]
-
-
-class Gated(PracticeModel):
-    """Answers a prompt that starts with "wait" only when the test lets it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open = asyncio.Event()
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.begun: list[str] = []
-        self.stopped: list[str] = []
-
-    def let_go(self) -> None:
-        assert self.loop is not None
-        self.loop.call_soon_threadsafe(self.open.set)
-
-    async def answer(self, prompt: Prompt) -> AsyncIterator[Piece]:
-        self.loop = asyncio.get_running_loop()
-        said = str(prompt.ask.items[-1]["content"][0]["text"])
-        self.begun.append(said)
-        try:
-            if said.startswith("wait"):
-                await self.open.wait()
-        except asyncio.CancelledError:
-            self.stopped.append(said)
-            raise
-        yield Opened("text")
-        yield Grown(f"answer to {said}")
-        yield Closed()
 
 
 @pytest.fixture
