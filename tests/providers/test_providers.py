@@ -1,12 +1,14 @@
 """Model strings, and the one line that tells what is missing."""
 
+import asyncio
+from base64 import b64encode
 from typing import Any
 
 import pytest
 
 import kedge.providers
 from kedge.engines import ResponsesEngine
-from kedge.errors import CannotConnect
+from kedge.errors import CannotConnect, RequestRefused
 from kedge.loops import run_sync
 from kedge.providers import connect
 from kedge.testing import TestServer
@@ -127,3 +129,30 @@ def test_a_key_is_taken_without_its_line_end_or_not_at_all(kedge_server: TestSer
     with pytest.raises(CannotConnect, match="set it anew") as caught:
         connect(address, api_key="sk-ab\u2026c")
     assert "sk-ab" not in str(caught.value)
+
+
+async def test_a_password_in_an_address_goes_as_a_header() -> None:
+    """It is the account, as browsers have it, and no part of the scope's or the request's address."""
+    seen = list[tuple[str, str]]()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        fields = dict(line.split(": ", 1) for line in head.splitlines()[1:] if line)
+        seen.append((head.split()[1], {k.lower(): v for k, v in fields.items()}["authorization"]))
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        host, port = server.sockets[0].getsockname()
+        address = f"http://ann:p%40ss@{host}:{port}/v1"
+        for other in ("", "x"):
+            engine = connect(f"responses:{address.replace('ann', 'ann' + other)}#m", max_retries=0)
+            assert isinstance(engine, ResponsesEngine)
+            assert "ann" not in engine.scope
+            async with engine:
+                with pytest.raises(RequestRefused):
+                    await engine.run(Turn([user("hi")]))
+    basic = b64encode(b"ann:p@ss").decode()
+    assert seen[0] == ("/v1/responses", f"Basic {basic}")
+    assert seen[1][1] != seen[0][1]

@@ -1,8 +1,10 @@
 """The clients that carry requests: whose key they use, and which scope that makes."""
 
 import os
+from base64 import b64encode
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from kedge.engines.scopes import make_scope
 from kedge.engines.transport import NO_KEY
@@ -26,7 +28,7 @@ def openai_client(
     provider: str, base_url: str, api_key: str | None, settings: dict[str, Any]
 ) -> "tuple[Callable[[], AsyncOpenAI], str]":
     """What makes an openai client, and its scope; takes the client's own out of ``settings``."""
-    own = _own(settings)
+    base_url, own = _own(base_url, settings)
     key, owners = _checked(provider, api_key), _owners(provider, own)
     scope = _scope(provider, base_url, key, own, settings, *owners.values())
 
@@ -52,7 +54,7 @@ def anthropic_client(
     """What makes an anthropic client, and its scope; takes the client's own out of ``settings``."""
     if find_spec("anthropic") is None:
         raise CannotConnect(f"{provider} needs a package: pip install 'kedge[anthropic]'")
-    own = _own(settings)
+    base_url, own = _own(base_url, settings)
     key = _checked(provider, api_key)
     scope = _scope(provider, base_url, key, own, settings)
 
@@ -66,8 +68,18 @@ def anthropic_client(
     return make_client, scope
 
 
-def _own(settings: dict[str, Any]) -> dict[str, Any]:
-    return {name: settings.pop(name) for name in _SETTINGS if name in settings}
+def _own(base_url: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The address and the client's own settings; a password in the address becomes a header."""
+    own = {name: settings.pop(name) for name in _SETTINGS if name in settings}
+    who, at, place = urlsplit(base_url).netloc.rpartition("@")
+    if not at:
+        return base_url, own
+    basic = b64encode(unquote(who).encode()).decode()
+    own["default_headers"] = {
+        "Authorization": f"Basic {basic}",
+        **(own.get("default_headers") or {}),
+    }
+    return base_url.replace(f"{who}@{place}", place, 1), own
 
 
 def _scope(
