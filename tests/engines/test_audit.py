@@ -1,5 +1,7 @@
 """The audit compares what a server really holds with the Turn."""
 
+from dataclasses import replace
+
 from engines.conftest import opened
 from engines.test_responses import bodies, talk
 from kedge.engines import ResponsesEngine
@@ -23,12 +25,10 @@ async def test_without_an_anchor_there_is_nothing_to_verify(engine: ResponsesEng
     assert found.agrees is None
 
 
-def forged(turn: Turn) -> Turn:
+def forged(turn: Turn, at: int = 0) -> Turn:
     """The Turn with an edit, and a record that claims that the server knows of it."""
-    edited = turn.replace(turn.blocks[0].id, user("Something else"))
+    edited = turn.replace(turn.blocks[at].id, user("Something else"))
     state = get_state(turn)
-    from dataclasses import replace
-
     records = [
         replace(record, digest=prefix_digest(edited, record.block_count))
         for record in state.anchors
@@ -60,3 +60,26 @@ async def test_a_server_that_does_not_list_is_no_verdict(
     server.forget()
     found = await engine.verify(turn)
     assert found.agrees is None
+
+
+async def test_what_lies_before_a_compaction_is_not_compared(engine: ResponsesEngine) -> None:
+    """The server's memory begins with its own summary; the Turn still holds what it stands for."""
+    compacting = {"context_management": [{"type": "compaction", "compact_threshold": 1000}]}
+    turn = await talk(engine, *("Tell me more about rivers. " * 60,) * 4, **compacting)
+    turn = await talk(engine, "What did I say first?", turn=turn)
+    plan = engine.plan(turn)
+    assert plan.anchor is not None
+    assert plan.barrier
+    found = await engine.verify(turn)
+    assert found.agrees is True
+    assert found.checked == plan.anchor.block_count - plan.barrier
+
+
+async def test_a_compaction_put_there_on_purpose_is_compared(engine: ResponsesEngine) -> None:
+    """What a server compacted when asked, and was then sent, is what it holds."""
+    made, _ = await engine.compact(await talk(engine, "One", "Two"))
+    turn = await talk(engine, "Three", "Four", turn=Turn(made))
+    found = await engine.verify(turn)
+    assert found.agrees is True
+    forgery = await engine.verify(forged(turn, at=len(made)))
+    assert forgery.agrees is False

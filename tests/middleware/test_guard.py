@@ -1,12 +1,36 @@
 """Guards redact and block, and what was redacted never comes back."""
 
-import pytest
+from dataclasses import replace
+from operator import is_
 
+import pytest
+from starlette.requests import Request as StarletteRequest
+from starlette.responses import Response
+
+from engines.odd import odd_server, whole
 from kedge.errors import Blocked, StreamCut
 from kedge.events import TextDelta
 from kedge.events.run import ToolFinished, ToolStarted
 from kedge.middleware import block, guard, redact, tools, with_middleware
-from kedge.turns import AssistantBlock, ReasoningBlock, Turn, assistant, reasoning, tool_call, user
+from kedge.middleware.guard import guarded
+from kedge.providers import connect
+from kedge.turns import (
+    AssistantBlock,
+    FrozenMap,
+    OpaqueBlock,
+    OpaquePart,
+    ReasoningBlock,
+    TextPart,
+    Turn,
+    UnknownBlock,
+    assistant,
+    file,
+    reasoning,
+    tool_call,
+    user,
+)
+from kedge.turns.frozen import thaw
+from kedge.turns.jsonform import dumps
 from middleware.scripted import Scripted
 
 
@@ -88,3 +112,97 @@ async def test_what_tools_say_is_shown_guarded() -> None:
     assert len(shown) == 2
     assert "4711" not in repr(shown)
     assert "[redacted]" in repr(shown)
+
+
+SEARCH = FrozenMap(
+    {
+        "id": "ws_4711",
+        "type": "web_search_call",
+        "status": "completed",
+        "action": {
+            "type": "search",
+            "query": "who owns 4711",
+            "sources": [{"url": "x/4711"}, "4711"],
+        },
+        "encrypted_content": "sealed with 4711",
+    }
+)
+
+
+async def test_words_inside_unknown_items_are_redacted() -> None:
+    """At any depth; ids stay what they are, and what is sealed goes with what was in it."""
+    engine = Scripted([OpaqueBlock(SEARCH), assistant("ok")])
+    turn = await with_middleware(engine, guard(redact(r"\d{4}"))).run(Turn([user("hi")]))
+    kept = turn.blocks[1]
+    assert isinstance(kept, OpaqueBlock)
+    assert thaw(kept.item) == {
+        "id": "ws_4711",
+        "type": "web_search_call",
+        "status": "completed",
+        "action": {
+            "type": "search",
+            "query": "who owns [redacted]",
+            "sources": [{"url": "x/[redacted]"}, "[redacted]"],
+        },
+    }
+
+
+async def test_what_does_not_match_is_left_as_it_is() -> None:
+    """Blocks of every kind come back as the very same values."""
+    said = TextPart("ok", extra=FrozenMap({"annotations": [{"title": "t"}]}))
+    blocks = [
+        OpaqueBlock(SEARCH),
+        UnknownBlock(FrozenMap({"kind": "dream", "text": "blue"})),
+        user(
+            [
+                said,
+                OpaquePart(FrozenMap({"type": "video", "title": "t"})),
+                file("f", filename="n.pdf"),
+            ]
+        ),
+        reasoning("thoughts", encrypted_content="seal"),
+    ]
+    turn = Turn(blocks)
+    assert all(map(is_, guarded(turn, (redact("hunter2"),)).blocks, blocks))
+
+
+def test_no_corner_of_a_block_keeps_a_secret() -> None:
+    """Annotations, unknown parts, file names, members that nobody reads, blocks of a newer Kedge."""
+    secret = "hunter2"
+    turn = Turn(
+        [
+            user([TextPart("ok", extra=FrozenMap({"annotations": [{"title": secret}]}))]),
+            user([OpaquePart(FrozenMap({"type": "video", "title": secret}))]),
+            user([file("f", filename=f"{secret}.pdf")]),
+            UnknownBlock(FrozenMap({"kind": "dream", "text": secret})),
+            replace(assistant("ok"), extra=FrozenMap({"item": {"note": [secret]}})),
+            replace(
+                reasoning("thoughts", encrypted_content="seal"),
+                extra=FrozenMap({"item": {"note": secret}}),
+            ),
+        ]
+    )
+    clean = guarded(turn, (redact(secret),))
+    assert secret in dumps(turn)
+    assert secret not in dumps(clean)
+    assert "seal" not in dumps(clean)
+
+
+async def test_a_redacted_item_does_not_leak_over_the_wire() -> None:
+    """The server said it in an item of its own kind; nothing that is sent later holds it."""
+    bodies: list[bytes] = []
+
+    async def answer(request: StarletteRequest) -> Response:
+        bodies.append(await request.body())
+        said = {"type": "message", "role": "assistant", "content": "done", "id": f"m{len(bodies)}"}
+        call = {"type": "mcp_call", "id": f"mcp{len(bodies)}", "output": "the code is 4711"}
+        return whole({"id": f"resp_{len(bodies)}", "status": "completed", "output": [call, said]})
+
+    with odd_server(answer) as url:
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            stack = with_middleware(engine, guard(redact(r"\d{4}")))
+            turn = await stack.run(Turn([user("hi")]))
+            await stack.run(turn.append(user("again")))
+    assert b"[redacted]" in bodies[1]
+    assert b"4711" not in bodies[1]
+    assert b"previous_response_id" not in bodies[1]

@@ -121,6 +121,28 @@ def test_other_servers_are_not_told_who_pays_at_openai(
     assert told == [None, "org-2"]
 
 
+def test_other_servers_are_not_told_the_headers_meant_for_openai(
+    kedge_server: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client would send them everywhere; what the caller gives goes out all the same."""
+    secret = "X-Gateway: gate-1\nauthorization: Bearer sk-openai\nX-Mine: theirs\nno header"
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", secret)
+    address = f"responses:{kedge_server.base_url}#practice"
+    for settings in ({}, {"api_key": "sk-abc"}, {"default_headers": {"X-Mine": "mine"}}):
+        run_sync(connect(address, **settings).run(Turn([user("Hello")])))
+    told = [each.headers for each in kedge_server.requests]
+    assert not any("gate-1" in each.values() or "theirs" in each.values() for each in told)
+    assert [each["authorization"] for each in told] == [
+        "Bearer none",
+        "Bearer sk-abc",
+        "Bearer none",
+    ]
+    assert [each.get("x-mine") for each in told] == [None, None, "mine"]
+    monkeypatch.setenv("OPENAI_BASE_URL", kedge_server.base_url)
+    run_sync(connect("openai:practice", api_key="sk-abc").run(Turn([user("Hello")])))
+    assert kedge_server.requests[-1].headers["x-gateway"] == "gate-1"
+
+
 def test_a_key_is_taken_without_its_line_end_or_not_at_all(kedge_server: TestServer) -> None:
     """A key read from a file works; one that no server can have given is refused, unquoted."""
     address = f"responses:{kedge_server.base_url}#practice"

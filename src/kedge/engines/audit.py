@@ -1,7 +1,9 @@
 """The audit: fetch what a server holds for an anchor, and compare it with the Turn.
 
 Servers differ in what they list as the input of a chained response: all of it, or only what was sent
-with that request. Both are understood: where the list is short, the rest is asked of the parent.
+with that request. Both are understood: where the list is short, the rest is asked of the parent. Where
+the server's memory begins with a compaction, what it may still list from before that is not compared:
+no model sees it any more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +14,7 @@ from kedge.engines.transport import Transport
 from kedge.errors import EngineError, InvalidTurn
 from kedge.planning import RequestPlan
 from kedge.planning.canonical import canonical_json
+from kedge.planning.ledger import is_compaction
 from kedge.turns import Block, ReasoningBlock, Turn, block_from_item
 
 MAX_ANCESTORS = 1_000
@@ -45,7 +48,7 @@ async def audit(transport: Transport, turn: Turn, plan: RequestPlan) -> Audit:
         return Audit(None, difference="there is no anchor: everything would be sent")
     anchor = plan.anchor
     ours = [block for block in turn.body if not isinstance(block, ReasoningBlock)]
-    ours = ours[: anchor.block_count]
+    ours = ours[anchor.barrier or 0 : anchor.block_count]
     checked, response_id = 0, anchor.response_id
     for _ in range(MAX_ANCESTORS):
         try:
@@ -53,6 +56,8 @@ async def audit(transport: Transport, turn: Turn, plan: RequestPlan) -> Audit:
         except (EngineError, InvalidTurn, KeyError, TypeError) as error:
             words = f"the server did not list what it holds ({error})"
             return Audit(None, anchor.response_id, checked, words)
+        if anchor.barrier is not None:
+            held = _since_compaction(held)
         found = _compare(ours, held)
         if found:
             return Audit(False, anchor.response_id, checked, found)
@@ -88,6 +93,11 @@ async def _input_items(transport: Transport, response_id: str) -> list[Mapping[s
         if not page.get("has_more") or last == after:  # the latter from a server that cannot page
             return items
         after = last
+
+
+def _since_compaction(held: list[Block]) -> list[Block]:
+    start = max((at for at, block in enumerate(held) if is_compaction(block)), default=0)
+    return held[start:]
 
 
 def _compare(ours: Sequence[Block], held: Sequence[Block]) -> str:

@@ -3,13 +3,17 @@
 Redaction changes the Turn itself: what was redacted is neither sent again nor kept, and no response or
 reasoning made from it is built upon. With rules for the way out, text is held back until
 the answer is whole, so that nothing is shown that would be redacted a moment later.
+
+All words are looked at, also those inside items that Kedge does not know. What nobody here can read is
+not: what a provider sealed, pictures, and the contents of files.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar, cast
+from operator import is_
+from typing import Any, Literal, TypeVar, cast
 
 from kedge.engines.protocol import Engine, Events, Middleware, Request
 from kedge.errors import Blocked, EngineError
@@ -27,6 +31,11 @@ from kedge.middleware.wrapping import Wrapped
 from kedge.turns import (
     AssistantBlock,
     Block,
+    FilePart,
+    FrozenMap,
+    ImagePart,
+    OpaqueBlock,
+    OpaquePart,
     Part,
     ReasoningBlock,
     RefusalPart,
@@ -35,6 +44,7 @@ from kedge.turns import (
     ToolCallBlock,
     ToolResultBlock,
     Turn,
+    UnknownBlock,
     UserBlock,
 )
 
@@ -42,6 +52,9 @@ Direction = Literal["in", "out", "both"]
 Edit = Callable[[str], str]
 B = TypeVar("B", bound=Block)
 
+SEALED = "encrypted_content"
+_FRAME = frozenset({"type", "id", "call_id", "status", "role", SEALED})
+"""Members of an item that hold no words, or words that nobody but the provider can read."""
 _PASSED = (ResponseStarted, ItemStarted, ToolCallStarted, AnomalyNoted)
 """The stream's events that hold no content and need not be held back."""
 
@@ -156,13 +169,19 @@ def _guarded(each: B, rules: tuple[Rule, ...]) -> B:
 
 def _edited(each: Block, edit: Edit) -> Block:
     """The block with every text in it edited; the very same block if nothing changed."""
+    changed = _edited_content(each, edit)
+    extra = _edited_inside(changed.extra, edit)
+    return changed if extra is changed.extra else replace(changed, extra=extra)
+
+
+def _edited_content(each: Block, edit: Edit) -> Block:
     match each:
         case UserBlock() | ToolResultBlock():
             parts = tuple(_edited_part(part, edit) for part in each.parts)
-            return each if parts == each.parts else replace(each, parts=parts)
+            return each if _are_same(parts, each.parts) else replace(each, parts=parts)
         case AssistantBlock():
             spoken = tuple(_edited_part(part, edit) for part in each.parts)
-            return each if spoken == each.parts else replace(each, parts=spoken)  # pyright: ignore[reportArgumentType]
+            return each if _are_same(spoken, each.parts) else replace(each, parts=spoken)  # pyright: ignore[reportArgumentType]
         case SystemBlock():
             text = edit(each.text)
             return each if text == each.text else replace(each, text=text)
@@ -170,15 +189,61 @@ def _edited(each: Block, edit: Edit) -> Block:
             arguments = edit(each.arguments)
             return each if arguments == each.arguments else replace(each, arguments=arguments)
         case ReasoningBlock():
-            shown = (*each.summary, *each.texts)
-            return each if all(edit(t) == t for t in shown) else ReasoningBlock(id=each.id)
+            shown = (*each.summary, *each.texts, each.extra)
+            same = all(_edited_inside(told, edit) is told for told in shown)
+            return each if same else ReasoningBlock(id=each.id)
+        case OpaqueBlock():
+            item = _edited_inside(each.item, edit)
+            return each if item is each.item else replace(each, item=_unsealed(item))
+        case UnknownBlock():
+            form = _edited_inside(each.form, edit)
+            return each if form is each.form else replace(each, form=form)
         case _:
             return each
 
 
 def _edited_part(part: Part, edit: Edit) -> Part:
-    if isinstance(part, TextPart | RefusalPart):
-        text = edit(part.text)
-        # Annotations and the like speak of the text as it was.
-        return part if text == part.text else type(part)(text)
-    return part
+    match part:
+        case TextPart() | RefusalPart():
+            text = edit(part.text)
+            # Annotations and the like speak of the text as it was.
+            same = text == part.text and _edited_inside(part.extra, edit) is part.extra
+            return part if same else type(part)(text)
+        case OpaquePart():
+            content = _edited_inside(part.content, edit)
+            return part if content is part.content else OpaquePart(content)
+        case FilePart():
+            name = edit(part.filename)
+            return part if name == part.filename else replace(part, filename=name)
+        case ImagePart():
+            return part
+
+
+def _edited_inside(value: Any, edit: Edit) -> Any:
+    """A JSON value with the texts inside edited; the very same value if nothing changed."""
+    match value:
+        case str():
+            text = edit(value)
+            return value if text == value else text
+        case Mapping():
+            given = cast("Mapping[str, Any]", value)
+            members = {
+                name: member if name in _FRAME else _edited_inside(member, edit)
+                for name, member in given.items()
+            }
+            return given if _are_same(members.values(), given.values()) else FrozenMap(members)
+        case tuple():
+            listed = cast("tuple[Any, ...]", value)
+            told = tuple(_edited_inside(each, edit) for each in listed)
+            return listed if _are_same(told, listed) else told
+        case _:
+            return value
+
+
+def _unsealed(item: FrozenMap) -> FrozenMap:
+    """The item without what is sealed in it: that may hold what was edited outside of it."""
+    return FrozenMap({name: each for name, each in item.items() if name != SEALED})
+
+
+def _are_same(some: Iterable[object], others: Iterable[object]) -> bool:
+    return all(map(is_, some, others))

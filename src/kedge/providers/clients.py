@@ -31,21 +31,34 @@ def openai_client(
     base_url, own = _own(base_url, settings)
     key, owners = _checked(provider, api_key), _owners(provider, own)
     scope = _scope(provider, base_url, key, own, settings, *owners.values())
+    given: dict[str, str] = own.pop("default_headers", None) or {}
 
     def make_client() -> "AsyncOpenAI":
         from openai import AsyncOpenAI, DefaultAioHttpClient
 
+        headers = {} if provider == "openai" else _withheld(key or NO_KEY)
         made = AsyncOpenAI(
             api_key=key or NO_KEY,
             base_url=base_url,
             http_client=DefaultAioHttpClient(),  # the client's own other one, of half the cost
             **own,
+            default_headers={**headers, **given},
         )
         # By itself the client would tell every server who pays at OpenAI.
         made.organization, made.project = owners["organization"], owners["project"]
         return made
 
     return make_client, scope
+
+
+def _withheld(key: str) -> dict[str, Any]:
+    """Headers against those that the client reads from the environment: they are OpenAI's alone."""
+    from openai import Omit
+
+    lines = os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")
+    names = [line.partition(":")[0].strip() for line in lines if ":" in line]
+    authorised = {"authorization": f"Bearer {key}"}
+    return {name: authorised.get(name.lower(), Omit()) for name in names}
 
 
 def anthropic_client(
