@@ -180,7 +180,9 @@ def test_words_behind_a_call_go_with_it() -> None:
 def test_long_call_ids_go_by_another_on_both_sides() -> None:
     """OpenAI takes at most 40 characters here; the Turn keeps its own."""
     call_id = "c" * 64
-    said, heard = rendered(tool_call("f", "{}", call_id=call_id), tool_result(call_id, "1"))
+    turn = Turn([tool_call("f", "{}", call_id=call_id), tool_result(call_id, "1")])
+    plan = plan_request(turn, scope="chat", mode="stateless", now=0)
+    said, heard = messages(plan, "chat", 40)
     assert said["tool_calls"][0]["id"] == heard["tool_call_id"]
     assert len(heard["tool_call_id"]) <= 40
 

@@ -2,23 +2,36 @@
 
 The chat transcripts have the shapes of OpenAI, Azure, DeepSeek, OpenRouter, Mistral, Ollama, vLLM and
 llama.cpp, with their habits: reasoning under two names and as parts, calls without ids, all under number
-0, at once, with an object for arguments, or under a new id with every piece.
+0, at once, with an object for arguments, or under a new id with every piece. Those of Anthropic hold
+thoughts with their signatures, redacted ones, calls, a search of the provider's own, citations, refusals,
+pauses, limits in the middle of words and of a call, and a block of tomorrow.
 """
 
 import json
 import re
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from events.streams import TRANSCRIPTS, assembled, sse
-from kedge.events import ChatDecoder, Outcome, StreamDecoder, StreamEvent, Usage
-from kedge.turns import Block, RefusalPart, assistant, reasoning, tool_call
+from kedge.events import (
+    AnthropicDecoder,
+    ChatDecoder,
+    Outcome,
+    StreamDecoder,
+    StreamEvent,
+    Usage,
+)
+from kedge.turns import Block, RefusalPart, assistant, opaque, reasoning, tool_call
 
-DECODERS: dict[str, type[StreamDecoder]] = {"chat": ChatDecoder}
+DECODERS: dict[str, type[StreamDecoder]] = {
+    "chat": ChatDecoder,
+    "anthropic": AnthropicDecoder,
+}
 PATHS = {
     f"{api}/{path.stem}": path
     for api in DECODERS
@@ -81,9 +94,119 @@ EXPECTED: dict[str, tuple[str, list[Block]]] = {
     "chat/function_call": ("completed", [tool_call("roll", SIX, call_id=MADE_UP)]),
     "chat/error": ("failed", [assistant("Let")]),
     "chat/choice_error": ("failed", [assistant("Let me")]),
+    "anthropic/text": ("completed", [assistant("Hello \U0001f600 from Zürich.")]),
+    "anthropic/thinking_and_call": (
+        "completed",
+        [
+            reasoning(text=THOUGHT, encrypted_content="EqQBCgIYAhIM1sig=="),
+            assistant("Let me see."),
+            tool_call("get_weather", '{"city": "Zürich"}', call_id="toolu_01A"),
+        ],
+    ),
+    "anthropic/parallel_calls": (
+        "completed",
+        [
+            tool_call("get_weather", BERN, call_id="toolu_01B"),
+            tool_call("get_time", '{"zone":"CET"}', call_id="toolu_01C"),
+        ],
+    ),
+    "anthropic/no_arguments": ("completed", [tool_call("now", "{}", call_id="toolu_01D")]),
+    "anthropic/redacted": (
+        "completed",
+        [
+            reasoning(encrypted_content="EmwKAhgBEgy3va3p"),
+            reasoning(encrypted_content="EqQomitted"),
+            assistant("4"),
+        ],
+    ),
+    "anthropic/max_tokens": ("incomplete", [assistant("Once upon a")]),
+    "anthropic/max_tokens_in_call": (
+        "incomplete",
+        [assistant("Rolling."), tool_call("roll", '{"sides":', call_id="toolu_01E")],
+    ),
+    "anthropic/refusal": (
+        "completed",
+        [assistant("Well"), assistant([RefusalPart("This could harm.")])],
+    ),
+    "anthropic/refusal_at_once": (
+        "completed",
+        [assistant([RefusalPart("The model declined to answer.")])],
+    ),
+    "anthropic/pause_turn": (
+        "incomplete",
+        [
+            assistant("I look it up."),
+            opaque(
+                {
+                    "type": "server_tool_use",
+                    "id": "srvtoolu_01F",
+                    "name": "web_search",
+                    "input": {"query": "kedge"},
+                }
+            ),
+            opaque(
+                {
+                    "type": "web_search_tool_result",
+                    "tool_use_id": "srvtoolu_01F",
+                    "content": [
+                        {
+                            "type": "web_search_result",
+                            "title": "Kedge",
+                            "url": "https://x/kedge",
+                            "encrypted_content": "EqgfCi",
+                        }
+                    ],
+                }
+            ),
+        ],
+    ),
+    "anthropic/citations": ("completed", [assistant("A kedge is a light anchor.")]),
+    "anthropic/overloaded": ("failed", [assistant("Let")]),
+    "anthropic/tomorrow": (
+        "completed",
+        [
+            opaque({"type": "hologram", "shape": "cube", "content": "blue light"}),
+            assistant("There."),
+        ],
+    ),
 }
 ENDS_BEFORE_THE_LAST = {"chat": '"finish_reason":"', "anthropic": '"message_stop"'}
 """What the message holds with which an answer of each API has ended."""
+
+MEMBERS = [
+    "type",
+    "index",
+    "id",
+    "delta",
+    "message",
+    "content",
+    "content_block",
+    "choices",
+    "text",
+    "thinking",
+    "signature",
+    "name",
+    "input",
+    "partial_json",
+    "tool_calls",
+    "function",
+    "custom",
+    "arguments",
+    "usage",
+    "error",
+    "reasoning",
+    "reasoning_content",
+    "refusal",
+    "finish_reason",
+    "stop_reason",
+    "stop_details",
+    "citations",
+    "data",
+    "model",
+    "created",
+    "prompt_tokens",
+    "input_tokens",
+]
 
 all_transcripts = pytest.mark.parametrize("name", PATHS)
 
@@ -207,7 +330,7 @@ def test_a_stream_cut_at_any_message_is_never_taken_for_whole(name: str) -> None
             place = block.metadata["output_index"]
             assert isinstance(place, int)
             assert words[place].startswith(words_of(block))
-            assert block.metadata.get("partial") or at > end or block.kind != "assistant"
+            assert block.metadata.get("partial") or words[place] == words_of(block)
 
 
 @all_transcripts
@@ -260,6 +383,7 @@ def words_of(block: Block) -> str:
         ("chat/deepseek", Usage(9, 4, 20, 12, 29)),
         ("chat/openrouter", Usage(9, 0, 20, 0, 29)),
         ("chat/no_done", None),
+        ("anthropic/text", Usage(12, 5, 9, 2, 21, 3)),
     ],
 )
 def test_tokens_are_read_wherever_a_server_counts_them(name: str, usage: Usage | None) -> None:
@@ -274,9 +398,125 @@ def test_tokens_are_read_wherever_a_server_counts_them(name: str, usage: Usage |
         ("chat/content_filter", "content_filter", ""),
         ("chat/error", "", "500"),
         ("chat/choice_error", "", "server_error"),
+        ("anthropic/max_tokens", "max_output_tokens", ""),
+        ("anthropic/pause_turn", "pause_turn", ""),
+        ("anthropic/overloaded", "", "overloaded_error"),
     ],
 )
 def test_an_answer_that_did_not_end_well_says_why(name: str, reason: str, code: str) -> None:
     """Reasons have one name for all providers."""
     result = outcome(name, stream_of(name))
     assert (result.reason, result.code) == (reason, code)
+
+
+def test_what_is_whole_of_an_answer_that_stopped_early_is_known() -> None:
+    """At a limit the last block is cut, at a pause none is."""
+    cut = outcome("anthropic/max_tokens_in_call", stream_of("anthropic/max_tokens_in_call"))
+    assert cut.whole_blocks == (assistant("Rolling."),)
+    paused = outcome("anthropic/pause_turn", stream_of("anthropic/pause_turn"))
+    assert paused.whole_blocks == paused.blocks
+
+
+def test_what_only_its_provider_knows_is_kept_on_the_block() -> None:
+    """Redacted thoughts and citations, to be sent again as they came."""
+    redacted, sealed, _ = outcome("anthropic/redacted", stream_of("anthropic/redacted")).blocks
+    assert redacted.extra["item"] == {"anthropic": "redacted"}
+    assert not sealed.extra
+    (block,) = outcome("anthropic/citations", stream_of("anthropic/citations")).blocks
+    assert block.content[0].extra["citations"][0]["encrypted_index"] == "Eo8B"  # type: ignore[attr-defined]
+
+
+WHOLE: dict[str, dict[str, Any]] = {
+    "chat/parallel_calls": {
+        "id": "chatcmpl-1",
+        "choices": [
+            {
+                "index": 0,
+                "finish_reason": "tool_calls",
+                "message": {
+                    "role": "assistant",
+                    "content": "Both.",
+                    "refusal": None,
+                    "tool_calls": [
+                        {
+                            "id": "call_alpha",
+                            "type": "function",
+                            "function": {"name": "get_weather", "arguments": BERN},
+                        },
+                        {
+                            "id": "call_beta",
+                            "type": "function",
+                            "function": {"name": "get_time", "arguments": '{"zone":"CET"}'},
+                        },
+                    ],
+                },
+            }
+        ],
+    },
+    "chat/deepseek": {
+        "id": "1",
+        "choices": [{"message": {"content": "It is 4", "reasoning_content": THOUGHT}}],
+    },
+    "chat/length": {
+        "id": "1",
+        "choices": [{"message": {"content": "Once upon a"}, "finish_reason": "length"}],
+    },
+    "anthropic/thinking_and_call": {
+        "id": "msg_1",
+        "stop_reason": "tool_use",
+        "content": [
+            {"type": "thinking", "thinking": THOUGHT, "signature": "EqQBCgIYAhIM1sig=="},
+            {"type": "text", "text": "Let me see."},
+            {
+                "type": "tool_use",
+                "id": "toolu_01A",
+                "name": "get_weather",
+                "input": {"city": "Zürich"},
+            },
+        ],
+    },
+    "anthropic/max_tokens": {
+        "id": "msg_1",
+        "stop_reason": "max_tokens",
+        "content": [{"type": "text", "text": "Once upon a"}],
+    },
+    "anthropic/refusal_at_once": {"id": "msg_1", "stop_reason": "refusal", "content": []},
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_whole_answer_gives_the_same_as_its_stream(name: str) -> None:
+    """Blocks, places and ending do not depend on how an answer was sent."""
+    whole = assembled(decoder_for(name).feed_whole(WHOLE[name]))
+    streamed = outcome(name, stream_of(name))
+    assert (whole.status, whole.reason) == (streamed.status, streamed.reason)
+    assert contents(whole.blocks) == contents(streamed.blocks)
+    assert contents(whole.whole_blocks) == contents(streamed.whole_blocks)
+
+
+@pytest.mark.parametrize("api", DECODERS)
+@given(st.binary(max_size=300) | st.text(max_size=300).map(lambda text: f"data: {text}".encode()))
+def test_no_bytes_make_a_decoder_raise(api: str, stream: bytes) -> None:
+    """Whatever a server writes."""
+    decoder = DECODERS[api]()
+    assert not assembled([*decoder.feed(stream), *decoder.close()]).completed
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 3) | st.sampled_from(["", "x", "stop", "text"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(MEMBERS), inner, max_size=5)
+    ),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize("api", DECODERS)
+@given(st.lists(st.dictionaries(st.sampled_from(MEMBERS), JSON, max_size=5), max_size=4))
+def test_no_messages_make_a_decoder_raise(api: str, messages: list[dict[str, Any]]) -> None:
+    """Known members with any values at all."""
+    decoder = DECODERS[api]()
+    events = [event for message in messages for event in decoder.feed_message(message)]
+    assembled([*events, *decoder.close()])
+    whole = {name: value for message in messages for name, value in message.items()}
+    assembled(DECODERS[api]().feed_whole(whole))

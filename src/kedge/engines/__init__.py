@@ -1,11 +1,13 @@
 """Engines: they take a Turn to a model and return it with the model's blocks appended."""
 
+from kedge.engines.anthropic import AnthropicEngine
 from kedge.engines.audit import Audit
 from kedge.engines.chat_completions import ChatCompletionsEngine
 from kedge.engines.protocol import Engine, Events, Middleware, Request, Stream, innermost
 from kedge.engines.responses import ResponsesEngine
 
 __all__ = [
+    "AnthropicEngine",
     "Audit",
     "ChatCompletionsEngine",
     "Engine",

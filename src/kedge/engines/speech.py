@@ -113,7 +113,7 @@ class CallIds:
     """The ids that calls go by at a provider that takes only some ids, and each only once."""
 
     def __init__(self, allowed: str, *, unique: bool = False) -> None:
-        self._allowed = re.compile(allowed)
+        self._allowed = re.compile(allowed, re.DOTALL)
         self._unique = unique
         self._names: dict[str, str] = {}
         self._used: set[str] = set()

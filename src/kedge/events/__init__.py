@@ -1,5 +1,6 @@
 """Streams without I/O: what a provider sends becomes Events, and Events become Blocks."""
 
+from kedge.events.anthropic import AnthropicDecoder
 from kedge.events.assembler import DAMAGED, Assembler
 from kedge.events.call import CallSeen, CallSummary, ToolCall
 from kedge.events.calls import ToolCallState
@@ -35,6 +36,7 @@ __all__ = [
     "DAMAGED",
     "PARTIAL",
     "AnomalyNoted",
+    "AnthropicDecoder",
     "Assembler",
     "CallSeen",
     "CallSummary",

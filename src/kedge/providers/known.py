@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from kedge.engines import ChatCompletionsEngine, Engine, ResponsesEngine
+from kedge.engines import AnthropicEngine, ChatCompletionsEngine, Engine, ResponsesEngine
+from kedge.engines.anthropic.params import SAMPLING_UNTIL
 from kedge.engines.stateless import Advice
 from kedge.errors import CannotConnect
-from kedge.providers.clients import openai_client
+from kedge.providers.clients import anthropic_client, openai_client
 
 OLLAMA = "http://127.0.0.1:11434"
 """Where Ollama listens, unless ``OLLAMA_HOST`` says otherwise."""
-_NEW_LIMIT = ("api.openai.com", "openai.azure.com")
-"""Servers that take the limit of an answer only under its newer name."""
+ANTHROPIC = "https://api.anthropic.com"
+_OPENAI = ("api.openai.com", "openai.azure.com")
+"""Where the Chat Completions API is OpenAI's own, which is particular in two things."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,8 @@ def chat_server(rest: str, **settings: Any) -> Engine:
         unreachable=f"start the server, or mend its address ({host})",
         no_model=f"is {model!r} a model of this server, and is its address right?",
     )
-    if host.endswith(_NEW_LIMIT):
-        settings.setdefault("max_tokens", "max_completion_tokens")
+    if host.endswith(_OPENAI):
+        settings = {"max_tokens": "max_completion_tokens", "max_call_id": 40, **settings}
     return _chat_engine("chat", model, base_url, api_key, advice, **settings)
 
 
@@ -81,6 +83,26 @@ def ollama(model: str, **settings: Any) -> Engine:
     )
     address = settings.pop("base_url", None) or ollama_address(os.environ.get("OLLAMA_HOST", ""))
     return _chat_engine("ollama", model, address, settings.pop("api_key", None), advice, **settings)
+
+
+def anthropic(model: str, **settings: Any) -> Engine:
+    """``anthropic:<model>``: Anthropic's API, or a server that speaks it."""
+    if not model:
+        raise CannotConnect("which model? Write anthropic:claude-opus-4-8")
+    api_key = settings.pop("api_key", None) or os.environ.get("ANTHROPIC_API_KEY")
+    if not api_key:
+        raise CannotConnect("no key for anthropic: set ANTHROPIC_API_KEY in the environment")
+    given = settings.pop("base_url", None) or os.environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC
+    base_url = given.rstrip("/").removesuffix("/v1")
+    headers: dict[str, str] = settings.get("default_headers") or {}
+    versions = [value for name, value in headers.items() if name.lower() == "anthropic-version"]
+    settings.setdefault("sampling", any(version < SAMPLING_UNTIL for version in versions))
+    make_client, scope = anthropic_client("anthropic", base_url, api_key, settings)
+    advice = Advice(
+        unreachable=f"check the network, or mend ANTHROPIC_BASE_URL ({urlsplit(base_url).netloc})",
+        no_model=f"is {model!r} a model of this server? Its documentation lists them",
+    )
+    return AnthropicEngine(model, make_client=make_client, scope=scope, advice=advice, **settings)
 
 
 def ollama_address(host: str) -> str:
@@ -161,5 +183,6 @@ PROVIDERS: dict[str, Callable[..., Engine]] = {
     "responses": any_server,
     "chat": chat_server,
     "ollama": ollama,
+    "anthropic": anthropic,
     "practice": practice,
 }

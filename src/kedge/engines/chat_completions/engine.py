@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 MAX_TOKENS = "max_tokens"
+IDLE: dict[str, tuple[Any, ...]] = {
+    "tool_choice": ("auto", "none"),
+    "parallel_tool_calls": (True, False),
+}
+"""What says nothing without tools, and what servers refuse without them."""
 
 
 class ChatCompletionsEngine(StatelessEngine):
@@ -22,7 +27,8 @@ class ChatCompletionsEngine(StatelessEngine):
 
     ``make_client`` makes the openai client that carries requests. ``max_tokens`` is the name under which
     the server takes the limit of an answer: nearly all go by ``max_tokens``, OpenAI's newer models only
-    by ``max_completion_tokens``.
+    by ``max_completion_tokens``. ``max_call_id`` is how long the ids of calls may be (at OpenAI 40
+    characters); longer ones go by another.
     """
 
     path = "/chat/completions"
@@ -35,10 +41,12 @@ class ChatCompletionsEngine(StatelessEngine):
         scope: str,
         provider: str = "chat",
         max_tokens: str = MAX_TOKENS,
+        max_call_id: int | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(model, make_client=make_client, scope=scope, provider=provider, **settings)
         self._table = table(max_tokens)
+        self._max_call_id = max_call_id
 
     def _decoder(self) -> ChatDecoder:
         return ChatDecoder()
@@ -49,13 +57,15 @@ class ChatCompletionsEngine(StatelessEngine):
         check_count(params)
         body: dict[str, Any] = {
             "model": request.model or self.model,
-            "messages": messages(plan, self.name),
+            "messages": messages(plan, self.name, self._max_call_id),
         }
         if request.tools:
             body["tools"] = [tool(each) for each in request.tools]
         if request.streaming:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         more = translated(params, self._table)
+        if "tools" not in {**body, **more}:
+            more = {k: v for k, v in more.items() if k not in IDLE or v not in IDLE[k]}
         return {**body, **more, **self._streaming(body, more, params)}
 
     @staticmethod

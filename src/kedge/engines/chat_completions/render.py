@@ -27,13 +27,10 @@ from kedge.turns.frozen import thaw
 
 Message = dict[str, Any]
 
-CALL_ID = r".{1,40}"
-"""The call ids that OpenAI takes in this API; longer ones go by another."""
 
-
-def messages(plan: RequestPlan, provider: str) -> list[Message]:
+def messages(plan: RequestPlan, provider: str, max_call_id: int | None = None) -> list[Message]:
     """The messages for what a plan sends; what cannot be said raises ``UnsupportedBlock``."""
-    ids, found = CallIds(CALL_ID), list[Message]()
+    ids, found = CallIds(f".{{1,{max_call_id or ''}}}"), list[Message]()
     if plan.instructions is not None:
         found.append({"role": "system", "content": plan.instructions})
     for passage in passages(plan, provider):

@@ -1,0 +1,5 @@
+"""The Messages API of Anthropic."""
+
+from kedge.engines.anthropic.engine import AnthropicEngine
+
+__all__ = ["AnthropicEngine"]

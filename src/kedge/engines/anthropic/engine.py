@@ -1,0 +1,78 @@
+"""AnthropicEngine: the Messages API of Anthropic."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kedge.engines.anthropic.params import SAMPLING, TABLE, fitted, tool
+from kedge.engines.anthropic.render import messages
+from kedge.engines.protocol import Request
+from kedge.engines.stateless import StatelessEngine
+from kedge.engines.translating import merge, translated
+from kedge.engines.transport import Sdk
+from kedge.errors import EngineError, ServerFailed
+from kedge.events.anthropic import AnthropicDecoder
+from kedge.planning import RequestPlan
+from kedge.turns import Turn
+
+if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
+
+COUNTED = ("model", "messages", "system", "tools", "tool_choice", "thinking")
+"""What of a request is sent to have its tokens counted."""
+
+
+class AnthropicEngine(StatelessEngine):
+    """An engine for the Messages API of Anthropic, or for a server that speaks it.
+
+    ``make_client`` makes the anthropic client that carries requests. ``sampling`` tells that the client
+    asks for a version of the API that still takes ``temperature``, ``top_p`` and ``top_k``.
+    """
+
+    path = "/v1/messages"
+    sdk: ClassVar[Sdk] = "anthropic"
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        make_client: "Callable[[], AsyncAnthropic]",
+        scope: str,
+        provider: str = "anthropic",
+        sampling: bool = False,
+        **settings: Any,
+    ) -> None:
+        super().__init__(model, make_client=make_client, scope=scope, provider=provider, **settings)
+        self._table = TABLE if sampling else {**TABLE, **SAMPLING}
+
+    async def count_tokens(self, turn: Turn, **options: Any) -> int:
+        """Ask the server how many tokens this Turn is."""
+        body = self._body(self.plan(turn), Request.of(**options), self.params)
+        asked = {name: body[name] for name in COUNTED if body.get(name) is not None}
+        told = await self.transport.call("post", f"{self.path}/count_tokens", json=asked)
+        tokens = told.get("input_tokens")
+        if not isinstance(tokens, int):
+            raise ServerFailed("the server did not say how many tokens", provider=self.name)
+        return tokens
+
+    def _decoder(self) -> AnthropicDecoder:
+        return AnthropicDecoder()
+
+    def _body(
+        self, plan: RequestPlan, request: Request, params: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": request.model or self.model,
+            "messages": messages(plan, self.name),
+        }
+        if plan.instructions is not None:
+            body["system"] = plan.instructions
+        if request.tools:
+            body["tools"] = [tool(each) for each in request.tools]
+        if request.streaming:
+            body["stream"] = True
+        merge(body, translated(params, self._table))
+        return fitted(body)
+
+    def _refuses_reasoning(self, error: EngineError) -> bool:
+        words = error.message
+        return error.status == 400 and "Invalid" in words and "thinking" in words

@@ -1,0 +1,555 @@
+"""AnthropicEngine: how a Turn and its parameters are put, and what becomes of thoughts."""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engines.odd import odd_server, whole
+from kedge.engines import AnthropicEngine
+from kedge.engines import Request as Asked
+from kedge.engines.anthropic.params import MAX_TOKENS, SAMPLING, TABLE, fitted, tool
+from kedge.engines.anthropic.render import messages
+from kedge.engines.translating import translated
+from kedge.errors import (
+    AnswerIncomplete,
+    CannotConnect,
+    EngineError,
+    NotAuthorised,
+    RateLimited,
+    RequestRefused,
+    ServerFailed,
+    Unreachable,
+    UnsupportedBlock,
+    UnsupportedParameter,
+)
+from kedge.events.run import Healed
+from kedge.planning import plan_request
+from kedge.providers import connect
+from kedge.testing import TestServer, serve
+from kedge.turns import (
+    Block,
+    FilePart,
+    FrozenMap,
+    ImagePart,
+    OpaquePart,
+    ReasoningBlock,
+    RefusalPart,
+    TextPart,
+    Turn,
+    assistant,
+    file,
+    image,
+    opaque,
+    reasoning,
+    system,
+    tool_call,
+    tool_result,
+    user,
+)
+
+KEY = "sk-ant-planted-in-this-test"
+TURN = Turn([user("Hello")])
+ANSWER = {
+    "id": "msg_1",
+    "type": "message",
+    "content": [{"type": "text", "text": "Yes."}],
+    "stop_reason": "end_turn",
+    "usage": {"input_tokens": 3, "output_tokens": 2},
+}
+
+
+def open_engine(url: str, model: str = "m", **settings: Any) -> AnthropicEngine:
+    """An engine for the server at this address."""
+    made = connect(f"anthropic:{model}", base_url=url, api_key=KEY, max_retries=0, **settings)
+    assert isinstance(made, AnthropicEngine)
+    return made
+
+
+def text(words: str) -> dict[str, Any]:
+    """A text block."""
+    return {"type": "text", "text": words}
+
+
+def rendered(*blocks: Block) -> list[dict[str, Any]]:
+    """The messages for these blocks."""
+    plan = plan_request(Turn(blocks), scope="anthropic", mode="stateless", now=0)
+    return messages(plan, "anthropic")
+
+
+def test_roles_alternate_and_results_come_first() -> None:
+    """What was said in one go is one message, and what was heard another."""
+    assert rendered(
+        system("Be kind."),
+        user("Hello"),
+        user("Are you there?"),
+        assistant("Let me see."),
+        tool_call("roll", '{"sides":6}', call_id="c1"),
+        tool_call("now", "", call_id="c2"),
+        user("Hurry"),
+        tool_result("c1", "4"),
+        tool_result("c2", "noon"),
+        system("Be brief."),
+        user("And?"),
+        assistant("Four."),
+        assistant([RefusalPart("No more.")]),
+    ) == [
+        {"role": "user", "content": [text("Hello"), text("Are you there?")]},
+        {
+            "role": "assistant",
+            "content": [
+                text("Let me see."),
+                {"type": "tool_use", "id": "c1", "name": "roll", "input": {"sides": 6}},
+                {"type": "tool_use", "id": "c2", "name": "now", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "c1", "content": "4"},
+                {"type": "tool_result", "tool_use_id": "c2", "content": "noon"},
+                text("Hurry"),
+                text("And?"),
+            ],
+        },
+        {"role": "system", "content": "Be brief."},
+        {"role": "assistant", "content": [text("Four."), text("No more.")]},
+    ]
+
+
+def test_images_and_files_become_blocks_also_in_results() -> None:
+    """By address, by id or as themselves; a text file as its text."""
+    png = base64.b64encode(b"png").decode()
+    content = [
+        "Look:",
+        image("https://x/y.png"),
+        image(b"png"),
+        ImagePart(file_id="file_1"),
+        file(b"pdf", filename="a.pdf"),
+        file(b"words", media_type="text/markdown"),
+        file("https://x/b.pdf"),
+        FilePart(file_id="file_2"),
+        OpaquePart(FrozenMap({"type": "search_result", "source": "s"})),
+    ]
+    expected = [
+        text("Look:"),
+        {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}},
+        {
+            "type": "image",
+            "source": {"type": "base64", "media_type": "image/png", "data": png},
+        },
+        {"type": "image", "source": {"type": "file", "file_id": "file_1"}},
+        {
+            "type": "document",
+            "source": {
+                "type": "base64",
+                "media_type": "application/pdf",
+                "data": base64.b64encode(b"pdf").decode(),
+            },
+            "title": "a.pdf",
+        },
+        {
+            "type": "document",
+            "source": {"type": "text", "media_type": "text/plain", "data": "words"},
+        },
+        {"type": "document", "source": {"type": "url", "url": "https://x/b.pdf"}},
+        {"type": "document", "source": {"type": "file", "file_id": "file_2"}},
+        {"type": "search_result", "source": "s"},
+    ]
+    (message,) = rendered(user(content))
+    assert message["content"] == expected
+    *_, heard = rendered(user("x"), tool_call("f", "{}", call_id="c"), tool_result("c", content))
+    assert heard["content"][0]["content"] == expected
+
+
+@pytest.mark.parametrize(
+    ("blocks", "words"),
+    [
+        ([user([image(b"x", media_type="image/tiff")])], "an image of type image/tiff"),
+        ([user([file(b"x", media_type="application/zip")])], "a file of type application/zip"),
+        ([user([ImagePart("data:image/png,raw")])], "an image of type unknown"),
+        ([user([OpaquePart(FrozenMap(type="input_audio"))])], "a foreign part"),
+        ([user(" ")], "it is empty; give it words"),
+        ([user("x"), opaque({"type": "web_search_call", "id": "w"})], "opaque web_search_call"),
+        (
+            [user("x"), opaque({"type": "compaction", "encrypted_content": "s"}), user("y")],
+            "opaque compaction",
+        ),
+        (
+            [user("x"), tool_call("f", "{oops", call_id="c"), tool_result("c", "1")],
+            "its arguments are no JSON object; correct the arguments",
+        ),
+        (
+            [
+                user("x"),
+                tool_call("f", "text", call_id="c", custom=True),
+                tool_result("c", "1", custom=True),
+            ],
+            "its arguments are no JSON object",
+        ),
+        ([user("x"), assistant("y"), system("Now")], "it stands alone; move it"),
+    ],
+)
+def test_what_cannot_be_said_names_the_block_and_what_to_do(
+    blocks: list[Block], words: str
+) -> None:
+    """Nothing of a Turn is left out without a word."""
+    with pytest.raises(UnsupportedBlock, match="before sending") as caught:
+        rendered(*blocks)
+    assert words in str(caught.value)
+    assert any(block.id in str(caught.value) for block in blocks)
+
+
+def test_call_ids_that_the_api_refuses_go_by_another() -> None:
+    """Foreign characters, and an id that a small server uses again and again."""
+    found = rendered(
+        user("x"),
+        tool_call("f", "{}", call_id="functions.f:0"),
+        tool_result("functions.f:0", "1"),
+        tool_call("f", "{}", call_id="call_0"),
+        tool_result("call_0", "2"),
+        tool_call("f", "{}", call_id="call_0"),
+        tool_result("call_0", "3"),
+    )
+    said = [part["id"] for each in found for part in each["content"] if part["type"] == "tool_use"]
+    heard = [
+        part["tool_use_id"]
+        for each in found
+        for part in each["content"]
+        if part["type"] == "tool_result"
+    ]
+    assert said == heard
+    assert len(set(said)) == 3
+    assert said[1] == "call_0"
+    assert all(name.replace("_", "").isalnum() for name in said)
+
+
+def test_what_only_this_api_knows_goes_back_as_it_came() -> None:
+    """Blocks of the provider's own tools, citations, and who called a tool."""
+    search = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"q": "k"}}
+    found = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": []}
+    cited = TextPart(
+        "A kedge.", extra=FrozenMap({"citations": [{"type": "x", "encrypted_index": "i"}]})
+    )
+    caller = {"caller": {"type": "code_execution_20260120", "tool_id": "srv_0"}}
+    call = tool_call("f", "{}", call_id="c", extra={"item": {"anthropic": caller}})
+    _, said, _ = rendered(
+        user("x"), opaque(search), opaque(found), assistant([cited]), call, tool_result("c", "1")
+    )
+    assert said["content"] == [
+        search,
+        found,
+        {**text("A kedge."), "citations": [{"type": "x", "encrypted_index": "i"}]},
+        {"type": "tool_use", "id": "c", "name": "f", "input": {}, **caller},
+    ]
+
+
+def test_tools_are_translated_and_native_ones_go_as_they_are() -> None:
+    """Functions of the Responses API; a free-form tool cannot be offered."""
+    schema = {"type": "object", "properties": {}}
+    told = {"type": "function", "name": "f", "description": "d", "parameters": schema}
+    assert tool({**told, "strict": False}) == {
+        "name": "f",
+        "description": "d",
+        "input_schema": schema,
+    }
+    assert tool({**told, "strict": True})["strict"] is True
+    assert tool({"type": "function", "name": "f"})["input_schema"] == {"type": "object"}
+    native = {"type": "web_search_20260101", "name": "web_search"}
+    assert tool(native) == native
+    with pytest.raises(UnsupportedParameter, match="the free-form tool 'c'"):
+        tool({"type": "custom", "name": "c"})
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_output_tokens": 5}, {"max_tokens": 5}),
+        ({"tool_choice": "auto"}, {"tool_choice": {"type": "auto"}}),
+        ({"tool_choice": "required"}, {"tool_choice": {"type": "any"}}),
+        (
+            {"tool_choice": {"type": "function", "name": "f"}, "parallel_tool_calls": False},
+            {"tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True}},
+        ),
+        (
+            {"parallel_tool_calls": False},
+            {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+        ),
+        ({"parallel_tool_calls": True}, {}),
+        (
+            {
+                "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}},
+                "reasoning": {"effort": "minimal"},
+            },
+            {
+                "output_config": {
+                    "format": {"type": "json_schema", "schema": SCHEMA},
+                    "effort": "low",
+                },
+                "thinking": {"type": "adaptive"},
+            },
+        ),
+        ({"reasoning": {"effort": "none", "summary": "auto"}}, {"thinking": {"type": "disabled"}}),
+        ({"reasoning": {"summary": "auto"}}, {"thinking": {"type": "adaptive", "display": "summarized"}}),
+        (
+            {"reasoning": {"budget_tokens": 2048}},
+            {"thinking": {"type": "enabled", "budget_tokens": 2048}, "max_tokens": MAX_TOKENS + 2048},
+        ),
+        ({"stop": "END"}, {"stop_sequences": ["END"]}),
+        ({"stop": ["A", "B"]}, {"stop_sequences": ["A", "B"]}),
+        ({"user": "u"}, {"metadata": {"user_id": "u"}}),
+        ({"metadata": {"user_id": "u"}}, {"metadata": {"user_id": "u"}}),
+        ({"temperature": 1, "top_p": 1.0, "store": False, "truncation": "disabled"}, {}),
+        ({"service_tier": "auto", "tomorrow": {"x": 1}}, {"service_tier": "auto", "tomorrow": {"x": 1}}),
+    ],
+)  # fmt: skip
+def test_common_parameters_are_put_in_this_apis_words(given: Any, said: Any) -> None:
+    """Given in the names of the Responses API; unknown ones go through as they are."""
+    body = fitted({"tools": [{}], **translated(given, {**TABLE, **SAMPLING})})
+    assert {"max_tokens": MAX_TOKENS, **said} == {k: v for k, v in body.items() if k != "tools"}
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"temperature": 0}, "temperature"),
+        ({"top_p": 0.5}, "top_p"),
+        ({"metadata": {"a": "b"}}, "metadata.a"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format 'json_object'"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice 'allowed_tools'"),
+        ({"store": True}, "store"),
+        ({"conversation": "c"}, "conversation"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+    ],
+)
+def test_a_parameter_that_cannot_be_said_raises(given: Any, param: str) -> None:
+    """To leave it out would change the answer without a word."""
+    with pytest.raises(UnsupportedParameter) as caught:
+        translated(given, {**TABLE, **SAMPLING})
+    assert caught.value.param == param
+
+
+def test_an_older_version_of_the_api_still_samples() -> None:
+    """Who asks for it by header may say how."""
+    engine = open_engine("http://h", default_headers={"Anthropic-Version": "2023-06-01"})
+    body = engine._body(engine.plan(TURN), Asked(), {"temperature": 0})
+    assert body["temperature"] == 0
+
+
+class Server:
+    """Answers and remembers what it was asked."""
+
+    def __init__(self, *responses: Any) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+        self.responses = list(responses)
+
+    async def answer(self, request: Request) -> Response:
+        """Take a request down."""
+        self.paths.append(request.url.path)
+        self.bodies.append(json.loads(await request.body()))
+        return self.responses.pop(0) if self.responses else whole(ANSWER)
+
+
+async def test_a_request_says_model_system_messages_tools_and_limits() -> None:
+    """The limit is always said, for the API wants one."""
+    server = Server()
+    with odd_server(server.answer) as url:
+        async with open_engine(url, params={"max_output_tokens": 9}) as engine:
+            offered = ({"type": "function", "name": "f", "parameters": SCHEMA},)
+            turn = await engine.run(Turn([system("Be kind."), user("Hello")]), tools=offered)
+            await engine.run(turn.append(user("Go on")), model="other", tool_choice="auto")
+    first, second = server.bodies
+    assert first == {
+        "model": "m",
+        "system": "Be kind.",
+        "messages": [{"role": "user", "content": [text("Hello")]}],
+        "tools": [{"name": "f", "input_schema": SCHEMA}],
+        "max_tokens": 9,
+    }
+    assert second["model"] == "other"
+    assert "tool_choice" not in second
+    assert [each["role"] for each in second["messages"]] == ["user", "assistant", "user"]
+    assert set(server.paths) == {"/v1/messages"}
+
+
+def told(kind: str, message: str) -> dict[str, Any]:
+    """An error as this API puts it."""
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_1"}
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "expected"),
+    [
+        (400, "invalid_request_error", RequestRefused),
+        (401, "authentication_error", NotAuthorised),
+        (403, "permission_error", NotAuthorised),
+        (404, "not_found_error", RequestRefused),
+        (413, "request_too_large", RequestRefused),
+        (429, "rate_limit_error", RateLimited),
+        (500, "api_error", ServerFailed),
+        (529, "overloaded_error", ServerFailed),
+    ],
+)
+async def test_errors_are_those_of_every_engine(
+    status: int, kind: str, expected: type[EngineError]
+) -> None:
+    """Class, status, code, request id and the time to wait; never the key."""
+    refused = whole(told(kind, f"no, {KEY}"), status)
+    refused.headers["request-id"] = "req_1"
+    refused.headers["retry-after"] = "7"
+    with odd_server(Server(refused).answer) as url:
+        async with open_engine(url) as engine:
+            with pytest.raises(expected) as caught:
+                await engine.run(TURN)
+    error = caught.value
+    assert (error.status, error.code, error.request_id) == (status, kind, "req_1")
+    assert (error.turn, error.provider) == (TURN, "anthropic")
+    assert error.retry_after == (7 if status in (429, 500, 529) else None)
+    assert KEY not in str(error)
+    assert error.plan is not None
+    if status == 404:
+        assert "is 'm' a model of this server" in str(error)
+
+
+async def test_a_server_that_is_not_there_is_told_in_one_line() -> None:
+    """With what to look at."""
+    async with open_engine("http://127.0.0.1:1") as engine:
+        with pytest.raises(Unreachable, match="mend ANTHROPIC_BASE_URL"):
+            await engine.run(TURN)
+
+
+@pytest.fixture
+def server() -> Any:
+    """A strict local server of its own."""
+    with serve() as running:
+        yield running
+
+
+def thoughts(request: Any) -> list[dict[str, Any]]:
+    """The thoughts in a request."""
+    parts = [part for each in request.body["messages"] for part in each["content"]]
+    return [part for part in parts if part["type"] in ("thinking", "redacted_thinking")]
+
+
+async def test_a_thought_goes_back_with_its_signature_while_all_before_it_stands(
+    server: TestServer,
+) -> None:
+    """The strict server opens the seal; after an edit nothing derived from the old words goes out."""
+    async with open_engine(
+        server.url, "practice", params={"reasoning": {"effort": "low"}}
+    ) as engine:
+        turn = await engine.run(Turn([user("What is 2+3?")]))
+        thought = turn.blocks[1]
+        assert isinstance(thought, ReasoningBlock)
+        assert thought.encrypted_content
+        turn = await engine.run(turn.append(user("And 3+4?")))
+        (sent,) = thoughts(server.requests[-1])
+        assert sent["signature"] == thought.encrypted_content
+        assert sent["thinking"] == "".join(thought.texts)
+        edited = turn.replace(turn.blocks[0].id, user("What is 5+5?")).append(user("Well?"))
+        plan = engine.plan(edited)
+        assert len(plan.left_out) == 2
+        await engine.run(edited)
+        assert thoughts(server.requests[-1]) == []
+        answer = turn.replace(turn.blocks[2].id, assistant("Six.")).append(user("Well?"))
+        await engine.run(answer)
+        assert thoughts(server.requests[-1]) == []
+
+
+async def test_a_thought_of_another_account_stays_at_home(server: TestServer) -> None:
+    """A seal means something only where it was made."""
+    async with open_engine(
+        server.url, "practice", params={"reasoning": {"effort": "low"}}
+    ) as engine:
+        turn = (await engine.run(Turn([user("What is 2+3?")]))).append(user("Sure?"))
+    async with open_engine(server.url, "practice", scope="another") as other:
+        assert turn.blocks[1] in other.plan(turn).left_out
+        await other.run(turn)
+    assert thoughts(server.requests[-1]) == []
+
+
+async def test_a_refused_signature_is_healed_once_without_thoughts(server: TestServer) -> None:
+    """The server no longer opens its seals: the Turn goes on without them, and an event says so."""
+    async with open_engine(
+        server.url, "practice", params={"reasoning": {"effort": "low"}}
+    ) as engine:
+        turn = (await engine.run(Turn([user("What is 2+3?")]))).append(user("Sure?"))
+    refused = whole(
+        told(
+            "invalid_request_error", "messages.1.content.0: Invalid `signature` in `thinking` block"
+        ),
+        400,
+    )
+    odd = Server(refused)
+    with odd_server(odd.answer) as url:
+        elsewhere = open_engine(url, "practice", scope=engine.scope)
+        async with elsewhere, elsewhere.stream(turn) as stream:
+            events = [event async for event in stream]
+    assert Healed("reasoning") in events
+    before, after = ([p["type"] for p in body["messages"][1]["content"]] for body in odd.bodies)
+    assert (before, after) == (["thinking", "text"], ["text"])
+
+
+async def test_redacted_thoughts_and_tool_rounds_replay_in_their_order() -> None:
+    """Two thoughts in front of a call stay in front of it."""
+    content = [
+        {"type": "redacted_thinking", "data": "sealed"},
+        {"type": "thinking", "thinking": "", "signature": "sig"},
+        {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": 1}},
+    ]
+    odd = Server(whole({**ANSWER, "content": content, "stop_reason": "tool_use"}))
+    with odd_server(odd.answer) as url:
+        async with open_engine(url) as engine:
+            turn = await engine.run(TURN)
+            await engine.run(turn.append(tool_result("toolu_1", "done")))
+    assert odd.bodies[1]["messages"][1]["content"] == content
+
+
+async def test_a_pause_is_gone_on_from_with_the_turn_of_the_error() -> None:
+    """The provider's own tools may take long: what is whole is kept and sent back as it is."""
+    search = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {}}
+    odd = Server(whole({**ANSWER, "content": [search], "stop_reason": "pause_turn"}))
+    with odd_server(odd.answer) as url:
+        async with open_engine(url) as engine:
+            with pytest.raises(AnswerIncomplete) as caught:
+                await engine.run(TURN)
+            assert caught.value.code == "pause_turn"
+            assert caught.value.turn is not None
+            turn = await engine.run(caught.value.turn)
+    assert odd.bodies[1]["messages"][1] == {"role": "assistant", "content": [search]}
+    assert turn.blocks[-1] == assistant("Yes.")
+
+
+async def test_tokens_are_counted_by_the_server(server: TestServer) -> None:
+    """By the same words as the request itself would say."""
+    async with open_engine(server.url, "practice") as engine:
+        turn = Turn([system("Be kind."), user("What is 2+3?")])
+        counted = await engine.count_tokens(turn)
+        async with engine.stream(turn) as stream:
+            await stream.finish()
+        assert counted == stream.usage.input_tokens
+
+
+def test_a_missing_package_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that installs it."""
+    monkeypatch.setattr("kedge.providers.clients.find_spec", lambda _: None)
+    with pytest.raises(CannotConnect, match=r"pip install 'kedge\[anthropic\]'"):
+        open_engine("http://h")
+
+
+def test_thoughts_without_proof_are_said_to_be_left_out() -> None:
+    """A plan tells what it does not send."""
+    foreign = reasoning("Hm", encrypted_content="gAAA", metadata={"response_id": "resp_1"})
+    plan = plan_request(
+        Turn([user("x"), foreign, assistant("y")]), scope="anthropic", mode="stateless", now=0
+    )
+    assert plan.left_out == (foreign,)
+    assert [each["role"] for each in messages(plan, "anthropic")] == ["user", "assistant"]
