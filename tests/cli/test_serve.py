@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from kedge.cli import serve
-from kedge.cli.serve import command, default_db, is_loopback
+from kedge.cli.serve import command, default_db, is_loopback, own_url
+from kedge.server.run import bind
 from kedge.server.settings import Settings
 
 KEDGE = [sys.executable, "-m", "kedge"]
@@ -25,7 +26,7 @@ PATIENCE = 30.0
 def serving(*options: str) -> Generator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """Run the command until the block ends; give the process and its start-up line."""
     process = subprocess.Popen(
-        [*KEDGE, "serve", "--port", "0", "--json", *options],
+        [*KEDGE, "serve", "--port", "0", "--store", ":memory:", "--json", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -77,7 +78,7 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
     def run(*options: str) -> Settings:
         seen: list[Settings] = []
         monkeypatch.setattr(serve, "run", lambda settings, *_, **__: seen.append(settings))
-        result = CliRunner().invoke(command, options)
+        result = CliRunner().invoke(command, ["--store", ":memory:", *options])
         assert result.exit_code == 0, result.output
         return seen[0]
 
@@ -125,7 +126,7 @@ def test_what_cannot_be_is_refused_in_plain_words(
     options: list[str], code: int, words: str
 ) -> None:
     """With exit code 2 for a wrong use and 1 for a wrong world."""
-    result = CliRunner().invoke(command, options)
+    result = CliRunner().invoke(command, ["--store", ":memory:", *options])
     assert result.exit_code == code
     assert words in result.output
     assert "Traceback" not in result.output
@@ -135,9 +136,42 @@ def test_a_port_in_use_is_said_so() -> None:
     """And what to do about it."""
     with serving("--db", ":memory:") as (_, line):
         port = line["url"].rsplit(":", 1)[1]
-        result = CliRunner().invoke(command, ["--port", port, "--db", ":memory:"])
+        result = CliRunner().invoke(command, ["--port", port, "--db", ":memory:", "--no-page"])
     assert result.exit_code == 1
     assert f"port {port} is in use" in result.output
+
+
+def test_the_page_is_shown_beside_the_api_and_talks_through_it(tmp_path: Path) -> None:
+    """One process, one port; what is said on the page is kept in the store."""
+    store = tmp_path / "kedge.db"
+    with serving("--db", ":memory:", "--store", str(store)) as (_, line):
+        url = line["page"]
+        assert "No conversations yet" in httpx2.get(url, timeout=PATIENCE).text
+        api = f"{url}api/conversations"
+        made = httpx2.post(api, json={"title": "Hello"}, timeout=PATIENCE).json()
+        asked = {"text": "What is 2+3?"}
+        turn = httpx2.post(f"{api}/{made['id']}/turns", json=asked, timeout=PATIENCE).json()
+        assert turn["text"] == "2+3 = 5."
+        assert httpx2.get(f"{line['base_url']}/responses/{turn['response_id']}").status_code == 200
+        assert httpx2.get(f"{line['url']}/healthz").json() == {"status": "ok"}
+    assert store.exists()
+
+
+def test_without_the_page_there_is_only_the_api() -> None:
+    """And no store is opened."""
+    with serving("--db", ":memory:", "--no-page") as (_, line):
+        assert "page" not in line
+        assert httpx2.get(f"{line['url']}/", timeout=PATIENCE).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("bound", "own"),
+    [("127.0.0.1", "http://127.0.0.1:"), ("0.0.0.0", "http://127.0.0.1:")],  # noqa: S104 - briefly
+)
+def test_the_page_finds_its_server_wherever_it_listens(bound: str, own: str) -> None:
+    """Also behind an address that stands for all of them."""
+    with bind(bound, 0) as listener:
+        assert own_url(listener).startswith(own)
 
 
 @pytest.mark.parametrize(

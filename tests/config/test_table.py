@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.config import SETTINGS, config_path, data_folder
+from kedge.config import SETTINGS, config_path, data_folder, store_url
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
@@ -34,6 +34,16 @@ def test_what_is_secret_is_marked() -> None:
     """Whatever sounds like a secret is one."""
     sounding = {name for name in SETTINGS if re.search("token|key|password|store", name)}
     assert sounding <= {name for name, setting in SETTINGS.items() if setting.secret}
+
+
+def test_the_store_is_a_file_or_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By default a file among the data, whose folder is made."""
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert store_url() == f"sqlite:///{tmp_path}/kedge/kedge.db"
+    assert (tmp_path / "kedge").is_dir()
+    assert store_url("talks.db") == "sqlite:///talks.db"
+    assert store_url("postgresql://ada@db/kedge") == "postgresql://ada@db/kedge"
 
 
 def test_the_file_lies_where_the_platform_keeps_it(

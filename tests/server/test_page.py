@@ -30,7 +30,7 @@ def test_every_option_stands_on_the_page_and_no_other() -> None:
     rows = re.findall(r"^\| (`--.*?) \|", PAGE, re.MULTILINE)
     written = [name for row in rows for name in re.findall(r"--[a-z-]+", row)]
     options = [o for o in command.params if isinstance(o, click.Option)]
-    assert sorted(written) == sorted(option.opts[0] for option in options)
+    assert sorted(written) == sorted(option.opts[-1] for option in options)
     assert all(option.help for option in options)
 
 

@@ -12,9 +12,11 @@ import click
 
 from kedge.cli.frame import command as kedge_command
 from kedge.cli.frame import setting
-from kedge.config import data_folder
+from kedge.config import data_folder, mask_url, store_url
 
 if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
     from pathlib import Path
 
     from kedge.server.models import Model
@@ -50,6 +52,9 @@ def is_loopback(host: str) -> bool:
 @setting("serve.zero_data_retention")
 @setting("serve.model", metavar="practice|script:FILE")
 @setting("serve.pace")
+@setting("serve.page")
+@setting("store", metavar="FILE|URL")
+@setting("serve.keep_bodies")
 @setting("serve.max_body_mb")
 @click.option(
     "--fault",
@@ -68,6 +73,9 @@ def command(
     zero_data_retention: bool,
     model: str,
     pace: float,
+    page: bool,
+    store: str,
+    keep_bodies: bool,
     max_body_mb: float,
     faults: tuple[str, ...],
     as_json: bool,
@@ -97,7 +105,8 @@ def command(
         hosts=LOOPBACK_NAMES if local and not token else None,
         faults=Faults(faults) if faults else None,
     )
-    run(settings, host, port, as_json=as_json)
+    kept = store_url(store) if page else ""
+    run(settings, host, port, as_json=as_json, store=kept, keep_bodies=keep_bodies)
 
 
 def find_model(name: str, pace: float) -> "Model":
@@ -113,10 +122,17 @@ def find_model(name: str, pace: float) -> "Model":
     raise click.UsageError(f"there is no model {name!r}; use 'practice' or 'script:FILE'")
 
 
-def run(settings: "Settings", host: str, port: int, *, as_json: bool) -> None:
-    """Serve until a signal comes."""
-    from kedge.server.app import create_app
-    from kedge.server.run import Server, bind
+def run(
+    settings: "Settings",
+    host: str,
+    port: int,
+    *,
+    as_json: bool,
+    store: str = "",
+    keep_bodies: bool = False,
+) -> None:
+    """Serve until a signal comes; with a ``store``, show the page as well."""
+    from kedge.server.run import bind
     from kedge.tokens import count_text
 
     with bind(host, port) as listener:
@@ -132,8 +148,39 @@ def run(settings: "Settings", host: str, port: int, *, as_json: bool) -> None:
             gc.freeze()
             facts = {"url": url, "base_url": f"{url}/v1", "db": settings.db}
             line = f"Serving {facts['base_url']}, keeping responses in {settings.db}"
+            if store:
+                facts |= {"page": f"{url}/", "store": mask_url(store)}
+                line += f"\nThe page is at {url}/"
             click.echo(json.dumps(facts) if as_json else line)
             sys.stdout.flush()
 
-        server = Server(create_app(settings), started=announce)
-        asyncio.run(server.serve(sockets=[listener]))
+        asyncio.run(_serve(settings, listener, announce, store, keep_bodies=keep_bodies))
+
+
+async def _serve(
+    settings: "Settings",
+    listener: "socket.socket",
+    announce: "Callable[[], None]",
+    store: str,
+    *,
+    keep_bodies: bool,
+) -> None:
+    if not store:
+        from kedge.server.app import create_app
+        from kedge.server.run import Server
+
+        await Server(create_app(settings), started=announce).serve(sockets=[listener])
+        return
+    from kedge.web.serving import PageSettings, with_page
+
+    page = PageSettings(store, keep_bodies=keep_bodies)
+    async with with_page(settings, page, own_url(listener), announce) as server:
+        await server.serve(sockets=[listener])
+
+
+def own_url(listener: "socket.socket") -> str:
+    """Where this machine itself reaches what listens there."""
+    address, port = listener.getsockname()[:2]
+    everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - only compared
+    own = str(everywhere.get(address) or address)
+    return f"http://[{own}]:{port}" if ":" in own else f"http://{own}:{port}"

@@ -20,6 +20,16 @@ def data_folder() -> Path:
     return folder / "kedge"
 
 
+def store_url(given: str = "") -> str:
+    """The address of the store: a file's or a database's, or the usual file, whose folder is made."""
+    if "://" in given:
+        return given
+    if given:
+        return f"sqlite:///{Path(given).expanduser()}"
+    data_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+    return f"sqlite:///{data_folder() / 'kedge.db'}"
+
+
 def config_path() -> Path:
     """The configuration file, whether it is there or not."""
     if given := os.environ.get(CONFIG_PATH):

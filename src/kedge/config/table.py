@@ -176,6 +176,8 @@ _TABLE = (
     Setting(
         "serve.pace", "number", 0.0, "Seconds between two words of a stream.", least=0, most=60
     ),
+    Setting("serve.page", "switch", True, "Show the page at '/', with the API behind it."),
+    Setting("serve.keep_bodies", "switch", False, "Keep the raw JSON of the page's requests."),
     Setting("serve.max_body_mb", "number", 32.0, "The largest request, in megabytes.", least=0.001),
 )
 SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in _TABLE}

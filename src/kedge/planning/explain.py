@@ -23,8 +23,8 @@ _KINDS = {"reasoning": "reasoning"}
 
 def explain(plan: "RequestPlan") -> str:
     """A few lines that a user can act on."""
-    lines = [_headline(plan)]
-    lines += [f"Not used: {_refusal(each, plan)}" for each in plan.rejected[:SHOWN]]
+    lines = [headline(plan)]
+    lines += [f"Not used: {refusal(each, plan)}" for each in plan.rejected[:SHOWN]]
     if len(plan.rejected) > SHOWN:
         lines.append(f"Not used: {len(plan.rejected) - SHOWN} more.")
     if plan.fallback in _ADVICE:
@@ -41,7 +41,8 @@ def size(count: int) -> str:
     return f"{count} bytes" if count < 1000 else f"{count / 1000:.1f} kB"
 
 
-def _headline(plan: "RequestPlan") -> str:
+def headline(plan: "RequestPlan") -> str:
+    """One sentence: what is sent, and on what."""
     full = f"{_blocks(plan.full_blocks)}, about {size(plan.full_bytes)}"
     if plan.anchor is None:
         return f"Sending everything ({full}): {_why_full(plan)}."
@@ -61,7 +62,8 @@ def _why_full(plan: "RequestPlan") -> str:
     return "the server has no response of this conversation yet"
 
 
-def _refusal(rejected: Rejected, plan: "RequestPlan") -> str:
+def refusal(rejected: Rejected, plan: "RequestPlan") -> str:
+    """One sentence: which response is not built on, and why."""
     record = rejected.record
     words = f"{rejected.response_id}, because {REASONS[rejected.reason]}"
     if rejected.reason != "changed":

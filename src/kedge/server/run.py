@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import h11
 import uvicorn
-from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kedge.errors import CannotServe
@@ -33,10 +32,13 @@ SETTLING = 3
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that starts and stops without polling, from any thread."""
+    """A uvicorn server that starts and stops without polling, from any thread.
+
+    ``app`` is the app of a server, or one around it that shares its ``state``.
+    """
 
     def __init__(
-        self, app: Starlette, *, started: Callable[[], None] | None = None, **config: Any
+        self, app: Any, *, started: Callable[[], None] | None = None, **config: Any
     ) -> None:
         self._service: Service = app.state.service
         self._limits = self._service.settings.limits

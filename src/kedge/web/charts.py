@@ -38,6 +38,8 @@ class Chart:
     series: Sequence[Series]
     show: Show = "{:,.0f}".format
     kind: Literal["bars", "lines"] = "bars"
+    end: str = ""
+    """What stands at the end of the axis, if not the name of the last place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def draw(chart: Chart) -> Markup:
         shapes=shapes,
     )
     axis = Markup('<div class="axis"><span>{}</span><span>{}</span><span>{}</span></div>').format(
-        chart.places[0], chart.places[len(chart.places) // 2], chart.places[-1]
+        chart.places[0], chart.places[len(chart.places) // 2], chart.end or chart.places[-1]
     )
     top = Markup('<span class="most">{}</span>').format(chart.show(most))
     return _figure(

@@ -21,6 +21,8 @@ _SHAPES: dict[Mark, str] = {
     "lost": "M{x0} {y0}L{x1} {y1}M{x0} {y1}L{x1} {y0}",
     "failed": "M{x0} {y0}H{x1}V{y1}H{x0}Z",
     "expired": "M{x0} {y}A{r} {r} 0 1 1 {x1} {y}A{r} {r} 0 1 1 {x0} {y}M{x} {ym}V{y}H{xm}",
+    "pending": "M{x0} {y}A{r} {r} 0 0 1 {x} {y0}M{x1} {y}A{r} {r} 0 0 1 {x} {y1}",
+    "edited": "M{x0} {y0}H{x1}L{x} {y1}Z",
     "compacted": "M{x} {y0}L{x1} {y}L{x} {y1}L{x0} {y}Z",
     "full": "M{x} {y0}L{x1} {y1}H{x0}Z",
 }
@@ -95,5 +97,13 @@ def _outline(mark: Mark | None, place: int, row: Row) -> str:
 def _points(shape: str, place: int, row: Row, r: float) -> str:
     x, y = _x(row.lane), _y(place)
     return shape.format(
-        x=x, y=y, r=r, x0=x - r, x1=x + r, y0=y - r, y1=y + r, xm=x + r / 2, ym=y - r / 2
+        x=x,
+        y=y,
+        r=r,
+        x0=x - r,
+        x1=x + r,
+        y0=y - r,
+        y1=y + r,
+        xm=x + r / 2,
+        ym=y - r / 2,
     )

@@ -10,14 +10,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-Mark = Literal["head", "compacted", "expired", "lost", "failed", "full"]
+Mark = Literal["head", "pending", "failed", "lost", "expired", "full", "edited", "compacted"]
 MARKS: dict[Mark, str] = {
-    "head": "the newest response of the conversation: the next message goes on from here",
-    "compacted": "older blocks were replaced by fewer",
-    "expired": "the server no longer keeps this response, or soon will not",
+    "head": "where the conversation stands: the next message goes on from here",
+    "pending": "a question without an answer: on its way, or stopped",
+    "failed": "the request was refused, failed or was cut off",
     "lost": "the server said that this response is gone",
-    "failed": "the response failed, was cut off or cancelled",
+    "expired": "the server no longer keeps this response, or soon will not",
     "full": "everything was sent, although there was something to build on",
+    "edited": "history was changed here",
+    "compacted": "older blocks were replaced by fewer",
 }
 """Every mark, in plain words."""
 

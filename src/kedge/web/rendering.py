@@ -6,7 +6,9 @@ from importlib.resources import files
 from typing import Any, cast
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from starlette.responses import HTMLResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
 
 from kedge.web import charts, drawing, words
 from kedge.web.layout import MARKS
@@ -51,8 +53,8 @@ def environment() -> Environment:
 @cache
 def static_url(name: str) -> str:
     """The address of one of our own files; it changes with the file, so that it may be kept."""
-    digest = hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]
-    return f"/static/{name}?v={digest}"
+    _, tag = _static_content(name)
+    return f"/static/{name}?v={tag.strip(chr(34))}"
 
 
 def render(template: str, **values: Any) -> str:
@@ -63,3 +65,31 @@ def render(template: str, **values: Any) -> str:
 def page(template: str, *, here: str, status: int = 200, **values: Any) -> HTMLResponse:
     """A whole page; ``here`` is its place in the navigation."""
     return HTMLResponse(render(template, here=here, **values), status)
+
+
+def static_file(request: Request) -> Response:
+    """One of our own files: for good if its address names its content, else checked again each time."""
+    name = request.path_params["name"]
+    if name not in _static_names():
+        raise HTTPException(404)
+    body, tag = _static_content(name)
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers={"etag": tag})
+    forever = request.query_params.get("v") == tag.strip('"')
+    caching = "public, max-age=31536000, immutable" if forever else "no-cache"
+    kind = _TYPES[name.rpartition(".")[2]]
+    return Response(body, media_type=kind, headers={"etag": tag, "cache-control": caching})
+
+
+_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+
+@cache
+def _static_names() -> frozenset[str]:
+    return frozenset(each.name for each in STATIC.iterdir())
+
+
+@cache
+def _static_content(name: str) -> tuple[bytes, str]:
+    body = (STATIC / name).read_bytes()
+    return body, f'"{hashlib.sha256(body).hexdigest()[:12]}"'

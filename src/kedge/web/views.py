@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from kedge.store import ResponseRow
 from kedge.web.layout import Layout, Sums
 
 NO_MARKUP = Markup("")
@@ -123,14 +124,8 @@ class Refused:
 class PlanCard:
     """What one request sent, on which anchor, and why not on a newer one."""
 
-    response_id: str
-    anchor: str
-    mode: str
+    row: ResponseRow
     headline: str
-    blocks_sent: int
-    blocks_full: int
-    bytes_sent: int
-    bytes_full: int
     blocks: tuple[BlockMark, ...] = ()
     refused: tuple[Refused, ...] = ()
     notes: tuple[str, ...] = ()
@@ -141,15 +136,25 @@ class PlanCard:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What one request brought: what was said before it, its plan, and what came back."""
+    """What one request brought: what was said before it, and what came back.
 
+    ``node`` is where the answer is kept, ``before`` where the conversation stood before the question.
+    """
+
+    node: int
+    before: int
     response_id: str
     asked: tuple[Message, ...]
     answered: tuple[Message, ...]
-    plan: PlanCard | None = None
+    row: ResponseRow
     status: str = "completed"
     error: str = ""
     created_at: float | None = None
+
+    @property
+    def is_trouble(self) -> bool:
+        """Whether the request came to nothing."""
+        return self.status not in ("completed", "lost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +178,7 @@ class ConversationView:
     tags: tuple[str, ...]
     layout: Layout
     chosen: str
+    chosen_label: str
     head: str
     path: tuple[Exchange, ...]
     pending: tuple[Message, ...]
@@ -193,6 +199,8 @@ class Comparison:
     common: tuple[Exchange, ...]
     left_path: tuple[Exchange, ...]
     right_path: tuple[Exchange, ...]
+    left_label: str
+    right_label: str
     left_sums: Sums
     right_sums: Sums
     common_count: int

@@ -19,15 +19,39 @@ export async function send(form) {
   area.value = "";
   resize(area);
   const body = { text, stream: true };
-  if (grid.dataset.chosen) body.at = grid.dataset.chosen;
+  if (grid.dataset.chosen) body.at = Number(grid.dataset.chosen);
   const left = await run(grid.dataset.conversation, body, text);
   if (left && !area.value) area.value = left;
 }
 
 export function fork(button) {
   const grid = document.querySelector("[data-conversation]");
-  const to = `/conversations/${encodeURIComponent(grid.dataset.conversation)}?at=${encodeURIComponent(button.dataset.response)}`;
+  const to = `/conversations/${encodeURIComponent(grid.dataset.conversation)}?at=${button.dataset.node}`;
   visit(to).then(() => document.querySelector("[data-say]")?.focus());
+}
+
+export async function split(button) {
+  const grid = document.querySelector("[data-conversation]");
+  try {
+    const path = `/api/conversations/${encodeURIComponent(grid.dataset.conversation)}/fork`;
+    const made = await call("POST", path, { at: Number(button.dataset.node) });
+    location.assign(`/conversations/${encodeURIComponent(made.id)}`);
+  } catch (error) {
+    toast(error.message);
+  }
+}
+
+// A plan is drawn by the server when its card is first opened.
+export async function showPlan(card) {
+  const body = card.querySelector("[data-plan-body]");
+  if (!card.open || !body) return;
+  try {
+    const answer = await request("GET", `${card.dataset.plan}?part=1`);
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+    body.replaceWith(...fresh.body.childNodes);
+  } catch (error) {
+    toast(error.message);
+  }
 }
 
 export function edit(button) {
@@ -58,7 +82,7 @@ export function edit(button) {
     dialog.remove();
     if (dialog.returnValue !== "send" || !text) return;
     const grid = document.querySelector("[data-conversation]");
-    const body = { text, stream: true, edit: button.dataset.block, at: button.dataset.response };
+    const body = { text, stream: true, edit: button.dataset.block, at: Number(button.dataset.at) };
     run(grid.dataset.conversation, body, text, button.closest("[data-exchange]"));
   });
   dialog.showModal();
@@ -187,5 +211,3 @@ document.addEventListener("click", (event) => {
     if (again) again.focus({ preventScroll: true });
   }, (error) => toast(error.message));
 });
-
-export { call };

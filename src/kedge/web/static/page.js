@@ -1,6 +1,6 @@
 // What every page can do: act on buttons, copy, switch colours, listen to keys. Handlers hang on the
 // document, so whatever is drawn later works too.
-import { edit, fork, resize, send, stop } from "./chat.js";
+import { edit, fork, resize, send, showPlan, split, stop } from "./chat.js";
 import { press } from "./keys.js";
 import { watch } from "./live.js";
 import { call, toast } from "./tell.js";
@@ -12,6 +12,7 @@ const actions = {
   new: startConversation,
   fork,
   edit,
+  split,
   stop,
 };
 
@@ -54,6 +55,13 @@ document.addEventListener("click", (event) => {
     if (!menu.contains(event.target)) menu.open = false;
   }
 });
+document.addEventListener(
+  "toggle",
+  (event) => {
+    if (event.target.matches("details[data-plan]")) showPlan(event.target);
+  },
+  true,
+);
 document.addEventListener("submit", (event) => {
   if (event.target.matches("[data-composer]")) {
     event.preventDefault();

@@ -1,0 +1,91 @@
+"""The app of the page: its routes and the API's behind one fence, and its place beside the server."""
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kedge.errors import KedgeError, NotInStore
+from kedge.web import api, pages
+from kedge.web.desk import Desk
+from kedge.web.operations import explain
+from kedge.web.rendering import page
+from kedge.web.security import Fence, Terms, refusal
+
+ROUTES = [
+    *pages.ROUTES,
+    *(operation.route for operation in api.OPERATIONS),
+    Route("/api/openapi.json", api.read_openapi),
+]
+"""Every route of the page and of the API."""
+
+
+def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - registered for these only
+    if request.url.path.startswith("/api/"):
+        code, words = (
+            ("not_allowed", "not with this method")
+            if error.status_code == 405
+            else (
+                "not_found",
+                "there is nothing here; /api/openapi.json tells what there is",
+            )
+        )
+        answer = refusal(error.status_code, code, words)
+        answer.headers.update(error.headers or {})
+        return answer
+    return _error_page(error.status_code, "Nothing here", "There is no such page.")
+
+
+def _on_kedge_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, KedgeError)  # noqa: S101 - registered for these only
+    status, code, message = explain(error)
+    if request.url.path.startswith("/api/"):
+        return refusal(status, code, message)
+    title = "Not found" if isinstance(error, NotInStore) else "That did not work"
+    return _error_page(status, title, f"{message[:1].upper()}{message[1:]}.")
+
+
+def _error_page(status: int, title: str, words: str) -> Response:
+    return page("error.html", here="", status=status, title=title, words=words)
+
+
+def create_page(desk: Desk, terms: Terms | None = None, base_url: str = "") -> Starlette:
+    """Build the ASGI app of the page; ``base_url`` is told to people who want to use a client."""
+    terms = terms or Terms()
+    app = Starlette(
+        routes=ROUTES,
+        middleware=[Middleware(Fence, terms=terms)],
+        exception_handlers={HTTPException: _on_http_error, KedgeError: _on_kedge_error},
+    )
+    app.router.redirect_slashes = False
+    app.state.desk = desk
+    app.state.terms = terms
+    app.state.base_url = base_url
+    app.state.stopping = lambda: False
+    return app
+
+
+class Beside:
+    """A server and a page as one app: the server's paths go to the server, all others to the page.
+
+    Each has its own middleware, so that a cookie of the page opens nothing of the server.
+    """
+
+    def __init__(self, server: Starlette, page: Starlette) -> None:
+        self.server, self.page = server, page
+        self.state = server.state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on to whom it belongs."""
+        mine = scope["type"] == "http" and not is_servers(scope["path"])
+        app: ASGIApp = self.page if mine else self.server
+        await app(scope, receive, send)
+
+
+def is_servers(path: str) -> bool:
+    """Whether a path belongs to the server beside the page."""
+    return path in ("/v1", "/healthz", "/metrics") or path.startswith("/v1/")

@@ -1,0 +1,68 @@
+"""The dashboard, drawn when it is asked for and again whenever something happened."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+
+from starlette.responses import StreamingResponse
+
+from kedge.observe import snapshot
+from kedge.store.overview import incidents_since, pulse
+from kedge.web.desk import Desk
+from kedge.web.figures import RANGES, Counts, Facts, figures, tiles
+from kedge.web.rendering import render
+from kedge.web.views import Choice, Dashboard
+
+TICK = 0.25
+"""Seconds between two looks at whether something happened, or the server stops."""
+QUIET = 60
+"""After how many looks without news something is sent all the same, to see who is still there."""
+
+
+async def look(desk: Desk, chosen: str) -> Dashboard:
+    """The figures of a range that ends now."""
+    until = desk.clock()
+    since = until - RANGES[chosen][1]
+    rows = await desk.store.responses(since=since)
+    incidents = await incidents_since(desk.store, since)
+    facts = Facts(rows, since, until, incidents, counted())
+    ranges = tuple(
+        Choice(title, f"/dashboard?range={name}", name == chosen)
+        for name, (title, _) in RANGES.items()
+    )
+    if not rows:
+        return Dashboard((), (), ranges, chosen, empty=True)
+    return Dashboard(tiles(facts), figures(facts), ranges, chosen)
+
+
+def counted() -> Counts:
+    """What this process counted by itself."""
+    seen = snapshot()
+    plans = seen.get("responses_anchor_detection_duration_ms", {}).values()
+    times, total = sum(each[0] for each in plans), sum(each[1] for each in plans)
+    calls = seen.get("tool_call_ids_total", {})
+    return Counts(
+        total / times / 1000 if times else None,
+        {labels[0][1]: int(value) for labels, (_, value) in calls.items()},
+    )
+
+
+def stream_figures(desk: Desk, chosen: str, stopping: Callable[[], bool]) -> StreamingResponse:
+    """Server-sent events with the figures, drawn."""
+    return StreamingResponse(_figures(desk, chosen, stopping), media_type="text/event-stream")
+
+
+async def _figures(desk: Desk, chosen: str, stopping: Callable[[], bool]) -> AsyncGenerator[bytes]:
+    yield b"retry: 1000\n\n"
+    seen = await pulse(desk.store)
+    quiet = 0
+    while not stopping():
+        await asyncio.sleep(TICK)
+        now = await pulse(desk.store)
+        quiet = 0 if now != seen else quiet + 1
+        if now != seen:
+            seen = now
+            html = render("figures.html", view=await look(desk, chosen))
+            yield b"event: figures\ndata: " + json.dumps(html).encode() + b"\n\n"
+        elif quiet % QUIET == 0:
+            yield b": still here\n\n"

@@ -1,0 +1,288 @@
+"""The shapes of the JSON API: what it takes and what it gives. OpenAPI is made from these."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Text = Annotated[str, StringConstraints(max_length=400_000)]
+Name = Annotated[str, StringConstraints(max_length=400)]
+Number = Annotated[int, Field(ge=0, lt=2**62)]
+
+
+class Shape(BaseModel):
+    """What the API gives."""
+
+    model_config = ConfigDict(frozen=True, from_attributes=True)
+
+
+class Given(BaseModel):
+    """What the API takes: exactly the members that are named, of exactly their types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Asked(BaseModel):
+    """What stands in the query of an address, as text."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Problem(Shape):
+    """What went wrong, for programs and for people."""
+
+    code: str
+    message: str
+
+
+class Refusal(Shape):
+    """The body of every answer that is no success."""
+
+    error: Problem
+
+
+class ListQuery(Asked):
+    """Which conversations, in which order."""
+
+    q: Name = Field("", description="Words that were said.")
+    show: Literal["active", "forked", "failed", "archived", "all"] = "active"
+    order: Literal["newest", "oldest", "turns", "tokens", "cost", "title"] = "newest"
+    tag: Name | None = None
+    limit: Annotated[int, Field(ge=1, le=200)] = 50
+    offset: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+
+
+class PathQuery(Asked):
+    """Up to where a conversation is meant."""
+
+    at: Name = Field("", description="A node or the id of a response; the head by default.")
+
+
+class PlanQuery(Asked):
+    """What would be said, and where."""
+
+    at: Name = ""
+    text: Name = Field("", description="A message that would be sent.")
+
+
+class RangeQuery(Asked):
+    """A range of time, in seconds since 1970; the last day by default."""
+
+    since: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    until: Annotated[float, Field(ge=0, le=1e12)] | None = None
+
+
+class LiveQuery(Asked):
+    """A range that ends now."""
+
+    range: Literal["15m", "1h", "24h", "7d", "30d"] = "24h"
+
+
+class NewConversation(Given):
+    """A conversation that is to be."""
+
+    title: Name = ""
+    tags: list[Name] = Field(default_factory=list[str], max_length=50)
+    system: Text = Field("", description="Instructions that go before everything else.")
+    mode: Literal["chained", "stateless", "conversation"] | None = None
+
+
+class Changes(Given):
+    """What is to change of a conversation."""
+
+    title: Name | None = None
+    tags: list[Name] | None = Field(None, max_length=50)
+    archived: bool | None = None
+
+
+class NewTurn(Given):
+    """Something to say. It goes on from the head, or branches off where it is told to."""
+
+    text: Text = Field(min_length=1)
+    previous_response_id: Name | None = Field(None, description="A response to branch from.")
+    at: Number | None = Field(None, description="A node to branch from.")
+    edit: Name | None = Field(
+        None, description="A block on the path to `at` in whose place the text is to stand."
+    )
+    key: Name = Field("", description="Idempotency: the same key runs once.")
+    stream: bool = False
+
+
+class NewFork(Given):
+    """Where a new conversation is to begin."""
+
+    at: Number | None = None
+    previous_response_id: Name | None = None
+    title: Name = ""
+
+
+class ConversationShape(Shape):
+    """A conversation."""
+
+    id: str
+    title: str
+    tags: list[str]
+    archived: bool
+    mode: str | None
+    head: int
+    forked_from: str
+    forked_at: int
+    created_at: float
+    updated_at: float
+
+
+class OverviewShape(ConversationShape):
+    """A conversation, and what it adds up to."""
+
+    first_words: str
+    last_answer: str
+    status: str
+    responses: int
+    forks: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    cost: float | None
+    median_seconds: float | None
+    expires_at: float | None
+    model: str
+
+
+class ConversationPage(Shape):
+    """Some conversations, and how many there are in all."""
+
+    data: list[OverviewShape]
+    total: int
+    limit: int
+    offset: int
+
+
+class UsageShape(Shape):
+    """Tokens."""
+
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+
+
+class RefusedShape(Shape):
+    """A candidate that was not built on."""
+
+    response_id: str
+    reason: str
+    words: str
+
+
+class PlanShape(Shape):
+    """The decision for one request."""
+
+    mode: str
+    previous_response_id: str
+    delta_blocks: int
+    full_blocks: int
+    delta_bytes: int
+    full_bytes: int
+    rejected: list[RefusedShape]
+    problems: list[str]
+    explanation: str
+
+
+class TurnShape(Shape):
+    """The answer to a message, and where it is kept."""
+
+    conversation: str
+    node: int
+    response_id: str
+    text: str
+    usage: UsageShape
+    plan: PlanShape | None
+    stored: bool = Field(description="Whether the answer was there already, under the same key.")
+
+
+class TurnPage(Shape):
+    """The blocks of a conversation up to a node, in their JSON form."""
+
+    conversation: str
+    node: int
+    blocks: list[dict[str, Any]]
+
+
+class ResponseShape(Shape):
+    """One response, and what it took."""
+
+    provider: str
+    response_id: str
+    model: str
+    mode: str
+    anchor: str
+    reason: str
+    healed: str
+    sent_blocks: int
+    sent_bytes: int
+    saved_blocks: int
+    saved_bytes: int
+    input_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    reasoning_tokens: int | None
+    cost: float | None
+    first_token_seconds: float | None
+    seconds: float
+    status: str
+    error: str
+    created_at: float
+    expires_at: float | None
+    stored: bool
+    depth: int
+
+
+class NodeShape(Shape):
+    """One place of a chain."""
+
+    node: int
+    parent: int
+    kind: str
+    label: str
+    marks: list[str]
+    created_at: float
+    response: ResponseShape | None
+
+
+class ChainShape(Shape):
+    """The tree of a conversation."""
+
+    conversation: str
+    head: int
+    nodes: list[NodeShape]
+
+
+class CountShape(Shape):
+    """How often something happened."""
+
+    name: str
+    count: int
+
+
+class AnalyticsShape(Shape):
+    """The responses of a range of time, added up."""
+
+    since: float
+    until: float
+    responses: int
+    conversations: int
+    chained: int
+    full: int
+    failed: int
+    healed: int
+    lost: int
+    fallbacks: list[CountShape]
+    statuses: list[CountShape]
+    sent_bytes: int
+    saved_bytes: int
+    sent_blocks: int
+    saved_blocks: int
+    usage: UsageShape
+    cost: float | None
+    median_first_token_seconds: float | None
+    median_seconds: float | None
+    longest_chain: int

@@ -1,0 +1,201 @@
+"""From blocks to what is read: messages, and exchanges of a question and its answer.
+
+The chat shows the Turn as it is at the chosen node. Each block belongs to the node of the path that added
+it, unless a later node cut it off; so the blocks are dealt out to the nodes, and the nodes to exchanges,
+each of which ends with a response.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, assert_never
+
+from kedge.store import Node, ResponseRow
+from kedge.turns import (
+    AssistantBlock,
+    Block,
+    FilePart,
+    ImagePart,
+    OpaqueBlock,
+    OpaquePart,
+    Part,
+    ReasoningBlock,
+    RefusalPart,
+    SystemBlock,
+    TextPart,
+    ToolCallBlock,
+    ToolResultBlock,
+    UnknownBlock,
+    UserBlock,
+    dump_block,
+)
+from kedge.turns.frozen import thaw
+from kedge.web.markdown import is_safe_link, to_html
+from kedge.web.views import Exchange, Message, Picture
+
+HINT = 120
+"""Characters of a folded block that are shown on its line."""
+PICTURES = ("data:image/png;", "data:image/jpeg;", "data:image/gif;", "data:image/webp;")
+"""Images whose bytes may be shown; what lies elsewhere is not fetched."""
+
+
+def messages_of(blocks: Sequence[Block]) -> tuple[Message, ...]:
+    """Blocks as messages; a result is shown under the name of the tool that gave it."""
+    names = {block.call_id: block.name for block in blocks if isinstance(block, ToolCallBlock)}
+    return tuple(_message(block, names) for block in blocks)
+
+
+def exchanges_of(
+    path: Sequence[Node],
+    blocks: Sequence[Block],
+    responses: Mapping[int, ResponseRow],
+) -> tuple[tuple[Exchange, ...], tuple[Message, ...]]:
+    """The exchanges on a path, and what was said after the last of them."""
+    messages = messages_of(blocks)
+    done: list[Exchange] = []
+    said: list[Message] = []
+    before = 0
+    for node, start, stop in ranges(path):
+        before = node.parent if node.kind == "asked" else before
+        own = _told(messages[start:stop], node.kind)
+        row = responses.get(node.id)
+        if row is None:
+            said += own
+            continue
+        done.append(_exchange(node, row, before, said, own))
+        said, before = [], 0
+    return tuple(done), tuple(said)
+
+
+def ranges(path: Sequence[Node]) -> Iterator[tuple[Node, int, int]]:
+    """Which of the blocks at the end of a path each of its nodes added."""
+    limits: list[int] = []
+    limit = path[-1].length if path else 0
+    for node in reversed(path):
+        limits.append(min(node.length, limit))
+        limit = min(limit, node.kept)
+    for node, stop in zip(path, reversed(limits), strict=True):
+        yield node, min(node.kept, stop), stop
+
+
+def _exchange(
+    node: Node,
+    row: ResponseRow,
+    before: int,
+    asked: Sequence[Message],
+    answered: Sequence[Message],
+) -> Exchange:
+    return Exchange(
+        node=node.id,
+        before=before,
+        response_id=row.provider_response_id,
+        asked=tuple(asked),
+        answered=tuple(answered),
+        row=row,
+        status=row.status,
+        error=row.error,
+        created_at=row.created_at or node.created_at,
+    )
+
+
+def _told(messages: Sequence[Message], kind: str) -> list[Message]:
+    tags = (kind,) if kind in ("edited", "compacted", "merged", "imported") else ()
+    return [replace(each, tags=(*each.tags, *tags)) for each in messages]
+
+
+def _message(block: Block, names: Mapping[str, str]) -> Message:
+    match block:
+        case UserBlock():
+            return _spoken(block, "You", block.text, block.parts)
+        case AssistantBlock():
+            said = _spoken(block, "Assistant", block.text, block.parts)
+            return replace(said, tags=(*said.tags, "refused")) if block.refusal else said
+        case SystemBlock():
+            title = "Developer" if block.role == "developer" else "System"
+            return _spoken(block, title, block.text, ())
+        case ReasoningBlock():
+            return _thought(block)
+        case ToolCallBlock():
+            text = pretty(block.arguments)
+            return Message(block.id, "tool_call", block.name, text=text, hint=hint(block.arguments))
+        case ToolResultBlock():
+            name = names.get(block.call_id, block.call_id)
+            images = tuple(_pictures(block.parts))
+            text = pretty(block.text)
+            return Message(
+                block.id, "tool_result", name, text=text, hint=hint(block.text), images=images
+            )
+        case OpaqueBlock():
+            text = json.dumps(thaw(block.item), indent=2, ensure_ascii=False)
+            return Message(block.id, "opaque", block.type, text=text, hint="kept as it came")
+        case UnknownBlock():
+            text = json.dumps(dump_block(block), indent=2, ensure_ascii=False)
+            return Message(block.id, "unknown", "A block of a newer Kedge", text=text)
+        case _:
+            raise TypeError(f"a block of no known kind: {type(block).__name__}")
+
+
+def _spoken(block: Block, title: str, text: str, parts: Sequence[Part]) -> Message:
+    refusals = [part.text for part in parts if isinstance(part, RefusalPart)]
+    said = "\n\n".join([text, *refusals]) if refusals else text
+    origin = () if block.origin in ("user", "engine") else (f"by {block.origin}",)
+    return Message(
+        block.id,
+        block.kind,
+        title,
+        to_html(said),
+        text,
+        images=tuple(_pictures(parts)),
+        tags=origin,
+    )
+
+
+def _thought(block: ReasoningBlock) -> Message:
+    text = "\n\n".join((*block.summary, *block.texts))
+    if not text:
+        text = "*The provider does not show what the model thought.*"
+        note = "encrypted" if block.encrypted_content else "not shown"
+    else:
+        note = hint(text)
+    return Message(block.id, "reasoning", "Reasoning", to_html(text), text, note)
+
+
+def _pictures(parts: Sequence[Part]) -> Iterator[Picture]:
+    for part in parts:
+        match part:
+            case ImagePart():
+                yield _picture("Image", part.url or part.file_id)
+            case FilePart():
+                name = part.filename or part.file_id or "without a name"
+                yield Picture(f"File: {name}", link=part.url if is_safe_link(part.url) else "")
+            case OpaquePart():
+                yield Picture(f"A part of type {part.content.get('type', 'unknown')}")
+            case TextPart() | RefusalPart():
+                continue
+            case _:
+                assert_never(part)
+
+
+def _picture(alt: str, url: str) -> Picture:
+    if url.startswith(PICTURES):
+        return Picture(alt, src=url)
+    if is_safe_link(url):
+        return Picture(f"{alt} at {url}", link=url)
+    return Picture(f"{alt}: {url[:80]}")
+
+
+def pretty(text: str) -> str:
+    """JSON with line breaks; any other text as it is."""
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return (
+        json.dumps(value, indent=2, ensure_ascii=False) if isinstance(value, dict | list) else text
+    )
+
+
+def hint(text: str) -> str:
+    """The first words of a text, on one line."""
+    line = " ".join(text[: 4 * HINT].split())
+    return line if len(line) <= HINT else f"{line[:HINT]}…"

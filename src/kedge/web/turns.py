@@ -1,0 +1,156 @@
+"""Taking a turn: find the place to go on from, say it, and tell what happens as it happens."""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kedge.conversation import Conversation, Reply
+from kedge.errors import InvalidSetting, KedgeError, NotInStore
+from kedge.events import Event, ReasoningDelta, RefusalDelta, TextDelta
+from kedge.events.run import (
+    AnswerFinished,
+    Healed,
+    RequestPlanned,
+    ServerForgot,
+    ToolFinished,
+    ToolStarted,
+)
+from kedge.planning import RequestPlan
+from kedge.planning.explain import headline, refusal
+from kedge.store.overview import tree_of
+from kedge.turns import Block, TextPart, UserBlock, user
+from kedge.web.desk import Desk, find_node, path_to
+from kedge.web.models import NewTurn, PlanShape, RefusedShape, TurnShape, UsageShape
+from kedge.web.plans import HEALED
+from kedge.web.talk import ranges
+
+
+async def place(desk: Desk, name: str, given: NewTurn) -> tuple[Conversation, Sequence[Block]]:
+    """The conversation, standing where it is to go on, and what is to be said there.
+
+    The head moves there first: what it leaves stays in the tree as a branch.
+    """
+    talk = await desk.open(name)
+    at = given.previous_response_id or (None if given.at is None else str(given.at))
+    if given.edit is not None:
+        return await _edited(desk, talk, given.edit, at, given.text)
+    if at is not None:
+        talk = await _stand(desk, talk, find_node(await tree_of(desk.store, talk.row), at))
+    return talk, [user(given.text)]
+
+
+async def _edited(
+    desk: Desk, talk: Conversation, block_id: str, at: str | None, text: str
+) -> tuple[Conversation, Sequence[Block]]:
+    """Before the question that a block is part of, with the question as it shall be."""
+    tree = await tree_of(desk.store, talk.row)
+    node = talk.head if at is None else find_node(tree, at)
+    blocks = (await desk.store.load(talk.row, node)).blocks
+    for asked, start, stop in ranges(path_to(tree, node)):
+        said = blocks[start:stop]
+        if any(block.id == block_id for block in said):
+            talk = await _stand(desk, talk, asked.parent)
+            return talk, [
+                _reworded(block, text) if block.id == block_id else block for block in said
+            ]
+    raise NotInStore(f"there is no block {block_id!r} on the way to {node}")
+
+
+def _reworded(block: Block, text: str) -> Block:
+    """What a user said, in other words; images and files stay."""
+    if not isinstance(block, UserBlock):
+        raise InvalidSetting("only what a user said can be edited and sent again")
+    rest = (part for part in block.parts if not isinstance(part, TextPart))
+    return replace(block, id="", parts=(TextPart(text), *rest))
+
+
+async def _stand(desk: Desk, talk: Conversation, node: int) -> Conversation:
+    if node != talk.head:
+        where = await desk.store.node(talk.row, node)
+        await desk.store.move_head(talk.row, where, head=talk.head)
+        talk = await desk.open(talk.id)
+    return talk
+
+
+async def tell(
+    talk: Conversation, blocks: Sequence[Block], key: str
+) -> AsyncGenerator[dict[str, Any]]:
+    """Take the turn, and tell what happens; the last thing told is ``done`` or ``error``."""
+    try:
+        async with talk.stream(*blocks, key=key) as stream:
+            async for event in stream:
+                told = _told(event)
+                if told:
+                    yield told
+        reply = stream.reply
+    except KedgeError as error:
+        yield {"type": "error", "code": type(error).__name__, "message": str(error)}
+        return
+    url = f"/conversations/{talk.id}?at={reply.node}"
+    yield {"type": "done", "url": url, "turn": turn_shape(reply).model_dump(mode="json")}
+
+
+def _told(event: Event) -> dict[str, Any] | None:
+    match event:
+        case TextDelta(delta=delta) | RefusalDelta(delta=delta):
+            return {"type": "text", "delta": delta}
+        case ReasoningDelta(delta=delta):
+            return {"type": "reasoning", "delta": delta}
+        case RequestPlanned(plan=plan):
+            return {"type": "plan", "words": headline(plan), "plan": _dump(plan)}
+        case ToolStarted(call=call):
+            return {"type": "tool", "name": call.name, "call_id": call.call_id}
+        case ToolFinished(call=call, outcome=outcome):
+            return {"type": "tool_done", "name": call.name, "outcome": outcome}
+        case Healed(reason=reason):
+            return {"type": "healed", "reason": reason, "words": HEALED.get(reason, reason)}
+        case ServerForgot():
+            return {"type": "forgot", "words": "the server answered without the memory asked for"}
+        case AnswerFinished(outcome=outcome):
+            return {"type": "answered", "response_id": outcome.response_id}
+        case _:
+            return None
+
+
+def _dump(plan: RequestPlan) -> dict[str, Any]:
+    return plan_shape(plan).model_dump(mode="json")
+
+
+def turn_shape(reply: Reply) -> TurnShape:
+    """An answer, as the API gives it."""
+    ids = [block.response_id for block in reply.turn.blocks if block.response_id]
+    usage = reply.usage
+    return TurnShape(
+        conversation=reply.conversation,
+        node=reply.node,
+        response_id=ids[-1] if ids else "",
+        text=reply.text,
+        usage=UsageShape(
+            input_tokens=usage.input_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=usage.output_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+        ),
+        plan=plan_shape(reply.plan) if reply.plan else None,
+        stored=reply.stored,
+    )
+
+
+def plan_shape(plan: RequestPlan) -> PlanShape:
+    """A plan, as the API gives it."""
+    return PlanShape(
+        mode=plan.mode,
+        previous_response_id=plan.previous_response_id,
+        delta_blocks=plan.delta_blocks,
+        full_blocks=plan.full_blocks,
+        delta_bytes=plan.delta_bytes,
+        full_bytes=plan.full_bytes,
+        rejected=[
+            RefusedShape(
+                response_id=each.response_id, reason=each.reason, words=refusal(each, plan)
+            )
+            for each in plan.rejected
+        ],
+        problems=[str(problem) for problem in plan.problems],
+        explanation=plan.explain(),
+    )

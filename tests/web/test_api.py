@@ -1,0 +1,281 @@
+"""The JSON API: conversations, turns, chains, plans and figures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kedge.web.api import DOCUMENT
+from kedge.web.app import ROUTES
+from web.conftest import Page, running
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The events of a stream."""
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+
+
+def test_a_conversation_from_its_beginning_to_its_list(fresh: Page) -> None:
+    """Made, talked in, renamed, found again."""
+    made = fresh.post("/api/conversations", title="Sums", tags=["work"], system="Be brief.")
+    turn = fresh.post(f"/api/conversations/{made['id']}/turns", text="What is 2+3?")
+    assert turn["text"] == "2+3 = 5."
+    assert turn["plan"]["delta_blocks"] == 1
+    assert turn["usage"]["output_tokens"] > 0
+    fresh.client.patch(f"/api/conversations/{made['id']}", json={"title": "Adding"})
+    listed = fresh.get("/api/conversations")
+    assert listed["total"] == 1
+    (row,) = listed["data"]
+    assert (row["title"], row["tags"], row["responses"]) == ("Adding", ["work"], 1)
+    assert row["first_words"] == "What is 2+3?"
+    assert row["last_answer"] == "2+3 = 5."
+    assert row["status"] == "active"
+    assert fresh.get(f"/api/conversations/{made['id']}") == row
+
+
+def test_the_next_turn_goes_on_from_the_head(page: Page) -> None:
+    """Chained, and only the new block is sent."""
+    name = page.talk("What is 2+3?")
+    turn = page.post(f"/api/conversations/{name}/turns", text="What did I say first?")
+    assert turn["text"] == 'You said first: "What is 2+3?"'
+    assert turn["plan"]["previous_response_id"]
+    assert (turn["plan"]["delta_blocks"], turn["plan"]["full_blocks"]) == (1, 3)
+    said = page.get(f"/api/conversations/{name}/turns")
+    assert [block["kind"] for block in said["blocks"]] == ["user", "assistant"] * 2
+    assert said["node"] == turn["node"]
+
+
+def test_a_turn_can_branch_from_any_response(page: Page) -> None:
+    """By the provider's id or by the node; what was there stays in the chain."""
+    name = page.talk("First", "Second", "Third")
+    chain = page.get(f"/api/conversations/{name}/chain")
+    first = chain["nodes"][0]
+    path = f"/api/conversations/{name}/turns"
+    by_id = page.post(path, text="How many?", previous_response_id=first["response"]["response_id"])
+    assert by_id["plan"]["previous_response_id"] == first["response"]["response_id"]
+    by_node = page.post(path, text="What did I say last?", at=first["node"])
+    chain = page.get(f"/api/conversations/{name}/chain")
+    below = [node["node"] for node in chain["nodes"] if node["parent"] == first["node"]]
+    assert len(below) == 3
+    assert {by_id["node"], by_node["node"]} < set(below)
+    assert chain["head"] == by_node["node"]
+    assert len(chain["nodes"]) == 5
+
+
+def test_a_question_can_be_edited_and_sent_again(page: Page) -> None:
+    """On a branch of its own, before the question; other parts of it stay."""
+    name = page.talk("Hello", "What is 2+3?", "Thanks")
+    said = page.get(f"/api/conversations/{name}/turns")["blocks"]
+    path = f"/api/conversations/{name}/turns"
+    turn = page.post(path, text="What is 20+3?", edit=said[2]["id"])
+    assert turn["text"] == "20+3 = 23."
+    again = page.get(path)["blocks"]
+    texts = [block["parts"][0]["text"] for block in again if block["kind"] == "user"]
+    assert texts == ["Hello", "What is 20+3?"]
+    refused = page.client.post(path, json={"text": "x", "edit": again[1]["id"]})
+    assert refused.status_code == 400
+    assert page.client.post(path, json={"text": "x", "edit": "blk_none"}).status_code == 404
+
+
+def test_a_turn_can_be_watched(page: Page) -> None:
+    """The plan first, then the words as they come, then where the answer is kept."""
+    name = page.talk("Hello")
+    path = f"/api/conversations/{name}/turns"
+    with page.client.stream("POST", path, json={"text": "What is 2+3?", "stream": True}) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        told = events("".join(answer.iter_text()))
+    assert told[0]["type"] == "plan"
+    assert "".join(each["delta"] for each in told if each["type"] == "text") == "2+3 = 5."
+    assert told[-1]["type"] == "done"
+    assert told[-1]["turn"]["text"] == "2+3 = 5."
+    assert page.client.get(told[-1]["url"]).status_code == 200
+
+
+def test_tools_are_told_as_they_run(page: Page) -> None:
+    """And every response of the turn is a place of the chain."""
+    name = page.talk()
+    path = f"/api/conversations/{name}/turns"
+    body = {"text": "Please call add with a=2 and b=3", "stream": True}
+    told = events(page.client.post(path, json=body).text)
+    kinds = [each["type"] for each in told]
+    assert kinds.count("plan") == 2
+    assert {"tool", "tool_done", "done"} <= set(kinds)
+    assert len(page.get(f"/api/conversations/{name}/chain")["nodes"]) == 2
+
+
+def test_a_failure_is_told_in_words_and_kept(fresh: Page) -> None:
+    """Streamed or not, the question stays and the chain shows what happened."""
+    name = fresh.talk("Hello")
+    path = f"/api/conversations/{name}/turns"
+    fresh.faults.set("status=400")
+    refused = fresh.client.post(path, json={"text": "Go on"})
+    assert refused.status_code == 502
+    assert refused.json()["error"]["message"]
+    told = events(fresh.client.post(path, json={"text": "Go on", "stream": True}).text)
+    assert told[-1]["type"] == "error"
+    fresh.faults.clear()
+    marks = [node["marks"] for node in fresh.get(f"/api/conversations/{name}/chain")["nodes"]]
+    assert marks == [["head"], ["failed"], ["failed"]]
+    assert fresh.post(path, text="What is 2+3?")["text"] == "2+3 = 5."
+
+
+def test_the_same_key_runs_once(page: Page) -> None:
+    """A turn that is asked for twice is answered from the store."""
+    name = page.talk()
+    path = f"/api/conversations/{name}/turns"
+    first = page.post(path, text="What is 2+3?", key="one")
+    again = page.post(path, text="What is 2+3?", key="one")
+    assert (first["stored"], again["stored"]) == (False, True)
+    assert first["node"] == again["node"]
+    other = page.client.post(path, json={"text": "Something else", "key": "one"})
+    assert other.status_code == 409
+
+
+def test_plans_of_the_past_and_of_the_future(page: Page) -> None:
+    """What was sent and why; what would be sent and why."""
+    name = page.talk("First", "Second")
+    head = page.get(f"/api/conversations/{name}/chain")["head"]
+    past = page.get(f"/api/conversations/{name}/plans/{head}")
+    assert past["delta_blocks"] == 1
+    assert past["explanation"].startswith("Chained on resp_")
+    future = page.get(f"/api/conversations/{name}/plan", text="Third")
+    assert (future["delta_blocks"], future["full_blocks"]) == (1, 5)
+    earlier = page.get(f"/api/conversations/{name}/plan", at=past["previous_response_id"], text="x")
+    assert earlier["previous_response_id"] == past["previous_response_id"]
+    assert page.client.get(f"/api/conversations/{name}/plans/1").status_code == 404
+
+
+def test_a_fork_is_a_conversation_of_its_own(page: Page) -> None:
+    """It shares what came before, and goes its own way."""
+    name = page.talk("First", "Second", title="Origin")
+    first = page.get(f"/api/conversations/{name}/chain")["nodes"][0]
+    made = page.post(f"/api/conversations/{name}/fork", at=first["node"])
+    assert (made["forked_from"], made["forked_at"]) == (name, first["node"])
+    turn = page.post(f"/api/conversations/{made['id']}/turns", text="What did I say first?")
+    assert turn["text"] == 'You said first: "First"'
+    assert turn["plan"]["previous_response_id"] == first["response"]["response_id"]
+    head = page.get(f"/api/conversations/{name}")["head"]
+    assert head != turn["node"]
+
+
+def test_figures_add_up(fresh: Page) -> None:
+    """Over a range of time; nothing outside of it."""
+    fresh.talk("First", "Second")
+    fresh.talk("Third")
+    figures = fresh.get("/api/analytics")
+    assert (figures["responses"], figures["chained"], figures["full"]) == (3, 1, 2)
+    assert figures["conversations"] == 2
+    assert figures["longest_chain"] == 2
+    assert figures["saved_bytes"] > 0
+    assert fresh.get("/api/analytics", until=1.0)["responses"] == 0
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ({}, {"Boats", "Trains"}),
+        ({"q": "anchor"}, {"Boats"}),
+        ({"q": "trains"}, {"Trains"}),
+        ({"q": "nowhere"}, set[str]()),
+        ({"show": "archived"}, {"Planes"}),
+        ({"show": "all", "order": "title", "limit": 2}, {"Boats", "Planes"}),
+        ({"show": "all", "order": "title", "offset": 2}, {"Trains"}),
+        ({"show": "forked"}, set[str]()),
+        ({"show": "failed"}, set[str]()),
+        ({"tag": "none"}, set[str]()),
+    ],
+)
+def test_conversations_are_found(listed: Page, query: dict[str, Any], names: set[str]) -> None:
+    """By words, by how they stand, in pages."""
+    rows = listed.get("/api/conversations", **query)["data"]
+    assert {row["title"] for row in rows} == names
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A page with three conversations, one put away."""
+    with running(tmp_path_factory.mktemp("listed")) as page:
+        page.talk("Tell me about the anchor", title="Boats")
+        page.talk("Tell me about rails", "And about steam", title="Trains")
+        name = page.talk("Tell me about wings", title="Planes")
+        page.client.patch(f"/api/conversations/{name}", json={"archived": True})
+        yield page
+
+
+@pytest.mark.parametrize("order", ["newest", "oldest", "turns", "tokens", "cost", "title"])
+def test_conversations_are_sorted(listed: Page, order: str) -> None:
+    """In every order that there is."""
+    rows = listed.get("/api/conversations", order=order)["data"]
+    first = {"newest": "Trains", "oldest": "Boats", "turns": "Trains", "tokens": "Trains"}
+    assert rows[0]["title"] == first.get(order, rows[0]["title"])
+    assert len(rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("/api/conversations", {"titel": "x"}, 422, "invalid"),
+        ("/api/conversations", {"title": 7}, 422, "invalid"),
+        ("/api/conversations", {"tags": ["a"] * 51}, 422, "invalid"),
+        ("/api/conversations/none/turns", {"text": "x"}, 404, "not_found"),
+        ("/api/conversations/none/turns", {"text": ""}, 422, "invalid"),
+        ("/api/conversations/none/turns", {"text": "x", "stream": "yes"}, 422, "invalid"),
+        ("/api/conversations/none/fork", {}, 404, "not_found"),
+        ("/api/nowhere", {}, 404, "not_found"),
+        ("/api/analytics", {}, 405, "not_allowed"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_shape(
+    page: Page, path: str, body: dict[str, Any], status: int, code: str
+) -> None:
+    """With a status, a code for programs and a sentence for people."""
+    answer = page.client.post(path, json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+def test_bodies_are_json_and_bounded(page: Page) -> None:
+    """A form of another web site cannot post here, nor can anybody post a flood."""
+    path = "/api/conversations"
+    assert page.client.post(path, content=b"title=x").status_code == 415
+    form = {"content-type": "text/plain"}
+    assert page.client.post(path, content=b"{}", headers=form).status_code == 415
+    kind = {"content-type": "application/json"}
+    assert page.client.post(path, content=b"{", headers=kind).status_code == 422
+    flood = (b" " * 100_000 for _ in range(30))
+    assert page.client.post(path, content=flood, headers=kind).status_code == 413
+
+
+def test_an_export_holds_what_was_said(page: Page) -> None:
+    """One JSON object a line, as a file."""
+    name = page.talk("What is 2+3?")
+    answer = page.client.get(f"/api/conversations/{name}/export")
+    assert answer.headers["content-disposition"] == f'attachment; filename="{name}.jsonl"'
+    assert "What is 2+3?" in answer.text
+    assert all(isinstance(json.loads(line), dict) for line in answer.text.splitlines())
+
+
+def test_every_route_of_the_api_is_in_the_document(page: Page) -> None:
+    """And nothing else is: the document is made from the table of operations."""
+    assert page.get("/api/openapi.json") == json.loads(json.dumps(DOCUMENT))
+    documented = {
+        (method.upper(), path) for path, each in DOCUMENT["paths"].items() for method in each
+    }
+    routed = {
+        (method, route.path.replace(":int}", "}"))
+        for route in ROUTES
+        if route.path.startswith("/api/") and route.path != "/api/openapi.json"
+        for method in (route.methods or ())
+        if method != "HEAD"
+    }
+    assert documented == routed
+    names = [each["operationId"] for path in DOCUMENT["paths"].values() for each in path.values()]
+    assert len(names) == len(set(names))
+
+
+def test_raw_bodies_are_shown_where_they_are_kept(tmp_path: Path) -> None:
+    """Off by default; with the option, the JSON that went over the wire is on the plan's card."""
+    with running(tmp_path, keep_bodies=True) as page:
+        name = page.talk("A private matter")
+        head = page.get(f"/api/conversations/{name}/chain")["head"]
+        assert page.client.get(f"/conversations/{name}/plans/{head}").status_code == 200
