@@ -1,6 +1,7 @@
 """The audit compares what a server really holds with the Turn."""
 
 from dataclasses import replace
+from typing import Any
 
 from engines.conftest import opened
 from engines.test_responses import bodies, talk
@@ -64,7 +65,7 @@ async def test_a_server_that_does_not_list_is_no_verdict(
 
 async def test_what_lies_before_a_compaction_is_not_compared(engine: ResponsesEngine) -> None:
     """The server's memory begins with its own summary; the Turn still holds what it stands for."""
-    compacting = {"context_management": [{"type": "compaction", "compact_threshold": 1000}]}
+    compacting: Any = {"context_management": [{"type": "compaction", "compact_threshold": 1000}]}
     turn = await talk(engine, *("Tell me more about rivers. " * 60,) * 4, **compacting)
     turn = await talk(engine, "What did I say first?", turn=turn)
     plan = engine.plan(turn)
