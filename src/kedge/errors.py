@@ -36,6 +36,8 @@
     │   ├── UnknownTool      no tool has this name; ``known`` lists those there are
     │   ├── InvalidArguments a call's arguments do not fit; ``problems`` is for the model
     │   └── ToolFailed       raised by a tool itself: its words go to the model as they are
+    ├── BatchFailed          a batch cannot go on; what was reached is kept
+    ├── InvalidBatch         a batch that cannot be: a line without a prompt, two with one id
     ├── InvalidWorkflow      a workflow that cannot be: no rounds, a prompt without its inputs
     ├── WorkflowFailed       a workflow cannot go on; ``workflow`` names it, to be resumed
     ├── Unsendable           calls stand in the way of sending; ``problems`` names them
@@ -227,6 +229,14 @@ class InvalidArguments(ToolError, ValueError):
 
 class ToolFailed(ToolError):
     """Raise it in a tool: the words go to the model as they are, and nothing is tried again."""
+
+
+class BatchFailed(KedgeError):
+    """A batch cannot go on; what was reached is kept, and the same command goes on from there."""
+
+
+class InvalidBatch(KedgeError, ValueError):
+    """A batch that cannot be; the message says which line, and what is wrong with it."""
 
 
 class InvalidWorkflow(KedgeError, ValueError):

@@ -1,6 +1,6 @@
 """Stores to ask, and rows to put into them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +8,23 @@ import pytest
 
 from kedge.store import ConversationRow, ResponseRow, Store, open_store
 from kedge.turns import user
+from postgresql import empty
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The address of an empty store: every test holds for each kind."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/store.db"
+        return
+    with empty(request.getfixturevalue("postgres_url")) as url:
+        yield url
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
+async def store(store_url: str) -> AsyncIterator[Store]:
     """An empty store."""
-    async with await open_store(f"sqlite:///{tmp_path}/store.db") as opened:
+    async with await open_store(store_url) as opened:
         yield opened
 
 

@@ -1,0 +1,29 @@
+"""Batch: thousands of conversations from a file, at once but not too fast, resumable at any time.
+
+    summary = await run_batch("prompts.jsonl", "results.jsonl", store_url="sqlite:///batch.db")
+
+A line is a conversation of one or more turns. Its questions have keys made of its id, so a batch that
+was interrupted goes on where it stood: finished lines are skipped, and in the others no answer that
+came is paid for again. A ``Runner`` carries the lines to where they run: tasks in this process, or
+worker processes on DBOS (``kedge.batch.dbos_runner``).
+"""
+
+from kedge.batch.lines import Line, read_lines
+from kedge.batch.pace import Pace
+from kedge.batch.results import LineResult, Results, Summary
+from kedge.batch.run import Progress, run_batch
+from kedge.batch.runner import AsyncioRunner, Runner, Work
+
+__all__ = [
+    "AsyncioRunner",
+    "Line",
+    "LineResult",
+    "Pace",
+    "Progress",
+    "Results",
+    "Runner",
+    "Summary",
+    "Work",
+    "read_lines",
+    "run_batch",
+]

@@ -1,0 +1,183 @@
+"""One line of a batch: its conversation in the store, turn after turn, each paid for once.
+
+The id of the conversation is made of the batch's name and the line's id, and the keys of its turns of
+their numbers. Whoever has this line to do (again, or in another process) gets the answers that are there.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from kedge.batch.lines import Line
+from kedge.batch.pace import Pace
+from kedge.batch.results import LineResult
+from kedge.conversation import Conversation, Reply
+from kedge.engines import Engine
+from kedge.errors import KedgeError, NotInStore, RateLimited
+from kedge.middleware import retry, system_prompt
+from kedge.providers import connect
+from kedge.store import Store, open_store
+
+BATCH = "batch"
+LEASE = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the lines of a batch have in common; JSON can say it, so it can go to other processes."""
+
+    name: str
+    """The name of the batch: its conversations and keys begin with it."""
+    store_url: str
+    model: str
+    concurrency: int = 8
+    attempts: int = 4
+    """How often a request is tried that may succeed later."""
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    lease: float = LEASE
+    params: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
+
+    def plain(self) -> dict[str, Any]:
+        """The work as JSON can say it; ``Work(**plain)`` is it again."""
+        return asdict(self)
+
+
+class Desk:
+    """Where lines are worked on in one process: the store, the engines and the pace that they share."""
+
+    def __init__(self, work: Work, store: Store, pace: Pace) -> None:
+        self.work = work
+        self.store = store
+        self.pace = pace
+        self._engines: dict[str, Engine] = {}
+
+    @classmethod
+    async def open(cls, work: Work, *, share: int = 1) -> "Desk":
+        """A desk of its own; ``share`` desks keep the limits together."""
+        store = await open_store(work.store_url)
+        requests, tokens = work.requests_per_minute, work.tokens_per_minute
+        pace = Pace(requests=_part(requests, share), tokens=_part(tokens, share))
+        return cls(work, store, pace)
+
+    async def aclose(self) -> None:
+        """Let go of connections."""
+        for engine in self._engines.values():
+            await engine.aclose()
+        await self.store.aclose()
+
+    def name_of(self, line: Line) -> str:
+        """The id of the conversation of a line."""
+        return f"{self.work.name}.{line.id}"
+
+    async def conversation(self, line: Line) -> Conversation:
+        """The conversation of a line: as it is in the store, or a new one."""
+        name = self.name_of(line)
+        layers = [retry(self.work.attempts)]
+        if line.system:
+            layers.insert(0, system_prompt(line.system))
+        settings: dict[str, Any] = {"middleware": layers, "lease": self.work.lease}
+        engine = self._engine(line.model or self.work.model)
+        try:
+            return await Conversation.open(self.store, name, engine, **settings)
+        except NotInStore:
+            return await Conversation.create(
+                self.store,
+                engine,
+                id=name,
+                title=line.prompts[0][:80],
+                tags=(BATCH, f"{BATCH}:{self.work.name}"),
+                data={BATCH: {"name": self.work.name, "line": line.id}},
+                **settings,
+            )
+
+    async def turn(self, talk: Conversation, line: Line, number: int) -> Reply:
+        """One turn of a line, at the pace of the batch."""
+        key = f"{self.work.name}/{line.id}/{number}"
+        options = {**self.work.params, **line.params}
+        async with self.pace.request() as ticket:
+            try:
+                reply = await talk.send(line.prompts[number], key=key, **options)
+            except RateLimited as error:
+                self.pace.pause(error.retry_after or 1.0)
+                raise
+            ticket.void = reply.stored
+            ticket.tokens = reply.usage.input_tokens + reply.usage.output_tokens
+        return reply
+
+    def _engine(self, model: str) -> Engine:
+        if model not in self._engines:
+            self._engines[model] = connect(model)
+        return self._engines[model]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnResult:
+    """The answer to one turn, or why there is none; JSON can say it, so it can be kept as a step."""
+
+    answer: str = ""
+    error: str = ""
+    kind: str = ""
+    retryable: bool = False
+
+
+async def take_turn(desk: Desk, line: Line, number: int) -> TurnResult:
+    """One turn of a line; an error of ours is its result."""
+    try:
+        talk = await desk.conversation(line)
+        return TurnResult((await desk.turn(talk, line, number)).text)
+    except KedgeError as error:
+        retryable = bool(getattr(error, "retryable", False))
+        return TurnResult(error=str(error), kind=type(error).__name__, retryable=retryable)
+
+
+Turns = Callable[[int], Awaitable[TurnResult]]
+
+
+async def converse(desk: Desk, line: Line, turns: Turns | None = None) -> LineResult:
+    """Have the conversation of a line; an error ends it, but not the batch.
+
+    ``turns`` takes the turn of a number, where somebody else keeps the steps.
+    """
+    began = time.perf_counter()
+    answers: list[str] = []
+    last = TurnResult()
+    for number in range(len(line.prompts)):
+        last = await (turns(number) if turns else take_turn(desk, line, number))
+        if last.kind:
+            break
+        answers.append(last.answer)
+    return await _result(desk, line, answers, last, time.perf_counter() - began)
+
+
+async def _result(
+    desk: Desk, line: Line, answers: list[str], last: TurnResult, seconds: float
+) -> LineResult:
+    """What became of it, with what the store knows about its cost."""
+    name = desk.name_of(line)
+    try:
+        rows = await desk.store.responses(await desk.store.conversation(name))
+    except KedgeError:  # it never began, or the store is gone: then there is nothing to add up
+        rows = []
+    costs = [row.cost for row in rows if row.cost is not None]
+    return LineResult(
+        id=line.id,
+        status="failed" if last.kind else "completed",
+        answers=tuple(answers),
+        conversation=name if rows else "",
+        model=line.model or desk.work.model,
+        input_tokens=sum(row.input_tokens or 0 for row in rows),
+        cached_tokens=sum(row.cached_tokens or 0 for row in rows),
+        output_tokens=sum(row.output_tokens or 0 for row in rows),
+        cost=sum(costs) if costs else None,
+        seconds=round(seconds, 3),
+        error=last.error,
+        kind=last.kind,
+        retryable=last.retryable,
+    )
+
+
+def _part(limit: int, share: int) -> int:
+    """A share of a limit; a limit that is there does not vanish by being shared."""
+    return max(limit // share, 1) if limit else 0

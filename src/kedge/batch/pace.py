@@ -1,0 +1,100 @@
+"""Pace: no more requests and no more tokens in any minute than was allowed.
+
+The last minute is kept as a list, so no window of sixty seconds ever holds more than its limit. What a
+request will take is not known before it comes back; until then it counts as much as requests took so far
+on average. A server that asks for a pause (``retry_after``) holds up everyone.
+"""
+
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+
+from kedge.errors import InvalidSetting
+
+MINUTE = 60.0
+PATIENCE = 5.0
+"""The longest time to wait before looking again."""
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One request on its way; tell it how many tokens it took, or that nothing was sent after all."""
+
+    started: float
+    tokens: int | None = None
+    void: bool = False
+
+
+class Pace:
+    """At most so many requests and tokens a minute; 0 for no limit."""
+
+    def __init__(
+        self,
+        *,
+        requests: int = 0,
+        tokens: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+    ) -> None:
+        if requests < 0 or tokens < 0:
+            raise InvalidSetting("a limit per minute is 0 (none) or more")
+        self.requests, self.tokens = requests, tokens
+        self._clock, self._sleep = clock, sleep
+        self._recent: deque[Ticket] = deque()
+        self._finished = 0
+        self._finished_tokens = 0
+        self._paused_until = 0.0
+        self._turn = anyio.Lock()
+
+    @asynccontextmanager
+    async def request(self) -> AsyncGenerator[Ticket]:
+        """Wait until a request may go out; set ``tokens`` of the ticket when it has come back."""
+        # One at a time waits at the head of the line: first come, first served.
+        async with self._turn:
+            while (wait := self._wait()) > 0:
+                await self._sleep(min(wait, PATIENCE))
+            ticket = Ticket(self._clock())
+            self._recent.append(ticket)
+        try:
+            yield ticket
+        finally:
+            if ticket.void:
+                self._recent.remove(ticket)
+            elif ticket.tokens is None:
+                ticket.tokens = 0
+            else:
+                self._finished += 1
+                self._finished_tokens += ticket.tokens
+
+    def pause(self, seconds: float) -> None:
+        """Let nobody send anything for so long."""
+        self._paused_until = max(self._paused_until, self._clock() + seconds)
+
+    def _wait(self) -> float:
+        """How long the next request has to wait."""
+        now = self._clock()
+        while self._recent and self._recent[0].started <= now - MINUTE:
+            self._recent.popleft()
+        waits = [self._paused_until - now]
+        if self.requests and len(self._recent) >= self.requests:
+            waits.append(self._recent[len(self._recent) - self.requests].started + MINUTE - now)
+        if self.tokens and self._recent:
+            waits.append(self._wait_for_tokens(now))
+        return max(waits)
+
+    def _wait_for_tokens(self, now: float) -> float:
+        """Until so many of the oldest are a minute old that the rest leaves room for one more."""
+        typical = self._finished_tokens / self._finished if self._finished else 0.0
+        costs = [typical if each.tokens is None else each.tokens for each in self._recent]
+        spent = sum(costs) + typical
+        for ticket, cost in zip(self._recent, costs, strict=True):
+            if spent <= self.tokens:
+                return 0.0
+            spent -= cost
+            if spent <= self.tokens or ticket is self._recent[-1]:
+                return ticket.started + MINUTE - now
+        return 0.0

@@ -1,0 +1,153 @@
+"""Results of a batch: a file that only grows, a line for each conversation that came to its end.
+
+A line is written in one piece and synced before the next thing happens. A crash can cut the last one;
+whoever opens the file again takes the cut piece off. Failed lines are kept, with their error, and are
+tried again by the next run: of two results for one id the later one counts.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Literal, Self, cast
+
+from kedge.errors import InvalidBatch
+
+
+@dataclass(frozen=True, slots=True)
+class LineResult:
+    """What became of a line: the answers that came, and the error if one ended it."""
+
+    id: str
+    status: Literal["completed", "failed"]
+    answers: tuple[str, ...] = ()
+    conversation: str = ""
+    model: str = ""
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    cost: float | None = None
+    seconds: float = 0.0
+    error: str = ""
+    kind: str = ""
+    """The name of the error."""
+    retryable: bool = False
+
+    def plain(self) -> dict[str, Any]:
+        """The result as a line of the file says it."""
+        told = asdict(self) | {"answers": list(self.answers)}
+        return {k: v for k, v in told.items() if v not in ("", None, False) or k == "answers"}
+
+    @classmethod
+    def of(cls, data: dict[str, Any]) -> Self:
+        """A result from how the file says it."""
+        known: dict[str, Any] = {n: data[n] for n in cls.__dataclass_fields__ if n in data}
+        known["answers"] = tuple(data.get("answers", ()))
+        return cls(**known)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A batch in numbers. ``skipped`` lines had been finished before."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+    unpriced: int = 0
+    seconds: float = 0.0
+    errors: dict[str, int] = field(default_factory=dict[str, int], hash=False)
+    """How many lines ended in which error."""
+
+
+class Results:
+    """The file of results, open for more."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab")
+            _heal(self.path)
+        except OSError as error:
+            raise InvalidBatch(f"{self.path} cannot be written: {error.strerror}") from error
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._file:
+            self._file.close()
+
+    def known(self) -> dict[str, LineResult]:
+        """The results that are there, by id; the last one counts."""
+        found: dict[str, LineResult] = {}
+        with self.path.open("rb") as file:
+            for number, text in enumerate(file, 1):
+                try:
+                    data = json.loads(text)
+                    found[data["id"]] = LineResult.of(cast("dict[str, Any]", data))
+                except (ValueError, KeyError, TypeError) as error:
+                    raise InvalidBatch(
+                        f"line {number} of {self.path} is no result of a batch; "
+                        "name another file with --out"
+                    ) from error
+        return found
+
+    def add(self, result: LineResult) -> None:
+        """Write a result down, for good."""
+        assert self._file is not None  # noqa: S101 - it is used inside of its block
+        self._file.write(json.dumps(result.plain(), ensure_ascii=False).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def _heal(path: Path) -> None:
+    """Take off a last line that was cut."""
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        position = end
+        while position > 0:
+            start = max(0, position - 65_536)
+            file.seek(start)
+            newline = file.read(position - start).rfind(b"\n")
+            if newline >= 0:
+                position = start + newline + 1
+                break
+            position = start
+        if position != end:
+            file.truncate(position)
+
+
+def summed(results: Iterable[LineResult], *, total: int, skipped: int, seconds: float) -> Summary:
+    """A batch in numbers."""
+    listed = list(results)
+    errors: dict[str, int] = {}
+    for each in listed:
+        if each.kind:
+            errors[each.kind] = errors.get(each.kind, 0) + 1
+    return Summary(
+        total=total,
+        completed=sum(each.status == "completed" for each in listed),
+        failed=sum(each.status == "failed" for each in listed),
+        skipped=skipped,
+        input_tokens=sum(each.input_tokens for each in listed),
+        cached_tokens=sum(each.cached_tokens for each in listed),
+        output_tokens=sum(each.output_tokens for each in listed),
+        cost=sum(each.cost or 0.0 for each in listed),
+        unpriced=sum(each.cost is None and bool(each.answers) for each in listed),
+        seconds=seconds,
+        errors=errors,
+    )

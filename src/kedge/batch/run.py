@@ -1,0 +1,115 @@
+"""``run_batch``: read the lines, leave out what is finished, run the rest, write each result down."""
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kedge.batch.converse import LEASE, Work
+from kedge.batch.lines import Line, read_lines
+from kedge.batch.results import LineResult, Results, Summary, summed
+from kedge.batch.runner import AsyncioRunner, Runner
+from kedge.errors import InvalidBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a batch has come."""
+
+    total: int
+    skipped: int
+    completed: int = 0
+    failed: int = 0
+    last: LineResult | None = None
+
+    @property
+    def done(self) -> int:
+        """How many lines are behind us."""
+        return self.skipped + self.completed + self.failed
+
+
+Watch = Callable[[Progress], None]
+
+
+async def run_batch(
+    prompts: str | Path | Sequence[Line],
+    out: str | Path,
+    *,
+    store_url: str,
+    model: str = "practice",
+    name: str = "",
+    runner: Runner | None = None,
+    concurrency: int = 8,
+    requests_per_minute: int = 0,
+    tokens_per_minute: int = 0,
+    attempts: int = 4,
+    lease: float = LEASE,
+    params: dict[str, Any] | None = None,
+    watch: Watch | None = None,
+) -> Summary:
+    """Have the conversations of a file, and write a result for each to another.
+
+    Lines whose result is there and whole are skipped; failed ones are tried again, and go on where they
+    stood. ``name`` tells batches in one store apart; it is made of the path of the results if it is not
+    given.
+    """
+    if concurrency < 1 or attempts < 1:
+        raise InvalidBatch("concurrency and attempts are at least 1")
+    lines = list(prompts) if not isinstance(prompts, str | Path) else read_lines(prompts)
+    work = Work(
+        name=name or name_of(out),
+        store_url=store_url,
+        model=model,
+        concurrency=concurrency,
+        attempts=attempts,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        lease=lease,
+        params=params or {},
+    )
+    began = time.perf_counter()
+    with Results(out) as results:
+        known = results.known()
+        todo = [line for line in lines if not _is_done(known.get(line.id))]
+        skipped = len(lines) - len(todo)
+        done = await _run(runner or AsyncioRunner(), todo, work, results, len(lines), watch)
+    return summed(
+        done, total=len(lines), skipped=skipped, seconds=round(time.perf_counter() - began, 3)
+    )
+
+
+async def _run(
+    runner: Runner,
+    todo: Sequence[Line],
+    work: Work,
+    results: Results,
+    total: int,
+    watch: Watch | None,
+) -> list[LineResult]:
+    done: list[LineResult] = []
+    skipped = total - len(todo)
+    if watch:
+        watch(Progress(total, skipped))
+    if not todo:
+        return done
+    async with aclosing(runner.run(todo, work)) as finished:
+        async for result in finished:
+            results.add(result)
+            done.append(result)
+            if watch:
+                failed = sum(each.status == "failed" for each in done)
+                watch(Progress(total, skipped, len(done) - failed, failed, result))
+    return done
+
+
+def name_of(out: str | Path) -> str:
+    """A name for the batch that writes its results there."""
+    digest = hashlib.sha256(str(Path(out).absolute()).encode()).hexdigest()
+    return f"batch_{digest[:16]}"
+
+
+def _is_done(result: LineResult | None) -> bool:
+    return result is not None and result.status == "completed"

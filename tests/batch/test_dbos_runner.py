@@ -1,0 +1,120 @@
+"""Worker processes on DBOS: one is killed in the middle, and nobody notices but the log."""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kedge.batch import Line, Progress, run_batch
+from kedge.batch.dbos_runner import DbosRunner, database_beside
+from kedge.errors import InvalidBatch
+from kedge.store import Store, open_store
+from kedge.testing import TestServer, serve
+from kedge.turns import UserBlock
+from postgresql import empty
+
+LINES = 8
+TURNS = 2
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The address of an empty store that processes can share."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/store.db"
+        return
+    with empty(request.getfixturevalue("postgres_url")) as url:
+        yield url
+
+
+def asked(server: TestServer) -> Counter[str]:
+    """How often each question came to the server."""
+    return Counter(each.body["input"][-1]["content"][0]["text"] for each in server.requests)
+
+
+async def answered(store: Store, name: str) -> set[str]:
+    """The questions that have an answer in the store."""
+    found: set[str] = set()
+    for row in await store.conversations(tag=f"batch:{name}", limit=1_000):
+        blocks = (await store.load(row)).blocks
+        found |= {block.text for block in blocks if isinstance(block, UserBlock)}
+    return found
+
+
+async def test_a_killed_worker_is_succeeded(store_url: str, tmp_path: Path) -> None:
+    """Every conversation ends, in order; no finished turn is paid for twice."""
+    lines = [
+        Line(f"line{i}", tuple(f"Turn {turn} of {i}" for turn in range(TURNS)))
+        for i in range(LINES)
+    ]
+    runner = DbosRunner(2)
+    killed: list[int] = []
+
+    def kill_one(progress: Progress) -> None:
+        if progress.completed == 2 and not killed:
+            killed.append(runner.pids[0])
+            os.kill(runner.pids[0], signal.SIGKILL)
+
+    with serve() as server:
+        server.faults.set("slow_first_byte=0.1")
+        summary = await run_batch(
+            lines,
+            tmp_path / "out.jsonl",
+            store_url=store_url,
+            model=f"responses:{server.base_url}#practice",
+            name="killing",
+            runner=runner,
+            concurrency=4,
+            lease=1.0,
+            watch=kill_one,
+        )
+        counts = asked(server)
+    assert killed
+    assert (summary.completed, summary.failed) == (LINES, 0)
+    async with await open_store(store_url) as store:
+        rows = await store.responses()
+        everything = await answered(store, "killing")
+    assert len([row for row in rows if row.status == "completed"]) == LINES * TURNS
+    assert everything == set(counts) == {text for line in lines for text in line.prompts}
+    # Only what was on its way when the worker died can have been asked for once more: at most one
+    # turn of each conversation that it had.
+    again = [text for text, count in counts.items() if count > 1]
+    assert len(again) <= 2
+    assert max(counts.values()) <= 2
+
+
+async def test_a_batch_that_was_run_is_not_run_again(tmp_path: Path) -> None:
+    """A second run reads what the first one's workers finished, even if its results are lost."""
+    store_url = f"sqlite:///{tmp_path}/store.db"
+    lines = [Line("a", ("Hello", "What did I say first?")), Line("b", ("Hi",), model="nobody:x")]
+    with serve() as server:
+        options: dict[str, Any] = {
+            "store_url": store_url,
+            "model": f"responses:{server.base_url}#practice",
+            "name": "twice",
+        }
+        first = await run_batch(lines, tmp_path / "one.jsonl", runner=DbosRunner(1), **options)
+        again = await run_batch(lines, tmp_path / "two.jsonl", runner=DbosRunner(1), **options)
+        assert len(server.requests) == 2
+    assert (first.completed, first.failed) == (again.completed, again.failed) == (1, 1)
+    assert first.errors == {"CannotConnect": 1}
+    assert "You said first" in (tmp_path / "two.jsonl").read_text()
+
+
+@pytest.mark.parametrize("url", ["sqlite://:memory:", "sqlite://"])
+def test_workers_cannot_share_a_store_in_memory(url: str) -> None:
+    """Which is said before anything is started."""
+    with pytest.raises(InvalidBatch, match="cannot share a store in memory"):
+        database_beside(url)
+
+
+def test_the_books_of_dbos_are_beside_the_store() -> None:
+    """A file beside a file, a schema in the same database; and no workers are no batch."""
+    assert database_beside("sqlite:///a.db?x=1") == "sqlite:///a.db.dbos"
+    assert database_beside("postgresql://h/d") == "postgresql://h/d"
+    with pytest.raises(InvalidBatch):
+        DbosRunner(0)
