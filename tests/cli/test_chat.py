@@ -2,13 +2,31 @@
 
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kedge.cli.chat import command
+from kedge.cli.lines import completer
 
 KEDGE = [sys.executable, "-m", "kedge"]
 TIMEOUT = 60
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing of this machine's own is read or written."""
+    for name in ("KEDGE_CONFIG", "KEDGE_MODEL", "KEDGE_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
 
 
 def chat(lines: str, *options: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -22,6 +40,13 @@ def chat(lines: str, *options: str, cwd: Path | None = None) -> subprocess.Compl
         check=False,
         cwd=cwd,
     )
+
+
+def here(lines: str, *options: str) -> Result:
+    """The same in this process: quicker, for what needs no process of its own."""
+    result = CliRunner().invoke(command, options, input=lines)
+    assert result.exit_code == 0, result.output
+    return result
 
 
 def test_a_piped_conversation_remembers_and_shows_what_was_sent() -> None:
@@ -39,7 +64,7 @@ def test_a_piped_conversation_remembers_and_shows_what_was_sent() -> None:
 
 def test_the_built_in_tools_are_real() -> None:
     """The clock tells the time of a place, and a wrong place is told to the model."""
-    done = chat("Please call days_between with first=2026-01-01 and second=2026-03-01\n")
+    done = here("Please call days_between with first=2026-01-01 and second=2026-03-01\n")
     assert "days_between" in done.stdout
     assert "59" in done.stdout
 
@@ -55,7 +80,7 @@ def test_tools_of_ones_own_can_be_offered(tmp_path: Path) -> None:
 
 def test_json_gives_one_object_a_turn() -> None:
     """A script gets text, requests and usage of each turn."""
-    done = chat("What is 2+3?\nWhat did I say first?\n", "--json")
+    done = here("What is 2+3?\nWhat did I say first?\n", "--json")
     first, second = (json.loads(line) for line in done.stdout.splitlines())
     assert first["text"] == "2+3 = 5."
     assert first["requests"][0]["anchor"] is None
@@ -66,10 +91,10 @@ def test_json_gives_one_object_a_turn() -> None:
 
 def test_commands_inside_the_chat() -> None:
     """/plan explains, /show lists, /help helps, and an unknown one is said so."""
-    done = chat("Hello\n/plan\n/show\n/help\n/nonsense\n/quit\nnot reached\n")
+    done = here("Hello\n/plan\n/show\n/help\n/nonsense\n/quit\nnot reached\n")
     assert "Chained on resp_" in done.stdout
     assert "0 user        Hello" in done.stdout
-    assert "/plan   what the next request" in done.stdout
+    assert "/plan [TEXT]    what the next request" in done.stdout
     assert "no command /nonsense" in done.stdout
     assert "not reached" not in done.stdout
 
@@ -94,7 +119,7 @@ def test_errors_are_one_line_with_a_hint() -> None:
 
 def test_an_error_in_the_middle_keeps_the_conversation() -> None:
     """A dead server is told, and the chat goes on to the next line."""
-    done = chat("hi\n/show\n", "--model", "responses:http://127.0.0.1:9/v1#x")
+    done = here("hi\n/show\n", "--model", "responses:http://127.0.0.1:9/v1#x")
     assert "could not reach the server" in done.stderr
     assert "0 blocks" in done.stdout
 
@@ -117,3 +142,90 @@ def test_ctrl_c_during_an_answer_keeps_the_conversation_usable() -> None:
     assert "interrupted" in rest
     assert 'You said last: "My name is Ada."' in rest or "My name is Ada." in rest
     assert talk.returncode == 0
+
+
+def test_a_named_conversation_goes_on_in_another_process() -> None:
+    """All of it is there; what the server has forgotten meanwhile is sent again by itself."""
+    assert "You said" in chat("My name is Ada.\n", "-c", "harbour").stdout
+    again = chat("What is my name?\n", "--conversation", "harbour")
+    assert "Your name is Ada." in again.stdout
+    assert "[healed: gone]" in again.stdout
+
+
+def test_undo_edit_and_fork_go_elsewhere_in_the_tree() -> None:
+    """And nothing that was said is lost: /tree shows all of it."""
+    lines = ["My name is Ada.", "What is 2+3?", "/undo", "What is my name?", "/edit What is 3+4?"]
+    done = here("\n".join([*lines, "/fork quay", "/tree", "/show", "/edit"]))
+    assert "back at node 3, 2 blocks" in done.stdout
+    assert "3+4 = 7." in done.stdout
+    assert "on a fork of its own now: conv_" in done.stdout
+    tree = done.stdout[done.stdout.index("> /tree") : done.stdout.index("> /show")]
+    for said in ("What is 2+3?", "What is my name?", "What is 3+4?"):
+        assert said in tree
+    assert "├─" in tree
+    shown = done.stdout[done.stdout.index("> /show") :]
+    assert "What is 3+4?" in shown
+    assert "What is 2+3?" not in shown
+    assert "what instead?" in shown
+
+
+def test_another_model_can_take_over() -> None:
+    """With the whole conversation; a wrong one is refused, and the talk goes on with the old."""
+    done = here("My name is Ada.\n/model\n/model oracle:x\n/model practice\nWhat is my name?\n")
+    assert "talking with practice\n" in done.stdout
+    assert "oracle" in done.stderr
+    assert "Your name is Ada." in done.stdout
+
+
+def test_commands_answer_scripts_in_json() -> None:
+    """An object for each line, whatever it asked for."""
+    done = here("Hello\n/plan And?\n/undo\n/undo\n", "--json")
+    turn, plan, undone, failed = (json.loads(line) for line in done.stdout.splitlines())
+    assert turn["conversation"].startswith("conv_")
+    assert plan["command"] == "/plan"
+    assert "sending 1 block" in plan["output"]
+    assert undone["output"].startswith("back at node 1")
+    assert failed["kind"] == "NotInStore"
+
+
+def test_commands_are_completed() -> None:
+    """As readline asks for it: one fitting word after the other, then nothing."""
+    complete = completer(("/plan", "/show", "/quit"))
+    assert complete("/p", 0) == "/plan"
+    assert complete("/p", 1) is None
+    assert complete("", 0) is None
+
+
+def read_until(terminal: int, words: str, seen: str = "") -> str:
+    """What the terminal shows, up to these words."""
+    end = time.monotonic() + TIMEOUT
+    while words not in seen and time.monotonic() < end:
+        if select.select([terminal], [], [], 1)[0]:
+            try:
+                seen += os.read(terminal, 65536).decode(errors="replace")
+            except OSError:
+                break
+    assert words in seen, seen
+    return seen
+
+
+def test_a_terminal_gets_markdown_a_prompt_and_history(tmp_path: Path) -> None:
+    """Typed at a real terminal: answers are drawn, lines are remembered, Ctrl-D ends it."""
+    ours, theirs = pty.openpty()
+    environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"}
+    talk = subprocess.Popen(
+        [*KEDGE, "chat"], stdin=theirs, stdout=theirs, stderr=theirs, env=environ, close_fds=True
+    )
+    os.close(theirs)
+    read_until(ours, "> ")
+    os.write(ours, b"What is 2+3?\n")
+    seen = read_until(ours, "[chained")
+    assert "2+3 = 5." in seen
+    assert "\x1b[" in seen
+    read_until(ours, "> ", seen[seen.index("[chained") :])
+    os.write(ours, b"\x04")
+    assert talk.wait(TIMEOUT) == 0
+    os.close(ours)
+    history = tmp_path / "kedge" / "history"
+    assert "What is 2+3?" in history.read_text()
+    assert history.stat().st_mode & 0o077 == 0

@@ -16,12 +16,28 @@ if TYPE_CHECKING:
 
 COMMANDS: dict[str, str] = {
     "chat": "Talk with a model; see what was sent, and why.",
+    "conversations": "List the conversations in the store.",
+    "show": "Show a conversation as it reads.",
+    "tree": "Show the chain of a conversation as a graph.",
+    "inspect": "Show every block, and what would be sent now, and why.",
+    "diff": "Show what two branches or two moments do not share.",
+    "fork": "Go on from any place of a conversation, apart from it.",
+    "search": "Find words in all conversations.",
+    "export": "Write conversations as lines of JSON.",
+    "import": "Take in conversations that were exported.",
+    "verify": "Check digests; with --server, what the provider holds.",
+    "gc": "Give back the space of what was deleted.",
     "serve": "Serve the Responses API from this machine: no key, no network.",
     "config": "Show the settings that hold, and where each came from.",
     "doctor": "Look whether everything is in place, with advice.",
     "completion": "Print what makes a shell complete kedge's commands.",
 }
 """Every command and its line in ``kedge --help``."""
+
+
+def module_of(name: str) -> str:
+    """The module of a command; a name that is a word of Python has a line after it."""
+    return f"kedge.cli.{'import_' if name == 'import' else name.replace('-', '_')}"
 
 
 class LazyGroup(click.Group):
@@ -35,7 +51,7 @@ class LazyGroup(click.Group):
         """Import the module of a command."""
         if cmd_name not in COMMANDS:
             return None
-        return import_module(f"kedge.cli.{cmd_name.replace('-', '_')}").command
+        return import_module(module_of(cmd_name)).command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -1,4 +1,7 @@
-"""What ``kedge doctor`` finds out about the databases: there, sound, of which version."""
+"""What ``kedge doctor`` finds out about the databases: there, sound, of which version.
+
+They are only looked at: nothing is made, and nothing is brought up to date.
+"""
 
 import sqlite3
 from collections.abc import Iterator
@@ -6,12 +9,22 @@ from contextlib import closing
 from pathlib import Path
 
 from kedge.cli.checks import Check
-from kedge.config import Config, data_folder
+from kedge.cli.stored import store_address, store_file
+from kedge.config import Config, data_folder, mask_url
+from kedge.errors import KedgeError
 
 
 def check_databases(config: Config) -> Iterator[Check]:
-    """The server's database."""
+    """The server's database, and the store of conversations."""
     yield check_sqlite("server.db", Path(config["serve.db"] or data_folder() / "server.db"))
+    address = store_address(config["store"])
+    file = store_file(address)
+    if file is None:
+        yield _check_version(address, mask_url(address))
+        return
+    found = check_sqlite("store", file)
+    sound = found.state == "ok" and file.exists()
+    yield _check_version(f"{address}?mode=ro", str(file)) if sound else found
 
 
 def check_sqlite(name: str, path: Path) -> Check:
@@ -32,3 +45,29 @@ def check_sqlite(name: str, path: Path) -> Check:
         return Check(name, "wrong", f"{path} is damaged: {sound}", advice)
     size = path.stat().st_size / 1e6
     return Check(name, "ok", f"{path}, {size:.1f} MB, schema {version}")
+
+
+def _check_version(address: str, shown: str) -> Check:
+    """The schema of the store against the one that this Kedge writes."""
+    from kedge.loops import run_sync
+    from kedge.store.migrating import migrations, version_of
+    from kedge.store.opening import open_database
+
+    async def look() -> tuple[int, int]:
+        database = open_database(address)
+        try:
+            found = await database.read(version_of)
+        finally:
+            await database.aclose()
+        return found, len(migrations(database.dialect.name))
+
+    try:
+        found, newest = run_sync(look())
+    except KedgeError as error:
+        advice = "Look at the address, the password, and whether the database runs."
+        return Check("store", "wrong", f"{shown} cannot be opened: {error}", advice)
+    if found > newest:
+        advice = "A newer Kedge wrote it: install that one."
+        return Check("store", "wrong", f"{shown}, schema {found} of {newest} known", advice)
+    older = f" of {newest}; it is brought up to date when it is opened" if found < newest else ""
+    return Check("store", "ok", f"{shown}, schema {found}{older}")

@@ -24,6 +24,7 @@ from kedge.engines import Engine, Stream, innermost
 from kedge.errors import EngineError, KedgeError, StoreError
 from kedge.events import Event
 from kedge.events.run import AnswerFinished, Healed, TurnFinished
+from kedge.observe import bound
 from kedge.store import Claim
 from kedge.turns import Turn
 
@@ -111,7 +112,8 @@ class Run:
 
     async def events(self) -> AsyncGenerator[Event | Reply]:
         """The engine's events, and the reply."""
-        stream = self.engine.stream(self.task.turn, **self.options)
+        with bound(conversation_id=self.place.row.id):
+            stream = self.engine.stream(self.task.turn, **self.options)
         try:
             async with stream:
                 async for event in stream:

@@ -4,10 +4,13 @@ Everything a store does is a plain function of a ``Tx``, the same for every data
 between them is here and in the two modules that implement it. SQL is written with ``?`` for values.
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
+
+from kedge.observe import measure
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -78,3 +81,19 @@ class Database(ABC):
     @abstractmethod
     async def aclose(self) -> None:
         """Let go of threads and connections."""
+
+
+class timed:  # noqa: N801 - read as a word: "with timed("read")"
+    """Measures how long an operation of the store takes, waiting for its turn included."""
+
+    __slots__ = ("_operation", "_start")
+
+    def __init__(self, operation: str) -> None:
+        self._operation = operation
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        took = time.perf_counter() - self._start
+        measure("store_duration_seconds", took, operation=self._operation)

@@ -19,16 +19,21 @@ async def open_store(url: str, **settings: Any) -> Store:
     A new database is set up, an older one is brought up to date, a newer one is refused. Settings are
     those of ``Store`` (``keep_bodies``, ``body_bytes``, ``clock``).
     """
-    scheme = url.partition(":")[0]
-    if scheme not in _OPENERS:
-        raise CannotOpenStore(f"a store's address is one of {FORMS}")
-    database = _OPENERS[scheme](url)
+    database = open_database(url)
     try:
         await _prepare(database)
     except BaseException:
         await database.aclose()
         raise
     return Store(database, **settings)
+
+
+def open_database(url: str) -> Database:
+    """The database at an address, as it is."""
+    scheme = url.partition(":")[0]
+    if scheme not in _OPENERS:
+        raise CannotOpenStore(f"a store's address is one of {FORMS}")
+    return _OPENERS[scheme](url)
 
 
 async def _prepare(database: Database) -> None:

@@ -21,7 +21,7 @@ from kedge.errors import (
     StoreReadOnly,
     StoreUnreachable,
 )
-from kedge.store.database import Database, Dialect, Row, Tx, Values
+from kedge.store.database import Database, Dialect, Row, Tx, Values, timed
 
 if TYPE_CHECKING:
     import psycopg
@@ -126,11 +126,13 @@ class PostgresDatabase(Database):
 
     async def read(self, work: Callable[[Tx], T]) -> T:
         """Run queries against one consistent state."""
-        return await self._in(self._reading, work)
+        with timed("read"):
+            return await self._in(self._reading, work)
 
     async def write(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction."""
-        return await self._in(self._writing, work)
+        with timed("write"):
+            return await self._in(self._writing, work)
 
     async def reclaim(self, *, whole: bool = False) -> None:
         """Nothing to do: the server reuses space by itself."""

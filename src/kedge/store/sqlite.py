@@ -22,7 +22,7 @@ from kedge.errors import (
     StoreFull,
     StoreReadOnly,
 )
-from kedge.store.database import Database, Dialect, Row, Tx, Values
+from kedge.store.database import Database, Dialect, Row, Tx, Values, timed
 
 T = TypeVar("T")
 
@@ -106,11 +106,13 @@ class SQLiteDatabase(Database):
 
     async def read(self, work: Callable[[Tx], T]) -> T:
         """Run queries in a reader thread."""
-        return await self._in(self._readers, self._reading, work)
+        with timed("read"):
+            return await self._in(self._readers, self._reading, work)
 
     async def write(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction in the writer thread."""
-        return await self._in(self._writer, self._writing, work)
+        with timed("write"):
+            return await self._in(self._writer, self._writing, work)
 
     async def reclaim(self, *, whole: bool = False) -> None:
         """Overwrite what was deleted, also in the index and in the journal."""

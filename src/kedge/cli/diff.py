@@ -1,0 +1,72 @@
+"""``kedge diff``: what two branches, or two moments of one conversation, do not share."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kedge.cli.frame import command as kedge_command
+from kedge.cli.output import dim, say, say_json
+from kedge.cli.stored import find_conversation, find_place, look_for, store_option, with_store
+from kedge.cli.words import plural
+from kedge.errors import NotInStore
+
+if TYPE_CHECKING:
+    from kedge.store import ConversationRow, Differences, Node, Store
+    from kedge.turns import Block
+
+WIDTH = 100
+
+
+@kedge_command("diff", short_help="Show what two branches or two moments do not share.")
+@click.argument("conversation")
+@click.argument("left")
+@click.argument("right", default="head")
+@store_option
+def command(conversation: str, left: str, right: str, store: str, as_json: bool) -> None:
+    """Show what two places in a tree do not share: branches, or moments of one branch.
+
+    LEFT and RIGHT are nodes, responses, 'head', or other conversations that were forked from the same
+    tree. Lines with - are only on the left, lines with + only on the right.
+    """
+
+    async def work(opened: "Store") -> "tuple[Node, Node, Differences]":
+        row = await find_conversation(opened, conversation)
+        both = [await _place(opened, row, left), await _place(opened, row, right)]
+        return both[0], both[1], await opened.differences(row, both[0].id, both[1].id)
+
+    one, other, found = with_store(work, given=store)
+    if as_json:
+        say_json(_report(one, other, found))
+        return
+    say(dim(f"nodes {one.id} and {other.id} share {plural(found.shared, 'block')}"))
+    _list("-", "red", found.left)
+    _list("+", "green", found.right)
+
+
+async def _place(store: "Store", row: "ConversationRow", at: str) -> "Node":
+    """A node of this tree, also as the head of another conversation on it."""
+    try:
+        return await find_place(store, row, at)
+    except NotInStore:
+        other = await look_for(store, at)
+        if other is None or other.tree != row.tree:
+            raise
+        return await store.node(row, other.head)
+
+
+def _list(sign: str, color: str, blocks: "tuple[Block, ...]") -> None:
+    from kedge.turns.show import describe
+
+    for block in blocks:
+        line = f"{sign} {block.kind:<11} {describe(block, WIDTH)}"
+        say(click.style(line, fg=color))
+
+
+def _report(left: "Node", right: "Node", found: "Differences") -> dict[str, Any]:
+    from kedge.turns import dump_block
+
+    return {
+        "left": {"node": left.id, "blocks": [dump_block(block) for block in found.left]},
+        "right": {"node": right.id, "blocks": [dump_block(block) for block in found.right]},
+        "shared": found.shared,
+    }

@@ -1,0 +1,44 @@
+"""``kedge export``: conversations as lines of JSON, with everything that is known of them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kedge.cli.frame import command as kedge_command
+from kedge.cli.output import say_json
+from kedge.cli.stored import MANY, find_conversation, store_option, with_store
+
+if TYPE_CHECKING:
+    from kedge.store import Store
+
+
+@kedge_command("export", short_help="Write conversations as lines of JSON.")
+@click.argument("conversations", nargs=-1, metavar="[CONVERSATION]...")
+@click.option("--out", type=click.Path(path_type=Path), help="A file.  [default: standard output]")
+@store_option
+def command(conversations: tuple[str, ...], out: Path | None, store: str, as_json: bool) -> None:
+    """Write conversations, or all of them, as lines of JSON: trees, anchors, accounts.
+
+    'kedge import' makes the same conversations of them. With --json (and --out) a summary is printed.
+    """
+    if as_json and out is None:
+        raise click.UsageError("the lines are JSON already; --json tells of a file, so give --out")
+
+    async def work(opened: "Store") -> list[str]:
+        if conversations:
+            rows = [await find_conversation(opened, name) for name in conversations]
+        else:
+            rows = await opened.conversations(archived=None, limit=MANY)
+        return [await opened.export(row) for row in rows]
+
+    written = with_store(work, given=store)
+    if out is None:
+        click.echo("".join(written), nl=False)
+        return
+    out.write_text("".join(written), encoding="utf-8", newline="\n")
+    lines = sum(text.count("\n") for text in written)
+    if as_json:
+        say_json({"file": str(out), "conversations": len(written), "lines": lines})
+    else:
+        click.echo(f"{len(written)} conversations, {lines} lines in {out}", err=True)

@@ -1,0 +1,37 @@
+"""``kedge fork``: a conversation of its own that goes on from any place of another."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from kedge.cli.frame import command as kedge_command
+from kedge.cli.output import say, say_json
+from kedge.cli.stored import find_conversation, find_place, store_option, with_store
+
+if TYPE_CHECKING:
+    from kedge.store import ConversationRow, Store
+
+
+@kedge_command("fork", short_help="Go on from any place of a conversation, apart from it.")
+@click.argument("conversation")
+@click.option("--at", default="head", help="A node or a response of its tree, instead of the head.")
+@click.option("--title", default="", help="What to call the new one.  [default: as the old one]")
+@store_option
+def command(conversation: str, at: str, title: str, store: str, as_json: bool) -> None:
+    """Make a conversation that goes on from any place of another; both share all before it."""
+
+    async def work(opened: "Store") -> "tuple[ConversationRow, ConversationRow, int]":
+        row = await find_conversation(opened, conversation)
+        node = await find_place(opened, row, at)
+        forked = await opened.fork(row, node.id, title or row.title)
+        if row.data:
+            forked = await opened.update(forked.id, data=row.data)
+        return row, forked, node.id
+
+    row, forked, node = with_store(work, given=store)
+    if as_json:
+        facts = {"id": forked.id, "title": forked.title, "forked_from": row.id, "node": node}
+        say_json(facts)
+    else:
+        say(f"{forked.id} goes on from node {node} of {row.title or row.id}")
+        say(f"kedge chat --conversation {forked.id}")

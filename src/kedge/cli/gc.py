@@ -1,0 +1,34 @@
+"""``kedge gc``: gives back the space of what was deleted, and of nothing else."""
+
+from typing import TYPE_CHECKING
+
+from kedge.cli.frame import command as kedge_command
+from kedge.cli.frame import config_of
+from kedge.cli.output import say, say_json
+from kedge.cli.stored import store_address, store_file, store_option, with_store
+from kedge.cli.words import plural
+
+if TYPE_CHECKING:
+    from kedge.store import Store
+
+
+@kedge_command("gc", short_help="Give back the space of what was deleted.")
+@store_option
+def command(store: str, as_json: bool) -> None:
+    """Give back the space of what was deleted.
+
+    Branches that were undone, regenerated or lost a race are history, and stay.
+    """
+
+    async def work(opened: "Store") -> int:
+        return await opened.gc()
+
+    file = store_file(store_address(store or config_of()["store"]))
+    before = file.stat().st_size if file and file.exists() else 0
+    swept = with_store(work, given=store)
+    freed = max(before - file.stat().st_size, 0) if file else None
+    if as_json:
+        say_json({"blocks": swept, "freed_bytes": freed})
+    else:
+        space = "" if freed is None else f", {freed / 1e6:.1f} MB given back"
+        say(f"{plural(swept, 'block')} removed{space}")

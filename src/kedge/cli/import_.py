@@ -1,0 +1,35 @@
+"""``kedge import``: conversations from the lines that ``kedge export`` wrote."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kedge.cli.frame import command as kedge_command
+from kedge.cli.output import say, say_json
+from kedge.cli.stored import store_option, with_store
+
+if TYPE_CHECKING:
+    from kedge.store import ConversationRow, Store
+
+
+@kedge_command("import", short_help="Take in conversations that were exported.")
+@click.argument(
+    "file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+)
+@store_option
+def command(file: Path, store: str, as_json: bool) -> None:
+    """Take in the conversations of FILE ('-' for the standard input), all of them or none."""
+    with click.open_file(str(file), encoding="utf-8") as stream:
+        # Not splitlines: a text may hold characters that it takes for the end of a line.
+        lines = [line for line in stream.read().split("\n") if line.strip()]
+
+    async def work(opened: "Store") -> "list[ConversationRow]":
+        return await opened.import_(lines)
+
+    rows = with_store(work, given=store, make=True)
+    if as_json:
+        say_json([{"id": row.id, "title": row.title} for row in rows])
+        return
+    for row in rows:
+        say(f"{row.id}  {row.title}".rstrip())

@@ -1,0 +1,90 @@
+"""``kedge show``: a conversation as it reads, up to its head or to any place in its tree."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kedge.cli.frame import command as kedge_command
+from kedge.cli.output import dim, say, say_json
+from kedge.cli.stored import find_conversation, find_place, store_option, with_store
+from kedge.cli.words import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kedge.store import ConversationRow, Loaded, Store
+    from kedge.turns import Block
+
+FOLDED = 100
+HEADINGS = {
+    "user": ("You", "green"),
+    "assistant": ("Model", "cyan"),
+    "system": ("System", "magenta"),
+}
+
+
+@kedge_command("show", short_help="Show a conversation as it reads.")
+@click.argument("conversation")
+@click.option("--at", default="head", help="A node or a response of its tree, instead of the head.")
+@click.option("--full", is_flag=True, help="Unfold reasoning, tool calls and their results.")
+@store_option
+def command(conversation: str, at: str, full: bool, store: str, as_json: bool) -> None:
+    """Show a conversation as it reads; CONVERSATION is an id, its beginning, or a title."""
+
+    async def work(opened: "Store") -> "tuple[ConversationRow, Loaded]":
+        row = await find_conversation(opened, conversation)
+        node = await find_place(opened, row, at)
+        return row, await opened.load(row, node.id)
+
+    row, loaded = with_store(work, given=store)
+    if as_json:
+        say_json(_report(row, loaded))
+        return
+    say(dim(f"{row.title or row.id}, node {loaded.node.id}, {len(loaded.blocks)} blocks"))
+    show_blocks(loaded.blocks, full=full)
+
+
+def _report(row: "ConversationRow", loaded: "Loaded") -> dict[str, Any]:
+    from kedge.turns import dump_block
+
+    blocks = [dump_block(block) for block in loaded.blocks]
+    node = loaded.node
+    return {"id": row.id, "title": row.title, "node": node.id, "kind": node.kind, "blocks": blocks}
+
+
+def show_blocks(blocks: "Sequence[Block]", *, full: bool) -> None:
+    """Print blocks as a chat; what is not said to anyone is folded into a line."""
+    from kedge.turns.show import describe
+
+    for block in blocks:
+        text = str(getattr(block, "text", "") or "")
+        if block.kind in HEADINGS and text:
+            heading, color = HEADINGS[block.kind]
+            say()
+            say(click.style(heading, fg=color, bold=True) + dim(_source(block)))
+            say(printable(text))
+        elif full:
+            say()
+            say(dim(f"{block.kind.replace('_', ' ')}{_source(block)}"))
+            say(printable(_whole(block)))
+        else:
+            say(dim(f"[{block.kind.replace('_', ' ')}: {describe(block, FOLDED)}]"))
+
+
+def _source(block: "Block") -> str:
+    return "" if block.origin in ("user", "engine") else f" (by {block.origin})"
+
+
+def _whole(block: "Block") -> str:
+    from kedge.turns import ReasoningBlock, ToolCallBlock, ToolResultBlock
+    from kedge.turns.show import describe
+
+    match block:
+        case ToolCallBlock():
+            return f"{block.name} {block.arguments}"
+        case ToolResultBlock():
+            return block.text
+        case ReasoningBlock():
+            return "\n\n".join((*block.summary, *block.texts)) or "(encrypted)"
+        case _:
+            return describe(block, 10_000)

@@ -1,0 +1,134 @@
+"""What the commands about conversations share: the store, and which conversation is meant.
+
+A conversation is named by its id, the beginning of its id, or its title. A store that is only looked at
+is never made.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote, unquote
+
+import click
+
+from kedge.cli.frame import config_of, setting
+from kedge.config import data_folder
+from kedge.errors import NotInStore
+
+if TYPE_CHECKING:
+    from kedge.store import ConversationRow, Node, Store
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+LEAST_PREFIX = 4
+"""How many characters of an id must be given at least."""
+MANY = 100_000
+MODEL = "model"
+"""The member of a conversation's data that holds the model string it was held with."""
+
+
+def store_option(function: F) -> F:
+    """``--store``: where the conversations are."""
+    return setting("store", metavar="FILE|ADDRESS")(function)
+
+
+def model_option(function: F) -> F:
+    """``--model``: as whom a conversation is looked at; by default, with whom it was held."""
+    words = "A model string.  [default: the conversation's own, else the configured one]"
+    return click.option("--model", help=words)(function)
+
+
+def model_for(row: "ConversationRow", given: str | None = None) -> str:
+    """The model that is meant: as given, else the conversation's own, else the configured one."""
+    kept = row.data.get(MODEL)
+    return given or (kept if isinstance(kept, str) and kept else config_of()["model"])
+
+
+def store_address(given: str) -> str:
+    """The address of the store that a setting names: a file, an address, or the user's own."""
+    if "://" in given:
+        return given
+    path = Path(given).expanduser() if given else data_folder() / "kedge.db"
+    return f"sqlite:///{quote(str(path.absolute()))}"
+
+
+def store_file(address: str) -> Path | None:
+    """The file that an address names, if it names one."""
+    if not address.startswith("sqlite:///") or ":memory:" in address:
+        return None
+    return Path(unquote(address.removeprefix("sqlite:///").partition("?")[0]))
+
+
+@asynccontextmanager
+async def opened(given: str, *, make: bool = False) -> "AsyncGenerator[Store]":
+    """The store for as long as the block lasts; ``make`` says that it may be a new one."""
+    from kedge.store import open_store
+
+    address = store_address(given)
+    file = store_file(address)
+    if file and make:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    if file and not make and not file.exists():
+        raise NotInStore(
+            f"there are no conversations yet: {file} is not there; "
+            "'kedge chat --conversation NAME' starts one"
+        )
+    async with await open_store(address) as store:
+        yield store
+
+
+def with_store(
+    work: "Callable[[Store], Awaitable[T]]", *, given: str | None = None, make: bool = False
+) -> T:
+    """Run this on the store, to its end."""
+    from kedge.loops import run_sync
+
+    address: str = config_of()["store"] if given is None else given
+
+    async def run() -> T:
+        async with opened(address, make=make) as store:
+            return await work(store)
+
+    return run_sync(run())
+
+
+async def find_conversation(store: "Store", name: str) -> "ConversationRow":
+    """The conversation that is meant."""
+    found = await look_for(store, name)
+    if found is None:
+        raise NotInStore(
+            f"there is no conversation {name!r}; 'kedge conversations' lists those there are"
+        )
+    return found
+
+
+async def look_for(store: "Store", name: str) -> "ConversationRow | None":
+    """The conversation with this id, title or beginning of an id; the newest of several titles."""
+    try:
+        return await store.conversation(name)
+    except NotInStore:
+        pass
+    rows = await store.conversations(archived=None, limit=MANY)
+    titled = [row for row in rows if row.title == name]
+    if titled:
+        return titled[0]
+    begun = [row for row in rows if row.id.startswith(name)] if len(name) >= LEAST_PREFIX else []
+    if len(begun) > 1:
+        raise NotInStore(f"{len(begun)} conversations begin with {name!r}; give more of the id")
+    return begun[0] if begun else None
+
+
+async def find_place(store: "Store", row: "ConversationRow", at: str) -> "Node":
+    """The node that is meant: its number, ``head``, or the id of a response."""
+    if at in ("", "head"):
+        return await store.node(row, row.head)
+    if at.isascii() and at.isdecimal():
+        return await store.node(row, int(at))
+    found = await store.node_of_response(row, at)
+    if found is None:
+        raise NotInStore(
+            f"there is no node and no response {at!r} in this conversation; 'kedge tree' shows them"
+        )
+    return found

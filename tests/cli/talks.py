@@ -1,0 +1,53 @@
+"""Conversations for the tests of commands: a store on disk, a real server, a tree with forks in it."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from kedge.cli import group
+from kedge.cli.stored import MODEL, store_address
+from kedge.conversation import Conversation
+from kedge.loops import run_sync
+from kedge.store import open_store
+from kedge.testing import serve
+from kedge.testing.serving import TestServer
+
+
+def kedge(*words: str, stdin: str | None = None) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(group, words, input=stdin)
+
+
+def told(*words: str, stdin: str | None = None) -> Any:
+    """What a command answers in JSON."""
+    result = kedge(*words, "--json", stdin=stdin)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@contextmanager
+def talked(path: Path) -> Iterator[TestServer]:
+    """A store at this path with the conversation ``harbour`` and its fork ``quay``, and their server.
+
+    Nodes: 1 root; 2, 3 the first question and its answer; 4, 5 the second; after an undo 6, 7 another
+    second one; 8, 9 a third, on the fork.
+    """
+    with serve() as server:
+        run_sync(_talk(path, f"responses:{server.base_url}#practice"))
+        yield server
+
+
+async def _talk(path: Path, model: str) -> None:
+    async with await open_store(store_address(str(path))) as store:
+        kept = {"title": "harbour", "tags": ["ships"], "data": {MODEL: model}}
+        async with await Conversation.create(store, model, **kept) as talk:
+            await talk.send("My name is Ada.")
+            await talk.send("What is 2+3?")
+            await talk.undo()
+            await talk.send("What is my name?")
+            forked = await talk.fork(title="quay")
+            await forked.send("What is 3+4?")
