@@ -164,11 +164,22 @@ def test_figures_add_up(fresh: Page) -> None:
     fresh.talk("First", "Second")
     fresh.talk("Third")
     figures = fresh.get("/api/analytics")
-    assert (figures["responses"], figures["chained"], figures["full"]) == (3, 1, 2)
-    assert figures["conversations"] == 2
-    assert figures["longest_chain"] == 2
-    assert figures["saved_bytes"] > 0
-    assert fresh.get("/api/analytics", until=1.0)["responses"] == 0
+    sent = figures["requests"]
+    assert (sent["total"], sent["chained"], sent["full"]) == (3, 1, 2)
+    assert sent["conversations"] == 2
+    assert figures["chains"]["longest"] == 2
+    assert sent["saved_bytes"] > 0
+    assert fresh.get("/api/analytics", until=1.0)["requests"]["total"] == 0
+
+
+def test_a_deleted_conversation_is_gone(page: Page) -> None:
+    """For good; a second time there is nothing to delete."""
+    name = page.talk("A private matter")
+    path = f"/api/conversations/{name}"
+    assert page.client.delete(path).status_code == 204
+    assert page.client.get(path).status_code == 404
+    assert page.client.delete(path).status_code == 404
+    assert page.get("/api/conversations", q="private matter")["total"] == 0
 
 
 @pytest.mark.parametrize(

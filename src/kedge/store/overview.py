@@ -15,7 +15,7 @@ from kedge.store.database import Row, Tx
 from kedge.store.forms import read_blocks
 from kedge.store.nodes import NODE, node_of
 from kedge.store.responses import select_responses
-from kedge.store.rows import ConversationRow, Exchange, Incident, Node, ResponseRow
+from kedge.store.rows import ConversationRow, Exchange, Node, ResponseRow
 from kedge.store.store import Store
 from kedge.turns import AssistantBlock, Block, UserBlock
 
@@ -152,19 +152,11 @@ async def tree_of(store: Store, conversation: ConversationRow) -> Tree:
     return await store.database.read(work)
 
 
-async def said_in(store: Store, words: str, limit: int) -> list[str]:
-    """The ids of conversations in whose blocks or title these words stand."""
+async def titled(store: Store, words: str, limit: int) -> list[str]:
+    """The ids of conversations in whose title these words stand."""
     like = f"%{words.lower()}%"
-
-    def work(tx: Tx) -> list[Row]:
-        return tx.rows(
-            "SELECT c.id FROM conversations c WHERE LOWER(c.title) LIKE ? OR c.tree IN "
-            "(SELECT n.tree FROM blocks b JOIN links l ON l.block = b.id "
-            "JOIN nodes n ON n.id = l.branch WHERE LOWER(b.body) LIKE ?) LIMIT ?",
-            (like, like, limit),
-        )
-
-    return [name for (name,) in await store.database.read(work)]
+    query = "SELECT c.id FROM conversations c WHERE LOWER(c.title) LIKE ? LIMIT ?"
+    return [name for (name,) in await store.database.read(lambda tx: tx.rows(query, (like, limit)))]
 
 
 async def exchange_of(store: Store, node: int) -> Exchange | None:
@@ -193,20 +185,6 @@ async def pulse(store: Store) -> tuple[int, int]:
         return newest, incident
 
     return await store.database.read(work)
-
-
-async def incidents_since(store: Store, since: float) -> list[Incident]:
-    """What went wrong, or nearly, since then."""
-
-    def work(tx: Tx) -> list[Row]:
-        return tx.rows(
-            "SELECT i.kind, i.reason, s.name, i.created_at, i.node, c.id FROM incidents i "
-            "JOIN scopes s ON s.number = i.scope JOIN conversations c ON c.number = i.conversation "
-            "WHERE i.created_at >= ? ORDER BY i.id",
-            (since,),
-        )
-
-    return [Incident(*row) for row in await store.database.read(work)]
 
 
 def words_of(block: Block) -> str:

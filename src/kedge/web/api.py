@@ -1,6 +1,6 @@
 """The JSON API: conversations, turns, chains, plans and figures, for the page and for anybody else."""
 
-import json
+import math
 from collections.abc import AsyncGenerator
 from importlib.metadata import version
 from typing import Any
@@ -9,12 +9,12 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from kedge.analytics import Selection, analyse
 from kedge.conversation import Conversation
 from kedge.store import ConversationRow
 from kedge.store.overview import Overview, overview, tree_of
 from kedge.turns import dump_block, system, user
 from kedge.web import models
-from kedge.web.analytics import analytics_of
 from kedge.web.chains import chain_of
 from kedge.web.desk import find_node, overview_status
 from kedge.web.finding import find_conversations
@@ -66,6 +66,12 @@ async def change_conversation(call: Call) -> BaseModel:
         call.text("id"), title=given.title, tags=given.tags, archived=given.archived
     )
     return _shape(row)
+
+
+async def delete_conversation(call: Call) -> Response:
+    """Delete a conversation for good."""
+    await call.desk.store.delete(call.text("id"))
+    return Response(status_code=204)
 
 
 async def read_turns(call: Call) -> BaseModel:
@@ -154,24 +160,18 @@ async def fork_conversation(call: Call) -> BaseModel:
 async def export_conversation(call: Call) -> Response:
     """A conversation with everything that belongs to it, one JSON object a line."""
     row = await call.desk.store.conversation(call.text("id"))
-    lines = await export_lines(call, row)
     name = f'attachment; filename="{row.id}.jsonl"'
-    return Response("".join(lines), media_type=JSONL, headers={"content-disposition": name})
+    lines = await call.desk.store.export(row)
+    return Response(lines, media_type=JSONL, headers={"content-disposition": name})
 
 
 async def read_analytics(call: Call) -> BaseModel:
     """The responses of a range of time, added up."""
     asked: models.RangeQuery = call.query
-    until = call.desk.clock() if asked.until is None else asked.until
-    since = until - DAY if asked.since is None else asked.since
-    rows = await call.desk.store.responses(since=since, until=until)
-    return analytics_of(rows, since, until)
-
-
-async def export_lines(call: Call, row: ConversationRow) -> list[str]:
-    """The lines of an export."""
-    loaded = await call.desk.store.load(row)
-    return [json.dumps(dump_block(block), ensure_ascii=False) + "\n" for block in loaded.blocks]
+    until = math.nextafter(call.desk.clock(), math.inf) if asked.until is None else asked.until
+    since = max(until - DAY, 0.0) if asked.since is None else asked.since
+    selection = Selection(since, until, asked.model, asked.provider, asked.conversation)
+    return models.AnalyticsShape.model_validate(await analyse(call.desk.store, selection))
 
 
 async def _place(call: Call) -> tuple[ConversationRow, int]:
@@ -236,6 +236,9 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "PATCH", _ONE, change_conversation, "Rename, tag or archive a conversation",
         models.ConversationShape, body=models.Changes, errors=(404,),
+    ),
+    Operation(
+        "DELETE", _ONE, delete_conversation, "Delete a conversation for good", status=204, errors=(404,)
     ),
     Operation(
         "GET", f"{_ONE}/turns", read_turns, "Read what was said", models.TurnPage,

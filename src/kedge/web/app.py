@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kedge.errors import KedgeError, NotInStore
 from kedge.web import api, pages
 from kedge.web.desk import Desk
-from kedge.web.operations import explain
+from kedge.web.operations import Refused, explain
 from kedge.web.rendering import page
 from kedge.web.security import Fence, Terms, refusal
 
@@ -49,6 +49,11 @@ def _on_kedge_error(request: Request, error: Exception) -> Response:
     return _error_page(status, title, f"{message[:1].upper()}{message[1:]}.")
 
 
+def _on_refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)  # noqa: S101 - registered for these only
+    return _error_page(error.status, "That is too much", f"{error.message}.")
+
+
 def _error_page(status: int, title: str, words: str) -> Response:
     return page("error.html", here="", status=status, title=title, words=words)
 
@@ -59,7 +64,11 @@ def create_page(desk: Desk, terms: Terms | None = None, base_url: str = "") -> S
     app = Starlette(
         routes=ROUTES,
         middleware=[Middleware(Fence, terms=terms)],
-        exception_handlers={HTTPException: _on_http_error, KedgeError: _on_kedge_error},
+        exception_handlers={
+            HTTPException: _on_http_error,
+            KedgeError: _on_kedge_error,
+            Refused: _on_refused,
+        },
     )
     app.router.redirect_slashes = False
     app.state.desk = desk

@@ -2,14 +2,16 @@
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator, Callable
 
 from starlette.responses import StreamingResponse
 
+from kedge.analytics import Selection, analyse, analyse_over_time
 from kedge.observe import snapshot
-from kedge.store.overview import incidents_since, pulse
+from kedge.store.overview import pulse
 from kedge.web.desk import Desk
-from kedge.web.figures import RANGES, Counts, Facts, figures, tiles
+from kedge.web.figures import BUCKETS, RANGES, Counts, figures, tiles
 from kedge.web.rendering import render
 from kedge.web.views import Choice, Dashboard
 
@@ -23,16 +25,16 @@ async def look(desk: Desk, chosen: str) -> Dashboard:
     """The figures of a range that ends now."""
     until = desk.clock()
     since = until - RANGES[chosen][1]
-    rows = await desk.store.responses(since=since)
-    incidents = await incidents_since(desk.store, since)
-    facts = Facts(rows, since, until, incidents, counted())
+    selection = Selection(since, math.nextafter(until, math.inf))
+    found = await analyse(desk.store, selection)
     ranges = tuple(
         Choice(title, f"/dashboard?range={name}", name == chosen)
         for name, (title, _) in RANGES.items()
     )
-    if not rows:
+    if not found.requests.total:
         return Dashboard((), (), ranges, chosen, empty=True)
-    return Dashboard(tiles(facts), figures(facts), ranges, chosen)
+    buckets, counts = await analyse_over_time(desk.store, selection, buckets=BUCKETS), counted()
+    return Dashboard(tiles(found, counts), figures(found, buckets, counts), ranges, chosen)
 
 
 def counted() -> Counts:

@@ -104,7 +104,9 @@ class Desk:
         turn = (await self.store.load(row, response.parent)).turn()
         records = [each.record for each in tree.responses.values()]
         plan = plan_again(turn, response, [each for each in records if each])
-        return card_of(plan, response, turn, await exchange_of(self.store, node))
+        before = (tree.responses.get(each.id) for each in path_to(tree, response.parent))
+        line = frozenset(each.provider_response_id for each in before if each)
+        return card_of(plan, response, turn, line, await exchange_of(self.store, node))
 
     async def _path(
         self, row: ConversationRow, tree: Tree, node: int

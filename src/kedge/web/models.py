@@ -4,6 +4,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from kedge.analytics import (
+    Branching,
+    Chains,
+    Cost,
+    Latency,
+    ModelStats,
+    Requests,
+    Selection,
+    Tokens,
+)
+
 Text = Annotated[str, StringConstraints(max_length=400_000)]
 Name = Annotated[str, StringConstraints(max_length=400)]
 Number = Annotated[int, Field(ge=0, lt=2**62)]
@@ -69,6 +80,9 @@ class RangeQuery(Asked):
 
     since: Annotated[float, Field(ge=0, le=1e12)] | None = None
     until: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    model: Name = ""
+    provider: Name = ""
+    conversation: Name = ""
 
 
 class LiveQuery(Asked):
@@ -256,33 +270,14 @@ class ChainShape(Shape):
     nodes: list[NodeShape]
 
 
-class CountShape(Shape):
-    """How often something happened."""
-
-    name: str
-    count: int
-
-
 class AnalyticsShape(Shape):
-    """The responses of a range of time, added up."""
+    """The responses of a range of time, added up; see ``kedge.analytics``."""
 
-    since: float
-    until: float
-    responses: int
-    conversations: int
-    chained: int
-    full: int
-    failed: int
-    healed: int
-    lost: int
-    fallbacks: list[CountShape]
-    statuses: list[CountShape]
-    sent_bytes: int
-    saved_bytes: int
-    sent_blocks: int
-    saved_blocks: int
-    usage: UsageShape
-    cost: float | None
-    median_first_token_seconds: float | None
-    median_seconds: float | None
-    longest_chain: int
+    selection: Selection
+    requests: Requests
+    chains: Chains
+    branching: Branching
+    tokens: Tokens
+    cost: Cost
+    latency: Latency
+    models: tuple[ModelStats, ...]

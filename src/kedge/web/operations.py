@@ -76,7 +76,7 @@ class Operation:
         """Check a request, run the handler, and answer."""
         try:
             query = self.query.model_validate(_query(request)) if self.query else None
-            body = self.body.model_validate_json(await _body(request)) if self.body else None
+            body = self.body.model_validate_json(await _json(request)) if self.body else None
             answer = await self.handler(Call(request.app.state.desk, request, query, body))
         except Refused as error:
             return refusal(error.status, error.code, error.message)
@@ -118,18 +118,23 @@ def _query(request: Request) -> dict[str, str]:
     return dict(request.query_params)
 
 
-async def _body(request: Request) -> bytes:
+async def _json(request: Request) -> bytes:
     if not is_json(request.headers):
         raise Refused(415, "not_json", "send the body as application/json")
+    return await read_body(request)
+
+
+async def read_body(request: Request, most: int = MOST_BYTES) -> bytes:
+    """The body of a request, up to so many bytes."""
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > MOST_BYTES:
-        raise Refused(413, "too_large", f"the body may be {MOST_BYTES:,} bytes at most")
+    if declared.isdecimal() and int(declared) > most:
+        raise Refused(413, "too_large", f"the body may be {most:,} bytes at most")
     size, chunks = 0, list[bytes]()
     try:
         async for chunk in request.stream():
             size += len(chunk)
-            if size > MOST_BYTES:
-                raise Refused(413, "too_large", f"the body may be {MOST_BYTES:,} bytes at most")
+            if size > most:
+                raise Refused(413, "too_large", f"the body may be {most:,} bytes at most")
             chunks.append(chunk)
     except ClientDisconnect:
         raise Refused(400, "gone", "the body ended early") from None

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode
 
 from pydantic import ValidationError
 from starlette.requests import Request
@@ -16,11 +16,15 @@ from kedge.web.desk import Desk, overview_status
 from kedge.web.figures import DEFAULT_RANGE, RANGES
 from kedge.web.finding import find_conversations
 from kedge.web.models import ListQuery
+from kedge.web.operations import read_body
 from kedge.web.rendering import page, render, static_file
+from kedge.web.runs import view_of
 from kedge.web.security import COOKIE, SESSION_SECONDS, Terms
 from kedge.web.views import Choice, ConversationList, ConversationRow
+from kedge.workflows import list_workflows, load_workflow
 
 ROWS = 50
+MOST_WORKFLOWS = 200
 MOST_FORM = 10_000
 
 _SHOWN = {
@@ -159,6 +163,18 @@ async def live(request: Request) -> Response:
     return stream_figures(desk_of(request), chosen, request.app.state.stopping)
 
 
+async def workflows(request: Request) -> Response:
+    """Every workflow, the one that changed last first."""
+    rows = await list_workflows(desk_of(request).store, limit=MOST_WORKFLOWS)
+    return page("workflows.html", here="workflows", rows=rows)
+
+
+async def workflow(request: Request) -> Response:
+    """One workflow: what was said in each round, and what was thought of it."""
+    found = await load_workflow(desk_of(request).store, request.path_params["id"])
+    return page("workflow.html", here="workflows", view=view_of(found))
+
+
 async def login(_: Request) -> Response:
     """The form at the door."""
     return page("login.html", here="login", wrong=False)
@@ -167,12 +183,8 @@ async def login(_: Request) -> Response:
 async def enter(request: Request) -> Response:
     """Take the token, and give a session for it."""
     terms: Terms = request.app.state.terms
-    declared = request.headers.get("content-length", "0")
-    if not declared.isdecimal() or int(declared) > MOST_FORM:
-        return page("login.html", here="login", status=413, wrong=True)
-    form = await request.form(max_fields=4, max_files=0)
-    given = form.get("token")
-    if not isinstance(given, str) or not terms.is_token(given.strip()):
+    form = parse_qs((await read_body(request, MOST_FORM)).decode("utf-8", "replace"))
+    if not terms.is_token(form.get("token", [""])[0].strip()):
         return page("login.html", here="login", status=403, wrong=True)
     entered = RedirectResponse("/", 303)
     entered.set_cookie(
@@ -198,6 +210,8 @@ ROUTES = [
     Route("/conversations/{id}/plans/{node:int}", plan),
     Route("/dashboard", dashboard),
     Route("/dashboard/live", live),
+    Route("/workflows", workflows),
+    Route("/workflows/{id}", workflow),
     Route("/login", login, methods=["GET"]),
     Route("/login", enter, methods=["POST"]),
     Route("/static/{name}", static),

@@ -59,15 +59,21 @@ def _as_of(record: AnchorRecord, row: ResponseRow) -> AnchorRecord:
     return record
 
 
-def card_of(plan: RequestPlan, row: ResponseRow, turn: Turn, raw: Exchange | None) -> PlanCard:
-    """The card of a past request."""
+def card_of(
+    plan: RequestPlan,
+    row: ResponseRow,
+    turn: Turn,
+    line: frozenset[str] = frozenset(),
+    raw: Exchange | None = None,
+) -> PlanCard:
+    """The card of a past request; ``line`` are the responses that came before it on its way."""
     agrees = plan.previous_response_id == row.anchor
     sent = {block.id for block in plan.delta} if agrees else set[str]()
     return PlanCard(
         row,
         headline(plan) if agrees else _told(row),
         _strip(turn.body, sent) if agrees else (),
-        tuple(_refused(each, plan, turn) for each in plan.rejected[:REFUSED]),
+        tuple(_refused(each, plan, line) for each in plan.rejected[:REFUSED]),
         tuple(_notes(plan, row)),
         tuple(facts_of(row)),
         _raw(raw.request if raw else b""),
@@ -81,10 +87,9 @@ def _told(row: ResponseRow) -> str:
     return f"Sending everything: {row.sent_blocks} blocks."
 
 
-def _refused(rejected: Rejected, plan: RequestPlan, turn: Turn) -> Refused:
-    own = get_state(turn).anchor(rejected.response_id)
+def _refused(rejected: Rejected, plan: RequestPlan, line: frozenset[str]) -> Refused:
     words = refusal(rejected, plan).removeprefix(f"{rejected.response_id}, because ")
-    if own is None and rejected.reason == "changed":
+    if rejected.reason == "changed" and rejected.response_id not in line:
         words = "it is on another branch: what it remembers is not this conversation."
     return Refused(rejected.response_id, rejected.reason, words)
 

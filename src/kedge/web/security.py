@@ -20,6 +20,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kedge.server.access import report
+
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -91,7 +93,17 @@ class Fence:
             await self._app(scope, receive, send)
             return
         app = self.objection(scope) or self._app
-        await app(scope, receive, _with_headers(send))
+        guarded = _Guarded(send)
+        try:
+            await app(scope, receive, guarded)
+        except Exception as error:
+            # Its words may quote a conversation: they are for debugging only.
+            report("the page met a bug of its own", error)
+            if guarded.started:
+                raise  # too late to say anything: the connection must break
+            await refusal(500, "bug", "the page met a bug of its own; the log tells more")(
+                scope, receive, guarded
+            )
 
     def objection(self, scope: Scope) -> Response | None:
         """The refusal that a request deserves, if any."""
@@ -157,13 +169,18 @@ def _same(given: str, wanted: str) -> bool:
     return hmac.compare_digest(given.encode(), wanted.encode())
 
 
-def _with_headers(send: Send) -> Send:
-    async def sending(message: Message) -> None:
+class _Guarded:
+    """Sends what is sent, with our headers."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+
+    async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
+            self.started = True
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers.setdefault(name, value)
             headers.setdefault("cache-control", "no-store")
-        await send(message)
-
-    return sending
+        await self._send(message)

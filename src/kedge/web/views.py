@@ -1,6 +1,5 @@
 """What the page shows, as plain values: made from the store, drawn by the templates."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -228,35 +227,36 @@ class Dashboard:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one side said in one round of a workflow."""
+    """What one side said in one round of a workflow, and what was thought of it."""
 
     title: str
-    messages: tuple[Message, ...]
+    html: Markup
+    question: str = ""
     verdict: str = ""
+    critique: str = ""
     good: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class WorkflowRow:
-    """One run in the list of workflows."""
+class RoundView:
+    """One round: a cell for each side, and what the judge said of it."""
 
-    id: str
-    kind: str
     title: str
-    status: str
-    rounds: int
-    created_at: float
+    cells: tuple[Cell, ...]
+    ruling: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkflowView:
-    """One run: a debate has columns (sides) and rounds, a refinement has rounds alone."""
+    """One run: a debate has a column for each side, a refinement or a pipeline has one cell a round."""
 
     id: str
     kind: str
     title: str
+    question: str
     status: str
-    sides: tuple[str, ...]
-    rounds: Sequence[Sequence[Cell]]
+    rounds: tuple[RoundView, ...]
     verdict: str = ""
-    conversations: tuple[tuple[str, str], ...] = ()
+    good: bool | None = None
+    chains: tuple[tuple[str, str], ...] = ()
+    """The role and the conversation of each chain."""

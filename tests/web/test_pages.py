@@ -1,0 +1,222 @@
+"""The pages as they come from the server: whole, readable without a script, and safe."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kedge.conversation import Conversation
+from kedge.turns import image, user
+from kedge.web.desk import Desk
+from kedge.workflows import Side, Verdict, debate, refine
+from web.conftest import Page, running
+
+PIXEL = b"\x89PNG\r\n\x1a\n"
+
+
+def text_of(html: str) -> str:
+    """What can be read on a page."""
+    return " ".join(re.sub(r"<[^>]+>", " ", html).split())
+
+
+def rows_of(html: str) -> list[str]:
+    """The nodes that have a row in the graph."""
+    return re.findall(r'<a href="\?at=\d+" data-node="(\d+)"', html)
+
+
+def test_an_empty_list_says_what_to_do(fresh: Page) -> None:
+    """And where a client may be pointed at."""
+    html = fresh.client.get("/").text
+    assert "No conversations yet" in html
+    assert f"{fresh.url}/v1" in html
+    assert "Nothing happened in this range" in fresh.client.get("/dashboard").text
+    assert "No workflows yet" in fresh.client.get("/workflows").text
+    assert "No conversation fits" in fresh.client.get("/?q=nothing").text
+
+
+def test_the_list_can_be_paged_at_ten_thousand_rows(tmp_path: Path) -> None:
+    """Fifty at a time, forward and back, and the last page ends where it should."""
+
+    async def fill(desk: Desk) -> None:
+        def work(tx: object) -> None:
+            rows = [(f"c{n}", f"Talk {n:05}", 1, 1, 1.0 + n, 1.0 + n) for n in range(2, 10_002)]
+            tx.run_many(  # pyright: ignore[reportAttributeAccessIssue]
+                "INSERT INTO conversations (id, title, archived, tree, head, created_at, updated_at) "
+                "VALUES (?, ?, 0, ?, ?, ?, ?)",
+                rows,
+            )
+
+        await desk.store.create("First")
+        await desk.store.database.write(work)
+
+    with running(tmp_path) as page:
+        page.do(fill)
+        first = page.client.get("/").text
+        assert "of 10k" in first
+        (after,) = re.findall(r'href="(/\?offset=\d+)" rel="next"', first)
+        second = page.client.get(after.replace("&amp;", "&")).text
+        assert "51\N{EN DASH}100" in second.replace("&ndash;", "\N{EN DASH}")
+        last = page.client.get("/?offset=10000").text
+        assert 'rel="next"' not in last
+        assert page.client.get("/?offset=20000", follow_redirects=False).status_code == 303
+        assert "Talk 00777" in page.client.get("/?q=talk+00777").text
+
+
+def test_a_conversation_can_be_read_without_a_script(page: Page) -> None:
+    """Graph, chat, plans, and links to every response."""
+    name = page.talk("What is **2+3**?", "Please call add with a=2 and b=3")
+    html = page.client.get(f"/conversations/{name}").text
+    assert "<strong>2+3</strong>" in html
+    assert len(rows_of(html)) == 3
+    assert 'aria-current="true"' in html
+    assert "Called" in html
+    plans = re.findall(rf'href="(/conversations/{name}/plans/\d+)"', html)
+    assert len(plans) == 3
+    told = text_of(page.client.get(plans[-1]).text)
+    assert "Chained on resp_" in told
+    assert "remembered by the server" in told
+    assert "Nothing here" in page.client.get("/nowhere").text
+    assert page.client.get("/conversations/none").status_code == 404
+
+
+def test_every_refused_candidate_is_told_in_plain_words(page: Page) -> None:
+    """An edit breaks the chain, and the card says which response it broke and why."""
+
+    async def work(desk: Desk) -> str:
+        talk = await Conversation.create(desk.store, desk.engine)
+        await talk.send("What is 2+3?")
+        await talk.send("Thanks")
+        await talk.edit(talk.turn.blocks[0].id, "What is 20+3?")
+        await talk.send("What did I say first?")
+        return talk.id
+
+    name = page.do(work)
+    head = page.get(f"/api/conversations/{name}/chain")["head"]
+    told = text_of(page.client.get(f"/conversations/{name}/plans/{head}?part=1").text)
+    assert "Sending everything" in told
+    assert "changed" in told
+    assert "the conversation before or in it was edited since" in told
+    marks = [node["marks"] for node in page.get(f"/api/conversations/{name}/chain")["nodes"]]
+    assert ["edited"] in marks
+    assert ["full", "head"] in marks
+
+
+def test_images_are_shown_from_here_and_named_from_elsewhere(page: Page) -> None:
+    """Bytes that are stored are shown; what lies elsewhere is linked and not loaded."""
+
+    async def work(desk: Desk) -> str:
+        talk = await Conversation.create(desk.store, desk.engine)
+        parts = ["Look", image(PIXEL), image("https://evil.example/pixel.png")]
+        await talk.append(user(parts))
+        await talk.append(user([image("data:image/svg+xml;base64,PHN2Zy8+")]))
+        return talk.id
+
+    html = page.client.get(f"/conversations/{page.do(work)}").text
+    assert html.count("<img") == 1
+    assert 'src="data:image/png;base64,' in html
+    assert 'href="https://evil.example/pixel.png"' in html
+
+
+def test_two_branches_are_compared_from_where_they_part(page: Page) -> None:
+    """What they share is folded; each side has its own sums."""
+    name = page.talk("Shared", "Left")
+    nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
+    turn = page.post(f"/api/conversations/{name}/turns", text="Right", at=nodes[0]["node"])
+    query = f"left={nodes[1]['node']}&right={turn['node']}"
+    html = page.client.get(f"/conversations/{name}/compare?{query}").text
+    assert "What they share (1 response)" in html
+    left, right = html.split('data-side="right"')
+    assert "Left" in text_of(left)
+    assert "Right" in text_of(right)
+    assert page.client.get(f"/conversations/{name}/compare?left=1").status_code == 404
+
+
+def test_a_long_path_is_cut_and_can_be_shown_whole(page: Page) -> None:
+    """The newest exchanges, and a link to the older ones."""
+    name = page.talk(*(f"Number {n}" for n in range(45)))
+    html = page.client.get(f"/conversations/{name}").text
+    assert "Show 5 older exchanges" in html
+    assert html.count("data-exchange=") == 40
+    whole = page.client.get(f"/conversations/{name}?all=1").text
+    assert whole.count("data-exchange=") == 45
+    assert "43 responses" in whole  # folded in the graph
+    first = re.search(r"unfold=(\d+)", whole)
+    assert first
+    opened = page.client.get(f"/conversations/{name}?unfold={first[1]}").text
+    assert len(rows_of(opened)) == 45
+
+
+def test_the_dashboard_tells_what_happened(page: Page) -> None:
+    """In every range that can be chosen."""
+    page.talk("First", "Second")
+    for name in ("15m", "1h", "24h", "7d", "30d", "nonsense"):
+        html = page.client.get(f"/dashboard?range={name}").text
+        assert "Not sent again" in html
+        assert html.count("<figure") == 8
+
+
+async def _refinement(desk: Desk) -> str:
+    answers = iter([Verdict(passed=False, critique="<b>Shorter</b>, please"), Verdict(passed=True)])
+    result = await refine(
+        "Name a boat", judge=lambda _: next(answers), store=desk.store, engine=desk.engine
+    )
+    return result.workflow
+
+
+async def _debate(desk: Desk) -> str:
+    result = await debate(
+        [Side("sail", desk.engine), Side("steam", desk.engine)],
+        "Which is better?",
+        judge=lambda said: "sail" if len(said) >= 4 else None,
+        store=desk.store,
+    )
+    return result.workflow
+
+
+@pytest.mark.parametrize("kind", ["refine", "debate"])
+def test_workflows_are_shown_as_rounds_and_columns(page: Page, kind: str) -> None:
+    """With what was thought of each round, and who won."""
+    name = page.do(_refinement if kind == "refine" else _debate)
+    assert name in page.client.get("/workflows").text
+    html = page.client.get(f"/workflows/{name}").text
+    assert html.count('<section class="round"') == 2
+    if kind == "refine":
+        assert "&lt;b&gt;Shorter&lt;/b&gt;, please" in html
+        assert "The last answer passed." in html
+        assert html.count('class="cell') == 2 + html.count('class="cells')
+    else:
+        assert html.count("cells-2") == 2
+        assert "sail has won." in html
+    assert page.client.get("/workflows/none").status_code == 404
+
+
+def test_with_a_token_the_door_is_a_form(tmp_path: Path) -> None:
+    """The right token gives a cookie that opens the page and its API, and not the server."""
+    with running(tmp_path, token="a-token", hosts=None) as page:
+        client = page.client
+        assert client.get("/", follow_redirects=False).headers["location"] == "/login"
+        wrong = client.post("/login", data={"token": "no"}, follow_redirects=False)
+        assert (wrong.status_code, "That is not the token" in wrong.text) == (403, True)
+        entered = client.post("/login", data={"token": "a-token"}, follow_redirects=False)
+        assert entered.status_code == 303
+        cookie = entered.headers["set-cookie"].lower()
+        assert "httponly" in cookie
+        assert "samesite=strict" in cookie
+        assert "a-token" not in cookie
+        assert client.get("/").status_code == 200
+        made = page.post("/api/conversations", title="x")
+        assert page.post(f"/api/conversations/{made['id']}/turns", text="What is 2+3?")["text"]
+        assert client.get("/v1/models").status_code == 401
+
+
+def test_static_files_are_kept_for_good_by_their_content(page: Page) -> None:
+    """And checked again without it; nothing else is served."""
+    html = page.client.get("/").text
+    (style,) = re.findall(r'href="(/static/page\.css\?v=\w+)"', html)
+    kept = page.client.get(style)
+    assert "immutable" in kept.headers["cache-control"]
+    again = page.client.get("/static/page.css", headers={"if-none-match": kept.headers["etag"]})
+    assert again.status_code == 304
+    assert page.client.get("/static/chat.js").headers["cache-control"] == "no-cache"
+    assert page.client.get("/static/..%2fapp.py").status_code == 404
+    assert page.client.get("/static/nothing.js").status_code == 404
