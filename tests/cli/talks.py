@@ -9,7 +9,8 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from kedge.cli import group
-from kedge.cli.stored import MODEL, store_address
+from kedge.cli.stored import MODEL
+from kedge.config import store_url
 from kedge.conversation import Conversation
 from kedge.loops import run_sync
 from kedge.store import open_store
@@ -42,7 +43,7 @@ def talked(path: Path) -> Iterator[TestServer]:
 
 
 async def _talk(path: Path, model: str) -> None:
-    async with await open_store(store_address(str(path))) as store:
+    async with await open_store(store_url(str(path))) as store:
         kept = {"title": "harbour", "tags": ["ships"], "data": {MODEL: model}}
         async with await Conversation.create(store, model, **kept) as talk:
             await talk.send("My name is Ada.")

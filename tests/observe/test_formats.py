@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from kedge import EngineError, Turn, connect, user, with_middleware
+from kedge.conversation import Conversation
 from kedge.engines import Engine
 from kedge.errors import InvalidSetting
 from kedge.middleware import tools
-from kedge.observe import Ids, bound, get_logger, log_to_stderr
+from kedge.observe import Ids, bound, get_logger, log_to_stderr, reset, snapshot
+from kedge.store import open_store
 from kedge.testing import serve
 
 
@@ -134,6 +136,18 @@ async def test_every_record_of_a_run_has_its_ids(practice: Engine, written: io.S
     assert noted["response_id"] == call.metadata["response_id"]
     answers = [each["response_id"] for each in lines if each["message"] == "answer completed"]
     assert len(set(answers)) == 2
+
+
+async def test_a_kept_conversation_names_itself(practice: Engine, written: io.StringIO) -> None:
+    """Every record of its engine has its id, and what the store took is measured."""
+    reset()
+    log_to_stderr("debug", "json", written)
+    async with await open_store("sqlite://:memory:") as store:
+        talking = await Conversation.create(store, practice)
+        await talking.send("Hello")
+    told = [each for each in objects(written) if each["logger"].startswith("kedge.engines")]
+    assert {each["conversation_id"] for each in told} == {talking.id}
+    assert {labels[0][1] for labels in snapshot()["store_duration_seconds"]} == {"read", "write"}
 
 
 async def test_two_runs_at_once_keep_their_ids_apart(

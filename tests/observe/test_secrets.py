@@ -1,32 +1,35 @@
 """A whole run with everything that can be logged switched on: no planted secret is in it.
 
-Keys must be in no record of any logger, SDKs included; what was said, and the address with a password in
-it, must be in none of ours (SDKs write addresses and, asked for details, whole requests: that is why
-``log_to_stderr`` never shows them).
+Keys and passwords must be in no record of any logger, SDKs included; what was said must be in none of
+ours (an SDK that is asked for details writes whole requests: ``log_to_stderr`` never shows it).
 """
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from kedge import Chat, KedgeError, Turn, connect, system, user, with_middleware
 from kedge.compaction import MessageLimitCompactor
+from kedge.conversation import Conversation
 from kedge.middleware import compact, guard, log, redact, repair, retry, system_prompt, tools
 from kedge.observe import TRACE, JsonFormatter, TextFormatter
+from kedge.store import open_store
 from kedge.testing import serve
 
 KEY = "sk-planted-key-0123456789"
 WRONG_KEY = "sk-planted-wrong-9876543210"
 HEADER = "planted-header-value-5555"
 URL_PASSWORD = "planted-url-password-7777"
+DSN_PASSWORD = "planted-dsn-password-8888"
 SAID = "planted sentence about the harbour"
 ARGUMENT = "planted-argument-1234"
 RESULT = "planted-result-4321"
 FAILURE = "planted-failure-words"
 INSTRUCTIONS = "planted instructions for nobody"
-KEYS = (KEY, WRONG_KEY, HEADER)
-CONTENT = (URL_PASSWORD, SAID, ARGUMENT, RESULT, FAILURE, INSTRUCTIONS)
+KEYS = (KEY, WRONG_KEY, HEADER, URL_PASSWORD, DSN_PASSWORD)
+CONTENT = (SAID, ARGUMENT, RESULT, FAILURE, INSTRUCTIONS)
 
 
 class Everything(logging.Handler):
@@ -95,7 +98,22 @@ async def talk(address: str, key: str) -> None:
             await stack.run(stream.turn.append(user(SAID)), mode=mode)
 
 
-async def test_no_secret_is_logged_by_a_whole_run(logged: Everything) -> None:
+async def keep(address: str, folder: Path) -> None:
+    """A conversation that is kept, undone and found again, and a store that cannot be opened."""
+    async with await open_store(f"sqlite:///{folder}/kept.db") as store:
+        engine = connect(f"responses:{address}#practice", api_key=KEY)
+        async with await Conversation.create(store, engine, title=SAID) as talking:
+            await talking.send(SAID)
+            await talking.undo()
+            await talking.send(SAID)
+            await store.search("planted")
+            assert await store.verify() == []
+    with pytest.raises(KedgeError) as raised:
+        await open_store(f"postgresql://ada:{DSN_PASSWORD}@127.0.0.1:9/kedge?connect_timeout=2")
+    logging.getLogger("kedge.mine").error("%s", raised.value, exc_info=raised.value)
+
+
+async def test_no_secret_is_logged_by_a_whole_run(logged: Everything, tmp_path: Path) -> None:
     """Client and server in one process, with everything that goes wrong in between."""
     with serve(token=KEY) as server:
         await talk(server.base_url, KEY)
@@ -107,6 +125,7 @@ async def test_no_secret_is_logged_by_a_whole_run(logged: Everything) -> None:
             server.forget()
             answer = await chat.chat_with_state(answer.state, SAID)
             await chat.chat_with_state(answer.state[:-3] + SAID.encode(), SAID)
+        await keep(server.base_url, tmp_path)
         for address, key in (
             (server.base_url, WRONG_KEY),
             (server.base_url.replace("://", f"://user:{URL_PASSWORD}@"), WRONG_KEY),

@@ -6,8 +6,9 @@ import click
 
 from kedge.cli.frame import command as kedge_command
 from kedge.cli.output import dim, say, say_json, table
-from kedge.cli.stored import store_address, store_file, store_option, with_store
+from kedge.cli.stored import store_option, with_store
 from kedge.cli.words import ago, share, short_id
+from kedge.config import store_file, store_url
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Store
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 )
 def command(store: str, tag: str | None, archived: bool, limit: int, as_json: bool) -> None:
     """List the conversations in the store, the one that changed last first."""
-    file = store_file(store_address(store))
+    file = store_file(store_url(store, make=False))
     if file and not file.exists():
         rows: list[dict[str, Any]] = []
     else:

@@ -9,15 +9,14 @@ from contextlib import closing
 from pathlib import Path
 
 from kedge.cli.checks import Check
-from kedge.cli.stored import store_address, store_file
-from kedge.config import Config, data_folder, mask_url
+from kedge.config import Config, data_folder, mask_url, store_file, store_url
 from kedge.errors import KedgeError
 
 
 def check_databases(config: Config) -> Iterator[Check]:
     """The server's database, and the store of conversations."""
     yield check_sqlite("server.db", Path(config["serve.db"] or data_folder() / "server.db"))
-    address = store_address(config["store"])
+    address = store_url(config["store"], make=False)
     file = store_file(address)
     if file is None:
         yield _check_version(address, mask_url(address))

@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING
 
 from kedge.cli.frame import command as kedge_command
-from kedge.cli.frame import config_of
 from kedge.cli.output import say, say_json
-from kedge.cli.stored import store_address, store_file, store_option, with_store
+from kedge.cli.stored import store_option, with_store
 from kedge.cli.words import plural
+from kedge.config import store_file, store_url
 
 if TYPE_CHECKING:
     from kedge.store import Store
@@ -23,7 +23,7 @@ def command(store: str, as_json: bool) -> None:
     async def work(opened: "Store") -> int:
         return await opened.gc()
 
-    file = store_file(store_address(store or config_of()["store"]))
+    file = store_file(store_url(store, make=False))
     before = file.stat().st_size if file and file.exists() else 0
     swept = with_store(work, given=store)
     freed = max(before - file.stat().st_size, 0) if file else None

@@ -6,14 +6,12 @@ is never made.
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote, unquote
 
 import click
 
 from kedge.cli.frame import config_of, setting
-from kedge.config import data_folder
+from kedge.config import store_file, store_url
 from kedge.errors import NotInStore
 
 if TYPE_CHECKING:
@@ -46,30 +44,13 @@ def model_for(row: "ConversationRow", given: str | None = None) -> str:
     return given or (kept if isinstance(kept, str) and kept else config_of()["model"])
 
 
-def store_address(given: str) -> str:
-    """The address of the store that a setting names: a file, an address, or the user's own."""
-    if "://" in given:
-        return given
-    path = Path(given).expanduser() if given else data_folder() / "kedge.db"
-    return f"sqlite:///{quote(str(path.absolute()))}"
-
-
-def store_file(address: str) -> Path | None:
-    """The file that an address names, if it names one."""
-    if not address.startswith("sqlite:///") or ":memory:" in address:
-        return None
-    return Path(unquote(address.removeprefix("sqlite:///").partition("?")[0]))
-
-
 @asynccontextmanager
 async def opened(given: str, *, make: bool = False) -> "AsyncGenerator[Store]":
     """The store for as long as the block lasts; ``make`` says that it may be a new one."""
     from kedge.store import open_store
 
-    address = store_address(given)
+    address = store_url(given, make=make)
     file = store_file(address)
-    if file and make:
-        file.parent.mkdir(parents=True, exist_ok=True)
     if file and not make and not file.exists():
         raise NotInStore(
             f"there are no conversations yet: {file} is not there; "

@@ -1,7 +1,7 @@
 """Configuration: one table of settings, and where each value comes from."""
 
 from kedge.config.loading import Config, Source, Value, load_config, mask, mask_url, masked
-from kedge.config.places import CONFIG_PATH, config_path, data_folder, store_url
+from kedge.config.places import CONFIG_PATH, config_path, data_folder, store_file, store_url
 from kedge.config.table import SETTINGS, Setting
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "mask",
     "mask_url",
     "masked",
+    "store_file",
     "store_url",
 ]

@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 CONFIG_PATH = "KEDGE_CONFIG"
 """The environment variable that names another configuration file."""
@@ -20,14 +21,21 @@ def data_folder() -> Path:
     return folder / "kedge"
 
 
-def store_url(given: str = "") -> str:
+def store_url(given: str = "", *, make: bool = True) -> str:
     """The address of the store: a file's or a database's, or the usual file, whose folder is made."""
     if "://" in given:
         return given
-    if given:
-        return f"sqlite:///{Path(given).expanduser()}"
-    data_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-    return f"sqlite:///{data_folder() / 'kedge.db'}"
+    if not given and make:
+        data_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = Path(given).expanduser() if given else data_folder() / "kedge.db"
+    return f"sqlite:///{quote(str(path))}"
+
+
+def store_file(url: str) -> Path | None:
+    """The file that the address of a store names, if it names one."""
+    if not url.startswith("sqlite:///") or ":memory:" in url:
+        return None
+    return Path(unquote(url.removeprefix("sqlite:///").partition("?")[0]))
 
 
 def config_path() -> Path:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kedge.observe import count, measure
+from kedge.observe import bound, count, measure
 from kedge.server.errors import SERVER_FAILED
 from kedge.server.refusing import is_anthropic, refuse
 from kedge.server.wire import Item
@@ -104,7 +104,8 @@ class Access:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_id)
+            with bound(request_id=request_id):
+                await self._app(scope, receive, send_with_id)
         except Exception as error:
             report(f"{request_id} met a bug of the server", error)
             if status:
