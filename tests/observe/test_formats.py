@@ -147,7 +147,7 @@ async def test_a_kept_conversation_names_itself(practice: Engine, written: io.St
         await talking.send("Hello")
     told = [each for each in objects(written) if each["logger"].startswith("kedge.engines")]
     assert {each["conversation_id"] for each in told} == {talking.id}
-    assert {labels[0][1] for labels in snapshot()["store_duration_seconds"]} == {"read", "write"}
+    assert {labels[0][1] for labels in snapshot()["store_duration_seconds"]} >= {"read", "write"}
 
 
 async def test_two_runs_at_once_keep_their_ids_apart(
