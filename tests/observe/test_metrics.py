@@ -1,6 +1,7 @@
 """Metrics are declared once, with their labels, and counted in the process."""
 
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -61,3 +62,12 @@ def test_threads_lose_no_count() -> None:
     for thread in threads:
         thread.join()
     assert snapshot()["responses_chained_requests_total"] == {(): (2000, 2000.0)}
+
+
+def test_every_metric_is_documented_with_its_labels() -> None:
+    """On the page about observability."""
+    page = Path(__file__).parents[2] / "docs" / "observability.md"
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| `")]
+    for metric in METRICS.values():
+        (row,) = [line for line in rows if f"`{metric.name}`" in line]
+        assert all(f"`{label}`" in row for label in metric.labels), metric.name

@@ -11,7 +11,8 @@ from kedge.cli.words import ago, share, short_id
 from kedge.config import store_file, store_url
 
 if TYPE_CHECKING:
-    from kedge.store import ConversationRow, Store
+    from kedge.store import Store
+    from kedge.store.overview import Overview
 
 
 @kedge_command("conversations", short_help="List the conversations in the store.")
@@ -27,9 +28,7 @@ def command(store: str, tag: str | None, archived: bool, limit: int, as_json: bo
     if file and not file.exists():
         rows: list[dict[str, Any]] = []
     else:
-        rows = with_store(
-            lambda opened: _rows(opened, tag, None if archived else False, limit), given=store
-        )
+        rows = with_store(lambda opened: _rows(opened, tag, archived, limit), given=store)
     if as_json:
         say_json(rows)
     elif rows:
@@ -39,15 +38,17 @@ def command(store: str, tag: str | None, archived: bool, limit: int, as_json: bo
 
 
 async def _rows(
-    store: "Store", tag: str | None, archived: bool | None, limit: int
+    store: "Store", tag: str | None, archived: bool, limit: int
 ) -> list[dict[str, Any]]:
-    found = await store.conversations(tag=tag, archived=archived, limit=limit)
-    return [await _report(store, row) for row in found]
+    from kedge.store.overview import overview
+
+    shown = "all" if archived else "active"
+    found, _ = await overview(store, shown=shown, tag=tag, limit=limit)
+    return [_report(each) for each in found]
 
 
-async def _report(store: "Store", row: "ConversationRow") -> dict[str, Any]:
-    made = await store.responses(row)
-    done = [each for each in made if each.status in ("completed", "lost")]
+def _report(found: "Overview") -> dict[str, Any]:
+    row = found.row
     return {
         "id": row.id,
         "title": row.title,
@@ -55,14 +56,20 @@ async def _report(store: "Store", row: "ConversationRow") -> dict[str, Any]:
         "archived": row.archived,
         "head": row.head,
         "mode": row.mode,
+        "model": found.model or None,
         "forked_from": row.forked_from or None,
-        "answers": len(done),
-        "failures": len(made) - len(done),
-        "input_tokens": sum(each.input_tokens or 0 for each in done),
-        "cached_tokens": sum(each.cached_tokens or 0 for each in done),
-        "output_tokens": sum(each.output_tokens or 0 for each in done),
-        "saved_bytes": sum(each.saved_bytes for each in done),
-        "cost": sum(each.cost for each in done if each.cost) or None,
+        "forks": found.forks,
+        "first_words": found.first_words,
+        "last_answer": found.last_answer,
+        "answers": found.responses - found.failed,
+        "failures": found.failed,
+        "lost": found.lost,
+        "input_tokens": found.input_tokens,
+        "cached_tokens": found.cached_tokens,
+        "output_tokens": found.output_tokens,
+        "cost": found.cost,
+        "seconds": found.seconds,
+        "expires_at": found.expires_at,
         "created_at": row.created_at,
         "updated_at": row.updated_at,
     }
@@ -78,7 +85,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
                 f"{row['input_tokens'] + row['output_tokens']:,}",
                 share(row["cached_tokens"], row["input_tokens"]),
                 ago(row["updated_at"]),
-                f"{row['title']}{dim(_marks(row))}",
+                f"{row['title'] or row['first_words']}{dim(_marks(row))}",
             )
             for row in rows
         ],

@@ -10,7 +10,7 @@ import click
 from kedge.cli.words import printable, short_id
 from kedge.conversation import Reply
 from kedge.errors import KedgeError
-from kedge.events import Event, ReasoningDelta, TextDelta
+from kedge.events import Event, ReasoningDelta, RefusalDelta, TextDelta
 from kedge.events.run import FellBack, Healed, ServerForgot, ToolFinished
 from kedge.planning import RequestPlan
 from kedge.planning.explain import size
@@ -65,10 +65,10 @@ class TextTeller:
         if isinstance(event, ReasoningDelta):
             self._thought += len(event.delta.split())
             return
-        if self._thought and isinstance(event, TextDelta | ToolFinished):
+        if self._thought and isinstance(event, TextDelta | RefusalDelta | ToolFinished):
             self.aside(f"[thought: about {self._thought} words]")
             self._thought = 0
-        if isinstance(event, TextDelta):
+        if isinstance(event, TextDelta | RefusalDelta):
             self.text(event.delta)
         elif line := folded(event):
             self.aside(line, warn=not isinstance(event, ToolFinished))

@@ -1,11 +1,11 @@
 """The tree of a conversation with what people want to know of each node, read in few queries."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kedge.cli.stored import MANY
 from kedge.store import ConversationRow, Node, ResponseRow, Store
+from kedge.store.overview import endings, standing_on, tree_of
 from kedge.turns import Block
 from kedge.turns.show import describe
 
@@ -19,8 +19,9 @@ class Tree:
     row: ConversationRow
     nodes: dict[int, Node]
     conversations: list[ConversationRow]
-    responses: dict[int, ResponseRow]
-    blocks: dict[int, Sequence[Block]] = field(default_factory=dict[int, Sequence[Block]])
+    responses: Mapping[int, ResponseRow]
+    blocks: Mapping[int, Block] = field(default_factory=dict[int, Block])
+    """The last block that each node added."""
 
     def heads(self, number: int) -> list[str]:
         """Which conversations have their head here; the one that was asked for says just that."""
@@ -56,11 +57,9 @@ class Tree:
         return marks
 
     def excerpt(self, number: int) -> str:
-        """The first words of what this node added."""
-        own = self.blocks.get(number, ())
-        spoken = [block for block in own if block.kind in ("user", "assistant")]
-        chosen = (spoken or list(own))[:1]
-        return describe(chosen[0], EXCERPT) if chosen else ""
+        """The first words of the last that this node added."""
+        last = self.blocks.get(number)
+        return describe(last, EXCERPT) if last else ""
 
     def report(self, now: float) -> dict[str, Any]:
         """The tree as JSON, the oldest node first."""
@@ -90,26 +89,8 @@ class Tree:
 
 
 async def load_tree(store: Store, row: ConversationRow) -> Tree:
-    """Read a tree: its nodes, its responses, and the blocks of each leaf's path once."""
-    nodes = {node.id: node for node in await store.tree(row)}
-    rows = await store.conversations(archived=None, limit=MANY)
-    conversations = [each for each in rows if each.tree == row.tree]
-    responses = {made.node: made for each in conversations for made in await store.responses(each)}
-    tree = Tree(row, nodes, conversations, responses)
-    await _read_blocks(store, tree)
-    return tree
-
-
-async def _read_blocks(store: Store, tree: Tree) -> None:
-    """Each node's own blocks, from as few paths as hold them all."""
-    for number in sorted(tree.nodes, reverse=True):
-        if number in tree.blocks:
-            continue
-        blocks = (await store.load(tree.row, number)).blocks
-        node: Node | None = tree.nodes[number]
-        whole = node.length if node else 0
-        while node is not None:
-            if node.length <= whole:
-                tree.blocks.setdefault(node.id, blocks[node.kept : node.length])
-            whole = min(whole, node.kept)
-            node = tree.nodes.get(node.parent)
+    """Read a tree in three queries, however large it is."""
+    tree = await tree_of(store, row)
+    nodes = {node.id: node for node in tree.nodes}
+    blocks = await endings(store, row)
+    return Tree(row, nodes, await standing_on(store, row), tree.responses, blocks)

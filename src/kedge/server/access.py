@@ -103,25 +103,25 @@ class Access:
                     exchange.status = status
             await send(message)
 
-        try:
-            with bound(request_id=request_id):
+        with bound(request_id=request_id):
+            try:
                 await self._app(scope, receive, send_with_id)
-        except Exception as error:
-            report(f"{request_id} met a bug of the server", error)
-            if status:
-                raise  # too late to say anything: the connection must break
-            await refuse(scope, SERVER_FAILED())(scope, receive, send_with_id)
-        finally:
-            took = time.perf_counter() - started
-            _tally(scope, status, took)
-            log.info(
-                "%s %s %d %.1fms %s",
-                "WS" if SOCKET in scope else scope["method"],
-                scope["path"],
-                status,
-                took * 1000,
-                request_id,
-            )
+            except Exception as error:
+                report(f"{request_id} met a bug of the server", error)
+                if status:
+                    raise  # too late to say anything: the connection must break
+                await refuse(scope, SERVER_FAILED())(scope, receive, send_with_id)
+            finally:
+                took = time.perf_counter() - started
+                _tally(scope, status, took)
+                log.info(
+                    "%s %s %d %.1fms %s",
+                    "WS" if SOCKET in scope else scope["method"],
+                    scope["path"],
+                    status,
+                    took * 1000,
+                    request_id,
+                )
 
     def _note(self, scope: Scope, request_id: str) -> Exchange | None:
         if self._listener is None:

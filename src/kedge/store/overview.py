@@ -152,6 +152,28 @@ async def tree_of(store: Store, conversation: ConversationRow) -> Tree:
     return await store.database.read(work)
 
 
+async def endings(store: Store, conversation: ConversationRow) -> Mapping[int, Block]:
+    """The last block that each node of a tree added, by node; those that added none are left out."""
+    query = (
+        "SELECT n.id, b.body FROM nodes n JOIN links l ON l.branch = n.branch "
+        "AND l.place = n.length - 1 JOIN blocks b ON b.id = l.block "
+        "WHERE n.tree = ? AND n.length > n.kept"
+    )
+    rows = await store.database.read(lambda tx: tx.rows(query, (conversation.tree,)))
+    blocks = read_blocks([body for _, body in rows])
+    return {node: block for (node, _), block in zip(rows, blocks, strict=True)}
+
+
+async def standing_on(store: Store, conversation: ConversationRow) -> list[ConversationRow]:
+    """The conversations that share a tree: this one, its forks, and what it was forked from."""
+    query = "SELECT c.id FROM conversations c WHERE c.tree = ? ORDER BY c.number"
+
+    def work(tx: Tx) -> list[ConversationRow]:
+        return [select(tx, name) for (name,) in tx.rows(query, (conversation.tree,))]
+
+    return await store.database.read(work)
+
+
 async def titled(store: Store, words: str, limit: int) -> list[str]:
     """The ids of conversations in whose title these words stand."""
     like = f"%{words.lower()}%"
