@@ -1,5 +1,6 @@
 # make test   everything, on a fresh machine with Python 3.11+ and make
 # make chat   talk with the built-in model: no key, no network (pipe lines into it, or type)
+# make chromium  Debian's browser for the tests of the page, where it is missing and may be installed
 # make check  the fast part: format, lint, types, layers
 # make bench  the benchmarks, as ratios, with a JSON copy (ONLY=name for one)
 # make fuzz   the law over HTTP, as a long campaign (N=6000 actions, SEED=0)
@@ -11,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: test chat check fuzz bench fmt lock clean
+.PHONY: test chromium chat check fuzz bench fmt lock clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml constraints.txt requirements-dev.txt
@@ -27,11 +28,21 @@ check: $(VENV)/.ready
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
-test: check
+test: check chromium
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+# Where it cannot be installed (no root, no Debian), the tests of the page say so and are skipped.
+chromium:
+	@if ! command -v chromium > /dev/null && [ -z "$$KEDGE_CHROMIUM" ] && \
+	    [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	  echo "Installing Chromium for the tests of the page"; \
+	  { apt-get update && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium; } \
+	    > /dev/null 2>&1 || echo "Chromium could not be installed; see tests/web/chromium.py"; \
+	fi
 
 chat: $(VENV)/.ready
 	@$(BIN)/kedge chat

@@ -1,0 +1,76 @@
+"""Chromium for the tests: Debian's, driven by playwright, one for the whole session."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Dialog,
+    Page,
+    sync_playwright,
+)
+from playwright.sync_api import Request as Sent
+
+NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+ADVICE = (
+    "no Chromium on this machine; 'make chromium' installs Debian's as root, or set KEDGE_CHROMIUM"
+)
+
+
+def find_chromium() -> str | None:
+    """Where Chromium is: as the environment says, or on the path."""
+    given = os.environ.get("KEDGE_CHROMIUM")
+    return given or next((path for path in map(shutil.which, NAMES) if path), None)
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser; where there is none, its tests are skipped, but in CI they must run."""
+    path = find_chromium()
+    if path is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail(ADVICE)
+        pytest.skip(ADVICE)
+    with sync_playwright() as playwright:
+        # A sandbox needs privileges that root in a container does not have.
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Watched:
+    """A tab that notes what should not happen: errors, dialogs, requests to elsewhere."""
+
+    def __init__(self, context: BrowserContext, url: str) -> None:
+        self.url = url
+        self.trouble: list[str] = []
+        self.tab: Page = context.new_page()
+        self.tab.set_default_timeout(15_000)
+        self.tab.on("pageerror", lambda error: self.trouble.append(f"error: {error}"))
+        self.tab.on("console", self._console)
+        self.tab.on("dialog", self._dialog)
+        self.tab.on("request", self._request)
+
+    def open(self, path: str) -> Page:
+        """Go to a page."""
+        self.tab.goto(self.url + path)
+        return self.tab
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.trouble.append(f"console: {message.text}")
+
+    def _dialog(self, dialog: Dialog) -> None:
+        self.trouble.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def _request(self, request: Sent) -> None:
+        if not request.url.startswith((self.url, "data:")):
+            self.trouble.append(f"request: {request.url}")

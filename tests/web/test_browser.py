@@ -1,0 +1,274 @@
+"""The page in a real Chromium: it loads, chats, forks, compares, moves, and lets nothing through."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from kedge.conversation import Conversation
+from kedge.server.models import PracticeModel
+from kedge.turns import (
+    assistant,
+    image,
+    opaque,
+    reasoning,
+    system,
+    tool_call,
+    tool_result,
+    user,
+)
+from kedge.web.desk import Desk
+from web.chromium import Watched, chromium
+from web.conftest import Page, running
+from web.trees import grow
+
+expect.set_options(timeout=15_000)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for all of them."""
+    with chromium() as made:
+        yield made
+
+
+@pytest.fixture
+def watched(browser: Browser, page: Page, request: pytest.FixtureRequest) -> Iterator[Watched]:
+    """A tab of its own; a test that ends with trouble noted fails."""
+    settings: dict[str, Any] = getattr(request, "param", {})
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **settings})
+    made = Watched(context, page.url)
+    yield made
+    context.close()
+    assert made.trouble == []
+
+
+def test_the_list_loads_and_leads_to_a_conversation(page: Page, watched: Watched) -> None:
+    """Search narrows it, j and k walk it, Enter opens."""
+    page.talk("Tell me about lighthouses", title="Lighthouses")
+    page.talk("Tell me about harbours", title="Harbours")
+    tab = watched.open("/")
+    expect(tab.get_by_role("heading", name="Conversations", exact=True)).to_be_visible()
+    expect(tab.get_by_role("link", name="Lighthouses")).to_be_visible()
+    tab.keyboard.press("/")
+    tab.keyboard.type("lighthouses")
+    tab.keyboard.press("Enter")
+    expect(tab.get_by_role("link", name="Harbours")).to_have_count(0)
+    tab.keyboard.press("j")
+    tab.keyboard.press("Enter")
+    expect(tab.locator(".said.user .prose")).to_have_text("Tell me about lighthouses")
+
+
+def test_an_answer_streams_into_a_new_conversation(page: Page, watched: Watched) -> None:
+    """From the empty list to an answer, with the plan of its request."""
+    tab = watched.open("/")
+    tab.get_by_role("button", name="New conversation").first.click()
+    expect(tab.get_by_text("Say something")).to_be_visible()
+    tab.get_by_label("Your message").fill("What is 6*7?")
+    tab.keyboard.press("Enter")
+    expect(tab.locator(".said.assistant .prose")).to_have_text("6*7 = 42.")
+    expect(tab.locator(".plan")).to_have_count(1)
+    tab.get_by_label("Your message").fill("What did I say first?")
+    tab.keyboard.press("Enter")
+    expect(tab.locator(".said.assistant .prose").last).to_have_text(
+        'You said first: "What is 6*7?"'
+    )
+    tab.locator(".plan > summary").last.click()
+    card = tab.locator(".plan").last
+    expect(card.locator(".plan-words")).to_contain_text("Chained on resp_")
+    expect(card.locator(".block.sent")).to_have_count(2)  # one block, and one in the key
+    expect(tab.locator(".rows [aria-current]")).to_have_text("What did I say first?head")
+
+
+def test_words_are_shown_while_they_come(browser: Browser, tmp_path: Path) -> None:
+    """Before the answer is whole there is some of it, and it can be stopped."""
+    with running(tmp_path, model=PracticeModel(pace=0.2)) as page:
+        watched = Watched(browser.new_context(), page.url)
+        tab = watched.open(f"/conversations/{page.talk()}")
+        tab.get_by_label("Your message").fill("Tell me a long story about the sea and its anchors")
+        tab.keyboard.press("Enter")
+        expect(tab.locator(".said.fresh .prose")).to_contain_text("You said")
+        tab.get_by_role("button", name="Stop").click()
+        expect(tab.get_by_text("Stopped.")).to_be_visible()
+        expect(tab.locator(".rows .chip.pending")).to_be_visible()
+        tab.context.close()
+        assert watched.trouble == []
+
+
+def test_forking_and_editing_make_branches(page: Page, watched: Watched) -> None:
+    """From any response, and from any question in other words; nothing is lost."""
+    name = page.talk("First", "Second", "Third")
+    tab = watched.open(f"/conversations/{name}")
+    first = tab.locator("[data-exchange]").first
+    first.hover()
+    first.get_by_role("button", name="Fork here").click()
+    expect(tab.get_by_text("Your message starts a new branch")).to_be_visible()
+    expect(tab.locator("[data-exchange]")).to_have_count(1)
+    tab.get_by_label("Your message").fill("What did I say last?")
+    tab.keyboard.press("Enter")
+    expect(tab.get_by_text('You said last: "First"')).to_be_visible()
+    expect(tab.locator(".rows li")).to_have_count(4)
+    question = tab.locator(".said.user").last
+    question.hover()
+    question.get_by_role("button", name="Edit").click()
+    tab.get_by_role("dialog").get_by_label("Your message").fill("How many messages?")
+    tab.get_by_role("button", name="Send as a new branch").click()
+    expect(tab.locator(".rows li")).to_have_count(5)
+    expect(tab.locator(".said.user .prose").last).to_have_text("How many messages?")
+
+
+def test_two_branches_stand_side_by_side(page: Page, watched: Watched) -> None:
+    """Chosen from the branches that there are."""
+    name = page.talk("Shared", "To the left")
+    nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
+    page.post(f"/api/conversations/{name}/turns", text="To the right", at=nodes[0]["node"])
+    tab = watched.open(f"/conversations/{name}")
+    tab.get_by_text("Compare").first.click()
+    tab.get_by_role("button", name="Compare").click()
+    expect(tab.locator("[data-side=left] .said.user .prose")).to_have_text("To the right")
+    expect(tab.locator("[data-side=right] .said.user .prose")).to_have_text("To the left")
+    left, right = (tab.locator(f"[data-side={side}]").bounding_box() for side in ("left", "right"))
+    assert left
+    assert right
+    assert left["x"] + left["width"] <= right["x"]
+    assert left["y"] == right["y"]
+
+
+def test_the_graph_is_walked_by_keyboard(page: Page, watched: Watched) -> None:
+    """Keys choose responses, and the chat follows; the address is a permalink."""
+    name = page.talk("First", "Second", "Third")
+    tab = watched.open(f"/conversations/{name}")
+    expect(tab.locator("[data-exchange]")).to_have_count(3)
+    tab.keyboard.press("k")
+    expect(tab.locator("[data-exchange]")).to_have_count(2)
+    tab.keyboard.press("k")
+    expect(tab.locator("[data-exchange]")).to_have_count(1)
+    assert "?at=" in tab.url
+    tab.reload()
+    expect(tab.locator("[data-exchange]")).to_have_count(1)
+    tab.keyboard.press("?")
+    expect(tab.get_by_role("dialog", name="Keyboard")).to_be_visible()
+
+
+def test_the_dashboard_moves_while_requests_run(page: Page, watched: Watched) -> None:
+    """Without a reload, by server-sent events."""
+    page.talk("Before")
+    tab = watched.open("/dashboard?range=1h")
+    expect(tab.get_by_text("live", exact=True)).to_be_visible()
+    requests = tab.locator(".tile dd").first
+    before = int((requests.text_content() or "0").replace(",", ""))
+    page.talk("During", "And again")
+    expect(requests).to_have_text(f"{before + 2:,}")
+    expect(tab.locator("figure.chart")).to_have_count(8)
+
+
+@pytest.mark.parametrize("watched", [{"color_scheme": "dark"}], indirect=True)
+def test_dark_is_dark_and_can_be_switched_for_good(page: Page, watched: Watched) -> None:
+    """As the system says, until somebody chooses; the choice is remembered without a flash."""
+
+    def ground() -> str:
+        return tab.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+
+    tab = watched.open("/")
+    assert ground() == "rgb(16, 18, 20)"
+    tab.get_by_role("button", name="Switch between light and dark").click()
+    assert ground() == "rgb(250, 250, 249)"
+    tab.reload()
+    assert ground() == "rgb(250, 250, 249)"
+
+
+NARROW = {"viewport": {"width": 375, "height": 720}, "is_mobile": True, "has_touch": True}
+
+
+@pytest.mark.parametrize("watched", [NARROW], indirect=True)
+def test_nothing_sticks_out_of_a_narrow_screen(page: Page, watched: Watched) -> None:
+    """On every page; and one can write there."""
+    name = page.talk("What is 2+3?", "Please call add with a=2 and b=3", "x" * 300)
+    nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
+    page.post(f"/api/conversations/{name}/turns", text="Other", at=nodes[0]["node"])
+    compare = f"left={nodes[1]['node']}&right={nodes[-1]['node']}"
+    paths = ("/", "/dashboard", "/workflows", f"/conversations/{name}")
+    for path in (*paths, f"/conversations/{name}/compare?{compare}"):
+        tab = watched.open(path)
+        wide = tab.evaluate("document.documentElement.scrollWidth")
+        assert wide <= 375, path
+    tab = watched.open(f"/conversations/{name}")
+    tab.get_by_label("Your message").fill("What is 4*4?")
+    tab.get_by_role("button", name="Send").tap()
+    expect(tab.get_by_text("4*4 = 16.")).to_be_visible()
+
+
+HOSTILE = """<script>alert('script')</script><img src=x onerror="alert('image')">
+<svg onload="alert('svg')"><style>* { display: none }</style><iframe src="https://evil.example/"></iframe>
+[link](javascript:alert('link')) ![spy](https://evil.example/spy.png) [ok](https://good.example/)
+<a href="javascript:alert(1)" onclick="alert('click')">click me</a> {{ 7 * 7 }}
+</template></pre></details>
+<form action="https://evil.example/"><button>send</button></form><base href="https://evil.example/">
+<meta http-equiv="refresh" content="0;url=https://evil.example/"><object data="https://evil.example/"></object>
+"""
+
+
+async def _hostile(desk: Desk) -> tuple[str, str]:
+    """A conversation that can go on, and one with more than a strict server would take."""
+    talk = await Conversation.create(desk.store, desk.engine, title=HOSTILE, tags=[HOSTILE])
+    called = tool_call("add", HOSTILE, call_id="call_1")
+    thought = reasoning(summary=[HOSTILE])
+    said = [system(HOSTILE), user(HOSTILE), thought, called, tool_result("call_1", HOSTILE)]
+    await talk.append(*said, assistant(HOSTILE))
+    await talk.send(HOSTILE)
+    worse = await Conversation.create(desk.store, desk.engine, title=HOSTILE)
+    named = tool_call(HOSTILE, HOSTILE, call_id=HOSTILE)
+    odd = opaque({"type": HOSTILE, HOSTILE: HOSTILE})
+    await worse.append(user([HOSTILE, image("javascript:alert(1)")]), named, odd)
+    return talk.id, worse.id
+
+
+def test_a_hostile_conversation_does_nothing(page: Page, watched: Watched) -> None:
+    """Full of HTML and scripts in every place that can hold text: nothing runs, nothing is loaded."""
+    names = page.do(_hostile)
+    tab = watched.tab
+    for name in reversed(names):
+        watched.open(f"/conversations/{name}")
+        tab.locator("details").evaluate_all("all => all.forEach(each => { each.open = true })")
+        expect(tab.get_by_text("<script>alert('script')</script>").first).to_be_visible()
+        assert tab.locator("main :is(script, iframe, style, object, base, meta, img)").count() == 0
+        assert tab.locator("main form:not([data-composer], .compare-form)").count() == 0
+        assert tab.locator("main :is([onclick], [onerror], [onload], [style])").count() == 0
+        links = tab.locator(".prose a").evaluate_all("all => all.map(each => each.href)")
+        assert set(links) == {"https://evil.example/spy.png", "https://good.example/"}
+    expect(tab.locator(".plan .facts").first).to_be_visible()
+    tab.get_by_label("Your message").fill(HOSTILE)
+    tab.keyboard.press("Enter")
+    expect(tab.locator("[data-exchange]")).to_have_count(2)
+    watched.open("/?q=script")
+    expect(tab.locator("[data-row]").first).to_be_visible()
+    for name in names:
+        page.client.delete(f"/api/conversations/{name}")
+
+
+def test_two_thousand_responses_in_one_tree_are_drawn(page: Page, watched: Watched) -> None:
+    """Forks and all; rows can be chosen, and only the path is in the chat."""
+    name = page.do(lambda desk: grow(desk.store, 2_000))
+    tab = watched.open(f"/conversations/{name}")
+    assert tab.locator(".rows li").count() > 1_000
+    tab.locator(".rows a").nth(500).click()
+    expect(tab.locator(".rows [aria-current]")).to_have_count(1)
+    expect(tab.locator(".lanes .line.here")).to_have_count(1)
+
+
+def test_a_page_with_a_token_is_entered_through_the_form(
+    browser: Browser, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Typed once, kept as a cookie that scripts cannot read."""
+    with running(tmp_path_factory.mktemp("door"), token="open-sesame", hosts=None) as page:
+        context = browser.new_context()
+        watched = Watched(context, page.url)
+        tab = watched.open("/dashboard")
+        tab.get_by_label("Token").fill("open-sesame")
+        tab.get_by_role("button", name="Continue").click()
+        expect(tab.get_by_role("heading", name="Conversations", exact=True)).to_be_visible()
+        assert tab.evaluate("document.cookie") == ""
+        context.close()
+        assert watched.trouble == []
