@@ -50,6 +50,8 @@ def test_it_serves_until_a_signal_and_ends_cleanly(tmp_path: Path, ending: signa
             f"{line['base_url']}/responses", json=body, verify=False, timeout=PATIENCE
         )
         assert answer.json()["status"] == "completed"
+        told = httpx2.get(f"{line['url']}/metrics", verify=False, timeout=PATIENCE).text
+        assert "responses_chained_mode_enabled 1.0" in told
         process.send_signal(ending)
         out, log = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0

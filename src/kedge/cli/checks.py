@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from kedge.cli.frame import Failure, config_of
 from kedge.config import SETTINGS, Config, config_path, mask
+from kedge.config.switch import SWITCH, chaining_enabled
 from kedge.errors import InvalidSetting
 
 State = Literal["ok", "note", "wrong"]
@@ -29,7 +30,6 @@ KEYS = {
     "ANTHROPIC_API_KEY": "anthropic:…",
     "KEDGE_API_KEY": "responses:<url>#model",
 }
-SWITCH = "ENABLE_RESPONSE_BOUNDARY_TRACKING"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,5 +119,5 @@ def check_keys(environ: Mapping[str, str]) -> Iterator[Check]:
     if not found:
         advice = f"Set {', '.join(KEYS)} for other models than the built-in one."
         yield Check("keys", "note", "none is set; the practice model needs none", advice)
-    if environ.get(SWITCH, "1").strip().lower() in ("0", "false", "off", "no"):
+    if not chaining_enabled():
         yield Check(SWITCH, "note", "chaining is switched off", "Unset it to chain again.")

@@ -132,6 +132,8 @@ def run(
     keep_bodies: bool = False,
 ) -> None:
     """Serve until a signal comes; with a ``store``, show the page as well."""
+    from kedge.config.switch import chaining_enabled
+    from kedge.observe import measure
     from kedge.server.run import bind
     from kedge.tokens import count_text
 
@@ -143,6 +145,7 @@ def run(
         def announce() -> None:
             # The vocabulary takes a while to load: do it before somebody waits for it.
             threading.Thread(target=count_text, args=("hello",), daemon=True).start()
+            measure("responses_chained_mode_enabled", int(chaining_enabled()))
             # What lives this long will live on: do not look at it again and again.
             gc.collect()
             gc.freeze()

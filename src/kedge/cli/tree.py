@@ -14,6 +14,8 @@ from kedge.cli.words import short_id
 if TYPE_CHECKING:
     from kedge.cli.trees import Tree
 
+WIDEST = 15
+"""How many columns of lanes are lined up; what is wider stands out."""
 SIGNS = {"root": "◇", "failed": "✗", "compacted": "◆", "edited": "◆", "merged": "◆"}
 MARKS = {"expired": "yellow", "lost": "yellow", "failed": "red", "unstored": "yellow"}
 
@@ -50,7 +52,7 @@ def lines(tree: "Tree", now: float, limit: int = 0) -> list[str]:
         shown = shown[:limit]
     signs = {node.id: SIGNS[node.kind] for node in shown if node.kind in SIGNS}
     rows = list(draw(((node.id, node.parent) for node in shown), signs))
-    width = max((len(row.lanes) for row in rows), default=0)
+    width = max((len(row.lanes) for row in rows if len(row.lanes) <= WIDEST), default=0)
     return [
         row.lanes if row.node is None else f"{row.lanes:<{width}}  {_told(tree, row.node, now)}"
         for row in rows

@@ -6,13 +6,13 @@ is sent again, or at least said so and never built upon. Only a finished respons
 """
 
 import json
-import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from kedge.config.switch import chaining_enabled
 from kedge.engines import asides
 from kedge.engines.accounts import (
     note_forgetting,
@@ -63,10 +63,6 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 log = get_logger(__name__)
-
-SWITCH = "ENABLE_RESPONSE_BOUNDARY_TRACKING"
-"""Set to 0 in the environment, this turns chaining off everywhere at once."""
-
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
@@ -326,7 +322,7 @@ class ResponsesEngine(Engine):
     def _mode(self, turn: Turn, request: Request) -> tuple[Mode, Mode, str]:
         """The mode to send in, the one that was asked for, and why they differ."""
         wanted = request.mode or get_state(turn).mode or self.mode
-        enabled = os.environ.get(SWITCH, "1").strip().lower() not in ("0", "false", "off", "no")
+        enabled = chaining_enabled()
         measure("responses_chained_mode_enabled", int(enabled))
         if not enabled:
             return "stateless", wanted, "switched_off"
