@@ -13,11 +13,11 @@ from kedge.engines import Engine
 from kedge.errors import NotInStore
 from kedge.store import ConversationRow, Node, Store
 from kedge.store.overview import Overview, Tree, exchange_of, is_expiring, tree_of
-from kedge.web.chains import Chain, chain_of
+from kedge.web.chains import Chain, chain_of, sums_of
 from kedge.web.layout import Layout, Sums, lay_out
 from kedge.web.plans import card_of, plan_again
-from kedge.web.talk import exchanges_of
-from kedge.web.views import Branch, Comparison, ConversationView, Exchange, PlanCard
+from kedge.web.talk import draw_exchanges, draw_said, names_of, spans_of
+from kedge.web.views import Branch, Comparison, ConversationView, PlanCard
 
 SHOWN_EXCHANGES = 40
 """How many exchanges of a path are shown unless all are asked for."""
@@ -46,10 +46,11 @@ class Desk:
         tree = await tree_of(self.store, row)
         chain = chain_of(tree, self.clock())
         node = find_node(tree, at) if at else row.head
-        path, pending = await self._path(row, tree, node)
+        spans, said = spans_of(path_to(tree, node), tree.responses)
+        omitted = 0 if whole else max(len(spans) - SHOWN_EXCHANGES, 0)
+        blocks = (await self.store.load(row, node)).blocks
         chosen = str(chain.parents.get(node, 0) or "")
         layout = lay_out(chain.nodes, chosen, unfold)
-        omitted = 0 if whole else max(len(path) - SHOWN_EXCHANGES, 0)
         return ConversationView(
             id=row.id,
             name=row.title or _first_words(tree) or "New conversation",
@@ -60,8 +61,8 @@ class Desk:
             chosen=chosen,
             chosen_label=_label(chain, chosen),
             head=chain.head,
-            path=path[omitted:],
-            pending=pending,
+            path=draw_exchanges(spans[omitted:], blocks),
+            pending=draw_said(said, blocks, names_of(blocks)),
             branches=_branches(layout),
             sums=chain.sums,
             omitted=omitted,
@@ -73,20 +74,20 @@ class Desk:
         tree = await tree_of(self.store, row)
         chain = chain_of(tree, self.clock())
         ends = [find_node(tree, end) for end in (left, right)]
-        paths = [(await self._path(row, tree, end))[0] for end in ends]
-        shared = _shared([each.node for each in paths[0]], [each.node for each in paths[1]])
+        paths = [spans_of(path_to(tree, end), tree.responses)[0] for end in ends]
+        blocks = [(await self.store.load(row, end)).blocks for end in ends]
+        shared = _shared([each.node.id for each in paths[0]], [each.node.id for each in paths[1]])
         own = [path[shared:] for path in paths]
-        sums = {node.id: node.sums for node in chain.nodes}
-        added = [sum((sums[str(each.node)] for each in path), Sums()) for path in own]
+        added = [sum((sums_of(each.row) for each in path), Sums()) for path in own]
         labels = [_label(chain, str(chain.parents.get(end, end))) for end in ends]
         return Comparison(
             id=row.id,
             name=row.title or _first_words(tree) or "New conversation",
             left=str(ends[0]),
             right=str(ends[1]),
-            common=paths[0][:shared][-SHOWN_EXCHANGES:],
-            left_path=own[0][:SHOWN_EXCHANGES],
-            right_path=own[1][:SHOWN_EXCHANGES],
+            common=draw_exchanges(paths[0][:shared][-SHOWN_EXCHANGES:], blocks[0]),
+            left_path=draw_exchanges(own[0][:SHOWN_EXCHANGES], blocks[0]),
+            right_path=draw_exchanges(own[1][:SHOWN_EXCHANGES], blocks[1]),
             left_label=labels[0],
             right_label=labels[1],
             left_sums=added[0],
@@ -107,12 +108,6 @@ class Desk:
         before = (tree.responses.get(each.id) for each in path_to(tree, response.parent))
         line = frozenset(each.provider_response_id for each in before if each)
         return card_of(plan, response, turn, line, await exchange_of(self.store, node))
-
-    async def _path(
-        self, row: ConversationRow, tree: Tree, node: int
-    ) -> tuple[tuple[Exchange, ...], tuple[Any, ...]]:
-        loaded = await self.store.load(row, node)
-        return exchanges_of(path_to(tree, node), loaded.blocks, tree.responses)
 
     def _model(self, tree: Tree) -> str:
         newest = max(tree.responses, default=0)

@@ -7,7 +7,7 @@ each of which ends with a response.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 from kedge.store import Node, ResponseRow
@@ -39,32 +39,73 @@ PICTURES = ("data:image/png;", "data:image/jpeg;", "data:image/gif;", "data:imag
 """Images whose bytes may be shown; what lies elsewhere is not fetched."""
 
 
-def messages_of(blocks: Sequence[Block]) -> tuple[Message, ...]:
+def names_of(blocks: Sequence[Block]) -> dict[str, str]:
+    """The names of the tools that were called, by call."""
+    return {block.call_id: block.name for block in blocks if isinstance(block, ToolCallBlock)}
+
+
+def messages_of(blocks: Sequence[Block], names: Mapping[str, str]) -> tuple[Message, ...]:
     """Blocks as messages; a result is shown under the name of the tool that gave it."""
-    names = {block.call_id: block.name for block in blocks if isinstance(block, ToolCallBlock)}
     return tuple(_message(block, names) for block in blocks)
 
 
-def exchanges_of(
-    path: Sequence[Node],
-    blocks: Sequence[Block],
-    responses: Mapping[int, ResponseRow],
-) -> tuple[tuple[Exchange, ...], tuple[Message, ...]]:
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One exchange as places among the blocks, before any of it is drawn."""
+
+    node: Node
+    row: ResponseRow
+    before: int
+    asked: tuple[tuple[Node, int, int], ...]
+    answered: tuple[int, int]
+
+
+def spans_of(
+    path: Sequence[Node], responses: Mapping[int, ResponseRow]
+) -> tuple[tuple[Span, ...], tuple[tuple[Node, int, int], ...]]:
     """The exchanges on a path, and what was said after the last of them."""
-    messages = messages_of(blocks)
-    done: list[Exchange] = []
-    said: list[Message] = []
+    done: list[Span] = []
+    said: list[tuple[Node, int, int]] = []
     before = 0
     for node, start, stop in ranges(path):
         before = node.parent if node.kind == "asked" else before
-        own = _told(messages[start:stop], node.kind)
         row = responses.get(node.id)
         if row is None:
-            said += own
+            said.append((node, start, stop))
             continue
-        done.append(_exchange(node, row, before, said, own))
+        done.append(Span(node, row, before, tuple(said), (start, stop)))
         said, before = [], 0
     return tuple(done), tuple(said)
+
+
+def draw_exchanges(spans: Sequence[Span], blocks: Sequence[Block]) -> tuple[Exchange, ...]:
+    """Exchanges, ready to be read."""
+    names = names_of(blocks)
+    return tuple(
+        Exchange(
+            node=span.node.id,
+            before=span.before,
+            response_id=span.row.provider_response_id,
+            asked=draw_said(span.asked, blocks, names),
+            answered=messages_of(blocks[slice(*span.answered)], names),
+            row=span.row,
+            status=span.row.status,
+            error=span.row.error,
+            created_at=span.row.created_at or span.node.created_at,
+        )
+        for span in spans
+    )
+
+
+def draw_said(
+    said: Sequence[tuple[Node, int, int]], blocks: Sequence[Block], names: Mapping[str, str]
+) -> tuple[Message, ...]:
+    """What was said at some nodes, ready to be read."""
+    return tuple(
+        message
+        for node, start, stop in said
+        for message in _told(messages_of(blocks[start:stop], names), node.kind)
+    )
 
 
 def ranges(path: Sequence[Node]) -> Iterator[tuple[Node, int, int]]:
@@ -76,26 +117,6 @@ def ranges(path: Sequence[Node]) -> Iterator[tuple[Node, int, int]]:
         limit = min(limit, node.kept)
     for node, stop in zip(path, reversed(limits), strict=True):
         yield node, min(node.kept, stop), stop
-
-
-def _exchange(
-    node: Node,
-    row: ResponseRow,
-    before: int,
-    asked: Sequence[Message],
-    answered: Sequence[Message],
-) -> Exchange:
-    return Exchange(
-        node=node.id,
-        before=before,
-        response_id=row.provider_response_id,
-        asked=tuple(asked),
-        answered=tuple(answered),
-        row=row,
-        status=row.status,
-        error=row.error,
-        created_at=row.created_at or node.created_at,
-    )
 
 
 def _told(messages: Sequence[Message], kind: str) -> list[Message]:
