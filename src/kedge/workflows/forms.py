@@ -128,3 +128,8 @@ def _listed(lines: list[str]) -> str:
     more = len(lines) - MOST_PROBLEMS
     shown = [f"- {line}" for line in lines[:MOST_PROBLEMS]]
     return "\n".join([*shown, f"- and {more} more"] if more > 0 else shown)
+
+
+def plain_value(value: Any) -> Any:
+    """A value of any form as JSON can say it."""
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value

@@ -1,0 +1,133 @@
+"""``kedge batch``: conversations from a file, with progress; run it again to go on."""
+
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import anyio
+import click
+
+from kedge.batch import AsyncioRunner, Progress, Runner, Summary, run_batch
+from kedge.cli.frame import command as kedge_command
+from kedge.cli.frame import setting
+from kedge.cli.output import dim, say, say_json
+from kedge.config.places import store_url
+
+
+@kedge_command("batch", short_help="Have thousands of conversations from a file; resumable.")
+@click.argument("prompts", type=click.Path())
+@click.option("--out", required=True, type=click.Path(), help="Where results are added.")
+@setting("model")
+@setting("store")
+@click.option("--name", default="", help="A name for the batch.  [default: made of --out]")
+@click.option(
+    "--concurrency", default=8, show_default=True, type=click.IntRange(1), help="At the same time."
+)
+@click.option(
+    "--requests-per-minute", default=0, type=click.IntRange(0), help="At most.  [default: no limit]"
+)
+@click.option(
+    "--tokens-per-minute", default=0, type=click.IntRange(0), help="At most.  [default: no limit]"
+)
+@click.option(
+    "--attempts", default=4, show_default=True, type=click.IntRange(1), help="Tries per request."
+)
+@click.option(
+    "--runner",
+    default="asyncio",
+    show_default=True,
+    type=click.Choice(["asyncio", "dbos"]),
+    help="Where lines run: in this process, or in workers (extra dbos).",
+)
+@click.option(
+    "--workers", default=2, show_default=True, type=click.IntRange(1), help="Processes of dbos."
+)
+def command(
+    *,
+    prompts: str,
+    out: str,
+    model: str,
+    store: str,
+    name: str,
+    concurrency: int,
+    requests_per_minute: int,
+    tokens_per_minute: int,
+    attempts: int,
+    runner: str,
+    workers: int,
+    as_json: bool,
+) -> None:
+    """Have the conversations of PROMPTS, a JSONL file, and add a result for each to --out.
+
+    Run it again to go on after an interruption: what is finished is skipped, and no answer that was saved
+    is paid for again. The exit code is 1 if a line failed.
+    """
+    with _progress() as watch:
+
+        async def work() -> Summary:
+            return await run_batch(
+                prompts,
+                out,
+                store_url=store_url(store),
+                model=model,
+                name=name,
+                runner=_runner(runner, workers),
+                concurrency=concurrency,
+                requests_per_minute=requests_per_minute,
+                tokens_per_minute=tokens_per_minute,
+                attempts=attempts,
+                watch=watch,
+            )
+
+        summary = anyio.run(work)
+    if as_json:
+        say_json(asdict(summary))
+    else:
+        _show(summary)
+    if summary.failed:
+        raise click.exceptions.Exit(1)
+
+
+def _runner(name: str, workers: int) -> Runner:
+    if name == "asyncio":
+        return AsyncioRunner()
+    from kedge.batch.dbos_runner import DbosRunner
+
+    return DbosRunner(workers)
+
+
+@contextmanager
+def _progress() -> Generator[Callable[[Progress], None] | None]:
+    """A bar on standard error, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None)
+
+        def watch(progress: Progress) -> None:
+            words = f"{progress.failed} failed" if progress.failed else ""
+            bar.update(task, total=progress.total, completed=progress.done, description=words)
+
+        yield watch
+
+
+def _show(summary: Summary) -> None:
+    skipped = f", {summary.skipped} were finished before" if summary.skipped else ""
+    say(f"{summary.completed} of {summary.total} completed, {summary.failed} failed{skipped}")
+    for kind, count in sorted(summary.errors.items()):
+        say(f"  {count} {kind}")
+    tokens = f"{summary.input_tokens} tokens in, {summary.output_tokens} out"
+    unpriced = f" ({summary.unpriced} without a price)" if summary.unpriced else ""
+    say(dim(f"[{tokens}, ${summary.cost:.4f}{unpriced}, {summary.seconds:.1f} s]"))

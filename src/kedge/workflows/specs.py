@@ -1,0 +1,200 @@
+"""Workflows as data: a TOML file or options of the command line, and the same again from the store.
+
+What a workflow was begun with is kept with it as plain data, so it can be resumed by its id alone. A
+function is named as ``module:function``; its module is looked for beside the file, then everywhere.
+"""
+
+import importlib
+import importlib.util
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from kedge.errors import InvalidWorkflow
+from kedge.store import Store
+from kedge.workflows.debate import debate
+from kedge.workflows.events import Kind, Watch, unwatched
+from kedge.workflows.judges import ModelJudge
+from kedge.workflows.refine import refine
+from kedge.workflows.steps import steps
+from kedge.workflows.values import DebateResult, RefineResult, Side, Step, StepsResult
+
+Spec = dict[str, Any]
+Result = RefineResult | DebateResult | StepsResult
+
+_JUDGE = ("function", "schema", "rubric", "model")
+_KEYS: Mapping[Kind, Mapping[str, type | tuple[type, ...]]] = {
+    "refine": {"model": str, "task": str, "rounds": int, "judge": dict, "folder": str},
+    "debate": {
+        "question": str,
+        "rounds": int,
+        "sides": list,
+        "judge": dict,
+        "model": str,
+        "folder": str,
+    },
+    "steps": {"model": str, "inputs": dict, "steps": list, "folder": str},
+}
+_REQUIRED: Mapping[Kind, tuple[str, ...]] = {
+    "refine": ("task", "judge"),
+    "debate": ("question", "sides", "judge"),
+    "steps": ("steps",),
+}
+_WORDS = {str: "a text", int: "a whole number", dict: "a table", list: "a list"}
+
+
+def read_spec(path: str | Path) -> Spec:
+    """A workflow from a TOML file."""
+    file = Path(path)
+    try:
+        data: Spec = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidWorkflow(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidWorkflow(f"{file} is no valid TOML: {error}") from error
+    data.pop("kind", None)
+    return {**data, "folder": str(file.absolute().parent)}
+
+
+def check_spec(kind: Kind, spec: Spec) -> None:
+    """Refuse what cannot be, by name."""
+    for key, value in spec.items():
+        wanted = _KEYS[kind].get(key)
+        if wanted is None:
+            there = ", ".join(name for name in _KEYS[kind] if name != "folder")
+            raise InvalidWorkflow(f"a {kind} has no place for {key!r}; it takes {there}")
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            raise InvalidWorkflow(f"{key} of a {kind} must be {_WORDS[cast('type', wanted)]}")
+    for key in _REQUIRED[kind]:
+        if not spec.get(key):
+            raise InvalidWorkflow(f"a {kind} needs {key!r}: in its file, or as an option")
+
+
+async def run_spec(
+    kind: Kind, spec: Spec, store: Store, *, workflow: str = "", watch: Watch = unwatched
+) -> Result:
+    """Run a workflow that is given as data."""
+    check_spec(kind, spec)
+    return await _RUNNERS[kind](
+        spec, store, {"workflow": workflow, "watch": watch, "spec": {"file": spec}}
+    )
+
+
+async def _refine(spec: Spec, store: Store, common: dict[str, Any]) -> Result:
+    model = spec.get("model", "practice")
+    judge = _judge(spec, model)
+    rounds = spec.get("rounds", 4)
+    return await refine(
+        spec["task"], judge=judge, store=store, engine=model, rounds=rounds, **common
+    )
+
+
+async def _debate(spec: Spec, store: Store, common: dict[str, Any]) -> Result:
+    model = spec.get("model", "practice")
+    sides: list[Side] = []
+    for place, given in enumerate(cast("list[object]", spec["sides"])):
+        side = _table(given, f"sides[{place}]", ("name", "model", "brief"), ("name",))
+        sides.append(Side(side["name"], side.get("model") or model, side.get("brief", "")))
+    if spec["judge"].get("schema"):
+        raise InvalidWorkflow("the judge of a debate is a function or a rubric")
+    judge = _judge(spec, model)
+    rounds = spec.get("rounds", 3)
+    return await debate(sides, spec["question"], judge=judge, store=store, rounds=rounds, **common)
+
+
+async def _steps(spec: Spec, store: Store, common: dict[str, Any]) -> Result:
+    pipeline: list[Step] = []
+    for place, given in enumerate(cast("list[object]", spec["steps"])):
+        keys = ("name", "prompt", "schema", "attempts")
+        step = _table(given, f"steps[{place}]", keys, ("name", "prompt"))
+        form = _schema(step["schema"], spec) if "schema" in step else None
+        pipeline.append(Step(step["name"], step["prompt"], form, step.get("attempts", 3)))
+    return await steps(
+        pipeline,
+        inputs=spec.get("inputs", {}),
+        store=store,
+        engine=spec.get("model", "practice"),
+        **common,
+    )
+
+
+_RUNNERS: Mapping[Kind, Callable[[Spec, Store, dict[str, Any]], Any]] = {
+    "refine": _refine,
+    "debate": _debate,
+    "steps": _steps,
+}
+
+
+def _judge(spec: Spec, model: str) -> Any:
+    given = _table(spec["judge"], "judge", _JUDGE, ())
+    named = [key for key in ("function", "schema", "rubric") if given.get(key)]
+    if len(named) != 1:
+        raise InvalidWorkflow("a judge is a function, a schema or a rubric: name one of them")
+    match named[0]:
+        case "function":
+            return load_function(given["function"], spec.get("folder", ""))
+        case "schema":
+            return _schema(given["schema"], spec)
+        case _:
+            return ModelJudge(given.get("model") or model, given["rubric"])
+
+
+def _schema(given: object, spec: Spec) -> Any:
+    """A schema as a table, or as the name of a JSON file."""
+    if not isinstance(given, str):
+        return given
+    path = Path(spec.get("folder", ""), given)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidWorkflow(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidWorkflow(f"{path} is no valid JSON: {error}") from error
+
+
+def _table(
+    given: object, place: str, keys: tuple[str, ...], required: tuple[str, ...]
+) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise InvalidWorkflow(f"{place} must be a table")
+    table = cast("dict[str, Any]", given)
+    unknown = sorted(set(table) - set(keys))
+    if unknown:
+        raise InvalidWorkflow(
+            f"{place} has no place for {unknown[0]!r}; it takes {', '.join(keys)}"
+        )
+    for key in required:
+        if not isinstance(table.get(key), str) or not table[key]:
+            raise InvalidWorkflow(f"{place} needs {key!r}, a text")
+    return table
+
+
+def load_function(path: str, folder: str = "") -> Callable[..., Any]:
+    """The function at ``module:function``."""
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise InvalidWorkflow(f"a function is named as module:function, not {path!r}")
+    try:
+        module = _module(module_name, Path(folder))
+    except ImportError as error:
+        raise InvalidWorkflow(f"cannot import {module_name!r} for {path!r}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise InvalidWorkflow(f"{module_name!r} has no function named {name!r}")
+    return function
+
+
+def _module(name: str, folder: Path) -> Any:
+    file = folder / f"{name}.py"
+    if not name.isidentifier() or not file.is_file():
+        return importlib.import_module(name)
+    found = importlib.util.spec_from_file_location(f"kedge_workflow_{name}", file)
+    if found is None or found.loader is None:
+        raise ImportError(f"{file} is no module")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[found.name] = module  # dataclasses look for the module of their fields
+    found.loader.exec_module(module)
+    return module

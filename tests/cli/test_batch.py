@@ -1,0 +1,95 @@
+"""``kedge batch``: a file in, a file out, and a summary."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kedge.cli import group
+from kedge.testing import TestServer
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestServer) -> Path:
+    """A folder with prompts, a store, and a model."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.toml").touch()
+    monkeypatch.setenv("KEDGE_CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store.db"))
+    monkeypatch.setenv("KEDGE_MODEL", f"responses:{kedge_server.base_url}#practice")
+    lines: list[dict[str, Any]] = [
+        {"id": "sum", "prompt": "What is 2 + 3?"},
+        {"id": "ship", "prompts": ["My ship is the Argo.", "What is my ship?"]},
+    ]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return tmp_path
+
+
+def batch(*options: str) -> Result:
+    return CliRunner().invoke(group, ["batch", "prompts.jsonl", "--out", "out.jsonl", *options])
+
+
+def test_a_batch_is_run_and_summed_up(folder: Path) -> None:
+    """Words for people; nothing is drawn where there is no terminal."""
+    done = batch("--concurrency", "2", "--requests-per-minute", "100")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("2 of 2 completed, 0 failed\n")
+    assert done.stderr == ""
+    found = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+    assert {each["id"]: each["answers"][-1] for each in found} == {
+        "sum": "2 + 3 = 5.",
+        "ship": "Your ship is the Argo.",
+    }
+
+
+def test_a_batch_is_summed_up_for_scripts(folder: Path) -> None:
+    """And a second run has nothing to do."""
+    assert json.loads(batch("--json").stdout)["completed"] == 2
+    again = json.loads(batch("--json").stdout)
+    assert (again["skipped"], again["completed"], again["input_tokens"]) == (2, 0, 0)
+    assert "2 were finished before" in batch().stdout
+
+
+def test_a_failed_line_is_an_exit_code(folder: Path) -> None:
+    """With a count of each kind of error."""
+    with (folder / "prompts.jsonl").open("a") as file:
+        file.write('\n{"id": "bad", "prompt": "x", "model": "nobody:x"}')
+    done = batch()
+    assert done.exit_code == 1
+    assert "2 of 3 completed, 1 failed\n  1 CannotConnect" in done.stdout
+
+
+def test_a_wrong_line_is_told_in_one_line(folder: Path) -> None:
+    """With its number."""
+    (folder / "prompts.jsonl").write_text("{}\n")
+    done = batch()
+    assert done.exit_code == 1
+    assert "line 1 of prompts.jsonl needs either a prompt or prompts" in done.stderr
+
+
+def test_progress_is_drawn_on_a_terminal(folder: Path) -> None:
+    """A bar on standard error, and the result on standard output."""
+    controller, terminal = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "kedge", "batch", "prompts.jsonl", "--out", "out.jsonl", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
+        timeout=60,
+        check=True,
+    )
+    os.close(terminal)
+    drawn = b""
+    with suppress(OSError):  # the other end is closed
+        while piece := os.read(controller, 4096):
+            drawn += piece
+    os.close(controller)
+    assert b"2/2" in drawn
+    assert json.loads(done.stdout)["completed"] == 2

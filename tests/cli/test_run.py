@@ -1,0 +1,157 @@
+"""``kedge run``: workflows from files and options, told to people and to scripts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kedge.cli import group
+from kedge.cli.workflow_progress import told
+from kedge.testing import TestServer
+from kedge.workflows import (
+    Answered,
+    Asked,
+    Judged,
+    Ruled,
+    Ruling,
+    Verdict,
+    WorkflowFinished,
+    WorkflowStarted,
+)
+
+JUDGE = """
+def five(answer):
+    return "" if "5" in answer else "Say five."
+
+def first(said):
+    return said[0].side
+"""
+STEPS = """
+[inputs]
+number = 5
+[[steps]]
+name = "double"
+prompt = "What is {number} * 2?"
+schema = "double.json"
+[[steps]]
+name = "more"
+prompt = "What is {double.result} + 1?"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestServer) -> Path:
+    """A folder with a judge, a store, and a model."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.toml").touch()
+    monkeypatch.setenv("KEDGE_CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store.db"))
+    monkeypatch.setenv("KEDGE_MODEL", f"responses:{kedge_server.base_url}#practice")
+    (tmp_path / "judging.py").write_text(JUDGE)
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(group, ["run", *arguments])
+
+
+def report(*arguments: str) -> dict[str, Any]:
+    done = run(*arguments, "--json")
+    assert done.exit_code == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_refine_by_options_and_again_by_its_id(folder: Path, kedge_server: TestServer) -> None:
+    """The same result, and nothing is sent the second time."""
+    done = run("refine", "--task", "What is 2+3?", "--judge", "judging:five", "--id", "wf_one")
+    assert done.exit_code == 0, done.stderr
+    assert "round 1  2+3 = 5.\njudged   good" in done.stdout
+    assert "[passed after 1 rounds, wf_one]" in done.stdout
+    again = report("refine", "--resume", "wf_one")
+    assert again["passed"] is True
+    assert again["rounds"][0]["stored"] is True
+    assert len(kedge_server.requests) == 1
+
+
+def test_debate_by_options(folder: Path) -> None:
+    """Sides with their models, and a function that decides."""
+    model = "--side=b=practice"
+    found = report("debate", "--question", "Tea?", "--side=a", model, "--judge", "judging:first")
+    assert found["ruling"] == {"over": True, "winner": "a", "reason": ""}
+    assert [each["side"] for each in found["arguments"]] == ["a", "b"]
+    done = run("debate", "--question", "Tea?", "--side=a", "--side=b", "--judge", "judging:first")
+    assert "[a won after 1 rounds" in done.stdout
+
+
+def test_steps_from_a_file(folder: Path) -> None:
+    """With a schema beside it, and an input in place of the file's."""
+    (folder / "double.json").write_text(
+        '{"type": "object", "required": ["result"], "properties": {"result": {"type": "number"}}}'
+    )
+    (folder / "steps.toml").write_text(STEPS)
+    assert report("steps", "steps.toml")["results"] == {
+        "double": {"result": 10},
+        "more": "10 + 1 = 11.",
+    }
+    found = report("steps", "steps.toml", "--input", "number=7")
+    assert found["results"]["more"] == "14 + 1 = 15."
+    assert report("steps", "--resume", found["workflow"])["results"] == found["results"]
+    assert "more  10 + 1 = 11." in run("steps", "steps.toml").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["refine"], "a refine needs 'task'"),
+        (["refine", "--task", "x"], "a refine needs 'judge'"),
+        (["refine", "--task", "x", "--judge", "five"], "named as module:function"),
+        (["refine", "--task", "x", "--judge", "judging:six"], "no function named 'six'"),
+        (["refine", "--task", "x", "--judge", "nothing:x"], "cannot import 'nothing'"),
+        (["refine", "--task", "x", "--schema", "none.json"], "cannot be read"),
+        (["refine", "--task", "x", "--judge", "a:b", "--rubric", "c"], "name one of them"),
+        (["refine", "none.toml"], "cannot be read"),
+        (["refine", "--resume", "wf_none"], "there is no workflow 'wf_none'"),
+        (["refine", "--resume", "wf_none", "--task", "x"], "give --resume alone"),
+        (["debate", "--question", "x", "--side=a", "--rubric", "y"], "two or more sides"),
+        (["steps", "bad.toml"], "steps[0] needs 'prompt'"),
+        (["steps", "worse.toml"], "has no place for 'step'"),
+        (["steps", "worst.toml"], "is no valid TOML"),
+    ],
+)
+def test_what_cannot_be_run_is_told_in_one_line(
+    arguments: list[str], words: str, folder: Path, kedge_server: TestServer
+) -> None:
+    """And nothing is sent."""
+    (folder / "bad.toml").write_text('[[steps]]\nname = "a"\n')
+    (folder / "worse.toml").write_text('[[step]]\nname = "a"\n')
+    (folder / "worst.toml").write_text("steps =")
+    done = run(*arguments)
+    assert done.exit_code == 1
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+    assert not kedge_server.requests
+
+
+def test_every_event_has_its_words() -> None:
+    """What a terminal shows of a workflow on its way."""
+    lines = [
+        told(WorkflowStarted("wf_1", "refine", 4, resumed=True)),
+        told(Asked("wf_1", "author", 1)),
+        told(Answered("wf_1", "author", 1, "Two\nlines", stored=True)),
+        told(Judged("wf_1", "author", 1, Verdict(False, "More.", 0.5))),
+        told(Ruled("wf_1", 2, Ruling(over=True, winner="a"))),
+        told(WorkflowFinished("wf_1", "refine", passed=True)),
+    ]
+    assert [line for line, _ in lines if line] == [
+        "refine wf_1 goes on, at most 4",
+        "1: author says (was there already): Two lines",
+        "1: judged [0.5]: not yet: More.",
+        "2: ruled: over, a has won",
+    ]
+    assert [awaited for _, awaited in lines if awaited] == [
+        "beginning",
+        "1: author is asked",
+        "done",
+    ]

@@ -1,0 +1,87 @@
+"""``kedge stats``: numbers for scripts, and small charts for people."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kedge import run_sync
+from kedge.cli import group
+from kedge.cli.stats_view import sparkline
+from kedge.conversation import Conversation
+from kedge.store import open_store
+from kedge.testing import TestServer
+
+
+@pytest.fixture
+def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestServer) -> None:
+    """A store with a conversation that was once forgotten."""
+    (tmp_path / "config.toml").touch()
+    monkeypatch.setenv("KEDGE_CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store.db"))
+
+    async def talk() -> None:
+        engine = f"responses:{kedge_server.base_url}#practice"
+        async with (
+            await open_store(f"sqlite:///{tmp_path}/store.db") as store,
+            await Conversation.create(store, engine) as conversation,
+        ):
+            for text in ("One", "Two", "Three"):
+                await conversation.send(text)
+            kedge_server.forget()
+            await conversation.send("Four")
+
+    run_sync(talk())
+
+
+def stats(*options: str) -> Result:
+    return CliRunner().invoke(group, ["stats", *options])
+
+
+def test_numbers_for_scripts(filled: None) -> None:
+    """Everything, and the same over time."""
+    found = json.loads(stats("--json", "--buckets", "4").stdout)
+    assert found["requests"]["total"] == 4
+    assert found["requests"]["healed"] == [{"name": "gone", "count": 1}]
+    assert found["chains"]["lengths"] == [[1, 1], [3, 1]]
+    assert sum(each["requests"] for each in found["over_time"]) == 4
+    assert len(found["over_time"]) == 4
+
+
+def test_charts_for_people(filled: None) -> None:
+    """Tables, bars and lines of blocks."""
+    shown = stats().stdout
+    for words in ("4 in 1 conversations", "longest 3", "Healed by reason", "gone", "practice", "█"):
+        assert words in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "total"),
+    [
+        (["--since", "1h"], 4),
+        (["--until", "1h"], 0),
+        (["--since", "2020-01-01", "--until", "2020-01-02T12:00"], 0),
+        (["--model", "practice"], 4),
+        (["--provider", "nobody"], 0),
+    ],
+)
+def test_any_range_and_any_name(options: list[str], total: int, filled: None) -> None:
+    """Days, hours ago, models and providers."""
+    assert json.loads(stats(*options, "--json").stdout)["requests"]["total"] == total
+    if not total:
+        assert "nothing to tell" in stats(*options).stdout
+
+
+def test_what_is_no_time_is_said_so(filled: None) -> None:
+    """With the ways to write one."""
+    done = stats("--since", "tomorrow")
+    assert done.exit_code == 2
+    assert "write 2026-11-15" in done.stderr
+
+
+def test_a_line_of_blocks_shows_the_least_of_something() -> None:
+    """And a blank for nothing."""
+    assert sparkline([0, 1, 1000, 500]) == " ▁█▄"
+    assert sparkline([0, 0]) == "  "
+    assert sparkline([]) == ""
