@@ -133,6 +133,10 @@ def test_online_asks_who_has_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
         assert checks["reach openai"]["state"] == "wrong"
         assert "refuses the key (401)" in checks["reach openai"]["found"]
         assert result.exit_code == 1
+        monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", server.url)
+        monkeypatch.setenv("AZURE_OPENAI_API_KEY", KEY)
+        assert "/openai/v1/models" in look("--online")[1]["reach azure"]["found"]
+        monkeypatch.delenv("AZURE_OPENAI_API_KEY")
     _, checks = look("--online", "--timeout", "2")
     assert "cannot be reached" in checks["reach openai"]["found"]
 
@@ -142,6 +146,12 @@ def test_online_asks_the_configured_server(monkeypatch: pytest.MonkeyPatch) -> N
     with serve() as server:
         monkeypatch.setenv("KEDGE_MODEL", f"responses:{server.base_url}#x")
         assert look("--online")[1]["reach responses"]["state"] == "ok"
+    with serve() as server:
+        monkeypatch.setenv("KEDGE_MODEL", f"chat:{server.base_url}#x")
+        assert look("--online")[1]["reach chat"]["state"] == "ok"
+        monkeypatch.setenv("KEDGE_MODEL", "ollama:llama3.2")
+        monkeypatch.setenv("OLLAMA_HOST", server.url)
+        assert look("--online")[1]["reach ollama"]["state"] == "ok"
     monkeypatch.setenv("KEDGE_MODEL", "responses:http://ada:planted@127.0.0.1:9/v1#x")
     result, checks = look("--online")
     assert checks["reach responses"]["state"] == "wrong"

@@ -4,9 +4,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from cli.talks import kedge, talked, told
+from kedge.cli import group
+from kedge.cli.stored import complete_names
 from kedge.loops import run_sync
 from kedge.store import open_store
 from kedge.testing.serving import TestServer
@@ -237,3 +240,13 @@ def test_doctor_looks_at_the_store(server: TestServer, alone: Path) -> None:
     result = kedge("doctor", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["ok"] is False
+
+
+def test_names_are_completed(server: TestServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Titles and ids of conversations; a store that is not there offers none."""
+    context = click.Context(group)
+    parameter = click.Argument(["conversation"])
+    assert complete_names(context, parameter, "har") == ["harbour"]
+    assert len(complete_names(context, parameter, "conv_")) == 2
+    monkeypatch.setenv("KEDGE_STORE", "/nowhere/at/all.db")
+    assert complete_names(context, parameter, "") == []

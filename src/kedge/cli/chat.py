@@ -11,13 +11,17 @@ import click
 
 from kedge.cli.frame import SOURCES, setting
 from kedge.cli.frame import command as kedge_command
-from kedge.cli.stored import store_option
+from kedge.cli.stored import complete_names, store_option
 
 
 @kedge_command("chat", short_help="Talk with a model; see what was sent, and why.")
 @setting("model")
 @click.option(
-    "--conversation", "-c", metavar="NAME", help="Keep it under this name, or go on with it."
+    "--conversation",
+    "-c",
+    metavar="NAME",
+    shell_complete=complete_names,
+    help="Keep it under this name, or go on with it.",
 )
 @setting("system", "system_text")
 @click.option(

@@ -6,7 +6,14 @@ import click
 
 from kedge.cli.frame import command as kedge_command
 from kedge.cli.output import dim, say, say_json
-from kedge.cli.stored import find_conversation, find_place, look_for, store_option, with_store
+from kedge.cli.stored import (
+    conversation_argument,
+    find_conversation,
+    find_place,
+    look_for,
+    store_option,
+    with_store,
+)
 from kedge.cli.words import plural
 from kedge.errors import NotInStore
 
@@ -18,7 +25,7 @@ WIDTH = 100
 
 
 @kedge_command("diff", short_help="Show what two branches or two moments do not share.")
-@click.argument("conversation")
+@conversation_argument
 @click.argument("left")
 @click.argument("right", default="head")
 @store_option

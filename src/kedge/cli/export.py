@@ -7,14 +7,16 @@ import click
 
 from kedge.cli.frame import command as kedge_command
 from kedge.cli.output import say_json
-from kedge.cli.stored import MANY, find_conversation, store_option, with_store
+from kedge.cli.stored import MANY, complete_names, find_conversation, store_option, with_store
 
 if TYPE_CHECKING:
     from kedge.store import Store
 
 
 @kedge_command("export", short_help="Write conversations as lines of JSON.")
-@click.argument("conversations", nargs=-1, metavar="[CONVERSATION]...")
+@click.argument(
+    "conversations", nargs=-1, metavar="[CONVERSATION]...", shell_complete=complete_names
+)
 @click.option("--out", type=click.Path(path_type=Path), help="A file.  [default: standard output]")
 @store_option
 def command(conversations: tuple[str, ...], out: Path | None, store: str, as_json: bool) -> None:

@@ -6,14 +6,20 @@ import click
 
 from kedge.cli.frame import command as kedge_command
 from kedge.cli.output import say, say_json
-from kedge.cli.stored import find_conversation, find_place, store_option, with_store
+from kedge.cli.stored import (
+    conversation_argument,
+    find_conversation,
+    find_place,
+    store_option,
+    with_store,
+)
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Store
 
 
 @kedge_command("fork", short_help="Go on from any place of a conversation, apart from it.")
-@click.argument("conversation")
+@conversation_argument
 @click.option("--at", default="head", help="A node or a response of its tree, instead of the head.")
 @click.option("--title", default="", help="What to call the new one.  [default: as the old one]")
 @store_option

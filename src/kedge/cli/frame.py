@@ -102,7 +102,13 @@ def command(
 
     def wrap(function: Callable[..., Any]) -> Command:
         function = click.option(
-            "-v", "--verbose", count=True, expose_value=False, callback=_verbose, help="Show more."
+            "-v",
+            "--verbose",
+            count=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_verbose,
+            help="Show more.",
         )(function)
         function = click.option(
             "--json", "as_json", is_flag=True, is_eager=True, help="Answer in JSON, for scripts."

@@ -7,6 +7,7 @@ import click
 from kedge.cli.frame import command as kedge_command
 from kedge.cli.output import dim, say, say_json, table
 from kedge.cli.stored import (
+    conversation_argument,
     find_conversation,
     find_place,
     model_for,
@@ -24,7 +25,7 @@ EXCERPT = 80
 
 
 @kedge_command("inspect", short_help="Show every block, and what would be sent now, and why.")
-@click.argument("conversation")
+@conversation_argument
 @click.option("--at", default="head", help="A node or a response of its tree, instead of the head.")
 @click.option("--say", "said", default="", help="Inspect it as if this had been said.")
 @model_option

@@ -25,6 +25,8 @@ class Place:
     url: str = ""
     header: str = "Authorization"
     before: str = "Bearer "
+    path: str = ""
+    """What follows the address that the variable holds."""
     more: tuple[tuple[str, str], ...] = ()
 
 
@@ -32,11 +34,21 @@ PLACES = (
     Place("openai", "OPENAI_API_KEY", "https://api.openai.com/v1", "OPENAI_BASE_URL"),
     Place("xai", "XAI_API_KEY", "https://api.x.ai/v1"),
     Place(
+        "azure",
+        "AZURE_OPENAI_API_KEY",
+        url="AZURE_OPENAI_ENDPOINT",
+        header="api-key",
+        before="",
+        path="/openai/v1",
+    ),
+    Place(
         "anthropic",
         "ANTHROPIC_API_KEY",
         "https://api.anthropic.com/v1",
+        "ANTHROPIC_BASE_URL",
         header="x-api-key",
         before="",
+        path="/v1",
         more=(("anthropic-version", "2023-06-01"),),
     ),
 )
@@ -45,8 +57,7 @@ PLACES = (
 def check_providers(environ: Mapping[str, str], model: str, timeout: float) -> Iterator[Check]:
     """Ask every provider whose key is set, and the server of the configured model, all at once."""
     asked = [place for place in PLACES if environ.get(place.key)]
-    if model.startswith("responses:"):
-        asked.append(Place("responses", "KEDGE_API_KEY", model[10:].rpartition("#")[0]))
+    asked += _own(model, environ)
     if not asked:
         yield Check("online", "note", "no key is set and no server configured: nobody to ask")
         return
@@ -55,13 +66,26 @@ def check_providers(environ: Mapping[str, str], model: str, timeout: float) -> I
         yield from (each.result() for each in running)
 
 
+def _own(model: str, environ: Mapping[str, str]) -> list[Place]:
+    """The server of the configured model, if it is none of the providers above."""
+    kind, _, rest = model.partition(":")
+    if kind == "ollama":
+        from kedge.providers.known import ollama_address
+
+        return [Place("ollama", "", ollama_address(environ.get("OLLAMA_HOST", "")))]
+    address = rest.rpartition("#")[0]
+    return [Place(kind, "KEDGE_API_KEY", address)] if "://" in address else []
+
+
 def ask(place: Place, environ: Mapping[str, str], timeout: float) -> Check:
     """One request for the list of models: the smallest thing that needs a key."""
-    base = (environ.get(place.url, "") if place.url else "") or place.base_url
+    given = environ.get(place.url, "").rstrip("/") if place.url else ""
+    base = given.removesuffix(place.path) + place.path if given else place.base_url
     address = f"{base.rstrip('/')}/models"
     name, shown = f"reach {place.provider}", mask_url(address)
     request = urllib.request.Request(_without_password(address), headers=dict(place.more))  # noqa: S310 - the user's own address
-    if key := environ.get(place.key, "").strip():
+    key = environ.get(place.key, "").strip() if place.key else ""
+    if key:
         request.add_header(place.header, f"{place.before}{key}")
     started = time.perf_counter()
     try:

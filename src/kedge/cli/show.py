@@ -6,7 +6,13 @@ import click
 
 from kedge.cli.frame import command as kedge_command
 from kedge.cli.output import dim, say, say_json
-from kedge.cli.stored import find_conversation, find_place, store_option, with_store
+from kedge.cli.stored import (
+    conversation_argument,
+    find_conversation,
+    find_place,
+    store_option,
+    with_store,
+)
 from kedge.cli.words import printable
 
 if TYPE_CHECKING:
@@ -24,7 +30,7 @@ HEADINGS = {
 
 
 @kedge_command("show", short_help="Show a conversation as it reads.")
-@click.argument("conversation")
+@conversation_argument
 @click.option("--at", default="head", help="A node or a response of its tree, instead of the head.")
 @click.option("--full", is_flag=True, help="Unfold reasoning, tool calls and their results.")
 @store_option

@@ -12,7 +12,7 @@ import click
 
 from kedge.cli.frame import config_of, setting
 from kedge.config import store_file, store_url
-from kedge.errors import NotInStore
+from kedge.errors import KedgeError, NotInStore
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Node, Store
@@ -23,6 +23,8 @@ T = TypeVar("T")
 LEAST_PREFIX = 4
 """How many characters of an id must be given at least."""
 MANY = 100_000
+OFFERED = 500
+"""How many conversations a shell is told of."""
 MODEL = "model"
 """The member of a conversation's data that holds the model string it was held with."""
 
@@ -30,6 +32,27 @@ MODEL = "model"
 def store_option(function: F) -> F:
     """``--store``: where the conversations are."""
     return setting("store", metavar="FILE|ADDRESS")(function)
+
+
+def complete_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """The titles and ids that a shell may offer; a store that cannot be read offers none."""
+    try:
+        rows = with_store(lambda store: store.conversations(limit=OFFERED), given=_configured())
+    except KedgeError:
+        return []
+    names = [name for row in rows for name in (row.title, row.id) if name]
+    return [name for name in names if name.startswith(incomplete) and " " not in name]
+
+
+def _configured() -> str:
+    from kedge.config import load_config
+
+    return load_config()["store"]
+
+
+def conversation_argument(function: F) -> F:
+    """``CONVERSATION``: an id, its beginning, or a title."""
+    return click.argument("conversation", shell_complete=complete_names)(function)
 
 
 def model_option(function: F) -> F:

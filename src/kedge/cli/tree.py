@@ -8,7 +8,7 @@ import click
 from kedge.cli.frame import command as kedge_command
 from kedge.cli.graph import draw
 from kedge.cli.output import dim, say, say_json
-from kedge.cli.stored import find_conversation, store_option, with_store
+from kedge.cli.stored import conversation_argument, find_conversation, store_option, with_store
 from kedge.cli.words import short_id
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ MARKS = {"expired": "yellow", "lost": "yellow", "failed": "red", "unstored": "ye
 
 
 @kedge_command("tree", short_help="Show the chain of a conversation as a graph.")
-@click.argument("conversation")
+@conversation_argument
 @click.option(
     "--limit", type=click.IntRange(0), default=0, help="Only the newest nodes.  [default: all]"
 )

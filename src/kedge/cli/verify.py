@@ -9,6 +9,7 @@ from kedge.cli.frame import command as kedge_command
 from kedge.cli.output import say, say_json
 from kedge.cli.stored import (
     MANY,
+    complete_names,
     find_conversation,
     model_for,
     model_option,
@@ -24,7 +25,9 @@ Audited = dict[str, Any]
 
 
 @kedge_command("verify", short_help="Check digests; with --server, what the provider holds.")
-@click.argument("conversations", nargs=-1, metavar="[CONVERSATION]...")
+@click.argument(
+    "conversations", nargs=-1, metavar="[CONVERSATION]...", shell_complete=complete_names
+)
 @click.option("--server", is_flag=True, help="Compare with what the provider really holds, too.")
 @model_option
 @store_option

@@ -111,6 +111,10 @@ Middleware = Callable[[Engine], Engine]
 """Wraps an Engine and is an Engine."""
 
 
+_OF_A_RUN = frozenset({"turn_id", "response_id"})
+"""Ids that a run inside another one (of a tool, of a compactor) does not inherit."""
+
+
 def innermost(engine: Engine) -> Engine:
     """The engine at the heart of a stack of middleware: the one that talks to a provider."""
     while isinstance(inner := getattr(engine, "inner", None), Engine):
@@ -131,7 +135,7 @@ class Stream(AbstractAsyncContextManager["Stream"]):
         """Every finished response of this run, in order."""
         self.trace: list[TurnEdited] = []
         """What each middleware added, removed and edited."""
-        self._ids = {**_ids(turn), **BOUND.get()}
+        self._ids = _ids(turn)
         self._sent_at = 0.0
         self._shown = True
 
@@ -216,9 +220,11 @@ class Stream(AbstractAsyncContextManager["Stream"]):
 
 
 def _ids(turn: Turn) -> dict[str, str]:
-    """What a log calls this run by."""
+    """What a log calls this run by: its own ids, and what is bound around it."""
     conversation = get_state(turn).conversation_id
-    return {"turn_id": turn.id, **({"conversation_id": conversation} if conversation else {})}
+    own = {"turn_id": turn.id, **({"conversation_id": conversation} if conversation else {})}
+    around = {name: value for name, value in BOUND.get().items() if name not in _OF_A_RUN}
+    return {**own, **around}
 
 
 def answer_text(turn: Turn) -> str:
