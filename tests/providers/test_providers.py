@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 import kedge.providers
-from kedge.engines import ResponsesEngine
-from kedge.errors import CannotConnect, RequestRefused
+from kedge.engines import AnthropicEngine, ChatCompletionsEngine, ResponsesEngine
+from kedge.errors import CannotConnect, RequestRefused, Unreachable
 from kedge.loops import run_sync
 from kedge.providers import connect
+from kedge.providers.known import ollama_address
 from kedge.testing import TestServer
 from kedge.turns import Turn, user
 
@@ -26,13 +27,18 @@ from kedge.turns import Turn, user
         ("zzz", "practice"),
         ("responses:localhost", "responses:http://"),
         ("practice:bigger", "drop 'bigger'"),
+        ("chat:localhost#m", "chat:http://"),
+        ("chat:http://localhost:8080/v1", "chat:http://"),
+        ("ollama:", "ollama:llama3.2"),
+        ("anthropic:", "anthropic:claude-"),
+        ("anthropic:claude-opus-4-8", "set ANTHROPIC_API_KEY"),
     ],
 )
 def test_what_is_missing_is_said_in_one_line(
     model: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A missing key, an unknown name or half an address tells what to set."""
-    for name in ("OPENAI_API_KEY", "XAI_API_KEY", "AZURE_OPENAI_API_KEY"):
+    for name in ("OPENAI_API_KEY", "XAI_API_KEY", "AZURE_OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(CannotConnect) as caught:
         connect(model)
@@ -178,3 +184,53 @@ async def test_a_password_in_an_address_goes_as_a_header() -> None:
     basic = b64encode(b"ann:p@ss").decode()
     assert seen[0] == ("/v1/responses", f"Basic {basic}")
     assert seen[1][1] != seen[0][1]
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("", "http://127.0.0.1:11434/v1"),
+        ("0.0.0.0", "http://127.0.0.1:11434/v1"),  # noqa: S104 - of a server elsewhere
+        ("0.0.0.0:8080", "http://127.0.0.1:8080/v1"),
+        (":8080", "http://127.0.0.1:8080/v1"),
+        ("box.local", "http://box.local:11434/v1"),
+        ("http://box.local", "http://box.local:80/v1"),
+        ("https://box.local/ollama/", "https://box.local:443/ollama/v1"),
+        (" 'http://box:1' ", "http://box:1/v1"),
+        ("[::1]:9", "http://[::1]:9/v1"),
+        ("[::]:9", "http://127.0.0.1:9/v1"),
+    ],
+)
+def test_ollama_is_found_where_its_own_variable_says(
+    host: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every form that Ollama itself understands."""
+    monkeypatch.setenv("OLLAMA_HOST", host)
+    engine = connect("ollama:llama3.2")
+    assert isinstance(engine, ChatCompletionsEngine)
+    assert engine.name == "ollama"
+    assert ollama_address(host) == address
+    assert engine.scope.startswith("ollama/")
+
+
+def test_anthropic_is_found_where_its_own_variables_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Key and address, with or without the path; the account is part of the scope."""
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-1")
+    engine = connect("anthropic:claude-opus-4-8")
+    assert isinstance(engine, AnthropicEngine)
+    assert engine.scope.startswith("anthropic/api.anthropic.com/")
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", "https://gateway.local/v1/")
+    other = connect("anthropic:claude-opus-4-8")
+    assert isinstance(other, AnthropicEngine)
+    assert other.scope.startswith("anthropic/gateway.local/")
+    assert "sk-ant-1" not in engine.scope + other.scope
+
+
+async def test_a_password_in_an_address_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    """Not even in the advice to mend the address."""
+    engine = connect("chat:http://ada:geheim@127.0.0.1:1/v1#m", max_retries=0)
+    with pytest.raises(Unreachable) as caught:
+        await engine.run(Turn([user("Hello")]))
+    assert "mend its address (127.0.0.1:1)" in str(caught.value)
+    assert "geheim" not in f"{caught.value} {caplog.text}"
+    await engine.aclose()

@@ -179,6 +179,7 @@ class StatelessEngine(Engine):
         except StreamCut:
             raise  # whether that is a failure, the assembler will tell
         except EngineError as error:
+            error.provider = error.provider or self.name
             note_refusal(error)
             raise self._advised(error) from error.__cause__
 

@@ -21,9 +21,10 @@ __all__ = ["GROUP", "connect", "providers"]
 def connect(model: str, **settings: Any) -> Engine:
     """An engine for a model string.
 
-    ``openai:gpt-…``, ``xai:grok-…``, ``azure:deployment``, ``responses:<url>#model`` or ``practice``, the
-    built-in model on an embedded server, which needs neither key nor network. Settings are those of
-    ``ResponsesEngine``, and for hosted providers ``api_key`` and ``base_url``.
+    ``openai:gpt-…``, ``xai:grok-…``, ``azure:deployment``, ``anthropic:claude-…``, ``ollama:model``,
+    ``responses:<url>#model``, ``chat:<url>#model`` or ``practice``, the built-in model on an embedded
+    server, which needs neither key nor network. Settings are those of the engine, and for hosted
+    providers ``api_key`` and ``base_url``.
     """
     name, _, rest = model.partition(":")
     known = providers()

@@ -63,7 +63,7 @@ def chat_server(rest: str, **settings: Any) -> Engine:
     """``chat:<url>#model``: any server that speaks the Chat Completions API."""
     base_url, model = _place("chat", rest)
     api_key = settings.pop("api_key", None) or os.environ.get("KEDGE_API_KEY")
-    host = urlsplit(base_url).netloc
+    host = _host(base_url)
     advice = Advice(
         unreachable=f"start the server, or mend its address ({host})",
         no_model=f"is {model!r} a model of this server, and is its address right?",
@@ -99,7 +99,7 @@ def anthropic(model: str, **settings: Any) -> Engine:
     settings.setdefault("sampling", any(version < SAMPLING_UNTIL for version in versions))
     make_client, scope = anthropic_client("anthropic", base_url, api_key, settings)
     advice = Advice(
-        unreachable=f"check the network, or mend ANTHROPIC_BASE_URL ({urlsplit(base_url).netloc})",
+        unreachable=f"check the network, or mend ANTHROPIC_BASE_URL ({_host(base_url)})",
         no_model=f"is {model!r} a model of this server? Its documentation lists them",
     )
     return AnthropicEngine(model, make_client=make_client, scope=scope, advice=advice, **settings)
@@ -126,6 +126,11 @@ def practice(rest: str, **settings: Any) -> Engine:
     server = embedded_server()
     settings.setdefault("scope", "practice")
     return _engine("practice", "practice", server.base_url, None, **settings)
+
+
+def _host(base_url: str) -> str:
+    """Host and port, without the password that an address may hold."""
+    return urlsplit(base_url).netloc.rpartition("@")[2]
 
 
 def _place(kind: str, rest: str) -> tuple[str, str]:

@@ -48,6 +48,9 @@ class AnthropicEngine(StatelessEngine):
         """Ask the server how many tokens this Turn is."""
         body = self._body(self.plan(turn), Request.of(**options), self.params)
         asked = {name: body[name] for name in COUNTED if body.get(name) is not None}
+        if asked["messages"] and asked["messages"][-1]["role"] == "assistant":
+            # The API counts only what it would answer; a word of the user's costs next to nothing.
+            asked["messages"].append({"role": "user", "content": "."})
         told = await self.transport.call("post", f"{self.path}/count_tokens", json=asked)
         tokens = told.get("input_tokens")
         if not isinstance(tokens, int):

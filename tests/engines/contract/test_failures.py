@@ -1,0 +1,268 @@
+"""Cancellation, errors, retries and faults: nothing of a Turn is lost, and half an answer is none."""
+
+import logging
+from typing import Any
+
+import anyio
+import pytest
+
+from engines.contract.conftest import ENGINES, STATELESS, opened
+from kedge.engines import Engine
+from kedge.errors import (
+    EngineError,
+    KedgeError,
+    NotAuthorised,
+    RateLimited,
+    RequestRefused,
+    ServerFailed,
+    StreamCut,
+    Unreachable,
+    Unsendable,
+)
+from kedge.events import TextDelta
+from kedge.observe import TRACE
+from kedge.providers import connect
+from kedge.testing import TestServer, serve
+from kedge.turns import ToolCallBlock, Turn, tool_call, tool_result, user
+
+SUM = Turn([user("What is 2+3?")])
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "name": "get_weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+
+
+async def test_a_stream_left_early_leaves_the_turn_usable(
+    engine: Engine, server: TestServer
+) -> None:
+    """Whoever stops listening keeps a Turn that can be sent again, and the server stops writing."""
+    turn = Turn([user("Count to 1000, slowly")])
+    async with engine.stream(turn) as stream:
+        async for event in stream:
+            if isinstance(event, TextDelta):
+                break
+    with pytest.raises(KedgeError, match="has not ended"):
+        _ = stream.turn
+    assert len(await engine.run(SUM)) == 2
+    with anyio.fail_after(5):
+        while server.running:  # noqa: ASYNC110 - the server lives in another thread
+            await anyio.sleep(0.01)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_cancelled_run_leaves_the_engine_usable(
+    engine: Engine, server: TestServer, streaming: bool
+) -> None:
+    """Its connection is closed, and the next request gets its own answer."""
+    server.faults.set("slow_first_byte=5", times=1)
+    with anyio.move_on_after(0.1) as scope:
+        await engine.run(Turn([user("What is 1+1?")]), streaming=streaming)
+    assert scope.cancelled_caught
+    turn = await engine.run(SUM)
+    assert "5" in str(turn.blocks[-1])
+
+
+async def test_many_runs_at_once_do_not_mix(engine: Engine) -> None:
+    """One engine serves many conversations side by side."""
+    found: dict[int, str] = {}
+
+    async def ask(number: int) -> None:
+        turn = await engine.run(Turn([user(f"What is {number}+1?")]), streaming=bool(number % 2))
+        found[number] = str(turn.blocks[-1])
+
+    async with anyio.create_task_group() as group:
+        for number in range(8):
+            group.start_soon(ask, number)
+    assert all(f"= {number + 1}" in words for number, words in found.items())
+
+
+async def test_a_server_that_is_not_there_is_told_as_such(name: str) -> None:
+    """With the Turn to go on from."""
+    kind = name.partition(",")[0]
+    model, own = f"{kind}:http://127.0.0.1:1/v1#m", dict[str, Any]()
+    if kind == "anthropic":
+        model, own = "anthropic:m", {"base_url": "http://127.0.0.1:1", "api_key": "sk-any"}
+    async with connect(model, max_retries=0, **own) as engine:
+        with pytest.raises(Unreachable, match="could not reach the server") as caught:
+            await engine.run(SUM)
+    assert caught.value.turn == SUM
+    assert caught.value.retryable
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_refusal_of_the_server_is_typed(engine: Engine, name: str, streaming: bool) -> None:
+    """Its words, status and request id, the plan and the Turn."""
+    with pytest.raises(RequestRefused) as caught:
+        await engine.run(SUM, max_output_tokens=-5, streaming=streaming)
+    error = caught.value
+    assert error.status == 400
+    assert "max_" in error.message
+    assert error.request_id
+    assert error.turn == SUM
+    assert error.plan is not None
+    assert error.provider == name.partition(",")[0]
+    assert not error.retryable
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("status=429,retry_after=3", RateLimited),
+        ("status=500", ServerFailed),
+        ("status=503,retry_after=3", ServerFailed),
+        ("status=401", NotAuthorised),
+    ],
+)
+async def test_a_failure_is_typed(
+    engine: Engine,
+    server: TestServer,
+    fault: str,
+    expected: type[EngineError],
+    streaming: bool,
+) -> None:
+    """Whether it is worth another try, and after how long."""
+    server.faults.set(fault, times=1)
+    with pytest.raises(expected) as caught:
+        await engine.run(SUM, streaming=streaming)
+    error = caught.value
+    assert error.turn == SUM
+    assert error.retry_after == (3 if "retry_after" in fault else None)
+    assert error.retryable == (expected is not NotAuthorised)
+    assert len(await engine.run(SUM)) == 2
+
+
+@pytest.mark.parametrize("fault", ["status=500", "status=429,retry_after=0"])
+async def test_what_may_succeed_later_is_tried_again(
+    server: TestServer, name: str, fault: str
+) -> None:
+    """By the provider's own client, as often as it was told."""
+    server.faults.set(fault, times=1)
+    async with opened(server, name, max_retries=1) as engine:
+        assert len(await engine.run(SUM)) == 2
+    assert [each.status for each in server.requests][-1] == 200
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [*(f"cut_after_events={n}" for n in (0, 1, 3, 5)), "cut_in_event=1", "cut_in_event=4"],
+)
+async def test_a_cut_stream_is_never_an_answer(
+    engine: Engine, server: TestServer, fault: str
+) -> None:
+    """Wherever the connection breaks; what arrived is kept aside, and the Turn can be sent again."""
+    server.faults.set(fault, times=1)
+    turn = Turn([user("Write 40 words")])
+    with pytest.raises(StreamCut) as caught:
+        await engine.run(turn, streaming=True)
+    error = caught.value
+    assert error.turn == turn
+    assert all(block.metadata.get("partial") for block in error.partial)
+    finished = await engine.run(turn, streaming=True)
+    assert len(finished) == 2
+
+
+async def test_an_error_in_the_stream_is_a_failure(engine: Engine, server: TestServer) -> None:
+    """Status 200 promises nothing."""
+    server.faults.set("fail_after_events=4", times=1)
+    with pytest.raises(ServerFailed) as caught:
+        await engine.run(Turn([user("Write 40 words")]), streaming=True)
+    assert caught.value.retryable
+    assert caught.value.message
+    assert len(await engine.run(SUM)) == 2
+
+
+@pytest.mark.parametrize("fault", ["omit_call_id", "empty_call_id"])
+async def test_a_call_without_an_id_gets_one(
+    engine: Engine, server: TestServer, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said in the log, and the result goes back under the same id."""
+    server.faults.set(fault)
+    turn = Turn([user("Call get_weather in Rome")])
+    for streaming in (True, False):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "kedge.events"):
+            called = await engine.run(turn, tools=(WEATHER,), streaming=streaming)
+        call = called.blocks[-1]
+        assert isinstance(call, ToolCallBlock)
+        assert call.call_id
+        assert "because its call_id is" in caplog.text
+        finished = await engine.run(called.append(tool_result(call.call_id, "sunny")))
+        assert "sunny" in str(finished.blocks[-1])
+
+
+@pytest.mark.parametrize("fault", ["duplicate_events", "reorder_events"])
+async def test_events_that_come_twice_or_out_of_order_do_no_harm(
+    engine: Engine, server: TestServer, name: str, fault: str
+) -> None:
+    """Where events are numbered they are sorted out; where not, what comes is a Turn or an error."""
+    server.faults.set(fault, times=1)
+    turn = SUM
+    try:
+        turn = await engine.run(SUM, streaming=True)
+    except EngineError as error:
+        turn = error.turn or turn
+    if name not in STATELESS and fault == "duplicate_events":
+        assert str(turn.blocks[-1]) == str((await engine.run(SUM)).blocks[-1])
+    assert len(await engine.run(turn.append(user("Go on")))) == len(turn) + 2
+
+
+async def test_a_response_without_an_id_is_an_answer(engine: Engine, server: TestServer) -> None:
+    """It can be shown and sent, and nothing is built upon it."""
+    server.faults.set("omit_response_id", times=1)
+    turn = await engine.run(SUM, streaming=True)
+    assert turn.blocks[-1].response_id == ""
+    finished = await engine.run(turn.append(user("What did I say first?")))
+    assert "What is 2+3?" in str(finished.blocks[-1])
+
+
+async def test_calls_without_results_are_not_sent(engine: Engine, server: TestServer) -> None:
+    """The error names them; nothing goes out."""
+    with pytest.raises(Unsendable, match="has no result"):
+        await engine.run(SUM.append(tool_call("add", "{}", call_id="c1")))
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("engine_name", ENGINES)
+async def test_a_wrong_key_is_refused_and_stays_out_of_sight(
+    engine_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the error nor our log holds it, or what the user wrote."""
+    caplog.set_level(TRACE, "kedge")
+    with serve(token="sk-the-right-one") as strict:
+        model, own = ENGINES[engine_name](strict)
+        key = "sk-planted-in-this-test"
+        async with connect(model, **{**own, "api_key": key, "max_retries": 0}) as engine:
+            with pytest.raises(NotAuthorised) as caught:
+                await engine.run(Turn([user("planted words")]))
+        async with connect(model, **{**own, "api_key": "sk-the-right-one"}) as engine:
+            assert len(await engine.run(SUM)) == 2
+    assert caught.value.status == 401
+    ours = [record for record in caplog.records if record.name.startswith("kedge.")]
+    told = "\n".join(f"{record.getMessage()} {vars(record)}" for record in ours)
+    assert key not in f"{caught.value!r} {caught.value} {told}"
+    assert "planted words" not in told
+
+
+async def test_a_slow_reader_does_not_hold_up_the_others(engine: Engine) -> None:
+    """Fifty streams at once; one of them stops reading until all the others are done."""
+    others_done = anyio.Event()
+    left = [49]
+    lengths: list[int] = []
+
+    async def read(number: int) -> None:
+        async with engine.stream(Turn([user("Write 60 words")])) as stream:
+            async for event in stream:
+                if number == 0 and isinstance(event, TextDelta):
+                    await others_done.wait()
+            lengths.append(len(stream.text.split()))
+        left[0] -= number != 0
+        if not left[0]:
+            others_done.set()
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            for number in range(50):
+                group.start_soon(read, number)
+    assert lengths == [lengths[0]] * 50
