@@ -87,3 +87,18 @@ def events(*told: dict[str, Any]) -> Response:
     """A stream of these events."""
     lines = (f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in told)
     return Response("".join(lines), media_type="text/event-stream")
+
+
+class Scripted:
+    """Gives these outputs in turn, each as a whole response; keeps what it was asked."""
+
+    def __init__(self, *outputs: list[dict[str, Any]]) -> None:
+        self.outputs = outputs
+        self.bodies: list[dict[str, Any]] = []
+
+    async def answer(self, request: Request) -> Response:
+        """The next answer."""
+        self.bodies.append(await request.json())
+        number = len(self.bodies)
+        output = self.outputs[number - 1]
+        return whole({"id": f"resp_{number}", "status": "completed", "output": output})

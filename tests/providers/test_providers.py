@@ -2,6 +2,7 @@
 
 import asyncio
 from base64 import b64encode
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,6 +87,25 @@ def test_other_packages_add_providers(monkeypatch: pytest.MonkeyPatch) -> None:
     connect("mine:model", size=1)
     assert asked == [("model", {"size": 1})]
     assert isinstance(connect("practice"), ResponsesEngine)
+
+
+def test_an_installed_package_adds_a_provider(
+    kedge_server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real entry point of a real distribution, found by its metadata, answers over a real socket."""
+    (tmp_path / "harbour.py").write_text(
+        "from kedge.providers import connect\n\n\n"
+        "def make(rest, **settings):\n"
+        f"    return connect('responses:{kedge_server.base_url}#' + rest, **settings)\n"
+    )
+    metadata = tmp_path / "harbour-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: harbour\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[kedge.providers]\nharbour = harbour:make\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    turn = run_sync(connect("harbour:practice", max_retries=0).run(Turn([user("What is 2+3?")])))
+    assert "5" in str(turn.blocks[-1])
+    assert kedge_server.requests[-1].path == "/v1/responses"
 
 
 def test_azure_is_reached_by_either_form_of_its_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,12 +26,13 @@ def taken_down(
     stored: bool,
     retention: float | None,
     conversation_id: str = "",
-    forgot: bool = False,
+    lost: bool = False,
     remembered: bool = True,
 ) -> Turn:
     """The Turn with the answer's blocks; its response becomes an anchor only if it can be one.
 
-    ``remembered`` tells whether the API has a memory at all.
+    ``lost`` tells that what the server remembers is not what the Turn says, ``remembered`` whether the
+    API has a memory at all.
     """
     blocks = outcome.blocks if outcome.completed else outcome.whole_blocks
     if outcome.status not in ("completed", "incomplete"):
@@ -44,7 +45,7 @@ def taken_down(
         return turn.append(*tag_blocks(blocks, outcome.response_id)) if blocks else turn
     status: Status = "incomplete"
     if outcome.completed:
-        status = "lost" if forgot else "completed"
+        status = "lost" if lost else "completed"
     log.trace("tagging %d blocks", len(blocks), response_id=outcome.response_id)
     return record_response(
         turn,

@@ -20,11 +20,18 @@ from typing import Any, Self
 
 from kedge.errors import KedgeError
 from kedge.events import Event, ResponseStarted, Usage
-from kedge.events.run import SHOWN, AnswerFinished, RequestPlanned, TurnEdited, TurnFinished
+from kedge.events.run import (
+    SHOWN,
+    AnswerFinished,
+    RequestPlanned,
+    ToolFinished,
+    TurnEdited,
+    TurnFinished,
+)
 from kedge.observe import measure
 from kedge.observe.logs import BOUND
 from kedge.planning import AnchorRecord, Mode, RequestPlan, get_state
-from kedge.turns import AssistantBlock, OpaqueBlock, ReasoningBlock, Turn
+from kedge.turns import AssistantBlock, Block, OpaqueBlock, ReasoningBlock, Turn
 
 
 @dataclass(slots=True)
@@ -127,8 +134,9 @@ class Stream(AbstractAsyncContextManager["Stream"]):
 
     def __init__(self, events: Events, turn: Turn) -> None:
         self._events = events
-        self._sent = turn
         self._turn: Turn | None = None
+        self._reached = turn
+        self._results: list[Block] = []
         self.plans: list[RequestPlan] = []
         """The plan of every request of this run, in order."""
         self.answers: list[AnswerFinished] = []
@@ -148,6 +156,15 @@ class Stream(AbstractAsyncContextManager["Stream"]):
                 "the Turn you sent is unchanged and can be sent again"
             )
         return self._turn
+
+    @property
+    def reached(self) -> Turn:
+        """The Turn as far as it got, at any time: with every finished answer and tool result.
+
+        After a run that was cancelled this is what to go on from; calls that have no result yet are
+        for the middleware ``repair`` to complete.
+        """
+        return self._turn or self._reached.append(*self._results)
 
     @property
     def plan(self) -> RequestPlan | None:
@@ -185,7 +202,10 @@ class Stream(AbstractAsyncContextManager["Stream"]):
                 self._ids = {**self._ids, "response_id": event.response_id}
             case AnswerFinished():
                 self.answers.append(event)
+                self._reached, self._results = event.turn, []
                 measure("responses_duration_seconds", time.perf_counter() - self._sent_at)
+            case ToolFinished():
+                self._results.append(event.result)
             case TurnEdited():
                 self.trace.append(event)
             case _ if not self._shown and isinstance(event, SHOWN):

@@ -240,7 +240,7 @@ class ResponsesEngine(Engine):
             stored=body.get("store", True) is not False,
             retention=self.retention,
             conversation_id=body.get("conversation", ""),
-            forgot=forgot,
+            lost=forgot or decoder.calls.renamed,
         )
         note_outcome(outcome, decoder.calls)
         raise_for(outcome, self.name, finished, cut)

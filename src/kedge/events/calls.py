@@ -141,6 +141,11 @@ class ToolCallState:
             self.failed,
         )
 
+    @property
+    def renamed(self) -> bool:
+        """Whether a call goes by an id that the provider does not know it by."""
+        return any(call.fallback for call in self.calls.values())
+
     def log_summary(self) -> None:
         """Say at the end which calls there were; a response without calls says nothing."""
         if self.calls or self.failed:

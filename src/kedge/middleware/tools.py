@@ -16,8 +16,9 @@ from kedge.events.run import ToolFinished, ToolStarted, TurnFinished
 from kedge.middleware.wrapping import Wrapped
 from kedge.observe import count, get_logger, measure
 from kedge.planning import find_problems
-from kedge.tools import AnyTool, Approve, Toolbox, ToolRun, run_calls
-from kedge.turns import ToolCallBlock, Turn, tool_result
+from kedge.tools import AnyTool, Approve, Toolbox
+from kedge.tools.execute import each_run
+from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, tool_result
 
 log = get_logger(__name__)
 
@@ -87,23 +88,18 @@ class _Tools(Wrapped):
                 yield event
 
     async def _run(self, turn: Turn, calls: Sequence[ToolCallBlock]) -> Events:
-        """Run calls side by side; the Turn with their results comes last."""
+        """Run calls side by side, and tell each result as it comes; the Turn with all comes last."""
         for call in calls:
             yield ToolStarted(call)
-        runs: dict[str, ToolRun] = {}
-        results = await run_calls(
-            self.toolbox,
-            calls,
-            approve=self.approve,
-            on_run=lambda run: runs.__setitem__(run.call.id, run),
-            origin=NAME,
-        )
-        for call in calls:
-            run = runs[call.id]
-            count("tool_runs_total", outcome=run.outcome)
-            measure("tool_duration_seconds", run.seconds)
-            yield ToolFinished(call, run.result, run.seconds, run.outcome)
-        yield TurnFinished(turn.append(*results))
+        results: dict[str, ToolResultBlock] = {}
+        finished = each_run(self.toolbox, calls, approve=self.approve, origin=NAME)
+        async with aclosing(finished) as runs:
+            async for run in runs:
+                results[run.call.id] = run.result
+                count("tool_runs_total", outcome=run.outcome)
+                measure("tool_duration_seconds", run.seconds)
+                yield ToolFinished(run.call, run.result, run.seconds, run.outcome)
+        yield TurnFinished(turn.append(*(results[call.id] for call in calls)))
 
     async def _last(self, turn: Turn, request: Request, foreign: set[str]) -> Events:
         """Leave no call of ours open: at the limit, answer them and ask for words instead."""

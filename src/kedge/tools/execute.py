@@ -7,14 +7,15 @@ is delivered as it completes, the rest at the end, as cancelled. Only what is no
 ``KeyboardInterrupt``, passes through, once the other calls were cancelled and delivered.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
 
 import anyio
 from anyio.abc import TaskGroup
 
 from kedge.tools.approval import Approve
 from kedge.tools.output import MAX_OUTPUT
-from kedge.tools.record import OnRun
+from kedge.tools.record import OnRun, ToolRun
 from kedge.tools.registry import Toolbox
 from kedge.tools.settle import CallTerms, Settling
 from kedge.turns import ToolCallBlock, ToolResultBlock
@@ -47,6 +48,33 @@ async def run_calls(
     if escaped:
         raise escaped[0]
     return results
+
+
+async def each_run(
+    toolbox: Toolbox, calls: Sequence[ToolCallBlock], *, approve: Approve | None, origin: str
+) -> AsyncGenerator[ToolRun]:
+    """Run calls side by side and give the record of each as soon as it has a result.
+
+    Whoever leaves early, or is cancelled, has what was finished by then; the rest is cancelled.
+    """
+    if len(calls) == 1:  # nothing finishes before it, so it needs no task of its own
+        runs: list[ToolRun] = []
+        await run_calls(toolbox, calls, approve=approve, on_run=runs.append, origin=origin)
+        yield runs[0]
+        return
+    done: asyncio.Queue[ToolRun | None] = asyncio.Queue()
+    work = asyncio.ensure_future(
+        run_calls(toolbox, calls, approve=approve, on_run=done.put_nowait, origin=origin)
+    )
+    work.add_done_callback(lambda _: done.put_nowait(None))
+    try:
+        while run := await done.get():
+            yield run
+        await work
+    finally:
+        work.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.gather(work, return_exceptions=True)
 
 
 async def _settle(each: Settling, group: TaskGroup, escaped: list[BaseException]) -> None:
