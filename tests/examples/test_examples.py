@@ -68,3 +68,48 @@ def test_a_summary_remembers_what_was_cut(capsys: pytest.CaptureFixture[str]) ->
     assert "compacted by SummarisingCompactor" in printed
     assert "Yes, in message 1" in printed
     assert "Argo" in printed
+
+
+def test_the_puzzle_is_solved_by_listening_to_the_judge(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each round is better than the one before, and the rule holds for the grid nobody showed."""
+    runpy.run_path(str(EXAMPLES / "refine_puzzle.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert [line.split()[-1] for line in printed.splitlines() if "score" in line] == [
+        "0.29",
+        "0.65",
+        "1.0",
+    ]
+    assert printed.endswith("solved\n")
+    assert "not solved" not in printed
+
+
+def test_without_the_critique_the_puzzle_is_not_solved() -> None:
+    """It is the judge's words that make the answers better, and nothing else."""
+    example = runpy.run_path(str(EXAMPLES / "refine_puzzle.py"))
+    result = run_sync(example["solve"](again="Please try again."))
+    assert not result.passed
+    assert {each.verdict.score for each in result.rounds} == {0.29}
+    assert len(result.rounds) == 6
+
+
+def test_a_debate_is_shown_in_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each answers what the other one said, and the judge ends it."""
+    runpy.run_path(str(EXAMPLES / "debate.py"), run_name="__main__")
+    assert capsys.readouterr().out == (
+        "tea:\n"
+        "  1. Tea wakes slowly and lasts until the morning.\n"
+        "  2. They do, and at four the watch sleeps.\n"
+        "coffee:\n"
+        "  1. Coffee is what sailors drink.\n"
+        "  2. Coffee wakes faster, and rocks do not wait.\n"
+        "tea won after 2 rounds: A watch lasts the whole night.\n"
+    )
+
+
+def test_a_pipeline_hands_typed_results_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """And its last step still knows how it began."""
+    runpy.run_path(str(EXAMPLES / "pipeline.py"), run_name="__main__")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "trip: Trip(city='Lisbon', days=3, mode='ship')"
+    assert printed[2] == "note: '72 hours in Lisbon, by ship'"
+    assert "I travel to Lisbon" in printed[3]

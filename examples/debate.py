@@ -1,0 +1,80 @@
+"""Debate: two models on two servers argue, a third one judges. What crosses between them is words alone.
+
+By default three servers with scripts of the practice model play the parts. Real ones are named by
+KEDGE_MODEL_TEA, KEDGE_MODEL_COFFEE and KEDGE_MODEL_JUDGE.
+"""
+
+import json
+import os
+from contextlib import ExitStack
+from typing import Any
+
+from kedge import run_sync
+from kedge.practice import Script
+from kedge.server.models import PracticeModel
+from kedge.store import open_store
+from kedge.testing import serve
+from kedge.workflows import DebateResult, ModelJudge, Side, debate, load_workflow
+
+QUESTION = "Tea or coffee, for a night watch at sea?"
+PARTS: dict[str, list[dict[str, Any]]] = {
+    "tea": [
+        {"when": "sailors drink", "say": "They do, and at four the watch sleeps."},
+        {"when": "debate", "say": "Tea wakes slowly and lasts until the morning."},
+    ],
+    "coffee": [
+        {"when": "lasts", "say": "Coffee wakes faster, and rocks do not wait."},
+        {"when": "debate", "say": "Coffee is what sailors drink."},
+    ],
+    "judge": [
+        {
+            "when": "rocks do not wait",
+            "say": json.dumps(
+                {"decided": True, "winner": "tea", "reason": "A watch lasts the whole night."}
+            ),
+        },
+        {"say": json.dumps({"decided": False, "winner": "nobody", "reason": "Too early."})},
+    ],
+}
+
+
+def models(running: ExitStack) -> dict[str, str]:
+    """A model string for each part."""
+    found: dict[str, str] = {}
+    for part, answers in PARTS.items():
+        found[part] = os.environ.get(f"KEDGE_MODEL_{part.upper()}", "")
+        if not found[part]:
+            script = Script.from_data({"answers": answers})
+            server = running.enter_context(serve(model=PracticeModel(script)))
+            found[part] = f"responses:{server.base_url}#practice"
+    return found
+
+
+async def argue(url: str = "sqlite://:memory:") -> DebateResult:
+    """Let them argue, and show the columns as the store keeps them."""
+    with ExitStack() as running:
+        named = models(running)
+        async with await open_store(url) as store:
+            result = await debate(
+                [Side("tea", named["tea"]), Side("coffee", named["coffee"])],
+                QUESTION,
+                judge=ModelJudge(named["judge"], "Whose reasons are better for a night at sea?"),
+                store=store,
+                rounds=3,
+            )
+            found = await load_workflow(store, result.workflow)
+            for chain in found.chains[:2]:
+                print(f"{chain.role}:")
+                for each in chain.exchanges:
+                    print(f"  {each.number}. {each.answer}")
+            return result
+
+
+def main() -> None:
+    """Show how it went."""
+    result = run_sync(argue())
+    print(f"{result.winner or 'nobody'} won after {result.rounds} rounds: {result.ruling.reason}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Refine: a model looks for the rule of a grid puzzle (in the manner of ARC), and is told where it errs.
+
+The model answers with a list of steps. The judge, a plain function, takes them to the pairs for which
+the result is known, and says what differs. The test grid is never shown with its answer.
+
+    python examples/refine_puzzle.py
+
+By default the practice model plays the solver, from a script that reacts to the critique. Any other one
+is named by KEDGE_MODEL.
+"""
+
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from kedge import run_sync
+from kedge.practice import Script
+from kedge.server.models import PracticeModel
+from kedge.store import open_store
+from kedge.testing import serve
+from kedge.workflows import RefineResult, Verdict, refine
+
+HERE = Path(__file__).parent
+PUZZLE = json.loads((HERE / "puzzle.json").read_text())
+
+Grid = list[list[int]]
+STEPS: dict[str, Callable[[Grid], Grid]] = {
+    "mirror": lambda grid: [row[::-1] for row in grid],
+    "flip": lambda grid: grid[::-1],
+    "turn": lambda grid: [list(row) for row in zip(*grid[::-1], strict=True)],
+}
+TASK = f"""\
+This is a puzzle. One rule makes each output from its input; 0 is the background.
+{json.dumps(PUZZLE["train"])}
+Find the rule, as steps: {", ".join(STEPS)}, or "paint A B" to give the cells of colour A the colour B.
+Answer with a JSON object: {{"steps": ["…", "…"]}}"""
+
+
+def follow(steps: list[str], grid: Grid) -> Grid:
+    """Take the steps of a rule, one after the other."""
+    for step in steps:
+        match step.split():
+            case ["paint", old, new]:
+                grid = [[int(new) if cell == int(old) else cell for cell in row] for row in grid]
+            case [name] if name in STEPS:
+                grid = STEPS[name](grid)
+            case _:
+                raise ValueError(f"there is no step {step!r}")
+    return grid
+
+
+def check(answer: str) -> Verdict:
+    """Try a rule on the pairs that are known, and say where the first wrong one is wrong."""
+    try:
+        steps = json.loads(answer)["steps"]
+        made = [follow(steps, pair["input"]) for pair in PUZZLE["train"]]
+    except (ValueError, KeyError, TypeError) as error:
+        return Verdict(passed=False, critique=f"That is no rule: {error}", score=0.0)
+    wanted = [pair["output"] for pair in PUZZLE["train"]]
+    right = sum(map(_right_cells, made, wanted))
+    score = right / sum(len(row) for grid in wanted for row in grid)
+    problems = [_problem(*grids) for grids in zip(made, wanted, strict=True)]
+    first = next((f"Pair {i}: {words}" for i, words in enumerate(problems, 1) if words), "")
+    return Verdict(passed=not first, critique=first, score=round(score, 2))
+
+
+def _right_cells(made: Grid, wanted: Grid) -> int:
+    if _shape(made) != _shape(wanted):
+        return 0
+    pairs = [
+        (a, b)
+        for left, right in zip(made, wanted, strict=True)
+        for a, b in zip(left, right, strict=True)
+    ]
+    return sum(a == b for a, b in pairs)
+
+
+def _shape(grid: Grid) -> tuple[int, int]:
+    return len(grid), len(grid[0])
+
+
+def _problem(made: Grid, wanted: Grid) -> str:
+    if made == wanted:
+        return ""
+    if [[bool(cell) for cell in row] for row in made] != [[bool(c) for c in row] for row in wanted]:
+        return f"the cells are in the wrong places; it gives {made}, and should give {wanted}."
+    wrong = {
+        (a, b)
+        for left, right in zip(made, wanted, strict=True)
+        for a, b in zip(left, right, strict=True)
+        if a != b
+    }
+    told = ", ".join(f"{a} should be {b}" for a, b in sorted(wrong))
+    return f"the places are right, the colours are not: {told}."
+
+
+@asynccontextmanager
+async def solver() -> AsyncIterator[str]:
+    """The model that solves: the one that KEDGE_MODEL names, or the practice model with a script."""
+    if model := os.environ.get("KEDGE_MODEL"):
+        yield model
+        return
+    with serve(model=PracticeModel(Script.load(HERE / "puzzle_script.toml"))) as server:
+        yield f"responses:{server.base_url}#practice"
+
+
+async def solve(url: str = "sqlite://:memory:", **options: Any) -> RefineResult:
+    """Refine the rule until it fits every known pair."""
+    async with solver() as model, await open_store(url) as store:
+        return await refine(TASK, judge=check, store=store, engine=model, rounds=6, **options)
+
+
+def main() -> None:
+    """Show each round, and what the rule makes of the test grid."""
+    result = run_sync(solve())
+    for each in result.rounds:
+        print(f"round {each.number}: {each.answer}  score {each.verdict.score}")
+        if each.verdict.critique:
+            print(f"  {each.verdict.critique}")
+    grid = follow(json.loads(result.answer)["steps"], PUZZLE["test"]["input"])
+    print("the test grid becomes:")
+    for row in grid:
+        print("  " + " ".join(map(str, row)))
+    print("solved" if grid == PUZZLE["test"]["output"] else "not solved")
+
+
+if __name__ == "__main__":
+    main()
