@@ -212,7 +212,7 @@ def _import(tx: Tx, header: Json, blocks: list[str], nodes: list[Json]) -> str:
     tx.run("UPDATE nodes SET created_at = ? WHERE id = ?", (nodes[0]["created_at"], row.head))
     for form in nodes[1:]:
         response = _response(form["response"]) if "response" in form else None
-        node = insert_node(
+        node, _ = insert_node(
             tx,
             made[int(form["parent"])],
             [blocks[int(place)] for place in form["blocks"]],

@@ -66,9 +66,9 @@ def _insert(
     )
 
 
-def select(tx: Tx, name: str) -> ConversationRow:
+def select(tx: Tx, name: str, lock: str = "") -> ConversationRow:
     """The conversation with this id."""
-    rows = tx.rows(f"SELECT {_COLUMNS} FROM conversations c WHERE c.id = ?", (name,))
+    rows = tx.rows(f"SELECT {_COLUMNS} FROM conversations c WHERE c.id = ? {lock}", (name,))
     if not rows:
         raise NotInStore(f"there is no conversation {name!r} in this store")
     return _row(rows[0], _tags(tx, [rows[0][-1]]))
@@ -120,11 +120,8 @@ def set_tags(tx: Tx, number: int, tags: Iterable[str]) -> None:
     tx.run_many("INSERT INTO tags (conversation, tag) VALUES (?, ?)", rows)
 
 
-def move_head(tx: Tx, number: int, expected: int, head: int, now: float) -> int:
-    """Move the head, if it is where it is expected to be; where it is now."""
-    moved = "UPDATE conversations SET head = ?, updated_at = ? WHERE number = ? AND head = ?"
-    if tx.run(moved, (head, now, number, expected)):
-        return head
+def head_of(tx: Tx, number: int) -> int:
+    """Where the head is."""
     rows = tx.rows("SELECT head FROM conversations WHERE number = ?", (number,))
     if not rows:
         raise NotInStore("the conversation was deleted meanwhile")

@@ -21,6 +21,8 @@ class Tx(Protocol):
     """One transaction, inside a worker thread."""
 
     dialect: "Dialect"
+    careful: bool
+    """Whether an earlier attempt met another transaction, and nothing should be taken for granted."""
 
     def rows(self, sql: str, values: Values = ()) -> list[Row]:
         """The rows of a query."""
@@ -35,8 +37,31 @@ class Tx(Protocol):
         ...
 
     def insert(self, sql: str, values: Values, key: str = "id") -> int:
-        """Insert a row, and get the number that it was given as its ``key``."""
+        """Insert a row, and get the number that it was given as its ``key``; 0 if there was one."""
         ...
+
+    def add(self, addition: "Addition") -> tuple[int, bool] | None:
+        """Add a node in one statement: its number, and whether the head moved.
+
+        ``None`` if it has to be done step by step; a number of 0 if the conversation is gone.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """A node that goes on in its parent's branch, with all that belongs to it."""
+
+    node: Row
+    """Its values, from the tree on."""
+    blocks: Sequence[tuple[bytes, str]]
+    """Hashes and texts."""
+    response: Callable[[], str] | None
+    """Writes the row of the response that made it, as JSON."""
+    head: int | None
+    """Where the head is moved from."""
+    alone: bool
+    """Whether nothing else is done in its transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +75,10 @@ class Dialect:
     """Keeps everyone else from adding links until the end of the transaction."""
     share_links: str
     """Waits for whoever guards the links."""
+    lock: str
+    """Keeps a selected row from being changed until the end of the transaction."""
+    hold: str
+    """Keeps a selected row from being deleted until the end of the transaction."""
     guard_schema: str
     """Keeps everyone else from changing the schema until the end of the transaction."""
     match: str

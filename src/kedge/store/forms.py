@@ -7,6 +7,7 @@ ever taken for the same.
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from json.encoder import encode_basestring as quote
 from typing import Any, cast
@@ -31,6 +32,8 @@ Json = dict[str, Any]
 encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _TAG = f"kedge.block/{VERSION}\n".encode()
 _sha256 = hashlib.sha256
+_MADE = re.compile(r'"id":"blk_([0-9a-f]{16})')
+_NEVER = bytes(8)
 _MANY = 1 << 62
 
 
@@ -46,8 +49,14 @@ def write_block(block: Block) -> str:
 
 
 def hash_of(body: str) -> bytes:
-    """The hash under which this text of a block is stored."""
-    return _sha256(_TAG + body.encode()).digest()
+    """The hash under which this text of a block is stored, behind the time that its id tells.
+
+    Blocks that were made together so stand together in the index; the time is part of the text, and the
+    hash covers all of it.
+    """
+    made = _MADE.search(body)
+    when = bytes.fromhex(made[1]) if made else _NEVER
+    return when + _sha256(_TAG + body.encode()).digest()
 
 
 def read_blocks(bodies: Sequence[str]) -> list[Block]:
@@ -70,8 +79,18 @@ def _read_alone(place: int, body: str) -> Block:
 
 
 def _noted(metadata: FrozenMap) -> str:
-    """The metadata, unless there is none."""
-    return f',"metadata":{encode(thaw(metadata))}' if metadata else ""
+    """The metadata, unless there is none; what engines note is written by hand."""
+    if not metadata:
+        return ""
+    members: list[str] = []
+    for name, value in metadata.items():
+        if type(value) is str:
+            members.append(f"{quote(name)}:{quote(value)}")
+        elif type(value) is int:
+            members.append(f"{quote(name)}:{value}")
+        else:
+            return f',"metadata":{encode(thaw(metadata))}'
+    return f',"metadata":{{{",".join(members)}}}'
 
 
 def _text_of(block: UserBlock | AssistantBlock | ToolResultBlock) -> str | None:

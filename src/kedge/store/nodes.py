@@ -9,15 +9,22 @@ places of another. Writing costs what is new; nothing is ever rewritten.
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, cast
 
 from kedge.errors import NotInStore
 from kedge.planning import AnchorRecord, ConversationState
 from kedge.planning.state import MODES
-from kedge.store.database import Row, Tx
+from kedge.store.database import Addition, Row, Tx
 from kedge.store.forms import encode, hash_of, read_blocks
-from kedge.store.responses import RECORD, insert_response, record_of, scope_number
+from kedge.store.responses import (
+    RECORD,
+    insert_response,
+    record_of,
+    response_form,
+    scope_number,
+)
 from kedge.store.rows import Differences, Kind, Loaded, Node, ResponseRow
 from kedge.turns.frozen import EMPTY, FrozenMap, thaw
 
@@ -125,14 +132,21 @@ def insert_node(
     memory: str | None = None,
     response: ResponseRow | None = None,
     scope: int = 0,
-) -> Node:
-    """Add a node below ``parent`` that keeps ``kept`` blocks (all by default) and adds these."""
+    head: int | None = None,
+    alone: bool = False,
+) -> tuple[Node, bool]:
+    """Add a node below ``parent`` that keeps ``kept`` blocks (all by default) and adds these.
+
+    With ``head``, the head is moved from there; whether it was there comes back too. ``alone`` says
+    that nothing else is done in this transaction.
+    """
+    appends = kept is None or kept == parent.length
     kept = parent.length if kept is None else kept
-    goes_on = bool(bodies) and kept == parent.length and _is_free(tx, parent)
+    blocks = [(hash_of(body), body) for body in bodies]
     node = Node(
         0,
         parent.tree,
-        parent.branch if goes_on else 0,
+        parent.branch if bodies and appends else 0,
         parent.id,
         number,
         kind,
@@ -142,55 +156,94 @@ def insert_node(
         memory,
         now,
     )
+    scope = scope or scope_number(tx, response.scope) if response else 0
+    if node.branch:
+        form = partial(response_form, response, number, scope) if response else None
+        made = tx.add(Addition(_values(node), blocks, form, head, alone))
+        if made and not made[0]:
+            raise NotInStore("the conversation was deleted meanwhile")
+        if made:
+            return replace(node, id=made[0]), made[1]
+    if head is None or tx.dialect.hold:  # or moving the head will tell whether it is there
+        hold(tx, number)
+    node = _insert_slowly(tx, node, blocks, response, scope)
+    return node, head is not None and move_head(tx, number, head, node.id, now)
+
+
+def _insert_slowly(
+    tx: Tx,
+    node: Node,
+    blocks: Sequence[tuple[bytes, str]],
+    response: ResponseRow | None,
+    scope: int,
+) -> Node:
+    """Add a node step by step, on its parent's branch or on one of its own."""
+    # If somebody has gone on in the branch, the links will tell, and this is run again with care.
+    goes_on = node.branch and (not tx.careful or _is_free(tx, node))
     made = _insert(tx, node)
-    node = replace(node, id=made, branch=node.branch if goes_on else made)
+    branch = node.branch if goes_on else made
     if not goes_on:
         tx.run("UPDATE nodes SET branch = id WHERE id = ?", (made,))
-    blocks = insert_blocks(tx, bodies, number)
+    numbers = insert_blocks(tx, blocks, node.conversation)
     tx.run_many(
         "INSERT INTO links (branch, place, block) VALUES (?, ?, ?)",
-        [(node.branch, kept + index, block) for index, block in enumerate(blocks)],
+        [(branch, place, block) for place, block in enumerate(numbers, node.kept)],
     )
     if response:
-        scope = scope or scope_number(tx, response.scope)
-        insert_response(tx, response, node=made, number=number, scope=scope)
-    return node
+        insert_response(tx, response, node=made, number=node.conversation, scope=scope)
+    return Node(made, node.tree, branch, *_values(node)[2:])
 
 
-def _is_free(tx: Tx, parent: Node) -> bool:
-    """Whether nobody has gone on in the parent's branch."""
+def hold(tx: Tx, number: int) -> None:
+    """Keep a conversation from being deleted until the end of the transaction."""
+    query = f"SELECT 1 FROM conversations WHERE number = ? {tx.dialect.hold}"
+    if not tx.rows(query, (number,)):
+        raise NotInStore("the conversation was deleted meanwhile")
+
+
+def move_head(tx: Tx, number: int, expected: int, head: int, now: float) -> bool:
+    """Move the head of a conversation, if it is where it is expected to be."""
+    moved = "UPDATE conversations SET head = ?, updated_at = ? WHERE number = ? AND head = ?"
+    return tx.run(moved, (head, now, number, expected)) > 0
+
+
+def _is_free(tx: Tx, node: Node) -> bool:
+    """Whether nobody has gone on in the branch."""
     taken = "SELECT 1 FROM links WHERE branch = ? AND place = ?"
-    return not tx.rows(taken, (parent.branch, parent.length))
+    return not tx.rows(taken, (node.branch, node.kept))
 
 
 def _insert(tx: Tx, node: Node) -> int:
     return tx.insert(
         "INSERT INTO nodes (tree, branch, parent, conversation, kind, kept, length, depth, memory, "
         "created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            node.tree,
-            node.branch,
-            node.parent,
-            node.conversation,
-            node.kind,
-            node.kept,
-            node.length,
-            node.depth,
-            node.memory,
-            node.created_at,
-        ),
+        _values(node),
     )
 
 
-def insert_blocks(tx: Tx, bodies: Sequence[str], number: int) -> list[int]:
+def _values(node: Node) -> Row:
+    """What a node is written as, from its tree on."""
+    return (
+        node.tree,
+        node.branch,
+        node.parent,
+        node.conversation,
+        node.kind,
+        node.kept,
+        node.length,
+        node.depth,
+        node.memory,
+        node.created_at,
+    )
+
+
+def insert_blocks(tx: Tx, blocks: Sequence[tuple[bytes, str]], number: int) -> list[int]:
     """Store blocks, each once; the numbers that they have."""
     insert = "INSERT INTO blocks (hash, owner, body) VALUES (?, ?, ?) ON CONFLICT (hash) DO NOTHING"
-    blocks: list[int] = []
-    for body in bodies:
-        name = hash_of(body)
-        made = tx.insert(insert, (name, number, body))
-        blocks.append(made or _shared(tx, name, number, body))
-    return blocks
+    return [
+        tx.insert(insert, (name, number, body)) or _shared(tx, name, number, body)
+        for name, body in blocks
+    ]
 
 
 def _shared(tx: Tx, name: bytes, number: int, body: str) -> int:
@@ -199,7 +252,7 @@ def _shared(tx: Tx, name: bytes, number: int, body: str) -> int:
         tx.run(tx.dialect.share_links)
     found = tx.rows("SELECT id, owner FROM blocks WHERE hash = ?", (name,))
     if not found:
-        return insert_blocks(tx, [body], number)[0]
+        return insert_blocks(tx, [(name, body)], number)[0]
     block, owner = found[0]
     if owner is not None and owner != number:
         tx.run("UPDATE blocks SET owner = NULL WHERE id = ?", (block,))

@@ -6,8 +6,10 @@ before it was committed is run again on a new connection.
 """
 
 import asyncio
+import select
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -21,7 +23,7 @@ from kedge.errors import (
     StoreReadOnly,
     StoreUnreachable,
 )
-from kedge.store.database import Database, Dialect, Row, Tx, Values, timed
+from kedge.store.database import Addition, Database, Dialect, Row, Tx, Values, timed
 
 if TYPE_CHECKING:
     import psycopg
@@ -45,6 +47,8 @@ POSTGRESQL = Dialect(
     },
     guard_links="LOCK TABLE links IN SHARE ROW EXCLUSIVE MODE",
     share_links="LOCK TABLE links IN ROW EXCLUSIVE MODE",
+    lock="FOR UPDATE",
+    hold="FOR KEY SHARE",
     guard_schema="SELECT pg_advisory_xact_lock(5461729823)",
     match="texts.words @@ plainto_tsquery('simple', ?)",
     tables="SELECT tablename FROM pg_tables WHERE schemaname = current_schema()",
@@ -67,30 +71,104 @@ _ERRORS: dict[str, tuple[type[StoreError], str]] = {
     "08": (StoreUnreachable, "the connection to the server broke; try again"),
     "XX": (StoreDamaged, "the server reports damage"),
 }
-_AGAIN = ("40001", "40P01", "23505")
-"""Two transactions met: a serialisation failure, a deadlock, or both took the same place."""
+_AGAIN = ("40001", "40P01", "23505", "22012")
+"""Two transactions met: a serialisation failure, a deadlock, both took the same place; or one statement
+cannot do it, see ``_ADD``."""
+
+
+# Every statement is a journey to the server and back, so what is done for each exchange is one. It
+# fails as a whole (by a division by zero) if not every block is new.
+_ADD = b"""
+WITH alive AS (
+    SELECT number FROM conversations WHERE number = %(number)s FOR KEY SHARE
+), given AS (
+    SELECT * FROM unnest(%(hashes)s::bytea[], %(bodies)s::text[])
+    WITH ORDINALITY AS given (hash, body, place)
+), node AS (
+    INSERT INTO nodes
+        (tree, branch, parent, conversation, kind, kept, length, depth, memory, created_at)
+    SELECT %(tree)s, %(branch)s, %(parent)s, number, %(kind)s, %(kept)s, %(length)s, %(depth)s,
+        %(memory)s, %(now)s FROM alive
+    RETURNING id, branch, conversation, kept
+), made AS (
+    INSERT INTO blocks (hash, owner, body)
+    SELECT given.hash, node.conversation, given.body FROM given, node
+    ON CONFLICT (hash) DO NOTHING RETURNING id, hash
+), linked AS (
+    INSERT INTO links (branch, place, block)
+    SELECT node.branch, node.kept + given.place - 1, made.id
+    FROM node, given JOIN made ON made.hash = given.hash
+), response AS (
+    INSERT INTO responses SELECT (jsonb_populate_record(
+        NULL::responses, %(response)s::jsonb || jsonb_build_object('node', node.id)
+    )).* FROM node WHERE %(answers)s
+), moved AS (
+    UPDATE conversations SET head = node.id, updated_at = %(now)s FROM node
+    WHERE number = node.conversation AND head = %(head)s RETURNING number
+)
+SELECT node.id, (SELECT COUNT(*) FROM moved),
+    1 / (CASE WHEN (SELECT COUNT(*) FROM made) = %(count)s THEN 1 ELSE 0 END)
+FROM node
+"""
+_COLUMNS = (
+    "tree", "branch", "parent", "number", "kind", "kept", "length", "depth", "memory", "now"
+)  # fmt: skip
 
 
 class _Tx:
-    """A transaction on one connection."""
+    """A transaction on one connection, which begins with its first statement.
+
+    ``careful`` once it met another one.
+    """
 
     dialect = POSTGRESQL
 
-    def __init__(self, cursor: "psycopg.Cursor[Any]") -> None:
+    def __init__(self, cursor: "psycopg.Cursor[Any]", *, careful: bool = False) -> None:
         self._cursor = cursor
+        self.careful = careful
+        self.begun = False
+        self.alone = False
 
     def rows(self, sql: str, values: Values = ()) -> list[Row]:
-        return self._cursor.execute(_marked(sql), values).fetchall()
+        return self._run(_marked(sql), values).fetchall()
 
     def run(self, sql: str, values: Values = ()) -> int:
-        return self._cursor.execute(_marked(sql), values or None).rowcount
+        return self._run(_marked(sql), values or None).rowcount
 
     def run_many(self, sql: str, rows: Iterable[Values]) -> None:
+        self.begin()
         self._cursor.executemany(_marked(sql), rows)
 
     def insert(self, sql: str, values: Values, key: str = "id") -> int:
-        found = self._cursor.execute(_marked(f"{sql} RETURNING {key}"), values).fetchone()
+        found = self._run(_marked(f"{sql} RETURNING {key}"), values).fetchone()
         return found[0] if found else 0
+
+    def add(self, addition: Addition) -> tuple[int, bool] | None:
+        if self.careful:
+            return None
+        values: dict[str, Any] = dict(zip(_COLUMNS, addition.node, strict=True))
+        values["hashes"] = [name for name, _ in addition.blocks]
+        values["bodies"] = [body for _, body in addition.blocks]
+        values["count"] = len(addition.blocks)
+        values["response"] = addition.response() if addition.response else "{}"
+        values["answers"] = addition.response is not None
+        values["head"] = -1 if addition.head is None else addition.head
+        if addition.alone:
+            self.alone = not self.begun
+        else:
+            self.begin()
+        found = self._cursor.execute(_ADD, values).fetchone()
+        return (found[0], bool(found[1])) if found else (0, False)
+
+    def begin(self) -> None:
+        """Begin, unless that was done: a statement that is alone needs no words around it."""
+        if not self.begun:
+            self.begun = True
+            self._cursor.execute(b"BEGIN")
+
+    def _run(self, sql: Any, values: Values | None) -> "psycopg.Cursor[Any]":
+        self.begin()
+        return self._cursor.execute(sql, values)
 
 
 @cache
@@ -114,12 +192,17 @@ class PostgresDatabase(Database):
         self._pool: ConnectionPool[Any] = pool_class(
             url,
             connection_class=self._connection_class(),
-            kwargs={"connect_timeout": max(2, int(wait_seconds)), "application_name": "kedge"},
+            kwargs={
+                "autocommit": True,  # a transaction is begun by the first statement that needs it
+                "connect_timeout": max(2, int(wait_seconds)),
+                "application_name": "kedge",
+            },
             min_size=0,
             max_size=connections,
             timeout=wait_seconds,
             reconnect_timeout=wait_seconds,
             num_workers=1,
+            check=_check,
             open=False,
         )
         self._threads = ThreadPoolExecutor(WAITING, "kedge-store")
@@ -162,31 +245,40 @@ class PostgresDatabase(Database):
         """Run a transaction until it meets nobody; a dead connection is replaced once."""
         for attempt in range(ATTEMPTS):
             try:
-                return self._transaction(work, reads=reads)
+                return self._transaction(work, reads=reads, careful=attempt > 0)
             except self._driver.Error as error:
                 met = error.sqlstate in _AGAIN and attempt < ATTEMPTS - 1
                 if not met and not (attempt == 0 and _died(error)):
                     raise
         raise AssertionError("the last attempt returns or raises")
 
-    def _transaction(self, work: Callable[[Tx], T], *, reads: bool) -> T:
+    def _transaction(self, work: Callable[[Tx], T], *, reads: bool, careful: bool) -> T:
         if self._pool.closed:
             self._pool.open()
-        with self._pool.connection() as connection:
-            connection.isolation_level = (
-                self._driver.IsolationLevel.REPEATABLE_READ if reads else None
-            )
-            with connection.cursor() as cursor:
-                result = work(_Tx(cursor))
-                if reads:
-                    connection.rollback()
-                    return result
-                try:
-                    connection.commit()
-                except self._driver.OperationalError as error:
-                    # It may have been committed: to run it again could do it twice.
+        with self._pool.connection() as connection, connection.cursor() as cursor:
+            tx = _Tx(cursor, careful=careful)
+            if reads:
+                tx.begun = True
+                cursor.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            try:
+                result = work(tx)
+            except BaseException as error:
+                if tx.alone and _is_silent(error):
                     raise _InDoubt from error
-                return result
+                if tx.begun:
+                    with suppress(self._driver.Error):
+                        connection.rollback()
+                raise
+            if tx.begun:
+                self._commit(connection)
+            return result
+
+    def _commit(self, connection: "psycopg.Connection[Any]") -> None:
+        try:
+            connection.commit()
+        except self._driver.OperationalError as error:
+            # It may have been committed: to run it again could do it twice.
+            raise _InDoubt from error
 
     def _translated(self, work: Callable[[], T]) -> T:
         from psycopg_pool import PoolTimeout
@@ -244,6 +336,17 @@ class PostgresDatabase(Database):
 
 class _InDoubt(Exception):
     """The connection broke while a transaction was being committed."""
+
+
+def _check(connection: "psycopg.Connection[Any]") -> None:
+    """Ask a connection that has something to say while idle: mostly, that it was closed."""
+    if select.select([connection.fileno()], [], [], 0)[0]:
+        connection.execute(b"SELECT 1")
+
+
+def _is_silent(error: BaseException) -> bool:
+    """Whether the connection broke without a word from the server."""
+    return type(error).__name__ == "OperationalError" and not getattr(error, "sqlstate", None)
 
 
 def _died(error: "psycopg.Error") -> bool:

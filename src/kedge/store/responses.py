@@ -30,43 +30,51 @@ _READ = tuple(name for name in COLUMNS if name != "scope")
 
 def insert_response(tx: Tx, row: ResponseRow, *, node: int, number: int, scope: int) -> None:
     """Write a response down, for the node that it made."""
-    tx.run(
-        _INSERT,
-        (
-            node,
-            number,
-            row.provider,
-            scope,
-            _text(row.provider_response_id),
-            _text(row.model) or "",
-            row.mode,
-            _text(row.anchor),
-            row.reason or None,
-            row.healed or None,
-            row.sent_blocks,
-            row.sent_bytes,
-            row.saved_blocks,
-            row.saved_bytes,
-            row.input_tokens,
-            row.cached_tokens,
-            row.output_tokens,
-            row.reasoning_tokens,
-            row.cost,
-            row.first_token_seconds,
-            row.seconds,
-            row.status,
-            _text(row.error),
-            row.created_at,
-            row.expires_at,
-            int(row.stored),
-            pack_digest(row.digest),
-            row.block_count,
-            row.depth,
-            row.root_created_at,
-            row.barrier,
-            json.dumps(row.derived) if row.derived else None,
-            row.lost_reason or None,
-        ),
+    tx.run(_INSERT, (node, number, *_values(row, scope)))
+
+
+def response_form(row: ResponseRow, number: int, scope: int) -> str:
+    """The same row as JSON, for a statement that takes it in one piece."""
+    form = dict(zip(COLUMNS, _values(row, scope), strict=True))
+    digest = form["digest"]
+    return json.dumps(
+        {**form, "conversation": number, "digest": f"\\x{digest.hex()}" if digest else None}
+    )
+
+
+def _values(row: ResponseRow, scope: int) -> Row:
+    return (
+        row.provider,
+        scope,
+        _text(row.provider_response_id),
+        _text(row.model) or "",
+        row.mode,
+        _text(row.anchor),
+        row.reason or None,
+        row.healed or None,
+        row.sent_blocks,
+        row.sent_bytes,
+        row.saved_blocks,
+        row.saved_bytes,
+        row.input_tokens,
+        row.cached_tokens,
+        row.output_tokens,
+        row.reasoning_tokens,
+        row.cost,
+        row.first_token_seconds,
+        row.seconds,
+        row.status,
+        _text(row.error),
+        row.created_at,
+        row.expires_at,
+        int(row.stored),
+        pack_digest(row.digest),
+        row.block_count,
+        row.depth,
+        row.root_created_at,
+        row.barrier,
+        json.dumps(row.derived) if row.derived else None,
+        row.lost_reason or None,
     )
 
 

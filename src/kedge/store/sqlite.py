@@ -22,12 +22,14 @@ from kedge.errors import (
     StoreFull,
     StoreReadOnly,
 )
-from kedge.store.database import Database, Dialect, Row, Tx, Values, timed
+from kedge.store.database import Addition, Database, Dialect, Row, Tx, Values, timed
 
 T = TypeVar("T")
 
 MEMORY = ":memory:"
 READERS = 4
+CHECKPOINT_PAGES = 4_000
+"""When the journal is written back: every exchange changes the same few pages, so later is less."""
 
 SQLITE = Dialect(
     name="sqlite",
@@ -40,6 +42,8 @@ SQLITE = Dialect(
     },
     guard_links="",  # a writer is alone
     share_links="",
+    lock="",
+    hold="",
     guard_schema="",
     match="texts MATCH ?",
     tables="SELECT name FROM sqlite_master WHERE type = 'table'",
@@ -71,7 +75,8 @@ class _Tx:
 
     dialect = SQLITE
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, *, careful: bool = False) -> None:
+        self.careful = careful
         self._execute = connection.execute
         self._executemany = connection.executemany
 
@@ -87,6 +92,9 @@ class _Tx:
     def insert(self, sql: str, values: Values, key: str = "id") -> int:
         cursor = self._execute(sql, values)
         return cursor.lastrowid or 0 if cursor.rowcount else 0
+
+    def add(self, addition: Addition) -> None:
+        return None  # a statement costs next to nothing here
 
 
 class SQLiteDatabase(Database):
@@ -150,7 +158,10 @@ class SQLiteDatabase(Database):
 
     def _writing(self, work: Callable[[Tx], T]) -> T:
         try:
-            return self._transaction("BEGIN IMMEDIATE", work)
+            try:
+                return self._transaction("BEGIN IMMEDIATE", work)
+            except sqlite3.IntegrityError:
+                return self._transaction("BEGIN IMMEDIATE", work, careful=True)
         except sqlite3.Error as error:
             raise _translated(error, self.path) from error
 
@@ -160,11 +171,11 @@ class SQLiteDatabase(Database):
         except sqlite3.Error as error:
             raise _translated(error, self.path) from error
 
-    def _transaction(self, begin: str, work: Callable[[Tx], T]) -> T:
+    def _transaction(self, begin: str, work: Callable[[Tx], T], *, careful: bool = False) -> T:
         connection = self._connection()
         connection.execute(begin)
         try:
-            result = work(_Tx(connection))
+            result = work(_Tx(connection, careful=careful))
             connection.execute("COMMIT")
         except BaseException:
             with suppress(sqlite3.Error):  # a full disk has rolled back already
@@ -197,6 +208,7 @@ class SQLiteDatabase(Database):
                 connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA secure_delete = ON")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         except BaseException:
             connection.close()
             raise

@@ -141,7 +141,11 @@ class Store(Trees):
 
     async def delete(self, name: str) -> None:
         """Delete a conversation for good: its rows, and the blocks that no other one uses."""
-        await self.database.write(lambda tx: removing.delete(tx, conversations.select(tx, name)))
+
+        def work(tx: Tx) -> None:
+            removing.delete(tx, conversations.select(tx, name, tx.dialect.lock))
+
+        await self.database.write(work)
         await self.database.reclaim()
 
     async def gc(self) -> int:

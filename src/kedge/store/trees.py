@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from kedge.errors import HeadConflict, NotInStore
-from kedge.observe import measure
 from kedge.planning import Mode
 from kedge.planning.state import ConversationState
 from kedge.store import conversations, keys, nodes, responses
@@ -140,6 +139,7 @@ class Trees:
         name, title = new_id("conv"), checked_text(title, "title")
 
         def work(tx: Tx) -> ConversationRow:
+            nodes.hold(tx, origin.number)
             nodes.select_node(tx, at, origin.tree)
             return conversations.fork(tx, name, origin, at, title, self.clock())
 
@@ -169,7 +169,6 @@ class Trees:
         by now the node is saved nevertheless, and ``HeadConflict`` names it. ``asked_for`` and
         ``answers`` are the idempotency keys that the node is the question of, or the answer to.
         """
-        began = time.perf_counter()
         bodies = [write_block(block) for block in blocks]
         number = conversation.number
         noted = None
@@ -179,19 +178,22 @@ class Trees:
         scope = await self._scope(response.scope) if response else 0
         named = [(each, await self._scope(each.scope)) for each in accounts.incidents]
 
+        alone = not (accounts or asked_for or answers)
+
         def work(tx: Tx) -> tuple[Node, int | None]:
-            now = self.clock()
-            node = nodes.insert_node(
+            node, moved = nodes.insert_node(
                 tx,
                 parent,
                 bodies,
                 number=number,
                 kind=kind,
-                now=now,
+                now=self.clock(),
                 kept=kept,
                 memory=noted,
                 response=response,
                 scope=scope,
+                head=head,
+                alone=alone,
             )
             if accounts:
                 self._account(tx, accounts, named, number, node.id)
@@ -199,26 +201,27 @@ class Trees:
                 keys.note_asked(tx, number, asked_for, node.id)
             if answers:
                 keys.note_answer(tx, number, answers, node.id)
-            if head is None:
+            if head is None or moved:
                 return node, None
-            return node, conversations.move_head(tx, number, head, node.id, now)
+            return node, conversations.head_of(tx, number)
 
-        node, now_at = await self.database.write(work)
-        measure("store_duration_seconds", time.perf_counter() - began, operation="append")
-        if now_at is not None and now_at != node.id:
-            raise HeadConflict(conversation.id, node.id, now_at)
+        node, elsewhere = await self.database.write(work)
+        if elsewhere is not None:
+            raise HeadConflict(conversation.id, node.id, elsewhere)
         return node
 
     async def move_head(self, conversation: ConversationRow, node: Node, *, head: int) -> None:
         """Move the head from where it is expected to be; ``HeadConflict`` if it is elsewhere."""
 
-        def work(tx: Tx) -> int:
+        def work(tx: Tx) -> int | None:
             nodes.select_node(tx, node.id, conversation.tree)
-            return conversations.move_head(tx, conversation.number, head, node.id, self.clock())
+            if nodes.move_head(tx, conversation.number, head, node.id, self.clock()):
+                return None
+            return conversations.head_of(tx, conversation.number)
 
-        now_at = await self.database.write(work)
-        if now_at != node.id:
-            raise HeadConflict(conversation.id, node.id, now_at)
+        elsewhere = await self.database.write(work)
+        if elsewhere is not None:
+            raise HeadConflict(conversation.id, node.id, elsewhere)
 
     async def load(self, conversation: ConversationRow, node: int | None = None) -> Loaded:
         """The path to a node (the head by default): its blocks and its anchors."""
@@ -233,10 +236,7 @@ class Trees:
                 retention=conversation.retention,
             )
 
-        began = time.perf_counter()
-        loaded = await self.database.read(work)
-        measure("store_duration_seconds", time.perf_counter() - began, operation="load")
-        return loaded
+        return await self.database.read(work)
 
     async def node(self, conversation: ConversationRow, node: int) -> Node:
         """One node."""

@@ -1,0 +1,194 @@
+"""Faults: a process killed while it writes, a full disk, a file that may only be read, two at once."""
+
+import os
+import shutil
+import sqlite3
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from kedge import user
+from kedge.errors import CannotOpenStore, StoreBusy, StoreError, StoreFull, StoreReadOnly
+from kedge.store import Store, open_store
+from kedge.store.sqlite import SQLiteDatabase
+from store.growing import counts, talk
+from store.writer import check
+
+WRITER = Path(__file__).parent / "writer.py"
+KILLS = int(os.environ.get("KEDGE_KILLS", "20"))
+
+
+async def kill_writers(url: str, kills: int, seed: int) -> int:
+    """Kill that many writers; how many states had been acknowledged, all of which were there."""
+    done = await anyio.run_process(
+        [sys.executable, str(WRITER), url, str(kills), str(seed)], check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    killed, acknowledged = map(int, done.stdout.split())
+    assert killed == kills
+    return acknowledged
+
+
+async def test_killed_writers_lose_nothing_acknowledged(tmp_path: Path) -> None:
+    """Many times, at random moments of one file's life: it opens, all is there, verify is clean."""
+    assert await kill_writers(f"sqlite:///{tmp_path}/killed.db", KILLS, 7) > KILLS
+
+
+async def test_two_processes_write_one_file(tmp_path: Path) -> None:
+    """Side by side, each killed now and then, without getting in each other's way."""
+    url = f"sqlite:///{tmp_path}/shared.db"
+    async with await open_store(url):
+        pass
+    async with anyio.create_task_group() as group:
+        for seed in range(2):
+            group.start_soon(kill_writers, url, 3, seed)
+
+
+async def test_a_full_disk_is_said_and_nothing_is_half_written(tmp_path: Path) -> None:
+    """The transaction that did not fit is not there at all; the store can be read, and used again."""
+    async with await open_store(f"sqlite:///{tmp_path}/full.db") as store:
+        row, nodes = await talk(store, 3)
+        before = await counts(store, "nodes", "links", "blocks", "responses")
+        limit = "PRAGMA max_page_count = 1"  # no more pages than there are
+        await store.database.write(lambda tx: tx.rows(limit))
+        with pytest.raises(StoreFull, match="full; nothing was written"):
+            await store.append(row, nodes[-1], [user("x" * 100_000)], head=nodes[-1].id)
+        assert await counts(store, "nodes", "links", "blocks", "responses") == before
+        assert await store.verify() == []
+        await store.database.write(lambda tx: tx.rows("PRAGMA max_page_count = 100000"))
+        await store.append(row, nodes[-1], [user("x" * 100_000)], head=nodes[-1].id)
+
+
+FILLER = """
+import asyncio, resource, signal, sys
+from kedge import user
+from kedge.errors import StoreFull
+from kedge.store import open_store
+
+async def main():
+    async with await open_store(sys.argv[1]) as store:
+        row = await store.create()
+        node = (await store.load(row)).node
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))
+        try:
+            while True:
+                node = await store.append(row, node, [user("x" * 5_000)], head=node.id)
+                print(row.id, node.id, node.length, flush=True)
+        except StoreFull as error:
+            print(error, file=sys.stderr)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_disk_that_fills_while_writing(tmp_path: Path) -> None:
+    """The real thing: the file cannot grow, whatever SQLite does about it."""
+    url = f"sqlite:///{tmp_path}/filled.db"
+    command = [sys.executable, "-c", FILLER, url]
+    done = await anyio.run_process(command, check=True)
+    assert b"nothing was written" in done.stderr
+    told = done.stdout.decode().splitlines()
+    assert told
+    await check(url, told)
+
+
+async def test_a_store_that_may_only_be_read(tmp_path: Path) -> None:
+    """It can be read; to write is a clear error."""
+    path = tmp_path / "read.db"
+    async with await open_store(f"sqlite:///{path}") as store:
+        row, nodes = await talk(store, 2)
+    async with await open_store(f"sqlite:///{path}?mode=ro") as store:
+        assert len((await store.load(await store.conversation(row.id))).blocks) == 4
+        for write in (
+            store.append(row, nodes[-1], [user("no")], head=nodes[-1].id),
+            store.create(),
+            store.delete(row.id),
+        ):
+            with pytest.raises(StoreReadOnly, match="nothing was written"):
+                await write
+        assert await store.verify() == []
+
+
+NOBODY = """
+import asyncio, sys
+from kedge.errors import StoreError
+from kedge.store import open_store
+
+async def main():
+    try:
+        async with await open_store(sys.argv[1]) as store:
+            await store.create()
+    except StoreError as error:
+        print(type(error).__name__, error)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_file_of_somebody_else(tmp_path: Path) -> None:
+    """Permissions are told apart from damage."""
+    path = tmp_path / "theirs.db"
+    async with await open_store(f"sqlite:///{path}") as store:
+        await talk(store, 1)
+    await anyio.Path(path).chmod(0o444)
+    await anyio.Path(tmp_path).chmod(0o755)
+    command = [sys.executable, "-c", NOBODY, f"sqlite:///{path}"]
+    if os.geteuid() == 0:
+        ids = ["--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+        command = ["setpriv", *ids, *command]
+    done = await anyio.run_process(command, check=False)
+    assert done.stdout.startswith((b"StoreReadOnly", b"CannotOpenStore")), done
+
+
+@pytest.mark.parametrize(
+    "content", [b"not a database, but long enough to be looked at" * 50, b"\0" * 5000]
+)
+async def test_a_file_that_is_no_database(tmp_path: Path, content: bytes) -> None:
+    """It is refused, and left alone."""
+    path = tmp_path / "else.db"
+    await anyio.Path(path).write_bytes(content)
+    with pytest.raises(CannotOpenStore, match="no SQLite database"):
+        await open_store(f"sqlite:///{path}")
+    assert await anyio.Path(path).read_bytes() == content
+
+
+async def test_a_folder_that_is_not_there() -> None:
+    """The message names the file."""
+    with pytest.raises(CannotOpenStore, match=r"nowhere/x.db: the file cannot be opened"):
+        await open_store("sqlite:////nonexistent/nowhere/x.db")
+
+
+async def test_a_lock_that_is_held_too_long(tmp_path: Path) -> None:
+    """It is busy, which may pass: the error says so, and nothing was written."""
+    async with await open_store(f"sqlite:///{tmp_path}/busy.db") as store:
+        await talk(store, 1)
+    store = Store(SQLiteDatabase(f"{tmp_path}/busy.db", busy_seconds=0.05))
+    holder = sqlite3.connect(tmp_path / "busy.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreBusy) as busy:
+        await store.create()
+    assert busy.value.retryable
+    assert len(await store.conversations()) == 1
+    holder.execute("ROLLBACK")
+    holder.close()
+    await store.create()
+    await store.aclose()
+
+
+async def test_a_closed_store_says_so(store: Store) -> None:
+    """Instead of hanging."""
+    await store.aclose()
+    with pytest.raises(StoreError, match="closed"):
+        await store.create()
+
+
+async def test_a_copied_file_is_a_store(tmp_path: Path) -> None:
+    """A backup of a closed store opens anywhere."""
+    async with await open_store(f"sqlite:///{tmp_path}/a.db") as store:
+        row, _ = await talk(store, 2)
+    shutil.copy(tmp_path / "a.db", tmp_path / "b.db")
+    async with await open_store(f"sqlite:///{tmp_path}/b.db") as store:
+        assert len((await store.load(await store.conversation(row.id))).blocks) == 4
