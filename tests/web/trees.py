@@ -30,7 +30,7 @@ async def grow(store: Store, responses: int, seed: int = 1) -> str:
 def _answered(tx: Tx, parent: Node, conversation: int, number: int) -> Node:
     now = time.time()
     question = [write_block(user(f"Question {number}"))]
-    asked = insert_node(tx, parent, question, number=conversation, kind="asked", now=now)
+    asked, _ = insert_node(tx, parent, question, number=conversation, kind="asked", now=now)
     response = ResponseRow(
         provider="practice",
         scope="grown",
@@ -45,6 +45,7 @@ def _answered(tx: Tx, parent: Node, conversation: int, number: int) -> Node:
         created_at=now,
     )
     answer = [write_block(assistant(f"Answer {number}"))]
-    return insert_node(
+    node, _ = insert_node(
         tx, asked, answer, number=conversation, kind="answered", now=now, response=response
     )
+    return node
