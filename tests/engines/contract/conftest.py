@@ -27,9 +27,9 @@ ENGINES: dict[str, Callable[[TestServer], tuple[str, dict[str, Any]]]] = {
 STATELESS = ("chat", "anthropic")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def running() -> Iterator[TestServer]:
-    """One server for all."""
+    """One server for a module."""
     with serve() as made:
         yield made
 
@@ -48,13 +48,13 @@ def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def anyio_backend() -> str:
-    """One event loop for all, because a client costs more than what most tests ask of it."""
+    """One event loop for a module, because a client costs more than what most tests ask of it."""
     return "asyncio"
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 async def engines(running: TestServer) -> AsyncIterator[dict[str, Engine]]:
     """An engine of each kind, with default settings."""
     made = {name: opened(running, name) for name in ENGINES}
