@@ -93,6 +93,9 @@ def test_every_refused_candidate_is_told_in_plain_words(page: Page) -> None:
     name = page.do(work)
     head = page.get(f"/api/conversations/{name}/chain")["head"]
     told = text_of(page.client.get(f"/conversations/{name}/plans/{head}?part=1").text)
+    html = page.client.get(f"/conversations/{name}").text
+    assert html.count("data-exchange=") == 3  # what an edit kept is told as it came
+    assert "What is 20+3?" in html
     assert "Sending everything" in told
     assert "changed" in told
     assert "the conversation before or in it was edited since" in told

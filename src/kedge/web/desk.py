@@ -46,9 +46,9 @@ class Desk:
         tree = await tree_of(self.store, row)
         chain = chain_of(tree, self.clock())
         node = find_node(tree, at) if at else row.head
-        spans, said = spans_of(path_to(tree, node), tree.responses)
-        omitted = 0 if whole else max(len(spans) - SHOWN_EXCHANGES, 0)
         blocks = (await self.store.load(row, node)).blocks
+        spans, said = spans_of(path_to(tree, node), blocks, tree.responses)
+        omitted = 0 if whole else max(len(spans) - SHOWN_EXCHANGES, 0)
         chosen = str(chain.parents.get(node, 0) or "")
         layout = lay_out(chain.nodes, chosen, unfold)
         return ConversationView(
@@ -74,8 +74,11 @@ class Desk:
         tree = await tree_of(self.store, row)
         chain = chain_of(tree, self.clock())
         ends = [find_node(tree, end) for end in (left, right)]
-        paths = [spans_of(path_to(tree, end), tree.responses)[0] for end in ends]
         blocks = [(await self.store.load(row, end)).blocks for end in ends]
+        paths = [
+            spans_of(path_to(tree, end), said, tree.responses)[0]
+            for end, said in zip(ends, blocks, strict=True)
+        ]
         shared = _shared([each.node.id for each in paths[0]], [each.node.id for each in paths[1]])
         own = [path[shared:] for path in paths]
         added = [sum((sums_of(each.row) for each in path), Sums()) for path in own]
@@ -103,11 +106,10 @@ class Desk:
         if response is None:
             raise NotInStore(f"node {node} of this conversation was made by no request")
         turn = (await self.store.load(row, response.parent)).turn()
-        records = [each.record for each in tree.responses.values()]
+        line = (tree.responses.get(each.id) for each in path_to(tree, response.parent))
+        records = (each.record for each in line if each)
         plan = plan_again(turn, response, [each for each in records if each])
-        before = (tree.responses.get(each.id) for each in path_to(tree, response.parent))
-        line = frozenset(each.provider_response_id for each in before if each)
-        return card_of(plan, response, turn, line, await exchange_of(self.store, node))
+        return card_of(plan, response, turn, await exchange_of(self.store, node))
 
     def _model(self, tree: Tree) -> str:
         newest = max(tree.responses, default=0)

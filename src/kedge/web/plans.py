@@ -16,7 +16,7 @@ from kedge.store import Exchange, ResponseRow
 from kedge.turns import Block, Turn
 from kedge.turns.show import describe
 from kedge.web.views import BlockMark, PlanCard, Refused
-from kedge.web.words import duration, money, number, share
+from kedge.web.words import duration, money, number, plural, share
 
 REFUSED = 8
 """How many refused candidates are told one by one."""
@@ -59,21 +59,15 @@ def _as_of(record: AnchorRecord, row: ResponseRow) -> AnchorRecord:
     return record
 
 
-def card_of(
-    plan: RequestPlan,
-    row: ResponseRow,
-    turn: Turn,
-    line: frozenset[str] = frozenset(),
-    raw: Exchange | None = None,
-) -> PlanCard:
-    """The card of a past request; ``line`` are the responses that came before it on its way."""
+def card_of(plan: RequestPlan, row: ResponseRow, turn: Turn, raw: Exchange | None) -> PlanCard:
+    """The card of a past request."""
     agrees = plan.previous_response_id == row.anchor
     sent = {block.id for block in plan.delta} if agrees else set[str]()
     return PlanCard(
         row,
         headline(plan) if agrees else _told(row),
         _strip(turn.body, sent) if agrees else (),
-        tuple(_refused(each, plan, line) for each in plan.rejected[:REFUSED]),
+        tuple(_refused(each, plan) for each in plan.rejected[:REFUSED]),
         tuple(_notes(plan, row)),
         tuple(facts_of(row)),
         _raw(raw.request if raw else b""),
@@ -87,10 +81,8 @@ def _told(row: ResponseRow) -> str:
     return f"Sending everything: {row.sent_blocks} blocks."
 
 
-def _refused(rejected: Rejected, plan: RequestPlan, line: frozenset[str]) -> Refused:
+def _refused(rejected: Rejected, plan: RequestPlan) -> Refused:
     words = refusal(rejected, plan).removeprefix(f"{rejected.response_id}, because ")
-    if rejected.reason == "changed" and rejected.response_id not in line:
-        words = "it is on another branch: what it remembers is not this conversation."
     return Refused(rejected.response_id, rejected.reason, words)
 
 
@@ -102,7 +94,7 @@ def _notes(plan: RequestPlan, row: ResponseRow) -> Iterable[str]:
     if row.lost_reason:
         yield f"The server has since lost this response ({row.lost_reason})."
     if plan.left_out:
-        yield f"{len(plan.left_out)} blocks of reasoning or compaction were left out."
+        yield f"Left out: {plural(len(plan.left_out), 'block')} of reasoning or compaction."
     for problem in plan.problems[:REFUSED]:
         yield f"{problem}."
 

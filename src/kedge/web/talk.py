@@ -35,6 +35,8 @@ from kedge.web.views import Exchange, Message, Picture
 
 HINT = 120
 """Characters of a folded block that are shown on its line."""
+Range = tuple[Node, int, int]
+"""Which of the blocks a node added: from one place up to another."""
 PICTURES = ("data:image/png;", "data:image/jpeg;", "data:image/gif;", "data:image/webp;")
 """Images whose bytes may be shown; what lies elsewhere is not fetched."""
 
@@ -56,26 +58,56 @@ class Span:
     node: Node
     row: ResponseRow
     before: int
-    asked: tuple[tuple[Node, int, int], ...]
+    asked: tuple[Range, ...]
     answered: tuple[int, int]
 
 
 def spans_of(
-    path: Sequence[Node], responses: Mapping[int, ResponseRow]
-) -> tuple[tuple[Span, ...], tuple[tuple[Node, int, int], ...]]:
-    """The exchanges on a path, and what was said after the last of them."""
+    path: Sequence[Node], blocks: Sequence[Block], responses: Mapping[int, ResponseRow]
+) -> tuple[tuple[Span, ...], tuple[Range, ...]]:
+    """The exchanges on a path, and what was said after the last of them.
+
+    Where history was rewritten, a node holds blocks of responses before it: they are told by their
+    response, as they were when they came. A response of which nothing is left is not told.
+    """
+    known = {
+        row.provider_response_id: row for row in responses.values() if row.provider_response_id
+    }
     done: list[Span] = []
-    said: list[tuple[Node, int, int]] = []
+    said: list[Range] = []
     before = 0
     for node, start, stop in ranges(path):
         before = node.parent if node.kind == "asked" else before
         row = responses.get(node.id)
         if row is None:
-            said.append((node, start, stop))
-            continue
-        done.append(Span(node, row, before, tuple(said), (start, stop)))
-        said, before = [], 0
+            found, said = _rewritten((node, start, stop), blocks, known, said)
+            done += found
+        elif stop > start or row.status not in ("completed", "lost"):
+            done.append(Span(node, row, before, tuple(said), (start, stop)))
+            said, before = [], 0
     return tuple(done), tuple(said)
+
+
+def _rewritten(
+    where: Range,
+    blocks: Sequence[Block],
+    known: Mapping[str, ResponseRow],
+    said: list[Range],
+) -> tuple[list[Span], list[Range]]:
+    """The exchanges inside a node that no request made, and what was said after them."""
+    node, start, stop = where
+    done: list[Span] = []
+    for place in range(start, stop):
+        row = known.get(blocks[place].response_id)
+        last = done[-1] if done else None
+        if row is None:
+            said = [*said, (node, place, place + 1)]
+        elif last and last.row is row and last.answered[1] == place:
+            done[-1] = replace(last, answered=(last.answered[0], place + 1))
+        else:
+            done.append(Span(replace(node, id=row.node), row, 0, tuple(said), (place, place + 1)))
+            said = []
+    return done, said
 
 
 def draw_exchanges(spans: Sequence[Span], blocks: Sequence[Block]) -> tuple[Exchange, ...]:
@@ -98,7 +130,7 @@ def draw_exchanges(spans: Sequence[Span], blocks: Sequence[Block]) -> tuple[Exch
 
 
 def draw_said(
-    said: Sequence[tuple[Node, int, int]], blocks: Sequence[Block], names: Mapping[str, str]
+    said: Sequence[Range], blocks: Sequence[Block], names: Mapping[str, str]
 ) -> tuple[Message, ...]:
     """What was said at some nodes, ready to be read."""
     return tuple(
@@ -108,7 +140,7 @@ def draw_said(
     )
 
 
-def ranges(path: Sequence[Node]) -> Iterator[tuple[Node, int, int]]:
+def ranges(path: Sequence[Node]) -> Iterator[Range]:
     """Which of the blocks at the end of a path each of its nodes added."""
     limits: list[int] = []
     limit = path[-1].length if path else 0
@@ -120,7 +152,7 @@ def ranges(path: Sequence[Node]) -> Iterator[tuple[Node, int, int]]:
 
 
 def _told(messages: Sequence[Message], kind: str) -> list[Message]:
-    tags = (kind,) if kind in ("edited", "compacted", "merged", "imported") else ()
+    tags = (kind,) if kind in ("merged", "imported") else ()
     return [replace(each, tags=(*each.tags, *tags)) for each in messages]
 
 
