@@ -263,7 +263,7 @@ def test_compaction_never_parts_a_call_from_its_result(parts: list[Any], most: i
                 items += [thought(number), message("assistant", f"thought {number}")]
             case _:
                 items.append(part)
-    kept = compact(items, most)
+    kept = compact(items, most).items
     check_complete(*START.followed(kept))
     assert kept[-1:] == items[-1:]
     questions = [item for item in items if item.get("role") == "user"]
@@ -276,7 +276,7 @@ def test_compaction_never_parts_a_call_from_its_result(parts: list[Any], most: i
 def test_a_long_tool_loop_is_shortened() -> None:
     """Also within one exchange: the question and the newest results stay."""
     items = [message("user", "go"), *(item for n in range(50) for item in call(n))]
-    kept = compact(items, 500)
+    kept = compact(items, 500).items
     assert kept[1] == items[0]
     assert kept[-2:] == items[-2:]
     assert count_items(kept) < 700
@@ -285,7 +285,7 @@ def test_a_long_tool_loop_is_shortened() -> None:
 def test_the_first_message_is_kept_before_all_others() -> None:
     """It usually says what the whole is about."""
     items = [message("user", f"number {n} " + "word " * 20) for n in range(50)]
-    kept = compact(items, 300)
+    kept = compact(items, 300).items
     assert items[0] in kept
     assert items[-1] is kept[-1]
     assert len(kept) < 20

@@ -6,15 +6,15 @@ cancelled without. ``stop`` ends it from outside (the client went away, the serv
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from typing import Any, Literal
 
 from kedge.observe import count
 from kedge.server import errors, resource
-from kedge.server.access import report
+from kedge.server.access import Exchange, report
 from kedge.server.compaction import compaction_item
 from kedge.server.contexts import NOTHING, Context, grown
-from kedge.server.draft import Draft
+from kedge.server.draft import Draft, summarised
 from kedge.server.ids import node_of
 from kedge.server.models import Piece
 from kedge.server.nodes import from_barrier, is_barrier
@@ -51,6 +51,10 @@ class Run:
         self._watch: Callable[[], None] | None = None
         self._became: Mapping[str, Any] = resource.BEGUN
         self._writer = _writer(service, draft)
+        self.error: errors.ApiError | None = None
+        """Why the model would not answer, where it said so."""
+        self.witness: Exchange | None = None
+        """The record of the request, where somebody wants one."""
         service.running.add(self)
 
     async def whole(self, watch: Callable[[], None]) -> bytes | None:
@@ -63,17 +67,20 @@ class Run:
         written = None
         try:
             with self._patience:
+                await self._summarise()
                 self._compact()
                 async for piece in self._pieces():
                     self._writer.take(piece)
                 if not self._patience.ended:
                     written = self._settle()
+        except errors.ApiError as error:
+            self.error = error
         except Exception as error:  # noqa: BLE001 - whatever a model does, the server goes on
             report("the model failed", error)
         finally:
             self.end()
         if written is None and self._verdict != "cancelled":
-            raise errors.SERVER_FAILED()
+            raise self.error or errors.SERVER_FAILED()
         return written
 
     async def live(self, emit: Emit, watch: Callable[[], None]) -> None:
@@ -111,6 +118,8 @@ class Run:
             with self._patience:
                 await emit(begin())
                 await self._tell(emit)
+        except errors.ApiError as error:
+            self.error = error
         except Exception as error:  # noqa: BLE001 - whatever a model does, the server goes on
             report("the model failed", error)
         finally:
@@ -127,6 +136,11 @@ class Run:
 
     def _event(self, name: str) -> Event:
         return {"type": f"response.{name}", "response": self._response([])}
+
+    @property
+    def _why(self) -> errors.ApiError | str | None:
+        """Why the response came to nothing."""
+        return self._reason or self.error
 
     @property
     def _is_finished(self) -> bool:
@@ -154,7 +168,7 @@ class Run:
         self._held.close()
         if self._state == "in_progress":
             self._state = "settled"
-            self._service.responses.fail(node_of(self.draft.key), self._verdict, self._reason)
+            self._service.responses.fail(node_of(self.draft.key), self._verdict, self._why)
 
     def _tally(self) -> None:
         if self in self._service.running:
@@ -174,6 +188,7 @@ class Run:
             self._watch()
 
     async def _tell(self, emit: Emit) -> None:
+        await self._summarise()
         events = self._compact()
         if events:
             await emit(events)
@@ -186,15 +201,21 @@ class Run:
 
     async def _pieces(self) -> AsyncIterator[Piece]:
         if not self.draft.silent:
-            async for piece in self._service.model.answer(self.draft.prompt):
-                yield piece
+            async with aclosing(self.draft.model.answer(self.draft.prompt)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def _summarise(self) -> None:
+        self.draft = await summarised(self.draft)
+        if self.witness is not None:
+            self.witness.context = tuple(self.draft.prompt.ask.items)
 
     def _compact(self) -> list[Event]:
         draft, writer = self.draft, self._writer
-        if draft.kept is None:
+        if draft.compacted is None:
             return []
         id = writer.next_id("compaction")
-        item = compaction_item(self._service.sealer, id, draft.kept)
+        item = compaction_item(self._service.sealer, id, draft.compacted.items)
         return list(writer.add(item, during="response.compaction.compacting"))
 
     def _entry(self) -> Entry:
@@ -279,7 +300,7 @@ class Run:
         if self._is_finished:
             response = self._response(self._writer.items)
             return [{"type": f"response.{response['status']}", "response": response}]
-        self._became = resource.failed(self._verdict, self._reason)
+        self._became = resource.failed(self._verdict, self._why)
         if self._verdict == "cancelled":
             return [self._event("failed")]  # the API has no event of its own for this
         error = {"type": "error", **self._became["error"], "param": None}

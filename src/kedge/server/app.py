@@ -120,7 +120,7 @@ def create_app(settings: Settings | None = None, listener: Listener | None = Non
             keeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await keeping
-            service.close()
+            await service.aclose()
 
     app = Starlette(
         routes=[*ROUTES, *SOCKETS],

@@ -1,13 +1,14 @@
 """Compaction: a long context becomes one opaque item that stands for it.
 
 A compaction item carries, sealed, the items that are kept in the place of everything before it:
-a note of what was left out, as much of the system text and of the user's earlier messages as fits
-(the first one before all), and the end of the newest exchange. From then on a context starts at
-its newest compaction item.
+a note of what was left out (with a summary of it, where the model writes one), as much of the system
+text and of the user's earlier messages as fits (the first one before all), and the end of the newest
+exchange. From then on a context starts at its newest compaction item.
 """
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kedge.server.sealing import Sealer
@@ -26,7 +27,24 @@ def is_triggered(items: Sequence[Item]) -> bool:
     return bool(items) and items[-1]["type"] == TRIGGER
 
 
-def compact(items: Sequence[Item], most: int) -> list[Item]:
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What stands for a context: what is kept of it, and a note of what was left out.
+
+    ``summary`` is what the model has to say of that.
+    """
+
+    left_out: Sequence[Item]
+    kept: Sequence[Item]
+    summary: str = ""
+
+    @property
+    def items(self) -> list[Item]:
+        """The items that stand for the context, the note first."""
+        return [*_note(self.left_out, self.summary), *self.kept]
+
+
+def compact(items: Sequence[Item], most: int) -> Compacted:
     """Choose what stands for these items, in about ``most`` tokens.
 
     The newest message of the user is kept however long it is, and so is the end of what came
@@ -41,7 +59,7 @@ def compact(items: Sequence[Item], most: int) -> list[Item]:
     kept = _fitting([item for item in items[:start] if item.get("role") in LASTING], most)
     held = {id(item) for item in (*kept, *asked, *end)}
     left_out = [item for item in items if id(item) not in held]
-    return [*_note(left_out), *kept, *asked, *end]
+    return Compacted(left_out, [*kept, *asked, *end])
 
 
 def newest_exchange(items: Sequence[Item]) -> int:
@@ -92,14 +110,16 @@ def _fitting(items: Sequence[Item], most: int) -> list[Item]:
     return [item for index, item in enumerate(items) if index in chosen]
 
 
-def _note(left_out: Sequence[Item]) -> list[Item]:
+def _note(left_out: Sequence[Item], summary: str) -> list[Item]:
     if not left_out:
         return []
     counts = Counter(item.get("role") or item["type"] for item in left_out)
     listed = ", ".join(f"{number} {what}" for what, number in counts.items())
     text = f"Earlier items of this conversation were compacted: {listed}."
     said = [words for item in left_out if (words := _said(item))]
-    if said:
+    if summary:
+        text += f" In summary: {summary}"
+    elif said:
         text += f" The last of them said: {said[-1][:QUOTED]}"
     return [
         {

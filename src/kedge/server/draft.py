@@ -5,18 +5,18 @@ will see is put together and checked. Nothing is written to the database here.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kedge.practice import Ask
 from kedge.server import errors, resource
 from kedge.server.choosing import check_tool_choice
 from kedge.server.coherence import check_request, check_sealed, resolve
-from kedge.server.compaction import compact, is_triggered, newest_exchange
+from kedge.server.compaction import Compacted, compact, is_triggered, newest_exchange
 from kedge.server.contexts import Context
 from kedge.server.ids import new_key, response_id
 from kedge.server.items import written_out
-from kedge.server.models import Prompt
+from kedge.server.models import Model, Prompt
 from kedge.server.nodes import from_barrier, is_barrier
 from kedge.server.recall import recalled
 from kedge.server.service import Service
@@ -71,8 +71,9 @@ class Draft:
     cached: int
     store: bool
     prompt: Prompt
-    kept: Sequence[Item] | None
+    compacted: Compacted | None
     silent: bool
+    model: Model
 
 
 def draft(service: Service, body: Body, place: Place | None = None) -> Draft:
@@ -85,12 +86,13 @@ def draft(service: Service, body: Body, place: Place | None = None) -> Draft:
     key = new_key(service.nodes.next_number())
     items = taken_in(service, body["input"], key, past)
     whole = view_of(service, body, past, items)
+    model = service.find_model(body["model"])
     check_abilities(service, body, on_socket=place is not None)
     check_tool_choice(body, whole.items)
     triggered = is_triggered(items)
-    window = service.model.window
-    kept = _kept(body, whole, window, triggered=triggered)
-    seen = fitted(whole if kept is None else View(kept, count_items(kept)), body, window)
+    window = model.window
+    compacted = _compacted(body, whole, window, triggered=triggered)
+    seen = fitted(_shortened(whole, compacted), body, window)
     store = is_stored(service, body)
     return Draft(
         key=key,
@@ -98,7 +100,7 @@ def draft(service: Service, body: Body, place: Place | None = None) -> Draft:
         past=past,
         input=items,
         new_tokens=whole.new_tokens,
-        input_tokens=seen.tokens if kept is None else whole.tokens,
+        input_tokens=seen.tokens if compacted is None else whole.tokens,
         cached=0 if is_barrier(items) else _cached(recalled(past.context).tokens, seen.tokens),
         store=store,
         prompt=Prompt(
@@ -108,8 +110,9 @@ def draft(service: Service, body: Body, place: Place | None = None) -> Draft:
             most=body.get("max_output_tokens"),
             unseal=service.unseal,
         ),
-        kept=kept,
+        compacted=compacted,
         silent=triggered or body.get("generate") is False,
+        model=model,
     )
 
 
@@ -166,8 +169,6 @@ def taken_in(service: Service, input: str | Sequence[Item], key: str, past: Past
 
 def check_abilities(service: Service, body: Body, *, on_socket: bool = False) -> None:
     """Refuse what this server cannot do."""
-    if not body["model"]:
-        raise errors.MODEL_NOT_FOUND(model="")
     if body.get("background"):
         if on_socket:
             raise errors.BACKGROUND_ON_SOCKET()
@@ -221,7 +222,30 @@ def _second_exchange(items: Sequence[Item]) -> int | None:
     return None
 
 
-def _kept(body: Body, view: View, window: int, *, triggered: bool) -> Sequence[Item] | None:
+async def summarised(draft: Draft) -> Draft:
+    """Let the model sum up what a compaction leaves out, where it can."""
+    made, asked = draft.compacted, draft.prompt.ask
+    if made is None or not made.left_out:
+        return draft
+    summary = await draft.model.summarise(made.left_out)
+    if not summary:
+        return draft
+    told = replace(made, summary=summary)
+    # The note comes first, unless it had to go to make room.
+    noted = list(asked.items[:1]) == made.items[:1]
+    items = [*told.items[:1], *asked.items[1:]] if noted else asked.items
+    prompt = replace(draft.prompt, ask=replace(asked, items=items))
+    return replace(draft, compacted=told, prompt=prompt)
+
+
+def _shortened(whole: View, compacted: Compacted | None) -> View:
+    if compacted is None:
+        return whole
+    items = compacted.items
+    return View(items, count_items(items))
+
+
+def _compacted(body: Body, view: View, window: int, *, triggered: bool) -> Compacted | None:
     """Decide whether this response compacts its context, and what it keeps if so."""
     if triggered:
         return compact(view.items[:-1], view.tokens // 2)

@@ -6,7 +6,7 @@ network fits it as well as the practice model does.
 """
 
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, assert_never
 
@@ -66,7 +66,14 @@ class Counted:
     reasoning: int = 0
 
 
-Piece = Opened | Grown | Closed | Stopped | Counted
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A whole item of a type that only the Responses API has, as the model wrote it."""
+
+    item: Mapping[str, Any]
+
+
+Piece = Opened | Grown | Closed | Stopped | Counted | Added
 
 
 def _nothing(_: str) -> Any:
@@ -78,7 +85,7 @@ class Prompt:
     """One request to a model: ``ask`` is what it sees, ``body`` the request as it was sent.
 
     ``live`` says that somebody watches, so that text should come as it is written. ``most`` is how
-    many tokens may be written, and ``stop`` are sequences at which the answer ends. ``unseal``
+    many tokens may be written, and ``stop`` are sequences at which the server ends the answer. ``unseal``
     gives back what a model wanted kept with a thought, by the thought's encrypted content.
     """
 
@@ -91,13 +98,31 @@ class Prompt:
 
 
 class Model(Protocol):
-    """Writes answers. ``window`` is how many tokens it can see."""
+    """Writes answers.
+
+    ``window`` is how many tokens it can see. ``grace`` is for how many seconds its first piece is
+    awaited before a stream is opened: a model that may refuse wants that, because once a stream is
+    open, no status can be sent.
+    """
 
     name: str
     window: int
+    grace: float
 
-    def answer(self, prompt: Prompt) -> AsyncIterator[Piece]:
-        """Write the answer to a prompt, piece by piece."""
+    def answer(self, prompt: Prompt) -> AsyncGenerator[Piece]:
+        """Write the answer to a prompt, piece by piece.
+
+        What stands in the way is raised as an ``ApiError``; everything else is a bug. The
+        generator is closed when nobody wants the rest.
+        """
+        ...
+
+    async def summarise(self, items: Sequence[Mapping[str, Any]]) -> str:
+        """Sum up what a compaction leaves out; empty where the model has nothing to say."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of connections."""
         ...
 
 
@@ -113,44 +138,40 @@ class PracticeModel:
     ) -> None:
         self.name = "practice"
         self.window = window
+        self.grace = 0.0
         self.pace = pace
         self._answer: Callable[[Ask], Reply] = script.answer if script else answer
 
-    async def answer(self, prompt: Prompt) -> AsyncIterator[Piece]:
+    async def answer(self, prompt: Prompt) -> AsyncGenerator[Piece]:
         """Write the practice model's answer; only a watched one is cut up and paced."""
         reply = self._answer(prompt.ask)
         pace = (reply.pace or self.pace) if prompt.live else 0.0
-        for piece in _pieces(reply.parts, prompt):
+        for piece in _pieces(reply.parts, prompt.live, prompt.most):
             yield piece
             if pace and isinstance(piece, Grown):
                 await sleep(pace)
 
+    async def summarise(self, items: Sequence[Mapping[str, Any]]) -> str:
+        """Leave it to the server to say what was left out."""
+        return ""
 
-def _pieces(parts: tuple[Part, ...], prompt: Prompt) -> Iterator[Piece]:
-    most = prompt.most
+    async def aclose(self) -> None:
+        """Hold nothing."""
+
+
+def _pieces(parts: tuple[Part, ...], live: bool, most: int | None) -> Iterator[Piece]:
     for part in parts:
         yield _opening(part)
         text = part.arguments if isinstance(part, Call) else part.text
-        text, stop = _ended(text, prompt.stop) if isinstance(part, Say) else (text, "")
-        cut = False
         if most is not None:
             text, most, cut = _fitted(text, most)
-        yield from map(Grown, _chunks(text, prompt.live))
-        if cut:
-            yield Stopped("max_output_tokens")
-            return
-        yield Closed(stop)
-        if stop:
-            return
-
-
-def _ended(text: str, stops: tuple[str, ...]) -> tuple[str, str]:
-    """End a text before the first stop sequence in it; say which that was."""
-    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
-    if not found:
-        return text, ""
-    at, stop = min(found)
-    return text[:at], stop
+            yield from map(Grown, _chunks(text, live))
+            if cut:
+                yield Stopped("max_output_tokens")
+                return
+        else:
+            yield from map(Grown, _chunks(text, live))
+        yield Closed()
 
 
 def _opening(part: Part) -> Opened:

@@ -11,7 +11,7 @@ from typing import Any, assert_never
 
 from kedge.server.ids import call_id, item_id
 from kedge.server.items import output_text
-from kedge.server.models import Closed, Counted, Grown, Kind, Opened, Piece, Stopped
+from kedge.server.models import Added, Closed, Counted, Grown, Kind, Opened, Piece, Stopped
 from kedge.server.thoughts import Thought
 from kedge.tokens import count_items, count_text
 
@@ -141,6 +141,10 @@ class Writer:
                 self._stop(piece)
             case Counted():
                 self.counted = piece
+            case Added():
+                type = piece.item["type"]
+                self.items.append({"id": self.next_id(type), **piece.item})
+                self._number += 1
             case _:
                 assert_never(piece)
 
@@ -160,6 +164,10 @@ class Writer:
                     yield from self._closing()
             case Counted():
                 pass
+            case Added():
+                item = self.items[-1]
+                yield {**self._at(), "type": "response.output_item.added", "item": item}
+                yield {**self._at(), "type": "response.output_item.done", "item": item}
             case _:
                 assert_never(piece)
 

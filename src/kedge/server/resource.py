@@ -8,7 +8,7 @@ left out, nothing inherited from the previous response. It never changes, so it 
 from collections.abc import Mapping
 from typing import Any
 
-from kedge.server.errors import SERVER_FAILED
+from kedge.server.errors import SERVER_FAILED, ApiError
 
 Body = Mapping[str, Any]
 
@@ -87,11 +87,18 @@ def finished(*, reason: str | None, now: int, usage: Mapping[str, Any]) -> dict[
 
 STOPPED = "The server was stopped before this response was finished."
 RESTARTED = "The server was restarted before this response was finished."
+FAILURES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+"""The code of a failed response, by the status that its error would have; others failed here."""
 
 
-def failed(status: str, reason: str | None = None) -> dict[str, Any]:
-    """Say that a response came to nothing: ``failed`` by the server, ``cancelled`` by its client."""
-    error = {"code": "server_error", "message": reason or SERVER_FAILED().message}
+def failed(status: str, why: ApiError | str | None = None) -> dict[str, Any]:
+    """Say that a response came to nothing: ``failed`` by the server, ``cancelled`` by its client.
+
+    ``why`` is what its model said, or the reason in words.
+    """
+    said = why if isinstance(why, ApiError) else SERVER_FAILED()
+    message = why if isinstance(why, str) else said.message
+    error = {"code": FAILURES.get(said.status, "server_error"), "message": message}
     return {**BEGUN, "status": status, "error": error if status == "failed" else None}
 
 

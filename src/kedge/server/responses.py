@@ -1,5 +1,6 @@
 """The endpoints of ``/v1/responses``."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -10,7 +11,7 @@ from kedge.server.access import SOCKET
 from kedge.server.answering import Run
 from kedge.server.background import Background
 from kedge.server.compaction import compact, compaction_item
-from kedge.server.draft import Draft, draft, find_past, taken_in, view_of
+from kedge.server.draft import Draft, View, draft, find_past, taken_in, view_of
 from kedge.server.http import (
     answer,
     answer_json,
@@ -51,6 +52,7 @@ async def create(request: Request) -> Any:
     if made.asked["background"]:
         return _in_background(background_of(request), service, made)
     run = Run(service, made, place)
+    run.witness = exchange
     if made.prompt.live:
         return EventStream(run)
     with Watch(run, request.receive) as watch:
@@ -148,7 +150,7 @@ async def compact_context(request: Request) -> Response:
     sealed = compaction_item(
         service.sealer,
         item_id("compaction", key, len(items)),
-        compact(view.items, view.tokens // 2),
+        await _kept(service, body, view),
     )
     output = [*said, sealed]
     usage = resource.usage(input=view.tokens, cached=0, output=count_items([sealed]), reasoning=0)
@@ -161,6 +163,14 @@ async def compact_context(request: Request) -> Response:
             "usage": usage,
         }
     )
+
+
+async def _kept(service: Service, body: Any, view: View) -> list[Item]:
+    """What stands for a view once it is compacted, with the model's own summary if it has one."""
+    made = compact(view.items, view.tokens // 2)
+    model = service.find_model(body["model"]) if body["model"] else service.model
+    summary = await model.summarise(made.left_out) if made.left_out else ""
+    return replace(made, summary=summary).items
 
 
 def _node(service: Service, request: Request) -> int:

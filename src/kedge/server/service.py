@@ -43,7 +43,7 @@ class Service:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.model = settings.model
-        self.models: dict[str, Model] = {settings.model.name: settings.model}
+        self.models = dict(settings.models) or {settings.model.name: settings.model}
         self.clock = settings.clock
         self.running: set[Stoppable] = set()
         self.sockets: set[Socket] = set()
@@ -74,10 +74,20 @@ class Service:
         return None if thought is None else thought.kept
 
     def find_model(self, name: str) -> Model:
-        """Find the model of this name, or refuse it: any name but none is the one model's."""
-        if not name:
-            raise MODEL_NOT_FOUND(model="")
-        return self.model
+        """Find the model of this name, or the one that answers to any name, or refuse it."""
+        chosen = self.models.get(name)
+        if chosen is None and name:
+            default = self.settings.default
+            chosen = self.models.get(default or "") if self.settings.models else self.model
+        if chosen is None:
+            raise MODEL_NOT_FOUND(model=name)
+        return chosen
+
+    async def aclose(self) -> None:
+        """Let go of the models' connections, then close the database."""
+        for model in self.models.values():
+            await model.aclose()
+        self.close()
 
     def close(self) -> None:
         """Close the database."""

@@ -1,7 +1,7 @@
 """Everything that can be chosen about a server, with the defaults of ``kedge serve``."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kedge.server.faults import Faults
@@ -40,7 +40,8 @@ class Settings:
 
     ``db`` is a file or ``:memory:``; ``hosts`` are the names it answers to, None for any;
     ``clock`` gives Unix time; ``faults`` are what it does wrong on purpose, None for a server that
-    cannot.
+    cannot. ``model`` answers to any name, unless there are ``models`` by name; then ``default``
+    names the one that answers to all other names, and without it these are refused.
     """
 
     db: str = IN_MEMORY
@@ -48,6 +49,8 @@ class Settings:
     retention: float = 30 * DAY
     zero_data_retention: bool = False
     model: Model = field(default_factory=PracticeModel)
+    models: Mapping[str, Model] = field(default_factory=dict[str, Model])
+    default: str | None = None
     limits: Limits = field(default_factory=Limits)
     purge_every: float = 3600.0
     hosts: frozenset[str] | None = LOOPBACK_NAMES

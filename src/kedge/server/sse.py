@@ -12,6 +12,7 @@ from typing import Self
 from starlette.types import Receive, Scope, Send
 
 from kedge.server.answering import Run
+from kedge.server.opening import Opening
 from kedge.server.output import Event
 from kedge.server.patience import Patience
 from kedge.server.service import Stoppable
@@ -25,6 +26,8 @@ HEADERS = [
 LONGEST = 24 * 3600.0
 """Seconds for which a reader may wait for the end of a stream."""
 
+PREAMBLE = frozenset({"response.created", "response.in_progress"})
+"""Events that come before the model has said anything."""
 MOST_WAITING = 16 * 1024
 """Bytes of events that may gather before the writer of them has to wait for the socket."""
 
@@ -53,16 +56,27 @@ class EventStream:
         """Send every event, then the terminator."""
 
         async def emit(events: Sequence[Event]) -> None:
+            if not opening.released and self._has_begun(events):
+                await opening.release()
             await outbox.put(b"".join(map(self._framed, events)))
 
+        opening = Opening(send, self._run.draft.model.grace)
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-            async with Outbox(send) as outbox:
+            await opening({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            async with Outbox(opening) as outbox:
                 with Watch(self._run, receive) as watch:
                     await self._run.live(emit, watch.start)
         finally:
             self._run.end()
+            opening.close()
+        if self._run.error is not None and not opening.released:
+            raise self._run.error
+        await opening.release()
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+    def _has_begun(self, events: Sequence[Event]) -> bool:
+        """Whether the model has something to say, and not only the server."""
+        return self._run.error is None and any(event["type"] not in PREAMBLE for event in events)
 
 
 class Cut(Exception):

@@ -8,6 +8,7 @@ marks failed.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kedge.server.errors import ApiError
 from kedge.server.ids import key_of_response, node_of
 from kedge.server.nodes import Nodes
 from kedge.server.resource import BEGUN, QUEUED, RESTARTED, failed
@@ -150,12 +151,12 @@ class Responses:
             (node_of(entry.key), entry.conversation),
         )
 
-    def fail(self, node: int, status: str, reason: str | None = None) -> None:
+    def fail(self, node: int, status: str, why: ApiError | str | None = None) -> None:
         """Settle a response that came to nothing, as ``failed`` or ``cancelled``."""
         self._run(
             "UPDATE nodes SET status = ?, became = ? WHERE id = ? "
             "AND status IN ('in_progress', 'queued')",
-            (status, encode(failed(status, reason)), node),
+            (status, encode(failed(status, why)), node),
         )
 
     def fail_unfinished(self) -> None:

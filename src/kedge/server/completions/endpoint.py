@@ -41,10 +41,13 @@ async def create(request: Request) -> Any:
 
 
 def _put(service: Service, question: Question) -> Asked:
+    """Put the question; what every endpoint refuses, this one refuses in its own words."""
+    model: str = question.body["model"]
     try:
         return asked(service, question)
     except errors.ApiError as error:
+        if error.situation is errors.MODEL_NOT_FOUND and model:
+            raise errors.MODEL_UNKNOWN(model=model) from None
         if error.situation is not errors.CONTEXT_TOO_LONG:
             raise
-        window = service.find_model(question.body["model"]).window
-        raise refusals.TOO_LONG(window=window) from None
+        raise refusals.TOO_LONG(window=service.find_model(model).window) from None

@@ -118,7 +118,7 @@ def message_of(writer: Writer) -> dict[str, Any]:
         elif item["type"] == "reasoning":
             text = "".join(part["text"] for part in item["summary"])
             message["reasoning_content"] = message.get("reasoning_content", "") + text
-        else:
+        elif item["type"] in CALLS:
             kind, member = CALLS[item["type"]]
             call = {"id": item["call_id"], "type": kind}
             calls.append(call | {kind: {"name": item["name"], member: item[member]}})

@@ -103,8 +103,10 @@ class MessageVoice:
                     text = "".join(part["text"] for part in item["summary"])
                     signature = item["encrypted_content"]
                     yield {"type": "thinking", "thinking": text, "signature": signature}
-            case _:
+            case "function_call":
                 yield {**_opening(item["type"], item), "input": _arguments(item)}
+            case _:
+                pass  # this API has no words for it
 
 
 def _opening(kind: str, item: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -130,7 +132,7 @@ def ending(writer: Writer) -> dict[str, Any]:
     """Say why an answer ended."""
     if writer.reason is not None:
         reason = ENDINGS[writer.reason]
-    elif any(item["type"].endswith("_call") for item in writer.items):
+    elif any(item["type"] == "function_call" for item in writer.items):
         reason = "tool_use"
     elif any(
         part["type"] == "refusal" for item in writer.items for part in item.get("content", ())

@@ -4,7 +4,7 @@ It ends in one of three ways: whole, refused by an error that its voice words, o
 its client went away. Nothing is kept.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -12,11 +12,13 @@ from starlette.types import Receive, Scope, Send
 from kedge.server.access import report
 from kedge.server.errors import SERVER_FAILED, ApiError
 from kedge.server.models import Counted, Piece
+from kedge.server.opening import Opening
 from kedge.server.output import Writer, count_answer
 from kedge.server.patience import Patience
 from kedge.server.service import Service
 from kedge.server.sse import HEADERS, Outbox, Watch
 from kedge.server.stateless.question import Asked
+from kedge.server.stopping import stopping
 
 
 class Voice(Protocol):
@@ -57,7 +59,10 @@ class Reply:
         self._voice = voice
         self._patience = Patience(service.settings.limits.answer_seconds, self._on_waiting)
         self._watch: Callable[[], None] | None = None
-        self._error: ApiError | None = SERVER_FAILED()  # until the answer is whole
+        self.error: ApiError | None = SERVER_FAILED()  # until the answer is whole
+        self.begun = False
+        """Whether the model has said anything."""
+        self.grace = asked.model.grace
         self._gone = False
         service.running.add(self)
 
@@ -70,15 +75,15 @@ class Reply:
                 async for piece in self._pieces():
                     self._writer.take(piece)
                 given = self._voice.whole(self._writer, self._counted())
-                self._error = None
+                self.error = None
         except ApiError as error:
-            self._error = error
+            self.error = error
         except Exception as error:  # noqa: BLE001 - whatever a model does, the server goes on
             report("the model failed", error)
         finally:
             self.end()
-        if self._error is not None and not self._gone:
-            raise self._error
+        if self.refused is not None:
+            raise self.refused
         return None if self._gone else given
 
     async def live(
@@ -90,25 +95,31 @@ class Reply:
             with self._patience:
                 await put(self._voice.begin(self._asked.input_tokens))
                 async for piece in self._pieces():
+                    self.begun = True
                     self._writer.take(piece)
                     if told := self._voice.tell(piece, self._writer):
                         await put(told)
-                self._error = None
+                self.error = None
         except ApiError as error:
-            self._error = error
+            self.error = error
         except Exception as error:  # noqa: BLE001 - whatever a model does, the server goes on
             report("the model failed", error)
         finally:
             self.end()
-        if self._error is None:
+        if self.error is None:
             await put(self._voice.end(self._writer, self._counted()))
-        elif not self._gone:
-            await put(self._voice.fail(self._error))
+        elif self.refused is not None:
+            await put(self._voice.fail(self.refused))
 
     def stop(self, status: str) -> None:
         """End the answer from outside, as ``failed`` or as ``cancelled``."""
         self._gone = status == "cancelled"
         self._patience.end()
+
+    @property
+    def refused(self) -> ApiError | None:
+        """Why there is no answer; None where there is one, or nobody to read it."""
+        return None if self._gone else self.error
 
     def end(self) -> None:
         """Let go of everything."""
@@ -118,8 +129,10 @@ class Reply:
         if self._watch is not None:
             self._watch()
 
-    def _pieces(self) -> Any:
-        return self._asked.model.answer(self._asked.prompt)
+    def _pieces(self) -> AsyncGenerator[Piece]:
+        asked = self._asked
+        pieces = asked.model.answer(asked.prompt)
+        return stopping(pieces, asked.prompt.stop) if asked.prompt.stop else pieces
 
     def _counted(self) -> Counted:
         return count_answer(self._writer, self._asked.input_tokens)
@@ -133,11 +146,22 @@ class ReplyStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send every frame."""
+        opening = Opening(send, self._reply.grace)
+
+        async def put(frames: bytes) -> None:
+            if not opening.released and self._reply.begun:
+                await opening.release()
+            await outbox.put(frames)
+
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-            async with Outbox(send) as outbox:
+            await opening({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            async with Outbox(opening) as outbox:
                 with Watch(self._reply, receive) as watch:
-                    await self._reply.live(outbox.put, watch.start)
+                    await self._reply.live(put, watch.start)
         finally:
             self._reply.end()
+            opening.close()
+        if self._reply.refused is not None and not opening.released:
+            raise self._reply.refused
+        await opening.release()
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,135 @@
+"""What the server says when the model behind it fails: the truth, but not the secrets.
+
+A client of the server can mend its own request, and wait; it cannot mend a key, an address or a model
+that is missing upstream. So a refusal of the request is passed on with the provider's words, and all
+else is told as a failure of what stands behind this server, with what its owner can do.
+"""
+
+import logging
+from collections.abc import Callable
+
+from kedge.errors import (
+    CannotConnect,
+    EngineError,
+    InvalidTurn,
+    KedgeError,
+    NotAuthorised,
+    RateLimited,
+    RequestRefused,
+    ServerFailed,
+    StreamCut,
+    Unreachable,
+    Unsendable,
+    UnsupportedBlock,
+    UnsupportedParameter,
+)
+from kedge.server.errors import CONTEXT_TOO_LONG, RATE_LIMITED, ApiError
+
+log = logging.getLogger("kedge.backends")
+
+LONG_CONTEXT = frozenset({"context_length_exceeded", "exceed_context_size_error"})
+LONG_WORDS = ("context length", "context window", "context size", "prompt is too long")
+BUSY = frozenset({503, 529})
+
+
+def as_api_error(error: KedgeError) -> ApiError:
+    """Say a failure of the model behind the server as the server's own error."""
+    log.warning("the model behind this server failed: %s", _named(error))
+    for kind, say in _SAYINGS:
+        if isinstance(error, kind):
+            return say(error)
+    return _failed(error, 502, "upstream_error", "failed in a way that this server does not know")
+
+
+def _named(error: KedgeError) -> str:
+    """Name a failure for the log, without words that may quote the conversation."""
+    if not isinstance(error, EngineError):
+        return type(error).__name__
+    facts = (type(error).__name__, error.provider, error.status, error.code, error.request_id)
+    return ", ".join(str(fact) for fact in facts if fact)
+
+
+def _failed(error: KedgeError, status: int, code: str, what: str) -> ApiError:
+    provider = getattr(error, "provider", "") or "upstream"
+    after = getattr(error, "retry_after", None)
+    return ApiError(
+        f"The model behind this server ({provider}) {what}.",
+        status=status,
+        type="server_error",
+        code=code,
+        headers={} if after is None else {"retry-after": f"{after:g}"},
+    )
+
+
+def _limited(error: KedgeError) -> ApiError:
+    after = getattr(error, "retry_after", None)
+    said = RATE_LIMITED(seconds=f"{after or 1:g}")
+    if after is not None:
+        said.headers["retry-after"] = f"{after:g}"
+    return said
+
+
+def _key_refused(error: KedgeError) -> ApiError:
+    # The words of the provider may hold a part of the key.
+    what = "refused this server's key: whoever runs this server has to set it anew"
+    return _failed(error, 502, "upstream_not_authorised", what)
+
+
+def _refused(error: KedgeError) -> ApiError:
+    assert isinstance(error, RequestRefused)  # noqa: S101 - as the table says
+    if error.status == 404:
+        return _failed(error, 502, "upstream_not_found", f"was not found there: {error.message}")
+    if error.code in LONG_CONTEXT or any(word in error.message.lower() for word in LONG_WORDS):
+        return CONTEXT_TOO_LONG()
+    return ApiError(
+        f"The model behind this server ({error.provider}) refused the request: {error.message}",
+        param=error.param or None,
+        code=error.code or "upstream_refused",
+    )
+
+
+def _unsupported(error: KedgeError) -> ApiError:
+    return ApiError(
+        f"The model behind this server cannot be asked that: {error}",
+        param=getattr(error, "param", None),
+        code="unsupported_parameter",
+    )
+
+
+def _server_failed(error: KedgeError) -> ApiError:
+    if getattr(error, "status", None) in BUSY:
+        return _failed(error, 503, "upstream_overloaded", "is overloaded; try again later")
+    return _failed(error, 502, "upstream_failed", "failed; the same request may succeed later")
+
+
+def _unreachable(error: KedgeError) -> ApiError:
+    assert isinstance(error, Unreachable)  # noqa: S101 - as the table says
+    if "in time" in error.message:
+        return _failed(error, 504, "upstream_timeout", "did not answer in time")
+    what = f"cannot be reached: {error.message}"
+    return _failed(error, 503, "upstream_unreachable", what)
+
+
+def _cut(error: KedgeError) -> ApiError:
+    what = "broke off in the middle of its answer; the same request may succeed later"
+    return _failed(error, 502, "upstream_cut", what)
+
+
+def _unconnected(error: KedgeError) -> ApiError:
+    return _failed(error, 503, "upstream_unreachable", f"cannot be reached: {error}")
+
+
+_SAYINGS: tuple[tuple[type[KedgeError], Callable[[KedgeError], ApiError]], ...] = (
+    (RateLimited, _limited),
+    (NotAuthorised, _key_refused),
+    (RequestRefused, _refused),
+    (ServerFailed, _server_failed),
+    (StreamCut, _cut),
+    (Unreachable, _unreachable),
+    (UnsupportedParameter, _unsupported),
+    (UnsupportedBlock, _unsupported),
+    (Unsendable, _unsupported),
+    (InvalidTurn, _unsupported),
+    (CannotConnect, _unconnected),
+)
+"""How each kind of failure is said; the first that fits."""
