@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,7 +43,7 @@ class Gated(PracticeModel):
         """Let every answer go on."""
         server.call(lambda _: self._gate.set())
 
-    async def answer(self, prompt: Prompt) -> AsyncGenerator[Piece]:
+    async def answer(self, prompt: Prompt) -> AsyncIterator[Piece]:
         """Wait in the middle of the answer."""
         written = 0
         async for piece in super().answer(prompt):

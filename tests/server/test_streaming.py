@@ -1,7 +1,7 @@
 """Streams: the whole order of events, over a real socket."""
 
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx2
@@ -230,7 +230,7 @@ def test_a_model_that_fails_whole_is_a_server_error() -> None:
 class Failing(PracticeModel):
     """A model that breaks in the middle of a sentence."""
 
-    async def answer(self, prompt: Prompt) -> AsyncGenerator[Piece]:
+    async def answer(self, prompt: Prompt) -> AsyncIterator[Piece]:
         """Write three pieces and fail."""
         written = 0
         async for piece in super().answer(prompt):

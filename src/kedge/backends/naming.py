@@ -3,6 +3,7 @@
 from typing import Any
 
 from kedge.backends.model import WINDOW, EngineModel
+from kedge.errors import CannotConnect
 from kedge.practice import Script
 from kedge.providers import connect
 from kedge.server.models import Model, PracticeModel
@@ -30,6 +31,8 @@ def open_model(
     """
     kind, _, rest = model.partition(":")
     if kind in OWN:
+        if kind == "script" and not rest:
+            raise CannotConnect("which file? Write script:answers.json")
         script = Script.load(rest) if kind == "script" else None
         made = PracticeModel(script, pace=pace, **({"window": window} if window else {}))
         made.name = name or made.name

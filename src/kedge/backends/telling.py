@@ -209,6 +209,8 @@ class Telling:
 
     def _end_item(self, event: ItemCompleted) -> Iterator[Piece]:
         kind, current = event.item.get("type"), self._current
+        if event.item.get("status") == "incomplete":
+            return  # it stays open: so does the server leave what was cut short
         thought = kind == "reasoning" and current == ("reasoning", event.output_index)
         said = kind == "message" and current is not None and current[0] in ("text", "refusal")
         if thought or said:

@@ -1,4 +1,4 @@
-"""``kedge serve``: the Responses API on this machine, with no key and no network."""
+"""``kedge serve``: the Responses API on this machine, over the built-in model or any other."""
 
 import asyncio
 import gc
@@ -6,7 +6,7 @@ import ipaddress
 import json
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from kedge.server.models import Model
     from kedge.server.settings import Settings
 
 DAY = 86_400
@@ -50,7 +49,8 @@ def is_loopback(host: str) -> bool:
 @setting("serve.token")
 @setting("serve.retention_days")
 @setting("serve.zero_data_retention")
-@setting("serve.model", metavar="practice|script:FILE")
+@setting("serve.model", metavar="MODEL")
+@setting("serve.models", metavar="FILE")
 @setting("serve.pace")
 @setting("serve.page")
 @setting("store", metavar="FILE|URL")
@@ -72,6 +72,7 @@ def command(
     retention_days: float,
     zero_data_retention: bool,
     model: str,
+    models: str,
     pace: float,
     page: bool,
     store: str,
@@ -95,12 +96,13 @@ def command(
         raise click.UsageError(
             f"{host} can be reached from other machines, so it takes no --fault: serve on 127.0.0.1"
         )
+    chosen = answering(model, models, pace)
     settings = Settings(
         db=db or str(default_db()),
         token=token or None,
         retention=retention_days * DAY,
         zero_data_retention=zero_data_retention,
-        model=find_model(model, pace),
+        **chosen,
         limits=Limits(body_bytes=int(max_body_mb * MEGABYTE)),
         hosts=LOOPBACK_NAMES if local and not token else None,
         faults=Faults(faults) if faults else None,
@@ -109,17 +111,14 @@ def command(
     run(settings, host, port, as_json=as_json, store=kept, keep_bodies=keep_bodies)
 
 
-def find_model(name: str, pace: float) -> "Model":
-    """Make the model that ``--model`` names."""
-    from kedge.practice import Script
-    from kedge.server.models import PracticeModel
+def answering(model: str, models: str, pace: float) -> dict[str, Any]:
+    """Make what answers: the model that ``--model`` names, or those of the file."""
+    from kedge.backends import load_models, open_model
 
-    kind, _, file = name.partition(":")
-    if name == "practice":
-        return PracticeModel(pace=pace)
-    if kind == "script" and file:
-        return PracticeModel(Script.load(file), pace=pace)
-    raise click.UsageError(f"there is no model {name!r}; use 'practice' or 'script:FILE'")
+    if models:
+        found = load_models(models)
+        return {"models": found.models, "default": found.default}
+    return {"model": open_model(model, pace=pace)}
 
 
 def run(

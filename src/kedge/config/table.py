@@ -171,7 +171,14 @@ _TABLE = (
         "serve.model",
         "text",
         "practice",
-        "What answers: 'practice', or 'script:FILE' for fixed answers.",
+        "What answers: 'practice', 'script:FILE' for fixed answers, or a model string.",
+    ),
+    Setting(
+        "serve.models",
+        "text",
+        "",
+        "A TOML file of several models by name, in the place of one (docs/backends.md).",
+        shown="none",
     ),
     Setting(
         "serve.pace", "number", 0.0, "Seconds between two words of a stream.", least=0, most=60

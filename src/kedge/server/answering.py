@@ -6,7 +6,7 @@ cancelled without. ``stop`` ends it from outside (the client went away, the serv
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack
 from typing import Any, Literal
 
 from kedge.observe import count
@@ -16,7 +16,7 @@ from kedge.server.compaction import compaction_item
 from kedge.server.contexts import NOTHING, Context, grown
 from kedge.server.draft import Draft, summarised
 from kedge.server.ids import node_of
-from kedge.server.models import Piece
+from kedge.server.models import Piece, written
 from kedge.server.nodes import from_barrier, is_barrier
 from kedge.server.output import Event, Writer, count_answer
 from kedge.server.patience import Patience
@@ -201,7 +201,7 @@ class Run:
 
     async def _pieces(self) -> AsyncIterator[Piece]:
         if not self.draft.silent:
-            async with aclosing(self.draft.model.answer(self.draft.prompt)) as pieces:
+            async with written(self.draft.model, self.draft.prompt) as pieces:
                 async for piece in pieces:
                     yield piece
 

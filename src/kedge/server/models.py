@@ -6,7 +6,8 @@ network fits it as well as the practice model does.
 """
 
 import re
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, assert_never
 
@@ -109,11 +110,10 @@ class Model(Protocol):
     window: int
     grace: float
 
-    def answer(self, prompt: Prompt) -> AsyncGenerator[Piece]:
+    def answer(self, prompt: Prompt) -> AsyncIterator[Piece]:
         """Write the answer to a prompt, piece by piece.
 
-        What stands in the way is raised as an ``ApiError``; everything else is a bug. The
-        generator is closed when nobody wants the rest.
+        What stands in the way is raised as an ``ApiError``; everything else is a bug.
         """
         ...
 
@@ -124,6 +124,17 @@ class Model(Protocol):
     async def aclose(self) -> None:
         """Let go of connections."""
         ...
+
+
+@asynccontextmanager
+async def written(model: Model, prompt: Prompt) -> AsyncGenerator[AsyncIterator[Piece]]:
+    """The pieces of an answer; when nobody wants the rest, the model is stopped."""
+    pieces = model.answer(prompt)
+    try:
+        yield pieces
+    finally:
+        if isinstance(pieces, AsyncGenerator):
+            await pieces.aclose()
 
 
 WINDOW = 400_000
@@ -142,7 +153,7 @@ class PracticeModel:
         self.pace = pace
         self._answer: Callable[[Ask], Reply] = script.answer if script else answer
 
-    async def answer(self, prompt: Prompt) -> AsyncGenerator[Piece]:
+    async def answer(self, prompt: Prompt) -> AsyncIterator[Piece]:
         """Write the practice model's answer; only a watched one is cut up and paced."""
         reply = self._answer(prompt.ask)
         pace = (reply.pace or self.pace) if prompt.live else 0.0

@@ -4,35 +4,33 @@ A stop sequence may come in pieces, so the end of what was written is held back 
 be the beginning of one. When one is whole, the model is told to stop.
 """
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncIterator
 
 from kedge.server.models import Closed, Grown, Opened, Piece, Stopped
 
 
-async def stopping(pieces: AsyncGenerator[Piece], stops: tuple[str, ...]) -> AsyncGenerator[Piece]:
+async def stopping(pieces: AsyncIterator[Piece], stops: tuple[str, ...]) -> AsyncIterator[Piece]:
     """Pass an answer on, up to the first stop sequence in its text."""
-    async with aclosing(pieces):
-        held: str | None = None  # the end of the open text; None where no text is open
-        async for piece in pieces:
-            if isinstance(piece, Opened):
-                held = "" if piece.kind == "text" else None
-            elif held is not None and isinstance(piece, Grown):
-                held += piece.text
-                told, found = _first(held, stops)
-                if found:
-                    yield Grown(told)
-                    yield Closed(found)
-                    return
-                keep = _beginning(held, stops)
-                told, held = held[: len(held) - keep], held[len(held) - keep :]
-                if told:
-                    yield Grown(told)
-                continue
-            elif held and isinstance(piece, Closed | Stopped):
-                yield Grown(held)
-                held = None
-            yield piece
+    held: str | None = None  # the end of the open text; None where no text is open
+    async for piece in pieces:
+        if isinstance(piece, Opened):
+            held = "" if piece.kind == "text" else None
+        elif held is not None and isinstance(piece, Grown):
+            held += piece.text
+            told, found = _first(held, stops)
+            if found:
+                yield Grown(told)
+                yield Closed(found)
+                return
+            keep = len(held) - _beginning(held, stops)
+            told, held = held[:keep], held[keep:]
+            if told:
+                yield Grown(told)
+            continue
+        elif held and isinstance(piece, Closed | Stopped):
+            yield Grown(held)
+            held = None
+        yield piece
 
 
 def _first(text: str, stops: tuple[str, ...]) -> tuple[str, str]:

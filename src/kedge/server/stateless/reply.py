@@ -4,14 +4,14 @@ It ends in one of three ways: whole, refused by an error that its voice words, o
 its client went away. Nothing is kept.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
 from kedge.server.access import report
 from kedge.server.errors import SERVER_FAILED, ApiError
-from kedge.server.models import Counted, Piece
+from kedge.server.models import Counted, Piece, written
 from kedge.server.opening import Opening
 from kedge.server.output import Writer, count_answer
 from kedge.server.patience import Patience
@@ -129,10 +129,11 @@ class Reply:
         if self._watch is not None:
             self._watch()
 
-    def _pieces(self) -> AsyncGenerator[Piece]:
-        asked = self._asked
-        pieces = asked.model.answer(asked.prompt)
-        return stopping(pieces, asked.prompt.stop) if asked.prompt.stop else pieces
+    async def _pieces(self) -> AsyncIterator[Piece]:
+        prompt = self._asked.prompt
+        async with written(self._asked.model, prompt) as pieces:
+            async for piece in stopping(pieces, prompt.stop) if prompt.stop else pieces:
+                yield piece
 
     def _counted(self) -> Counted:
         return count_answer(self._writer, self._asked.input_tokens)

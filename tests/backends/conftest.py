@@ -1,0 +1,89 @@
+"""Kedge before Kedge: one server as the upstream, another with a backend that asks it."""
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from kedge.backends import open_model
+from kedge.testing import TestServer, serve
+
+KINDS = ("chat", "responses", "responses, stateless")
+PATIENCE = 30.0
+
+
+@contextmanager
+def before(upstream: TestServer, kind: str, **settings: Any) -> Generator[TestServer]:
+    """Serve a backend of this kind that asks the upstream server."""
+    name, _, way = kind.partition(", ")
+    address = upstream.url if name == "anthropic" else upstream.base_url
+    settings.setdefault("stateless", way == "stateless")
+    with serve(model=open_model(f"{name}:{address}#practice", **settings)) as server:
+        yield server
+
+
+def soon(holds: Callable[[], bool]) -> bool:
+    """Wait until something holds, for a while."""
+    end = time.monotonic() + PATIENCE
+    pause = threading.Event()
+    while not holds() and time.monotonic() < end:
+        pause.wait(0.01)
+    return holds()
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[TestServer]:
+    with serve() as running:
+        yield running
+
+
+@pytest.fixture
+def upstream(shared: TestServer) -> Iterator[TestServer]:
+    """The server that has the model."""
+    shared.requests.clear()
+    yield shared
+    shared.faults.clear()
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """How the backend asks."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def fronts(shared: TestServer) -> Iterator[Callable[[str], TestServer]]:
+    """One server before the upstream for every kind of backend."""
+    with serve_all(shared) as found:
+        yield found.__getitem__
+
+
+@contextmanager
+def serve_all(shared: TestServer) -> Generator[dict[str, TestServer]]:
+    with (
+        before(shared, KINDS[0]) as one,
+        before(shared, KINDS[1]) as two,
+        before(shared, KINDS[2]) as three,
+    ):
+        yield dict(zip(KINDS, (one, two, three), strict=True))
+
+
+@pytest.fixture
+def server(
+    kind: str, fronts: Callable[[str], TestServer], upstream: TestServer
+) -> Iterator[TestServer]:
+    """The server before it, with a memory of its own."""
+    front = fronts(kind)
+    front.requests.clear()
+    yield front
+    front.faults.clear()
+
+
+@pytest.fixture
+def client(server: TestServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as made:
+        yield made
