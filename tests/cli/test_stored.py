@@ -1,7 +1,9 @@
 """The commands about conversations, on a store with a fork in it and a server that remembers."""
 
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -232,14 +234,27 @@ def test_gc_removes_only_what_was_deleted(server: TestServer, alone: Path) -> No
     assert [row["title"] for row in told("conversations")] == ["harbour"]
 
 
-def test_doctor_looks_at_the_store(server: TestServer, alone: Path) -> None:
+def test_doctor_looks_at_the_store(
+    server: TestServer, alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its schema, or why it cannot be opened; a password is not shown."""
     checks = {check["name"]: check for check in told("doctor")["checks"]}
     assert "schema" in checks["store"]["found"]
+    newer = "UPDATE kedge_schema SET version = 9999"
+    with closing(sqlite3.connect(alone)) as database:
+        database.execute(newer)
+        database.commit()
+    found = json.loads(kedge("doctor", "--json").stdout)["checks"]
+    assert "A newer Kedge wrote it" in next(c["advice"] for c in found if c["name"] == "store")
     alone.write_bytes(b"no database at all, but some bytes of something else" * 40)
     result = kedge("doctor", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["ok"] is False
+    address = "postgresql://ada:planted@127.0.0.1:9/kedge?connect_timeout=2"
+    monkeypatch.setenv("KEDGE_STORE", address)
+    result = kedge("doctor", "--json")
+    assert "cannot be opened" in result.stdout
+    assert "planted" not in result.stdout
 
 
 def test_names_are_completed(server: TestServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,82 @@
+"""How a chat tells what happens besides the answer."""
+
+import pytest
+
+from kedge.cli.show import show_blocks
+from kedge.cli.telling import TextTeller, folded, status_line
+from kedge.cli.tool_paths import load_tool
+from kedge.errors import CannotConnect
+from kedge.events import RefusalDelta, TextDelta
+from kedge.events.run import FellBack, Healed, ServerForgot, ToolFinished
+from kedge.turns import assistant, opaque, reasoning, tool_call, tool_result, user
+
+CALL = tool_call("look", {"at": "\x1b[2J sea"}, call_id="call_1")
+
+
+def test_tools_are_folded_into_a_line() -> None:
+    """With the first line of what they said, cut, and nothing that commands the terminal."""
+    result = tool_result("call_1", "x" * 100 + "\nsecond line")
+    line = folded(ToolFinished(CALL, result))
+    assert line.startswith("[look {")
+    assert line.endswith("…]")
+    assert "second" not in line
+    assert "\x1b" not in line
+    assert folded(ToolFinished(CALL, tool_result("call_1", " "))).endswith("-> ]")
+
+
+def test_what_went_wrong_is_a_line() -> None:
+    """Healed, fallen back, forgotten; anything else is not told."""
+    assert folded(Healed("gone")) == "[healed: gone]"
+    assert folded(FellBack("expired")) == "[fell back: expired]"
+    assert folded(ServerForgot("resp_1")) == "[the server forgot the conversation]"
+    assert folded(TextDelta("x")) == ""
+    assert status_line([]) == "[nothing was sent]"
+
+
+def test_a_refusal_is_part_of_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """And a line in brackets never stands behind half a sentence."""
+    teller = TextTeller()
+    teller.tell(RefusalDelta("I cannot"))
+    teller.tell(Healed("gone"))
+    teller.stop()
+    assert capsys.readouterr().out == "I cannot\n[healed: gone]\n"
+
+
+def test_show_folds_and_unfolds(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is not said to anyone is a line, or whole with --full."""
+    blocks = [
+        user("Look.", origin="guard"),
+        reasoning(summary=["Where is it?"]),
+        CALL,
+        tool_result("call_1", "The sea.\nAll of it."),
+        opaque({"type": "web_search_call", "id": "ws_1"}),
+        reasoning(encrypted_content="sealed"),
+        assistant("I see the sea."),
+    ]
+    show_blocks(blocks, full=False)
+    brief = capsys.readouterr().out
+    assert "You (by guard)" in brief
+    assert "[tool call: " in brief
+    assert "\x1b" not in brief
+    show_blocks(blocks, full=True)
+    whole = capsys.readouterr().out
+    assert "Where is it?" in whole
+    assert "The sea.\nAll of it." in whole
+    assert "(encrypted)" in whole
+    assert "sealed" not in whole
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("nothing", "module:function"),
+        (":f", "module:function"),
+        ("no_such_module_here:f", "cannot import"),
+        ("json:nothing", "has no function"),
+        ("json:__name__", "has no function"),
+    ],
+)
+def test_a_wrong_tool_is_refused_in_plain_words(path: str, words: str) -> None:
+    """What is missing, and how a tool is named."""
+    with pytest.raises(CannotConnect, match=words):
+        load_tool(path)
