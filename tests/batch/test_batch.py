@@ -110,7 +110,7 @@ class Interrupted(AsyncioRunner):
 
     async def run(self, lines: Sequence[Line], work: Work) -> AsyncGenerator[LineResult, None]:
         count = 0
-        async for result in super().run(lines, work):
+        async for result in super().run(lines, work):  # and leaves it to be collected
             yield result
             count += 1
             if count == self.after:

@@ -5,8 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kedge import Turn, connect, user, with_middleware
 from kedge.batch import Pace
 from kedge.errors import InvalidSetting
+from kedge.middleware import retry
+from kedge.testing import TestServer
 
 
 class Clock:
@@ -71,14 +74,21 @@ async def test_requests_on_their_way_count_as_much_as_usual() -> None:
         assert clock.now - before >= 60
 
 
-async def test_what_was_not_sent_does_not_count() -> None:
-    """An answer that was there already takes nobody's place."""
+async def test_a_server_that_asks_for_a_pause_gets_it_from_everyone(
+    kedge_server: TestServer,
+) -> None:
+    """Every attempt has its place in the minute, and a refusal holds up the next one."""
     clock = Clock()
-    pace = Pace(requests=1, clock=clock, sleep=clock.sleep)
-    for _ in range(5):
-        async with pace.request() as ticket:
-            ticket.void = True
-    assert clock.now == 1000.0
+    pace = Pace(requests=2, clock=clock, sleep=clock.sleep)
+    engine = connect(f"responses:{kedge_server.base_url}#practice", max_retries=0)
+    paced_engine = with_middleware(engine, retry(3, sleep=clock.sleep), pace)
+    kedge_server.faults.set("status=429,retry_after=7", times=1)
+    await paced_engine.run(Turn([user("Hello")]))
+    assert clock.now >= 1007
+    before = clock.now
+    await paced_engine.run(Turn([user("Hello")]))
+    assert clock.now >= before + 50
+    await engine.aclose()
 
 
 async def test_a_pause_holds_up_everyone() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from kedge.analytics import queries
 from kedge.analytics.conditions import ANSWERED, FALLBACK, Condition, condition_of
-from kedge.analytics.costs import costs
+from kedge.analytics.costs import added, by_group, by_model, costs
 from kedge.analytics.values import Analytics, Bucket, Cost, Latency, ModelStats, Selection
 from kedge.errors import InvalidSetting
 from kedge.prices import Prices
@@ -44,25 +44,23 @@ async def analyse_over_time(
 
 def _analyse(tx: Tx, selection: Selection, prices: Prices | None) -> Analytics:
     where = condition_of(selection)
+    spent = costs(tx, where, prices)
     return Analytics(
         selection=selection,
         requests=queries.requests(tx, selection),
         chains=queries.chains(tx, selection),
         branching=queries.branching(tx, selection),
         tokens=queries.tokens(tx, selection),
-        cost=costs(tx, where, _all_together, prices).get(True, Cost()),
+        cost=added(spent),
         latency=queries.latencies(tx, where).get(1, Latency()),
-        models=_models(tx, selection, prices),
+        models=_models(tx, selection, by_model(spent)),
     )
 
 
-def _all_together(_provider: str, _model: str, _at: float) -> bool:
-    return True
-
-
-def _models(tx: Tx, selection: Selection, prices: Prices | None) -> tuple[ModelStats, ...]:
+def _models(
+    tx: Tx, selection: Selection, spent: dict[tuple[str, str], Cost]
+) -> tuple[ModelStats, ...]:
     where = condition_of(selection)
-    spent = costs(tx, where, lambda provider, model, _: (provider, model), prices)
     latencies = queries.latencies(tx, where, "r.provider || '/' || r.model")
     return tuple(
         ModelStats(
@@ -94,12 +92,8 @@ def _over_time(
     where = condition_of(replace(selection, since=start, until=end))
     empty = [Bucket(start + i * width, start + (i + 1) * width) for i in range(number)]
     found = dict(enumerate(empty))
-
-    def place(_: str, __: str, created_at: float) -> int:
-        return min(int((created_at - start) / width), number - 1)
-
-    spent = costs(tx, where, place, prices)
     column = _place(tx, start, width, number - 1)
+    spent = by_group(costs(tx, where, prices, column))
     latencies = queries.latencies(tx, where, column)
     for row in _counts(tx, where, column):
         at = row[0]

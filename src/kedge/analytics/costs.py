@@ -1,7 +1,7 @@
 """What responses cost: what was written down with them, and today's prices where nothing was."""
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from kedge.analytics.conditions import Condition
@@ -10,44 +10,70 @@ from kedge.events import Usage
 from kedge.prices import Prices, current_prices
 from kedge.store.database import Tx
 
-_COUNTED = "r.input_tokens IS NOT NULL"
+DIGITS = 9
+"""Sums are rounded, so that the order in which a database adds up does not show."""
 
 
-@dataclass(slots=True)
-class _Sum:
-    dollars: list[float] = field(default_factory=list[float])
-    priced: int = 0
-    unpriced: int = 0
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The cost of one model's responses in one group."""
 
-    @property
-    def cost(self) -> Cost:
-        # Added up in the order of size, so that every database gives the same last digit.
-        return Cost(sum(sorted(self.dollars)), self.priced, self.unpriced)
+    provider: str
+    model: str
+    group: Any
+    cost: Cost
 
 
-def costs(
-    tx: Tx,
-    where: Condition,
-    group: Callable[[str, str, float], Hashable],
-    prices: Prices | None = None,
-) -> dict[Any, Cost]:
-    """The cost of each group of responses; ``group`` is given provider, model and time."""
-    table = prices or current_prices()
-    where = where.and_(f"({_COUNTED} OR r.cost IS NOT NULL)")
+def costs(tx: Tx, where: Condition, prices: Prices | None = None, group: str = "1") -> list[Part]:
+    """What each model cost in each group of responses."""
+    written = where.and_("r.cost IS NOT NULL")
     rows = tx.rows(
-        "SELECT r.provider, r.model, r.created_at, r.cost, r.input_tokens, r.cached_tokens, "  # noqa: S608
-        f"r.output_tokens FROM responses r WHERE {where.sql}",
-        where.values,
+        f"SELECT r.provider, r.model, {group}, SUM(r.cost), COUNT(*) FROM responses r "  # noqa: S608
+        f"WHERE {written.sql} GROUP BY r.provider, r.model, {group}",
+        written.values,
     )
-    sums: dict[Hashable, _Sum] = {}
-    for provider, model, created_at, written, *counts in rows:
-        held = sums.setdefault(group(provider, model, created_at), _Sum())
+    parts = [Part(name, model, key, Cost(float(s), int(n))) for name, model, key, s, n in rows]
+    return parts + _unwritten(tx, where, prices or current_prices(), group)
+
+
+def _unwritten(tx: Tx, where: Condition, prices: Prices, group: str) -> list[Part]:
+    """Responses with tokens and no cost: priced one by one, for tiers go by the single request."""
+    unwritten = where.and_("r.cost IS NULL AND r.input_tokens IS NOT NULL")
+    rows = tx.rows(
+        f"SELECT r.provider, r.model, {group}, r.created_at, r.input_tokens, r.cached_tokens, "  # noqa: S608
+        f"r.output_tokens FROM responses r WHERE {unwritten.sql}",
+        unwritten.values,
+    )
+    parts: list[Part] = []
+    for provider, model, key, created_at, *counts in rows:
         usage = Usage(*(int(each or 0) for each in counts))
-        known = written is not None
-        cost = written if known else table.cost(usage, provider, model, at=created_at)
-        if cost is None:
-            held.unpriced += 1
-        else:
-            held.dollars.append(float(cost))
-            held.priced += 1
-    return {key: held.cost for key, held in sums.items()}
+        dollars = prices.cost(usage, provider, model, at=created_at)
+        cost = Cost(unpriced=1) if dollars is None else Cost(dollars, 1)
+        parts.append(Part(provider, model, key, cost))
+    return parts
+
+
+def added(parts: Iterable[Part]) -> Cost:
+    """What parts cost together."""
+    listed = [part.cost for part in parts]
+    return Cost(
+        round(sum(each.dollars for each in listed), DIGITS),
+        sum(each.priced for each in listed),
+        sum(each.unpriced for each in listed),
+    )
+
+
+def by_model(parts: Iterable[Part]) -> dict[tuple[str, str], Cost]:
+    """The cost of each model."""
+    sorted_out: dict[tuple[str, str], list[Part]] = {}
+    for part in parts:
+        sorted_out.setdefault((part.provider, part.model), []).append(part)
+    return {key: added(each) for key, each in sorted_out.items()}
+
+
+def by_group(parts: Iterable[Part]) -> dict[Any, Cost]:
+    """The cost of each group."""
+    sorted_out: dict[Any, list[Part]] = {}
+    for part in parts:
+        sorted_out.setdefault(part.group, []).append(part)
+    return {key: added(each) for key, each in sorted_out.items()}

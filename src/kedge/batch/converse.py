@@ -14,7 +14,7 @@ from kedge.batch.pace import Pace
 from kedge.batch.results import LineResult
 from kedge.conversation import Conversation, Reply
 from kedge.engines import Engine
-from kedge.errors import KedgeError, NotInStore, RateLimited
+from kedge.errors import KedgeError, NotInStore
 from kedge.middleware import retry, system_prompt
 from kedge.providers import connect
 from kedge.store import Store, open_store
@@ -74,7 +74,7 @@ class Desk:
     async def conversation(self, line: Line) -> Conversation:
         """The conversation of a line: as it is in the store, or a new one."""
         name = self.name_of(line)
-        layers = [retry(self.work.attempts)]
+        layers = [retry(self.work.attempts), self.pace]
         if line.system:
             layers.insert(0, system_prompt(line.system))
         settings: dict[str, Any] = {"middleware": layers, "lease": self.work.lease}
@@ -93,18 +93,10 @@ class Desk:
             )
 
     async def turn(self, talk: Conversation, line: Line, number: int) -> Reply:
-        """One turn of a line, at the pace of the batch."""
+        """One turn of a line."""
         key = f"{self.work.name}/{line.id}/{number}"
         options = {**self.work.params, **line.params}
-        async with self.pace.request() as ticket:
-            try:
-                reply = await talk.send(line.prompts[number], key=key, **options)
-            except RateLimited as error:
-                self.pace.pause(error.retry_after or 1.0)
-                raise
-            ticket.void = reply.stored
-            ticket.tokens = reply.usage.input_tokens + reply.usage.output_tokens
-        return reply
+        return await talk.send(line.prompts[number], key=key, **options)
 
     def _engine(self, model: str) -> Engine:
         if model not in self._engines:

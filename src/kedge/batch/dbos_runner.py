@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 POLL = 0.1
-CHUNK = 500
+CHUNK = 200
+"""How many lines are looked at, besides those that can run at the same time."""
 MOST_DEATHS = 5
 """How often a worker may die in a row, with nothing finished in between, before we give up."""
 OVER = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
@@ -52,14 +54,16 @@ class DbosRunner:
         url = self.database_url or database_beside(work.store_url)
         client = await in_thread(_prepared, url, work, self.workers)
         try:
-            waiting = await in_thread(_enqueued, client, lines, work)
             async with AsyncExitStack() as stack:
                 crew = _Crew(url, work, self.workers, self.pids)
-                await crew.start()
                 stack.push_async_callback(crew.stop)
+                await crew.start()
+                waiting = await in_thread(_enqueued, client, lines, work)
                 while waiting:
                     await crew.look()
-                    for status in await in_thread(_finished, client, list(waiting)):
+                    # Lines are taken in this order, so what is finished is among the first.
+                    first = list(islice(waiting, work.concurrency + CHUNK))
+                    for status in await in_thread(_finished, client, first):
                         crew.progress()
                         yield _result(status, waiting.pop(status.workflow_id))
                     await anyio.sleep(POLL)
@@ -154,11 +158,7 @@ def _has_failed(status: "WorkflowStatus") -> bool:
 
 
 def _finished(client: "DBOSClient", names: list[str]) -> list["WorkflowStatus"]:
-    found: list[WorkflowStatus] = []
-    for start in range(0, len(names), CHUNK):
-        chunk = names[start : start + CHUNK]
-        found += client.list_workflows(workflow_ids=chunk, status=list(OVER), load_input=False)
-    return found
+    return client.list_workflows(workflow_ids=names, status=list(OVER), load_input=False)
 
 
 def _result(status: "WorkflowStatus", line: Line) -> LineResult:

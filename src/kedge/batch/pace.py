@@ -8,25 +8,31 @@ on average. A server that asks for a pause (``retry_after``) holds up everyone.
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
 
-from kedge.errors import InvalidSetting
+from kedge.engines import Engine
+from kedge.engines.protocol import Events, Request
+from kedge.errors import InvalidSetting, RateLimited
+from kedge.events.run import AnswerFinished
+from kedge.middleware import Wrapped
+from kedge.turns import Turn
 
 MINUTE = 60.0
+PAUSE = 1.0
+"""Seconds for which nobody sends anything after a refusal that does not say for how long."""
 PATIENCE = 5.0
 """The longest time to wait before looking again."""
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request on its way; tell it how many tokens it took, or that nothing was sent after all."""
+    """One request on its way; tell it how many tokens it took."""
 
     started: float
     tokens: int | None = None
-    void: bool = False
 
 
 class Pace:
@@ -62,9 +68,7 @@ class Pace:
         try:
             yield ticket
         finally:
-            if ticket.void:
-                self._recent.remove(ticket)
-            elif ticket.tokens is None:
+            if ticket.tokens is None:
                 ticket.tokens = 0
             else:
                 self._finished += 1
@@ -73,6 +77,10 @@ class Pace:
     def pause(self, seconds: float) -> None:
         """Let nobody send anything for so long."""
         self._paused_until = max(self._paused_until, self._clock() + seconds)
+
+    def __call__(self, engine: Engine) -> Engine:
+        """The engine at this pace: a pace is a middleware, inside of those that send again."""
+        return _Paced(engine, self)
 
     def _wait(self) -> float:
         """How long the next request has to wait."""
@@ -98,3 +106,27 @@ class Pace:
             if spent <= self.tokens or ticket is self._recent[-1]:
                 return ticket.started + MINUTE - now
         return 0.0
+
+
+class _Paced(Wrapped):
+    """Waits for its turn, and tells what it took."""
+
+    name = "pace"
+
+    def __init__(self, inner: Engine, pace: Pace) -> None:
+        super().__init__(inner)
+        self.pace = pace
+
+    async def events(self, turn: Turn, request: Request) -> Events:
+        """The inner engine's events, when they may begin."""
+        async with self.pace.request() as ticket:
+            try:
+                async with aclosing(self.inner.events(turn, request)) as events:
+                    async for event in events:
+                        if isinstance(event, AnswerFinished) and event.outcome.usage:
+                            usage = event.outcome.usage
+                            ticket.tokens = usage.input_tokens + usage.output_tokens
+                        yield event
+            except RateLimited as error:
+                self.pace.pause(error.retry_after or PAUSE)
+                raise

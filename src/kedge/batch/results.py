@@ -15,6 +15,14 @@ from typing import IO, Any, Literal, Self, cast
 
 from kedge.errors import InvalidBatch
 
+# What a line need not say. By type, for 0 is a number that was counted, and not False.
+_UNSAID: dict[type, tuple[Any, ...]] = {
+    str: ("",),
+    bool: (False,),
+    type(None): (None,),
+    **dict.fromkeys((int, float, list), ()),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class LineResult:
@@ -38,7 +46,7 @@ class LineResult:
     def plain(self) -> dict[str, Any]:
         """The result as a line of the file says it."""
         told = asdict(self) | {"answers": list(self.answers)}
-        return {k: v for k, v in told.items() if v not in ("", None, False) or k == "answers"}
+        return {name: value for name, value in told.items() if value not in _UNSAID[type(value)]}
 
     @classmethod
     def of(cls, data: dict[str, Any]) -> Self:

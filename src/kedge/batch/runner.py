@@ -4,12 +4,12 @@ A runner promises that every line comes to its end once, in whatever order, and 
 line never run at the same time. The default one runs them as tasks of this process.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from kedge.batch.converse import Desk, Work, converse
 from kedge.batch.lines import Line
@@ -42,19 +42,28 @@ class AsyncioRunner:
 
 
 async def _all(desk: Desk, lines: Sequence[Line]) -> AsyncGenerator[LineResult, None]:
+    # Plain tasks and no task group: whoever takes the results may stop at any time, in any task.
     todo = iter(lines)
-    results: MemoryObjectSendStream[LineResult]
-    finished: MemoryObjectReceiveStream[LineResult]
-    results, finished = anyio.create_memory_object_stream[LineResult](len(lines) or 1)
+    finished: asyncio.Queue[LineResult | Exception] = asyncio.Queue()
 
-    async def work_off(mine: MemoryObjectSendStream[LineResult]) -> None:
-        async with mine:
+    async def work_off() -> None:
+        try:
             for line in todo:
-                await mine.send(await converse(desk, line))
+                finished.put_nowait(await converse(desk, line))
+        except Exception as error:  # noqa: BLE001 - it is raised again below
+            finished.put_nowait(error)
 
-    async with anyio.create_task_group() as group, finished:
-        async with results:
-            for _ in range(min(desk.work.concurrency, len(lines))):
-                group.start_soon(work_off, results.clone())
-        async for result in finished:
+    workers = [
+        asyncio.create_task(work_off()) for _ in range(min(desk.work.concurrency, len(lines)))
+    ]
+    try:
+        for _ in lines:
+            result = await finished.get()
+            if isinstance(result, Exception):
+                raise result
             yield result
+    finally:
+        for worker in workers:
+            worker.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.gather(*workers, return_exceptions=True)
