@@ -285,8 +285,21 @@ def test_every_route_of_the_api_is_in_the_document(page: Page) -> None:
 
 
 def test_raw_bodies_are_shown_where_they_are_kept(tmp_path: Path) -> None:
-    """Off by default; with the option, the JSON that went over the wire is on the plan's card."""
+    """Off by default; with the option, what went over the wire is on the card, refusals too."""
     with running(tmp_path, keep_bodies=True) as page:
         name = page.talk("A private matter")
+        path = f"/api/conversations/{name}/turns"
+        page.faults.set("forget_all", times=1)
+        page.client.post(path, json={"text": "Go on", "stream": True})
         head = page.get(f"/api/conversations/{name}/chain")["head"]
-        assert page.client.get(f"/conversations/{name}/plans/{head}").status_code == 200
+        html = page.client.get(f"/conversations/{name}/plans/{head}").text
+        assert html.count("&#34;model&#34;: &#34;practice&#34;") >= 2
+        assert "previous_response_id" in html
+        assert "event: response.completed" in html
+
+
+def test_raw_bodies_are_not_kept_by_default(page: Page) -> None:
+    """And the card says how to keep them."""
+    name = page.talk("A private matter")
+    head = page.get(f"/api/conversations/{name}/chain")["head"]
+    assert "--keep-bodies" in page.client.get(f"/conversations/{name}/plans/{head}").text

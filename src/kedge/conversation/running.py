@@ -106,6 +106,8 @@ class Run:
         inner = innermost(self.engine)
         model = options.get("model") or getattr(inner, "model", "")
         self.watch = Watch(inner.name, model, self.store.clock)
+        if self.store.keep_bodies:
+            self.options = {**options, "tap": self.watch.tap}
         self.finished: AnswerFinished | None = None
         self.compacted = False
         self.asked = task.resumed

@@ -22,7 +22,7 @@ from kedge.events.run import (
 )
 from kedge.planning import RequestPlan, get_state
 from kedge.prices import cost
-from kedge.store import Accounts, Incident, ResponseRow, ToolRow
+from kedge.store import Accounts, Exchange, Incident, ResponseRow, ToolRow
 from kedge.store.rows import ResponseStatus
 
 ERROR_LENGTH = 500
@@ -46,6 +46,11 @@ class Watch:
     plan: RequestPlan | None = None
     incidents: tuple[Incident, ...] = ()
     tools: tuple[ToolRow, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+
+    def tap(self, request: bytes, reply: bytes, status: int | None) -> None:
+        """Take what went over the wire into account."""
+        self.exchanges = (*self.exchanges, Exchange(request, reply, status, self.clock()))
 
     def note(self, event: Event) -> None:
         """Take an event into account."""
@@ -70,8 +75,8 @@ class Watch:
 
     def take_accounts(self) -> Accounts:
         """What happened since this was last asked for."""
-        accounts = Accounts(self.incidents, self.tools)
-        self.incidents, self.tools = (), ()
+        accounts = Accounts(self.incidents, self.tools, self.exchanges)
+        self.incidents, self.tools, self.exchanges = (), (), ()
         return accounts
 
     def answered(self, event: AnswerFinished, price: Price | None) -> ResponseRow:

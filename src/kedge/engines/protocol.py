@@ -33,6 +33,9 @@ from kedge.observe.logs import BOUND
 from kedge.planning import AnchorRecord, Mode, RequestPlan, get_state
 from kedge.turns import AssistantBlock, Block, OpaqueBlock, ReasoningBlock, Turn
 
+Tap = Callable[[bytes, bytes, int | None], None]
+"""Is given the body of a request, the body of its reply, and the reply's status, if there was one."""
+
 
 @dataclass(slots=True)
 class Passage:
@@ -58,6 +61,8 @@ class Request:
     resend_limit: int | None = None
     """Refuse, rather than heal, when everything would be sent again and is more bytes than this."""
     passage: Passage | None = None
+    tap: Tap | None = None
+    """Is told each request and its reply, as they went over the wire."""
 
     @classmethod
     def of(
@@ -68,10 +73,11 @@ class Request:
         tools: tuple[Mapping[str, Any], ...] = (),
         candidates: tuple[AnchorRecord, ...] = (),
         streaming: bool = True,
+        tap: Tap | None = None,
         **params: Any,
     ) -> "Request":
         """Make a request from keywords; those that Kedge does not know go to the server."""
-        return cls(model, mode, tuple(tools), params, tuple(candidates), streaming)
+        return cls(model, mode, tuple(tools), params, tuple(candidates), streaming, tap=tap)
 
     def with_tools(self, tools: tuple[Mapping[str, Any], ...]) -> "Request":
         """The same request, offering further tools."""

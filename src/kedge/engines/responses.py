@@ -26,7 +26,7 @@ from kedge.engines.accounts import (
 from kedge.engines.audit import Audit, audit
 from kedge.engines.objects import ConversationObjects
 from kedge.engines.outcomes import carrying, raise_for, taken_down
-from kedge.engines.protocol import Engine, Events, Request
+from kedge.engines.protocol import Engine, Events, Request, Tap
 from kedge.engines.reading import cleaned, read_stream, read_whole
 from kedge.engines.refusals import Sent, classify
 from kedge.engines.transport import Transport
@@ -191,7 +191,7 @@ class ResponsesEngine(Engine):
                 params={**self.params, **request.params},
             )
             sent = what_matters(body, way)
-            async with aclosing(self._exchange(turn, plan, body, sent)) as events:
+            async with aclosing(self._exchange(turn, plan, body, sent, request.tap)) as events:
                 async for event in events:
                     if isinstance(event, AnswerFinished):
                         turn = event.turn
@@ -205,13 +205,13 @@ class ResponsesEngine(Engine):
         yield TurnFinished(turn)
 
     async def _exchange(
-        self, turn: Turn, plan: RequestPlan, body: dict[str, Any], sent: Sent
+        self, turn: Turn, plan: RequestPlan, body: dict[str, Any], sent: Sent, tap: Tap | None
     ) -> Events:
         """Send one request; tell what comes back; end with ``AnswerFinished``."""
         assembler, decoder, shown = Assembler(), ResponsesDecoder(), False
         cut: StreamCut | None = None
         try:
-            async with aclosing(self._decoded(decoder, plan, body, sent)) as decoded:
+            async with aclosing(self._decoded(decoder, plan, body, sent, tap)) as decoded:
                 async for event in decoded:
                     if isinstance(event, ResponseStarted) and forgot_by_echo(event, plan):
                         raise _Refused("forgot", _forgotten(self.name))
@@ -247,7 +247,12 @@ class ResponsesEngine(Engine):
         yield AnswerFinished(outcome, finished, plan)
 
     async def _decoded(
-        self, decoder: ResponsesDecoder, plan: RequestPlan, body: dict[str, Any], sent: Sent
+        self,
+        decoder: ResponsesDecoder,
+        plan: RequestPlan,
+        body: dict[str, Any],
+        sent: Sent,
+        tap: Tap | None,
     ) -> AsyncGenerator[StreamEvent]:
         """The events of the answer, as they come."""
         content = _encode(body).encode()
@@ -256,7 +261,7 @@ class ResponsesEngine(Engine):
         retry = plan.mode != "conversation"  # the first try may have been taken down already
         try:
             reply = await self.transport.post(
-                "/responses", content, streaming=body["stream"], retry=retry
+                "/responses", content, streaming=body["stream"], retry=retry, tap=tap
             )
             async with aclosing(reply):
                 if not reply.is_stream:

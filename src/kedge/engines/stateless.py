@@ -167,7 +167,9 @@ class StatelessEngine(Engine):
         """The events of the answer, as they come."""
         clean = self.transport.clean
         try:
-            reply = await self.transport.post(self.path, content, streaming=request.streaming)
+            reply = await self.transport.post(
+                self.path, content, streaming=request.streaming, tap=request.tap
+            )
             async with aclosing(reply):
                 if not reply.is_stream:
                     for event in await read_whole(decoder, reply):

@@ -7,8 +7,8 @@ anthropic are two prints of one pattern, so that one transport serves both.
 """
 
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
     from openai import APIStatusError, AsyncOpenAI
 
+    from kedge.engines.protocol import Tap
+
     Client = AsyncOpenAI | AsyncAnthropic
 
 Sdk = Literal["openai", "anthropic"]
@@ -49,6 +51,8 @@ class Reply:
 
     answer: "httpx2.Response"
     translating: "_Translating"
+    sent: bytes = b""
+    tap: "Tap | None" = None
 
     @property
     def provider(self) -> str:
@@ -67,15 +71,28 @@ class Reply:
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         """The body as it comes."""
-        with self.translating:
-            async with aclosing(self.answer.aiter_bytes()) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+        came: list[bytes] = []
+        try:
+            with self.translating:
+                async with aclosing(self.answer.aiter_bytes()) as chunks:
+                    async for chunk in chunks:
+                        if self.tap:
+                            came.append(chunk)
+                        yield chunk
+        finally:
+            self._tell(b"".join(came))
 
     async def body(self) -> bytes:
         """The whole body."""
         with self.translating:
-            return await self.answer.aread()
+            body = await self.answer.aread()
+        self._tell(body)
+        return body
+
+    def _tell(self, body: bytes) -> None:
+        if self.tap:
+            words = self.translating.clean(body.decode("utf-8", "replace"))
+            self.tap(self.sent, words.encode(), self.answer.status_code)
 
     async def aclose(self) -> None:
         """Give the connection back."""
@@ -96,8 +113,16 @@ class Transport:
         """Close the connections of the running loop."""
         await self._clients.aclose()
 
-    async def post(self, path: str, body: bytes, *, streaming: bool, retry: bool = True) -> Reply:
-        """Send a request; the reply must be closed."""
+    async def post(
+        self,
+        path: str,
+        body: bytes,
+        *,
+        streaming: bool,
+        retry: bool = True,
+        tap: "Tap | None" = None,
+    ) -> Reply:
+        """Send a request; the reply must be closed. ``tap`` is told what went over the wire."""
         import httpx2
 
         client: Any = self._clients.get()
@@ -105,7 +130,7 @@ class Transport:
         if streaming:
             headers["Accept"] = "text/event-stream"
         options: Any = {"headers": headers, **({} if retry else {"max_retries": 0})}
-        with self._translating(client):
+        with _tapped(tap, body), self._translating(client):
             response = await client.post(
                 # The whole address: the client is slow at joining it to its own.
                 str(client.base_url).rstrip("/") + path,
@@ -115,7 +140,8 @@ class Transport:
                 stream=True,
                 stream_cls=import_module(self.sdk).AsyncStream[object],
             )
-        return Reply(cast("httpx2.Response", response), self._translating(client, streaming=True))
+        answer = cast("httpx2.Response", response)
+        return Reply(answer, self._translating(client, streaming=True), body, tap)
 
     async def call(self, method: str, path: str, **query: Any) -> dict[str, Any]:
         """Send a small request and return the object that comes back; ``json`` is its body."""
@@ -182,12 +208,12 @@ class _Translating:
         if isinstance(exc, sdk.APIConnectionError | aiohttp.ClientError):
             return self._unreachable(exc)
         if isinstance(exc, getattr(sdk, _ROOTS[self.sdk])):
-            return EngineError(self._clean(str(exc)), provider=self.provider)
+            return EngineError(self.clean(str(exc)), provider=self.provider)
         return None
 
     def _is_clean(self, exc: BaseException | None) -> bool:
         while exc is not None:
-            if self._clean(str(exc)) != str(exc):
+            if self.clean(str(exc)) != str(exc):
                 return False
             exc = exc.__cause__ or exc.__context__
         return True
@@ -205,7 +231,7 @@ class _Translating:
         return Unreachable(words, provider=self.provider, retryable=True)
 
     def _refused(self, exc: "APIStatusError") -> EngineError:
-        words = {name: self._clean(said) for name, said in told(exc.response.text).items()}
+        words = {name: self.clean(said) for name, said in told(exc.response.text).items()}
         message = words.pop("message")
         facts: dict[str, Any] = {
             "provider": self.provider,
@@ -225,8 +251,20 @@ class _Translating:
             case status:
                 return RequestRefused(message, **facts, retryable=status in (408, 409))
 
-    def _clean(self, words: str) -> str:
+    def clean(self, words: str) -> str:
+        """The words of a server, without the key."""
         return _without(self.secret, words)
+
+
+@contextmanager
+def _tapped(tap: "Tap | None", sent: bytes) -> Generator[None]:
+    """Tells of a request that no reply came to, in the words of the error."""
+    try:
+        yield
+    except EngineError as error:
+        if tap:
+            tap(sent, error.message.encode(), error.status)
+        raise
 
 
 def _first_cause(exc: BaseException) -> BaseException:

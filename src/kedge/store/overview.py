@@ -181,21 +181,18 @@ async def titled(store: Store, words: str, limit: int) -> list[str]:
     return [name for (name,) in await store.database.read(lambda tx: tx.rows(query, (like, limit)))]
 
 
-async def exchange_of(store: Store, node: int) -> Exchange | None:
-    """What went over the wire for the response at a node, if it was kept."""
+async def exchanges_at(store: Store, node: int) -> list[Exchange]:
+    """What went over the wire for the response at a node, in order, if it was kept."""
 
     def work(tx: Tx) -> list[Row]:
         return tx.rows(
             "SELECT e.request, e.reply, e.status, e.created_at, e.node, c.id FROM exchanges e "
-            "JOIN conversations c ON c.number = e.conversation WHERE e.node = ? ORDER BY e.id DESC",
+            "JOIN conversations c ON c.number = e.conversation WHERE e.node = ? ORDER BY e.id",
             (node,),
         )
 
     rows = await store.database.read(work)
-    if not rows:
-        return None
-    request, reply, *rest = rows[0]
-    return Exchange(bytes(request), bytes(reply), *rest)
+    return [Exchange(bytes(request), bytes(reply), *rest) for request, reply, *rest in rows]
 
 
 async def pulse(store: Store) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from kedge.conversation import Conversation
 from kedge.engines import Engine
 from kedge.errors import NotInStore
 from kedge.store import ConversationRow, Node, Store
-from kedge.store.overview import Overview, Tree, exchange_of, is_expiring, tree_of
+from kedge.store.overview import Overview, Tree, exchanges_at, is_expiring, tree_of
 from kedge.web.chains import Chain, chain_of, sums_of
 from kedge.web.layout import Layout, Sums, lay_out
 from kedge.web.plans import card_of, plan_again
@@ -109,7 +109,7 @@ class Desk:
         line = (tree.responses.get(each.id) for each in path_to(tree, response.parent))
         records = (each.record for each in line if each)
         plan = plan_again(turn, response, [each for each in records if each])
-        return card_of(plan, response, turn, await exchange_of(self.store, node))
+        return card_of(plan, response, turn, await exchanges_at(self.store, node))
 
     def _model(self, tree: Tree) -> str:
         newest = max(tree.responses, default=0)

@@ -15,7 +15,7 @@ from kedge.planning.explain import headline, refusal
 from kedge.store import Exchange, ResponseRow
 from kedge.turns import Block, Turn
 from kedge.turns.show import describe
-from kedge.web.views import BlockMark, PlanCard, Refused
+from kedge.web.views import BlockMark, PlanCard, RawExchange, Refused
 from kedge.web.words import duration, money, number, plural, share
 
 REFUSED = 8
@@ -59,7 +59,7 @@ def _as_of(record: AnchorRecord, row: ResponseRow) -> AnchorRecord:
     return record
 
 
-def card_of(plan: RequestPlan, row: ResponseRow, turn: Turn, raw: Exchange | None) -> PlanCard:
+def card_of(plan: RequestPlan, row: ResponseRow, turn: Turn, raw: Sequence[Exchange]) -> PlanCard:
     """The card of a past request."""
     agrees = plan.previous_response_id == row.anchor
     sent = {block.id for block in plan.delta} if agrees else set[str]()
@@ -70,8 +70,7 @@ def card_of(plan: RequestPlan, row: ResponseRow, turn: Turn, raw: Exchange | Non
         tuple(_refused(each, plan) for each in plan.rejected[:REFUSED]),
         tuple(_notes(plan, row)),
         tuple(facts_of(row)),
-        _raw(raw.request if raw else b""),
-        _raw(raw.reply if raw else b""),
+        tuple(RawExchange(_raw(each.request), _raw(each.reply), each.status) for each in raw),
     )
 
 

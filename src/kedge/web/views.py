@@ -120,6 +120,15 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class RawExchange:
+    """A request and its reply, as they went over the wire."""
+
+    sent: str
+    received: str
+    status: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PlanCard:
     """What one request sent, on which anchor, and why not on a newer one."""
 
@@ -129,8 +138,7 @@ class PlanCard:
     refused: tuple[Refused, ...] = ()
     notes: tuple[str, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
-    sent_json: str = ""
-    received_json: str = ""
+    raw: tuple[RawExchange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
