@@ -177,6 +177,15 @@ def test_another_model_can_take_over() -> None:
     assert "Your name is Ada." in done.stdout
 
 
+def test_a_password_in_an_address_is_neither_shown_nor_kept(tmp_path: Path) -> None:
+    """Not by /model, and not in the store."""
+    address = "responses:http://ada:planted@127.0.0.1:9/v1#x"
+    done = here("/model\nhi\n", "--model", address, "-c", "harbour")
+    assert "ada:…@127.0.0.1" in done.stdout
+    assert "planted" not in done.output
+    assert all(b"planted" not in file.read_bytes() for file in tmp_path.rglob("*.db*"))
+
+
 def test_commands_answer_scripts_in_json() -> None:
     """An object for each line, whatever it asked for."""
     done = here("Hello\n/plan And?\n/undo\n/undo\n", "--json")

@@ -130,6 +130,12 @@ def test_secrets_are_masked_wherever_they_are_shown() -> None:
     assert "4711" not in str(raised.value)
 
 
+def test_an_address_without_a_password_stays_as_it_is() -> None:
+    """Also one with a port, and a model whose name has the sign of an address in it."""
+    for address in ("responses:http://127.0.0.1:8484/v1#claude@1", "postgresql://ada@db/kedge"):
+        assert mask_url(address) == address
+
+
 @pytest.mark.parametrize(
     ("secret", "shown"), [("", ""), ("short", "…"), ("x" * 19, "…"), ("abc" + "x" * 20, "abc…xxxx")]
 )

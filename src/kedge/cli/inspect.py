@@ -16,6 +16,7 @@ from kedge.cli.stored import (
     with_store,
 )
 from kedge.cli.words import plural, share, short_id
+from kedge.config import mask_url
 
 if TYPE_CHECKING:
     from kedge.cli.inspecting import Inspection
@@ -73,7 +74,7 @@ def _show_blocks(found: "Inspection") -> None:
         )
     say(
         f"{found.row.title or found.row.id}, node {found.node}, {plural(len(rows), 'block')}, "
-        f"{plural(sum(found.tokens), 'token')}; {dim('→ would be sent to ' + found.model)}"
+        f"{plural(sum(found.tokens), 'token')}; {dim('→ would be sent to ' + mask_url(found.model))}"
     )
     say()
     table(("block", "kind", "origin", "tokens", "response", "content"), rows)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kedge.compaction.counting import DEFAULT_BLOCK_COUNTER
+from kedge.config import mask_url
 from kedge.conversation import find_anchors
 from kedge.planning import REASONS, RequestPlan
 from kedge.providers import connect
@@ -48,7 +49,7 @@ class Inspection:
         return {
             "conversation": self.row.id,
             "node": self.node,
-            "model": self.model,
+            "model": mask_url(self.model),
             "blocks": [
                 {
                     "id": block.id,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kedge.cli.frame import config_of, setting
-from kedge.config import store_file, store_url
+from kedge.config import mask_url, store_file, store_url
 from kedge.errors import KedgeError, NotInStore
 
 if TYPE_CHECKING:
@@ -59,6 +59,11 @@ def model_option(function: F) -> F:
     """``--model``: as whom a conversation is looked at; by default, with whom it was held."""
     words = "A model string.  [default: the conversation's own, else the configured one]"
     return click.option("--model", help=words)(function)
+
+
+def kept_model(model: str) -> dict[str, str]:
+    """What a conversation keeps of the model it is held with; an address with a password in it is not."""
+    return {} if mask_url(model) != model else {MODEL: model}
 
 
 def model_for(row: "ConversationRow", given: str | None = None) -> str:

@@ -15,9 +15,10 @@ import click
 
 from kedge.cli import chat_tools
 from kedge.cli.lines import read_lines
-from kedge.cli.stored import MODEL, look_for, opened
+from kedge.cli.stored import MODEL, kept_model, look_for, opened
 from kedge.cli.telling import Teller, as_object, status_line, teller_for
 from kedge.cli.tool_paths import load_tool
+from kedge.config import mask_url
 from kedge.conversation import Conversation
 from kedge.engines import Middleware
 from kedge.errors import HeadConflict, KedgeError
@@ -76,7 +77,7 @@ async def _begin(terms: Terms, stack: AsyncExitStack) -> "Session":
     functions = [load_tool(path) for path in terms.tools] or [*chat_tools.ALL]
     settings: dict[str, Any] = {"tools": functions, "middleware": _layers(terms)}
     if row is None:
-        data = {MODEL: model}
+        data = kept_model(model)
         talking = await Conversation.create(store, model, title=terms.name, data=data, **settings)
     else:
         talking = await Conversation.open(store, row.id, model, **settings)
@@ -112,7 +113,7 @@ class Session:
     def greeting(self) -> str:
         """What a person reads first."""
         where = f", {len(self.conversation.turn)} blocks so far" if self.conversation.turn else ""
-        return f"Talking with {self.model}{where}. /help tells more, Ctrl-D ends."
+        return f"Talking with {mask_url(self.model)}{where}. /help tells more, Ctrl-D ends."
 
     def take(self, line: str, runner: asyncio.Runner) -> None:
         """Take one line of the user's; whatever goes wrong, the next one can be taken."""
@@ -199,15 +200,15 @@ class Session:
     async def change_model(self, model: str) -> str:
         """Say the model, or talk with another one from here on."""
         if not model:
-            return f"talking with {self.model}"
+            return f"talking with {mask_url(self.model)}"
         old = self.conversation
         self.conversation = await Conversation.open(self.store, old.id, model, **self.settings)
         await old.aclose()
         self.model = model
         if self.terms.name:
-            data = {**self.conversation.row.data, MODEL: model}
+            data = {**self.conversation.row.data, **kept_model(model)}
             await self.store.update(self.conversation.id, data=data)
-        return f"talking with {model} from here on"
+        return f"talking with {mask_url(model)} from here on"
 
     async def help(self, _: str) -> str:
         """What there is."""

@@ -16,6 +16,7 @@ from kedge.cli.stored import (
     store_option,
     with_store,
 )
+from kedge.config import mask_url
 from kedge.errors import KedgeError
 
 if TYPE_CHECKING:
@@ -66,12 +67,12 @@ async def _audit(store: "Store", row: "ConversationRow", model: str) -> Audited:
     from kedge.providers import connect
 
     turn = (await store.load(row)).turn(row.id)
-    told: Audited = {"conversation": row.id, "title": row.title, "model": model}
+    told: Audited = {"conversation": row.id, "title": row.title, "model": mask_url(model)}
     try:
         async with connect(model) as engine:
             audit: Any = getattr(engine, "verify", None)
             if audit is None:
-                return {**told, "agrees": None, "words": f"{model} keeps nothing to compare with"}
+                return {**told, "agrees": None, "words": "nothing is kept there to compare with"}
             found = await audit(turn)
     except KedgeError as error:
         return {**told, "agrees": None, "words": str(error)}

@@ -88,5 +88,5 @@ def mask(secret: str) -> str:
 
 def mask_url(url: str) -> str:
     """An address without the password in it, wherever it stands."""
-    url = re.sub(r"(?<=://)([^/@:]*):\S*@", r"\1:…@", url)
+    url = re.sub(r"(?<=://)([^/@:]*):[^/?#\s]*@", r"\1:…@", url)
     return re.sub(r"(?i)((?:^|[\s?&])[a-z_]*password=)('[^']*'|[^&\s]*)", r"\1…", url)
