@@ -1,10 +1,12 @@
 """Batches: every line comes to its end, once, and an interrupted batch goes on for nothing."""
 
 import json
+import sys
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from kedge.batch import AsyncioRunner, Line, LineResult, Progress, Results, Work, run_batch
@@ -237,3 +239,37 @@ def test_a_cut_last_line_is_taken_off(cut: int, tmp_path: Path) -> None:
         assert len(results.known()) == whole
         results.add(LineResult("c", "failed", error="no", kind="ServerFailed"))
         assert list(results.known()) == [*("a", "b")[:whole], "c"]
+
+
+CHILD = """
+import sys
+from kedge import run_sync
+from kedge.batch import run_batch
+prompts, out, store, model = sys.argv[1:]
+run_sync(run_batch(prompts, out, store_url=store, model=model, concurrency=3, lease=0.5))
+"""
+
+
+async def test_a_killed_batch_goes_on_in_another_process(
+    batch: dict[str, Any], server: TestServer, tmp_path: Path
+) -> None:
+    """After a kill -9 only what was on its way is paid for again: at most a turn of each line."""
+    server.faults.set("slow_first_byte=0.05")
+    lines = [{"id": str(i), "prompts": [f"One {i}", f"Two {i}"]} for i in range(20)]
+    file = prompts(tmp_path, *lines)
+    arguments = [str(file), str(batch["out"]), batch["store_url"], batch["model"]]
+    async with await anyio.open_process([sys.executable, "-c", CHILD, *arguments]) as running:
+        while not batch["out"].exists() or batch["out"].read_bytes().count(b"\n") < 4:
+            assert running.returncode is None
+            await anyio.sleep(0.01)
+        running.kill()
+    server.faults.clear()
+    async with await open_store(batch["store_url"]) as store:
+        saved = len([row for row in await store.responses() if row.status == "completed"])
+    summary = await run_batch(file, **batch, lease=0.5)
+    assert summary.skipped >= 4
+    assert summary.skipped + summary.completed == 20
+    assert len(server.requests) - 40 <= 3
+    async with await open_store(batch["store_url"]) as store:
+        assert len(await store.responses()) == 40
+    assert saved >= 8

@@ -3,8 +3,10 @@
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -93,3 +95,24 @@ def test_progress_is_drawn_on_a_terminal(folder: Path) -> None:
     os.close(controller)
     assert b"2/2" in drawn
     assert json.loads(done.stdout)["completed"] == 2
+
+
+def test_ctrl_c_ends_a_batch_that_can_be_resumed(folder: Path, kedge_server: TestServer) -> None:
+    """One line says so, and the same command goes on."""
+    kedge_server.faults.set("slow_first_byte=0.2")
+    lines = [{"id": str(i), "prompt": f"Hello {i}"} for i in range(40)]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    command = [sys.executable, "-m", "kedge", "batch", "prompts.jsonl", "--out", "out.jsonl"]
+    running = subprocess.Popen([*command, "--concurrency", "2"], stderr=subprocess.PIPE, text=True)
+    while len(kedge_server.requests) < 3:
+        assert running.poll() is None
+        time.sleep(0.01)
+    running.send_signal(signal.SIGINT)
+    _, told = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert told == "interrupted; the same command goes on from here\n"
+    kedge_server.faults.clear()
+    assert json.loads(batch("--json").stdout)["failed"] == 0
+    found = (folder / "out.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["id"] for line in found) == sorted(each["id"] for each in lines)
+    assert len(kedge_server.requests) <= 40 + 2

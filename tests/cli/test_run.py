@@ -101,6 +101,19 @@ def test_steps_from_a_file(folder: Path) -> None:
     assert "more  10 + 1 = 11." in run("steps", "steps.toml").stdout
 
 
+def test_what_failed_on_its_way_can_be_resumed(folder: Path, kedge_server: TestServer) -> None:
+    """The command that goes on is told; it pays only for what is left."""
+    (folder / "steps.toml").write_text(
+        '[[steps]]\nname = "a"\nprompt = "Hi"\n[[steps]]\nname = "b"\nprompt = "{a} Call it."\n'
+    )
+    kedge_server.faults.set("status=400", times=1)
+    done = run("steps", "steps.toml", "--id", "wf_two")
+    assert done.exit_code == 1
+    assert "go on with: kedge run steps --resume wf_two" in done.stderr
+    assert report("steps", "--resume", "wf_two")["workflow"] == "wf_two"
+    assert len(kedge_server.requests) == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

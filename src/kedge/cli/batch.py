@@ -80,7 +80,11 @@ def command(
                 watch=watch,
             )
 
-        summary = anyio.run(work)
+        try:
+            summary = anyio.run(work)
+        except KeyboardInterrupt:
+            click.echo("interrupted; the same command goes on from here", err=True)
+            raise click.exceptions.Exit(130) from None
     if as_json:
         say_json(asdict(summary))
     else:

@@ -12,10 +12,10 @@ from kedge.cli.frame import config_of, setting
 from kedge.cli.output import dim, say, say_json
 from kedge.cli.workflow_progress import watching
 from kedge.config.places import store_url
-from kedge.errors import InvalidWorkflow
+from kedge.errors import InvalidWorkflow, KedgeError
 from kedge.store import open_store
 from kedge.workflows import DebateResult, RefineResult, StepsResult, load_workflow
-from kedge.workflows.events import Kind
+from kedge.workflows.events import Kind, WorkflowEvent, WorkflowStarted
 from kedge.workflows.forms import plain_value
 from kedge.workflows.specs import Result, Spec, read_spec, run_spec
 
@@ -152,7 +152,13 @@ def _run(kind: Kind, spec: Spec, resume: str, name: str, store: str, *, as_json:
         raise InvalidWorkflow("a workflow that is resumed has everything; give --resume alone")
     if not resume:
         spec = {"model": config_of()["model"], **spec}
+    begun: list[str] = []
     with watching() as watch:
+
+        def noting(event: WorkflowEvent) -> None:
+            if isinstance(event, WorkflowStarted):
+                begun.append(event.workflow)
+            watch(event)
 
         async def work() -> Result:
             async with await open_store(store_url(store)) as opened:
@@ -162,9 +168,17 @@ def _run(kind: Kind, spec: Spec, resume: str, name: str, store: str, *, as_json:
                     if "file" not in found.spec:
                         raise InvalidWorkflow(f"{resume} was begun by a program; resume it there")
                     known = dict(found.spec["file"])
-                return await run_spec(kind, known, opened, workflow=resume or name, watch=watch)
+                return await run_spec(kind, known, opened, workflow=resume or name, watch=noting)
 
-        result = anyio.run(work)
+        try:
+            result = anyio.run(work)
+        except (KedgeError, KeyboardInterrupt) as error:
+            if begun and not as_json:
+                advice = f"It is kept; go on with: kedge run {kind} --resume {begun[0]}"
+                click.echo(dim(advice), err=True)
+            if isinstance(error, KeyboardInterrupt):
+                raise click.exceptions.Exit(130) from None
+            raise
     if as_json:
         say_json(_report(result))
     else:
