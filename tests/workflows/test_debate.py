@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from kedge import connect
 from kedge.errors import InvalidWorkflow, KedgeError
 from kedge.store import Store
 from kedge.testing import TestServer
@@ -157,3 +158,26 @@ async def test_a_judge_sees_everything_that_was_said(
     await debate(sides, "?", judge=judge, store=store, watch=seen.append)
     assert [len(said) for said in heard] == [2, 4]
     assert [type(each).__name__ for each in seen].count("Ruled") == 2
+
+
+async def test_sides_may_speak_different_protocols(
+    store: Store, scripted: Any, connected: Any
+) -> None:
+    """One on a chain of the Responses API, one on Chat Completions, which has no memory at all."""
+    tea, coffee = scripted(*TEA), scripted(*COFFEE)
+    chat = connect(f"chat:{coffee.base_url}#practice", max_retries=0)
+    result = await debate(
+        [Side("tea", connected(tea)), Side("coffee", chat)],
+        "Tea or coffee?",
+        judge=lambda said: "tea" if len(said) == 4 else None,
+        store=store,
+    )
+    await chat.aclose()
+    assert [each.text for each in result.arguments[2:]] == ["Tea keeps.", "So be it."]
+    assert chained_on(tea) == {tea.requests[0].response_id}
+    assert {each.path for each in coffee.requests} == {"/v1/chat/completions"}
+    rows = await store.responses()
+    assert {(row.provider, bool(row.anchor)) for row in rows[2:]} == {
+        ("responses", True),
+        ("chat", False),
+    }

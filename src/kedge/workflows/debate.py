@@ -17,7 +17,7 @@ from kedge.store import Store
 from kedge.workflows.chains import Role, new_workflow_id
 from kedge.workflows.events import Ruled, Watch, WorkflowFinished, WorkflowStarted, unwatched
 from kedge.workflows.forms import form_of
-from kedge.workflows.judges import ModelJudge, ask_form
+from kedge.workflows.judges import ModelJudge, ask_form, bench_settings
 from kedge.workflows.refine import title_of
 from kedge.workflows.values import Argument, DebateResult, Ruling, Side
 
@@ -123,7 +123,7 @@ async def _bench(
         spec={},
         watch=watch,
         title=f"The judge of {workflow}",
-        settings=settings,
+        settings=bench_settings(settings),
     )
 
 

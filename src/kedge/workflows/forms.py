@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from kedge.errors import InvalidWorkflow
-from kedge.tools.strict import strict_schema
+from kedge.tools.strict import strict_schema, subschemas
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -110,9 +110,10 @@ def _strict(schema: dict[str, Any]) -> dict[str, Any] | None:
         return None
 
 
-def _is_closed(schema: Mapping[str, Any]) -> bool:
-    """Whether strictness adds nothing: every member is required, in this object at least."""
-    return set(schema.get("properties", {})) <= set(schema.get("required", ()))
+def _is_closed(schema: dict[str, Any]) -> bool:
+    """Whether strictness adds nothing: every member is required, here and further in."""
+    here = set(schema.get("properties", {})) <= set(schema.get("required", ()))
+    return here and all(map(_is_closed, subschemas(schema)))
 
 
 def _word(name: str) -> str:

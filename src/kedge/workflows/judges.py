@@ -65,6 +65,11 @@ That was not readable:
 Write only the JSON object."""
 
 
+def bench_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a judge's conversation shares with those that are judged: not their tools."""
+    return {name: settings[name] for name in ("lease", "price") if name in settings}
+
+
 def form_judge(given: Any) -> Form | None:
     """The form that a judge asks for, if it is one."""
     is_form = isinstance(given, Mapping | Form) or (

@@ -12,6 +12,7 @@ from kedge.workflows.judges import (
     Judge,
     ModelJudge,
     as_function,
+    bench_settings,
     form_judge,
     judged_by_form,
     judged_by_function,
@@ -107,7 +108,7 @@ async def _bench(author: Role, judge: Judge, watch: Watch, settings: dict[str, A
         spec={},
         watch=watch,
         title=f"The judge of {author.workflow}",
-        settings={name: settings[name] for name in ("lease", "price") if name in settings},
+        settings=bench_settings(settings),
     )
 
 
