@@ -38,6 +38,14 @@ class PerLoop(Generic[T]):
             kept = self._kept[loop] = thing, _keeper(thing, self._close)
         return kept[0]
 
+    def known(self) -> T | None:
+        """The thing of the running loop, if there is one."""
+        try:
+            kept = self._kept.get(asyncio.get_running_loop())
+        except RuntimeError:  # no loop runs
+            return None
+        return kept and kept[0]
+
     async def aclose(self) -> None:
         """Close the thing of the running loop, if there is one."""
         kept = self._kept.pop(asyncio.get_running_loop(), None)

@@ -1,7 +1,8 @@
 """``make fuzz N=…``: a long campaign of the law over HTTP, with a progress bar and a tally.
 
 Each round plays a script of 60 actions against two fresh servers, from its own seed, so that a round
-that fails can be played again: ``make fuzz N=60 SEED=<seed>``.
+that fails can be played again: ``make fuzz N=60 SEED=<seed>``. Rounds take turns over HTTP, over
+WebSocket, and over WebSocket with nothing stored.
 """
 
 import logging
@@ -13,7 +14,7 @@ import anyio
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from law.player import Player, Tally, random_actions
+from law.player import WORLDS, Player, Tally, random_actions
 
 ROUND = 60
 
@@ -21,7 +22,8 @@ ROUND = 60
 async def play(seed: int, tally: Tally) -> None:
     """Play one round."""
     rng = random.Random(seed)
-    async with Player(rng, tally) as player:
+    world = list(WORLDS.values())[seed % len(WORLDS)]
+    async with Player(rng, tally, settings=world) as player:
         await player.play(random_actions(rng, ROUND))
 
 

@@ -44,11 +44,28 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ask unstored": {"store": False},
     "ask in a conversation": {"mode": "conversation"},
 }
-SERVER_ACTS = ("forget", "delete", "expire", "cut", "forget silently", "refuse", "move", "fork")
+SERVER_ACTS = (
+    "forget",
+    "delete",
+    "expire",
+    "cut",
+    "forget silently",
+    "refuse",
+    "hang up",
+    "move",
+    "fork",
+)
 ACTIONS = (*OPTIONS, "ask and leave", *EDITS, *SERVER_ACTS)
 # What people do most; everything else happens now and then.
 WEIGHTS = [12 if name == "ask" else 2 if name in EDITS else 1 for name in ACTIONS]
 
+
+WORLDS: dict[str, dict[str, Any]] = {
+    "http": {},
+    "websocket": {"transport": "websocket"},
+    "websocket, unstored": {"transport": "websocket", "params": {"store": False}},
+}
+"""How requests may travel: settings of the engines."""
 
 HOUR = 3600.0
 MONTH = 30 * 24 * HOUR
@@ -93,6 +110,8 @@ class Player:
     where: int = 0
     number: int = 0
     clock: float = 1_000_000.0
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Further settings of the engines, such as their transport."""
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def __aenter__(self) -> Self:
@@ -103,6 +122,7 @@ class Player:
                 scope=f"server-{index}",
                 max_retries=0,
                 clock=lambda: self.clock,
+                **self.settings,
             )
             self.servers.append(server)
             self.engines.append(engine)
@@ -216,6 +236,8 @@ class Player:
                 self.server.faults.set("forget_silently,echo=no", times=1)
             case "refuse":
                 self.server.faults.set("status=500", times=1)
+            case "hang up":
+                self.server.hang_up()
             case "move":
                 self.where = 1 - self.where
             case _:

@@ -3,31 +3,33 @@
 import random
 
 import anyio
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from law.player import ACTIONS, Player, Tally, random_actions
+from law.player import ACTIONS, WORLDS, Player, Tally, random_actions
 
 
-def played(actions: list[str], seed: int) -> Tally:
+def played(actions: list[str], seed: int, world: str = "http") -> Tally:
     """Play a script in a world of its own."""
 
     async def main() -> Tally:
-        async with Player(random.Random(seed)) as player:
+        async with Player(random.Random(seed), settings=WORLDS[world]) as player:
             await player.play(actions)
             return player.tally
 
     return anyio.run(main)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=18, deadline=None)
 @given(
     st.lists(st.sampled_from(ACTIONS), min_size=4, max_size=16),
     st.integers(min_value=0, max_value=2**32),
+    st.sampled_from(sorted(WORLDS)),
 )
-def test_no_script_makes_an_incoherent_request(actions: list[str], seed: int) -> None:
-    """Whatever is done between requests, the model sees what the Turn says."""
-    tally = played(["ask", *actions, "ask"], seed)
+def test_no_script_makes_an_incoherent_request(actions: list[str], seed: int, world: str) -> None:
+    """Whatever is done between requests, however they travel, the model sees what the Turn says."""
+    tally = played(["ask", *actions, "ask"], seed, world)
     assert tally.incoherent == 0, tally.first_incoherent
 
 
@@ -38,4 +40,14 @@ def test_a_short_campaign_is_coherent_and_uploads_little() -> None:
     assert tally.incoherent == 0, tally.first_incoherent
     assert tally.requests > 20
     assert tally.sent_bytes <= tally.best_bytes * 1.02
+    assert tally.sent_bytes < tally.full_bytes
+
+
+@pytest.mark.parametrize("world", ["websocket", "websocket, unstored"])
+def test_the_same_campaign_over_sockets_is_coherent(world: str) -> None:
+    """Also where only a connection remembers, and connections are broken off."""
+    rng = random.Random(2026)
+    tally = played(random_actions(rng, 150), 7, world)
+    assert tally.incoherent == 0, tally.first_incoherent
+    assert tally.requests > 20
     assert tally.sent_bytes < tally.full_bytes

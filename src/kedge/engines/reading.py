@@ -8,7 +8,7 @@ from typing import Any
 
 from anyio import move_on_after
 
-from kedge.engines.transport import Reply
+from kedge.engines.transport import Answer
 from kedge.errors import ServerFailed, StreamCut
 from kedge.events import ResponseFailed, StreamEvent, StreamFailed
 from kedge.events.decoder import StreamDecoder
@@ -17,7 +17,7 @@ GRACE = 0.1
 """Seconds that a server has to end its stream after the answer's end, to keep the connection."""
 
 
-async def read_stream(decoder: StreamDecoder, reply: Reply) -> AsyncGenerator[StreamEvent]:
+async def read_stream(decoder: StreamDecoder, reply: Answer) -> AsyncGenerator[StreamEvent]:
     """The events of a stream up to the end of the answer; a broken connection is told last."""
     cut: StreamCut | None = None
     try:
@@ -48,7 +48,7 @@ async def _rest(decoder: StreamDecoder, chunks: AsyncGenerator[bytes]) -> list[S
     return found
 
 
-async def read_whole(decoder: StreamDecoder, reply: Reply) -> list[StreamEvent]:
+async def read_whole(decoder: StreamDecoder, reply: Answer) -> list[StreamEvent]:
     """The events that a whole response amounts to."""
     body = await reply.body()
     whole = _parsed(body, decoder, reply)
@@ -63,7 +63,7 @@ def cleaned(event: StreamEvent, clean: Callable[[str], str]) -> StreamEvent:
     return replace(event, message=clean(event.message), code=clean(event.code))
 
 
-def _parsed(body: bytes, decoder: StreamDecoder, reply: Reply) -> dict[str, Any]:
+def _parsed(body: bytes, decoder: StreamDecoder, reply: Answer) -> dict[str, Any]:
     try:
         response = json.loads(body)
     except ValueError:

@@ -5,12 +5,11 @@ once by a full send, as long as nothing was shown; an answer given without the m
 is sent again, or at least said so and never built upon. Only a finished response becomes an anchor.
 """
 
-import json
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from kedge.config.switch import chaining_enabled
 from kedge.engines import asides
@@ -64,8 +63,6 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
-
 
 class _Refused(Exception):
     """The server refused or forgot, and nothing was shown yet: the request may be healed."""
@@ -83,6 +80,10 @@ class ResponsesEngine(Engine):
     ``retention`` is how many seconds the server keeps a response (``None``: for good), ``max_depth`` how
     many responses of a chain it is known to remember. With ``verify_every=n`` every n-th chained
     request is preceded by an audit of what the server holds.
+
+    With ``transport="websocket"`` responses travel over a few WebSocket ``connections``, each with
+    ``lanes`` for several at once (1 for a server that knows no lanes), and what is not stored can be
+    continued for as long as its connection lives.
     """
 
     def __init__(
@@ -98,6 +99,9 @@ class ResponsesEngine(Engine):
         verify_every: int = 0,
         params: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.time,
+        transport: Literal["http", "websocket"] = "http",
+        connections: int = 4,
+        lanes: int = 16,
     ) -> None:
         self.name = provider
         self.model = model
@@ -108,6 +112,12 @@ class ResponsesEngine(Engine):
         self.verify_every = verify_every
         self.params = dict(params or {})
         self.transport = Transport(make_client, provider)
+        if transport == "websocket":
+            from kedge.engines.sockets import SocketTransport
+
+            self.transport = SocketTransport(
+                make_client, provider, connections=connections, lanes=lanes
+            )
         self._objects = ConversationObjects(self.transport)
         self._clock = clock
         self._trust = Trust(clock)
@@ -255,14 +265,12 @@ class ResponsesEngine(Engine):
         tap: Tap | None,
     ) -> AsyncGenerator[StreamEvent]:
         """The events of the answer, as they come."""
-        content = _encode(body).encode()
+        content = self.transport.packed(body)
         note_request(plan, len(content))
         clean = self.transport.clean
         retry = plan.mode != "conversation"  # the first try may have been taken down already
         try:
-            reply = await self.transport.post(
-                "/responses", content, streaming=body["stream"], retry=retry, tap=tap
-            )
+            reply = await self.transport.respond(content, body, retry=retry, tap=tap)
             async with aclosing(reply):
                 if not reply.is_stream:
                     for event in await read_whole(decoder, reply):
@@ -335,14 +343,16 @@ class ResponsesEngine(Engine):
             return "stateless", wanted, doubt
         return wanted, wanted, ""
 
-    def _plan(self, turn: Turn, request: Request, way: Way) -> RequestPlan:
+    def _plan(self, turn: Turn, request: Request, way: Way, *, aside: bool = False) -> RequestPlan:
         start = time.perf_counter()
+        # What a connection remembers is known only there, not to requests beside it.
+        live = () if aside else self.transport.remembered(reversed(get_state(turn).anchors))
         plan = plan_request(
             turn,
             scope=self.scope,
             mode="stateless" if way.full else way.mode,
             now=self._clock(),
-            extra=request.candidates,
+            extra=(*request.candidates, *live),
             max_depth=self.max_depth,
         )
         if way.full:
@@ -356,7 +366,7 @@ class ResponsesEngine(Engine):
         """How to send a Turn beside the conversation: on its anchor, if it has one, or whole."""
         mode: Mode = "chained" if self._mode(turn, Request())[0] == "chained" else "stateless"
         ways = (Way(mode), Way(mode, full=True))
-        plans = tuple(self._plan(turn, Request(), way) for way in ways)
+        plans = tuple(self._plan(turn, Request(), way, aside=True) for way in ways)
         return plans if plans[0].anchor else plans[1:]
 
     async def _audit_now_and_then(self, turn: Turn, plan: RequestPlan) -> None:

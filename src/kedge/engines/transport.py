@@ -7,12 +7,12 @@ anthropic are two prints of one pattern, so that one transport serves both.
 """
 
 import json
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from kedge.errors import (
     EngineError,
@@ -24,6 +24,7 @@ from kedge.errors import (
     Unreachable,
 )
 from kedge.loops import PerLoop
+from kedge.planning import AnchorRecord
 
 if TYPE_CHECKING:
     import httpx2
@@ -42,7 +43,39 @@ NO_KEY = "none"
 MAX_WORD = 200
 MAX_MESSAGE = 2_000
 """How much of a server's words goes into an error."""
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _TELLTALES = ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version", "Async")
+
+
+class Answer(Protocol):
+    """An answer whose body is still on its way, however it travels; close it when done with it."""
+
+    @property
+    def provider(self) -> str:
+        """Whose answer it is."""
+        ...
+
+    @property
+    def request_id(self) -> str:
+        """The server's name for the request."""
+        ...
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the body is a stream of events."""
+        ...
+
+    def chunks(self) -> AsyncGenerator[bytes]:
+        """The body as it comes."""
+        ...
+
+    async def body(self) -> bytes:
+        """The whole body."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give the connection back."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +146,31 @@ class Transport:
         """Close the connections of the running loop."""
         await self._clients.aclose()
 
+    @property
+    def client(self) -> Any:
+        """The client of the running loop."""
+        return self._clients.get()
+
+    def packed(self, body: dict[str, Any]) -> bytes:
+        """A request for a response, as it is sent."""
+        return _encode(body).encode()
+
+    def remembered(self, records: Iterable[AnchorRecord]) -> tuple[AnchorRecord, ...]:
+        """The unstored records that a live connection makes good: over HTTP there are none."""
+        return ()
+
+    async def respond(
+        self,
+        content: bytes,
+        body: dict[str, Any],
+        *,
+        retry: bool = True,
+        tap: "Tap | None" = None,
+    ) -> Answer:
+        """Send a request for a response; the reply must be closed."""
+        streaming: bool = body["stream"]
+        return await self.post("/responses", content, streaming=streaming, retry=retry, tap=tap)
+
     async def post(
         self,
         path: str,
@@ -126,11 +184,11 @@ class Transport:
         import httpx2
 
         client: Any = self._clients.get()
-        headers = {"Content-Type": "application/json", **_unsaid(self.sdk)}
+        headers = {"Content-Type": "application/json", **unsaid(self.sdk)}
         if streaming:
             headers["Accept"] = "text/event-stream"
         options: Any = {"headers": headers, **({} if retry else {"max_retries": 0})}
-        with _tapped(tap, body), self._translating(client):
+        with tapped(tap, body), self._translating(client):
             response = await client.post(
                 # The whole address: the client is slow at joining it to its own.
                 str(client.base_url).rstrip("/") + path,
@@ -164,12 +222,16 @@ class Transport:
         """The words of a server, without the key."""
         return _without(self._clients.get().api_key, words)
 
+    def refusal(self, status: int, text: str, headers: Mapping[str, str]) -> EngineError:
+        """The error that a refusal in these words is."""
+        return self._translating(self.client).refusal(status, text, headers)
+
     def _translating(self, client: "Client", *, streaming: bool = False) -> "_Translating":
         return _Translating(self.provider, client.api_key, streaming, self.sdk)
 
 
 @cache
-def _unsaid(sdk: Sdk) -> dict[str, Any]:
+def unsaid(sdk: Sdk) -> dict[str, Any]:
     """What the client would tell every server about this machine: nobody needs it."""
     omit = import_module(sdk).Omit
     return {f"X-Stainless-{name}": omit() for name in _TELLTALES}
@@ -201,7 +263,10 @@ class _Translating:
 
         sdk: Any = import_module(self.sdk)
         if isinstance(exc, sdk.APIStatusError):
-            return self._refused(cast("APIStatusError", exc))
+            refused = cast("APIStatusError", exc)
+            return self.refusal(
+                refused.status_code, refused.response.text, refused.response.headers
+            )
         if self.streaming and isinstance(exc, httpx2.HTTPError | aiohttp.ClientError):
             words = f"the connection broke in the middle of the answer ({type(exc).__name__})"
             return StreamCut(words, provider=self.provider, retryable=True)
@@ -230,23 +295,24 @@ class _Translating:
             words = "the server did not answer in time"
         return Unreachable(words, provider=self.provider, retryable=True)
 
-    def _refused(self, exc: "APIStatusError") -> EngineError:
-        words = {name: self.clean(said) for name, said in told(exc.response.text).items()}
+    def refusal(self, status: int, text: str, headers: Mapping[str, str]) -> EngineError:
+        """The error that a refusal in these words is."""
+        words = {name: self.clean(said) for name, said in told(text).items()}
         message = words.pop("message")
         facts: dict[str, Any] = {
             "provider": self.provider,
-            "status": exc.status_code,
-            "request_id": request_id(exc.response.headers),
+            "status": status,
+            "request_id": request_id(headers),
             **words,
         }
-        match exc.status_code:
+        match status:
             case 401 | 403:
                 return NotAuthorised(message, **facts)
             case 429:
-                after = _seconds(exc.response.headers)
+                after = _seconds(headers)
                 return RateLimited(message, **facts, retryable=True, retry_after=after)
             case status if status >= 500:
-                after = _seconds(exc.response.headers)
+                after = _seconds(headers)
                 return ServerFailed(message, **facts, retryable=True, retry_after=after)
             case status:
                 return RequestRefused(message, **facts, retryable=status in (408, 409))
@@ -257,7 +323,7 @@ class _Translating:
 
 
 @contextmanager
-def _tapped(tap: "Tap | None", sent: bytes) -> Generator[None]:
+def tapped(tap: "Tap | None", sent: bytes) -> Generator[None]:
     """Tells of a request that no reply came to, in the words of the error."""
     try:
         yield

@@ -32,6 +32,8 @@ class Hosted:
     path: str = ""
     """What follows the address that people are given."""
     example: str = ""
+    lanes: int = 16
+    """How many responses it is known to write at once on one WebSocket."""
 
     def __call__(self, model: str, **settings: Any) -> Engine:
         """An engine for this model."""
@@ -41,6 +43,7 @@ class Hosted:
         if not api_key:
             raise CannotConnect(f"no key for {self.name}: set {self.key} in the environment")
         base_url = settings.pop("base_url", None) or self._address()
+        settings.setdefault("lanes", self.lanes)
         return _engine(self.name, model, base_url, api_key, **settings)
 
     def _address(self) -> str:
@@ -174,7 +177,7 @@ _HOSTED = (
         url="OPENAI_BASE_URL",
         example="gpt-5.1",
     ),
-    Hosted("xai", key="XAI_API_KEY", base_url="https://api.x.ai/v1", example="grok-4"),
+    Hosted("xai", key="XAI_API_KEY", base_url="https://api.x.ai/v1", example="grok-4", lanes=1),
     Hosted(
         "azure",
         key="AZURE_OPENAI_API_KEY",

@@ -36,6 +36,9 @@ class Socket(Protocol):
     def forget(self) -> None:
         """Lose everything that was only remembered there."""
 
+    def hang_up(self) -> None:
+        """Break off, whatever runs on it."""
+
 
 class Service:
     """One server's state. Everything in it runs in the thread of the event loop."""

@@ -12,6 +12,7 @@ from kedge.server.thread import ServerThread
 
 if TYPE_CHECKING:
     from kedge.server.access import Exchange
+    from kedge.server.service import Service
 
 SHUTDOWN_SECONDS = 1.0
 """A test does not wait long for what it left running."""
@@ -59,6 +60,15 @@ class TestServer(ServerThread):
     def forget(self) -> None:
         """Delete every stored response, as a server does that lost its memory."""
         self.call(lambda service: service.forget())
+
+    def hang_up(self) -> None:
+        """Break every WebSocket connection off, as networks do."""
+
+        def hang_up(service: "Service") -> None:
+            for socket in list(service.sockets):
+                socket.hang_up()
+
+        self.call(hang_up)
 
     def purge(self) -> int:
         """Delete what has expired by the server's clock; say how many responses that were."""

@@ -87,6 +87,10 @@ class Connection:
         if not self._tasks:
             self._start(self._close())
 
+    def hang_up(self) -> None:
+        """Break off, whatever runs on it."""
+        self._start(self._close(BROKEN))
+
     def forget(self) -> None:
         """Lose everything that was only remembered here."""
         self._memory.clear()
