@@ -84,24 +84,23 @@ def _grow(tx: Tx, root: StoredNode, conversation: int) -> StoredNode:
         parent = ends[-1] if rng.random() < 0.8 else rng.choice(ends[-40:])
         said = [write_block(user(f"Question {number}"))]
         now = time.time()
-        asked = insert_node(tx, parent, said, number=conversation, kind="asked", now=now)
+        asked, _ = insert_node(tx, parent, said, number=conversation, kind="asked", now=now)
         response = ResponseRow(
             provider="practice",
             scope="grown",
             provider_response_id=f"resp_{number}",
             created_at=now,
         )
-        ends.append(
-            insert_node(
-                tx,
-                asked,
-                [write_block(assistant(f"Answer {number}"))],
-                number=conversation,
-                kind="answered",
-                now=now,
-                response=response,
-            )
+        answered, _ = insert_node(
+            tx,
+            asked,
+            [write_block(assistant(f"Answer {number}"))],
+            number=conversation,
+            kind="answered",
+            now=now,
+            response=response,
         )
+        ends.append(answered)
     return ends[-1]
 
 

@@ -26,6 +26,18 @@ async def rich(store: Store) -> ConversationRow:
     return await store.update(row.id, archived=True)
 
 
+async def test_a_text_may_hold_any_end_of_a_line(store: Store) -> None:
+    """Characters that Python takes for line ends are no ends of lines of JSON."""
+    row = await store.create("one\u2028two")
+    blocks = [user("a\u2028b\x85c\x0bd\u2029e")]
+    await store.append(row, await store.node(row, row.head), blocks)
+    lines = await store.export(row)
+    async with await open_store("sqlite://:memory:") as other:
+        (copy,) = await other.import_(lines)
+        assert copy.title == row.title
+        assert await other.export(copy) == lines
+
+
 async def test_what_was_imported_exports_the_same(store: Store) -> None:
     """Tree, anchors, accounts, keys: line by line, into another store and back."""
     row = await rich(store)

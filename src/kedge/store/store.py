@@ -131,7 +131,8 @@ class Store(Trees):
 
     async def import_(self, lines: str | Iterable[str]) -> list[ConversationRow]:
         """Make the conversations that such lines tell of, all or none."""
-        given = lines.splitlines() if isinstance(lines, str) else list(lines)
+        # Not splitlines: JSON may hold characters that it takes for the end of a line.
+        given = lines.split("\n") if isinstance(lines, str) else list(lines)
 
         def work(tx: Tx) -> list[ConversationRow]:
             made = carrying.import_lines(tx, given)
