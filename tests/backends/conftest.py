@@ -3,27 +3,36 @@
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 from openai import OpenAI
 
 from kedge.backends import open_model
+from kedge.server.models import Model
 from kedge.testing import TestServer, serve
 
-KINDS = ("chat", "responses", "responses, stateless")
+KINDS = ("chat", "anthropic", "responses", "responses, stateless")
 PATIENCE = 30.0
 
 
 @contextmanager
 def before(upstream: TestServer, kind: str, **settings: Any) -> Generator[TestServer]:
     """Serve a backend of this kind that asks the upstream server."""
-    name, _, way = kind.partition(", ")
-    address = upstream.url if name == "anthropic" else upstream.base_url
-    settings.setdefault("stateless", way == "stateless")
-    with serve(model=open_model(f"{name}:{address}#practice", **settings)) as server:
+    with serve(model=model_of(kind, upstream.base_url, **settings)) as server:
         yield server
+
+
+def model_of(kind: str, base_url: str, **settings: Any) -> Model:
+    """Make a backend of this kind that asks the server at this address."""
+    if kind == "anthropic":
+        versions = {"anthropic-version": "2023-06-01"}  # which still samples
+        own: Any = {"base_url": base_url, "api_key": "any", "default_headers": versions}
+        return open_model("anthropic:practice", **own, **settings)
+    name, _, way = kind.partition(", ")
+    settings.setdefault("stateless", way == "stateless")
+    return open_model(f"{name}:{base_url}#practice", **settings)
 
 
 def soon(holds: Callable[[], bool]) -> bool:
@@ -64,12 +73,8 @@ def fronts(shared: TestServer) -> Iterator[Callable[[str], TestServer]]:
 
 @contextmanager
 def serve_all(shared: TestServer) -> Generator[dict[str, TestServer]]:
-    with (
-        before(shared, KINDS[0]) as one,
-        before(shared, KINDS[1]) as two,
-        before(shared, KINDS[2]) as three,
-    ):
-        yield dict(zip(KINDS, (one, two, three), strict=True))
+    with ExitStack() as stack:
+        yield {kind: stack.enter_context(before(shared, kind)) for kind in KINDS}
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
-from backends.conftest import PATIENCE, before, soon
-from kedge.backends import open_model
+from backends.conftest import PATIENCE, before, model_of, soon
 from kedge.testing import TestServer, serve
 from wire import seen
 
@@ -119,7 +118,9 @@ def test_pictures_reach_the_model(client: OpenAI, upstream: TestServer) -> None:
         {"type": "input_image", "image_url": PICTURE, "detail": "low"},
     ]
     client.responses.create(model="any", input=[{"role": "user", "content": parts}])
-    assert asked(upstream)[0]["content"] == parts
+    text, picture = asked(upstream)[0]["content"]
+    assert text == parts[0]
+    assert picture["image_url"] == PICTURE
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -150,8 +151,10 @@ def test_settings_go_upstream(client: OpenAI, upstream: TestServer) -> None:
         parallel_tool_calls=False,
     )
     sent = upstream.requests[-1].body
-    assert (sent["temperature"], sent["top_p"], sent["parallel_tool_calls"]) == (0.5, 0.25, False)
+    assert (sent["temperature"], sent["top_p"]) == (0.5, 0.25)
     assert "get_weather" in str(sent["tool_choice"])
+    one = sent.get("parallel_tool_calls") is False
+    assert one or sent["tool_choice"]["disable_parallel_tool_use"]
 
 
 def test_a_long_context_is_compacted(client: OpenAI, upstream: TestServer) -> None:
@@ -324,10 +327,8 @@ def test_a_whole_answer_that_nobody_waits_for_is_ended_too(
 
 def test_a_server_that_is_not_there_is_named(kind: str) -> None:
     """With a status that says to come back, and what to do."""
-    name, _, way = kind.partition(", ")
-    model = open_model(f"{name}:http://127.0.0.1:9/v1#practice", stateless=bool(way))
     with (
-        serve(model=model) as server,
+        serve(model=model_of(kind, "http://127.0.0.1:9/v1")) as server,
         OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
         pytest.raises(openai.InternalServerError) as caught,
     ):
@@ -388,26 +389,32 @@ def test_a_stateful_server_is_chained_by_content(upstream: TestServer) -> None:
         assert seen(upstream.requests[-1].context)
 
 
-def test_a_thought_goes_back_to_the_model_that_thought_it(upstream: TestServer) -> None:
+@pytest.mark.parametrize("kind", ["anthropic", "responses, stateless"])
+def test_a_thought_goes_back_to_the_model_that_thought_it(
+    upstream: TestServer, server: TestServer, client: OpenAI
+) -> None:
     """Sealed by this server, opened for the upstream, and only where nothing was changed."""
-    with (
-        before(upstream, "responses", stateless=True) as server,
-        OpenAI(base_url=server.base_url, api_key="any") as client,
-    ):
-        first = client.responses.create(model="any", input="Think about One")
-        assert first.output[0].type == "reasoning"
-        assert first.output[0].encrypted_content  # kept for the model, so it is always there
-        more: Any = {"model": "any", "store": False}
-        client.responses.create(input="Two", previous_response_id=first.id, **more)
-        kinds = [item["type"] for item in asked(upstream)]
-        assert kinds == ["message", "reasoning", "message", "message"]
-        said: list[Any] = [item.model_dump(exclude_none=True) for item in first.output]
-        question: Any = {"role": "user", "content": "Think about One"}
-        client.responses.create(input=[question, *said, {"role": "user", "content": "Two"}], **more)
-        assert "reasoning" in [item["type"] for item in asked(upstream)]
-        question["content"] = "Think about something else"
-        client.responses.create(input=[question, *said, {"role": "user", "content": "Two"}], **more)
-        assert "reasoning" not in [item["type"] for item in asked(upstream)]
+    more: Any = {"model": "any", "reasoning": {"effort": "low"}, "tools": [WEATHER]}
+
+    def kinds() -> list[str]:
+        return [item["type"] for item in asked(upstream)]
+
+    first = client.responses.create(input="call get_weather in Rome", **more)
+    thought, call = first.output
+    assert thought.type == "reasoning"
+    assert thought.encrypted_content  # kept for the model, so it is always there
+    assert call.type == "function_call"
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    last = client.responses.create(input=[result], previous_response_id=first.id, **more)
+    assert last.output_text == "get_weather says: sunny."
+    assert kinds() == ["message", "reasoning", "function_call", "function_call_output"]
+    said: list[Any] = [item.model_dump(exclude_none=True) for item in first.output]
+    question: Any = {"role": "user", "content": "call get_weather in Rome"}
+    client.responses.create(input=[question, *said, result], store=False, **more)
+    assert "reasoning" in kinds()
+    question["content"] = "call get_weather in Oslo"
+    client.responses.create(input=[question, *said, result], store=False, **more)
+    assert "reasoning" not in kinds()
 
 
 def test_what_a_model_cannot_be_asked_is_refused(upstream: TestServer) -> None:

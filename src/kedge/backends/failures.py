@@ -29,6 +29,8 @@ log = logging.getLogger("kedge.backends")
 
 LONG_CONTEXT = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 LONG_WORDS = ("context length", "context window", "context size", "prompt is too long")
+VAGUE = frozenset({"", "400", "error", "invalid_request_error"})
+"""Codes that say no more than the status does."""
 BUSY = frozenset({503, 529})
 
 
@@ -84,7 +86,7 @@ def _refused(error: KedgeError) -> ApiError:
     return ApiError(
         f"The model behind this server ({error.provider}) refused the request: {error.message}",
         param=error.param or None,
-        code=error.code or "upstream_refused",
+        code="upstream_refused" if error.code in VAGUE else error.code,
     )
 
 

@@ -13,7 +13,7 @@ from kedge.backends.anchors import Anchors
 from kedge.backends.asking import turn_of
 from kedge.backends.failures import as_api_error
 from kedge.backends.telling import Telling, counted, pieces_of
-from kedge.engines import Engine, ResponsesEngine
+from kedge.engines import ChatCompletionsEngine, Engine, ResponsesEngine
 from kedge.engines.protocol import Request, answer_text, innermost
 from kedge.errors import AnswerIncomplete, KedgeError
 from kedge.events import Outcome
@@ -148,8 +148,8 @@ class EngineModel:
         if (text := _given(body, "text")) and text != {"format": {"type": "text"}}:
             asked["text"] = text
         reasoning = _given(body, "reasoning")
-        if not self._remembers:
-            reasoning.pop("summary", None)  # the server shows what it is told
+        if isinstance(innermost(self._engine), ChatCompletionsEngine):
+            reasoning.pop("summary", None)  # it has none; the server shows what it is told
         return asked | ({"reasoning": reasoning} if reasoning else {})
 
     async def _told(self, turn: Turn, request: Request, *, live: bool) -> AsyncGenerator[Piece]:
