@@ -1,0 +1,82 @@
+"""Two processes of ``kedge serve``: one has the model, the other the memory."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from backends.conftest import PATIENCE
+
+SERVE = [sys.executable, "-m", "kedge", "serve", "--port", "0", "--db", ":memory:", "--no-page"]
+
+
+@contextmanager
+def process(*options: str) -> Generator[str]:
+    """Run the command until the block ends; give its address."""
+    running = subprocess.Popen(
+        [*SERVE, "--json", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert running.stdout is not None
+    try:
+        line = running.stdout.readline()
+        assert line, running.stderr and running.stderr.read()
+        yield json.loads(line)["base_url"]
+    finally:
+        running.kill()
+        running.communicate()
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Generator[str]:
+    with process() as address:
+        yield address
+
+
+def test_a_stateless_process_gets_a_memory(upstream: str, tmp_path: Path) -> None:
+    """By one flag, or by a file of several models, under its names and a default."""
+    models = tmp_path / "models.toml"
+    models.write_text(
+        f"""
+        default = "plain"
+        [models.plain]
+        model = "chat:{upstream}#practice"
+        [models.chained]
+        model = "responses:{upstream}#practice"
+        """
+    )
+    with (
+        process("--models", str(models)) as address,
+        OpenAI(base_url=address, api_key="any", max_retries=0, timeout=PATIENCE) as client,
+    ):
+        assert [model.id for model in client.models.list()] == ["plain", "chained"]
+        for name in ("plain", "chained", "whatever"):
+            first = client.responses.create(model=name, input="My name is Ada.")
+            second: Any = list(
+                client.responses.create(
+                    model=name,
+                    input="What did I say first?",
+                    previous_response_id=first.id,
+                    stream=True,
+                )
+            )[-1]
+            assert second.response.output_text == 'You said first: "My name is Ada."'
+
+
+def test_a_process_without_its_model_says_so() -> None:
+    """With a proper status, and nothing is added to the conversation."""
+    with (
+        process("--model", "chat:http://127.0.0.1:9/v1#practice") as address,
+        OpenAI(base_url=address, api_key="any", max_retries=0, timeout=PATIENCE) as client,
+    ):
+        talk = client.conversations.create()
+        with pytest.raises(openai.InternalServerError, match="cannot be reached") as caught:
+            client.responses.create(model="any", input="Hello", conversation=talk.id)
+        assert caught.value.status_code == 503
+        assert client.conversations.items.list(talk.id).data == []
