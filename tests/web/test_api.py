@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kedge.server.models import PracticeModel
 from kedge.web.api import DOCUMENT
 from kedge.web.app import ROUTES
 from web.conftest import Page, running
@@ -118,6 +119,18 @@ def test_a_failure_is_told_in_words_and_kept(fresh: Page) -> None:
     marks = [node["marks"] for node in fresh.get(f"/api/conversations/{name}/chain")["nodes"]]
     assert marks == [["head"], ["failed"], ["failed"]]
     assert fresh.post(path, text="What is 2+3?")["text"] == "2+3 = 5."
+
+
+def test_another_model_can_be_asked(tmp_path: Path) -> None:
+    """Where the server has several; the first is asked unless another is chosen."""
+    models = {"alpha": PracticeModel(), "beta": PracticeModel()}
+    with running(tmp_path, models=models, default="beta") as page:
+        name = page.talk("Hello")
+        page.post(f"/api/conversations/{name}/turns", text="And you?", model="alpha")
+        nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
+        assert [node["response"]["model"] for node in nodes] == ["beta", "alpha"]
+        html = page.client.get(f"/conversations/{name}").text
+        assert "<option selected>alpha</option>" in html
 
 
 def test_the_same_key_runs_once(page: Page) -> None:

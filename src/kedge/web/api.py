@@ -19,7 +19,7 @@ from kedge.web.chains import chain_of
 from kedge.web.desk import find_node, overview_status
 from kedge.web.finding import find_conversations
 from kedge.web.operations import Call, Operation, encode_event, openapi
-from kedge.web.turns import place, plan_shape, tell, turn_shape
+from kedge.web.turns import options_of, place, plan_shape, tell, turn_shape
 
 DAY = 86_400.0
 JSONL = "application/jsonl"
@@ -88,10 +88,10 @@ async def take_turn(call: Call) -> BaseModel | Response:
     given: models.NewTurn = call.body
     talk, blocks = await place(call.desk, call.text("id"), given)
     if not given.stream:
-        return turn_shape(await talk.send(*blocks, key=given.key))
+        return turn_shape(await talk.send(*blocks, **options_of(given)))
 
     async def told() -> AsyncGenerator[bytes]:
-        async for event in tell(talk, blocks, given.key):
+        async for event in tell(talk, blocks, given):
             yield encode_event(event)
 
     return StreamingResponse(told(), media_type="text/event-stream")

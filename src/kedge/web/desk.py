@@ -29,7 +29,8 @@ class Desk:
 
     store: Store
     engine: Engine
-    model: str = ""
+    models: tuple[str, ...] = ()
+    """The models that can be asked; the first one is, unless another is chosen."""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Further settings of a Conversation: tools, middleware, price…"""
     clock: Callable[[], float] = time.time
@@ -55,6 +56,7 @@ class Desk:
             id=row.id,
             name=row.title or _first_words(tree) or "New conversation",
             model=self._model(tree),
+            models=self.models,
             status=status_of(row, tree, self.clock()),
             tags=row.tags,
             layout=layout,
@@ -113,7 +115,7 @@ class Desk:
 
     def _model(self, tree: Tree) -> str:
         newest = max(tree.responses, default=0)
-        return tree.responses[newest].model if newest else self.model
+        return tree.responses[newest].model if newest else next(iter(self.models), "")
 
 
 def path_to(tree: Tree, node: int) -> list[Node]:

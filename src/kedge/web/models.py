@@ -117,6 +117,7 @@ class NewTurn(Given):
     edit: Name | None = Field(
         None, description="A block on the path to `at` in whose place the text is to stand."
     )
+    model: Name = Field("", description="Another model than the usual one.")
     key: Name = Field("", description="Idempotency: the same key runs once.")
     stream: bool = False
 

@@ -37,7 +37,7 @@ async def with_page(
         await open_store(page.store, keep_bodies=page.keep_bodies) as store,
         own_engine(settings, url) as engine,
     ):
-        desk = Desk(store, engine, settings.model.name, page.settings)
+        desk = Desk(store, engine, models_of(settings), page.settings)
         terms = Terms(settings.token, settings.hosts)
         app = create_page(desk, terms, f"{url}/v1")
         server = Server(Beside(create_app(settings), app), started=started)
@@ -48,11 +48,18 @@ async def with_page(
 def own_engine(settings: Settings, url: str) -> Engine:
     """An engine that talks to the server next to it."""
     return connect(
-        f"responses:{url}/v1#{settings.model.name}",
+        f"responses:{url}/v1#{models_of(settings)[0]}",
         api_key=settings.token,
         scope=scope_of(settings.db),
         retention=settings.retention,
     )
+
+
+def models_of(settings: Settings) -> tuple[str, ...]:
+    """The names of the server's models, the one that is asked by default first."""
+    names = tuple(settings.models) or (settings.model.name,)
+    first = settings.default if settings.default and settings.default in names else names[0]
+    return (first, *(name for name in names if name != first))
 
 
 def scope_of(db: str) -> str:

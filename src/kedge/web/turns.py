@@ -72,12 +72,17 @@ async def _stand(desk: Desk, talk: Conversation, node: int) -> Conversation:
     return talk
 
 
+def options_of(given: NewTurn) -> dict[str, Any]:
+    """What goes with a turn besides what is said."""
+    return {"key": given.key, **({"model": given.model} if given.model else {})}
+
+
 async def tell(
-    talk: Conversation, blocks: Sequence[Block], key: str
+    talk: Conversation, blocks: Sequence[Block], given: NewTurn
 ) -> AsyncGenerator[dict[str, Any]]:
     """Take the turn, and tell what happens; the last thing told is ``done`` or ``error``."""
     try:
-        async with talk.stream(*blocks, key=key) as stream:
+        async with talk.stream(*blocks, **options_of(given)) as stream:
             async for event in stream:
                 told = _told(event)
                 if told:

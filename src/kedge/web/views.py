@@ -181,6 +181,7 @@ class ConversationView:
     id: str
     name: str
     model: str
+    models: tuple[str, ...]
     status: str
     tags: tuple[str, ...]
     layout: Layout

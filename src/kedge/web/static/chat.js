@@ -20,6 +20,7 @@ export async function send(form) {
   resize(area);
   const body = { text, stream: true };
   if (grid.dataset.chosen) body.at = Number(grid.dataset.chosen);
+  if (form.elements.model) body.model = form.elements.model.value;
   const left = await run(grid.dataset.conversation, body, text);
   if (left && !area.value) area.value = left;
 }
@@ -186,12 +187,15 @@ export async function visit(url, { end = false } = {}) {
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   const main = document.getElementById("main");
   const draft = document.querySelector("[data-say]")?.value ?? "";
+  const model = document.querySelector("#model")?.value;
   const chain = document.querySelector(".chain")?.scrollTop ?? 0;
   main.replaceChildren(...fresh.getElementById("main").childNodes);
   document.title = fresh.title;
   if (url !== location.href) history.pushState({}, "", url);
   const area = document.querySelector("[data-say]");
   if (area) area.value = draft;
+  const models = document.querySelector("#model");
+  if (models && model) models.value = model;
   const stream = document.getElementById("stream");
   if (stream) stream.scrollTop = stream.scrollHeight;
   const side = document.querySelector(".chain");

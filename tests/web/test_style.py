@@ -1,0 +1,68 @@
+"""The style sheet: every text can be read on its ground, in light and in dark."""
+
+import re
+from itertools import product
+
+import pytest
+
+from kedge.web.rendering import STATIC
+
+SHEET = (STATIC / "page.css").read_text("utf-8")
+GROUNDS = ("ground", "surface", "raised")
+TEXTS = ("text", "soft", "faint", "accent-text", "good", "warn", "bad", "violet")
+CHIPS = ("good", "warn", "bad", "violet")
+
+
+def colours(block: str) -> dict[str, str]:
+    """The custom properties of a block that are colours."""
+    return dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", block))
+
+
+def themes() -> dict[str, dict[str, str]]:
+    """The two sets of colours; dark is written twice, for the system and for who chooses it."""
+    light = SHEET.split("@media", 1)[0]
+    dark = SHEET.split('[data-theme="dark"] {', 1)[1].split("}", 1)[0]
+    system = SHEET.split('[data-theme="light"]) {', 1)[1].split("}", 1)[0]
+    assert colours(dark) == colours(system)
+    return {"light": colours(light), "dark": colours(dark)}
+
+
+def luminance(colour: str) -> float:
+    """How light a colour is, as WCAG counts it."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """The ratio of two colours."""
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_text_can_be_read_on_its_ground(theme: str) -> None:
+    """At least 4.5 to 1, as WCAG asks for at level AA."""
+    found = themes()[theme]
+    pairs = [
+        *product(TEXTS, GROUNDS),
+        *((name, f"{name}-ground") for name in CHIPS),
+        ("soft", "sunken"),
+        ("text", "accent-ground"),
+        ("accent-text", "accent-ground"),
+        ("on-accent", "accent"),
+    ]
+    low = {
+        pair: ratio
+        for pair in pairs
+        if (ratio := round(contrast(found[pair[0]], found[pair[1]]), 2)) < 4.5
+    }
+    assert low == {}
+
+
+def test_nothing_is_loaded_from_elsewhere() -> None:
+    """No fonts, no images, no other sheets."""
+    assert "url(" not in SHEET
+    assert "@import" not in SHEET
+    assert ":focus-visible" in SHEET
+    assert "prefers-reduced-motion" in SHEET
