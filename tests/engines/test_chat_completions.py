@@ -20,7 +20,7 @@ from kedge.errors import (
     UnsupportedBlock,
     UnsupportedParameter,
 )
-from kedge.events.run import ModeChanged
+from kedge.events.run import Healed, ModeChanged
 from kedge.planning import ConversationState, get_state, plan_request, set_state
 from kedge.providers import connect
 from kedge.turns import (
@@ -433,3 +433,82 @@ async def test_an_answer_is_taken_down_without_becoming_what_a_server_remembers(
     assert (state.previous_response_id, state.conversation_id) == ("resp_1", "conv_1")
     (record,) = state.anchors
     assert (record.response_id, record.stored, record.expires_at) == ("chatcmpl-1", False, None)
+
+
+THOUGHT = {
+    "id": "chatcmpl-2",
+    "choices": [
+        {
+            "message": {
+                "role": "assistant",
+                "content": "Let me see.",
+                "reasoning_content": "I need the tool.",
+                "tool_calls": [
+                    {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                ],
+            },
+            "finish_reason": "tool_calls",
+        }
+    ],
+}
+
+
+async def test_thoughts_go_back_where_a_server_wants_them_while_all_before_them_stands() -> None:
+    """With the message that they led to; after an edit they stay at home, and the plan says so."""
+    server = Server()
+    responses = iter([whole(THOUGHT), whole(ANSWER), whole(ANSWER)])
+    server.response = lambda: next(responses)
+    with odd_server(server.answer) as url:
+        async with connect(f"chat:{url}#m", replay_reasoning=True) as engine:
+            turn = (await engine.run(Turn([user("x")]))).append(tool_result("c1", "1"))
+            assert engine.plan(turn).left_out == ()
+            await engine.run(turn)
+            edited = turn.replace(turn.blocks[0].id, user("y"))
+            assert engine.plan(edited).left_out == (turn.blocks[1],)
+            await engine.run(edited)
+    _, second, third = (body["messages"] for body in server.bodies)
+    assert second[1]["reasoning_content"] == "I need the tool."
+    assert second[1]["content"] == "Let me see."
+    assert len(second[1]["tool_calls"]) == 1
+    assert "reasoning_content" not in third[1]
+
+
+async def test_a_server_that_misses_its_thoughts_gets_them_from_then_on() -> None:
+    """As DeepSeek and Kimi do between calls; healed once, and told."""
+    refused = {"error": {"message": "Missing reasoning_content in the assistant message"}}
+    answers = [whole(THOUGHT), whole(refused, 400), whole(ANSWER), whole(ANSWER)]
+    server = Server()
+    server.response = lambda: answers.pop(0)
+    with odd_server(server.answer) as url:
+        async with connect(f"chat:{url}#m", max_retries=0) as engine:
+            turn = (await engine.run(Turn([user("x")]))).append(tool_result("c1", "1"))
+            async with engine.stream(turn) as stream:
+                events = [event async for event in stream]
+            await engine.run(stream.turn.append(user("Go on")))
+    assert Healed("reasoning") in events
+    sent = ["reasoning_content" in str(body["messages"]) for body in server.bodies]
+    assert sent == [False, False, True, True]
+
+
+async def test_a_server_that_will_not_have_thoughts_gets_none() -> None:
+    """Older models refuse them; a second refusal is an error."""
+    refused = {"error": {"message": "reasoning_content is not allowed in messages"}}
+    answers = [whole(THOUGHT), whole(refused, 400), whole(ANSWER)]
+    server = Server()
+    server.response = lambda: answers.pop(0) if answers else whole(refused, 400)
+    with odd_server(server.answer) as url:
+        async with connect(f"chat:{url}#m", max_retries=0, replay_reasoning=True) as engine:
+            turn = (await engine.run(Turn([user("x")]))).append(tool_result("c1", "1"))
+            assert len(await engine.run(turn)) == 6
+            with pytest.raises(RequestRefused, match="not allowed"):
+                await engine.run(turn)
+    assert "reasoning_content" not in str(server.bodies[2]["messages"])
+
+
+async def test_a_mode_may_be_wished_for() -> None:
+    """What is configured for all engines does not stop this one."""
+    with odd_server(Server().answer) as url:
+        engine = connect(f"chat:{url}#m", mode="conversation")
+        async with engine, engine.stream(Turn([user("x")])) as stream:
+            events = [event async for event in stream]
+    assert events[0] == ModeChanged("stateless", "conversation", "stateless_api")

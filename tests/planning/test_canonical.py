@@ -93,7 +93,9 @@ def test_blocks_that_go_out_differently_have_different_forms(pair: list[Block]) 
 
 
 def _without_carried(block: Block) -> Any:
-    return item_from_block(replace(block, extra={}))
+    """The item, under one local id: some types go out with a name that is made from it."""
+    item = item_from_block(replace(block, id="blk_same", extra={}))
+    return {name: value for name, value in item.items() if name != "status"}
 
 
 def test_a_canonical_form_is_what_a_model_can_see() -> None:

@@ -30,7 +30,7 @@ from kedge.events import StreamEvent
 from kedge.events.assembler import Assembler
 from kedge.events.decoder import StreamDecoder
 from kedge.events.run import AnswerFinished, Healed, ModeChanged, RequestPlanned, TurnFinished
-from kedge.planning import RequestPlan, get_state, plan_request
+from kedge.planning import Mode, RequestPlan, get_state, plan_request
 from kedge.turns import ReasoningBlock, Turn
 
 if TYPE_CHECKING:
@@ -51,7 +51,10 @@ class Advice:
 
 
 class StatelessEngine(Engine):
-    """What the engines of stateless APIs share; a subclass knows how its API puts things."""
+    """What the engines of stateless APIs share; a subclass knows how its API puts things.
+
+    ``mode`` is only a wish: another than ``stateless`` is said to be changed with every request.
+    """
 
     path: ClassVar[str]
     sdk: ClassVar[Sdk] = "openai"
@@ -63,6 +66,7 @@ class StatelessEngine(Engine):
         make_client: "Callable[[], Client]",
         scope: str,
         provider: str,
+        mode: Mode = "stateless",
         params: Mapping[str, Any] | None = None,
         advice: Advice | None = None,
         clock: Callable[[], float] = time.time,
@@ -70,9 +74,11 @@ class StatelessEngine(Engine):
         self.name = provider
         self.model = model
         self.scope = scope
+        self.mode: Mode = mode
         self.params = dict(params or {})
         self.transport = Transport(make_client, provider, self.sdk)
         self._advice = advice or Advice()
+        self._unsealed = False  # whether thoughts go out that the provider did not seal
         self._clock = clock
 
     @abstractmethod
@@ -85,8 +91,21 @@ class StatelessEngine(Engine):
     ) -> dict[str, Any]:
         """The body of the request; members that are ``None`` are not sent."""
 
+    def _healed(self, error: RequestRefused, turn: Turn, plan: RequestPlan) -> RequestPlan | None:
+        """Another plan for a request that was refused because of reasoning, in it or missing."""
+        if self._refuses_reasoning(error) and _has_reasoning(plan):
+            return plan.without_reasoning()
+        if self._wants_reasoning(error) and not self._unsealed:
+            self._unsealed = True
+            return self.plan(turn)
+        return None
+
     def _refuses_reasoning(self, error: EngineError) -> bool:
         """Whether the server refused a request because of the reasoning in it."""
+        return False
+
+    def _wants_reasoning(self, error: EngineError) -> bool:
+        """Whether the server refused a request because it lacks the reasoning of earlier answers."""
         return False
 
     async def aclose(self) -> None:
@@ -96,13 +115,19 @@ class StatelessEngine(Engine):
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
         """What would be sent now, and why: everything, always."""
         start = time.perf_counter()
-        plan = plan_request(turn, scope=self.scope, mode="stateless", now=self._clock())
+        plan = plan_request(
+            turn,
+            scope=self.scope,
+            mode="stateless",
+            now=self._clock(),
+            unsealed=self._unsealed,
+        )
         note_plan(plan, time.perf_counter() - start)
         return plan
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """Send the Turn; without the reasoning in it, if the server refuses that."""
-        wanted = request.mode or get_state(turn).mode or "stateless"
+        """Send the Turn; once more, with less or more of its reasoning, if the server wants that."""
+        wanted = request.mode or get_state(turn).mode or self.mode
         if wanted != "stateless":
             note_mode("stateless", wanted, REASON)
             yield ModeChanged("stateless", wanted, REASON)
@@ -112,13 +137,14 @@ class StatelessEngine(Engine):
                 async for event in events:
                     yield event
         except RequestRefused as error:
-            if not _has_reasoning(plan) or not self._refuses_reasoning(error):
+            healed = self._healed(error, turn, plan)
+            if healed is None:
                 raise
         else:
             return
         note_healing("reasoning", "")
         yield Healed("reasoning")
-        async with aclosing(self._attempt(turn, request, plan.without_reasoning())) as events:
+        async with aclosing(self._attempt(turn, request, healed)) as events:
             async for event in events:
                 yield event
 

@@ -47,6 +47,8 @@ class RequestPlan:
     block_count: int = 0
     """How many blocks that digest covers."""
     planned_at: float = 0.0
+    unsealed: bool = False
+    """Whether reasoning may go out that its provider did not seal."""
 
     @property
     def previous_response_id(self) -> str:
@@ -81,7 +83,7 @@ class RequestPlan:
     @property
     def left_out(self) -> tuple[Block, ...]:
         """The blocks of the delta that are not sent: reasoning and compactions without proof."""
-        return left_out(self.delta, self.intact)
+        return left_out(self.delta, self.intact, unsealed=self.unsealed)
 
     def without_reasoning(self) -> "RequestPlan":
         """The same plan, with no encrypted reasoning in it."""
@@ -103,11 +105,13 @@ def plan_request(
     now: float,
     extra: Iterable[AnchorRecord] = (),
     max_depth: int | None = None,
+    unsealed: bool = False,
 ) -> RequestPlan:
     """Decide what to send for this Turn to this scope. Pure; never raises.
 
     ``extra`` are candidates from elsewhere, such as a store's index or a live socket. ``max_depth`` is
-    how many responses of a chain the server is known to remember.
+    how many responses of a chain the server is known to remember. ``unsealed`` tells of a server that
+    wants its reasoning back although it does not seal it.
     """
     ledger, state = ledger_of(turn), get_state(turn)
     length = len(turn.blocks) - turn.lead
@@ -136,6 +140,7 @@ def plan_request(
         instructions=instructions_of(turn),
         conversation_id=state.conversation_id if mode == "conversation" and anchor else "",
         intact=proved(turn, start, scope, state, barrier),
+        unsealed=unsealed,
         barrier=question.barrier,
         digest=ledger.digest(question.covered),
         block_count=question.covered,

@@ -51,9 +51,11 @@ def build_input_from_blocks(
     return items
 
 
-def left_out(blocks: Sequence[Block], intact: Container[str]) -> tuple[Block, ...]:
-    """The blocks for which nothing is sent."""
-    going = _going_out(blocks, intact)
+def left_out(
+    blocks: Sequence[Block], intact: Container[str], *, unsealed: bool = False
+) -> tuple[Block, ...]:
+    """The blocks for which nothing is sent; ``unsealed`` as in ``plan_request``."""
+    going = _going_out(blocks, intact, unsealed=unsealed)
     return tuple(block for block, goes in zip(blocks, going, strict=True) if not goes)
 
 
@@ -63,7 +65,9 @@ def instructions_of(turn: Turn) -> str | None:
     return "\n\n".join(texts) or None
 
 
-def _going_out(blocks: Sequence[Block], intact: Container[str]) -> list[bool]:
+def _going_out(
+    blocks: Sequence[Block], intact: Container[str], *, unsealed: bool = False
+) -> list[bool]:
     """Whether each block goes out: all do, but for what is derived and does not stand.
 
     Reasoning must also be directly before the item it belongs to, and that one must go out.
@@ -73,7 +77,9 @@ def _going_out(blocks: Sequence[Block], intact: Container[str]) -> list[bool]:
     for block in reversed(blocks):
         match block:
             case ReasoningBlock():
-                leads = following is not None and going[-1] and _leads_to(block, following)
+                leads = (
+                    following is not None and going[-1] and _leads_to(block, following, unsealed)
+                )
                 goes = leads and block.id in intact
             case OpaqueBlock():
                 goes = block.id in intact if is_compaction(block) else block.type != "reasoning"
@@ -84,8 +90,9 @@ def _going_out(blocks: Sequence[Block], intact: Container[str]) -> list[bool]:
     return going[::-1]
 
 
-def _leads_to(block: ReasoningBlock, following: Block) -> bool:
-    if not block.encrypted_content or not block.item_id or not block.response_id:
+def _leads_to(block: ReasoningBlock, following: Block, unsealed: bool) -> bool:
+    sealed = bool(block.encrypted_content and block.item_id)
+    if not (sealed or unsealed) or not block.response_id:
         return False
     here, there = block.metadata.get(OUTPUT_INDEX), following.metadata.get(OUTPUT_INDEX)
     adjacent = isinstance(here, int) and there == here + 1

@@ -8,6 +8,7 @@ from kedge.engines.chat_completions.render import messages
 from kedge.engines.protocol import Request
 from kedge.engines.stateless import StatelessEngine
 from kedge.engines.translating import translated
+from kedge.errors import EngineError
 from kedge.events.chat import ChatDecoder
 from kedge.planning import RequestPlan
 
@@ -28,7 +29,9 @@ class ChatCompletionsEngine(StatelessEngine):
     ``make_client`` makes the openai client that carries requests. ``max_tokens`` is the name under which
     the server takes the limit of an answer: nearly all go by ``max_tokens``, OpenAI's newer models only
     by ``max_completion_tokens``. ``max_call_id`` is how long the ids of calls may be (at OpenAI 40
-    characters); longer ones go by another.
+    characters); longer ones go by another. With ``replay_reasoning`` the thoughts of earlier answers go
+    back as ``reasoning_content``, as DeepSeek, Kimi and others want it between calls; a server that
+    refuses a request for the lack of them gets them from then on.
     """
 
     path = "/chat/completions"
@@ -42,11 +45,13 @@ class ChatCompletionsEngine(StatelessEngine):
         provider: str = "chat",
         max_tokens: str = MAX_TOKENS,
         max_call_id: int | None = None,
+        replay_reasoning: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(model, make_client=make_client, scope=scope, provider=provider, **settings)
         self._table = table(max_tokens)
         self._max_call_id = max_call_id
+        self._unsealed = replay_reasoning
 
     def _decoder(self) -> ChatDecoder:
         return ChatDecoder()
@@ -67,6 +72,16 @@ class ChatCompletionsEngine(StatelessEngine):
         if "tools" not in {**body, **more}:
             more = {k: v for k, v in more.items() if k not in IDLE or v not in IDLE[k]}
         return {**body, **more, **self._streaming(body, more, params)}
+
+    def _refuses_reasoning(self, error: EngineError) -> bool:
+        return self._unsealed and self._wants(error)
+
+    def _wants_reasoning(self, error: EngineError) -> bool:
+        return not self._unsealed and self._wants(error)
+
+    @staticmethod
+    def _wants(error: EngineError) -> bool:
+        return error.status in (400, 422) and "reasoning_content" in error.message
 
     @staticmethod
     def _streaming(body: Any, more: Any, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from kedge.turns import (
     ImagePart,
     OpaquePart,
     Part,
+    ReasoningBlock,
     RefusalPart,
     SystemBlock,
     TextPart,
@@ -57,14 +58,15 @@ class _Writer:
             match block:
                 case AssistantBlock():
                     parts = [self._spoken(part, block) for part in block.parts]
-                    if found and "tool_calls" in found[-1]:
-                        found[-1]["content"] = [*found[-1].get("content", ()), *parts]
-                    else:
-                        found.append({"role": "assistant", "content": parts})
+                    message = _open_message(found, "tool_calls", "reasoning_content")
+                    message["content"] = [*message.get("content", ()), *parts]
                 case ToolCallBlock():
-                    if not found:
-                        found.append({"role": "assistant"})
-                    found[-1].setdefault("tool_calls", []).append(self._call(block))
+                    message = found[-1] if found else _open_message(found)
+                    message.setdefault("tool_calls", []).append(self._call(block))
+                case ReasoningBlock():
+                    message = _open_message(found, "tool_calls")
+                    thought = message.get("reasoning_content", "") + "".join(block.texts)
+                    message["reasoning_content"] = thought
                 case _:
                     raise unsupported(block, self.provider, "remove it or say it in words")
         for message in found:
@@ -126,6 +128,13 @@ class _Writer:
                 raise unsupported(
                     block, self.provider, "remove that part", "it holds a foreign part"
                 )
+
+
+def _open_message(found: list[Message], *joined: str) -> Message:
+    """The message that goes on: the last one if it has any of these members, else a new one."""
+    if not found or not any(name in found[-1] for name in joined):
+        found.append({"role": "assistant"})
+    return found[-1]
 
 
 def _is_native(part: OpaquePart) -> bool:
