@@ -178,6 +178,21 @@ async def test_a_key_runs_once(talk: Conversation, kedge_server: TestServer) -> 
         await talk.send("What is 2+4?", key="k1")
 
 
+async def test_a_turn_elsewhere_moves_the_head_only_with_its_answer(
+    store: Store, talk: Conversation, kedge_server: TestServer
+) -> None:
+    """Where none comes, the conversation stands where it stood."""
+    first = await talk.send("My name is Ada.")
+    second = await talk.send("My name is Bo.")
+    kedge_server.faults.set("status=500", times=1)
+    with pytest.raises(KedgeError):
+        await talk.send("What is my name?", at=first.node)
+    assert (await store.conversation(talk.id)).head == talk.head == second.node
+    third = await talk.send("What is my name?", at=first.node)
+    assert third.text == "Your name is Ada."
+    assert (await store.conversation(talk.id)).head == talk.head == third.node
+
+
 async def test_a_key_asked_by_many_at_once_runs_once(
     store: Store, talk: Conversation, kedge_server: TestServer, connected: Connect
 ) -> None:

@@ -47,6 +47,17 @@ def test_the_next_turn_goes_on_from_the_head(page: Page) -> None:
     assert said["node"] == turn["node"]
 
 
+def test_a_turn_elsewhere_that_is_sent_twice_leaves_the_head_at_its_answer(page: Page) -> None:
+    """With its key, as a client does that lost the first answer."""
+    name = page.talk("First", "Second")
+    at = page.get(f"/api/conversations/{name}/chain")["nodes"][0]["node"]
+    path = f"/api/conversations/{name}/turns"
+    first = page.post(path, text="Elsewhere", at=at, key="once")
+    again = page.post(path, text="Elsewhere", at=at, key="once")
+    assert (again["node"], again["stored"]) == (first["node"], True)
+    assert page.get(f"/api/conversations/{name}")["head"] == first["node"]
+
+
 def test_a_turn_can_branch_from_any_response(page: Page) -> None:
     """By the provider's id or by the node; what was there stays in the chain."""
     name = page.talk("First", "Second", "Third")

@@ -162,22 +162,27 @@ class Conversation:
 
     # Talking
 
-    async def send(self, *said: Block | str, key: str = "", **options: Any) -> Reply:
+    async def send(
+        self, *said: Block | str, key: str = "", at: int | None = None, **options: Any
+    ) -> Reply:
         """Say something, and get the answer; both are in the store by then.
 
         The same ``key`` runs once, whoever asks and however often; later ones get the answer that is
-        there. ``options`` are those of an engine's ``run``.
+        there. ``at`` is the node to go on from, in the place of the head; the head follows when the
+        answer is there. ``options`` are those of an engine's ``run``.
         """
         options.setdefault("streaming", False)
-        async with self.stream(*said, key=key, **options) as stream:
+        async with self.stream(*said, key=key, at=at, **options) as stream:
             return await stream.finish()
 
-    def stream(self, *said: Block | str, key: str = "", **options: Any) -> ConversationStream:
+    def stream(
+        self, *said: Block | str, key: str = "", at: int | None = None, **options: Any
+    ) -> ConversationStream:
         """The same, watching what happens: iterate to the end, then take ``reply``."""
         blocks = tuple(_as_block(each) for each in said)
         if key:
-            return ConversationStream(self._once(key, blocks, options))
-        return ConversationStream(self._events(self._task(blocks), options))
+            return ConversationStream(self._once(key, blocks, at, options))
+        return ConversationStream(self._asked(blocks, at, options))
 
     async def resume(self, node: int | None = None, **options: Any) -> Reply:
         """Go on with a question that was saved and never answered: the newest, or that at ``node``."""
@@ -305,9 +310,19 @@ class Conversation:
 
     # How it is done
 
-    def _task(self, blocks: Sequence[Block], key: str = "") -> Task:
+    async def _task(self, blocks: Sequence[Block], at: int | None, key: str = "") -> Task:
         place = Place(self.store, self.row, self._node, self.turn)
-        return Task(place, self.turn.append(*blocks), self.head, key)
+        if at is not None and at != self.head:
+            loaded = await self.store.load(self.row, at)
+            place = Place(self.store, self.row, loaded.node, loaded.turn(self.id))
+        return Task(place, place.turn.append(*blocks), self.head, key)
+
+    async def _asked(
+        self, blocks: Sequence[Block], at: int | None, options: dict[str, Any]
+    ) -> AsyncGenerator[Event | Reply]:
+        async with aclosing(self._events(await self._task(blocks, at), options)) as events:
+            async for event in events:
+                yield event
 
     async def _events(self, task: Task, options: dict[str, Any]) -> AsyncGenerator[Event | Reply]:
         run = Run(self, task, options)
@@ -318,7 +333,7 @@ class Conversation:
                 yield event
 
     async def _once(
-        self, key: str, blocks: Sequence[Block], options: dict[str, Any]
+        self, key: str, blocks: Sequence[Block], at: int | None, options: dict[str, Any]
     ) -> AsyncGenerator[Event | Reply]:
         """Run the turn with this key, unless it was run already."""
         owner = new_id("run")
@@ -330,14 +345,14 @@ class Conversation:
             return
         async with kept_alive(self, key, owner):
             if claim.asked:
-                at = await resumable(self.store, self.row, claim.asked)
-                if at.done:
-                    await self.store.settle(self.row, key, at.node.id)
-                    yield await self._settled(at.node)
+                left = await resumable(self.store, self.row, claim.asked)
+                if left.done:
+                    await self.store.settle(self.row, key, left.node.id)
+                    yield await self._settled(left.node)
                     return
-                task = await self._resuming(at.node, key)
+                task = await self._resuming(left.node, key)
             else:
-                task = self._task(blocks, key)
+                task = await self._task(blocks, at, key)
             async with aclosing(self._events(task, options)) as events:
                 async for event in events:
                     yield event

@@ -86,12 +86,13 @@ async def read_turns(call: Call) -> BaseModel:
 async def take_turn(call: Call) -> BaseModel | Response:
     """Say something, and get the answer: whole, or as server-sent events."""
     given: models.NewTurn = call.body
-    talk, blocks = await place(call.desk, call.text("id"), given)
+    ask = await place(call.desk, call.text("id"), given)
     if not given.stream:
-        return turn_shape(await talk.send(*blocks, **options_of(given)))
+        reply = await ask.talk.send(*ask.blocks, at=ask.at, **options_of(given))
+        return turn_shape(reply)
 
     async def told() -> AsyncGenerator[bytes]:
-        async for event in tell(talk, blocks, given):
+        async for event in tell(ask, given):
             yield encode_event(event)
 
     return StreamingResponse(told(), media_type="text/event-stream")

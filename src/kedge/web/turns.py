@@ -1,7 +1,7 @@
 """Taking a turn: find the place to go on from, say it, and tell what happens as it happens."""
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kedge.conversation import Conversation, Reply
@@ -25,23 +25,29 @@ from kedge.web.plans import HEALED
 from kedge.web.talk import ranges
 
 
-async def place(desk: Desk, name: str, given: NewTurn) -> tuple[Conversation, Sequence[Block]]:
-    """The conversation, standing where it is to go on, and what is to be said there.
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What is to be said in a conversation, and at which node; None for its head.
 
-    The head moves there first: what it leaves stays in the tree as a branch.
+    The head follows when the answer is there, so that nothing has moved if none comes.
     """
+
+    talk: Conversation
+    blocks: Sequence[Block]
+    at: int | None = None
+
+
+async def place(desk: Desk, name: str, given: NewTurn) -> Ask:
+    """Find the node to go on from, and what is to be said there."""
     talk = await desk.open(name)
     at = given.previous_response_id or (None if given.at is None else str(given.at))
     if given.edit is not None:
         return await _edited(desk, talk, given.edit, at, given.text)
-    if at is not None:
-        talk = await _stand(desk, talk, find_node(await tree_of(desk.store, talk.row), at))
-    return talk, [user(given.text)]
+    node = None if at is None else find_node(await tree_of(desk.store, talk.row), at)
+    return Ask(talk, [user(given.text)], node)
 
 
-async def _edited(
-    desk: Desk, talk: Conversation, block_id: str, at: str | None, text: str
-) -> tuple[Conversation, Sequence[Block]]:
+async def _edited(desk: Desk, talk: Conversation, block_id: str, at: str | None, text: str) -> Ask:
     """Before the question that a block is part of, with the question as it shall be."""
     tree = await tree_of(desk.store, talk.row)
     node = talk.head if at is None else find_node(tree, at)
@@ -49,10 +55,8 @@ async def _edited(
     for asked, start, stop in ranges(path_to(tree, node)):
         said = blocks[start:stop]
         if any(block.id == block_id for block in said):
-            talk = await _stand(desk, talk, asked.parent)
-            return talk, [
-                _reworded(block, text) if block.id == block_id else block for block in said
-            ]
+            anew = [_reworded(block, text) if block.id == block_id else block for block in said]
+            return Ask(talk, anew, asked.parent)
     raise NotInStore(f"there is no block {block_id!r} on the way to {node}")
 
 
@@ -64,25 +68,16 @@ def _reworded(block: Block, text: str) -> Block:
     return replace(block, id="", parts=(TextPart(text), *rest))
 
 
-async def _stand(desk: Desk, talk: Conversation, node: int) -> Conversation:
-    if node != talk.head:
-        where = await desk.store.node(talk.row, node)
-        await desk.store.move_head(talk.row, where, head=talk.head)
-        talk = await desk.open(talk.id)
-    return talk
-
-
 def options_of(given: NewTurn) -> dict[str, Any]:
     """What goes with a turn besides what is said."""
     return {"key": given.key, **({"model": given.model} if given.model else {})}
 
 
-async def tell(
-    talk: Conversation, blocks: Sequence[Block], given: NewTurn
-) -> AsyncGenerator[dict[str, Any]]:
+async def tell(ask: Ask, given: NewTurn) -> AsyncGenerator[dict[str, Any]]:
     """Take the turn, and tell what happens; the last thing told is ``done`` or ``error``."""
+    options = options_of(given)
     try:
-        async with talk.stream(*blocks, **options_of(given)) as stream:
+        async with ask.talk.stream(*ask.blocks, at=ask.at, **options) as stream:
             async for event in stream:
                 told = _told(event)
                 if told:
@@ -91,7 +86,7 @@ async def tell(
     except KedgeError as error:
         yield {"type": "error", "code": type(error).__name__, "message": str(error)}
         return
-    url = f"/conversations/{talk.id}?at={reply.node}"
+    url = f"/conversations/{ask.talk.id}?at={reply.node}"
     yield {"type": "done", "url": url, "turn": turn_shape(reply).model_dump(mode="json")}
 
 
