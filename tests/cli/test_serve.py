@@ -218,3 +218,13 @@ def test_the_database_lies_where_the_platform_keeps_data(
     if variable is not None:
         monkeypatch.setenv(variable, str(tmp_path / "data"))
     assert default_db() == tmp_path / place
+
+
+def test_several_models_come_from_a_file(tmp_path: Path, caught: Callable[..., Settings]) -> None:
+    """By name; the default, or the first, is the one that the page talks with."""
+    file = tmp_path / "models.toml"
+    file.write_text('[models.a]\nmodel = "practice"\n[models.b]\nmodel = "ollama:llama3.2"\n')
+    settings = caught("--models", str(file))
+    assert list(settings.models) == ["a", "b"]
+    assert (settings.model.name, settings.default) == ("a", None)
+    assert caught("--model", "ollama:llama3.2").model.name == "llama3.2"

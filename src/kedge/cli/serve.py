@@ -117,7 +117,12 @@ def answering(model: str, models: str, pace: float) -> dict[str, Any]:
 
     if models:
         found = load_models(models)
-        return {"models": found.models, "default": found.default}
+        first = found.default or next(iter(found.models))
+        return {
+            "model": found.models[first],
+            "models": found.models,
+            "default": found.default,
+        }
     return {"model": open_model(model, pace=pace)}
 
 
