@@ -165,7 +165,7 @@ async def test_a_lock_that_is_held_too_long(tmp_path: Path) -> None:
     """It is busy, which may pass: the error says so, and nothing was written."""
     async with await open_store(f"sqlite:///{tmp_path}/busy.db") as store:
         await talk(store, 1)
-    store = Store(SQLiteDatabase(f"{tmp_path}/busy.db", busy_seconds=0.05))
+    store = Store(SQLiteDatabase(f"{tmp_path}/busy.db", wait_seconds=0.05))
     holder = sqlite3.connect(tmp_path / "busy.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreBusy) as busy:

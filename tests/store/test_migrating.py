@@ -9,15 +9,10 @@ import pytest
 
 from kedge.errors import BrokenInstallation, CannotOpenStore
 from kedge.store import migrating, open_store
-from kedge.store.database import Database, Tx
+from kedge.store.database import Tx
 from kedge.store.migrating import migrate, migrations, version_of
-from kedge.store.opening import _open_postgres, _open_sqlite
+from kedge.store.opening import open_database
 from store.growing import talk
-
-
-def opened(url: str) -> Database:
-    """The bare database at this address."""
-    return _open_sqlite(url) if url.startswith("sqlite") else _open_postgres(url)
 
 
 def test_every_migration_says_why() -> None:
@@ -39,7 +34,7 @@ def test_both_databases_have_the_same_steps() -> None:
 @pytest.mark.parametrize("version", range(1, len(migrations("sqlite"))))
 async def test_an_older_store_is_upgraded_in_place(lasting_url: str, version: int) -> None:
     """What is in it stays, and what is new works."""
-    database = opened(lasting_url)
+    database = open_database(lasting_url)
     await database.write(lambda tx: migrate(tx, upto=version))
     await database.write(
         lambda tx: tx.run(

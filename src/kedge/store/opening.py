@@ -13,13 +13,14 @@ from kedge.store.store import Store
 FORMS = "sqlite:///path/to/file.db, sqlite://:memory: or postgresql://user@host/database"
 
 
-async def open_store(url: str, **settings: Any) -> Store:
+async def open_store(url: str, *, wait_seconds: float = 10.0, **settings: Any) -> Store:
     """Open a store: ``sqlite:///path``, ``sqlite://:memory:`` or ``postgresql://…``.
 
-    A new database is set up, an older one is brought up to date, a newer one is refused. Settings are
-    those of ``Store`` (``keep_bodies``, ``body_bytes``, ``clock``).
+    A new database is set up, an older one is brought up to date, a newer one is refused. An operation
+    waits for ``wait_seconds`` at most for a lock or a connection. Further settings are those of
+    ``Store`` (``keep_bodies``, ``body_bytes``, ``clock``).
     """
-    database = open_database(url)
+    database = open_database(url, wait_seconds)
     try:
         await _prepare(database)
     except BaseException:
@@ -28,12 +29,12 @@ async def open_store(url: str, **settings: Any) -> Store:
     return Store(database, **settings)
 
 
-def open_database(url: str) -> Database:
+def open_database(url: str, wait_seconds: float = 10.0) -> Database:
     """The database at an address, as it is."""
     scheme = url.partition(":")[0]
     if scheme not in _OPENERS:
         raise CannotOpenStore(f"a store's address is one of {FORMS}")
-    return _OPENERS[scheme](url)
+    return _OPENERS[scheme](url, wait_seconds)
 
 
 async def _prepare(database: Database) -> None:
@@ -47,26 +48,27 @@ async def _prepare(database: Database) -> None:
         await database.write(migrate)
 
 
-def _open_sqlite(url: str) -> Database:
+def _open_sqlite(url: str, wait_seconds: float) -> Database:
     """``sqlite:///relative``, ``sqlite:////absolute`` or ``sqlite://:memory:``; ``?mode=ro`` to read."""
     if url in ("sqlite://:memory:", "sqlite:///:memory:", "sqlite://"):
-        return SQLiteDatabase(MEMORY)
+        return SQLiteDatabase(MEMORY, wait_seconds=wait_seconds)
     address, _, query = url.partition("?")
     path = unquote(address.removeprefix("sqlite:").removeprefix("//").removeprefix("/"))
     if not address.startswith("sqlite:///") or not path:
         raise CannotOpenStore("a file is named after three slashes, as in sqlite:///kedge.db")
-    return SQLiteDatabase(path, read_only=parse_qs(query).get("mode") == ["ro"])
+    read_only = parse_qs(query).get("mode") == ["ro"]
+    return SQLiteDatabase(path, wait_seconds=wait_seconds, read_only=read_only)
 
 
-def _open_postgres(url: str) -> Database:
+def _open_postgres(url: str, wait_seconds: float) -> Database:
     from kedge.store.postgres import PostgresDatabase
 
     if not urlsplit(url).path.strip("/") and "dbname=" not in url:
         raise CannotOpenStore("which database? Write postgresql://user@host/database")
-    return PostgresDatabase(url)
+    return PostgresDatabase(url, wait_seconds=wait_seconds)
 
 
-_OPENERS: dict[str, Callable[[str], Database]] = {
+_OPENERS: dict[str, Callable[[str, float], Database]] = {
     "sqlite": _open_sqlite,
     "postgresql": _open_postgres,
     "postgres": _open_postgres,

@@ -187,6 +187,7 @@ class PostgresDatabase(Database):
     ) -> None:
         self._url = url
         self._wait_seconds = wait_seconds
+        self._connect_timeout = max(2, int(wait_seconds))
         self._driver, pool_class = _driver()
         self._failure: psycopg.Error | None = None
         self._pool: ConnectionPool[Any] = pool_class(
@@ -194,7 +195,7 @@ class PostgresDatabase(Database):
             connection_class=self._connection_class(),
             kwargs={
                 "autocommit": True,  # a transaction is begun by the first statement that needs it
-                "connect_timeout": max(2, int(wait_seconds)),
+                "connect_timeout": self._connect_timeout,
                 "application_name": "kedge",
             },
             min_size=0,
@@ -254,6 +255,8 @@ class PostgresDatabase(Database):
 
     def _transaction(self, work: Callable[[Tx], T], *, reads: bool, careful: bool) -> T:
         if self._pool.closed:
+            # A pool tries again and again; the first connection tells at once what is wrong.
+            self._driver.connect(self._url, connect_timeout=self._connect_timeout).close()
             self._pool.open()
         with self._pool.connection() as connection, connection.cursor() as cursor:
             tx = _Tx(cursor, careful=careful)

@@ -2,7 +2,7 @@
 
 The journal is a WAL with ``synchronous = FULL``: a commit that returned survives a power cut. Writers
 take the lock at the beginning (``BEGIN IMMEDIATE``), so that a transaction never fails half-way for
-want of it; whoever waits longer than ``busy_seconds`` gets ``StoreBusy``.
+want of it; whoever waits longer than ``wait_seconds`` gets ``StoreBusy``.
 """
 
 import asyncio
@@ -102,9 +102,9 @@ class SQLiteDatabase(Database):
 
     dialect = SQLITE
 
-    def __init__(self, path: str, *, busy_seconds: float = 10.0, read_only: bool = False) -> None:
+    def __init__(self, path: str, *, wait_seconds: float = 10.0, read_only: bool = False) -> None:
         self.path = path
-        self._busy_seconds = busy_seconds
+        self._wait_seconds = wait_seconds
         self._read_only = read_only
         self._writer = ThreadPoolExecutor(1, "kedge-store-writer")
         alone = path == MEMORY
@@ -198,7 +198,7 @@ class SQLiteDatabase(Database):
         connection = sqlite3.connect(
             target,
             uri=True,
-            timeout=self._busy_seconds,
+            timeout=self._wait_seconds,
             isolation_level=None,
             check_same_thread=False,
             cached_statements=256,

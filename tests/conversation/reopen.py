@@ -1,0 +1,22 @@
+"""Another process: opens a conversation, and goes on with it.
+
+python reopen.py STORE SERVER CONVERSATION
+"""
+
+import asyncio
+import sys
+
+from kedge import Conversation, connect, open_store
+
+
+async def go_on(url: str, server: str, name: str) -> None:
+    """Ask one more question."""
+    engine = connect(f"responses:{server}#practice")
+    async with await open_store(url) as store, engine:
+        conversation = await Conversation.open(store, name, engine)
+        reply = await conversation.send("What is my name?")
+        sys.stdout.write(reply.text)
+
+
+if __name__ == "__main__":
+    asyncio.run(go_on(*sys.argv[1:]))

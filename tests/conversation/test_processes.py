@@ -1,0 +1,131 @@
+"""Several processes: an id that goes all the way, and four workers on the same conversations."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from kedge import Conversation
+from kedge.engines import Engine
+from kedge.events.run import AnswerFinished
+from kedge.planning import get_state
+from kedge.store import Store, open_store
+from kedge.testing import TestServer
+from postgresql import empty
+
+HERE = Path(__file__).parent
+WORKERS, ITEMS = 4, 3
+Connect = Callable[..., Engine]
+
+
+async def test_a_response_id_goes_all_the_way(
+    store: Store, store_url: str, connected: Connect, kedge_server: TestServer
+) -> None:
+    """From the bytes of the stream to the outcome, the record, the row, another process, the wire."""
+    store.keep_bodies = True
+    talk = await Conversation.create(store, connected())
+    async with talk.stream("My name is Ada.") as stream:
+        finished = [event async for event in stream if isinstance(event, AnswerFinished)]
+    (exchange,) = await store.exchanges(talk.row)
+    on_the_wire = {
+        json.loads(line.removeprefix("data: "))["response"]["id"]
+        for line in exchange.reply.decode().splitlines()
+        if line.startswith("data: ") and '"response.completed"' in line
+    }
+    (outcome,) = [event.outcome for event in finished]
+    assert on_the_wire == {outcome.response_id}
+    record = get_state(finished[0].turn).anchor(outcome.response_id)
+    assert record
+    (row,) = await talk.responses()
+    assert row.provider_response_id == outcome.response_id
+    assert row.record == record
+    command = [sys.executable, str(HERE / "reopen.py"), store_url, kedge_server.base_url, talk.id]
+    done = await anyio.run_process(command, check=False)
+    assert done.stdout == b"Your name is Ada.", done.stderr
+    assert kedge_server.requests[-1].body["previous_response_id"] == outcome.response_id
+    assert len(kedge_server.requests[-1].body["input"]) == 1
+    first, second = await talk.responses()
+    assert second.anchor == first.provider_response_id == outcome.response_id
+
+
+async def test_a_response_without_an_id_is_written_down_as_such(
+    talk_without_id: Conversation,
+) -> None:
+    """It is no anchor, and the conversation goes on by a full send."""
+    (row,) = await talk_without_id.responses()
+    assert (row.provider_response_id, row.digest, row.status) == ("", "", "completed")
+    reply = await talk_without_id.send("What is my name?")
+    assert reply.text == "Your name is Ada."
+    assert reply.plan
+    assert reply.plan.is_full
+
+
+@pytest.fixture
+async def talk_without_id(
+    store: Store, connected: Connect, kedge_server: TestServer
+) -> Conversation:
+    """A conversation whose first answer had no id."""
+    talk = await Conversation.create(store, connected())
+    kedge_server.faults.set("omit_response_id", times=1)
+    await talk.send("My name is Ada.")
+    return talk
+
+
+async def test_bodies_are_kept_when_asked_for(
+    store: Store, connected: Connect, kedge_server: TestServer
+) -> None:
+    """Requests and replies as they were, refused ones too, each up to a bound; otherwise nothing."""
+    talk = await Conversation.create(store, connected())
+    await talk.send("What is 2+3?")
+    assert await store.exchanges(talk.row) == []
+    store.keep_bodies, store.body_bytes = True, 300
+    await talk.send("What is 1+1?")
+    kedge_server.forget()
+    await talk.send("And 2+2?")
+    plain, refused, healed = await store.exchanges(talk.row)
+    assert b"What is 1+1?" in plain.request
+    assert (plain.status, len(plain.reply)) == (200, 300)
+    assert (refused.status, healed.status) == (400, 200)
+    assert refused.request != healed.request
+    assert b"not found" in refused.reply
+
+
+async def test_four_processes_on_the_same_conversations(
+    postgres_url: str, kedge_server: TestServer
+) -> None:
+    """Nothing is lost or doubled; every conversation has one head, and every answer one row."""
+    with empty(postgres_url) as url:
+        async with await open_store(url) as store:
+            talks = [(await store.create(f"Talk {number}")).id for number in range(2)]
+            shared = (await store.create("Shared")).id
+            lost: list[int] = []
+
+            async def work(name: str) -> None:
+                command = [sys.executable, str(HERE / "worker.py"), url, kedge_server.base_url]
+                command += [name, str(ITEMS), shared, *talks]
+                done = await anyio.run_process(command, check=False)
+                assert done.returncode == 0, done.stderr.decode()
+                lost.append(int(done.stdout))
+
+            async with anyio.create_task_group() as group:
+                for number in range(WORKERS):
+                    group.start_soon(work, f"w{number}")
+            expected = sorted(f"worker w{w} item {i}" for w in range(WORKERS) for i in range(ITEMS))
+            for name in talks:
+                row = await store.conversation(name)
+                turn = (await store.load(row)).turn()
+                said = [block.text for block in turn if block.kind == "user"]  # type: ignore[attr-defined]
+                assert sorted(said) == expected
+                assert [block.kind for block in turn] == ["user", "assistant"] * len(expected)
+            row = await store.conversation(shared)
+            assert len((await store.load(row)).blocks) == 2
+            responses = await store.responses()
+            assert len(responses) == 1 + len(talks) * len(expected) + sum(lost)
+            assert len({row.provider_response_id for row in responses}) == len(responses)
+            assert len(kedge_server.requests) == len(responses)
+            assert await store.verify() == []
+            for row in await store.conversations():
+                assert await store.pending(row) == []

@@ -1,0 +1,161 @@
+"""PostgreSQL: what can go wrong with a server, and what is said then."""
+
+import sys
+import threading
+from collections.abc import Iterator
+from urllib.parse import urlsplit, urlunsplit
+
+import anyio
+import pytest
+
+from kedge import user
+from kedge.errors import (
+    CannotOpenStore,
+    StoreBusy,
+    StoreError,
+    StoreReadOnly,
+    StoreUnreachable,
+)
+from kedge.store import Store, open_store
+from kedge.store.database import Tx
+from kedge.store.postgres import PostgresDatabase
+from postgresql import PASSWORD, Server, empty, server
+from store.growing import talk
+
+
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    """A server that the test may stop."""
+    with server() as started:
+        yield started
+
+
+@pytest.fixture
+def empty_url(postgres_url: str) -> Iterator[str]:
+    """The address of an empty schema."""
+    with empty(postgres_url) as url:
+        yield url
+
+
+def changed(url: str, **parts: str) -> str:
+    """The address with another password or database."""
+    split = urlsplit(url)
+    password = parts.get("password", split.password or "")
+    netloc = f"{split.username}:{password}@{split.hostname}:{parts.get('port', split.port)}"
+    return urlunsplit((split.scheme, netloc, parts.get("path", split.path), "", ""))
+
+
+async def test_a_wrong_password_is_said_and_not_shown(own_server: Server) -> None:
+    """At once, without the password, and not as something to try again."""
+    with pytest.raises(CannotOpenStore, match="password") as wrong:
+        await open_store(changed(own_server.url, password="letmein"))
+    assert "letmein" not in str(wrong.value)
+    assert not wrong.value.retryable
+    with pytest.raises(CannotOpenStore, match="database is wrong") as unknown:
+        await open_store(changed(own_server.url, path="/nothing"))
+    assert PASSWORD not in str(unknown.value)
+
+
+async def test_no_server_is_unreachable() -> None:
+    """At once, and to be tried again."""
+    with pytest.raises(StoreUnreachable, match="is it running") as gone:
+        await open_store("postgresql://me:secret@127.0.0.1:1/kedge")
+    assert gone.value.retryable
+    assert "secret" not in str(gone.value)
+
+
+async def test_a_server_that_goes_away_and_comes_back(own_server: Server) -> None:
+    """While it is gone that is said; when it is back everything goes on, and nothing is lost."""
+    async with await open_store(own_server.url, wait_seconds=0.5) as store:
+        row, nodes = await talk(store, 2)
+        await anyio.to_thread.run_sync(own_server.stop)
+        for _ in range(2):
+            with pytest.raises(StoreUnreachable) as gone:
+                await store.append(row, nodes[-1], [user("lost?")], head=nodes[-1].id)
+            assert gone.value.retryable
+            assert PASSWORD not in str(gone.value)
+        await anyio.to_thread.run_sync(own_server.start)
+        with anyio.fail_after(30):
+            while True:
+                try:
+                    node = await store.append(row, nodes[-1], [user("back")], head=nodes[-1].id)
+                except StoreUnreachable:
+                    continue
+                break
+        assert len((await store.load(row, node.id)).blocks) == 5
+
+
+async def test_an_idle_connection_that_died_is_replaced(own_server: Server) -> None:
+    """A restart between two requests is not noticed at all."""
+    async with await open_store(own_server.url, wait_seconds=5.0) as store:
+        row, nodes = await talk(store, 1)
+        await anyio.to_thread.run_sync(own_server.stop)
+        await anyio.to_thread.run_sync(own_server.start)
+        node = await store.append(row, nodes[-1], [user("still here")], head=nodes[-1].id)
+        assert len((await store.load(row, node.id)).blocks) == 3
+
+
+async def test_every_connection_busy(empty_url: str) -> None:
+    """Whoever waits too long is told so, and may try again."""
+    async with await open_store(empty_url) as store:
+        await talk(store, 1)
+    store = Store(PostgresDatabase(empty_url, connections=1, wait_seconds=0.2))
+    held, done = threading.Event(), threading.Event()
+
+    def hold(tx: Tx) -> None:
+        tx.rows("SELECT 1")
+        held.set()
+        done.wait(30)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(store.database.read, hold)
+        await anyio.to_thread.run_sync(held.wait, 30)
+        with pytest.raises(StoreBusy, match="every connection was busy") as busy:
+            await store.conversations()
+        assert busy.value.retryable
+        done.set()
+    assert len(await store.conversations()) == 1
+    await store.aclose()
+
+
+async def test_a_database_that_may_only_be_read(empty_url: str) -> None:
+    """Reading works; to write is a clear error."""
+    async with await open_store(empty_url) as store:
+        await talk(store, 1)
+    async with await open_store(f"{empty_url}%20-cdefault_transaction_read_only%3Don") as store:
+        assert len(await store.conversations()) == 1
+        with pytest.raises(StoreReadOnly, match="nothing was written"):
+            await store.create()
+
+
+async def test_the_servers_own_words_are_passed_on(empty_url: str) -> None:
+    """For what Kedge does not know."""
+    async with await open_store(empty_url) as store:
+        with pytest.raises(StoreError, match=r"PostgreSQL says: relation .* does not exist"):
+            await store.database.read(lambda tx: tx.rows("SELECT * FROM nothing"))
+
+
+async def test_the_driver_is_asked_for_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the extra, the message says what to install."""
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(CannotOpenStore, match=r"pip install 'kedge\[postgres\]'"):
+        await open_store("postgresql://localhost/kedge")
+
+
+async def test_writers_that_meet_both_get_through(empty_url: str) -> None:
+    """Many appends to one node at the same time: each has a branch, one has the head."""
+    async with await open_store(empty_url) as store:
+        row, nodes = await talk(store, 1)
+        made: list[int] = []
+
+        async def write(number: int) -> None:
+            node = await store.append(row, nodes[-1], [user(f"branch {number}")])
+            made.append(node.id)
+
+        async with anyio.create_task_group() as group:
+            for number in range(12):
+                group.start_soon(write, number)
+        assert len(set(made)) == 12
+        tree = {node.id: node for node in await store.tree(row)}
+        assert len({tree[node].branch for node in made}) == 12
+        assert await store.verify() == []
