@@ -4,6 +4,7 @@ Lists stay quick at ten thousand conversations: one query finds, sorts and cuts 
 each row is read for the rows of that page only.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -176,9 +177,12 @@ async def standing_on(store: Store, conversation: ConversationRow) -> list[Conve
 
 async def titled(store: Store, words: str, limit: int) -> list[str]:
     """The ids of conversations in whose title these words stand."""
-    like = f"%{words.lower()}%"
-    query = "SELECT c.id FROM conversations c WHERE LOWER(c.title) LIKE ? LIMIT ?"
-    return [name for (name,) in await store.database.read(lambda tx: tx.rows(query, (like, limit)))]
+    plain = re.sub(r"([!%_])", r"!\1", words.lower())
+    query = "SELECT c.id FROM conversations c WHERE LOWER(c.title) LIKE ? ESCAPE '!' LIMIT ?"
+    return [
+        name
+        for (name,) in await store.database.read(lambda tx: tx.rows(query, (f"%{plain}%", limit)))
+    ]
 
 
 async def exchanges_at(store: Store, node: int) -> list[Exchange]:
@@ -237,6 +241,7 @@ _SUMS = (
     "MAX(CASE WHEN status = 'completed' AND stored = 1 THEN expires_at END), MAX(model) "
     "FROM responses WHERE conversation IN ({marks}) GROUP BY conversation"
 )
+_NO_SUMS: Row = (*(0,) * 7, None, None, "")
 _FORKS = (
     "SELECT tree, SUM(more) FROM (SELECT tree, COUNT(*) - 1 AS more FROM nodes "
     "WHERE tree IN ({marks}) AND kind <> 'failed' AND parent <> 0 GROUP BY tree, parent) AS forks "
@@ -250,11 +255,8 @@ def _overview(
     first = tx.rows(_BEGINNING.format(where="< ?"), (row.head, FIRST))
     length = tx.rows("SELECT length FROM nodes WHERE id = ?", (row.head,))[0][0]
     last = tx.rows(_BEGINNING.format(where=">= ?"), (row.head, max(length - LAST, 0)))
-    _, count, failed, lost, sent, cached, output, cost, expires, model = sums or (0,) * 7 + (
-        None,
-        None,
-        "",
-    )
+    *counts, cost, expires, model = (sums or _NO_SUMS)[1:]
+    count, failed, lost, sent, cached, output = (int(each) for each in counts)
     return Overview(
         row,
         _first(read_blocks([body for _, body in first]), UserBlock),
@@ -266,7 +268,7 @@ def _overview(
         sent,
         cached,
         output,
-        cost,
+        None if cost is None else float(cost),
         median(times) if times else None,
         expires,
         model,

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from markupsafe import Markup
 
-from kedge.web.layout import Edge, Layout, Mark, Row
+from kedge.web.layout import Edge, Layout, Mark, Node, Row
 
 ROW = 36
 """The height of a row; the style sheet's ``--row`` says the same."""
@@ -44,12 +44,12 @@ def draw_lanes(layout: Layout) -> Markup:
     )
 
 
-def draw_mark(mark: Mark | None) -> Markup:
+def draw_mark(mark: Mark) -> Markup:
     """One mark alone, for the legend."""
-    row = Row(0, ())
-    shape = _outline(mark, 0, row)
+    shape = _shape(0, Row(0, (Node("", marks=frozenset({mark})),)))
     return Markup(  # noqa: S704 - the same
-        f'<svg class="lanes" width="{2 * EDGE}" height="{ROW}" aria-hidden="true">{shape}</svg>'
+        f'<svg class="lanes" width="{2 * EDGE}" height="{ROW}" viewBox="0 0 {2 * EDGE} {ROW}" '
+        f'aria-hidden="true" focusable="false">{shape}</svg>'
     )
 
 

@@ -43,6 +43,7 @@ def environment() -> Environment:
     filters.update(_FILTERS)
     names.update(
         draw_lanes=drawing.draw_lanes,
+        draw_mark=drawing.draw_mark,
         marks=MARKS,
         share_bar=charts.share_bar,
         static=static_url,
