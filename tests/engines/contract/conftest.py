@@ -18,6 +18,10 @@ ENGINES: dict[str, Callable[[TestServer], tuple[str, dict[str, Any]]]] = {
         f"responses:{server.base_url}#practice",
         {"mode": "stateless"},
     ),
+    "responses, by socket": lambda server: (
+        f"responses:{server.base_url}#practice",
+        {"transport": "websocket"},
+    ),
     "chat": lambda server: (f"chat:{server.base_url}#practice", {}),
     "anthropic": lambda server: (
         "anthropic:practice",

@@ -289,7 +289,7 @@ async def test_thoughts_are_shown_counted_and_replayed_only_to_their_maker(
     turn = stream.turn
     thought = turn.blocks[1]
     assert isinstance(thought, ReasoningBlock)
-    assert bool(thought.encrypted_content) == (name != "chat" and name != "responses")
+    assert bool(thought.encrypted_content) == (name in ("responses, stateless", "anthropic"))
     turn = await engine.run(turn.append(user("Sure?")), **options)
     context = server.requests[-1].context
     assert context is not None
@@ -321,7 +321,7 @@ async def test_a_plan_is_a_true_account(engine: Engine, name: str, server: TestS
     turn = turn.append(user("Two"))
     plan = engine.plan(turn)
     assert plan.full_blocks == 3
-    if name == "responses":
+    if name in ("responses", "responses, by socket"):
         assert (plan.mode, plan.delta_blocks) == ("chained", 1)
     else:
         assert (plan.mode, plan.delta_blocks, plan.anchor) == ("stateless", 3, None)

@@ -98,7 +98,7 @@ async def test_a_refusal_of_the_server_is_typed(engine: Engine, name: str, strea
     error = caught.value
     assert error.status == 400
     assert "max_" in error.message
-    assert error.request_id
+    assert error.request_id or "socket" in name  # which gives single requests no names
     assert error.turn == SUM
     assert error.plan is not None
     assert error.provider == name.partition(",")[0]
@@ -149,14 +149,15 @@ async def test_what_may_succeed_later_is_tried_again(
     [*(f"cut_after_events={n}" for n in (0, 1, 3, 5)), "cut_in_event=1", "cut_in_event=4"],
 )
 async def test_a_cut_stream_is_never_an_answer(
-    engine: Engine, server: TestServer, fault: str
+    engine: Engine, server: TestServer, name: str, fault: str
 ) -> None:
     """Wherever the connection breaks; what arrived is kept aside, and the Turn can be sent again."""
     server.faults.set(fault, times=1)
     turn = Turn([user("Write 40 words")])
-    with pytest.raises(StreamCut) as caught:
+    with pytest.raises((StreamCut, Unreachable)) as caught:
         await engine.run(turn, streaming=True)
     error = caught.value
+    assert isinstance(error, StreamCut) or "socket" in name  # whose streams begin with an event
     assert error.turn == turn
     assert all(block.metadata.get("partial") for block in error.partial)
     finished = await engine.run(turn, streaming=True)
