@@ -143,6 +143,32 @@ async def test_undo_edit_and_regenerate_leave_history(store: Store, talk: Conver
     assert await talk.pending() == []
 
 
+async def test_a_question_is_asked_again_as_it_was_edited(
+    store: Store, talk: Conversation, kedge_server: TestServer
+) -> None:
+    """What was taken out of a conversation does not come back by asking again."""
+    await talk.send("My name is Ada.")
+    await talk.send("What is my name?")
+    edited = await talk.edit(talk.turn.blocks[0].id, "My name is Bo.")
+    assert (await talk.regenerate()).text == "Your name is Bo."
+    first = (kedge_server.requests[-1].context or [{}])[0]
+    assert "My name is Bo." in str(first)
+    assert [block.kind for block in talk.turn.blocks] == ["user", "assistant"] * 2
+    assert (await talk.regenerate()).text == "Your name is Bo."
+    await talk.undo()
+    assert talk.head == edited.id
+
+
+async def test_what_was_added_is_a_question_too(store: Store, connected: Connect) -> None:
+    """A conversation that begins with a question answers it, and answers it again."""
+    talk = await Conversation.create(store, connected(), blocks=["What is 2+3?"])
+    with pytest.raises(NotInStore, match="nothing was asked"):
+        await (await Conversation.create(store, connected())).regenerate()
+    assert (await talk.send()).text == "2+3 = 5."
+    assert (await talk.regenerate()).text == "2+3 = 5."
+    assert len(talk.turn) == 2
+
+
 async def test_tools_are_steps_of_the_tree(store: Store, connected: Connect) -> None:
     """The call is saved before the tool runs, its result before it is sent; its time is written down."""
     seen: list[list[str]] = []

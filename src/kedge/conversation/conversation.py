@@ -15,7 +15,7 @@ from typing import Any, Self
 from kedge.chat.composing import Tools, composed
 from kedge.compaction import Compactor
 from kedge.compaction.summarising import ASK, summary_block
-from kedge.conversation.places import find_node, last_asked, resumable, step_back
+from kedge.conversation.places import find_node, last_asked, resumable, step_back, up_to_question
 from kedge.conversation.recall import recall
 from kedge.conversation.reply import Reply
 from kedge.conversation.running import LEASE, ConversationStream, Run, Task, claimed, kept_alive
@@ -238,16 +238,9 @@ class Conversation:
         return await self._put(self.turn.replace(block_id, block), "edited")
 
     async def regenerate(self, **options: Any) -> Reply:
-        """Ask the last question again; the answer that was there stays in the tree."""
+        """Ask the last question again, as it stands now; the answer that was there stays in the tree."""
         options.setdefault("streaming", False)
-        asked = last_asked(await self.store.path(self.row, self.head))
-        loaded = await self.store.load(self.row, asked.id)
-        turn = loaded.turn(self.id)
-        place = Place(self.store, self.row, loaded.node, turn)
-        stream = ConversationStream(
-            self._events(Task(place, turn, self.head, resumed=True), options)
-        )
-        async with stream:
+        async with ConversationStream(self._events(await self._again(), options)) as stream:
             return await stream.finish()
 
     async def merge_summary_of(self, other: "Conversation | int", *, ask: str = ASK) -> Node:
@@ -362,6 +355,14 @@ class Conversation:
         turn = loaded.turn(self.id)
         place = Place(self.store, self.row, loaded.node, turn)
         return Task(place, turn, self.head, key, resumed=True)
+
+    async def _again(self) -> Task:
+        """The last question; where something was edited or added since, from the Turn as it is."""
+        asked = last_asked(await self.store.path(self.row, self.head))
+        if asked:
+            return await self._resuming(asked)
+        place = Place(self.store, self.row, self._node, self.turn)
+        return Task(place, up_to_question(self.turn), self.head)
 
     async def _resumed(self, at: Any, options: dict[str, Any]) -> Reply:
         if at.done:

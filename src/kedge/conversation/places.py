@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kedge.errors import NotInStore
 from kedge.planning import find_problems
 from kedge.store import ConversationRow, Node, Store
-from kedge.turns import Turn
+from kedge.turns import Turn, UserBlock
 
 _LED_TO = frozenset({"answered", "results", "failed", "compacted"})
 """What follows from a question, and is undone with it."""
@@ -45,11 +45,21 @@ def _reaches(line: Sequence[Node], node: Node, kept: int) -> bool:
     return all(later.kept >= kept for later in line if later.depth > node.depth)
 
 
-def last_asked(line: Sequence[Node]) -> Node:
-    """The last question on a path."""
+def last_asked(line: Sequence[Node]) -> Node | None:
+    """The last question on a path, if nothing but what it led to comes after it."""
     for node in reversed(line):
         if node.kind == "asked":
             return node
+        if node.kind not in _LED_TO:
+            return None
+    return None
+
+
+def up_to_question(turn: Turn) -> Turn:
+    """The Turn up to what a user said last."""
+    for place in range(len(turn), 0, -1):
+        if isinstance(turn.blocks[place - 1], UserBlock):
+            return turn.take(place)
     raise NotInStore("nothing was asked in this conversation yet")
 
 
