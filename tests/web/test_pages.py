@@ -1,6 +1,8 @@
 """The pages as they come from the server: whole, readable without a script, and safe."""
 
+import json
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -156,6 +158,33 @@ def test_the_dashboard_tells_what_happened(page: Page) -> None:
         html = page.client.get(f"/dashboard?range={name}").text
         assert "Not sent again" in html
         assert html.count("<figure") == 8
+
+
+def test_the_figures_come_again_when_something_happened(fresh: Page) -> None:
+    """As server-sent events, drawn; the server does not wait for whoever listens to end."""
+    fresh.talk("Before")
+    with fresh.client.stream("GET", "/dashboard/live?range=1h") as live:
+        lines = live.iter_lines()
+        assert next(lines) == "retry: 1000"
+        threading.Timer(0.05, fresh.talk, ["During"]).start()
+        event = next(line for line in lines if line.startswith("event:"))
+        assert event == "event: figures"
+        html = json.loads(next(lines).removeprefix("data: "))
+        assert html.count("<figure") == 8
+
+
+def test_what_was_healed_and_lost_is_told(fresh: Page) -> None:
+    """On the card of the request, on the graph and on the dashboard."""
+    name = fresh.talk("First")
+    fresh.faults.set("forget_all", times=1)
+    fresh.post(f"/api/conversations/{name}/turns", text="Second")
+    nodes = fresh.get(f"/api/conversations/{name}/chain")["nodes"]
+    assert [node["marks"] for node in nodes] == [["lost"], ["full", "head"]]
+    told = text_of(fresh.client.get(f"/conversations/{name}/plans/{nodes[1]['node']}").text)
+    assert "The server no longer knew the response that it was chained on" in told
+    lost = text_of(fresh.client.get(f"/conversations/{name}/plans/{nodes[0]['node']}").text)
+    assert "The server has since lost this response" in lost
+    assert "healed: gone" in fresh.client.get("/dashboard").text
 
 
 async def _refinement(desk: Desk) -> str:

@@ -131,3 +131,28 @@ def test_a_session_lasts_until_it_ends_and_cannot_be_made_up() -> None:
     now += 31 * 86_400
     assert not terms.is_session(session)
     assert "secret" not in session
+
+
+def test_a_bug_of_the_page_tells_nothing_of_a_conversation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The answer and the log name its kind; its words may quote what was said."""
+
+    async def broken(_: Request) -> Response:
+        raise RuntimeError("a private matter")
+
+    app = Starlette(routes=[Route("/", broken)], middleware=[Middleware(Fence, terms=Terms())])
+    with caplog.at_level("INFO"):
+        answer = TestClient(app, base_url=HERE).get("/")
+    assert answer.status_code == 500
+    assert answer.headers["content-security-policy"] == POLICY
+    assert "private" not in answer.text + caplog.text
+    assert "RuntimeError" in caplog.text
+
+
+def test_a_cookie_that_cannot_be_read_is_none() -> None:
+    """Whatever it holds."""
+    page = open_page(token="secret")
+    for value in ("\x00", "=", f'{COOKIE}="', f"{COOKIE}=a;{COOKIE}=b", "é"):
+        answer = page.get("/", headers={"cookie": value.encode()})  # pyright: ignore[reportArgumentType]
+        assert answer.headers["location"] == "/login"
