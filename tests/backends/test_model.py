@@ -314,6 +314,67 @@ def test_a_client_that_goes_away_ends_the_work_upstream(
     assert soon(lambda: server.running == 0)
 
 
+def test_the_stateless_endpoints_end_their_work_upstream_too(
+    client: OpenAI, server: TestServer, upstream: TestServer
+) -> None:
+    """A chat and a message, left in the middle."""
+    slow: Any = [{"role": "user", "content": "Count to 500, slowly"}]
+    chat = client.chat.completions.create(model="any", messages=slow, stream=True)
+    next(chunk for chunk in chat if chunk.choices[0].delta.content)
+    assert upstream.running == 1
+    chat.close()
+    assert soon(lambda: upstream.running == 0)
+    with Anthropic(base_url=server.url, api_key="any", max_retries=0) as other:
+        events = other.messages.create(model="any", max_tokens=5000, messages=slow, stream=True)
+        next(event for event in events if event.type == "content_block_delta")
+        assert upstream.running == 1
+        events.close()
+        assert soon(lambda: upstream.running == 0)
+
+
+def test_a_background_response_is_written_and_cancelled_upstream(
+    client: OpenAI, upstream: TestServer
+) -> None:
+    """Polled to its end, failed as its model failed, or ended on request."""
+    more: Any = {"model": "any", "background": True}
+
+    def status(name: str) -> str | None:
+        return client.responses.retrieve(name).status
+
+    made = client.responses.create(input="Hello", **more)
+    assert soon(lambda: status(made.id) == "completed")
+    upstream.faults.set("status=429,retry_after=3", times=1)
+    failing = client.responses.create(input="Hello", **more)
+    assert soon(lambda: status(failing.id) == "failed")
+    error = client.responses.retrieve(failing.id).error
+    assert error is not None
+    assert error.code == "rate_limit_exceeded"
+    events = client.responses.create(input="Count to 500, slowly", stream=True, **more)
+    begun: Any = next(iter(events))
+    assert soon(lambda: upstream.running == 1)
+    assert client.responses.cancel(begun.response.id).status == "cancelled"
+    assert soon(lambda: upstream.running == 0)
+    events.close()
+
+
+def test_a_socket_has_its_memory_before_any_model(client: OpenAI, upstream: TestServer) -> None:
+    """What is not stored is chained within the connection, and refusals come as they are."""
+    more: Any = {"model": "any", "store": False}
+    with client.responses.connect() as socket:
+
+        def last() -> Any:
+            return next(event for event in socket if event.type in ("response.completed", "error"))
+
+        socket.response.create(input="My name is Ada.", **more)
+        first = last().response.id
+        socket.response.create(input="What did I say first?", previous_response_id=first, **more)
+        assert last().response.output_text == 'You said first: "My name is Ada."'
+        upstream.faults.set("status=429,retry_after=3", times=1)
+        socket.response.create(input="Hello", **more)
+        refused = last()
+    assert (refused.status, refused.error.code) == (429, "rate_limit_exceeded")
+
+
 def test_a_whole_answer_that_nobody_waits_for_is_ended_too(
     client: OpenAI, upstream: TestServer
 ) -> None:
