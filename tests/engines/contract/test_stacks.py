@@ -1,10 +1,13 @@
 """What stands on engines works on every one: middleware, Chat and compaction."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engines.contract.conftest import opened
+from engines.contract.test_answers import check_law
+from kedge import Conversation, open_store
 from kedge.chat import Chat
 from kedge.compaction import (
     MessageLimitCompactor,
@@ -154,3 +157,24 @@ async def test_a_summary_of_the_past_is_understood(engine: Engine) -> None:
     assert len(turn) < 10
     turn = await stack.run(turn.append(user("What did I say last?")))
     assert "Five of several lines" in str(turn.blocks[-1])
+
+
+async def test_a_conversation_in_a_store_goes_on_in_another_process(
+    engine: Engine, name: str, server: TestServer, tmp_path: Path
+) -> None:
+    """Thoughts with their seals, calls and results survive being stored; the law holds after it."""
+    options: dict[str, Any] = {"reasoning": {"effort": "low"}}
+    async with await open_store(f"sqlite:///{tmp_path}/kedge.db") as store:
+        talk = await Conversation.create(store, engine, tools=[add])
+        await talk.send("Call add with 2 and 3", **options)
+        id = talk.row.id  # noqa: A001 - the word of the contract
+    async with await open_store(f"sqlite:///{tmp_path}/kedge.db") as store:
+        again = await Conversation.open(store, id, engine, tools=[add])
+        reply = await again.send("What did I say first?", **options)
+        check_law(server, again.turn)
+        rows = await again.responses()
+    assert "Call add with 2 and 3" in reply.text
+    assert [row.status for row in rows] == ["completed"] * 3
+    if name == "anthropic":
+        sent = str(server.requests[-1].body)
+        assert sent.count("'signature'") == 2
