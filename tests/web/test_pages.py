@@ -241,6 +241,18 @@ def test_with_a_token_the_door_is_a_form(tmp_path: Path) -> None:
         assert client.get("/v1/models").status_code == 401
 
 
+def test_every_request_is_logged_without_what_was_said(
+    page: Page, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By method, path and status, under an id; words that were looked for are not in the log."""
+    with caplog.at_level("INFO", "kedge.access"):
+        answer = page.client.get("/?q=a+private+matter")
+        page.client.get("/dashboard")  # by then the first one is in the log
+    assert answer.headers["x-request-id"] in caplog.text
+    assert "GET / 200" in caplog.text
+    assert "private" not in caplog.text
+
+
 def test_static_files_are_kept_for_good_by_their_content(page: Page) -> None:
     """And checked again without it; nothing else is served."""
     html = page.client.get("/").text

@@ -9,6 +9,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kedge.errors import KedgeError, NotInStore
+from kedge.server.access import Access
 from kedge.web import api, pages
 from kedge.web.desk import Desk
 from kedge.web.operations import Refused, explain
@@ -63,7 +64,7 @@ def create_page(desk: Desk, terms: Terms | None = None, base_url: str = "") -> S
     terms = terms or Terms()
     app = Starlette(
         routes=ROUTES,
-        middleware=[Middleware(Fence, terms=terms)],
+        middleware=[Middleware(Access), Middleware(Fence, terms=terms)],
         exception_handlers={
             HTTPException: _on_http_error,
             KedgeError: _on_kedge_error,
