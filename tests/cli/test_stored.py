@@ -265,3 +265,14 @@ def test_names_are_completed(server: TestServer, monkeypatch: pytest.MonkeyPatch
     assert len(complete_names(context, parameter, "conv_")) == 2
     monkeypatch.setenv("KEDGE_STORE", "/nowhere/at/all.db")
     assert complete_names(context, parameter, "") == []
+
+
+def test_delete_asks_and_leaves_the_others_whole(server: TestServer) -> None:
+    """No answer is no; a fork keeps the blocks that it shares."""
+    before = told("show", "quay")
+    assert kedge("delete", "harbour").exit_code == 1
+    assert len(told("conversations")) == 2
+    assert told("delete", "harbour", "--yes")["deleted"]
+    assert [each["title"] for each in told("conversations")] == ["quay"]
+    assert told("show", "quay")["blocks"] == before["blocks"]
+    assert told("verify")["damage"] == []

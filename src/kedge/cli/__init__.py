@@ -25,6 +25,7 @@ COMMANDS: dict[str, str] = {
     "search": "Find words in all conversations.",
     "export": "Write conversations as lines of JSON.",
     "import": "Take in conversations that were exported.",
+    "delete": "Delete a conversation for good.",
     "verify": "Check digests; with --server, what the provider holds.",
     "gc": "Give back the space of what was deleted.",
     "run": "Run a workflow: refine, debate or steps.",

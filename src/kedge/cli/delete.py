@@ -1,0 +1,40 @@
+"""``kedge delete``: a conversation's end, for good."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from kedge.cli.frame import command as kedge_command
+from kedge.cli.output import say, say_json
+from kedge.cli.stored import conversation_argument, find_conversation, store_option, with_store
+
+if TYPE_CHECKING:
+    from kedge.store import ConversationRow, Store
+
+
+@kedge_command("delete", short_help="Delete a conversation for good.")
+@conversation_argument
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@store_option
+def command(conversation: str, yes: bool, store: str, as_json: bool) -> None:
+    """Delete a conversation: its rows, and the blocks that no other conversation uses.
+
+    What the provider keeps stays there until it expires.
+    """
+
+    async def find(opened: "Store") -> "ConversationRow":
+        return await find_conversation(opened, conversation)
+
+    row = with_store(find, given=store)
+    name = row.title or row.id
+    if not yes:
+        click.confirm(f"Delete {name} for good?", abort=True, err=True)
+
+    async def work(opened: "Store") -> None:
+        await opened.delete(row.id)
+
+    with_store(work, given=store)
+    if as_json:
+        say_json({"id": row.id, "deleted": True})
+    else:
+        say(f"{name} is deleted; kedge gc gives its space back")
