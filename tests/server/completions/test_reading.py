@@ -93,6 +93,11 @@ WRONG: list[tuple[dict[str, Any], str | None, str]] = [
         "Missing required parameter",
     ),
     (asked(functions=[]), "functions", "Unknown parameter"),
+    (
+        asked(messages=[USER, {"role": "assistant", "content": "x", "function_call": {}}]),
+        "messages.[1].function_call",
+        "only as 'tool_calls'",
+    ),
 ]
 
 

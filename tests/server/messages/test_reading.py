@@ -260,3 +260,12 @@ def test_the_http_around_it_speaks_the_same_language(
     )
     assert answer.status_code == status
     assert answer.json()["error"]["type"] == kind
+
+
+def test_blocks_that_hold_others_are_read_out() -> None:
+    """A search result and a document made of blocks become their parts."""
+    found = {"type": "search_result", "title": "T", "source": "S", "content": [TEXT]}
+    document = {"type": "document", "source": {"type": "content", "content": [TEXT]}}
+    body = asked(messages=[{"role": "user", "content": [found, document]}])
+    (message,) = read(body, unsealed).input
+    assert [part["text"] for part in message["content"]] == ["T (S)", "Well", "Well"]

@@ -39,6 +39,8 @@ def _check_answered(waiting: Sequence[str], index: int) -> None:
 
 
 def _check_said(message: Message, index: int) -> None:
+    if message.get("function_call") is not None:
+        raise refusals.FUNCTION_CALLED(index=index)
     empty = message.get("content") is None and message.get("refusal") is None
     if empty and not message.get("tool_calls"):
         raise refusals.CONTENT_NULL(index=index)

@@ -52,3 +52,8 @@ NO_AUDIO = Situation(
     param="modalities",
     code="unsupported_parameter",
 )
+FUNCTION_CALLED = Situation(
+    "This server knows calls only as 'tool_calls'. Send them as that, with tool messages behind.",
+    param="messages.[{index}].function_call",
+    code="unsupported_parameter",
+)

@@ -22,7 +22,7 @@ TEXT_PART = Object(
 IMAGE_PART = tool(
     {
         "image_url": Object(
-            {"url": TEXT, "detail": Choice(("auto", "low", "high"))}, required=("url",)
+            {"url": TEXT, "detail": Choice(("auto", "low", "high", "original"))}, required=("url",)
         ),
         "prompt_cache_breakpoint": BREAKPOINT,
     },
@@ -100,7 +100,7 @@ MESSAGE = Tagged(
                 "reasoning_content": MAYBE_TEXT,
                 "annotations": Nullable(Array(OBJECT)),
                 "audio": Nullable(Object({"id": TEXT}, required=("id",))),
-                "function_call": Nullable(Choice(())),
+                "function_call": Nullable(OBJECT),
                 "tool_calls": Nullable(
                     Array(Tagged({"function": FUNCTION_CALL, "custom": CUSTOM_CALL}), least=1)
                 ),

@@ -14,7 +14,7 @@ from kedge.server.messages import refusals
 Block = Mapping[str, Any]
 
 PLACES: Mapping[str, tuple[str, ...]] = {
-    "user": ("text", "image", "document", "tool_result"),
+    "user": ("text", "image", "document", "search_result", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "system": ("text",),
 }

@@ -5,7 +5,7 @@ from typing import Any
 
 from kedge.server.choosing import check_tool_choice
 from kedge.server.messages import refusals, shapes
-from kedge.server.messages.order import Said, check_order, check_thinking, gather
+from kedge.server.messages.order import Said, blocks_of, check_order, check_thinking, gather
 from kedge.server.shapes.branches import Object
 from kedge.server.stateless.question import Question, within
 from kedge.server.thoughts import read_thought
@@ -157,13 +157,15 @@ def _items(said: Said, open: Open) -> Iterator[Item]:
             case "text" if said.role == "assistant":
                 parts.append({"type": "output_text", "text": block["text"]})
             case _:
-                parts.append(_part(block))
+                parts.extend(_parts(block))
     yield from message()
 
 
 def _result(block: Body) -> Item:
     content = block.get("content") or ""
-    output = content if isinstance(content, str) else [_part(part) for part in content]
+    output = (
+        content if isinstance(content, str) else [one for part in content for one in _parts(part)]
+    )
     return {"type": "function_call_output", "call_id": block["tool_use_id"], "output": output}
 
 
@@ -180,19 +182,32 @@ def _thought(block: Body, index: int, part: int, open: Open) -> Item:
     return {"type": "reasoning", "summary": summary, "encrypted_content": sealed}
 
 
-def _part(block: Body) -> Item:
+def _parts(block: Body) -> Iterator[Item]:
+    """The parts that say what a block says: one, but for blocks that hold others."""
+    source: Any = block.get("source")
     if block["type"] == "text":
-        return {"type": "input_text", "text": block["text"]}
-    source = block["source"]
+        yield {"type": "input_text", "text": block["text"]}
+    elif block["type"] == "search_result":
+        yield {"type": "input_text", "text": f"{block['title']} ({source})"}
+        for one in block["content"]:
+            yield from _parts(one)
+    elif source["type"] == "content":
+        inner: str | Sequence[Body] = source["content"]
+        for one in blocks_of(inner):
+            yield from _parts(one)
+    elif source["type"] == "text":
+        yield {"type": "input_text", "text": source["data"]}
+    else:
+        yield _sourced(block, source)
+
+
+def _sourced(block: Body, source: Body) -> Item:
     kind = "image" if block["type"] == "image" else "file"
-    member = "image_url" if kind == "image" else "file_url"
     match source["type"]:
         case "url":
-            part = {member: source["url"]}
+            part = {f"{kind}_url": source["url"]}
         case "file":
             part = {"file_id": source["file_id"]}
-        case "text":
-            return {"type": "input_text", "text": source["data"]}
         case _:
             inline = "image_url" if kind == "image" else "file_data"
             part = {inline: f"data:{source['media_type']};base64,{source['data']}"}

@@ -57,12 +57,18 @@ IMAGE_BLOCK = block(
     },
     required=("source",),
 )
+TEXT_OR_IMAGES = Either(
+    "a string or list",
+    text=TEXT,
+    array=Array(Tagged({"text": TEXT_BLOCK, "image": IMAGE_BLOCK})),
+)
 DOCUMENT_BLOCK = block(
     {
         "source": Tagged(
             {
                 "base64": source({"media_type": Choice(("application/pdf",)), "data": TEXT}),
                 "text": source({"media_type": Choice(("text/plain",)), "data": TEXT}),
+                "content": source({"content": TEXT_OR_IMAGES}),
                 "url": URL,
                 "file": FILE,
             }
@@ -83,7 +89,23 @@ TOOL_USE_BLOCK = block(
     },
     required=("id", "name", "input"),
 )
-RESULT_PART = Tagged({"text": TEXT_BLOCK, "image": IMAGE_BLOCK, "document": DOCUMENT_BLOCK})
+SEARCH_RESULT_BLOCK = block(
+    {
+        "source": TEXT,
+        "title": TEXT,
+        "content": Array(Tagged({"text": TEXT_BLOCK})),
+        "citations": Nullable(Object({"enabled": FLAG})),
+    },
+    required=("source", "title", "content"),
+)
+RESULT_PART = Tagged(
+    {
+        "text": TEXT_BLOCK,
+        "image": IMAGE_BLOCK,
+        "document": DOCUMENT_BLOCK,
+        "search_result": SEARCH_RESULT_BLOCK,
+    }
+)
 TOOL_RESULT_BLOCK = block(
     {
         "tool_use_id": Text(least=1, matching=pattern("^[a-zA-Z0-9_-]+$")),
@@ -98,6 +120,7 @@ BLOCK = Tagged(
         "text": TEXT_BLOCK,
         "image": IMAGE_BLOCK,
         "document": DOCUMENT_BLOCK,
+        "search_result": SEARCH_RESULT_BLOCK,
         "tool_use": TOOL_USE_BLOCK,
         "tool_result": TOOL_RESULT_BLOCK,
         "thinking": Object(
@@ -197,7 +220,7 @@ CREATE: Mapping[str, Shape] = {
     "stop_sequences": Array(Text(least=1), of="strings"),
     "metadata": Object({"user_id": MAYBE_TEXT}),
     "service_tier": Choice(("auto", "standard_only")),
-    "container": Nullable(OBJECT),
+    "container": Nullable(Either("a string or object", text=TEXT, record=OBJECT)),
     "diagnostics": Nullable(OBJECT),
     "inference_geo": MAYBE_TEXT,
     "user_profile_id": TEXT,
