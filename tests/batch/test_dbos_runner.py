@@ -5,13 +5,14 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kedge.batch import Line, Progress, run_batch
+from kedge.batch import Line, Progress, dbos_runner, run_batch
 from kedge.batch.dbos_runner import DbosRunner, database_beside
-from kedge.errors import InvalidBatch
+from kedge.errors import BatchFailed, InvalidBatch
 from kedge.store import Store, open_store
 from kedge.testing import TestServer, serve
 from kedge.turns import UserBlock
@@ -118,3 +119,26 @@ def test_the_books_of_dbos_are_beside_the_store() -> None:
     assert database_beside("postgresql://h/d") == "postgresql://h/d"
     with pytest.raises(InvalidBatch):
         DbosRunner(0)
+
+
+async def test_workers_that_only_die_end_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a few deaths with nothing finished in between, it says so in place of going on for ever."""
+    monkeypatch.setattr(dbos_runner.sys, "executable", "/bin/false")
+    store_url = f"sqlite:///{tmp_path}/store.db"
+    runner = DbosRunner(1)
+    with pytest.raises(BatchFailed, match="the same command goes on from there"):
+        await run_batch([Line("a", ("Hi",))], tmp_path / "o", store_url=store_url, runner=runner)
+    assert runner.pids == []
+
+
+def test_a_workflow_that_dbos_gave_up_on_is_a_failed_line() -> None:
+    """With what DBOS says about it; the next run gives it another workflow."""
+    gone: Any = SimpleNamespace(
+        workflow_id="b.a.1", status="MAX_RECOVERY_ATTEMPTS_EXCEEDED", output=None, error=None
+    )
+    result = dbos_runner._result(gone, Line("a", ("Hi",)))
+    assert (result.id, result.status, result.kind) == ("a", "failed", gone.status)
+    assert dbos_runner._name("b.a", {"b.a.1": gone}) == "b.a.2"
+    assert dbos_runner._name("b.a", {}) == "b.a.1"

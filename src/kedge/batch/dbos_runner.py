@@ -9,7 +9,7 @@ begun. If this process dies, the next run finds what its workers finished.
 import json
 import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -217,7 +217,8 @@ class _Crew:
         with anyio.CancelScope(shield=True):
             for worker in self.workers.values():
                 if worker.process.stdin:
-                    await worker.process.stdin.aclose()
+                    with suppress(anyio.BrokenResourceError, OSError):
+                        await worker.process.stdin.aclose()
             for worker in self.workers.values():
                 with anyio.move_on_after(10):
                     await worker.process.wait()
@@ -230,7 +231,8 @@ class _Crew:
         command = [sys.executable, "-m", "kedge.batch.worker", executor]
         process = await anyio.open_process(command, stdout=None, stderr=None)
         if process.stdin:
-            await process.stdin.send(self.told)
+            with suppress(anyio.BrokenResourceError, OSError):  # it died at once; look() will see
+                await process.stdin.send(self.told)
         return process
 
     def _note(self) -> None:
