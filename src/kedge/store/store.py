@@ -1,9 +1,10 @@
 """Store: conversations, their blocks and their responses, on SQLite or PostgreSQL."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
-from kedge.errors import StoreBusy, StoreError, StoreUnreachable
+from kedge.errors import StoreBusy, StoreError, StoreReadOnly, StoreUnreachable
 from kedge.events import Usage
 from kedge.planning import AnchorRecord
 from kedge.store import carrying, checking, conversations, keys, removing, responses, searching
@@ -116,10 +117,11 @@ class Store(Trees):
     async def search(self, words: str, *, limit: int = 20) -> list[Hit]:
         """The blocks that hold all of these words, the newest first."""
         after = await self.database.read(searching.indexed_upto)
-        while after is not None:
-            after = await self.database.write(
-                lambda tx, after=after: searching.index_more(tx, after)
-            )
+        with suppress(StoreReadOnly):  # then what is indexed can be found
+            while after is not None:
+                after = await self.database.write(
+                    lambda tx, after=after: searching.index_more(tx, after)
+                )
         return await self.database.read(lambda tx: searching.find(tx, words, limit))
 
     async def export(self, conversation: ConversationRow) -> str:
