@@ -179,8 +179,11 @@ class SocketTransport(Transport):
         except TimeoutError:
             words = "the server did not answer in time"
             raise Unreachable(words, provider=self.provider, retryable=True) from None
-        except (Lost, WebSocketException, OSError) as error:
-            words = f"the connection ended before the answer began ({type(error).__name__})"
+        except Lost as lost:
+            words = f"nothing came of the answer: {lost}"
+            raise StreamCut(words, provider=self.provider, retryable=True) from None
+        except (WebSocketException, OSError) as error:
+            words = f"the connection ended before the request was sent ({type(error).__name__})"
             raise Unreachable(words, provider=self.provider, retryable=True) from None
 
     def _refusal(self, message: Message) -> EngineError:

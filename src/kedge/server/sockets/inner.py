@@ -19,6 +19,8 @@ from kedge.server.wire import encode
 PATH = "/v1/responses"
 END = b"\n\n"
 DONE = b"data: [DONE]"
+TELLING = (b"retry-after", b"x-request-id")
+"""Headers of a refusal that are told within it."""
 FAILURES = frozenset({"error", "response.failed"})
 HOP = frozenset({b"connection", b"upgrade", b"content-length", b"content-type"})
 
@@ -86,9 +88,10 @@ class Inner:
         # Faults speak in the words of servers whose refusals have other shapes; those go out as they are.
         error = refusal.get("error")
         told = cast("dict[str, Any]", error) if isinstance(error, dict) else refusal
-        after = self._headers.get(b"retry-after")
-        headers = {} if after is None else {"headers": {"retry-after": after.decode()}}
-        await self._say(envelope(self._status, {**told, **headers}, self._stream_id))
+        headers = {
+            name.decode(): self._headers[name].decode() for name in TELLING if name in self._headers
+        }
+        await self._say(envelope(self._status, {**told, "headers": headers}, self._stream_id))
 
 
 def envelope(status: int, error: Mapping[str, Any], stream_id: str | None) -> bytes:
