@@ -84,7 +84,7 @@ def test_an_answer_streams_into_a_new_conversation(page: Page, watched: Watched)
 
 def test_words_are_shown_while_they_come(browser: Browser, tmp_path: Path) -> None:
     """Before the answer is whole there is some of it, and it can be stopped."""
-    with running(tmp_path, model=PracticeModel(pace=0.2)) as page:
+    with running(tmp_path, model=PracticeModel(pace=0.6)) as page:
         watched = Watched(browser.new_context(), page.url)
         tab = watched.open(f"/conversations/{page.talk()}")
         tab.get_by_label("Your message").fill("Tell me a long story about the sea and its anchors")

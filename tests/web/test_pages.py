@@ -2,7 +2,6 @@
 
 import json
 import re
-import threading
 from pathlib import Path
 
 import pytest
@@ -163,10 +162,12 @@ def test_the_dashboard_tells_what_happened(page: Page) -> None:
 def test_the_figures_come_again_when_something_happened(fresh: Page) -> None:
     """As server-sent events, drawn; the server does not wait for whoever listens to end."""
     fresh.talk("Before")
-    with fresh.client.stream("GET", "/dashboard/live?range=1h") as live:
+    drawn = fresh.client.get("/dashboard?range=1h").text
+    (seen,) = re.findall(r'data-seen="([^"]+)"', drawn)
+    fresh.talk("Meanwhile")  # nothing is missed between the page and the stream
+    with fresh.client.stream("GET", f"/dashboard/live?range=1h&seen={seen}") as live:
         lines = live.iter_lines()
         assert next(lines) == "retry: 1000"
-        threading.Timer(0.05, fresh.talk, ["During"]).start()
         event = next(line for line in lines if line.startswith("event:"))
         assert event == "event: figures"
         html = json.loads(next(lines).removeprefix("data: "))

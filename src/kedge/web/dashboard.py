@@ -23,6 +23,7 @@ QUIET = 60
 
 async def look(desk: Desk, chosen: str) -> Dashboard:
     """The figures of a range that ends now."""
+    seen = await beat(desk)
     until = desk.clock()
     since = until - RANGES[chosen][1]
     selection = Selection(since, math.nextafter(until, math.inf))
@@ -32,9 +33,9 @@ async def look(desk: Desk, chosen: str) -> Dashboard:
         for name, (title, _) in RANGES.items()
     )
     if not found.requests.total:
-        return Dashboard((), (), ranges, chosen, empty=True)
+        return Dashboard((), (), ranges, chosen, seen, empty=True)
     buckets, counts = await analyse_over_time(desk.store, selection, buckets=BUCKETS), counted()
-    return Dashboard(tiles(found, counts), figures(found, buckets, counts), ranges, chosen)
+    return Dashboard(tiles(found, counts), figures(found, buckets, counts), ranges, chosen, seen)
 
 
 def counted() -> Counts:
@@ -49,18 +50,25 @@ def counted() -> Counts:
     )
 
 
-def stream_figures(desk: Desk, chosen: str, stopping: Callable[[], bool]) -> StreamingResponse:
-    """Server-sent events with the figures, drawn."""
-    return StreamingResponse(_figures(desk, chosen, stopping), media_type="text/event-stream")
+async def beat(desk: Desk) -> str:
+    """A word that changes whenever something happened."""
+    return "-".join(map(str, await pulse(desk.store)))
 
 
-async def _figures(desk: Desk, chosen: str, stopping: Callable[[], bool]) -> AsyncGenerator[bytes]:
+def stream_figures(
+    desk: Desk, chosen: str, seen: str, stopping: Callable[[], bool]
+) -> StreamingResponse:
+    """Server-sent events with the figures, drawn; ``seen`` is the beat of the page that asks."""
+    return StreamingResponse(_figures(desk, chosen, seen, stopping), media_type="text/event-stream")
+
+
+async def _figures(
+    desk: Desk, chosen: str, seen: str, stopping: Callable[[], bool]
+) -> AsyncGenerator[bytes]:
     yield b"retry: 1000\n\n"
-    seen = await pulse(desk.store)
     quiet = 0
     while not stopping():
-        await asyncio.sleep(TICK)
-        now = await pulse(desk.store)
+        now = await beat(desk)
         quiet = 0 if now != seen else quiet + 1
         if now != seen:
             seen = now
@@ -68,3 +76,4 @@ async def _figures(desk: Desk, chosen: str, stopping: Callable[[], bool]) -> Asy
             yield b"event: figures\ndata: " + json.dumps(html).encode() + b"\n\n"
         elif quiet % QUIET == 0:
             yield b": still here\n\n"
+        await asyncio.sleep(TICK)

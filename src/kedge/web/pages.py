@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from kedge.store.overview import Overview
 from kedge.web import words
-from kedge.web.dashboard import look, stream_figures
+from kedge.web.dashboard import beat, look, stream_figures
 from kedge.web.desk import Desk, overview_status
 from kedge.web.figures import DEFAULT_RANGE, RANGES
 from kedge.web.finding import find_conversations
@@ -160,7 +160,9 @@ async def live(request: Request) -> Response:
     """The same figures again, whenever something happened."""
     chosen = request.query_params.get("range", DEFAULT_RANGE)
     chosen = chosen if chosen in RANGES else DEFAULT_RANGE
-    return stream_figures(desk_of(request), chosen, request.app.state.stopping)
+    desk = desk_of(request)
+    seen = request.query_params.get("seen") or await beat(desk)
+    return stream_figures(desk, chosen, seen, request.app.state.stopping)
 
 
 async def workflows(request: Request) -> Response:

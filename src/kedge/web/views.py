@@ -231,6 +231,8 @@ class Dashboard:
     charts: tuple[Markup, ...]
     ranges: tuple[Choice, ...]
     range: str
+    seen: str
+    """What had happened when this was drawn; see ``dashboard.beat``."""
     empty: bool = False
 
 

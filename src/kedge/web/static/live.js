@@ -4,7 +4,8 @@ export function watch(place) {
   if (!place) return;
   const state = document.querySelector("[data-live-state]");
   const words = document.querySelector("[data-live-words]");
-  const source = new EventSource(`/dashboard/live?range=${encodeURIComponent(place.dataset.live)}`);
+  const asked = new URLSearchParams({ range: place.dataset.live, seen: place.dataset.seen });
+  const source = new EventSource(`/dashboard/live?${asked}`);
   const say = (text, on) => {
     words.textContent = text;
     state.classList.toggle("on", on);
