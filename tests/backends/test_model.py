@@ -290,6 +290,27 @@ def test_a_chat_and_a_message_reach_the_same_model(
     assert message.content[1].text == "6 * 7 = 42."
 
 
+def test_a_model_that_does_not_think_can_still_be_told_to(upstream: TestServer) -> None:
+    """A round of tools goes on without a thought where there never was one."""
+    tool: Any = {"name": "get_weather", "input_schema": WEATHER["parameters"]}
+    messages: list[Any] = [{"role": "user", "content": "call get_weather in Rome"}]
+    asking: Any = {"model": "any", "max_tokens": 3000, "messages": messages, "tools": [tool]}
+    with (
+        before(upstream, "chat") as server,
+        Anthropic(base_url=server.url, api_key="any", max_retries=0) as client,
+    ):
+        call: Any = client.messages.create(**asking).content[0]
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}
+        messages += [
+            {"role": "assistant", "content": [call.model_dump(exclude_none=True)]},
+            {"role": "user", "content": [result]},
+        ]
+        last: Any = client.messages.create(
+            **asking, thinking={"type": "enabled", "budget_tokens": 1024}
+        )
+    assert last.content[-1].text == "get_weather says: sunny."
+
+
 def test_a_stop_sequence_ends_the_answer(client: OpenAI) -> None:
     """Whether the model behind knows such things or not."""
     made = client.chat.completions.create(

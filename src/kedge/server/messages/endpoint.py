@@ -7,8 +7,9 @@ from starlette.responses import Response
 
 from kedge.server.http import answer, answer_json, exchange_of, read_json, service_of
 from kedge.server.messages import refusals
-from kedge.server.messages.reading import VERSIONS, read, read_count, shows, thinks
+from kedge.server.messages.reading import VERSIONS, check_thoughts, read, read_count, shows, thinks
 from kedge.server.messages.voice import MessageVoice
+from kedge.server.models import PracticeModel
 from kedge.server.output import Writer
 from kedge.server.sse import Watch
 from kedge.server.stateless.question import asked
@@ -22,6 +23,8 @@ async def create(request: Request) -> Any:
     service = service_of(request)
     question = read(body, service.sealer.open, version)
     put = asked(service, question)
+    if isinstance(put.model, PracticeModel):  # others may not have thought at all
+        check_thoughts(body)
     id = f"msg_{put.key}"
     exchange = exchange_of(request)
     if exchange is not None:

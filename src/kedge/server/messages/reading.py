@@ -45,6 +45,12 @@ def read_count(body: object, open: Open) -> Question:
     return _question(_COUNT.check(body), open)
 
 
+def check_thoughts(body: Body) -> None:
+    """Refuse a round of tools without its thought, of a model that thinks whenever it is told to."""
+    if within(body, "thinking").get("type") == "enabled":
+        check_thinking(gather(body["messages"]))
+
+
 def thinks(body: Body) -> bool:
     """Whether a request wants to see thoughts."""
     return within(body, "thinking").get("type") in ("enabled", "adaptive", "between_tools")
@@ -59,8 +65,6 @@ def _question(held: Body, open: Open) -> Question:
     _check_tools(held)
     said = gather(held["messages"])
     check_order(said)
-    if within(held, "thinking").get("type") == "enabled":
-        check_thinking(said)
     asked = _parameters(held)
     check_tool_choice(asked, ())
     return Question([item for one in said for item in _items(one, open)], asked)
