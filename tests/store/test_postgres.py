@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from urllib.parse import urlsplit, urlunsplit
 
 import anyio
@@ -11,16 +12,18 @@ import pytest
 from kedge import user
 from kedge.errors import (
     CannotOpenStore,
+    HeadConflict,
+    NotInStore,
     StoreBusy,
     StoreError,
     StoreReadOnly,
     StoreUnreachable,
 )
-from kedge.store import Store, open_store
+from kedge.store import ConversationRow, Node, Store, open_store
 from kedge.store.database import Tx
 from kedge.store.postgres import PostgresDatabase
 from postgresql import PASSWORD, Server, empty, server
-from store.growing import talk
+from store.growing import counts, talk
 
 
 @pytest.fixture
@@ -159,3 +162,34 @@ async def test_writers_that_meet_both_get_through(empty_url: str) -> None:
         tree = {node.id: node for node in await store.tree(row)}
         assert len({tree[node].branch for node in made}) == 12
         assert await store.verify() == []
+
+
+async def test_deleting_while_others_write(empty_url: str) -> None:
+    """They are told that it is gone; nothing of it is left behind, and nobody waits for the other."""
+    async with await open_store(empty_url) as store:
+        said: list[int] = []
+
+        async def write(row: ConversationRow, node: Node) -> None:
+            shared = user("the same for all", id="blk_shared")
+            for number in range(1000):
+                blocks = [user(f"{row.id} {number}")] if number % 3 else [shared]
+                head = node.id if number % 2 else None
+                try:
+                    with suppress(HeadConflict):
+                        node = await store.append(row, node, blocks, head=head)
+                except NotInStore:
+                    said.append(number)
+                    return
+
+        async def end(row: ConversationRow) -> None:
+            await anyio.sleep(0.05)
+            await store.delete(row.id)
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as group:
+                for _ in range(6):
+                    row = await store.create()
+                    group.start_soon(write, row, (await store.load(row)).node)
+                    group.start_soon(end, row)
+        assert len(said) == 6
+        assert await counts(store, "nodes", "links", "blocks", "responses") == [0, 0, 0, 0]

@@ -164,6 +164,10 @@ def insert_node(
             raise NotInStore("the conversation was deleted meanwhile")
         if made:
             return replace(node, id=made[0]), made[1]
+    if (
+        tx.dialect.share_links
+    ):  # first the links, then the conversation: whoever deletes does the same
+        tx.run(tx.dialect.share_links)
     if head is None or tx.dialect.hold:  # or moving the head will tell whether it is there
         hold(tx, number)
     node = _insert_slowly(tx, node, blocks, response, scope)

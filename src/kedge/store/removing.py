@@ -6,6 +6,7 @@ really used. Everything else goes: nodes, links, responses, accounts, keys, word
 
 from collections.abc import Iterable, Sequence
 
+from kedge.store.conversations import select
 from kedge.store.database import Tx
 from kedge.store.nodes import NODE, node_of
 from kedge.store.rows import ConversationRow, Node
@@ -13,10 +14,11 @@ from kedge.store.rows import ConversationRow, Node
 CHUNK = 500
 
 
-def delete(tx: Tx, row: ConversationRow) -> None:
+def delete(tx: Tx, name: str) -> None:
     """Delete a conversation."""
     if tx.dialect.guard_links:
         tx.run(tx.dialect.guard_links)
+    row = select(tx, name, tx.dialect.lock)
     others = tx.rows(
         "SELECT number, head, forked_at FROM conversations WHERE tree = ? AND number <> ? "
         "ORDER BY number",

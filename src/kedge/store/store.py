@@ -144,11 +144,7 @@ class Store(Trees):
 
     async def delete(self, name: str) -> None:
         """Delete a conversation for good: its rows, and the blocks that no other one uses."""
-
-        def work(tx: Tx) -> None:
-            removing.delete(tx, conversations.select(tx, name, tx.dialect.lock))
-
-        await self.database.write(work)
+        await self.database.write(lambda tx: removing.delete(tx, name))
         await self.database.reclaim()
 
     async def gc(self) -> int:
