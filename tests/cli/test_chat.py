@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from kedge.cli.chat import command
 from kedge.cli.lines import completer
+from kedge.testing import TestServer
 
 KEDGE = [sys.executable, "-m", "kedge"]
 TIMEOUT = 60
@@ -42,10 +43,10 @@ def chat(lines: str, *options: str, cwd: Path | None = None) -> subprocess.Compl
     )
 
 
-def here(lines: str, *options: str) -> Result:
+def here(lines: str, *options: str, code: int = 0) -> Result:
     """The same in this process: quicker, for what needs no process of its own."""
     result = CliRunner().invoke(command, options, input=lines)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == code, result.output
     return result
 
 
@@ -119,9 +120,22 @@ def test_errors_are_one_line_with_a_hint() -> None:
 
 def test_an_error_in_the_middle_keeps_the_conversation() -> None:
     """A dead server is told, and the chat goes on to the next line."""
-    done = here("hi\n/show\n", "--model", "responses:http://127.0.0.1:9/v1#x")
+    done = here("hi\n/show\n", "--model", "responses:http://127.0.0.1:9/v1#x", code=1)
     assert "could not reach the server" in done.stderr
+    assert "Hint: Is the server running?" in done.stderr
     assert "0 blocks" in done.stdout
+
+
+def test_a_message_without_an_answer_is_answered_later(kedge_server: TestServer) -> None:
+    """The failure is told, the message is kept, and whoever comes back gets the answer."""
+    model = f"responses:{kedge_server.base_url}#practice"
+    kedge_server.faults.set("status=400", times=1)
+    options = ("-c", "harbour", "--model", model, "--json")
+    failed = here("What is 2+3?\n", *options, code=1)
+    assert json.loads(failed.stdout)["kind"] == "RequestRefused"
+    done = here("/resume\n/resume\n", "-c", "harbour")
+    assert "2+3 = 5." in done.stdout
+    assert "no message waits here" in done.stdout
 
 
 def test_ctrl_c_during_an_answer_keeps_the_conversation_usable() -> None:
@@ -180,7 +194,7 @@ def test_another_model_can_take_over() -> None:
 def test_a_password_in_an_address_is_neither_shown_nor_kept(tmp_path: Path) -> None:
     """Not by /model, and not in the store."""
     address = "responses:http://ada:planted@127.0.0.1:9/v1#x"
-    done = here("/model\nhi\n", "--model", address, "-c", "harbour")
+    done = here("/model\nhi\n", "--model", address, "-c", "harbour", code=1)
     assert "ada:…@127.0.0.1" in done.stdout
     assert "planted" not in done.output
     assert all(b"planted" not in file.read_bytes() for file in tmp_path.rglob("*.db*"))

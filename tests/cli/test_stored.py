@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from cli.talks import kedge, talked, told
 from kedge.cli import group
@@ -276,3 +277,16 @@ def test_delete_asks_and_leaves_the_others_whole(server: TestServer) -> None:
     assert [each["title"] for each in told("conversations")] == ["quay"]
     assert told("show", "quay")["blocks"] == before["blocks"]
     assert told("verify")["damage"] == []
+
+
+def test_a_title_means_the_conversation_and_not_its_fork(server: TestServer) -> None:
+    """A fork that kept the title goes by its id; between strangers with one title nobody guesses."""
+    (row,) = [each for each in told("conversations") if each["title"] == "harbour"]
+    kedge("fork", "harbour")
+    assert told("fork", "harbour")["forked_from"] == row["id"]
+    exported = kedge("export", row["id"]).stdout
+    again = CliRunner().invoke(group, ["import", "-"], input=exported)
+    assert again.exit_code == 0, again.output
+    refused = CliRunner().invoke(group, ["show", "harbour"])
+    assert refused.exit_code == 1
+    assert "2 conversations are called 'harbour'; say which: conv_" in refused.stderr

@@ -91,7 +91,16 @@ def test_a_missing_migration_is_a_broken_installation(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    "url", ["mysql://x", "kedge.db", "sqlite:kedge.db", "sqlite:///", "postgresql://localhost", ""]
+    "url",
+    [
+        "mysql://x",
+        "kedge.db",
+        "sqlite:kedge.db",
+        "sqlite:///",
+        "postgresql://localhost",
+        "postgresql://[broken/kedge",
+        "",
+    ],
 )
 async def test_a_wrong_address_is_said(url: str) -> None:
     """With what would be right."""

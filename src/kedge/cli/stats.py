@@ -2,7 +2,7 @@
 
 import re
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,8 +14,9 @@ from kedge.cli.frame import command as kedge_command
 from kedge.cli.frame import setting
 from kedge.cli.output import say_json
 from kedge.cli.stats_view import show
-from kedge.config.places import store_url
-from kedge.store import open_store
+from kedge.cli.stored import IN_MEMORY, find_conversation
+from kedge.config import store_file, store_url
+from kedge.store import Store, open_store
 
 _AGO = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -68,12 +69,28 @@ def command(
     selection = Selection(since, until, model, provider, conversation)
 
     async def work() -> tuple[Analytics, tuple[Bucket, ...]]:
-        async with await open_store(store_url(store)) as opened:
-            found = await analyse(opened, selection)
-            return found, await analyse_over_time(opened, selection, buckets=buckets)
+        async with await open_store(_address(store)) as opened:
+            chosen = await _chosen(opened, selection)
+            found = await analyse(opened, chosen)
+            return found, await analyse_over_time(opened, chosen, buckets=buckets)
 
     found, pieces = anyio.run(work)
     if as_json:
         say_json({**asdict(found), "over_time": [asdict(each) for each in pieces]})
     else:
         show(found, pieces)
+
+
+def _address(given: str) -> str:
+    """The store's address; one that is not there yet is not made, and has nothing to tell."""
+    address = store_url(given, make=False)
+    file = store_file(address)
+    return address if file is None or file.exists() else IN_MEMORY
+
+
+async def _chosen(store: Store, selection: Selection) -> Selection:
+    """The selection, with the id of the conversation that is meant by a name."""
+    if not selection.conversation:
+        return selection
+    row = await find_conversation(store, selection.conversation)
+    return replace(selection, conversation=row.id)

@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
+IN_MEMORY = "sqlite://:memory:"
 LEAST_PREFIX = 4
 """How many characters of an id must be given at least."""
 MANY = 100_000
+NAMED = 5
+"""How many of those are named that have one title."""
 OFFERED = 500
 """How many conversations a shell is told of."""
 MODEL = "model"
@@ -114,19 +117,30 @@ async def find_conversation(store: "Store", name: str) -> "ConversationRow":
 
 
 async def look_for(store: "Store", name: str) -> "ConversationRow | None":
-    """The conversation with this id, title or beginning of an id; the newest of several titles."""
+    """The conversation with this id, title or beginning of an id; a fork only by a title of its own."""
     try:
         return await store.conversation(name)
     except NotInStore:
         pass
     rows = await store.conversations(archived=None, limit=MANY)
-    titled = [row for row in rows if row.title == name]
-    if titled:
-        return titled[0]
+    if titled := [row for row in rows if row.title == name]:
+        return _one_of(titled)
     begun = [row for row in rows if row.id.startswith(name)] if len(name) >= LEAST_PREFIX else []
     if len(begun) > 1:
         raise NotInStore(f"{len(begun)} conversations begin with {name!r}; give more of the id")
     return begun[0] if begun else None
+
+
+def _one_of(titled: "list[ConversationRow]") -> "ConversationRow":
+    """The one that is meant by a title: where several have it, the one that is no fork of another."""
+    ids = {row.id for row in titled}
+    own = [row for row in titled if row.forked_from not in ids]
+    if len(own) > 1:
+        listed = ", ".join(row.id for row in own[:NAMED])
+        raise NotInStore(
+            f"{len(own)} conversations are called {own[0].title!r}; say which: {listed}"
+        )
+    return own[0]
 
 
 async def find_place(store: "Store", row: "ConversationRow", at: str) -> "Node":

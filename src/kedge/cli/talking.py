@@ -7,7 +7,7 @@ So nothing is lost by a failure, a Ctrl-C, an ``/undo`` or an ``/edit``: what wa
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,14 @@ import click
 
 from kedge.cli import chat_tools
 from kedge.cli.lines import read_lines
-from kedge.cli.stored import MODEL, kept_model, look_for, opened
+from kedge.cli.stored import IN_MEMORY, MODEL, kept_model, look_for, opened
 from kedge.cli.telling import Teller, as_object, status_line, teller_for
 from kedge.cli.tool_paths import load_tool
 from kedge.config import mask_url
 from kedge.conversation import Conversation
 from kedge.engines import Middleware
 from kedge.errors import HeadConflict, KedgeError
+from kedge.events import TextDelta
 from kedge.events.run import RequestPlanned
 from kedge.middleware import system_prompt
 from kedge.middleware import trace as tracing
@@ -29,8 +30,6 @@ from kedge.store import Store
 
 if TYPE_CHECKING:
     from kedge.planning import RequestPlan
-
-IN_MEMORY = "sqlite://:memory:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,11 @@ class Terms:
     as_json: bool = False
 
 
+INTERRUPTED = (
+    "interrupted: the conversation is as it was before your message; /resume asks it again"
+)
+
+
 class Quit(Exception):
     """The user wants to leave."""
 
@@ -60,10 +64,11 @@ def talk(terms: Terms) -> None:
             session = runner.run(_begin(terms, stack))
             if sys.stdin.isatty() and not terms.as_json:
                 click.echo(session.greeting())
-            for line in read_lines(echo=not terms.as_json, words=tuple(COMMANDS)):
-                session.take(line, runner)
-        except Quit:
-            pass
+            with suppress(Quit):
+                for line in read_lines(echo=not terms.as_json, words=tuple(COMMANDS)):
+                    session.take(line, runner)
+            if session.failed and not sys.stdin.isatty():
+                raise click.exceptions.Exit(1)
         finally:
             runner.run(stack.aclose())
 
@@ -109,6 +114,7 @@ class Session:
         self.terms = terms
         self.options: dict[str, Any] = {"mode": terms.mode} if terms.mode else {}
         self.teller: Teller = teller_for(as_json=terms.as_json)
+        self.failed = False
 
     def greeting(self) -> str:
         """What a person reads first."""
@@ -124,8 +130,9 @@ class Session:
                 runner.run(self._answer(line))
         except KeyboardInterrupt:
             self.teller.stop()
-            click.echo("\n(interrupted: the conversation is as it was before your message)")
+            self.teller.interrupted(INTERRUPTED)
         except KedgeError as error:
+            self.failed |= not line.startswith("/")
             self.teller.stop()
             self.teller.failed(error)
             if isinstance(error, HeadConflict):
@@ -188,6 +195,19 @@ class Session:
         await self._answer(said)
         return ""
 
+    async def resume(self, _: str) -> str:
+        """Get the answer to the message that got none, by a failure or a Ctrl-C."""
+        here = self.conversation.head
+        left = [node.id for node in await self.conversation.pending() if node.parent == here]
+        if not left:
+            return "no message waits here for its answer"
+        reply = await self.conversation.resume(left[-1], **self.options)
+        plans = [reply.plan] if reply.plan else []
+        self.teller.tell(TextDelta(reply.text))
+        self.teller.stop()
+        self.teller.ended(status_line(plans), as_object(reply, plans))
+        return ""
+
     async def fork(self, title: str) -> str:
         """Go on apart from here."""
         data = self.conversation.row.data
@@ -236,6 +256,7 @@ COMMANDS: dict[str, Slash] = {
     ),
     "/undo": Slash("/undo", "back to before your last message", Session.undo),
     "/edit": Slash("/edit TEXT", "say your last message in other words", Session.edit),
+    "/resume": Slash("/resume", "answer your last message, if it got no answer", Session.resume),
     "/fork": Slash("/fork [TITLE]", "go on apart from here", Session.fork),
     "/model": Slash(
         "/model [MODEL]", "with whom you talk, or with whom from here on", Session.change_model

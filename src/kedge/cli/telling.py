@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import click
 
+from kedge.cli.hints import hint_for
 from kedge.cli.words import printable, short_id
 from kedge.conversation import Reply
 from kedge.errors import KedgeError
@@ -39,6 +40,10 @@ class Teller(Protocol):
 
     def failed(self, error: KedgeError) -> None:
         """Tell what went wrong."""
+        ...
+
+    def interrupted(self, words: str) -> None:
+        """Tell that the user broke off."""
         ...
 
 
@@ -98,8 +103,14 @@ class TextTeller:
         click.echo(text)
 
     def failed(self, error: KedgeError) -> None:
-        """One line, on the standard error."""
+        """One line and a hint, on the standard error."""
         click.echo(f"{click.style('error', fg='red')}: {error}", err=True)
+        if hint := hint_for(error):
+            click.echo(click.style(f"Hint: {hint}", dim=True), err=True)
+
+    def interrupted(self, words: str) -> None:
+        """A line in brackets."""
+        click.echo(f"\n({words})")
 
 
 class JsonTeller:
@@ -121,7 +132,12 @@ class JsonTeller:
 
     def failed(self, error: KedgeError) -> None:
         """What went wrong."""
-        click.echo(json.dumps({"error": str(error), "kind": type(error).__name__}))
+        told = {"error": str(error), "kind": type(error).__name__, "hint": hint_for(error)}
+        click.echo(json.dumps(told, ensure_ascii=False))
+
+    def interrupted(self, words: str) -> None:
+        """That is an object, too."""
+        click.echo(json.dumps({"error": words, "kind": "KeyboardInterrupt", "hint": ""}))
 
 
 def folded(event: Event) -> str:

@@ -34,7 +34,10 @@ def open_database(url: str, wait_seconds: float = 10.0) -> Database:
     scheme = url.partition(":")[0]
     if scheme not in _OPENERS:
         raise CannotOpenStore(f"a store's address is one of {FORMS}")
-    return _OPENERS[scheme](url, wait_seconds)
+    try:
+        return _OPENERS[scheme](url, wait_seconds)
+    except ValueError:  # what does not parse may hold a password: it is not repeated
+        raise CannotOpenStore(f"the address cannot be read; it is one of {FORMS}") from None
 
 
 async def _prepare(database: Database) -> None:

@@ -6,6 +6,7 @@ before it was committed is run again on a new connection.
 """
 
 import asyncio
+import logging
 import select
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CONNECTIONS = 4
+_QUIET = logging.NullHandler()
 WAITING = 64
 """How many transactions may wait for a connection at the same time."""
 ATTEMPTS = 8
@@ -367,4 +369,6 @@ def _driver() -> tuple[Any, Any]:
     except ImportError:
         words = "PostgreSQL needs its driver: pip install 'kedge[postgres]'"
         raise CannotOpenStore(words) from None
+    # The pool logs every failed try; ours is the one error that comes of them.
+    logging.getLogger("psycopg.pool").addHandler(_QUIET)
     return psycopg, ConnectionPool
