@@ -290,3 +290,24 @@ def test_a_title_means_the_conversation_and_not_its_fork(server: TestServer) -> 
     refused = CliRunner().invoke(group, ["show", "harbour"])
     assert refused.exit_code == 1
     assert "2 conversations are called 'harbour'; say which: conv_" in refused.stderr
+
+
+def test_a_title_does_not_command_the_terminal(alone: Path) -> None:
+    """Titles and tags come with files of other people; what is no letter is shown as such."""
+
+    async def make() -> str:
+        async with await open_store(f"sqlite:///{alone}") as store:
+            return (await store.create("evil\x1b]0;owned\x07", tags=["t\x1b[5m"])).id
+
+    name = run_sync(make())
+    for words in (
+        ["conversations"],
+        ["show", name],
+        ["inspect", name],
+        ["fork", name],
+        ["tree", name],
+    ):
+        done = kedge(*words)
+        assert done.exit_code == 0, done.output
+        assert "\x1b]" not in done.output
+        assert "\x07" not in done.output

@@ -7,7 +7,7 @@ import click
 from kedge.cli.frame import command as kedge_command
 from kedge.cli.output import dim, say, say_json, table
 from kedge.cli.stored import store_option, with_store
-from kedge.cli.words import ago, share, short_id
+from kedge.cli.words import ago, printable, share, short_id
 from kedge.config import store_file, store_url
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
                 f"{row['input_tokens'] + row['output_tokens']:,}",
                 share(row["cached_tokens"], row["input_tokens"]),
                 ago(row["updated_at"]),
-                f"{row['title'] or row['first_words']}{dim(_marks(row))}",
+                f"{printable(row['title'] or row['first_words'])}{dim(_marks(row))}",
             )
             for row in rows
         ],
@@ -93,7 +93,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
 
 
 def _marks(row: dict[str, Any]) -> str:
-    marks = [f"#{tag}" for tag in row["tags"]]
+    marks = [f"#{printable(tag)}" for tag in row["tags"]]
     marks += ["(archived)"] if row["archived"] else []
     marks += [f"(fork of {short_id(row['forked_from'], 12)})"] if row["forked_from"] else []
     marks += [f"({row['failures']} failed)"] if row["failures"] else []

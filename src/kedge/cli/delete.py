@@ -7,6 +7,7 @@ import click
 from kedge.cli.frame import command as kedge_command
 from kedge.cli.output import say, say_json
 from kedge.cli.stored import conversation_argument, find_conversation, store_option, with_store
+from kedge.cli.words import printable
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Store
@@ -26,7 +27,7 @@ def command(conversation: str, yes: bool, store: str, as_json: bool) -> None:
         return await find_conversation(opened, conversation)
 
     row = with_store(find, given=store)
-    name = row.title or row.id
+    name = printable(row.title or row.id)
     if not yes:
         click.confirm(f"Delete {name} for good?", abort=True, err=True)
 

@@ -13,6 +13,7 @@ from kedge.cli.stored import (
     store_option,
     with_store,
 )
+from kedge.cli.words import printable
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Store
@@ -39,5 +40,5 @@ def command(conversation: str, at: str, title: str, store: str, as_json: bool) -
         facts = {"id": forked.id, "title": forked.title, "forked_from": row.id, "node": node}
         say_json(facts)
     else:
-        say(f"{forked.id} goes on from node {node} of {row.title or row.id}")
+        say(f"{forked.id} goes on from node {node} of {printable(row.title or row.id)}")
         say(f"kedge chat --conversation {forked.id}")

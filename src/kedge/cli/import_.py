@@ -8,6 +8,7 @@ import click
 from kedge.cli.frame import command as kedge_command
 from kedge.cli.output import say, say_json
 from kedge.cli.stored import store_option, with_store
+from kedge.cli.words import printable
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Store
@@ -32,4 +33,4 @@ def command(file: Path, store: str, as_json: bool) -> None:
         say_json([{"id": row.id, "title": row.title} for row in rows])
         return
     for row in rows:
-        say(f"{row.id}  {row.title}".rstrip())
+        say(f"{row.id}  {printable(row.title)}".rstrip())

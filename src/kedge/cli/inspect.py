@@ -15,7 +15,7 @@ from kedge.cli.stored import (
     store_option,
     with_store,
 )
-from kedge.cli.words import plural, share, short_id
+from kedge.cli.words import plural, printable, share, short_id
 from kedge.config import mask_url
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _show_blocks(found: "Inspection") -> None:
             )
         )
     say(
-        f"{found.row.title or found.row.id}, node {found.node}, {plural(len(rows), 'block')}, "
+        f"{printable(found.row.title or found.row.id)}, node {found.node}, {plural(len(rows), 'block')}, "
         f"{plural(sum(found.tokens), 'token')}; {dim('→ would be sent to ' + mask_url(found.model))}"
     )
     say()

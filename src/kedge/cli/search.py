@@ -8,7 +8,7 @@ import click
 from kedge.cli.frame import command as kedge_command
 from kedge.cli.output import say, say_json, table
 from kedge.cli.stored import store_option, with_store
-from kedge.cli.words import short_id
+from kedge.cli.words import printable, short_id
 
 if TYPE_CHECKING:
     from kedge.store import Hit, Store
@@ -34,7 +34,7 @@ def command(words: tuple[str, ...], limit: int, store: str, as_json: bool) -> No
     elif hits:
         rows = [
             (
-                titles[hit.conversation] or short_id(hit.conversation),
+                printable(titles[hit.conversation]) or short_id(hit.conversation),
                 hit.node,
                 hit.kind,
                 hit.excerpt,

@@ -46,7 +46,9 @@ def command(conversation: str, at: str, full: bool, store: str, as_json: bool) -
     if as_json:
         say_json(_report(row, loaded))
         return
-    say(dim(f"{row.title or row.id}, node {loaded.node.id}, {len(loaded.blocks)} blocks"))
+    say(
+        dim(f"{printable(row.title or row.id)}, node {loaded.node.id}, {len(loaded.blocks)} blocks")
+    )
     show_blocks(loaded.blocks, full=full)
 
 

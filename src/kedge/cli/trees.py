@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kedge.cli.words import printable
 from kedge.store import ConversationRow, Node, ResponseRow, Store
 from kedge.store.overview import endings, standing_on, tree_of
 from kedge.turns import Block
@@ -26,7 +27,7 @@ class Tree:
     def heads(self, number: int) -> list[str]:
         """Which conversations have their head here; the one that was asked for says just that."""
         names = [
-            "head" if row.id == self.row.id else f"head of {row.title or row.id}"
+            "head" if row.id == self.row.id else f"head of {printable(row.title or row.id)}"
             for row in self.conversations
             if row.head == number
         ]

@@ -16,6 +16,7 @@ from kedge.cli.stored import (
     store_option,
     with_store,
 )
+from kedge.cli.words import printable
 from kedge.config import mask_url
 from kedge.errors import KedgeError
 
@@ -87,5 +88,5 @@ def _show(damage: "list[Damage]", audits: list[Audited]) -> None:
     words = {True: ("agrees", "green"), False: ("differs", "red"), None: ("not told", "yellow")}
     for audit in audits:
         word, color = words[audit["agrees"]]
-        name = audit["title"] or audit["conversation"]
+        name = printable(audit["title"] or audit["conversation"])
         say(f"{click.style(word, fg=color)}  {name}: {audit['words']}")
