@@ -17,7 +17,7 @@ async def test_messages_come_in_their_order_and_then_the_loss() -> None:
     """What was there before the connection broke is still read."""
     lane = Lane("a")
     lane.begin("")
-    lane.take(message("response.created"))
+    lane.take(message("response.created", response={"id": "resp_1"}))
     lane.take(message("response.in_progress"))
     lane.lose("broken")
     assert [(await lane.next()).kind for _ in range(2)] == [
@@ -45,8 +45,23 @@ def test_a_failure_makes_the_server_forget_its_parent(kind: str, after: str, lef
     lane = Lane("a")
     lane.latest = "resp_1"
     lane.begin(after)
-    lane.take(message(kind, error={"code": "x"}))
+    lane.take(message(kind, error={"code": "x"}, response={"id": "resp_2"}))
     assert lane.latest == left
+
+
+async def test_what_is_left_of_the_response_before_is_passed_over() -> None:
+    """A server that says things twice may do so after the next request has begun."""
+    lane = Lane("a")
+    lane.begin("")
+    ended = message("response.completed", response={"id": "resp_1"})
+    lane.take(message("response.created", response={"id": "resp_1"}))
+    lane.take(ended)
+    lane.begin("resp_1")
+    lane.take(ended)
+    lane.take(message("response.output_text.delta"))
+    assert not lane.finished
+    lane.take(message("response.created", response={"id": "resp_2"}))
+    assert (await lane.next()).response_id == "resp_2"
 
 
 def test_an_error_within_a_stream_is_not_its_end() -> None:
@@ -63,10 +78,13 @@ async def test_a_reader_who_falls_too_far_behind_is_cut_off(
     monkeypatch.setattr(lanes, "MOST_BUFFERED", 10)
     lane = Lane("a")
     lane.begin("")
-    for _ in range(3):
+    lane.take(message("response.created", b"12345", response={"id": "resp_1"}))
+    for _ in range(2):
         lane.take(message("response.output_text.delta", b"12345"))
     lane.take(message("response.completed", b"12345", response={"id": "resp_1"}))
     assert lane.latest == "resp_1"
+    assert lane.busy  # until that reader has let go of it
+    assert lane.finished
     for _ in range(3):
         await lane.next()
     with pytest.raises(Lost, match="too far behind"):

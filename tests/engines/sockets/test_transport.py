@@ -427,3 +427,15 @@ async def test_a_tap_hears_what_went_over_the_wire(
     assert b"response.completed" in reply
     assert (status, refused_status) == (200, 400)
     assert b"bogus" in refused
+
+
+async def test_a_server_that_says_everything_twice(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """No answer is taken for the answer to the next request."""
+    server.faults.set("duplicate_events")
+    turn = Turn()
+    for number in range(4):
+        turn = await say(engine, turn, f"Line {number}", **UNSTORED)
+        law(server, turn)
+    assert len({block.response_id for block in turn.blocks if block.response_id}) == 4

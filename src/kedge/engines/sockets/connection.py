@@ -91,7 +91,7 @@ class Connection:
                 lane = None  # it is told to nobody in particular
         if lane is not None:
             lane.take(message)
-            if lane.abandoned and message.is_last:
+            if lane.abandoned and lane.finished:
                 self.release(lane)
 
     def _lane_of(self, message: Message) -> Lane | None:

@@ -33,6 +33,13 @@ class Message:
         return self.kind in ENDS or self.is_refusal
 
     @property
+    def response_id(self) -> str:
+        """The response that it tells of as a whole, if it does."""
+        response = self.said.get("response")
+        found = cast("dict[str, Any]", response) if isinstance(response, dict) else {}
+        return str(found.get("id") or "")
+
+    @property
     def error(self) -> dict[str, Any]:
         """What is wrong, if it is an error."""
         error = self.said.get("error") if self.kind == "error" else None
@@ -61,6 +68,11 @@ class Lane:
         self.busy = False
         self.abandoned = False
         """Whether nobody reads the response that is on it."""
+        self.finished = False
+        """Whether the last message of that response has come."""
+        self._deaf = False
+        self._begun = False
+        self._last = ""
         self._after = ""
         self._inbox: deque[Message] = deque()
         self._size = 0
@@ -69,20 +81,22 @@ class Lane:
 
     def begin(self, after: str) -> None:
         """Take a request that continues ``after``, or nothing."""
-        self.busy, self.abandoned = True, False
-        self._after, self._lost = after, ""
+        self.busy, self.abandoned, self.finished, self._deaf = True, False, False, False
+        self._after, self._lost, self._begun = after, "", False
         self._inbox.clear()
         self._size = 0
 
     def take(self, message: Message) -> None:
         """Take a message from the server."""
+        if self._is_stale(message):
+            return
         self._note(message)
-        if not self.abandoned:
+        if not self.abandoned and not self._deaf:
             self._inbox.append(message)
             self._size += len(message.data)
             if self._size > MOST_BUFFERED:
                 self.lose("the reader of an answer fell too far behind")
-                self.abandoned = True
+                self._deaf = True
             self._news.set()
 
     def lose(self, why: str) -> None:
@@ -101,10 +115,18 @@ class Lane:
         self._size -= len(message.data)
         return message
 
+    def _is_stale(self, message: Message) -> bool:
+        """Whether it belongs to the response before: one that was said twice may come late."""
+        if not self._begun:
+            known = bool(message.response_id) and message.response_id == self._last
+            self._begun = message.kind == "error" or ("response" in message.said and not known)
+        return not self._begun
+
     def _note(self, message: Message) -> None:
-        """Keep up with what the server remembers."""
+        """Keep up with what the server remembers, and with how far it is."""
+        if message.is_last:
+            self.finished, self._last = True, message.response_id
         if message.kind in KEPT:
-            response: dict[str, Any] = message.said.get("response") or {}
-            self.latest = str(response.get("id") or "")
+            self.latest = message.response_id
         elif message.is_last and self.latest == self._after:
             self.latest = ""

@@ -56,9 +56,9 @@ class Pool:
         for task in list(self._closing):
             await task
 
-    def leave(self, connection: Connection, lane: Lane, *, ended: bool) -> None:
+    def leave(self, connection: Connection, lane: Lane) -> None:
         """Give a lane back; one whose response has not ended is first waited for, or given up."""
-        if ended or connection.retired:
+        if lane.finished or connection.retired:
             connection.release(lane)
             return
         lane.abandoned = True

@@ -8,7 +8,7 @@ stream. What only a connection remembered is lost with it: the next plan sends e
 import json
 from asyncio import sleep, timeout
 from collections.abc import AsyncGenerator, Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kedge.engines.sockets.connection import TOO_OLD, Connection
@@ -47,18 +47,16 @@ class SocketReply:
     tell: "Callable[[bytes], None] | None"
     request_id: str = ""
     is_stream: bool = True
-    ended: bool = field(default=False)
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         """The messages as they come, up to the last, each as an event of a stream."""
         message, came = self.first, list[bytes]()
         try:
             while True:
-                self.ended = message.is_last
                 if self.tell:
                     came.append(message.data)
                 yield b"data: %b\n\n" % b" ".join(message.data.splitlines())
-                if self.ended:
+                if message.is_last:
                     return
                 message = await self._next()
         finally:
@@ -71,7 +69,7 @@ class SocketReply:
 
     async def aclose(self) -> None:
         """Give the lane back."""
-        self.pool.leave(self.connection, self.lane, ended=self.ended)
+        self.pool.leave(self.connection, self.lane)
 
     async def _next(self) -> Message:
         try:
@@ -156,10 +154,10 @@ class SocketTransport(Transport):
         try:
             first = await self._first(connection, lane, content)
         except BaseException:
-            pool.leave(connection, lane, ended=False)
+            pool.leave(connection, lane)
             raise
         if first.is_refusal:
-            pool.leave(connection, lane, ended=True)
+            pool.leave(connection, lane)
             raise self._refusal(first)
 
         def tell(came: bytes) -> None:
