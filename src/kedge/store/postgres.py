@@ -25,6 +25,7 @@ from kedge.errors import (
     StoreUnreachable,
 )
 from kedge.store.database import Addition, Database, Dialect, Row, Tx, Values, timed
+from kedge.store.forms import encode
 
 if TYPE_CHECKING:
     import psycopg
@@ -84,8 +85,8 @@ _ADD = b"""
 WITH alive AS (
     SELECT number FROM conversations WHERE number = %(number)s FOR KEY SHARE
 ), given AS (
-    SELECT * FROM unnest(%(hashes)s::bytea[], %(bodies)s::text[])
-    WITH ORDINALITY AS given (hash, body, place)
+    SELECT decode(block ->> 0, 'hex') AS hash, block ->> 1 AS body, place
+    FROM jsonb_array_elements(%(blocks)s::jsonb) WITH ORDINALITY AS blocks (block, place)
 ), node AS (
     INSERT INTO nodes
         (tree, branch, parent, conversation, kind, kept, length, depth, memory, created_at)
@@ -149,8 +150,7 @@ class _Tx:
         if self.careful:
             return None
         values: dict[str, Any] = dict(zip(_COLUMNS, addition.node, strict=True))
-        values["hashes"] = [name for name, _ in addition.blocks]
-        values["bodies"] = [body for _, body in addition.blocks]
+        values["blocks"] = encode([[name.hex(), body] for name, body in addition.blocks])
         values["count"] = len(addition.blocks)
         values["response"] = addition.response() if addition.response else "{}"
         values["answers"] = addition.response is not None

@@ -7,6 +7,7 @@ from typing import Any
 
 from kedge.planning import AnchorRecord, Status
 from kedge.store.database import Row, Tx
+from kedge.store.forms import encode
 from kedge.store.rows import ResponseRow
 
 ALGORITHM = "sha256:"
@@ -37,9 +38,9 @@ def response_form(row: ResponseRow, number: int, scope: int) -> str:
     """The same row as JSON, for a statement that takes it in one piece."""
     form = dict(zip(COLUMNS, _values(row, scope), strict=True))
     digest = form["digest"]
-    return json.dumps(
-        {**form, "conversation": number, "digest": f"\\x{digest.hex()}" if digest else None}
-    )
+    form["conversation"] = number
+    form["digest"] = f"\\x{digest.hex()}" if digest else None
+    return encode(form)
 
 
 def _values(row: ResponseRow, scope: int) -> Row:
