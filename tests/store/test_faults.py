@@ -193,3 +193,16 @@ async def test_a_copied_file_is_a_store(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "a.db", tmp_path / "b.db")
     async with await open_store(f"sqlite:///{tmp_path}/b.db") as store:
         assert len((await store.load(await store.conversation(row.id))).blocks) == 4
+
+
+async def test_only_the_owner_reads_a_new_file(tmp_path: Path) -> None:
+    """What was said is nobody else's business; a file that was there keeps its mode."""
+    old = os.umask(0)
+    try:
+        async with await open_store(f"sqlite:///{tmp_path}/new.db") as store:
+            await store.create("mine")
+            modes = {each.name: each.stat().st_mode & 0o777 for each in os.scandir(tmp_path)}
+    finally:
+        os.umask(old)
+    assert modes["new.db"] == 0o600
+    assert set(modes.values()) == {0o600}

@@ -13,7 +13,7 @@ after a crash of the process nothing is lost, after a loss of power the newest t
 import os
 import sqlite3
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kedge.errors import CannotServe
@@ -132,8 +132,10 @@ def _place(path: str) -> str:
         return path
     place = Path(path).expanduser()
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Conversations are private: SQLite gives its other files the mode of this one.
-    os.close(os.open(place, os.O_CREAT | os.O_RDWR, 0o600))
+    # Conversations are private: SQLite gives its other files the mode of this one. Only where there is
+    # none: to close a file drops every lock that this process has on it.
+    with suppress(FileExistsError):
+        os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     return str(place)
 
 

@@ -6,6 +6,7 @@ want of it; whoever waits longer than ``wait_seconds`` gets ``StoreBusy``.
 """
 
 import asyncio
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable
@@ -194,6 +195,8 @@ class SQLiteDatabase(Database):
         target = self.path
         if target != MEMORY:
             mode = "ro" if self._read_only else "rwc"
+            if not self._read_only:
+                _make_private(target)
             target = f"{Path(target).absolute().as_uri()}?mode={mode}"
         connection = sqlite3.connect(
             target,
@@ -213,6 +216,15 @@ class SQLiteDatabase(Database):
             connection.close()
             raise
         return connection
+
+
+def _make_private(path: str) -> None:
+    """Make the file, for nobody else to read; SQLite gives its other files the mode of this one.
+
+    Only where there is none: to close a file drops every lock that this process has on it.
+    """
+    with suppress(OSError):  # which SQLite will tell better
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
 def _translated(error: sqlite3.Error, path: str) -> StoreError:
