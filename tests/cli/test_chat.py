@@ -63,6 +63,21 @@ def test_a_piped_conversation_remembers_and_shows_what_was_sent() -> None:
     assert done.stderr == ""
 
 
+def test_text_that_is_not_utf_8_is_told_and_the_chat_goes_on() -> None:
+    """What cannot be sent is not guessed at."""
+    done = subprocess.run(
+        [*KEDGE, "chat"],
+        input=b"caf\xe9\nWhat is 2+3?\n",
+        capture_output=True,
+        timeout=TIMEOUT,
+        check=False,
+        env={**os.environ, "PYTHONUTF8": "1"},
+    )
+    assert done.returncode == 1
+    assert b"Is the text UTF-8?" in done.stderr
+    assert b"2+3 = 5." in done.stdout
+
+
 def test_the_built_in_tools_are_real() -> None:
     """The clock tells the time of a place, and a wrong place is told to the model."""
     done = here("Please call days_between with first=2026-01-01 and second=2026-03-01\n")

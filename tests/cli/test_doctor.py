@@ -45,6 +45,14 @@ def test_a_fresh_machine_is_fine() -> None:
     assert "not there yet" in checks["server.db"]["found"]
 
 
+def test_a_store_without_a_folder_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It could not be made when it is needed."""
+    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "nowhere" / "kedge.db"))
+    result, checks = look()
+    assert result.exit_code == 1
+    assert "its folder is not there" in checks["store"]["found"]
+
+
 def test_people_get_a_line_a_check_and_a_sum() -> None:
     """With signs that need no colour."""
     output = CliRunner().invoke(command).output

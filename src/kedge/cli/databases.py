@@ -21,6 +21,11 @@ def check_databases(config: Config) -> Iterator[Check]:
     if file is None:
         yield _check_version(address, mask_url(address))
         return
+    folder = file.absolute().parent
+    if not folder.exists() and folder != data_folder().absolute():
+        advice = f"Make the folder ({folder}), or name another file."
+        yield Check("store", "wrong", f"{file} cannot be made: its folder is not there", advice)
+        return
     found = check_sqlite("store", file)
     sound = found.state == "ok" and file.exists()
     yield _check_version(f"{address}?mode=ro", str(file)) if sound else found

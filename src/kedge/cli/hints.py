@@ -9,6 +9,7 @@ HINTS: dict[type[BaseException], str] = {
     errors.Unreachable: "Is the server running? 'kedge doctor --online' looks.",
     errors.ServerFailed: "It may work later; the conversation is as it was.",
     errors.StreamCut: "It may work later; the conversation is as it was.",
+    errors.InvalidJSON: "Is the text UTF-8? 'iconv -f latin1 -t utf-8' converts it.",
     errors.InvalidSetting: "'kedge doctor' tells whether anything else is wrong.",
 }
 

@@ -185,7 +185,7 @@ class Conversation:
         return ConversationStream(self._asked(blocks, at, options))
 
     async def resume(self, node: int | None = None, **options: Any) -> Reply:
-        """Go on with a question that was saved and never answered: the newest, or that at ``node``."""
+        """Go on with a question that was saved and never answered: the newest here, or ``node``."""
         options.setdefault("streaming", False)
         at = await resumable(self.store, self.row, node)
         return await self._resumed(at, options)

@@ -74,14 +74,21 @@ def step_back(line: Sequence[Node]) -> Node:
 
 
 async def resumable(store: Store, row: ConversationRow, asked: int | None) -> Resumable:
-    """Where to go on with a question that was never answered; the newest one by default."""
+    """Where to go on with a question that was never answered; the newest one here by default."""
     if asked is None:
-        pending = await store.pending(row)
-        if not pending:
-            raise NotInStore("no question of this conversation waits for its answer")
-        asked = pending[-1].id
+        asked = _waiting_here(await store.pending(row), row.head)
     newest = await store.newest_below(row, asked)
     if newest.kind != "answered":
         return Resumable(newest, done=False)
     loaded = await store.load(row, newest.id)
     return Resumable(newest, done=not find_problems(loaded.turn()))
+
+
+def _waiting_here(pending: Sequence[Node], head: int) -> int:
+    """The newest question that was asked at the head and has no answer."""
+    here = [node.id for node in pending if head in (node.id, node.parent)]
+    if here:
+        return here[-1]
+    elsewhere = ", ".join(str(node.id) for node in pending)
+    further = f"; elsewhere in its tree wait the nodes {elsewhere}" if elsewhere else ""
+    raise NotInStore(f"no question waits for its answer where this conversation stands{further}")

@@ -56,7 +56,8 @@ def note_request(plan: RequestPlan, size: int) -> None:
     measure("responses_chain_depth", plan.anchor.depth if plan.anchor else 0)
     count("responses_bytes_sent_total", size)
     count("responses_bytes_full_total", plan.full_bytes)
-    log.info("request sent: %s, %d bytes", kind, size, response_id=plan.previous_response_id)
+    way = "in full" if plan.anchor is None else "chained"
+    log.info("request sent: %s, %d bytes", way, size, response_id=plan.previous_response_id)
 
 
 def note_mode(mode: str, wanted: str, reason: str) -> None:
