@@ -1,5 +1,6 @@
 """Batches: every line comes to its end, once, and an interrupted batch goes on for nothing."""
 
+import errno
 import json
 import sys
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -10,6 +11,7 @@ import anyio
 import pytest
 
 from kedge.batch import AsyncioRunner, Line, LineResult, Progress, Results, Work, run_batch
+from kedge.batch.lines import read_lines
 from kedge.errors import InvalidBatch
 from kedge.store import open_store
 from kedge.testing import TestServer, serve
@@ -197,6 +199,8 @@ async def test_no_more_run_at_once_than_was_allowed(
         ('{"prompt": "a", "id": ""}', "id must be a text"),
         ('{"prompt": "a", "system": 1}', "system must be a text"),
         ('{"prompt": "a", "params": 1}', "params must be an object"),
+        ('{"prompt": "a", "params": {"key": "k"}}', "has 'key', which no request takes"),
+        ('{"prompt": "a", "id": "\\ud800"}', "id holds half a character"),
         ('{"prompt": "a", "id": "1"}\n{"prompt": "b", "id": 1}', "has the id '1' of line 1"),
     ],
 )
@@ -224,6 +228,41 @@ async def test_files_that_cannot_be_used_are_said_so(batch: dict[str, Any], tmp_
     assert batch["out"].read_text() == "my diary\n"
     with pytest.raises(InvalidBatch, match="at least 1"):
         await run_batch([], **batch, concurrency=0)
+
+
+@pytest.mark.parametrize("text", ["my diary", '{"id": "a", "prompt": "Hi"}', '{"id": 1, "a'])
+async def test_a_file_of_something_else_keeps_its_last_line(
+    text: str, batch: dict[str, Any]
+) -> None:
+    """Only the cut end of a result is taken off, not a line that lacks its line break."""
+    batch["out"].write_text(text)
+    with pytest.raises(InvalidBatch, match="is no result of a batch"):
+        await run_batch([Line("a", ("Hi",))], **batch)
+    assert batch["out"].read_text() == text
+
+
+def test_a_mark_of_byte_order_is_read_over(tmp_path: Path) -> None:
+    """Some editors put one in front of every file."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"id": "a", "prompt": "Hi"}\n\n', encoding="utf-8-sig")
+    assert read_lines(file) == [Line("a", ("Hi",))]
+
+
+def test_a_full_disk_is_told_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And the file is as usable as before when there is room again."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, Results(tmp_path / "out.jsonl") as results:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(InvalidBatch, match="make room"):
+            results.add(LineResult("a", "completed"))
+    with Results(tmp_path / "out.jsonl") as results:
+        results.add(LineResult("b", "completed"))
+        assert "b" in results.known()
 
 
 @pytest.mark.parametrize("cut", range(0, 130, 13))

@@ -14,6 +14,8 @@ from typing import Any, cast
 from kedge.errors import InvalidBatch
 
 KEYS = ("id", "prompt", "prompts", "system", "model", "params")
+OURS = ("key", "at", "tap", "candidates")
+"""Options of a conversation that are no parameters of a request: a line cannot give them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +57,24 @@ class Line:
         texts = cast("list[object]", prompts) if isinstance(prompts, list) else []
         if not texts or not all(isinstance(each, str) and each for each in texts):
             raise InvalidBatch(f"{place}: prompts are texts, at least one, and none is empty")
-        params: object = table.get("params") or {}
-        if not isinstance(params, dict):
-            raise InvalidBatch(f"{place}.params must be an object")
         return cls(
             id=_id(table.get("id", number or None), place),
             prompts=tuple(cast("list[str]", texts)),
             system=_text(table.get("system"), f"{place}.system"),
             model=_text(table.get("model"), f"{place}.model"),
-            params=cast("dict[str, Any]", params),
+            params=checked_params(table.get("params") or {}, f"{place}.params"),
         )
+
+
+def checked_params(params: object, place: str) -> dict[str, Any]:
+    """Parameters of requests; one that would be an option of ours is refused."""
+    if not isinstance(params, dict):
+        raise InvalidBatch(f"{place} must be an object")
+    given = cast("dict[str, Any]", params)
+    for name in OURS:
+        if name in given:
+            raise InvalidBatch(f"{place} has {name!r}, which no request takes; leave it out")
+    return given
 
 
 def read_lines(path: str | Path) -> list[Line]:
@@ -85,7 +95,7 @@ def read_lines(path: str | Path) -> list[Line]:
 
 def _objects(path: Path) -> Iterator[tuple[int, Any]]:
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             for number, text in enumerate(file, 1):
                 if text.strip():
                     yield number, _parsed(text, f"line {number} of {path.name}")
@@ -107,6 +117,8 @@ def _id(value: object, place: str) -> str:
         return str(value)
     if not isinstance(value, str) or not value:
         raise InvalidBatch(f"{place}.id must be a text")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise InvalidBatch(f"{place}.id holds half a character, which no file can")
     return value
 
 

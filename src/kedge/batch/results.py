@@ -1,13 +1,15 @@
 """Results of a batch: a file that only grows, a line for each conversation that came to its end.
 
 A line is written in one piece and synced before the next thing happens. A crash can cut the last one;
-whoever opens the file again takes the cut piece off. Failed lines are kept, with their error, and are
+whoever opens the file again takes the cut piece off, if it is one of ours: a file of somebody else's is
+refused as it is. Failed lines are kept, with their error, and are
 tried again by the next run: of two results for one id the later one counts.
 """
 
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +24,10 @@ _UNSAID: dict[type, tuple[Any, ...]] = {
     type(None): (None,),
     **dict.fromkeys((int, float, list), ()),
 }
+
+
+BEGINNING = b'{"id": "'
+"""How every line of the file begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +90,10 @@ class Results:
     def __enter__(self) -> Self:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("ab")
+            self.path.touch()
+            self.known()  # which refuses a file of somebody else's before it is changed
             _heal(self.path)
+            self._file = self.path.open("ab")
         except OSError as error:
             raise InvalidBatch(f"{self.path} cannot be written: {error.strerror}") from error
         return self
@@ -97,13 +105,16 @@ class Results:
         traceback: TracebackType | None,
     ) -> None:
         if self._file:
-            self._file.close()
+            with suppress(OSError):  # what could not be written was told by ``add``
+                self._file.close()
 
     def known(self) -> dict[str, LineResult]:
         """The results that are there, by id; the last one counts."""
         found: dict[str, LineResult] = {}
         with self.path.open("rb") as file:
             for number, text in enumerate(file, 1):
+                if _is_cut(text):
+                    break
                 try:
                     data = json.loads(text)
                     found[data["id"]] = LineResult.of(cast("dict[str, Any]", data))
@@ -117,9 +128,32 @@ class Results:
     def add(self, result: LineResult) -> None:
         """Write a result down, for good."""
         assert self._file is not None  # noqa: S101 - it is used inside of its block
-        self._file.write(json.dumps(result.plain(), ensure_ascii=False).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            self._file.write(json.dumps(result.plain(), ensure_ascii=False).encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise InvalidBatch(
+                f"{self.path} cannot be written: {error.strerror}; the answers are in the store: "
+                "make room, and run the same batch again"
+            ) from error
+
+
+def _is_cut(text: bytes) -> bool:
+    """Whether a line is the beginning of a result, or what a crash of the machine leaves of it."""
+    if text.endswith(b"\n"):
+        return False
+    if text.startswith(BEGINNING):
+        return not _is_json(text)
+    return BEGINNING.startswith(text) or not text.strip(b"\0")
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _heal(path: Path) -> None:

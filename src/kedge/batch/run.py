@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.batch.converse import LEASE, Work
-from kedge.batch.lines import Line, read_lines
+from kedge.batch.lines import Line, checked_params, read_lines
 from kedge.batch.results import LineResult, Results, Summary, summed
 from kedge.batch.runner import AsyncioRunner, Runner
 from kedge.errors import InvalidBatch
@@ -68,7 +68,7 @@ async def run_batch(
         requests_per_minute=requests_per_minute,
         tokens_per_minute=tokens_per_minute,
         lease=lease,
-        params=params or {},
+        params=checked_params(params or {}, "params"),
     )
     began = time.perf_counter()
     with Results(out) as results:
@@ -90,7 +90,7 @@ async def _run(
     watch: Watch | None,
 ) -> list[LineResult]:
     done: list[LineResult] = []
-    skipped = total - len(todo)
+    skipped, failed = total - len(todo), 0
     if watch:
         watch(Progress(total, skipped))
     if not todo:
@@ -99,8 +99,8 @@ async def _run(
         async for result in finished:
             results.add(result)
             done.append(result)
+            failed += result.status == "failed"
             if watch:
-                failed = sum(each.status == "failed" for each in done)
                 watch(Progress(total, skipped, len(done) - failed, failed, result))
     return done
 
