@@ -494,6 +494,27 @@ def test_a_whole_answer_gives_the_same_as_its_stream(name: str) -> None:
     assert contents(whole.whole_blocks) == contents(streamed.whole_blocks)
 
 
+@pytest.mark.parametrize(
+    "whole",
+    [
+        {"choices": []},
+        {"choices": None, "usage": {"prompt_tokens": 3, "completion_tokens": 0}},
+        {"choices": [{"index": 0, "message": None}]},
+    ],
+)
+def test_a_completion_without_a_choice_is_not_taken_for_an_empty_answer(
+    whole: dict[str, Any],
+) -> None:
+    """It is a failure that says so."""
+    found = assembled(ChatDecoder().feed_whole(whole))
+    assert found.status == "failed"
+    assert "choices are empty" in found.message
+    stopped = {"choices": [{"message": {}, "finish_reason": "content_filter"}]}
+    assert assembled(ChatDecoder().feed_whole(stopped)).reason == "content_filter"
+    failed = {"choices": [], "error": {"message": "overloaded"}}
+    assert assembled(ChatDecoder().feed_whole(failed)).message == "overloaded"
+
+
 @pytest.mark.parametrize("api", DECODERS)
 @given(st.binary(max_size=300) | st.text(max_size=300).map(lambda text: f"data: {text}".encode()))
 def test_no_bytes_make_a_decoder_raise(api: str, stream: bytes) -> None:

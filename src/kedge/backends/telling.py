@@ -46,7 +46,7 @@ class _Item:
 
     opened: Opened
     output_index: int
-    told: str = ""
+    told: list[str] = field(default_factory=list[str])
     waiting: str = ""
     begun: bool = False
     whole: bool = False
@@ -128,7 +128,7 @@ class Telling:
         if place != self._current:
             yield from self._open(place, item)
         if text:
-            item.told += text
+            item.told.append(text)
             yield Grown(text)
 
     def _may_open(self) -> bool:
@@ -159,7 +159,7 @@ class Telling:
     def _rest(self, place: Place, text: str) -> str:
         """What of a finished part was not told yet."""
         item = self._items.get(place)
-        told = item.told + item.waiting if item is not None else ""
+        told = "".join(item.told) + item.waiting if item is not None else ""
         return text[len(told) :] if text.startswith(told) else ""
 
     # Calls.

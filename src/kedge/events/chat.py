@@ -57,6 +57,8 @@ ENDINGS: dict[str, Ending] = {
 }
 """What each ``finish_reason`` means; one that is not here is not known to be the end of an answer."""
 
+NO_ANSWER = "the server answered without an answer in it: its choices are empty"
+
 
 @dataclass(slots=True)
 class _Seen:
@@ -113,6 +115,8 @@ class _State:
     facts: Members = field(default_factory=dict[str, Any])
     usage: Usage | None = None
     finish: str = ""
+    answered: bool = False
+    """Whether there is a message, be it an empty one."""
     ended: bool = False
 
     def place(self, item: str) -> int:
@@ -150,7 +154,11 @@ class ChatDecoder(StreamDecoder):
         """Take a whole completion: one chunk that says everything."""
         found: Found = []
         self._take(response, "", found)
-        self._state.finish = self._state.finish or "stop"  # it is whole; some do not say why
+        state = self._state
+        if state.answered:
+            state.finish = state.finish or "stop"  # it is whole; some do not say why
+        elif not state.finish and not any(isinstance(event, StreamFailed) for event in found):
+            found.append(StreamFailed(message=NO_ANSWER, code="server_error"))
         return [*found, *self.close()]
 
     def _take(self, message: Members, event: str, found: Found) -> None:
@@ -180,6 +188,7 @@ class ChatDecoder(StreamDecoder):
         if choice.get("error"):
             found.append(StreamFailed(**reading.error(choice)))
         delta = {name: value for name, value in cast("Members", given).items() if value is not None}
+        self._state.answered = self._state.answered or bool(given)
         if delta.get("reasoning_content") and "reasoning" in delta:
             del delta["reasoning"]  # the same words under both of their names
         for name, read in DELTAS.items():
