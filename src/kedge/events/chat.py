@@ -187,8 +187,9 @@ class ChatDecoder(StreamDecoder):
             raise Malformed("delta is no object")
         if choice.get("error"):
             found.append(StreamFailed(**reading.error(choice)))
-        delta = {name: value for name, value in cast("Members", given).items() if value is not None}
-        self._state.answered = self._state.answered or bool(given)
+        told = cast("Members", given)
+        delta = {name: value for name, value in told.items() if value is not None}
+        self._state.answered = self._state.answered or bool(told)
         if delta.get("reasoning_content") and "reasoning" in delta:
             del delta["reasoning"]  # the same words under both of their names
         for name, read in DELTAS.items():

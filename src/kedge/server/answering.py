@@ -23,6 +23,7 @@ from kedge.server.patience import Patience
 from kedge.server.service import Service
 from kedge.server.sockets.memory import Place
 from kedge.server.stored import Entry, Outcome
+from kedge.server.weighing import count_ahead
 from kedge.server.wire import Item, encode, joined
 from kedge.tokens import count_items
 
@@ -71,6 +72,7 @@ class Run:
                 self._compact()
                 async for piece in self._pieces():
                     self._writer.take(piece)
+                await count_ahead((self._writer.items, self._writer.thoughts))
                 if not self._patience.ended:
                     written = self._settle()
         except errors.ApiError as error:
@@ -196,6 +198,7 @@ class Run:
             events = list(self._writer.feed(piece))
             if events:
                 await emit(events)
+        await count_ahead((self._writer.items, self._writer.thoughts))
         if not self._patience.ended:
             self._settle()
 

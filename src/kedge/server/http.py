@@ -11,6 +11,7 @@ from kedge.server.access import Exchange
 from kedge.server.patience import Patience
 from kedge.server.service import Service
 from kedge.server.validation import parse_body
+from kedge.server.weighing import LONG, count_ahead
 from kedge.server.wire import Item, encode
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ async def read_json(request: Request, *, empty: object = None) -> Any:
         # Also what keeps a web page from posting here behind its reader's back.
         raise errors.WRONG_CONTENT_TYPE(got=got)
     body = parse_body(raw)
+    if len(raw) >= LONG:
+        await count_ahead(body)
     if exchange is not None:
         exchange.body = body
     return body

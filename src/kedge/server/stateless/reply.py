@@ -19,6 +19,7 @@ from kedge.server.service import Service
 from kedge.server.sse import HEADERS, Outbox, Watch
 from kedge.server.stateless.question import Asked
 from kedge.server.stopping import stopping
+from kedge.server.weighing import count_ahead
 
 
 class Voice(Protocol):
@@ -74,6 +75,7 @@ class Reply:
             with self._patience:
                 async for piece in self._pieces():
                     self._writer.take(piece)
+                await count_ahead((self._writer.items, self._writer.thoughts))
                 given = self._voice.whole(self._writer, self._counted())
                 self.error = None
         except ApiError as error:
@@ -99,6 +101,7 @@ class Reply:
                     self._writer.take(piece)
                     if told := self._voice.tell(piece, self._writer):
                         await put(told)
+                await count_ahead((self._writer.items, self._writer.thoughts))
                 self.error = None
         except ApiError as error:
             self.error = error
