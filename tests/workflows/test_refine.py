@@ -141,13 +141,21 @@ async def test_a_model_judges_on_a_chain_of_its_own(
 async def test_a_judge_that_cannot_be_read_is_asked_again(
     store: Store, scripted: Any, connected: Any
 ) -> None:
-    """Three times; then the workflow fails, and says which it was."""
+    """Three times; then the workflow fails, and says which it was. Resumed, it asks once more."""
     bench = scripted({"when": "Write only the JSON", "say": "Well…"}, {"say": "Hmm."})
     judge = ModelJudge(connected(bench), "It is good.")
     with pytest.raises(WorkflowFailed, match="did not answer in the form") as caught:
         await refine("Hello", judge=judge, store=store, engine=connected(scripted()))
     assert len(bench.requests) == 3
-    assert (await load_workflow(store, caught.value.workflow)).status == "running"
+    workflow = caught.value.workflow
+    assert (await load_workflow(store, workflow)).status == "running"
+    better = scripted({"say": '{"passed": true, "critique": ""}'})
+    judge = ModelJudge(connected(better), "It is good.")
+    result = await refine(
+        "Hello", judge=judge, store=store, engine=connected(scripted()), workflow=workflow
+    )
+    assert result.passed
+    assert len(better.requests) == 1
 
 
 async def test_a_conversation_of_ones_own_is_refined_in_place(

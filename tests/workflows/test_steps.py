@@ -79,6 +79,22 @@ async def test_it_fails_when_the_form_never_comes(
     assert (await load_workflow(store, caught.value.workflow)).status == "failed"
 
 
+async def test_who_resumes_a_step_that_failed_tries_again(
+    store: Store, scripted: Any, connected: Any
+) -> None:
+    """What was answered is not paid for again, and is not all there will ever be."""
+    step = Step("voyage", "Plan a voyage.", Voyage, attempts=2)
+    with pytest.raises(WorkflowFailed) as caught:
+        await steps([step], store=store, engine=connected(scripted({"say": "No."})))
+    better = scripted({"say": '{"ship": "Argo", "days": 3}'})
+    workflow = caught.value.workflow
+    result = await steps([step], store=store, engine=connected(better), workflow=workflow)
+    assert result["voyage"] == Voyage(ship="Argo", days=3)
+    assert result.steps[0].attempts == 3
+    assert len(better.requests) == 1
+    assert (await load_workflow(store, workflow)).status == "finished"
+
+
 async def test_a_pipeline_can_be_part_of_a_conversation(
     store: Store, scripted: Any, connected: Any
 ) -> None:

@@ -122,16 +122,19 @@ async def judged_by_model(role: Role, rubric: str, task: str, number: int, answe
 
 
 async def ask_form(role: Role, number: int, text: str, form: Form, tries: int = 3) -> Any:
-    """Ask for an answer of a form; one that does not fit is asked for again."""
-    problem = Misfit()
-    for attempt in range(tries):
-        said = AGAIN.format(problems=problem) if attempt else text
-        part = f".{attempt + 1}" if attempt else ""
+    """Ask for an answer of a form; one that does not fit is asked for again.
+
+    Answers that are in the store already are no tries: who resumes what failed so, tries again.
+    """
+    said, attempt, left = text, 1, tries
+    while left:
+        part = f".{attempt}" if attempt > 1 else ""
         reply = await role.ask(number, said, part=part, **form.options())
         try:
             return form.read(reply.text)
         except Misfit as misfit:
-            problem = misfit
+            said = AGAIN.format(problems=misfit)
+        attempt, left = attempt + 1, left - (not reply.stored)
     raise WorkflowFailed(
         role.workflow, f"the {role.role} did not answer in the form asked for, {tries} times"
     )

@@ -56,9 +56,10 @@ async def refine(
     workflow = workflow or new_workflow_id()
     kept = {"task": task, "rounds": rounds, **(spec or {})}
     author = await _author(workflow, task, store, engine, conversation, kept, watch, settings)
-    bench = await _bench(author, judge, watch, settings)
-    watch(WorkflowStarted(workflow, "refine", rounds, author.resumed))
+    bench: Role | None = None
     try:
+        bench = await _bench(author, judge, watch, settings)
+        watch(WorkflowStarted(workflow, "refine", rounds, author.resumed))
         return await _Refinement(author, bench, judge, task, rounds, again).run()
     finally:
         for role in (author, bench):

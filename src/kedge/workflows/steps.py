@@ -96,9 +96,9 @@ async def _run(role: Role, pipeline: Sequence[Step], inputs: Mapping[str, Any]) 
 async def _step(
     role: Role, number: int, step: Step, question: str, form: Form | None
 ) -> StepResult:
-    """One step, asked again where the answer does not fit."""
-    asked = question
-    for attempt in range(1, step.attempts + 1):
+    """One step, asked again where the answer does not fit; what is stored is no attempt any more."""
+    asked, attempt, left = question, 1, step.attempts
+    while left:
         part = "" if attempt == 1 else f".{attempt}"
         reply = await role.ask(number, asked, part=part, **(form.options() if form else {}))
         if form is None:
@@ -109,6 +109,7 @@ async def _step(
             verdict = Verdict(passed=False, critique=str(misfit))
             role.watch(Judged(role.workflow, role.role, number, verdict))
             asked = AGAIN.format(problems=misfit)
+        attempt, left = attempt + 1, left - (not reply.stored)
     await role.note(status="failed")
     raise WorkflowFailed(
         role.workflow,

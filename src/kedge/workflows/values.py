@@ -99,7 +99,7 @@ class Step:
 
     ``{name}`` in a prompt is the result of an earlier step or an input, ``{name.member}`` a part of it.
     ``result`` is a pydantic model, a JSON schema, or nothing for plain text. An answer that does not fit
-    is asked for again, ``attempts`` times in all.
+    is asked for again, ``attempts`` times in all; who resumes a workflow that failed so, tries as often.
     """
 
     name: str
