@@ -7,7 +7,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engines.odd import events, odd_server, raw_server, whole
-from kedge.errors import EngineError, RequestRefused, ServerFailed, StreamCut, Unreachable
+from kedge.errors import (
+    EngineError,
+    RateLimited,
+    RequestRefused,
+    ServerFailed,
+    StreamCut,
+    Unreachable,
+)
 from kedge.planning import get_state
 from kedge.providers import connect
 from kedge.testing import TestServer
@@ -130,3 +137,17 @@ async def test_a_connection_serves_one_request_after_another() -> None:
                 await engine.run(TURN, streaming=streaming)
     assert len(ports) == 4
     assert len(set(ports)) == 1
+
+
+@pytest.mark.parametrize("said", ["inf", "nan", "-1", "soon", ""])
+async def test_a_pause_that_is_no_number_of_seconds_is_none(said: str) -> None:
+    """Nobody waits for ever, or for less than nothing."""
+
+    async def busy(_: Request) -> Response:
+        return Response("busy", 429, {"retry-after": said})
+
+    with odd_server(busy) as url:
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            with pytest.raises(RateLimited) as caught:
+                await engine.run(TURN)
+    assert caught.value.retry_after is None

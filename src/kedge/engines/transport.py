@@ -12,6 +12,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from kedge.errors import (
@@ -385,6 +386,7 @@ def _word(value: object) -> str:
 
 def _seconds(headers: Mapping[str, str]) -> float | None:
     try:
-        return float(headers.get("retry-after", ""))
-    except ValueError:
+        seconds = float(headers.get("retry-after", ""))
+    except (TypeError, ValueError):
         return None
+    return seconds if isfinite(seconds) and seconds >= 0 else None

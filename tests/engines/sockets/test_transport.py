@@ -327,6 +327,16 @@ async def test_what_may_be_tried_again_is(server: TestServer, fault: str) -> Non
     law(server, turn)
 
 
+async def test_a_server_that_asks_for_an_hour_is_not_waited_for(server: TestServer) -> None:
+    """Whoever asked is told when to come again, though there were tries left."""
+    async with opened(server, transport="websocket", max_retries=1) as engine:
+        server.faults.set("status=429,retry_after=3600", times=1)
+        with pytest.raises(RateLimited) as limited:
+            await asyncio.wait_for(engine.run(Turn([user("x")])), 30)
+    assert limited.value.retry_after == 3600
+    assert len(server.requests) == 1
+
+
 async def test_conversation_objects_are_never_sent_to_blindly(
     server: TestServer,
 ) -> None:

@@ -78,7 +78,7 @@ class Connection:
                 said = json.loads(data)
                 if isinstance(said, dict):
                     self._give(Message(data, cast("dict[str, Any]", said)))
-        except (WebSocketException, OSError, ValueError) as error:
+        except (WebSocketException, OSError, ValueError, RecursionError) as error:
             log.debug("a connection ended: %s", type(error).__name__)
             self._lose(f"the connection broke ({type(error).__name__})")
             await _quietly(self._socket.close())

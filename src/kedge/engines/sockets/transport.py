@@ -9,7 +9,7 @@ import json
 from asyncio import sleep, timeout
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kedge.engines.sockets.connection import TOO_OLD, Connection
 from kedge.engines.sockets.lanes import Lane, Lost, Message
@@ -30,6 +30,8 @@ CONNECTIONS, LANES = 4, 16
 NEWEST = 256
 """How many of a Turn's newest records are looked through for what a connection remembers."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
+LONGEST_WAIT = 60.0
+"""Seconds that a server may ask us to wait for, as with the official client over HTTP."""
 MOST_ROTATIONS = 3
 """How often a request is taken to a younger connection because the server found one too old."""
 
@@ -143,6 +145,8 @@ class SocketTransport(Transport):
                 elif left and error.retryable:
                     left -= 1
                     after: float | None = getattr(error, "retry_after", None)
+                    if after is not None and not 0 <= after <= LONGEST_WAIT:
+                        raise  # whoever asked should know, rather than wait in silence
                     await sleep(pause if after is None else after)
                     pause = min(pause * 2, LONGEST_PAUSE)
                 else:
@@ -186,7 +190,8 @@ class SocketTransport(Transport):
 
     def _refusal(self, message: Message) -> EngineError:
         status = message.said.get("status")
-        headers: Any = message.error.get("headers") or {}
+        given = message.error.get("headers")
+        headers = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
         words = json.dumps({"error": message.said.get("error")})
         return self.refusal(status if isinstance(status, int) else 400, words, headers)
 
