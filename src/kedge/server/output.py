@@ -5,6 +5,7 @@ deltas, which events close it. The same writer serves a response that nobody wat
 events are simply not made.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, assert_never
@@ -92,6 +93,10 @@ FORMS: Mapping[Kind, Form] = {
 }
 
 LOGPROBS = frozenset({"response.output_text.delta", "response.output_text.done"})
+
+
+CALL_IDS = {"call": re.compile(r"(?s:.{1,64})"), "toolu": re.compile(r"[a-zA-Z0-9_-]{1,64}")}
+"""The ids of calls that each API takes back with their results, by how its own begin."""
 
 
 class Writer:
@@ -193,13 +198,18 @@ class Writer:
         elif form.type == "reasoning":
             item |= {"summary": []}
         else:
-            join = piece.call_id or call_id(self._key, self._number, self._calls)
-            item |= {"call_id": join, "name": piece.name, form.within: ""}
+            item |= {"call_id": self._call_id(piece), "name": piece.name, form.within: ""}
         if form.type != "reasoning":
             item["status"] = "in_progress"
         self._number += 1
         self._texts = []
         self.items.append(item)
+
+    def _call_id(self, piece: Opened) -> str:
+        """The id that the model chose, unless this API would not take it back."""
+        if CALL_IDS[self._calls].fullmatch(piece.call_id):
+            return piece.call_id
+        return call_id(self._key, self._number, self._calls)
 
     def _grow(self, text: str) -> None:
         assert self._texts is not None, "a model's text belongs to an open item"  # noqa: S101
