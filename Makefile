@@ -10,6 +10,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+WORKERS ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .PHONY: test chromium chat check fuzz bench fmt lock clean
@@ -30,7 +31,7 @@ check: $(VENV)/.ready
 
 test: check chromium
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadfile
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
