@@ -157,6 +157,19 @@ async def test_errors_are_kept_with_their_line(
     assert (again.skipped, again.failed) == (1, 2)
 
 
+async def test_a_line_whose_prompt_was_changed_says_so(
+    batch: dict[str, Any], server: TestServer
+) -> None:
+    """Its id stands for what was sent; an answer to something else would be wrong."""
+    server.faults.set("status=400", times=1)
+    await run_batch([Line("a", ("What is 2 + 3?",))], **batch)
+    await run_batch([Line("a", ("What is 5 + 5?",))], **batch)
+    assert "give the line a new id" in written(batch)["a"]["error"]
+    assert len(server.requests) == 1
+    with pytest.raises(InvalidBatch, match="same id"):
+        await run_batch([Line("a", ("One",)), Line("a", ("Two",))], **batch)
+
+
 async def test_what_may_succeed_later_is_tried_again(
     batch: dict[str, Any], server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

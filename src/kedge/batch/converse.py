@@ -14,13 +14,17 @@ from kedge.batch.pace import Pace
 from kedge.batch.results import LineResult
 from kedge.conversation import Conversation, Reply
 from kedge.engines import Engine
-from kedge.errors import KedgeError, NotInStore
+from kedge.errors import KedgeError, KeyReused, NotInStore
 from kedge.middleware import retry, system_prompt
 from kedge.providers import connect
 from kedge.store import Store, open_store
 
 BATCH = "batch"
 LEASE = 20.0
+CHANGED = (
+    "prompt {number} of this line is not the one that was sent under its id before; "
+    "give the line a new id, or the batch a new name"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,8 @@ async def take_turn(desk: Desk, line: Line, number: int) -> TurnResult:
     try:
         talk = await desk.conversation(line)
         return TurnResult((await desk.turn(talk, line, number)).text)
+    except KeyReused as error:
+        return TurnResult(error=CHANGED.format(number=number + 1), kind=type(error).__name__)
     except KedgeError as error:
         retryable = bool(getattr(error, "retryable", False))
         return TurnResult(error=str(error), kind=type(error).__name__, retryable=retryable)

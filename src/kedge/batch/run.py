@@ -59,6 +59,8 @@ async def run_batch(
     if concurrency < 1 or attempts < 1:
         raise InvalidBatch("concurrency and attempts are at least 1")
     lines = list(prompts) if not isinstance(prompts, str | Path) else read_lines(prompts)
+    if len({line.id for line in lines}) < len(lines):
+        raise InvalidBatch("two lines have the same id; ids must differ")
     work = Work(
         name=name or name_of(out),
         store_url=store_url,
