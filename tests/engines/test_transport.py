@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engines.odd import events, odd_server, raw_server, whole
+from kedge.engines.transport import MAX_MESSAGE
 from kedge.errors import (
     EngineError,
     RateLimited,
@@ -151,3 +152,17 @@ async def test_a_pause_that_is_no_number_of_seconds_is_none(said: str) -> None:
             with pytest.raises(RateLimited) as caught:
                 await engine.run(TURN)
     assert caught.value.retry_after is None
+
+
+async def test_a_long_refusal_is_not_cut_inside_of_the_key() -> None:
+    """Half a key is still no business of whoever reads the error."""
+    key = "sk-" + "7" * 40
+
+    async def refuse(_: Request) -> Response:
+        return Response("x" * (MAX_MESSAGE - 20) + key, 400)
+
+    with odd_server(refuse) as url:
+        async with connect(f"responses:{url}#m", max_retries=0, api_key=key) as engine:
+            with pytest.raises(RequestRefused) as caught:
+                await engine.run(TURN)
+    assert "sk-" not in str(caught.value)

@@ -298,7 +298,8 @@ class _Translating:
 
     def refusal(self, status: int, text: str, headers: Mapping[str, str]) -> EngineError:
         """The error that a refusal in these words is."""
-        words = {name: self.clean(said) for name, said in told(text).items()}
+        # Before it is cut to a length as well, which could leave a piece of the key.
+        words = {name: self.clean(said) for name, said in told(self.clean(text)).items()}
         message = words.pop("message")
         facts: dict[str, Any] = {
             "provider": self.provider,
