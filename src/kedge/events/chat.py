@@ -57,8 +57,6 @@ ENDINGS: dict[str, Ending] = {
 }
 """What each ``finish_reason`` means; one that is not here is not known to be the end of an answer."""
 
-NO_ANSWER = "the server answered without an answer in it: its choices are empty"
-
 
 @dataclass(slots=True)
 class _Seen:
@@ -115,8 +113,7 @@ class _State:
     facts: Members = field(default_factory=dict[str, Any])
     usage: Usage | None = None
     finish: str = ""
-    answered: bool = False
-    """Whether there is a message, be it an empty one."""
+    answered: bool = False  # whether there is a message, be it an empty one
     ended: bool = False
 
     def place(self, item: str) -> int:
@@ -158,7 +155,8 @@ class ChatDecoder(StreamDecoder):
         if state.answered:
             state.finish = state.finish or "stop"  # it is whole; some do not say why
         elif not state.finish and not any(isinstance(event, StreamFailed) for event in found):
-            found.append(StreamFailed(message=NO_ANSWER, code="server_error"))
+            words = "the server answered without an answer: its choices are empty"
+            found.append(StreamFailed("server_error", words))
         return [*found, *self.close()]
 
     def _take(self, message: Members, event: str, found: Found) -> None:
@@ -306,11 +304,8 @@ def _call(state: _State, entry: Members, found: Found) -> None:
     if not isinstance(inner, dict):
         raise Malformed("a tool call says nothing of its function")
     said = cast("Members", inner)
-    index, name, call_id = (
-        reading.index(entry, "index"),
-        reading.word(said, "name"),
-        entry.get("id"),
-    )
+    index, name = reading.index(entry, "index"), reading.word(said, "name")
+    call_id = entry.get("id")
     seen = state.named.find(index, usable(call_id), name)
     if seen is None:
         seen = _Seen(state.next_place(), usable(call_id), name)
