@@ -121,7 +121,8 @@ def test_a_response_cut_off_by_a_crash_is_failed(tmp_path: Path) -> None:
         with httpx2.stream(
             "POST", f"{base_url}/responses", json=body, verify=False, timeout=PATIENCE
         ) as stream:
-            line = next(line for line in stream.iter_lines() if line.startswith("data: "))
+            lines = stream.iter_lines()  # kept: its end would be taken for the client's leaving
+            line = next(line for line in lines if line.startswith("data: "))
             process.kill()
     id_ = json.loads(line.removeprefix("data: "))["response"]["id"]
     with (
