@@ -190,6 +190,8 @@ def test_images_and_files_become_blocks_also_in_results() -> None:
             ],
             "its arguments are no JSON object",
         ),
+        ([user([FilePart(data="data:text/plain;base64,!")])], "text cannot be read"),
+        ([user([FilePart(data="data:text/plain;base64,/w==")])], "text cannot be read"),
         ([user("x"), assistant("y"), system("Now")], "it stands alone; move it"),
     ],
 )

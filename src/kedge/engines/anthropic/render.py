@@ -174,7 +174,10 @@ class _Writer:
         if media_type == "application/pdf":
             return {"type": "base64", "media_type": media_type, "data": data}
         if media_type.startswith("text/"):
-            text = base64.b64decode(data).decode("utf-8", "replace")
+            try:
+                text = base64.b64decode("".join(data.split()), validate=True).decode()
+            except ValueError:  # no base64, or no UTF-8
+                raise self._foreign(block, "it holds a file whose text cannot be read") from None
             return {"type": "text", "media_type": "text/plain", "data": text}
         raise self._foreign(block, f"it holds a file of type {media_type or 'unknown'}")
 
