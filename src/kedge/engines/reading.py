@@ -17,7 +17,21 @@ GRACE = 0.1
 """Seconds that a server has to end its stream after the answer's end, to keep the connection."""
 
 
-async def read_stream(decoder: StreamDecoder, reply: Answer) -> AsyncGenerator[StreamEvent]:
+async def read_answer(
+    decoder: StreamDecoder, reply: Answer, clean: Callable[[str], str]
+) -> AsyncGenerator[StreamEvent]:
+    """The events of an answer, whole or as they come, without the key; the reply is closed after."""
+    async with aclosing(reply):
+        if not reply.is_stream:
+            for event in await _read_whole(decoder, reply):
+                yield _cleaned(event, clean)
+            return
+        async with aclosing(_read_stream(decoder, reply)) as events:
+            async for event in events:
+                yield _cleaned(event, clean)
+
+
+async def _read_stream(decoder: StreamDecoder, reply: Answer) -> AsyncGenerator[StreamEvent]:
     """The events of a stream up to the end of the answer; a broken connection is told last."""
     cut: StreamCut | None = None
     try:
@@ -48,7 +62,7 @@ async def _rest(decoder: StreamDecoder, chunks: AsyncGenerator[bytes]) -> list[S
     return found
 
 
-async def read_whole(decoder: StreamDecoder, reply: Answer) -> list[StreamEvent]:
+async def _read_whole(decoder: StreamDecoder, reply: Answer) -> list[StreamEvent]:
     """The events that a whole response amounts to."""
     body = await reply.body()
     whole = _parsed(body, decoder, reply)
@@ -56,7 +70,7 @@ async def read_whole(decoder: StreamDecoder, reply: Answer) -> list[StreamEvent]
     return decoder.feed_whole(whole, torn=b"\\u" in body)
 
 
-def cleaned(event: StreamEvent, clean: Callable[[str], str]) -> StreamEvent:
+def _cleaned(event: StreamEvent, clean: Callable[[str], str]) -> StreamEvent:
     """The event, without the key where a server repeats it."""
     if not isinstance(event, StreamFailed | ResponseFailed):
         return event

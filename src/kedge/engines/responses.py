@@ -26,7 +26,7 @@ from kedge.engines.audit import Audit, audit
 from kedge.engines.objects import ConversationObjects
 from kedge.engines.outcomes import carrying, raise_for, taken_down
 from kedge.engines.protocol import Engine, Events, Request, Tap
-from kedge.engines.reading import cleaned, read_stream, read_whole
+from kedge.engines.reading import read_answer
 from kedge.engines.refusals import Sent, classify
 from kedge.engines.transport import Transport
 from kedge.engines.trust import Trust
@@ -267,18 +267,12 @@ class ResponsesEngine(Engine):
         """The events of the answer, as they come."""
         content = self.transport.packed(body)
         note_request(plan, len(content))
-        clean = self.transport.clean
         retry = plan.mode != "conversation"  # the first try may have been taken down already
         try:
             reply = await self.transport.respond(content, body, retry=retry, tap=tap)
-            async with aclosing(reply):
-                if not reply.is_stream:
-                    for event in await read_whole(decoder, reply):
-                        yield cleaned(event, clean)
-                    return
-                async with aclosing(read_stream(decoder, reply)) as events:
-                    async for event in events:
-                        yield cleaned(event, clean)
+            async with aclosing(read_answer(decoder, reply, self.transport.clean)) as events:
+                async for event in events:
+                    yield event
         except StreamCut:
             raise  # whether that is a failure, the assembler will tell
         except EngineError as error:

@@ -23,7 +23,7 @@ from kedge.engines.accounts import (
 )
 from kedge.engines.outcomes import carrying, raise_for, taken_down
 from kedge.engines.protocol import Engine, Events, Request
-from kedge.engines.reading import cleaned, read_stream, read_whole
+from kedge.engines.reading import read_answer
 from kedge.engines.transport import Sdk, Transport
 from kedge.errors import EngineError, RequestRefused, StreamCut, Unreachable
 from kedge.events import StreamEvent
@@ -191,19 +191,13 @@ class StatelessEngine(Engine):
         self, decoder: StreamDecoder, content: bytes, request: Request
     ) -> AsyncGenerator[StreamEvent]:
         """The events of the answer, as they come."""
-        clean = self.transport.clean
         try:
             reply = await self.transport.post(
                 self.path, content, streaming=request.streaming, tap=request.tap
             )
-            async with aclosing(reply):
-                if not reply.is_stream:
-                    for event in await read_whole(decoder, reply):
-                        yield cleaned(event, clean)
-                    return
-                async with aclosing(read_stream(decoder, reply)) as events:
-                    async for event in events:
-                        yield cleaned(event, clean)
+            async with aclosing(read_answer(decoder, reply, self.transport.clean)) as events:
+                async for event in events:
+                    yield event
         except StreamCut:
             raise  # whether that is a failure, the assembler will tell
         except EngineError as error:
