@@ -49,7 +49,7 @@ chat: $(VENV)/.ready
 	@$(BIN)/kedge chat
 
 fuzz: $(VENV)/.ready
-	$(BIN)/python tests/law/campaign.py $(or $(N),600) $(or $(SEED),0)
+	$(BIN)/python tests/law/fuzz.py $(or $(N),600) $(or $(SEED),0)
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks $(ONLY)

@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks.table import show
+from benchmarks.table import print_and_save
 
 NAMES = sorted(
     path.stem.removeprefix("bench_") for path in Path(__file__).parent.glob("bench_*.py")
@@ -20,7 +20,7 @@ def main(names: list[str]) -> None:
     if unknown:
         sys.exit(f"no benchmark named {', '.join(unknown)}; there are: {', '.join(NAMES)}")
     for name in names or NAMES:
-        show(name, import_module(f"benchmarks.bench_{name}").run())
+        print_and_save(name, import_module(f"benchmarks.bench_{name}").run())
 
 
 if __name__ == "__main__":

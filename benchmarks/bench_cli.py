@@ -11,24 +11,24 @@ import sys
 from benchmarks.table import Row
 
 REPEAT = 7
-AIM_MS = 150.0
+TARGET_MS = 150.0
 COMMANDS = (("--help",), ("chat", "--help"), ("config", "--json"), ("doctor", "--json"))
 
 
 def run() -> list[Row]:
     """Measure each command side by side with an interpreter that does nothing."""
-    bare = _cpu("-c", "pass")
+    bare = _measure_cpu("-c", "pass")
     rows: list[Row] = []
     for words in COMMANDS:
-        took = _cpu("-m", "kedge", *words)
+        took = _measure_cpu("-m", "kedge", *words)
         name = f"kedge {' '.join(words)}"
-        aim = AIM_MS if "--help" in words else None
+        aim = TARGET_MS if "--help" in words else None
         rows.append(Row(f"CPU of {name}", took * 1000, aim, "ms"))
         rows.append(Row(f"{name} / bare interpreter", took / bare, detail=f"{bare * 1000:.0f} ms"))
     return rows
 
 
-def _cpu(*words: str) -> float:
+def _measure_cpu(*words: str) -> float:
     """CPU seconds of a process: the least of several."""
     environ = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     took: list[float] = []

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.servers import kedge
+from benchmarks.servers import run_kedge
 from benchmarks.table import Row
 
 TURNS = 60
@@ -46,7 +46,7 @@ async def add(a: int, b: int) -> int:
     return a + b
 
 
-def question(number: int) -> str:
+def make_question(number: int) -> str:
     """What is asked in a turn: each third one needs a tool."""
     if number % 3 == 2:
         return f"Please call add with a={number} and b=1"
@@ -57,22 +57,27 @@ def run() -> list[Row]:
     """Measure turns, a full resend, and the import."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        kedge(str(Path(folder) / "bench.sqlite3")) as server,
+        run_kedge(str(Path(folder) / "bench.sqlite3")) as server,
     ):
         base_url = f"http://127.0.0.1:{server.port}/v1"
-        bare, ours, full = asyncio.run(_conversations(base_url))
-    base = _typical(bare)
-    late, early = _around(ours, TURNS - 1), _around(ours, 10)
+        bare, ours, full = asyncio.run(_run_conversations(base_url))
+    base = _mean_turn(bare)
+    late, early = _median_near(ours, TURNS - 1), _median_near(ours, 10)
     return [
-        Row("turn, proof included", _typical(ours) / base, 0.6, detail=f"{_typical(ours):.2f} ms"),
+        Row(
+            "turn, proof included",
+            _mean_turn(ours) / base,
+            0.6,
+            detail=f"{_mean_turn(ours):.2f} ms",
+        ),
         Row("turn 60 against turn 10", late / early, 1.05, detail=f"{early:.2f} -> {late:.2f} ms"),
         Row("full resend at turn 60", full / base, 0.8, detail=f"{full:.2f} ms"),
         Row("bare client, a turn", base, unit="ms"),
-        _import_row(),
+        _measure_import(),
     ]
 
 
-async def _conversations(base_url: str) -> tuple[list[list[float]], list[list[float]], float]:
+async def _run_conversations(base_url: str) -> tuple[list[list[float]], list[list[float]], float]:
     """CPU milliseconds of every turn, of the bare client and of ours, in alternating rounds."""
     from openai import AsyncOpenAI
 
@@ -87,14 +92,14 @@ async def _conversations(base_url: str) -> tuple[list[list[float]], list[list[fl
     resends: list[float] = []
     async with engine, client:
         for _ in range(ROUNDS + 1):
-            bare.append(await _bare(client))
-            times, resend = await _ours(stack, engine)
+            bare.append(await _run_bare(client))
+            times, resend = await _run_kedge(stack, engine)
             ours.append(times)
             resends.append(resend)
     return bare[1:], ours[1:], min(resends[1:])  # the first round warms everything up
 
 
-async def _bare(client: Any) -> list[float]:
+async def _run_bare(client: Any) -> list[float]:
     previous: str | None = None
 
     async def ask(items: Any) -> Any:
@@ -104,7 +109,7 @@ async def _bare(client: Any) -> list[float]:
 
     async def turn(number: int) -> None:
         nonlocal previous
-        response = await ask([{"role": "user", "content": question(number)}])
+        response = await ask([{"role": "user", "content": make_question(number)}])
         previous = response.id
         while calls := [item for item in response.output if item.type == "function_call"]:
             response = await ask([await output(call) for call in calls])
@@ -114,28 +119,28 @@ async def _bare(client: Any) -> list[float]:
         result = str(await add(**json.loads(call.arguments)))
         return {"type": "function_call_output", "call_id": call.call_id, "output": result}
 
-    with _no_collections():
-        return [await _cpu(turn(number)) for number in range(TURNS)]
+    with _gc_disabled():
+        return [await _measure_cpu(turn(number)) for number in range(TURNS)]
 
 
-async def _ours(stack: Any, engine: Any) -> tuple[list[float], float]:
+async def _run_kedge(stack: Any, engine: Any) -> tuple[list[float], float]:
     from kedge.turns import Turn, user
 
     turn = Turn()
 
     async def take(number: int) -> None:
         nonlocal turn
-        turn = await stack.run(turn.append(user(question(number))))
+        turn = await stack.run(turn.append(user(make_question(number))))
 
-    with _no_collections():
-        times = [await _cpu(take(number)) for number in range(TURNS)]
-        last = turn.append(user(question(0)))
-        resend = await _cpu(engine.run(last, mode="stateless", store=True, include=[]))
+    with _gc_disabled():
+        times = [await _measure_cpu(take(number)) for number in range(TURNS)]
+        last = turn.append(user(make_question(0)))
+        resend = await _measure_cpu(engine.run(last, mode="stateless", store=True, include=[]))
     return times, resend
 
 
 @contextmanager
-def _no_collections() -> Generator[None]:
+def _gc_disabled() -> Generator[None]:
     gc.collect()
     gc.disable()
     try:
@@ -144,34 +149,34 @@ def _no_collections() -> Generator[None]:
         gc.enable()
 
 
-async def _cpu(work: Awaitable[object]) -> float:
+async def _measure_cpu(work: Awaitable[object]) -> float:
     """CPU milliseconds of this process for one piece of work."""
     start = time.process_time_ns()
     await work
     return (time.process_time_ns() - start) / 1e6
 
 
-def _typical(rounds: list[list[float]]) -> float:
+def _mean_turn(rounds: list[list[float]]) -> float:
     """The mean turn of the quickest round: tool turns cost two requests and belong in it."""
     return min(sum(times) / len(times) for times in rounds)
 
 
-def _around(rounds: list[list[float]], place: int) -> float:
+def _median_near(rounds: list[list[float]], index: int) -> float:
     """The typical cost of the plain (one request) turns around a place, over all rounds."""
-    near = [n for n in range(max(0, place - 8), min(TURNS, place + 9)) if n % 3 != 2]
+    near = [n for n in range(max(0, index - 8), min(TURNS, index + 9)) if n % 3 != 2]
     return median(min(times[n] for times in rounds) for n in near)
 
 
-def _import_row() -> Row:
+def _measure_import() -> Row:
     """CPU of importing Kedge and building a Turn, against openai and its responses resource."""
     ours = "import kedge; kedge.Turn([kedge.user('hi')])"
     theirs = "import openai; openai.OpenAI(api_key='x').responses"
-    bare, kedge, openai = (_child_cpu(code) for code in ("pass", ours, theirs))
+    bare, kedge, openai = (_measure_child(code) for code in ("pass", ours, theirs))
     detail = f"{(kedge - bare) * 1e3:.0f} ms against {(openai - bare) * 1e3:.0f} ms"
     return Row("import kedge and a Turn", (kedge - bare) / (openai - bare), 0.1, detail=detail)
 
 
-def _child_cpu(code: str) -> float:
+def _measure_child(code: str) -> float:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     best = float("inf")
     for _ in range(6):

@@ -18,7 +18,7 @@ from kedge.turns import Block, Turn, assistant, system, tool_call, tool_result, 
 SCOPE = "bench"
 
 
-def conversation(count: int) -> list[Block]:
+def make_blocks(count: int) -> list[Block]:
     """A conversation with tools, of ``count`` blocks after the system text."""
     blocks: list[Block] = [system("You are a patient weather service. Answer in one sentence.")]
     for i in range((count + 3) // 4):
@@ -38,11 +38,11 @@ def run() -> list[Row]:
     """Measure cold and warm plans at three sizes, and the memory that the digests take."""
     rows: list[Row] = []
     for count in (100, 1_000, 10_000):
-        blocks = conversation(count)
+        blocks = make_blocks(count)
         number = max(1, 2_000 // count)
-        base = cpu_seconds(lambda b=blocks: _baseline(b), number=number)
-        cold = _cold(blocks, number)
-        warm = _warm(blocks)
+        base = cpu_seconds(lambda b=blocks: _hash_blocks(b), number=number)
+        cold = _measure_cold(blocks, number)
+        warm = _measure_warm(blocks)
         micro = f"{warm * 1e6:.0f} µs"
         rows += [
             Row(f"cold plan, {count:,} blocks", cold / base, 1.5, detail=f"{cold * 1e3:.2f} ms"),
@@ -54,27 +54,27 @@ def run() -> list[Row]:
             ),
         ]
     rows.append(
-        Row("digest memory a block, 10,000 blocks", _memory(conversation(10_000)), 200, "B")
+        Row("digest memory a block, 10,000 blocks", _measure_memory(make_blocks(10_000)), 200, "B")
     )
     return rows
 
 
-def _baseline(blocks: list[Block]) -> bytes:
+def _hash_blocks(blocks: list[Block]) -> bytes:
     forms = [canonical(block) for block in blocks]
     written = json.dumps(forms, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(written.encode()).digest()
 
 
-def _cold(blocks: list[Block], number: int) -> float:
+def _measure_cold(blocks: list[Block], number: int) -> float:
     """CPU seconds of a plan that finds no digest made yet, neither in the Turn nor in its blocks."""
     best = float("inf")
     for _ in range(5):
-        turns = [Turn(conversation(len(blocks) - 1)) for _ in range(number)]
-        best = min(best, _timed(lambda turns=turns: [_plan(turn) for turn in turns]) / number)
+        turns = [Turn(make_blocks(len(blocks) - 1)) for _ in range(number)]
+        best = min(best, _measure(lambda turns=turns: [_plan(turn) for turn in turns]) / number)
     return best
 
 
-def _warm(blocks: list[Block]) -> float:
+def _measure_warm(blocks: list[Block]) -> float:
     turn = Turn(blocks)
     turn = record_response(
         turn, [assistant("Yes.")], response_id="resp_0", plan=_plan(turn), created_at=0.0
@@ -82,11 +82,11 @@ def _warm(blocks: list[Block]) -> float:
     best = float("inf")
     for i in range(200):
         turn = turn.append(user(f"And tomorrow, {i}?"))
-        best = min(best, _timed(lambda turn=turn: _plan(turn)))
+        best = min(best, _measure(lambda turn=turn: _plan(turn)))
     return best
 
 
-def _memory(blocks: list[Block]) -> float:
+def _measure_memory(blocks: list[Block]) -> float:
     turn = Turn(blocks)
     gc.collect()
     tracemalloc.start()
@@ -103,7 +103,7 @@ def _plan(turn: Turn) -> RequestPlan:
     return plan_request(turn, scope=SCOPE, now=1.0)
 
 
-def _timed(work: Callable[[], object]) -> float:
+def _measure(work: Callable[[], object]) -> float:
     gc.collect()
     gc.disable()
     try:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.client import Client, post, response_id, unchunked
-from benchmarks.servers import Process, bare, kedge
+from benchmarks.client import Client, decode_chunked, encode_post, find_response_id
+from benchmarks.servers import Process, run_bare, run_kedge
 from benchmarks.table import Row
 
 ROUNDS = 25
@@ -24,11 +24,11 @@ REQUESTS = 100
 STREAMS = 10
 CHAINS = 10
 WORDS = 200
-REMEMBERED = int(os.environ.get("KEDGE_BENCH_REQUESTS", "5000"))
+MEMORY_REQUESTS = int(os.environ.get("KEDGE_BENCH_REQUESTS", "5000"))
 QUESTION = "Tell me about the harbour of {place}, and about the ships that lie there this week."
 
 
-def body(question: str, previous: str | None = None, **more: Any) -> dict[str, Any]:
+def make_body(question: str, previous: str | None = None, **more: Any) -> dict[str, Any]:
     made: dict[str, Any] = {"model": "practice", "input": question, **more}
     return made if previous is None else {**made, "previous_response_id": previous}
 
@@ -36,32 +36,35 @@ def body(question: str, previous: str | None = None, **more: Any) -> dict[str, A
 def run() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         files = (str(Path(folder) / f"{number}.sqlite3") for number in range(9))
-        with kedge(next(files)) as ours, bare("echo") as theirs:
-            rows = [*chained(ours, theirs, 5, 2.5), *chained(ours, theirs, 200, 3.5)]
-        rows += cold(next(files))
-        with kedge(next(files)) as ours, bare("stream") as theirs:
-            rows += streamed(ours, theirs)
-        with kedge(next(files)) as ours:
-            rows += memory(ours)
+        with run_kedge(next(files)) as ours, run_bare("echo") as theirs:
+            rows = [
+                *measure_chained(ours, theirs, 5, 2.5),
+                *measure_chained(ours, theirs, 200, 3.5),
+            ]
+        rows += measure_cold(next(files))
+        with run_kedge(next(files)) as ours, run_bare("stream") as theirs:
+            rows += measure_streamed(ours, theirs)
+        with run_kedge(next(files)) as ours:
+            rows += measure_memory(ours)
     return rows
 
 
 # Chained requests.
 
 
-def chained(ours: Process, echo: Process, depth: int, limit: float) -> list[Row]:
+def measure_chained(ours: Process, echo: Process, depth: int, limit: float) -> list[Row]:
     """Continue chains of a depth, again and again from their ends."""
     with Client(ours.port) as client, Client(echo.port) as other:
-        ends = [chain(client, depth, number) for number in range(CHAINS)]
-        asked = [body(QUESTION.format(place=f"Port {i}"), end) for i, end in enumerate(ends)]
-        answer = client.send(post("/v1/responses", asked[0]))
-        padding = len(answer) - len(other.send(post("/?padding=0", asked[0])))
-        theirs = [post(f"/?padding={max(0, padding)}", each) for each in asked]
-        mine = [post("/v1/responses", each) for each in asked]
+        ends = [create_chain(client, depth, number) for number in range(CHAINS)]
+        asked = [make_body(QUESTION.format(place=f"Port {i}"), end) for i, end in enumerate(ends)]
+        answer = client.send(encode_post("/v1/responses", asked[0]))
+        padding = len(answer) - len(other.send(encode_post("/?padding=0", asked[0])))
+        theirs = [encode_post(f"/?padding={max(0, padding)}", each) for each in asked]
+        mine = [encode_post("/v1/responses", each) for each in asked]
         assert len(other.send(theirs[0])) == len(answer)
-        spent = alternating(
-            (ours, lambda: sends(client, mine, REQUESTS)),
-            (echo, lambda: sends(other, theirs, REQUESTS)),
+        spent = measure_alternating(
+            (ours, lambda: send_requests(client, mine, REQUESTS)),
+            (echo, lambda: send_requests(other, theirs, REQUESTS)),
         )
     microseconds = [seconds / REQUESTS * 1e6 for seconds in spent]
     detail = f"{microseconds[0]:.0f} µs a request, bare echo {microseconds[1]:.0f} µs"
@@ -69,21 +72,21 @@ def chained(ours: Process, echo: Process, depth: int, limit: float) -> list[Row]
     return [Row(what, spent[0] / spent[1], limit, detail=detail)]
 
 
-def chain(client: Client, depth: int, number: int) -> str:
+def create_chain(client: Client, depth: int, number: int) -> str:
     end: str | None = None
     for step in range(depth):
         question = QUESTION.format(place=f"Port {number} (day {step})")
-        end = response_id(client.send(post("/v1/responses", body(question, end))))
+        end = find_response_id(client.send(encode_post("/v1/responses", make_body(question, end))))
     assert end is not None
     return end
 
 
-def sends(client: Client, requests: Sequence[bytes], number: int) -> None:
+def send_requests(client: Client, requests: Sequence[bytes], number: int) -> None:
     for i in range(number):
         client.send(requests[i % len(requests)])
 
 
-def alternating(*parties: tuple[Process, Callable[[], None]]) -> list[float]:
+def measure_alternating(*parties: tuple[Process, Callable[[], None]]) -> list[float]:
     """CPU seconds of a round of each party: the least of several, taken in turns."""
     best = [float("inf")] * len(parties)
     for _, work in parties:
@@ -96,15 +99,15 @@ def alternating(*parties: tuple[Process, Callable[[], None]]) -> list[float]:
     return best
 
 
-def cold(database: str) -> list[Row]:
+def measure_cold(database: str) -> list[Row]:
     """The first request of a chain of 200 after a restart, when all is read from the file."""
-    with kedge(database) as ours, Client(ours.port) as client:
-        ends = [chain(client, 200, number) for number in range(CHAINS)]
-    with kedge(database) as ours, Client(ours.port) as client:
-        client.send(post("/v1/responses", body("Warm up.")))
-        requests = [post("/v1/responses", body("Hello again.", end)) for end in ends]
+    with run_kedge(database) as ours, Client(ours.port) as client:
+        ends = [create_chain(client, 200, number) for number in range(CHAINS)]
+    with run_kedge(database) as ours, Client(ours.port) as client:
+        client.send(encode_post("/v1/responses", make_body("Warm up.")))
+        requests = [encode_post("/v1/responses", make_body("Hello again.", end)) for end in ends]
         before = ours.cpu_seconds()
-        sends(client, requests, CHAINS)
+        send_requests(client, requests, CHAINS)
         spent = (ours.cpu_seconds() - before) / CHAINS
     return [Row("first request at depth 200 after a restart", spent * 1e3, unit="ms")]
 
@@ -112,17 +115,17 @@ def cold(database: str) -> list[Row]:
 # Streams.
 
 
-def streamed(ours: Process, generator: Process) -> list[Row]:
+def measure_streamed(ours: Process, generator: Process) -> list[Row]:
     """Stream a long answer, and the very same bytes from a bare generator."""
     with Client(ours.port) as client, Client(generator.port) as other:
-        asked = body(f"Write {WORDS} words", stream=True)
-        mine, same = post("/v1/responses", asked), post("/", asked)
-        events = unchunked(client.send(mine))
-        other.send(post("/put", events))
-        assert unchunked(other.send(same)) == events
-        spent = alternating(
-            (ours, lambda: sends(client, [mine], STREAMS)),
-            (generator, lambda: sends(other, [same], STREAMS)),
+        asked = make_body(f"Write {WORDS} words", stream=True)
+        mine, same = encode_post("/v1/responses", asked), encode_post("/", asked)
+        events = decode_chunked(client.send(mine))
+        other.send(encode_post("/put", events))
+        assert decode_chunked(other.send(same)) == events
+        spent = measure_alternating(
+            (ours, lambda: send_requests(client, [mine], STREAMS)),
+            (generator, lambda: send_requests(other, [same], STREAMS)),
         )
     number = events.count(b"\n\n")
     each = [seconds / STREAMS / number * 1e6 for seconds in spent]
@@ -135,20 +138,24 @@ def streamed(ours: Process, generator: Process) -> list[Row]:
 # Memory.
 
 
-def memory(ours: Process) -> list[Row]:
+def measure_memory(ours: Process) -> list[Row]:
     """Resident memory in the last three fifths of many requests, in chains of twenty."""
     marks: list[int] = []
     with Client(ours.port) as client:
         end: str | None = None
-        for i in range(REMEMBERED):
+        for i in range(MEMORY_REQUESTS):
             question = QUESTION.format(place=f"Port {i}")
-            end = response_id(client.send(post("/v1/responses", body(question, end))))
+            end = find_response_id(
+                client.send(encode_post("/v1/responses", make_body(question, end)))
+            )
             if i % 20 == 19:
                 end = None
-            if (i + 1) % max(1, REMEMBERED // 5) == 0:
+            if (i + 1) % max(1, MEMORY_REQUESTS // 5) == 0:
                 marks.append(ours.resident_bytes())
     megabytes = [mark / 2**20 for mark in marks]
-    detail = f"{REMEMBERED:,} requests; " + ", ".join(f"{mark:.0f}" for mark in megabytes) + " MB"
+    detail = (
+        f"{MEMORY_REQUESTS:,} requests; " + ", ".join(f"{mark:.0f}" for mark in megabytes) + " MB"
+    )
     return [
         Row(
             "resident memory, last mark against the second",

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from benchmarks.table import Row, cpu_seconds
-from kedge.chat.state import ChatState, read_state, state_of, write_state
+from kedge.chat.state import ChatState, decode_state, encode_state, state_from_turn
 from kedge.compaction import BlockCounter
 from kedge.planning import plan_request, prefix_digest, record_response
 from kedge.tokens import TiktokenCounter
@@ -19,21 +19,21 @@ SCOPE = "openai/api.openai.com/v1/0123456789abcdef"
 BLOCKS = 1_000
 
 
-def conversation(blocks: int) -> Turn:
+def make_conversation(blocks: int) -> Turn:
     """A conversation with tools: four blocks and two responses for each question."""
     turn = Turn()
     for i in range(blocks // 4):
         asked = f"Question {i}: what is the weather in city number {i}, and do I need a coat? " * 3
         called = tool_call("get_weather", {"city": f"city {i}"}, call_id=f"call_{i:024d}")
-        turn = _answered(turn.append(user(asked)), called, f"fc_{i:050d}", 2 * i)
+        turn = _add_response(turn.append(user(asked)), called, f"fc_{i:050d}", 2 * i)
         found = {"temperature": i, "sky": "cloudy", "note": "windy " * 10}
         turn = turn.append(tool_result(f"call_{i:024d}", found))
         said = assistant(f"It is {i} degrees and cloudy in city {i}; take a coat. " * 6)
-        turn = _answered(turn, said, f"msg_{i:050d}", 2 * i + 1)
+        turn = _add_response(turn, said, f"msg_{i:050d}", 2 * i + 1)
     return turn
 
 
-def _answered(turn: Turn, block: Block, item_id: str, number: int) -> Turn:
+def _add_response(turn: Turn, block: Block, item_id: str, number: int) -> Turn:
     return record_response(
         turn,
         [block.with_metadata(item_id=item_id)],
@@ -45,40 +45,44 @@ def _answered(turn: Turn, block: Block, item_id: str, number: int) -> Turn:
 
 def run() -> list[Row]:
     """Measure encoding, decoding, size and counting."""
-    turn = conversation(BLOCKS)
-    state = state_of(turn, "openai", len(turn))
-    data = write_state(state)
-    assert read_state(data, "openai") == state
-    return [*_speed(state, data), *_size(turn, data), *_counting(turn)]
+    turn = make_conversation(BLOCKS)
+    state = state_from_turn(turn, "openai", len(turn))
+    data = encode_state(state)
+    assert decode_state(data, "openai") == state
+    return [*_measure_speed(state, data), *_measure_size(turn, data), *_measure_counting(turn)]
 
 
-def _speed(state: ChatState, data: bytes) -> list[Row]:
+def _measure_speed(state: ChatState, data: bytes) -> list[Row]:
     parsed = json.loads(data)
     dumps = cpu_seconds(lambda: json.dumps(parsed), number=5)
     loads = cpu_seconds(lambda: json.loads(data), number=5)
-    encode = cpu_seconds(lambda: write_state(state), number=5)
-    decode = cpu_seconds(lambda: read_state(data, "openai"), number=5)
+    encode = cpu_seconds(lambda: encode_state(state), number=5)
+    decode = cpu_seconds(lambda: decode_state(data, "openai"), number=5)
     return [
-        Row(f"encode {BLOCKS:,} blocks / json.dumps", encode / dumps, 2.0, detail=_ms(encode)),
-        Row(f"decode {BLOCKS:,} blocks / json.loads", decode / loads, 3.5, detail=_ms(decode)),
+        Row(
+            f"encode {BLOCKS:,} blocks / json.dumps", encode / dumps, 2.0, detail=_format_ms(encode)
+        ),
+        Row(
+            f"decode {BLOCKS:,} blocks / json.loads", decode / loads, 3.5, detail=_format_ms(decode)
+        ),
     ]
 
 
-def _size(turn: Turn, data: bytes) -> list[Row]:
+def _measure_size(turn: Turn, data: bytes) -> list[Row]:
     responses = len(turn) // 2
-    over = len(data) - sum(map(_escaped, turn.blocks))
+    over = len(data) - sum(map(_escaped_size, turn.blocks))
     allowed = 200 * len(turn) + 320 * responses
     detail = f"{len(data):,} bytes, {over / len(turn):.0f} a block beyond its text"
     return [Row("bytes beyond the text / allowed", over / allowed, 1.0, detail=detail)]
 
 
-def _escaped(block: Block) -> int:
+def _escaped_size(block: Block) -> int:
     form: dict[str, Any] = dump_block(block)
     texts = [form.get("arguments", ""), *(part["text"] for part in form.get("parts", []))]
     return sum(len(json.dumps(text, ensure_ascii=False).encode()) - 2 for text in texts)
 
 
-def _counting(turn: Turn) -> list[Row]:
+def _measure_counting(turn: Turn) -> list[Row]:
     """Count a conversation, let it grow by two blocks, and count it again."""
     BlockCounter(TiktokenCounter()).count_blocks(turn.blocks[:1])  # the vocabulary is read once
     prefix_digest(turn)
@@ -92,19 +96,19 @@ def _counting(turn: Turn) -> list[Row]:
         turn = turn.append(user(said), assistant(said.upper()))
         prefix_digest(turn)
         fresh = BlockCounter(TiktokenCounter())
-        alone = min(alone, _timed(lambda f=fresh, t=turn: f.count_blocks(t.blocks[-2:])))
-        grown = min(grown, _timed(lambda t=turn: counter.count_blocks(t.blocks)))
+        alone = min(alone, _measure(lambda f=fresh, t=turn: f.count_blocks(t.blocks[-2:])))
+        grown = min(grown, _measure(lambda t=turn: counter.count_blocks(t.blocks)))
     return [
-        Row("count grown by 2 blocks / count all", grown / cold, 0.02, detail=_ms(grown)),
-        Row("count grown by 2 blocks / those 2 alone", grown / alone, detail=_ms(alone)),
+        Row("count grown by 2 blocks / count all", grown / cold, 0.02, detail=_format_ms(grown)),
+        Row("count grown by 2 blocks / those 2 alone", grown / alone, detail=_format_ms(alone)),
     ]
 
 
-def _timed(work: Any) -> float:
+def _measure(work: Any) -> float:
     start = time.process_time_ns()
     work()
     return (time.process_time_ns() - start) / 1e9
 
 
-def _ms(seconds: float) -> str:
+def _format_ms(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms"

@@ -32,33 +32,33 @@ SHORT, LONG = 10, 5_000
 ROUNDS, APPENDS = 8, 100
 
 
-def exchange(number: int) -> list[Block]:
+def make_exchange(number: int) -> list[Block]:
     """A question and its answer, with ids as long as those of a real provider."""
     asked = (
         f"Question {number}: what is the weather in city number {number}, and do I need a coat? "
     )
     told = f"In city number {number} it is mild and a little windy, so a light coat will do. " * 4
     tags = {
-        "response_id": _name("resp", number),
-        "item_id": _name("msg", number),
+        "response_id": _make_id("resp", number),
+        "item_id": _make_id("msg", number),
         "output_index": 0,
     }
     return [user(asked * 2), assistant(told, metadata=tags, origin="engine")]
 
 
-def _name(kind: str, number: int) -> str:
+def _make_id(kind: str, number: int) -> str:
     return f"{kind}_{number:048x}"
 
 
-def row_of(number: int) -> ResponseRow:
+def make_row(number: int) -> ResponseRow:
     """The row of an answer."""
     return ResponseRow(
         provider="openai",
         scope=SCOPE,
-        provider_response_id=_name("resp", number),
+        provider_response_id=_make_id("resp", number),
         model="gpt-5.1",
         mode="chained",
-        anchor=_name("resp", number - 1),
+        anchor=_make_id("resp", number - 1),
         sent_blocks=1,
         sent_bytes=200,
         saved_blocks=2 * number,
@@ -78,12 +78,12 @@ def row_of(number: int) -> ResponseRow:
     )
 
 
-def written(blocks: Sequence[Block]) -> str:
+def encode_blocks(blocks: Sequence[Block]) -> str:
     """The JSON of some blocks."""
     return json.dumps([dump_block(block) for block in blocks], ensure_ascii=False)
 
 
-class Bare:
+class BareStore:
     """The baseline: one table, one worker thread."""
 
     def __init__(self, path: Path) -> None:
@@ -109,7 +109,7 @@ class Bare:
         self.connection.close()
 
 
-class BarePostgres(Bare):
+class BarePostgres(BareStore):
     """The same on PostgreSQL, through a pool."""
 
     def __init__(self, url: str) -> None:
@@ -132,7 +132,7 @@ class BarePostgres(Bare):
         self.pool.close()
 
 
-class Ours:
+class KedgeConversation:
     """A conversation of a given length, to append to."""
 
     def __init__(self, store: Store, row: ConversationRow, node: Node, number: int) -> None:
@@ -145,16 +145,16 @@ class Ours:
         )
 
 
-async def grown(store: Store, blocks: int) -> Ours:
+async def create_conversation(store: Store, blocks: int) -> KedgeConversation:
     """A conversation of this many blocks."""
     row = await store.create()
-    ours = Ours(store, row, (await store.load(row)).node, 0)
+    ours = KedgeConversation(store, row, (await store.load(row)).node, 0)
     for number in range(1, blocks // 2 + 1):
-        await ours.append(exchange(number), row_of(number))
+        await ours.append(make_exchange(number), make_row(number))
     return ours
 
 
-async def cpu(work: Callable[[int], Awaitable[object]]) -> float:
+async def measure_cpu(work: Callable[[int], Awaitable[object]]) -> float:
     """CPU seconds of one of a round of appends."""
     start = time.process_time()
     for number in range(APPENDS):
@@ -162,16 +162,16 @@ async def cpu(work: Callable[[int], Awaitable[object]]) -> float:
     return (time.process_time() - start) / APPENDS
 
 
-async def appends(bare: Bare, store: Store) -> tuple[float, float, float]:
+async def measure_appends(bare: BareStore, store: Store) -> tuple[float, float, float]:
     """CPU of the bare insert, and of ours in a short and in a long conversation."""
-    short, long = await grown(store, SHORT), await grown(store, LONG)
+    short, long = await create_conversation(store, SHORT), await create_conversation(store, LONG)
     best = [float("inf")] * 3
     fresh = 10 * LONG
     for _ in range(ROUNDS):
         for place, ours in ((0, None), (1, short), (2, long)):
-            made = [exchange(fresh + number) for number in range(APPENDS)]
-            rows = [row_of(fresh + number) for number in range(APPENDS)]
-            bodies = [written(blocks) for blocks in made]
+            made = [make_exchange(fresh + number) for number in range(APPENDS)]
+            rows = [make_row(fresh + number) for number in range(APPENDS)]
+            bodies = [encode_blocks(blocks) for blocks in made]
             fresh += APPENDS
 
             async def bare_one(number: int, bodies: list[str] = bodies) -> None:
@@ -179,22 +179,22 @@ async def appends(bare: Bare, store: Store) -> tuple[float, float, float]:
 
             async def our_one(
                 number: int,
-                ours: Ours | None = ours,
+                ours: KedgeConversation | None = ours,
                 made: list[list[Block]] = made,
                 rows: list[ResponseRow] = rows,
             ) -> None:
                 assert ours
                 await ours.append(made[number], rows[number])
 
-            best[place] = min(best[place], await cpu(our_one if ours else bare_one))
+            best[place] = min(best[place], await measure_cpu(our_one if ours else bare_one))
     return best[0], best[1], best[2]
 
 
-async def sqlite_appends(folder: Path) -> list[Row]:
+async def measure_sqlite(folder: Path) -> list[Row]:
     """Appending on SQLite, and what it takes on disk."""
-    bare = Bare(folder / "bare.db")
+    bare = BareStore(folder / "bare.db")
     async with await open_store(f"sqlite:///{folder}/ours.db") as store:
-        base, short, long = await appends(bare, store)
+        base, short, long = await measure_appends(bare, store)
     bare.close()
     return [
         Row("append an exchange", short / base, 2.0, detail=f"{short * 1e6:.0f} µs CPU"),
@@ -203,11 +203,11 @@ async def sqlite_appends(folder: Path) -> list[Row]:
     ]
 
 
-async def postgres_appends(url: str) -> list[Row]:
+async def measure_postgres(url: str) -> list[Row]:
     """Appending on PostgreSQL."""
     async with await open_store(url) as store:
         bare = BarePostgres(url)
-        base, short, long = await appends(bare, store)
+        base, short, long = await measure_appends(bare, store)
         bare.close()
     return [
         Row("PostgreSQL: append", short / base, 2.0, detail=f"{short * 1e6:.0f} µs CPU here"),
@@ -215,7 +215,7 @@ async def postgres_appends(url: str) -> list[Row]:
     ]
 
 
-async def disk(folder: Path) -> Row:
+async def measure_disk(folder: Path) -> Row:
     """Bytes of the database file for each byte of JSON."""
     path, size = folder / "disk.db", 0
     async with await open_store(f"sqlite:///{path}") as store:
@@ -223,10 +223,10 @@ async def disk(folder: Path) -> Row:
         node = (await store.load(row)).node
         before = await _file_size(store, path)
         for number in range(2_000):
-            blocks = exchange(number)
-            size += len(written(blocks).encode())
+            blocks = make_exchange(number)
+            size += len(encode_blocks(blocks).encode())
             node = await store.append(
-                row, node, blocks, kind="answered", response=row_of(number), head=node.id
+                row, node, blocks, kind="answered", response=make_row(number), head=node.id
             )
         after = await _file_size(store, path)
     return Row("disk per exchange, of its JSON", (after - before) / size, 2.0)
@@ -237,7 +237,7 @@ async def _file_size(store: Store, path: Path) -> int:
     return await asyncio.to_thread(lambda: path.stat().st_size)
 
 
-async def loading(folder: Path) -> list[Row]:
+async def measure_loading(folder: Path) -> list[Row]:
     """Loading a long conversation, against a bare SELECT and json.loads."""
     url = f"sqlite:///{folder}/loading.db"
     async with await open_store(url) as store:
@@ -245,8 +245,8 @@ async def loading(folder: Path) -> list[Row]:
         node = (await store.load(row)).node
         turn = Turn()
         for number in range(1, LONG // 2 + 1):
-            asked, told = exchange(number)
-            turn, response = answered(turn.append(asked), told, number)
+            asked, told = make_exchange(number)
+            turn, response = add_response(turn.append(asked), told, number)
             node = await store.append(
                 row, node, turn.blocks[-2:], kind="answered", response=response, head=node.id
             )
@@ -282,14 +282,14 @@ async def loading(folder: Path) -> list[Row]:
     ]
 
 
-def answered(turn: Turn, told: Block, number: int) -> tuple[Turn, ResponseRow]:
+def add_response(turn: Turn, block: Block, number: int) -> tuple[Turn, ResponseRow]:
     """The Turn with an answer, and the row of its response, with the real digest."""
     plan = plan_request(turn, scope=SCOPE, now=1.0)
-    name = _name("resp", number)
-    turn = record_response(turn, [told], response_id=name, plan=plan, created_at=1.0)
+    name = _make_id("resp", number)
+    turn = record_response(turn, [block], response_id=name, plan=plan, created_at=1.0)
     record = get_state(turn).anchor(name)
     assert record
-    row = row_of(number)
+    row = make_row(number)
     return turn, replace(row, digest=record.digest, block_count=record.block_count)
 
 
@@ -297,12 +297,12 @@ def run() -> list[Row]:
     """Measure everything; PostgreSQL comes from the tests' own server."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kedge-bench-")))
-        rows = asyncio.run(sqlite_appends(folder))
-        rows.append(asyncio.run(disk(folder)))
-        rows += asyncio.run(loading(folder))
+        rows = asyncio.run(measure_sqlite(folder))
+        rows.append(asyncio.run(measure_disk(folder)))
+        rows += asyncio.run(measure_loading(folder))
         sys.path.insert(0, os.fspath(Path(__file__).parent.parent / "tests"))
         from postgresql import empty, running  # pyright: ignore[reportMissingImports]
 
         url = stack.enter_context(running())
-        rows += asyncio.run(postgres_appends(stack.enter_context(empty(url))))
+        rows += asyncio.run(measure_postgres(stack.enter_context(empty(url))))
     return rows

@@ -22,8 +22,8 @@ Message = dict[str, Any]
 
 def run() -> list[Row]:
     rows: list[Row] = []
-    for what, make in (("text", text_events), ("arguments", argument_events)):
-        burst, long = chunks(make(BURST)), chunks(make(LONG))
+    for what, make in (("text", make_text_events), ("arguments", make_argument_events)):
+        burst, long = make_chunks(make(BURST)), make_chunks(make(LONG))
         events = len(make(BURST))
         sdk = cpu_seconds(partial(read_with_sdk, burst))
         ours = cpu_seconds(partial(read_with_kedge, burst))
@@ -32,7 +32,7 @@ def run() -> list[Row]:
         rows.append(Row(f"{BURST} {what} deltas, against the SDK", ours / sdk, 0.35, detail=detail))
         growth = (ours_long / LONG) / (ours / BURST)
         rows.append(Row(f"{LONG} {what} deltas, per event against {BURST}", growth, 1.1))
-    short, line = (small_chunks(line_of(size)) for size in (4_000_000, 40_000_000))
+    short, line = (split_small(make_line(size)) for size in (4_000_000, 40_000_000))
     growth = cpu_seconds(partial(read_line, line)) / cpu_seconds(partial(read_line, short)) / 10
     rows.append(
         Row(
@@ -87,17 +87,17 @@ def read_line(stream: list[bytes]) -> None:
     assert sum(len(decoder.feed(chunk)) for chunk in stream) == 1
 
 
-def line_of(size: int) -> bytes:
+def make_line(size: int) -> bytes:
     """One event whose line has about this many bytes, such as an image."""
     data = {"type": "response.image_generation_call.partial_image", "partial": "A" * size}
     return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
-def small_chunks(stream: bytes) -> list[bytes]:
+def split_small(stream: bytes) -> list[bytes]:
     return [stream[at : at + 1024] for at in range(0, len(stream), 1024)]
 
 
-def chunks(events: list[Message]) -> list[bytes]:
+def make_chunks(events: list[Message]) -> list[bytes]:
     """The events as the bytes of a stream, in the chunks of a socket."""
     stream = b"".join(
         f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events
@@ -105,7 +105,7 @@ def chunks(events: list[Message]) -> list[bytes]:
     return [stream[at : at + CHUNK] for at in range(0, len(stream), CHUNK)]
 
 
-def text_events(count: int) -> list[Message]:
+def make_text_events(count: int) -> list[Message]:
     words = [f" word{n}" for n in range(count)]
     part = {"type": "output_text", "text": "".join(words), "annotations": [], "logprobs": []}
     item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed"}
@@ -116,10 +116,10 @@ def text_events(count: int) -> list[Message]:
     ]
     whole = {"type": "response.output_text.done", **place, "text": part["text"], "logprobs": []}
     begun, finished = {**item, "content": []}, {**item, "content": [part]}
-    return list(_numbered([*deltas, whole], begun, finished))
+    return list(_number_events([*deltas, whole], begun, finished))
 
 
-def argument_events(count: int) -> list[Message]:
+def make_argument_events(count: int) -> list[Message]:
     words = ['{"list":[0', *(f",{n}" for n in range(count - 2)), "]}"]
     item = {"id": "fc_1", "type": "function_call", "call_id": "call_1", "name": "sum"}
     place = {"item_id": "fc_1", "output_index": 0}
@@ -128,10 +128,12 @@ def argument_events(count: int) -> list[Message]:
     written = "".join(words)
     whole = {"type": f"{kind}.done", **place, "name": "sum", "arguments": written}
     begun, finished = {**item, "arguments": ""}, {**item, "arguments": written}
-    return list(_numbered([*deltas, whole], begun, finished))
+    return list(_number_events([*deltas, whole], begun, finished))
 
 
-def _numbered(middle: list[Message], begun: Message, finished: Message) -> Iterator[Message]:
+def _number_events(
+    middle: list[Message], added_item: Message, done_item: Message
+) -> Iterator[Message]:
     response = {
         "id": "resp_1",
         "object": "response",
@@ -143,12 +145,12 @@ def _numbered(middle: list[Message], begun: Message, finished: Message) -> Itera
         "tools": [],
         "status": "in_progress",
     }
-    done = {**response, "status": "completed", "output": [finished]}
+    done = {**response, "status": "completed", "output": [done_item]}
     events: list[Message] = [
         {"type": "response.created", "response": response},
-        {"type": "response.output_item.added", "output_index": 0, "item": begun},
+        {"type": "response.output_item.added", "output_index": 0, "item": added_item},
         *middle,
-        {"type": "response.output_item.done", "output_index": 0, "item": finished},
+        {"type": "response.output_item.done", "output_index": 0, "item": done_item},
         {"type": "response.completed", "response": done},
     ]
     for number, event in enumerate(events):

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from benchmarks.table import Row, cpu_seconds
-from kedge.server.coherence import START, Coherence, check_request
+from kedge.server.coherence import EMPTY_COHERENCE, Coherence, check_request
 from kedge.server.validation import check_create, parse_body
 
 ITEMS: list[dict[str, Any]] = [
@@ -19,14 +19,14 @@ ITEMS: list[dict[str, Any]] = [
     {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "call_1", "output": "sunny"},
 ]
-NEW = [{"role": "user", "content": "And now?", "id": "msg_new"}]
+NEW_ITEMS = [{"role": "user", "content": "And now?", "id": "msg_new"}]
 
 
 def run() -> list[Row]:
-    return [*checking(), *chains()]
+    return [*measure_checks(), *measure_chains()]
 
 
-def checking() -> list[Row]:
+def measure_checks() -> list[Row]:
     """Check a body of 200 items, beside reading it from JSON."""
     body: Any = {"model": "practice", "input": ITEMS * 50}
     raw = json.dumps(body).encode()
@@ -38,19 +38,19 @@ def checking() -> list[Row]:
     ]
 
 
-def chains() -> list[Row]:
+def measure_chains() -> list[Row]:
     """Judge and extend a turn at the end of a long chain, beside a short one."""
-    short, long = chain(5), chain(2_000)
-    near = cpu_seconds(lambda: turn(short), number=2_000)
-    far = cpu_seconds(lambda: turn(long), number=2_000)
+    short, long = build_chain(5), build_chain(2_000)
+    near = cpu_seconds(lambda: check_turn(short), number=2_000)
+    far = cpu_seconds(lambda: check_turn(long), number=2_000)
     return [
         Row("a turn's coherence at depth 2,000 / at depth 5", far / near, limit=3),
         Row("a turn's coherence at depth 2,000", far * 1e6, unit="µs"),
     ]
 
 
-def chain(depth: int) -> Coherence:
-    state = START
+def build_chain(depth: int) -> Coherence:
+    state = EMPTY_COHERENCE
     for number in range(depth):
         call_id = f"call_{number}"
         state = state.extend(
@@ -63,6 +63,6 @@ def chain(depth: int) -> Coherence:
     return state
 
 
-def turn(state: Coherence) -> None:
-    check_request(state, NEW)
-    state.extend(NEW)
+def check_turn(state: Coherence) -> None:
+    check_request(state, NEW_ITEMS)
+    state.extend(NEW_ITEMS)

@@ -16,21 +16,20 @@ from typing import TYPE_CHECKING
 
 from benchmarks.table import Row, cpu_seconds
 from kedge.providers import connect
-from kedge.server.run import Server, bind
 from kedge.server.settings import Settings
+from kedge.server.uvicorn_server import UvicornServer, bind
 from kedge.store import Node as StoredNode
 from kedge.store import ResponseRow, open_store
+from kedge.store.block_codec import encode_block
 from kedge.store.database import Tx
-from kedge.store.forms import write_block
+from kedge.store.listing import read_tree
 from kedge.store.nodes import insert_node
-from kedge.store.overview import tree_of
 from kedge.turns import assistant, user
-from kedge.web.chains import chain_of
-from kedge.web.desk import Desk
-from kedge.web.drawing import draw_lanes
-from kedge.web.layout import Node, Sums, lay_out
-from kedge.web.rendering import render
-from kedge.web.serving import PageSettings, with_page
+from kedge.web.chain_graph import ChainNode, Totals, build_chain_graph, compute_layout
+from kedge.web.chain_svg import draw_lanes
+from kedge.web.serve import PageSettings, open_page_server
+from kedge.web.service import ConversationService
+from kedge.web.templating import render
 
 if TYPE_CHECKING:
     from playwright.sync_api import CDPSession, Page
@@ -43,21 +42,27 @@ def run() -> list[Row]:
     """Measure layout, drawing, the whole page, the list, and Chromium."""
     with tempfile.TemporaryDirectory() as folder:
         store = f"sqlite:///{Path(folder) / 'kedge.db'}"
-        name = asyncio.run(_fill(store))
-        return [*_layout(), *asyncio.run(_pages(store, name)), *_browser(store, name)]
+        name = asyncio.run(_fill_store(store))
+        return [
+            *_measure_layout(),
+            *asyncio.run(_measure_pages(store, name)),
+            *_measure_browser(store, name),
+        ]
 
 
-def _layout() -> list[Row]:
+def _measure_layout() -> list[Row]:
     rng = random.Random(1)
-    nodes = [Node("0", sums=Sums(1, 10, 1, 2))]
+    nodes = [ChainNode("0", sums=Totals(1, 10, 1, 2))]
     for number in range(1, RESPONSES):
         parent = nodes[-1] if rng.random() < 0.8 else rng.choice(nodes[-40:])
-        nodes.append(Node(str(number), parent.id, f"Question {number}", sums=Sums(1, 10, 1, 2)))
+        nodes.append(
+            ChainNode(str(number), parent.id, f"Question {number}", sums=Totals(1, 10, 1, 2))
+        )
     written = json.dumps([[each.id, each.parent, each.label, [1, 10, 1, 2]] for each in nodes])
     read = cpu_seconds(lambda: json.loads(written))
     chosen = nodes[-1].id
-    laid = cpu_seconds(lambda: lay_out(nodes, chosen))
-    layout = lay_out(nodes, chosen)
+    laid = cpu_seconds(lambda: compute_layout(nodes, chosen))
+    layout = compute_layout(nodes, chosen)
     drawn = cpu_seconds(lambda: draw_lanes(layout))
     what = f"of {RESPONSES:,} responses / json.loads of them"
     return [
@@ -66,23 +71,23 @@ def _layout() -> list[Row]:
     ]
 
 
-async def _fill(url: str) -> str:
+async def _fill_store(url: str) -> str:
     """A tree of two thousand responses, and ten thousand conversations beside it."""
     async with await open_store(url) as store:
         row = await store.create("A tree of responses")
         root = await store.node(row, row.head)
-        head = await store.database.write(lambda tx: _grow(tx, root, row.number))
+        head = await store.database.write(lambda tx: _insert_tree(tx, root, row.number))
         await store.move_head(row, head, head=row.head)
-        await store.database.write(lambda tx: _list(tx, row.tree))
+        await store.database.write(lambda tx: _insert_conversations(tx, row.tree))
     return row.id
 
 
-def _grow(tx: Tx, root: StoredNode, conversation: int) -> StoredNode:
+def _insert_tree(tx: Tx, root: StoredNode, conversation: int) -> StoredNode:
     rng = random.Random(1)
     ends = [root]
     for number in range(RESPONSES):
         parent = ends[-1] if rng.random() < 0.8 else rng.choice(ends[-40:])
-        said = [write_block(user(f"Question {number}"))]
+        said = [encode_block(user(f"Question {number}"))]
         now = time.time()
         asked, _ = insert_node(tx, parent, said, number=conversation, kind="asked", now=now)
         response = ResponseRow(
@@ -94,7 +99,7 @@ def _grow(tx: Tx, root: StoredNode, conversation: int) -> StoredNode:
         answered, _ = insert_node(
             tx,
             asked,
-            [write_block(assistant(f"Answer {number}"))],
+            [encode_block(assistant(f"Answer {number}"))],
             number=conversation,
             kind="answered",
             now=now,
@@ -104,7 +109,7 @@ def _grow(tx: Tx, root: StoredNode, conversation: int) -> StoredNode:
     return ends[-1]
 
 
-def _list(tx: Tx, tree: int) -> None:
+def _insert_conversations(tx: Tx, tree: int) -> None:
     rows = [(f"c{n}", f"Talk {n}", tree, tree, n, n) for n in range(CONVERSATIONS)]
     tx.run_many(
         "INSERT INTO conversations (id, title, archived, tree, head, created_at, updated_at) "
@@ -113,18 +118,18 @@ def _list(tx: Tx, tree: int) -> None:
     )
 
 
-async def _pages(url: str, name: str) -> list[Row]:
+async def _measure_pages(url: str, name: str) -> list[Row]:
     async with await open_store(url) as store, connect("practice") as engine:
-        desk = Desk(store, engine)
+        desk = ConversationService(store, engine)
         row = await store.conversation(name)
-        tree = await tree_of(store, row)
-        chain = cpu_seconds(lambda: chain_of(tree, 0.0), repeat=3)
-        view = await desk.view(name)
+        tree = await read_tree(store, row)
+        chain = cpu_seconds(lambda: build_chain_graph(tree, 0.0), repeat=3)
+        view = await desk.load_view(name)
         drawn = cpu_seconds(
             lambda: render("conversation.html", here="conversations", view=view), repeat=3
         )
         start = time.perf_counter()
-        await desk.view(name)
+        await desk.load_view(name)
         read = time.perf_counter() - start
     return [
         Row("tree to graph", chain * 1e3, unit="ms"),
@@ -133,7 +138,7 @@ async def _pages(url: str, name: str) -> list[Row]:
     ]
 
 
-def _browser(store: str, name: str) -> list[Row]:
+def _measure_browser(store: str, name: str) -> list[Row]:
     """How long Chromium takes from asking until the page is drawn."""
     path = shutil.which("chromium")
     if path is None:
@@ -142,10 +147,10 @@ def _browser(store: str, name: str) -> list[Row]:
 
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    ready, servers = threading.Event(), list[Server]()
+    ready, servers = threading.Event(), list[UvicornServer]()
 
     async def serve() -> None:
-        async with with_page(Settings(), PageSettings(store), url, ready.set) as server:
+        async with open_page_server(Settings(), PageSettings(store), url, ready.set) as server:
             servers.append(server)
             await server.serve(sockets=[listener])
 
@@ -155,7 +160,9 @@ def _browser(store: str, name: str) -> list[Row]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         tab = browser.new_page()
-        times = {what: _drawn(tab, url + where) for what, where in _places(name).items()}
+        times = {
+            what: _measure_paint(tab, url + where) for what, where in _page_paths(name).items()
+        }
         browser.close()
     servers[0].stop()
     thread.join()
@@ -171,33 +178,33 @@ def _browser(store: str, name: str) -> list[Row]:
     ]
 
 
-def _places(name: str) -> dict[str, str]:
+def _page_paths(name: str) -> dict[str, str]:
     return {
         f"{RESPONSES:,} responses in one tree": f"/conversations/{name}",
         f"a list of {CONVERSATIONS:,} conversations": "/",
     }
 
 
-_PAINTED = """() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() =>
+_AFTER_PAINT_JS = """() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() =>
     done(performance.now()))))"""
 
 
-def _drawn(tab: "Page", url: str) -> tuple[float, float]:
+def _measure_paint(tab: "Page", url: str) -> tuple[float, float]:
     """Milliseconds until two frames after the page was loaded, and those of CPU; the least of five."""
     session = tab.context.new_cdp_session(tab)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
     found: list[tuple[float, float]] = []
     for _ in range(5):
         tab.goto("about:blank")
-        before = _busy(session)
+        before = _main_thread_seconds(session)
         tab.goto(url)
-        wall = tab.evaluate(_PAINTED)
-        found.append((wall, (_busy(session) - before) * 1e3))
+        wall = tab.evaluate(_AFTER_PAINT_JS)
+        found.append((wall, (_main_thread_seconds(session) - before) * 1e3))
     walls, cpus = zip(*found, strict=True)
     return min(walls), min(cpus)
 
 
-def _busy(session: "CDPSession") -> float:
+def _main_thread_seconds(session: "CDPSession") -> float:
     """Seconds that the main thread of the tab has worked so far."""
     metrics = session.send("Performance.getMetrics")["metrics"]
     return next(each["value"] for each in metrics if each["name"] == "TaskDuration")

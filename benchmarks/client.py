@@ -10,7 +10,7 @@ import socket
 from types import TracebackType
 from typing import Any, Self
 
-_LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
+_CONTENT_LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 _RESPONSE_ID = re.compile(rb'"id":\s*"(resp_\w+)"')
 
 
@@ -28,7 +28,7 @@ class Client:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        at: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._socket.close()
 
@@ -40,30 +40,30 @@ class Client:
     def _receive(self) -> bytes:
         data = b""
         while (end := data.find(b"\r\n\r\n")) < 0:
-            data += self._more()
+            data += self._receive_more()
         head, body = data[:end], data[end + 4 :]
         if not head.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(f"the server answered {head[:40]!r} {body[:300]!r}")
-        length = _LENGTH.search(head)
+        length = _CONTENT_LENGTH.search(head)
         chunks = [body]
         if length is None:
             while not b"".join(chunks[-2:]).endswith(b"0\r\n\r\n"):
-                chunks.append(self._more())
+                chunks.append(self._receive_more())
             return b"".join(chunks)
         missing = int(length[1]) - len(body)
         while missing > 0:
-            chunks.append(self._more())
+            chunks.append(self._receive_more())
             missing -= len(chunks[-1])
         return b"".join(chunks)
 
-    def _more(self) -> bytes:
+    def _receive_more(self) -> bytes:
         data = self._socket.recv(262_144)
         if not data:
             raise RuntimeError("the server closed the connection")
         return data
 
 
-def post(path: str, body: Any) -> bytes:
+def encode_post(path: str, body: Any) -> bytes:
     """Prepare a request."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = (
@@ -73,7 +73,7 @@ def post(path: str, body: Any) -> bytes:
     return head.encode() + data
 
 
-def unchunked(body: bytes) -> bytes:
+def decode_chunked(body: bytes) -> bytes:
     """Take the frames of a chunked answer off."""
     parts: list[bytes] = []
     while body:
@@ -83,7 +83,7 @@ def unchunked(body: bytes) -> bytes:
     return b"".join(parts)
 
 
-def response_id(answer: bytes) -> str:
+def find_response_id(answer: bytes) -> str:
     """Read the id of the response out of an answer."""
     found = _RESPONSE_ID.search(answer)
     assert found is not None, answer[:200]

@@ -51,18 +51,18 @@ class Process:
         return pages * 4096
 
 
-def kedge(database: str) -> AbstractContextManager[Process]:
+def run_kedge(database: str) -> AbstractContextManager[Process]:
     """Run ``kedge serve`` for as long as the block lasts."""
-    return running("serve", "--port", "0", "--db", database, "--json")
+    return run_server("serve", "--port", "0", "--db", database, "--json")
 
 
-def bare(kind: str) -> AbstractContextManager[Process]:
+def run_bare(kind: str) -> AbstractContextManager[Process]:
     """Run a bare server for as long as the block lasts."""
-    return running(kind)
+    return run_server(kind)
 
 
 @contextmanager
-def running(*command: str) -> Generator[Process]:
+def run_server(*command: str) -> Generator[Process]:
     """Run a command of this module, which serves; the first line it prints has its URL."""
     with subprocess.Popen(
         [sys.executable, "-m", "benchmarks.servers", *command],
@@ -107,7 +107,7 @@ def stream_app() -> Starlette:
     )
 
 
-def listening() -> socket.socket:
+def open_listener() -> socket.socket:
     """Listen on a free port and say which."""
     # Named as TCP, or asyncio does not turn Nagle's algorithm off and answers wait for their acks.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -117,9 +117,9 @@ def listening() -> socket.socket:
     return listener
 
 
-def serve_bare(app: Any) -> None:
+def serve_app(app: Any) -> None:
     config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False)
-    asyncio.run(uvicorn.Server(config).serve(sockets=[listening()]))
+    asyncio.run(uvicorn.Server(config).serve(sockets=[open_listener()]))
 
 
 if __name__ == "__main__":
@@ -128,8 +128,8 @@ if __name__ == "__main__":
             logging.disable(logging.INFO)
             kedge_command()
         case ["echo"]:
-            serve_bare(Starlette(routes=[Route("/", echo, methods=["POST"])]))
+            serve_app(Starlette(routes=[Route("/", echo, methods=["POST"])]))
         case ["stream"]:
-            serve_bare(stream_app())
+            serve_app(stream_app())
         case _:
             sys.exit(__doc__)

@@ -38,7 +38,7 @@ def cpu_seconds(work: Callable[[], object], *, repeat: int = 5, number: int = 1)
     return best
 
 
-def show(name: str, rows: Sequence[Row]) -> None:
+def print_and_save(name: str, rows: Sequence[Row]) -> None:
     """Print the table and write it to ``benchmarks/results/<name>.json``."""
     width = max(len(row.what) for row in rows)
     print(f"\n{name}")

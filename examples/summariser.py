@@ -1,6 +1,6 @@
 """A summariser: the old part of a long conversation becomes one block, written by a model.
 
-A real model is asked in the words of ``kedge.compaction.summarising.ASK``. The built-in one knows the
+A real model is asked in the words of ``kedge.compaction.summarize.SUMMARY_PROMPT``. The built-in one knows the
 question below, and answers it with a list of what was said.
 """
 
@@ -8,7 +8,7 @@ import os
 
 from kedge import Chat, run_sync
 from kedge.compaction import SummarisingCompactor, is_summary
-from kedge.compaction.summarising import ASK
+from kedge.compaction.summarize import SUMMARY_PROMPT
 
 PRACTICE = "What have I said so far?"
 SHIPS = ("Argo", "Beagle", "Calypso", "Discovery", "Endeavour", "Fram", "Golden Hind", "Hermione")
@@ -17,7 +17,7 @@ SHIPS = ("Argo", "Beagle", "Calypso", "Discovery", "Endeavour", "Fram", "Golden 
 async def main() -> None:
     """Tell of many ships, and ask about the first."""
     model = os.environ.get("KEDGE_MODEL", "practice")
-    ask = PRACTICE if model == "practice" else ASK
+    ask = PRACTICE if model == "practice" else SUMMARY_PROMPT
     compactor = SummarisingCompactor(250, 80, ask=ask)  # engine= or model= for a cheaper model
     state: bytes | None = None
     async with Chat(model, compactor=compactor) as chat:

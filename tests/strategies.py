@@ -26,15 +26,20 @@ from kedge.turns import (
     UserBlock,
 )
 from kedge.turns.blocks import KNOWN_KINDS
-from kedge.turns.frozen import MAX_INTEGER_BITS
-from kedge.turns.jsonform import BLOCKS, PARTS
-from kedge.turns.turn import MEMBERS
+from kedge.turns.frozen_json import MAX_INTEGER_BITS
+from kedge.turns.json_codec import BLOCK_CODECS, PART_CODECS
+from kedge.turns.turn import TURN_MEMBERS
 
 Strategy = st.SearchStrategy
 
 # Names that a member of `extra`, of an unknown block or of an opaque part may not have.
-OWN_NAMES = frozenset(
-    {"kind", "type", *MEMBERS, *(n for s in (*BLOCKS.values(), *PARTS.values()) for n in s.readers)}
+RESERVED_NAMES = frozenset(
+    {
+        "kind",
+        "type",
+        *TURN_MEMBERS,
+        *(n for s in (*BLOCK_CODECS.values(), *PART_CODECS.values()) for n in s.readers),
+    }
 )
 
 ODD_TEXTS = [
@@ -106,7 +111,7 @@ def json_objects(*, without: frozenset[str] = frozenset()) -> Strategy[dict[str,
 @cache
 def extras() -> Strategy[dict[str, Any]]:
     """Members that this Kedge does not know."""
-    return st.just({}) | st.just({}) | json_objects(without=OWN_NAMES)
+    return st.just({}) | st.just({}) | json_objects(without=RESERVED_NAMES)
 
 
 @cache
@@ -145,19 +150,19 @@ def opaque_parts() -> Strategy[OpaquePart]:
 
 
 @cache
-def heard_parts() -> Strategy[Part]:
+def input_parts() -> Strategy[Part]:
     """What users and tools say is made of."""
     return st.one_of(text_parts(), image_parts(), file_parts(), opaque_parts())
 
 
 @cache
-def spoken_parts() -> Strategy[Any]:
+def output_parts() -> Strategy[Any]:
     """What a model says is made of."""
     return st.one_of(text_parts(), refusal_parts(), opaque_parts())
 
 
 @cache
-def _identity() -> dict[str, Strategy[Any]]:
+def _identity_fields() -> dict[str, Strategy[Any]]:
     return {
         "id": st.just("") | texts(min_size=1),
         "metadata": st.just({})
@@ -170,37 +175,37 @@ def _identity() -> dict[str, Strategy[Any]]:
 
 @cache
 def user_blocks() -> Strategy[UserBlock]:
-    return st.builds(UserBlock, st.lists(heard_parts(), max_size=2), **_identity())
+    return st.builds(UserBlock, st.lists(input_parts(), max_size=2), **_identity_fields())
 
 
 @cache
 def assistant_blocks() -> Strategy[AssistantBlock]:
-    return st.builds(AssistantBlock, st.lists(spoken_parts(), max_size=2), **_identity())
+    return st.builds(AssistantBlock, st.lists(output_parts(), max_size=2), **_identity_fields())
 
 
 @cache
 def system_blocks() -> Strategy[SystemBlock]:
     roles = st.sampled_from(["system", "developer"])
-    return st.builds(SystemBlock, texts(), roles, **_identity())
+    return st.builds(SystemBlock, texts(), roles, **_identity_fields())
 
 
 @cache
 def tool_call_blocks() -> Strategy[ToolCallBlock]:
     return st.builds(
-        ToolCallBlock, texts(), texts(), texts(min_size=1), st.booleans(), **_identity()
+        ToolCallBlock, texts(), texts(), texts(min_size=1), st.booleans(), **_identity_fields()
     )
 
 
 @cache
 def tool_result_blocks() -> Strategy[ToolResultBlock]:
-    parts = st.lists(heard_parts(), max_size=2)
-    return st.builds(ToolResultBlock, texts(min_size=1), parts, st.booleans(), **_identity())
+    parts = st.lists(input_parts(), max_size=2)
+    return st.builds(ToolResultBlock, texts(min_size=1), parts, st.booleans(), **_identity_fields())
 
 
 @cache
 def reasoning_blocks() -> Strategy[ReasoningBlock]:
     several = st.lists(texts(), max_size=2)
-    return st.builds(ReasoningBlock, several, several, texts(), **_identity())
+    return st.builds(ReasoningBlock, several, several, texts(), **_identity_fields())
 
 
 @cache
@@ -225,13 +230,13 @@ def opaque_items() -> Strategy[dict[str, Any]]:
 
 @cache
 def opaque_blocks() -> Strategy[OpaqueBlock]:
-    return st.builds(OpaqueBlock, opaque_items(), **_identity())
+    return st.builds(OpaqueBlock, opaque_items(), **_identity_fields())
 
 
 @cache
 def unknown_blocks() -> Strategy[UnknownBlock]:
     """Blocks of kinds that a newer Kedge may have."""
-    identity = {name: each for name, each in _identity().items() if name != "extra"}
+    identity = {name: each for name, each in _identity_fields().items() if name != "extra"}
     kinds = texts().filter(lambda kind: kind not in KNOWN_KINDS)
     rest = json_objects(without=frozenset({"id", "metadata", "origin"}))
     forms = st.builds(lambda kind, rest: {**rest, "kind": kind}, kinds, rest)
@@ -266,7 +271,7 @@ def turns(of: Strategy[Block] | None = None, *, max_size: int = 3) -> Strategy[T
     return st.builds(Turn, listed, id=ids, data=json_objects(), extra=extras())
 
 
-def samples() -> Sequence[Block]:
+def sample_blocks() -> Sequence[Block]:
     """One plain block of every kind."""
     return (
         UserBlock((TextPart("hello"), ImagePart("https://example.com/a.png"))),

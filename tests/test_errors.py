@@ -8,7 +8,7 @@ import pytest
 from kedge import errors
 from kedge.errors import EngineError, InvalidJSON, KedgeError
 
-MADE_FROM: dict[str, tuple[Any, ...]] = {
+ERROR_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "Blocked": ("secrets", "the answer"),
     "HeadConflict": ("conv_1", 7, 8),
     "InvalidArguments": ("get_weather", ["city: missing"]),
@@ -21,17 +21,17 @@ MADE_FROM: dict[str, tuple[Any, ...]] = {
     "Unsendable": (["call_1 has no result"],),
     "WorkflowFailed": ("wf_1", "the judge is silent"),
 }
-EVERY = [
+ALL_ERRORS = [
     value
     for value in vars(errors).values()
     if isinstance(value, type) and issubclass(value, Exception)
 ]
 
 
-@pytest.mark.parametrize("error", EVERY, ids=lambda error: error.__name__)
+@pytest.mark.parametrize("error", ALL_ERRORS, ids=lambda error: error.__name__)
 def test_every_error_is_ours_and_can_be_pickled(error: Any) -> None:
     """An error keeps its words and its members on the way to another process."""
-    made = error(*MADE_FROM.get(error.__name__, ("something happened",)))
+    made = error(*ERROR_ARGUMENTS.get(error.__name__, ("something happened",)))
     made.add_note("a note")
     again = pickle.loads(pickle.dumps(made))  # noqa: S301 - our own bytes
     assert isinstance(again, KedgeError)
@@ -49,7 +49,7 @@ def test_an_engine_error_keeps_what_a_caller_needs_to_act() -> None:
 
 def test_a_path_grows_from_the_inside() -> None:
     """The same problem, seen from further out, has a longer path."""
-    error = InvalidJSON(".text", "missing").inside("[0]").inside("$.blocks")
+    error = InvalidJSON(".text", "missing").prefix_path("[0]").prefix_path("$.blocks")
     assert (error.path, str(error)) == ("$.blocks[0].text", "$.blocks[0].text: missing")
 
 
@@ -57,4 +57,4 @@ def test_the_tree_is_drawn_whole() -> None:
     """The docstring of the module shows every error."""
     drawn = str(errors.__doc__).split("\n\n")[1]
     names = {line.replace("│", "").split("── ")[-1].split()[0] for line in drawn.splitlines()}
-    assert names == {error.__name__ for error in EVERY}
+    assert names == {error.__name__ for error in ALL_ERRORS}

@@ -13,7 +13,7 @@ import pytest
 import kedge
 from kedge import turns
 
-HEAVY = (
+HEAVY_MODULES = (
     "anyio",
     "anthropic",
     "asyncio",
@@ -26,7 +26,7 @@ HEAVY = (
 )
 
 
-def shown_to_type_checkers() -> dict[str, str]:
+def type_checking_imports() -> dict[str, str]:
     """The imports under ``TYPE_CHECKING``: name -> module."""
     tree = ast.parse(Path(str(kedge.__file__)).read_text())
     (block,) = (
@@ -38,7 +38,7 @@ def shown_to_type_checkers() -> dict[str, str]:
     return {alias.asname or "": str(node.module) for node in imports for alias in node.names}
 
 
-def fresh(code: str) -> str:
+def run_python(code: str) -> str:
     """What a new interpreter prints."""
     command = [sys.executable, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
@@ -46,7 +46,7 @@ def fresh(code: str) -> str:
 
 def test_the_list_is_what_type_checkers_see() -> None:
     """The table, ``__all__`` and the imports for type checkers name the same things."""
-    assert shown_to_type_checkers() == kedge.HOMES
+    assert type_checking_imports() == kedge.HOMES
     assert kedge.__all__ == list(kedge.HOMES)
     assert len(set(kedge.__all__)) == len(kedge.__all__)
 
@@ -97,14 +97,14 @@ def test_type_checkers_know_what_a_name_is() -> None:
 
 def test_importing_the_root_loads_nothing_else() -> None:
     """``import kedge`` costs one small module: no layer, no SDK, no event loop."""
-    loaded = fresh("import kedge, sys; print(*sys.modules)").split()
+    loaded = run_python("import kedge, sys; print(*sys.modules)").split()
     assert [name for name in loaded if name.startswith("kedge")] == ["kedge"]
-    assert not set(HEAVY) & set(loaded)
+    assert not set(HEAVY_MODULES) & set(loaded)
 
 
 def test_the_pure_core_loads_no_sdk() -> None:
     """Making Turns needs neither an SDK nor an event loop."""
-    loaded = fresh(
+    loaded = run_python(
         "from kedge import Turn, user; Turn([user('hi')]); import sys; print(*sys.modules)"
     )
-    assert not set(HEAVY) & set(loaded.split())
+    assert not set(HEAVY_MODULES) & set(loaded.split())

@@ -17,7 +17,7 @@ HOMES: dict[str, str] = {
     "Conversation": "kedge.conversation",
     "connect": "kedge.providers",
     "open_store": "kedge.store",
-    "run_sync": "kedge.loops",
+    "run_sync": "kedge.event_loops",
     "with_middleware": "kedge.middleware",
     # Turns
     "Turn": "kedge.turns",
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from kedge.errors import Unreachable as Unreachable
     from kedge.errors import Unsendable as Unsendable
     from kedge.errors import UnsupportedBlock as UnsupportedBlock
-    from kedge.loops import run_sync as run_sync
+    from kedge.event_loops import run_sync as run_sync
     from kedge.middleware import with_middleware as with_middleware
     from kedge.providers import connect as connect
     from kedge.store import open_store as open_store

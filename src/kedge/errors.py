@@ -107,9 +107,9 @@ class InvalidJSON(InvalidTurn):
         self.path = path
         self.problem = problem
 
-    def inside(self, outer: str) -> "InvalidJSON":
+    def prefix_path(self, prefix: str) -> "InvalidJSON":
         """The same problem, seen from further out."""
-        return InvalidJSON(outer + self.path, self.problem)
+        return InvalidJSON(prefix + self.path, self.problem)
 
 
 class BrokenInstallation(KedgeError):

@@ -8,7 +8,7 @@ import pytest
 
 from kedge.store import ConversationRow, ResponseRow, Store, open_store
 from kedge.turns import user
-from postgresql import empty
+from postgresql import create_schema
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -17,7 +17,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/store.db"
         return
-    with empty(request.getfixturevalue("postgres_url")) as url:
+    with create_schema(request.getfixturevalue("postgres_url")) as url:
         yield url
 
 
@@ -28,7 +28,7 @@ async def store(store_url: str) -> AsyncIterator[Store]:
         yield opened
 
 
-class Teller:
+class ResponseWriter:
     """Puts responses into a conversation, as they would come."""
 
     def __init__(self, store: Store, row: ConversationRow) -> None:
@@ -36,7 +36,7 @@ class Teller:
         self.row = row
         self.count = 0
 
-    async def answer(self, *, after: int | None = None, **members: Any) -> int:
+    async def add_response(self, *, after: int | None = None, **members: Any) -> int:
         """One more response, after the head or after a node; its node."""
         self.count += 1
         at = (await self.store.conversation(self.row.id)).head if after is None else after

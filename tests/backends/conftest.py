@@ -13,18 +13,18 @@ from kedge.backends import open_model
 from kedge.server.models import Model
 from kedge.testing import TestServer, serve
 
-KINDS = ("chat", "anthropic", "responses", "responses, stateless")
-PATIENCE = 30.0
+BACKEND_KINDS = ("chat", "anthropic", "responses", "responses, stateless")
+TIMEOUT = 30.0
 
 
 @contextmanager
-def before(upstream: TestServer, kind: str, **settings: Any) -> Generator[TestServer]:
+def serve_backend(upstream: TestServer, kind: str, **settings: Any) -> Generator[TestServer]:
     """Serve a backend of this kind that asks the upstream server."""
-    with serve(model=model_of(kind, upstream.base_url, **settings)) as server:
+    with serve(model=make_model(kind, upstream.base_url, **settings)) as server:
         yield server
 
 
-def model_of(kind: str, base_url: str, **settings: Any) -> Model:
+def make_model(kind: str, base_url: str, **settings: Any) -> Model:
     """Make a backend of this kind that asks the server at this address."""
     if kind == "anthropic":
         versions = {"anthropic-version": "2023-06-01"}  # which still samples
@@ -35,13 +35,13 @@ def model_of(kind: str, base_url: str, **settings: Any) -> Model:
     return open_model(f"{name}:{base_url}#practice", **settings)
 
 
-def soon(holds: Callable[[], bool]) -> bool:
+def wait_until(condition: Callable[[], bool]) -> bool:
     """Wait until something holds, for a while."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     pause = threading.Event()
-    while not holds() and time.monotonic() < end:
+    while not condition() and time.monotonic() < end:
         pause.wait(0.01)
-    return holds()
+    return condition()
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +58,7 @@ def upstream(shared: TestServer) -> Iterator[TestServer]:
     shared.faults.clear()
 
 
-@pytest.fixture(scope="session", params=KINDS)
+@pytest.fixture(scope="session", params=BACKEND_KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     """How the backend asks."""
     return request.param
@@ -67,14 +67,14 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def fronts(shared: TestServer) -> Iterator[Callable[[str], TestServer]]:
     """One server before the upstream for every kind of backend."""
-    with serve_all(shared) as found:
+    with serve_backends(shared) as found:
         yield found.__getitem__
 
 
 @contextmanager
-def serve_all(shared: TestServer) -> Generator[dict[str, TestServer]]:
+def serve_backends(shared: TestServer) -> Generator[dict[str, TestServer]]:
     with ExitStack() as stack:
-        yield {kind: stack.enter_context(before(shared, kind)) for kind in KINDS}
+        yield {kind: stack.enter_context(serve_backend(shared, kind)) for kind in BACKEND_KINDS}
 
 
 @pytest.fixture

@@ -12,16 +12,29 @@ import openai
 import pytest
 from openai import OpenAI
 
-from backends.conftest import PATIENCE
+from backends.conftest import TIMEOUT
 
-SERVE = [sys.executable, "-m", "kedge", "serve", "--port", "0", "--db", ":memory:", "--no-page"]
+SERVE_COMMAND = [
+    sys.executable,
+    "-m",
+    "kedge",
+    "serve",
+    "--port",
+    "0",
+    "--db",
+    ":memory:",
+    "--no-page",
+]
 
 
 @contextmanager
-def process(*options: str) -> Generator[str]:
+def run_serve(*options: str) -> Generator[str]:
     """Run the command until the block ends; give its address."""
     running = subprocess.Popen(
-        [*SERVE, "--json", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*SERVE_COMMAND, "--json", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert running.stdout is not None
     try:
@@ -35,7 +48,7 @@ def process(*options: str) -> Generator[str]:
 
 @pytest.fixture(scope="module")
 def upstream() -> Generator[str]:
-    with process() as address:
+    with run_serve() as address:
         yield address
 
 
@@ -52,8 +65,8 @@ def test_a_stateless_process_gets_a_memory(upstream: str, tmp_path: Path) -> Non
         """
     )
     with (
-        process("--models", str(models)) as address,
-        OpenAI(base_url=address, api_key="any", max_retries=0, timeout=PATIENCE) as client,
+        run_serve("--models", str(models)) as address,
+        OpenAI(base_url=address, api_key="any", max_retries=0, timeout=TIMEOUT) as client,
     ):
         assert [model.id for model in client.models.list()] == ["plain", "chained"]
         for name in ("plain", "chained", "whatever"):
@@ -72,8 +85,8 @@ def test_a_stateless_process_gets_a_memory(upstream: str, tmp_path: Path) -> Non
 def test_a_process_without_its_model_says_so() -> None:
     """With a proper status, and nothing is added to the conversation."""
     with (
-        process("--model", "chat:http://127.0.0.1:9/v1#practice") as address,
-        OpenAI(base_url=address, api_key="any", max_retries=0, timeout=PATIENCE) as client,
+        run_serve("--model", "chat:http://127.0.0.1:9/v1#practice") as address,
+        OpenAI(base_url=address, api_key="any", max_retries=0, timeout=TIMEOUT) as client,
     ):
         talk = client.conversations.create()
         with pytest.raises(openai.InternalServerError, match="cannot be reached") as caught:

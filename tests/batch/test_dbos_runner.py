@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from kedge.batch import Line, Progress, dbos_runner, run_batch
-from kedge.batch.dbos_runner import DbosRunner, database_beside
+from kedge.batch import BatchLine, Progress, dbos_runner, run_batch
+from kedge.batch.dbos_runner import DbosRunner, default_database_url
 from kedge.errors import BatchFailed, InvalidBatch
 from kedge.store import Store, open_store
 from kedge.testing import TestServer, serve
 from kedge.turns import UserBlock
-from postgresql import empty
+from postgresql import create_schema
 
 LINES = 8
 TURNS = 2
@@ -28,16 +28,16 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/store.db"
         return
-    with empty(request.getfixturevalue("postgres_url")) as url:
+    with create_schema(request.getfixturevalue("postgres_url")) as url:
         yield url
 
 
-def asked(server: TestServer) -> Counter[str]:
+def count_questions(server: TestServer) -> Counter[str]:
     """How often each question came to the server."""
     return Counter(each.body["input"][-1]["content"][0]["text"] for each in server.requests)
 
 
-async def answered(store: Store, name: str) -> set[str]:
+async def answered_questions(store: Store, name: str) -> set[str]:
     """The questions that have an answer in the store."""
     found: set[str] = set()
     for row in await store.conversations(tag=f"batch:{name}", limit=1_000):
@@ -49,7 +49,7 @@ async def answered(store: Store, name: str) -> set[str]:
 async def test_a_killed_worker_is_succeeded(store_url: str, tmp_path: Path) -> None:
     """Every conversation ends, in order; no finished turn is paid for twice."""
     lines = [
-        Line(f"line{i}", tuple(f"Turn {turn} of {i}" for turn in range(TURNS)))
+        BatchLine(f"line{i}", tuple(f"Turn {turn} of {i}" for turn in range(TURNS)))
         for i in range(LINES)
     ]
     runner = DbosRunner(2)
@@ -73,12 +73,12 @@ async def test_a_killed_worker_is_succeeded(store_url: str, tmp_path: Path) -> N
             lease=1.0,
             watch=kill_one,
         )
-        counts = asked(server)
+        counts = count_questions(server)
     assert killed
     assert (summary.completed, summary.failed) == (LINES, 0)
     async with await open_store(store_url) as store:
         rows = await store.responses()
-        everything = await answered(store, "killing")
+        everything = await answered_questions(store, "killing")
     assert len([row for row in rows if row.status == "completed"]) == LINES * TURNS
     assert everything == set(counts) == {text for line in lines for text in line.prompts}
     # Only what was on its way when the worker died can have been asked for once more: at most one
@@ -91,7 +91,10 @@ async def test_a_killed_worker_is_succeeded(store_url: str, tmp_path: Path) -> N
 async def test_a_batch_that_was_run_is_not_run_again(tmp_path: Path) -> None:
     """A second run reads what the first one's workers finished, even if its results are lost."""
     store_url = f"sqlite:///{tmp_path}/store.db"
-    lines = [Line("a", ("Hello", "What did I say first?")), Line("b", ("Hi",), model="nobody:x")]
+    lines = [
+        BatchLine("a", ("Hello", "What did I say first?")),
+        BatchLine("b", ("Hi",), model="nobody:x"),
+    ]
     with serve() as server:
         options: dict[str, Any] = {
             "store_url": store_url,
@@ -110,13 +113,13 @@ async def test_a_batch_that_was_run_is_not_run_again(tmp_path: Path) -> None:
 def test_workers_cannot_share_a_store_in_memory(url: str) -> None:
     """Which is said before anything is started."""
     with pytest.raises(InvalidBatch, match="cannot share a store in memory"):
-        database_beside(url)
+        default_database_url(url)
 
 
 def test_the_books_of_dbos_are_beside_the_store() -> None:
     """A file beside a file, a schema in the same database; and no workers are no batch."""
-    assert database_beside("sqlite:///a.db?x=1") == "sqlite:///a.db.dbos"
-    assert database_beside("postgresql://h/d") == "postgresql://h/d"
+    assert default_database_url("sqlite:///a.db?x=1") == "sqlite:///a.db.dbos"
+    assert default_database_url("postgresql://h/d") == "postgresql://h/d"
     with pytest.raises(InvalidBatch):
         DbosRunner(0)
 
@@ -129,7 +132,9 @@ async def test_workers_that_only_die_end_the_batch(
     store_url = f"sqlite:///{tmp_path}/store.db"
     runner = DbosRunner(1)
     with pytest.raises(BatchFailed, match="the same command goes on from there"):
-        await run_batch([Line("a", ("Hi",))], tmp_path / "o", store_url=store_url, runner=runner)
+        await run_batch(
+            [BatchLine("a", ("Hi",))], tmp_path / "o", store_url=store_url, runner=runner
+        )
     assert runner.pids == []
 
 
@@ -138,7 +143,7 @@ def test_a_workflow_that_dbos_gave_up_on_is_a_failed_line() -> None:
     gone: Any = SimpleNamespace(
         workflow_id="b.a.1", status="MAX_RECOVERY_ATTEMPTS_EXCEEDED", output=None, error=None
     )
-    result = dbos_runner._result(gone, Line("a", ("Hi",)))
+    result = dbos_runner._to_result(gone, BatchLine("a", ("Hi",)))
     assert (result.id, result.status, result.kind) == ("a", "failed", gone.status)
-    assert dbos_runner._name("b.a", {"b.a.1": gone}) == "b.a.2"
-    assert dbos_runner._name("b.a", {}) == "b.a.1"
+    assert dbos_runner._workflow_id("b.a", {"b.a.1": gone}) == "b.a.2"
+    assert dbos_runner._workflow_id("b.a", {}) == "b.a.1"

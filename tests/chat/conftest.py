@@ -36,12 +36,12 @@ async def open_chat(server: TestServer) -> AsyncIterator[OpenChat]:
         await chat.aclose()
 
 
-def bodies(server: TestServer) -> list[dict[str, Any]]:
+def request_bodies(server: TestServer) -> list[dict[str, Any]]:
     """The bodies of the requests for an answer, in order."""
     return [each.body for each in server.requests if each.path == "/v1/responses"]
 
 
-def texts(items: Any) -> list[str]:
+def item_texts(items: Any) -> list[str]:
     """What messages say, oldest first."""
     found: list[str] = []
     for item in items or ():

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from chat.conftest import OpenChat, bodies, texts
+from chat.conftest import OpenChat, item_texts, request_bodies
 from kedge.chat import Chat, new_key
 from kedge.compaction import (
     CompactionRequest,
@@ -21,9 +21,9 @@ from kedge.errors import (
     KedgeError,
     Unreachable,
 )
+from kedge.event_loops import run_sync
 from kedge.events import TextDelta
 from kedge.events.run import TurnFinished
-from kedge.loops import run_sync
 from kedge.middleware import block, guard, redact, system_prompt, two_phase
 from kedge.observe import reset, snapshot
 from kedge.testing import TestServer
@@ -44,7 +44,7 @@ async def test_a_conversation_goes_on_from_the_bytes_of_the_last_answer(
     assert second.text == 'You said first: "My name is Ada."'
     assert second.plan is not None
     assert second.plan.previous_response_id == first.turn.blocks[-1].response_id
-    assert len(bodies(server)[1]["input"]) == 1
+    assert len(request_bodies(server)[1]["input"]) == 1
     assert second.usage.input_tokens > 0
     assert [block.kind for block in second.turn] == ["user", "assistant"] * 2
 
@@ -62,7 +62,7 @@ async def test_leading_system_blocks_are_sent_fresh_and_never_stored(
     chat = open_chat()
     first = await chat.chat_with_state(None, system("Be kind."), system("Be brief."), "Hello!")
     second = await chat.chat_with_state(first.state, system("Be rude."), "Hello again!")
-    assert [body["instructions"] for body in bodies(server)] == [
+    assert [body["instructions"] for body in request_bodies(server)] == [
         "Be kind.\n\nBe brief.",
         "Be rude.",
     ]
@@ -80,7 +80,7 @@ async def test_later_system_blocks_stay_where_they_are(
     first = await chat.chat_with_state(None, "Hello!", system("The sun is up."), "Well?")
     state = chat.append_to_state(first.state, system("The sun is down."))
     await chat.chat_with_state(state, "And now?")
-    seen = texts(server.requests[-1].context)
+    seen = item_texts(server.requests[-1].context)
     assert seen[:3] == ["Hello!", "The sun is up.", "Well?"]
     assert seen[-2:] == ["The sun is down.", "And now?"]
 
@@ -97,13 +97,13 @@ async def test_appended_blocks_are_pending_until_the_next_call(
     assert (report.blocks, report.processed_length, report.pending) == (6, 2, 4)
     assert len(server.requests) == 1
     answer = await chat.chat_with_state(state)
-    assert texts(server.requests[-1].context)[2:] == [
+    assert item_texts(server.requests[-1].context)[2:] == [
         "One.",
         "Two.",
         "Three.",
         "The harbour is closed.",
     ]
-    assert len(bodies(server)[1]["input"]) == 4
+    assert len(request_bodies(server)[1]["input"]) == 4
     assert chat.inspect_state(answer.state).pending == 0
 
 
@@ -137,7 +137,7 @@ async def test_two_calls_from_the_same_bytes_are_a_fork_and_both_are_right(
     start = await chat.chat_with_state(None, "My name is Ada.")
     left = await chat.chat_with_state(start.state, "I live in Oslo.")
     right = await chat.chat_with_state(start.state, "I live in Rome.")
-    parents = [body["previous_response_id"] for body in bodies(server)[1:]]
+    parents = [body["previous_response_id"] for body in request_bodies(server)[1:]]
     assert parents[0] == parents[1]
     for side, mine, other in ((left, "Oslo", "Rome"), (right, "Rome", "Oslo")):
         asked = await chat.chat_with_state(side.state, "What have I said so far?")
@@ -191,7 +191,7 @@ async def test_tools_are_run_and_their_results_are_in_the_state(
     assert first.text == "add says: 5."
     kinds = dict(chat.inspect_state(first.state).kinds)
     assert kinds == {"user": 1, "tool_call": 1, "tool_result": 1, "assistant": 1}
-    assert [item["type"] for item in bodies(server)[1]["input"]] == ["function_call_output"]
+    assert [item["type"] for item in request_bodies(server)[1]["input"]] == ["function_call_output"]
     second = await chat.chat_with_state(first.state, "What did the tool say?")
     assert "5" in second.text
 
@@ -357,7 +357,7 @@ async def test_a_server_that_forgot_is_sent_everything(
     second = await chat.chat_with_state(first.state, "What did I say first?")
     assert "My name is Ada." in second.text
     third = await chat.chat_with_state(second.state, "What did I say first?")
-    assert len(bodies(server)[-1]["input"]) == 1
+    assert len(request_bodies(server)[-1]["input"]) == 1
     assert "My name is Ada." in third.text
 
 
@@ -406,7 +406,7 @@ async def test_pending_blocks_can_be_compacted_before_a_call(
     report = chat.inspect_state(state)
     assert (report.blocks, report.processed_length, report.pending) == (6, 0, 6)
     await chat.chat_with_state(state, "What have I said so far?")
-    assert texts(server.requests[-1].context)[0] == "Event 14."
+    assert item_texts(server.requests[-1].context)[0] == "Event 14."
 
 
 async def test_pending_compaction_keeps_count_of_what_was_seen(open_chat: OpenChat) -> None:
@@ -441,8 +441,8 @@ async def test_options_go_to_the_engine(server: TestServer, open_chat: OpenChat)
     """A call may choose its mode and further parameters."""
     chat = open_chat()
     answer = await chat.chat_with_state(None, "Hello!", mode="stateless", temperature=0.5)
-    assert bodies(server)[0]["temperature"] == 0.5
-    assert bodies(server)[0]["store"] is False
+    assert request_bodies(server)[0]["temperature"] == 0.5
+    assert request_bodies(server)[0]["store"] is False
     assert answer.plan is not None
     assert answer.plan.mode == "stateless"
 

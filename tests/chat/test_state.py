@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chat.mutations import mutated
+from chat.state_mutations import mutate
 from kedge.chat.state import (
-    REASONS,
+    DISCARD_REASONS,
     ChatState,
-    Discarded,
+    DiscardedState,
     as_bytes,
-    is_intact,
-    read_state,
-    state_of,
-    write_state,
+    decode_state,
+    encode_state,
+    has_valid_checksum,
+    state_from_turn,
 )
 from kedge.planning import ConversationState, get_state, plan_request, record_response
 from kedge.turns import (
@@ -38,33 +38,35 @@ from kedge.turns import (
 )
 from strategies import blocks, json_objects
 
-MUTATIONS = int(os.environ.get("KEDGE_MUTATIONS", "400"))
+MUTATION_COUNT = int(os.environ.get("KEDGE_MUTATIONS", "400"))
 """How many times state bytes are damaged; the campaign is KEDGE_MUTATIONS=100000."""
 
 
-def conversation(exchanges: int = 3) -> Turn:
+def make_turn(exchanges: int = 3) -> Turn:
     """A Turn as an engine leaves it: with tools, thoughts, anchors and data."""
     turn = Turn(data={"mine": {"of": [1, None, "é"]}})
     for i in range(exchanges):
         asked = user(["Look at this: 漢字 \U0001f30a", image("https://kedge.example/a.png")])
         turn = turn.append(asked, system("from now on, be brief"))
         call = tool_call("look", {"n": i}, call_id=f"call_{i}")
-        turn = answered(turn, reasoning("hm", encrypted_content="abc"), call, number=2 * i)
+        turn = add_response(turn, reasoning("hm", encrypted_content="abc"), call, number=2 * i)
         turn = turn.append(tool_result(f"call_{i}", {"found": ["a", "b"]}))
-        turn = answered(turn, assistant(f'It is "{i}".\n'), number=2 * i + 1)
+        turn = add_response(turn, assistant(f'It is "{i}".\n'), number=2 * i + 1)
     return turn.append(opaque({"type": "web_search_call", "id": "ws_1", "new": {"field": 1.5}}))
 
 
-def answered(turn: Turn, *made: Block, number: int) -> Turn:
+def add_response(turn: Turn, *blocks_made: Block, number: int) -> Turn:
     """The Turn with a response of these blocks."""
     plan = plan_request(turn, scope="openai/api", now=100.0 + number)
-    noted = [block.with_metadata(item_id=f"item_{number}_{i}") for i, block in enumerate(made)]
+    noted = [
+        block.with_metadata(item_id=f"item_{number}_{i}") for i, block in enumerate(blocks_made)
+    ]
     return record_response(
         turn, noted, response_id=f"resp_{number}", plan=plan, created_at=100.25 + number
     )
 
 
-def same(one: ChatState, other: ChatState) -> bool:
+def is_identical(one: ChatState, other: ChatState) -> bool:
     """Equal in everything that counts."""
     forms = [[dump_block(block) for block in state.blocks] for state in (one, other)]
     return one == other and forms[0] == forms[1]
@@ -72,11 +74,11 @@ def same(one: ChatState, other: ChatState) -> bool:
 
 def test_a_conversation_comes_back_whole() -> None:
     """Blocks with all their members, anchors, data, the id: a Turn equal to the one that went in."""
-    turn = conversation()
-    state = state_of(turn, "openai", 5)
-    back = read_state(write_state(state), "openai")
+    turn = make_turn()
+    state = state_from_turn(turn, "openai", 5)
+    back = decode_state(encode_state(state), "openai")
     assert isinstance(back, ChatState)
-    assert same(back, state)
+    assert is_identical(back, state)
     assert back.turn() == turn
     assert back.turn().id == turn.id
     assert back.turn().data == turn.data
@@ -97,21 +99,21 @@ def test_any_state_comes_back(
     memory = ConversationState(mode, previous_response_id="resp_é", conversation_id="conv_1")
     turn = Turn(data=data)
     state = ChatState(provider, tuple(given), min(length, len(given)), memory, turn.id, turn.data)
-    back = read_state(write_state(state), provider)
+    back = decode_state(encode_state(state), provider)
     assert isinstance(back, ChatState)
-    assert same(back, state)
+    assert is_identical(back, state)
 
 
 def test_leading_system_blocks_are_not_stored_and_later_ones_are() -> None:
     """What stands in front is sent afresh with every call."""
     turn = Turn([system("be kind"), system("be brief"), user("hello"), system("now be rude")])
-    state = state_of(turn, "openai", 0)
+    state = state_from_turn(turn, "openai", 0)
     assert [type(block) is SystemBlock for block in state.blocks] == [False, True]
 
 
 def test_state_bytes_are_json_that_names_what_is_inside() -> None:
     """Anyone can see what it is; the checksum covers every byte before it."""
-    data = write_state(state_of(conversation(), "openai", 5))
+    data = encode_state(state_from_turn(make_turn(), "openai", 5))
     members = json.loads(data)
     assert members["version"] == 2
     assert members["provider"] == "openai"
@@ -120,67 +122,76 @@ def test_state_bytes_are_json_that_names_what_is_inside() -> None:
     assert members["checksum"] == f"sha256:{hashlib.sha256(covered).hexdigest()}"
 
 
-def signed(members: dict[str, Any]) -> bytes:
+def sign(members: dict[str, Any]) -> bytes:
     """State bytes with a right checksum, whatever they say."""
     rest = {name: value for name, value in members.items() if name != "checksum"}
     covered = json.dumps(rest, separators=(",", ":")).encode()[:-1]
     data = covered + b',"checksum":"sha256:' + hashlib.sha256(covered).hexdigest().encode() + b'"}'
-    assert is_intact(data)
+    assert has_valid_checksum(data)
     return data
 
 
-GOOD: dict[str, Any] = json.loads(write_state(state_of(conversation(1), "openai", 2)))
+VALID_STATE: dict[str, Any] = json.loads(encode_state(state_from_turn(make_turn(1), "openai", 2)))
 
 DISCARDED: list[tuple[str, bytes, str]] = [
     ("text", b"hello", "not_json"),
-    ("cut off", write_state(state_of(conversation(1), "openai", 2))[:-40], "not_json"),
+    ("cut off", encode_state(state_from_turn(make_turn(1), "openai", 2))[:-40], "not_json"),
     ("NaN", b'{"version":NaN}', "not_json"),
     ("a well", b"[" * 100_000, "not_json"),
     ("bytes", b"\xff\xfe\x00", "not_json"),
     ("a list", b"[]", "malformed"),
     ("a number", b"2", "malformed"),
     ("no version", b"{}", "version"),
-    ("a newer version", signed({**GOOD, "version": 3}), "version"),
-    ("version zero", signed({**GOOD, "version": 0}), "version"),
-    ("a version that is none", signed({**GOOD, "version": True}), "version"),
-    ("no checksum", json.dumps(GOOD).encode(), "damaged"),
-    ("another checksum", json.dumps({**GOOD, "checksum": "sha256:00"}).encode(), "damaged"),
-    ("another provider", signed({**GOOD, "provider": "xai"}), "provider"),
-    ("no provider", signed({**GOOD, "provider": None}), "provider"),
-    ("too long", signed({**GOOD, "processed_length": 99}), "malformed"),
-    ("below zero", signed({**GOOD, "processed_length": -1}), "malformed"),
-    ("no length", signed({**GOOD, "processed_length": None}), "malformed"),
-    ("no blocks", signed({**GOOD, "blocks": None}), "malformed"),
-    ("a block that is none", signed({**GOOD, "blocks": [7]}), "malformed"),
-    ("a block of nothing", signed({**GOOD, "blocks": [{}]}), "malformed"),
-    ("a block twice", signed({**GOOD, "blocks": [GOOD["blocks"][0]] * 2}), "malformed"),
-    ("half a character", signed({**GOOD, "id": "\ud800"}), "malformed"),
+    ("a newer version", sign({**VALID_STATE, "version": 3}), "version"),
+    ("version zero", sign({**VALID_STATE, "version": 0}), "version"),
+    ("a version that is none", sign({**VALID_STATE, "version": True}), "version"),
+    ("no checksum", json.dumps(VALID_STATE).encode(), "damaged"),
+    ("another checksum", json.dumps({**VALID_STATE, "checksum": "sha256:00"}).encode(), "damaged"),
+    ("another provider", sign({**VALID_STATE, "provider": "xai"}), "provider"),
+    ("no provider", sign({**VALID_STATE, "provider": None}), "provider"),
+    ("too long", sign({**VALID_STATE, "processed_length": 99}), "malformed"),
+    ("below zero", sign({**VALID_STATE, "processed_length": -1}), "malformed"),
+    ("no length", sign({**VALID_STATE, "processed_length": None}), "malformed"),
+    ("no blocks", sign({**VALID_STATE, "blocks": None}), "malformed"),
+    ("a block that is none", sign({**VALID_STATE, "blocks": [7]}), "malformed"),
+    ("a block of nothing", sign({**VALID_STATE, "blocks": [{}]}), "malformed"),
+    ("a block twice", sign({**VALID_STATE, "blocks": [VALID_STATE["blocks"][0]] * 2}), "malformed"),
+    ("half a character", sign({**VALID_STATE, "id": "\ud800"}), "malformed"),
     (
         "a text that is none",
-        signed({**GOOD, "blocks": [{"kind": "user", "id": "b", "text": 5}]}),
+        sign({**VALID_STATE, "blocks": [{"kind": "user", "id": "b", "text": 5}]}),
         "malformed",
     ),
     (
         "a response that is none",
-        signed({**GOOD, "blocks": [{"kind": "user", "id": "b", "text": "", "from": [-1, 0, "i"]}]}),
+        sign(
+            {
+                **VALID_STATE,
+                "blocks": [{"kind": "user", "id": "b", "text": "", "from": [-1, 0, "i"]}],
+            }
+        ),
         "malformed",
     ),
-    ("an anchor that is none", signed({**GOOD, "anchors": [5]}), "malformed"),
-    ("an anchor of nothing", signed({**GOOD, "anchors": [{}]}), "malformed"),
-    ("an anchor with more", signed({**GOOD, "anchors": [{"response": 0, "x": 1}]}), "malformed"),
-    ("an anchor on nothing", signed({**GOOD, "anchors": [{"response": 99}]}), "malformed"),
+    ("an anchor that is none", sign({**VALID_STATE, "anchors": [5]}), "malformed"),
+    ("an anchor of nothing", sign({**VALID_STATE, "anchors": [{}]}), "malformed"),
+    (
+        "an anchor with more",
+        sign({**VALID_STATE, "anchors": [{"response": 0, "x": 1}]}),
+        "malformed",
+    ),
+    ("an anchor on nothing", sign({**VALID_STATE, "anchors": [{"response": 99}]}), "malformed"),
     (
         "an anchor of a string",
-        signed({**GOOD, "anchors": [{"response": 0, "derived": "ab"}]}),
+        sign({**VALID_STATE, "anchors": [{"response": 0, "derived": "ab"}]}),
         "malformed",
     ),
     (
         "an anchor of numbers",
-        signed({**GOOD, "anchors": [{"response": 0, "derived": [1]}]}),
+        sign({**VALID_STATE, "anchors": [{"response": 0, "derived": [1]}]}),
         "malformed",
     ),
-    ("a mode of its own", signed({**GOOD, "mode": "telepathic"}), "malformed"),
-    ("data that is none", signed({**GOOD, "data": 5}), "malformed"),
+    ("a mode of its own", sign({**VALID_STATE, "mode": "telepathic"}), "malformed"),
+    ("data that is none", sign({**VALID_STATE, "data": 5}), "malformed"),
     ("sealed", b"gAAAAABnothing", "encrypted"),
     ("version 1 without messages", b'{"version":1,"provider":"openai"}', "malformed"),
     (
@@ -196,44 +207,46 @@ DISCARDED: list[tuple[str, bytes, str]] = [
 )
 def test_what_is_no_state_is_discarded_with_its_reason(data: bytes, reason: str) -> None:
     """Nothing raises; a word says why, and a sentence says it to a person."""
-    found = read_state(data, "openai")
-    assert isinstance(found, Discarded)
+    found = decode_state(data, "openai")
+    assert isinstance(found, DiscardedState)
     assert found.reason == reason
-    assert REASONS[found.reason] in str(found)
+    assert DISCARD_REASONS[found.reason] in str(found)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_can_be_read_without_an_exception(data: bytes) -> None:
     """Bytes that nobody wrote are no state."""
-    assert isinstance(read_state(data, "openai"), Discarded)
+    assert isinstance(decode_state(data, "openai"), DiscardedState)
 
 
 def test_damage_never_raises_and_never_makes_up_a_history() -> None:
     """However bytes are mutated, what can still be read is what was stored."""
     stored = [
         ChatState("openai"),
-        state_of(Turn([user("hello")]), "openai", 0),
-        state_of(conversation(1), "openai", 4),
-        state_of(conversation(4), "openai", 24),
+        state_from_turn(Turn([user("hello")]), "openai", 0),
+        state_from_turn(make_turn(1), "openai", 4),
+        state_from_turn(make_turn(4), "openai", 24),
     ]
-    written = [write_state(state) for state in stored]
+    written = [encode_state(state) for state in stored]
     rng = random.Random(6)
-    for _ in range(MUTATIONS):
-        data = mutated(rng, rng.choice(written))
-        found = read_state(data, "openai")
+    for _ in range(MUTATION_COUNT):
+        data = mutate(rng, rng.choice(written))
+        found = decode_state(data, "openai")
         if isinstance(found, ChatState):
             assert data in written
-            assert same(found, stored[written.index(data)])
+            assert is_identical(found, stored[written.index(data)])
 
 
 def test_every_single_byte_matters() -> None:
     """A state with one byte changed, anywhere, is not a state any more."""
-    data = write_state(state_of(conversation(1), "openai", 4))
+    data = encode_state(state_from_turn(make_turn(1), "openai", 4))
     rng = random.Random(7)
     for at in range(len(data)):
         changed = bytes([(data[at] + rng.randrange(1, 256)) % 256])
-        assert isinstance(read_state(data[:at] + changed + data[at + 1 :], "openai"), Discarded)
-        assert isinstance(read_state(data[:at], "openai"), Discarded)
+        assert isinstance(
+            decode_state(data[:at] + changed + data[at + 1 :], "openai"), DiscardedState
+        )
+        assert isinstance(decode_state(data[:at], "openai"), DiscardedState)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +266,7 @@ def test_state_may_come_from_wherever_it_was_kept(given: Any, expected: bytes) -
 
 def test_what_is_not_bytes_is_no_state() -> None:
     """A mistake of the caller is a fresh start like any other."""
-    assert isinstance(read_state(as_bytes(7), "openai"), Discarded)
+    assert isinstance(decode_state(as_bytes(7), "openai"), DiscardedState)
 
 
 def test_state_bytes_are_small() -> None:
@@ -283,11 +296,11 @@ def test_state_bytes_are_small() -> None:
             ),
             created_at=1763200000.7654321 + i,
         )
-    data = write_state(state_of(turn, "openai", len(turn)))
-    assert len(data) <= sum(map(escaped, turn.blocks)) + 200 * len(turn) + 320 * 100
+    data = encode_state(state_from_turn(turn, "openai", len(turn)))
+    assert len(data) <= sum(map(escaped_size, turn.blocks)) + 200 * len(turn) + 320 * 100
 
 
-def escaped(block: Block) -> int:
+def escaped_size(block: Block) -> int:
     """How long the text of a block is in JSON."""
     form = dump_block(block)
     texts = [form.get("arguments", ""), *form.get("summary", []), *form.get("texts", [])]

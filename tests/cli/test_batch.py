@@ -34,13 +34,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestSe
     return tmp_path
 
 
-def batch(*options: str) -> Result:
+def run_batch(*options: str) -> Result:
     return CliRunner().invoke(group, ["batch", "prompts.jsonl", "--out", "out.jsonl", *options])
 
 
 def test_a_batch_is_run_and_summed_up(folder: Path) -> None:
     """Words for people; nothing is drawn where there is no terminal."""
-    done = batch("--concurrency", "2", "--requests-per-minute", "100")
+    done = run_batch("--concurrency", "2", "--requests-per-minute", "100")
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("2 of 2 completed, 0 failed\n")
     assert done.stderr == ""
@@ -53,17 +53,17 @@ def test_a_batch_is_run_and_summed_up(folder: Path) -> None:
 
 def test_a_batch_is_summed_up_for_scripts(folder: Path) -> None:
     """And a second run has nothing to do."""
-    assert json.loads(batch("--json").stdout)["completed"] == 2
-    again = json.loads(batch("--json").stdout)
+    assert json.loads(run_batch("--json").stdout)["completed"] == 2
+    again = json.loads(run_batch("--json").stdout)
     assert (again["skipped"], again["completed"], again["input_tokens"]) == (2, 0, 0)
-    assert "2 were finished before" in batch().stdout
+    assert "2 were finished before" in run_batch().stdout
 
 
 def test_a_failed_line_is_an_exit_code(folder: Path) -> None:
     """With a count of each kind of error."""
     with (folder / "prompts.jsonl").open("a") as file:
         file.write('\n{"id": "bad", "prompt": "x", "model": "nobody:x"}')
-    done = batch()
+    done = run_batch()
     assert done.exit_code == 1
     assert "2 of 3 completed, 1 failed\n  1 CannotConnect" in done.stdout
 
@@ -71,7 +71,7 @@ def test_a_failed_line_is_an_exit_code(folder: Path) -> None:
 def test_a_wrong_line_is_told_in_one_line(folder: Path) -> None:
     """With its number."""
     (folder / "prompts.jsonl").write_text("{}\n")
-    done = batch()
+    done = run_batch()
     assert done.exit_code == 1
     assert "line 1 of prompts.jsonl needs either a prompt or prompts" in done.stderr
 
@@ -112,7 +112,7 @@ def test_ctrl_c_ends_a_batch_that_can_be_resumed(folder: Path, kedge_server: Tes
     assert running.returncode == 130
     assert told == "interrupted; the same command goes on from here\n"
     kedge_server.faults.clear()
-    assert json.loads(batch("--json").stdout)["failed"] == 0
+    assert json.loads(run_batch("--json").stdout)["failed"] == 0
     found = (folder / "out.jsonl").read_text().splitlines()
     assert sorted(json.loads(line)["id"] for line in found) == sorted(each["id"] for each in lines)
     assert len(kedge_server.requests) <= 40 + 2

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kedge.cli.chat import command
-from kedge.cli.lines import completer
+from kedge.cli.chat_session import make_completer
 from kedge.testing import TestServer
 
 KEDGE = [sys.executable, "-m", "kedge"]
@@ -30,7 +30,9 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
 
 
-def chat(lines: str, *options: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run_chat(
+    lines: str, *options: str, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """Pipe lines into a chat."""
     return subprocess.run(
         [*KEDGE, "chat", *options],
@@ -43,7 +45,7 @@ def chat(lines: str, *options: str, cwd: Path | None = None) -> subprocess.Compl
     )
 
 
-def here(lines: str, *options: str, code: int = 0) -> Result:
+def invoke_chat(lines: str, *options: str, code: int = 0) -> Result:
     """The same in this process: quicker, for what needs no process of its own."""
     result = CliRunner().invoke(command, options, input=lines)
     assert result.exit_code == code, result.output
@@ -52,7 +54,7 @@ def here(lines: str, *options: str, code: int = 0) -> Result:
 
 def test_a_piped_conversation_remembers_and_shows_what_was_sent() -> None:
     """Answers come on standard output, and each turn ends with one line of what was sent."""
-    done = chat("What is 2+3?\nWhat did I say first?\n")
+    done = run_chat("What is 2+3?\nWhat did I say first?\n")
     assert done.returncode == 0
     assert "2+3 = 5." in done.stdout
     assert 'You said first: "What is 2+3?"' in done.stdout
@@ -80,7 +82,7 @@ def test_text_that_is_not_utf_8_is_told_and_the_chat_goes_on() -> None:
 
 def test_the_built_in_tools_are_real() -> None:
     """The clock tells the time of a place, and a wrong place is told to the model."""
-    done = here("Please call days_between with first=2026-01-01 and second=2026-03-01\n")
+    done = invoke_chat("Please call days_between with first=2026-01-01 and second=2026-03-01\n")
     assert "days_between" in done.stdout
     assert "59" in done.stdout
 
@@ -90,13 +92,13 @@ def test_tools_of_ones_own_can_be_offered(tmp_path: Path) -> None:
     (tmp_path / "mytools.py").write_text(
         'def shout(text: str) -> str:\n    """Shout."""\n    return text.upper()\n'
     )
-    done = chat("Please call shout with text=hello\n", "--tool", "mytools:shout", cwd=tmp_path)
+    done = run_chat("Please call shout with text=hello\n", "--tool", "mytools:shout", cwd=tmp_path)
     assert "HELLO" in done.stdout
 
 
 def test_json_gives_one_object_a_turn() -> None:
     """A script gets text, requests and usage of each turn."""
-    done = here("What is 2+3?\nWhat did I say first?\n", "--json")
+    done = invoke_chat("What is 2+3?\nWhat did I say first?\n", "--json")
     first, second = (json.loads(line) for line in done.stdout.splitlines())
     assert first["text"] == "2+3 = 5."
     assert first["requests"][0]["anchor"] is None
@@ -107,7 +109,7 @@ def test_json_gives_one_object_a_turn() -> None:
 
 def test_commands_inside_the_chat() -> None:
     """/plan explains, /show lists, /help helps, and an unknown one is said so."""
-    done = here("Hello\n/plan\n/show\n/help\n/nonsense\n/quit\nnot reached\n")
+    done = invoke_chat("Hello\n/plan\n/show\n/help\n/nonsense\n/quit\nnot reached\n")
     assert "Chained on resp_" in done.stdout
     assert "0 user        Hello" in done.stdout
     assert "/plan [TEXT]    what the next request" in done.stdout
@@ -135,7 +137,7 @@ def test_errors_are_one_line_with_a_hint() -> None:
 
 def test_an_error_in_the_middle_keeps_the_conversation() -> None:
     """A dead server is told, and the chat goes on to the next line."""
-    done = here("hi\n/show\n", "--model", "responses:http://127.0.0.1:9/v1#x", code=1)
+    done = invoke_chat("hi\n/show\n", "--model", "responses:http://127.0.0.1:9/v1#x", code=1)
     assert "could not reach the server" in done.stderr
     assert "Hint: Is the server running?" in done.stderr
     assert "0 blocks" in done.stdout
@@ -146,9 +148,9 @@ def test_a_message_without_an_answer_is_answered_later(kedge_server: TestServer)
     model = f"responses:{kedge_server.base_url}#practice"
     kedge_server.faults.set("status=400", times=1)
     options = ("-c", "harbour", "--model", model, "--json")
-    failed = here("What is 2+3?\n", *options, code=1)
+    failed = invoke_chat("What is 2+3?\n", *options, code=1)
     assert json.loads(failed.stdout)["kind"] == "RequestRefused"
-    done = here("/resume\n/resume\n", "-c", "harbour")
+    done = invoke_chat("/resume\n/resume\n", "-c", "harbour")
     assert "2+3 = 5." in done.stdout
     assert "no message waits here" in done.stdout
 
@@ -175,8 +177,8 @@ def test_ctrl_c_during_an_answer_keeps_the_conversation_usable() -> None:
 
 def test_a_named_conversation_goes_on_in_another_process() -> None:
     """All of it is there; what the server has forgotten meanwhile is sent again by itself."""
-    assert "You said" in chat("My name is Ada.\n", "-c", "harbour").stdout
-    again = chat("What is my name?\n", "--conversation", "harbour")
+    assert "You said" in run_chat("My name is Ada.\n", "-c", "harbour").stdout
+    again = run_chat("What is my name?\n", "--conversation", "harbour")
     assert "Your name is Ada." in again.stdout
     assert "[healed: gone]" in again.stdout
 
@@ -184,7 +186,7 @@ def test_a_named_conversation_goes_on_in_another_process() -> None:
 def test_undo_edit_and_fork_go_elsewhere_in_the_tree() -> None:
     """And nothing that was said is lost: /tree shows all of it."""
     lines = ["My name is Ada.", "What is 2+3?", "/undo", "What is my name?", "/edit What is 3+4?"]
-    done = here("\n".join([*lines, "/fork quay", "/tree", "/show", "/edit"]))
+    done = invoke_chat("\n".join([*lines, "/fork quay", "/tree", "/show", "/edit"]))
     assert "back at node 3, 2 blocks" in done.stdout
     assert "3+4 = 7." in done.stdout
     assert "on a fork of its own now: conv_" in done.stdout
@@ -200,7 +202,9 @@ def test_undo_edit_and_fork_go_elsewhere_in_the_tree() -> None:
 
 def test_another_model_can_take_over() -> None:
     """With the whole conversation; a wrong one is refused, and the talk goes on with the old."""
-    done = here("My name is Ada.\n/model\n/model oracle:x\n/model practice\nWhat is my name?\n")
+    done = invoke_chat(
+        "My name is Ada.\n/model\n/model oracle:x\n/model practice\nWhat is my name?\n"
+    )
     assert "talking with practice\n" in done.stdout
     assert "oracle" in done.stderr
     assert "Your name is Ada." in done.stdout
@@ -209,7 +213,7 @@ def test_another_model_can_take_over() -> None:
 def test_a_password_in_an_address_is_neither_shown_nor_kept(tmp_path: Path) -> None:
     """Not by /model, and not in the store."""
     address = "responses:http://ada:planted@127.0.0.1:9/v1#x"
-    done = here("/model\nhi\n", "--model", address, "-c", "harbour", code=1)
+    done = invoke_chat("/model\nhi\n", "--model", address, "-c", "harbour", code=1)
     assert "ada:…@127.0.0.1" in done.stdout
     assert "planted" not in done.output
     assert all(b"planted" not in file.read_bytes() for file in tmp_path.rglob("*.db*"))
@@ -217,7 +221,7 @@ def test_a_password_in_an_address_is_neither_shown_nor_kept(tmp_path: Path) -> N
 
 def test_commands_answer_scripts_in_json() -> None:
     """An object for each line, whatever it asked for."""
-    done = here("Hello\n/plan And?\n/undo\n/undo\n", "--json")
+    done = invoke_chat("Hello\n/plan And?\n/undo\n/undo\n", "--json")
     turn, plan, undone, failed = (json.loads(line) for line in done.stdout.splitlines())
     assert turn["conversation"].startswith("conv_")
     assert plan["command"] == "/plan"
@@ -228,7 +232,7 @@ def test_commands_answer_scripts_in_json() -> None:
 
 def test_commands_are_completed() -> None:
     """As readline asks for it: one fitting word after the other, then nothing."""
-    complete = completer(("/plan", "/show", "/quit"))
+    complete = make_completer(("/plan", "/show", "/quit"))
     assert complete("/p", 0) == "/plan"
     assert complete("/p", 1) is None
     assert complete("", 0) is None

@@ -10,14 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from kedge.cli import COMMANDS
-from kedge.cli.completion import SHELLS, VARIABLE, command
+from kedge.cli.completion import COMPLETE_VARIABLE, SHELLS, command
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_shell_has_its_script(shell: str) -> None:
     """It asks kedge itself what there is."""
     plain = CliRunner().invoke(command, [shell]).output
-    assert f"{VARIABLE}={shell}_complete" in plain
+    assert f"{COMPLETE_VARIABLE}={shell}_complete" in plain
     told = json.loads(CliRunner().invoke(command, [shell, "--json"]).output)
     assert told["shell"] == shell
     assert told["script"].strip() == plain.strip()
@@ -33,7 +33,7 @@ def test_the_script_is_good_syntax(shell: str) -> None:
 
 def complete(words: str, number: int) -> str:
     """What a shell is offered."""
-    environ = {VARIABLE: "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(number)}
+    environ = {COMPLETE_VARIABLE: "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(number)}
     code = "from kedge.cli import group; group.main(prog_name='kedge')"
     return subprocess.run(
         [sys.executable, "-c", code],

@@ -9,24 +9,28 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from kedge.cli.checks import KEYS
-from kedge.cli.doctor import command
+from kedge.cli.doctor import KEY_VARIABLES, command
 from kedge.testing import serve
 
 KEY = "sk-planted-key-0123456789abcdef"
-Look = Callable[..., dict[str, dict[str, Any]]]
+RunDoctor = Callable[..., dict[str, dict[str, Any]]]
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing of this machine's own is looked at."""
-    for name in (*KEYS, "OPENAI_BASE_URL", "KEDGE_CONFIG", "ENABLE_RESPONSE_BOUNDARY_TRACKING"):
+    for name in (
+        *KEY_VARIABLES,
+        "OPENAI_BASE_URL",
+        "KEDGE_CONFIG",
+        "ENABLE_RESPONSE_BOUNDARY_TRACKING",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
 
 
-def look(*words: str) -> tuple[Result, dict[str, dict[str, Any]]]:
+def run_doctor(*words: str) -> tuple[Result, dict[str, dict[str, Any]]]:
     """Run it with --json: the result, and its checks by name."""
     result = CliRunner().invoke(command, ["--json", *words])
     told = json.loads(result.stdout)
@@ -36,7 +40,7 @@ def look(*words: str) -> tuple[Result, dict[str, dict[str, Any]]]:
 
 def test_a_fresh_machine_is_fine() -> None:
     """Versions are told, and that no key is needed for the practice model."""
-    result, checks = look()
+    result, checks = run_doctor()
     assert result.exit_code == 0
     assert checks["python"]["state"] == "ok"
     assert "openai" in checks["packages"]["found"]
@@ -48,7 +52,7 @@ def test_a_fresh_machine_is_fine() -> None:
 def test_a_store_without_a_folder_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It could not be made when it is needed."""
     monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "nowhere" / "kedge.db"))
-    result, checks = look()
+    result, checks = run_doctor()
     assert result.exit_code == 1
     assert "its folder is not there" in checks["store"]["found"]
 
@@ -66,7 +70,7 @@ def test_keys_are_shown_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is damaged is said so."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("XAI_API_KEY", "sk-ünpräntable")
-    result, checks = look()
+    result, checks = run_doctor()
     assert KEY not in result.output
     assert checks["OPENAI_API_KEY"]["found"].startswith("sk-…cdef")
     assert checks["XAI_API_KEY"]["state"] == "wrong"
@@ -80,13 +84,13 @@ def test_a_broken_configuration_is_diagnosed_not_died_of(
     file = tmp_path / "broken.toml"
     file.write_text("modell = 'x'")
     monkeypatch.setenv("KEDGE_CONFIG", str(file))
-    result, checks = look()
+    result, checks = run_doctor()
     assert result.exit_code == 1
     assert "line 1" in checks["config"]["found"]
     assert checks["config"]["advice"]
     file.write_text("")
     monkeypatch.setenv("KEDGE_SERVE_PORT", "many")
-    _, checks = look()
+    _, checks = run_doctor()
     assert "KEDGE_SERVE_PORT" in checks["environment"]["found"]
 
 
@@ -98,15 +102,15 @@ def test_a_secret_that_others_can_read_is_noted(
     file.write_text('[serve]\ntoken = "planted"\n')
     monkeypatch.setenv("KEDGE_CONFIG", str(file))
     file.chmod(0o644)
-    assert "chmod 600" in look()[1]["config"]["advice"]
+    assert "chmod 600" in run_doctor()[1]["config"]["advice"]
     file.chmod(0o600)
-    assert look()[1]["config"]["advice"] == ""
+    assert run_doctor()[1]["config"]["advice"] == ""
 
 
 def test_the_rollback_switch_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody may have forgotten it."""
     monkeypatch.setenv("ENABLE_RESPONSE_BOUNDARY_TRACKING", "0")
-    assert look()[1]["ENABLE_RESPONSE_BOUNDARY_TRACKING"]["state"] == "note"
+    assert run_doctor()[1]["ENABLE_RESPONSE_BOUNDARY_TRACKING"]["state"] == "note"
 
 
 def test_databases_are_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -117,35 +121,35 @@ def test_databases_are_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         database.execute("PRAGMA user_version=7")
     database.close()
     before = file.read_bytes()
-    assert "schema 7" in look()[1]["server.db"]["found"]
+    assert "schema 7" in run_doctor()[1]["server.db"]["found"]
     assert file.read_bytes() == before
     file.write_bytes(b"this is no database, but long enough to look at" * 30)
-    result, checks = look()
+    result, checks = run_doctor()
     assert checks["server.db"]["state"] == "wrong"
     assert result.exit_code == 1
     monkeypatch.setenv("KEDGE_SERVE_DB", ":memory:")
-    assert look()[1]["server.db"]["state"] == "ok"
+    assert run_doctor()[1]["server.db"]["state"] == "ok"
 
 
 def test_online_asks_who_has_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reached, refused, or not there; nobody without a key is asked."""
-    assert "nobody to ask" in look("--online")[1]["online"]["found"]
+    assert "nobody to ask" in run_doctor("--online")[1]["online"]["found"]
     with serve(token=KEY) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
-        _, checks = look("--online")
+        _, checks = run_doctor("--online")
         assert checks["reach openai"]["state"] == "ok"
         assert "answered in" in checks["reach openai"]["found"]
         monkeypatch.setenv("OPENAI_API_KEY", "wrong")
-        result, checks = look("--online")
+        result, checks = run_doctor("--online")
         assert checks["reach openai"]["state"] == "wrong"
         assert "refuses the key (401)" in checks["reach openai"]["found"]
         assert result.exit_code == 1
         monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", server.url)
         monkeypatch.setenv("AZURE_OPENAI_API_KEY", KEY)
-        assert "/openai/v1/models" in look("--online")[1]["reach azure"]["found"]
+        assert "/openai/v1/models" in run_doctor("--online")[1]["reach azure"]["found"]
         monkeypatch.delenv("AZURE_OPENAI_API_KEY")
-    _, checks = look("--online", "--timeout", "2")
+    _, checks = run_doctor("--online", "--timeout", "2")
     assert "cannot be reached" in checks["reach openai"]["found"]
 
 
@@ -153,14 +157,14 @@ def test_online_asks_the_configured_server(monkeypatch: pytest.MonkeyPatch) -> N
     """A server of one's own, without the password in its address."""
     with serve() as server:
         monkeypatch.setenv("KEDGE_MODEL", f"responses:{server.base_url}#x")
-        assert look("--online")[1]["reach responses"]["state"] == "ok"
+        assert run_doctor("--online")[1]["reach responses"]["state"] == "ok"
     with serve() as server:
         monkeypatch.setenv("KEDGE_MODEL", f"chat:{server.base_url}#x")
-        assert look("--online")[1]["reach chat"]["state"] == "ok"
+        assert run_doctor("--online")[1]["reach chat"]["state"] == "ok"
         monkeypatch.setenv("KEDGE_MODEL", "ollama:llama3.2")
         monkeypatch.setenv("OLLAMA_HOST", server.url)
-        assert look("--online")[1]["reach ollama"]["state"] == "ok"
+        assert run_doctor("--online")[1]["reach ollama"]["state"] == "ok"
     monkeypatch.setenv("KEDGE_MODEL", "responses:http://ada:planted@127.0.0.1:9/v1#x")
-    result, checks = look("--online")
+    result, checks = run_doctor("--online")
     assert checks["reach responses"]["state"] == "wrong"
     assert "planted" not in result.output

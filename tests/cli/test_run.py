@@ -8,13 +8,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kedge.cli import group
-from kedge.cli.workflow_progress import told
+from kedge.cli.run import format_event
 from kedge.testing import TestServer
 from kedge.workflows import (
-    Answered,
-    Asked,
-    Judged,
-    Ruled,
+    AnswerJudged,
+    QuestionAnswered,
+    QuestionAsked,
+    RoundRuled,
     Ruling,
     Verdict,
     WorkflowFinished,
@@ -53,23 +53,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestSe
     return tmp_path
 
 
-def run(*arguments: str) -> Result:
+def invoke_run(*arguments: str) -> Result:
     return CliRunner().invoke(group, ["run", *arguments])
 
 
-def report(*arguments: str) -> dict[str, Any]:
-    done = run(*arguments, "--json")
+def run_json(*arguments: str) -> dict[str, Any]:
+    done = invoke_run(*arguments, "--json")
     assert done.exit_code == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def test_refine_by_options_and_again_by_its_id(folder: Path, kedge_server: TestServer) -> None:
     """The same result, and nothing is sent the second time."""
-    done = run("refine", "--task", "What is 2+3?", "--judge", "judging:five", "--id", "wf_one")
+    done = invoke_run(
+        "refine", "--task", "What is 2+3?", "--judge", "judging:five", "--id", "wf_one"
+    )
     assert done.exit_code == 0, done.stderr
     assert "round 1  2+3 = 5.\njudged   good" in done.stdout
     assert "[passed after 1 rounds, wf_one]" in done.stdout
-    again = report("refine", "--resume", "wf_one")
+    again = run_json("refine", "--resume", "wf_one")
     assert again["passed"] is True
     assert again["rounds"][0]["stored"] is True
     assert len(kedge_server.requests) == 1
@@ -78,10 +80,12 @@ def test_refine_by_options_and_again_by_its_id(folder: Path, kedge_server: TestS
 def test_debate_by_options(folder: Path) -> None:
     """Sides with their models, and a function that decides."""
     model = "--side=b=practice"
-    found = report("debate", "--question", "Tea?", "--side=a", model, "--judge", "judging:first")
+    found = run_json("debate", "--question", "Tea?", "--side=a", model, "--judge", "judging:first")
     assert found["ruling"] == {"over": True, "winner": "a", "reason": ""}
     assert [each["side"] for each in found["arguments"]] == ["a", "b"]
-    done = run("debate", "--question", "Tea?", "--side=a", "--side=b", "--judge", "judging:first")
+    done = invoke_run(
+        "debate", "--question", "Tea?", "--side=a", "--side=b", "--judge", "judging:first"
+    )
     assert "[a won after 1 rounds" in done.stdout
 
 
@@ -91,14 +95,14 @@ def test_steps_from_a_file(folder: Path) -> None:
         '{"type": "object", "required": ["result"], "properties": {"result": {"type": "number"}}}'
     )
     (folder / "steps.toml").write_text(STEPS)
-    assert report("steps", "steps.toml")["results"] == {
+    assert run_json("steps", "steps.toml")["results"] == {
         "double": {"result": 10},
         "more": "10 + 1 = 11.",
     }
-    found = report("steps", "steps.toml", "--input", "number=7")
+    found = run_json("steps", "steps.toml", "--input", "number=7")
     assert found["results"]["more"] == "14 + 1 = 15."
-    assert report("steps", "--resume", found["workflow"])["results"] == found["results"]
-    assert "more  10 + 1 = 11." in run("steps", "steps.toml").stdout
+    assert run_json("steps", "--resume", found["workflow"])["results"] == found["results"]
+    assert "more  10 + 1 = 11." in invoke_run("steps", "steps.toml").stdout
 
 
 def test_what_failed_on_its_way_can_be_resumed(folder: Path, kedge_server: TestServer) -> None:
@@ -107,10 +111,10 @@ def test_what_failed_on_its_way_can_be_resumed(folder: Path, kedge_server: TestS
         '[[steps]]\nname = "a"\nprompt = "Hi"\n[[steps]]\nname = "b"\nprompt = "{a} Call it."\n'
     )
     kedge_server.faults.set("status=400", times=1)
-    done = run("steps", "steps.toml", "--id", "wf_two")
+    done = invoke_run("steps", "steps.toml", "--id", "wf_two")
     assert done.exit_code == 1
     assert "go on with: kedge run steps --resume wf_two" in done.stderr
-    assert report("steps", "--resume", "wf_two")["workflow"] == "wf_two"
+    assert run_json("steps", "--resume", "wf_two")["workflow"] == "wf_two"
     assert len(kedge_server.requests) == 3
 
 
@@ -140,7 +144,7 @@ def test_what_cannot_be_run_is_told_in_one_line(
     (folder / "bad.toml").write_text('[[steps]]\nname = "a"\n')
     (folder / "worse.toml").write_text('[[step]]\nname = "a"\n')
     (folder / "worst.toml").write_text("steps =")
-    done = run(*arguments)
+    done = invoke_run(*arguments)
     assert done.exit_code == 1
     assert words in done.stderr
     assert len(done.stderr.splitlines()) <= 2
@@ -150,12 +154,12 @@ def test_what_cannot_be_run_is_told_in_one_line(
 def test_every_event_has_its_words() -> None:
     """What a terminal shows of a workflow on its way."""
     lines = [
-        told(WorkflowStarted("wf_1", "refine", 4, resumed=True)),
-        told(Asked("wf_1", "author", 1)),
-        told(Answered("wf_1", "author", 1, "Two\nlines", stored=True)),
-        told(Judged("wf_1", "author", 1, Verdict(False, "More.", 0.5))),
-        told(Ruled("wf_1", 2, Ruling(over=True, winner="a"))),
-        told(WorkflowFinished("wf_1", "refine", passed=True)),
+        format_event(WorkflowStarted("wf_1", "refine", 4, resumed=True)),
+        format_event(QuestionAsked("wf_1", "author", 1)),
+        format_event(QuestionAnswered("wf_1", "author", 1, "Two\nlines", stored=True)),
+        format_event(AnswerJudged("wf_1", "author", 1, Verdict(False, "More.", 0.5))),
+        format_event(RoundRuled("wf_1", 2, Ruling(over=True, winner="a"))),
+        format_event(WorkflowFinished("wf_1", "refine", passed=True)),
     ]
     assert [line for line, _ in lines if line] == [
         "refine wf_1 goes on, at most 4",

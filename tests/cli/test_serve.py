@@ -14,16 +14,16 @@ import pytest
 from click.testing import CliRunner
 
 from kedge.cli import serve
-from kedge.cli.serve import command, default_db, is_loopback, own_url
-from kedge.server.run import bind
+from kedge.cli.serve import command, default_db, is_loopback, local_url
 from kedge.server.settings import Settings
+from kedge.server.uvicorn_server import bind
 
 KEDGE = [sys.executable, "-m", "kedge"]
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
 @contextmanager
-def serving(*options: str) -> Generator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+def run_serve(*options: str) -> Generator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """Run the command until the block ends; give the process and its start-up line."""
     process = subprocess.Popen(
         [*KEDGE, "serve", "--port", "0", "--store", ":memory:", "--json", *options],
@@ -43,17 +43,17 @@ def serving(*options: str) -> Generator[tuple[subprocess.Popen[str], dict[str, A
 def test_it_serves_until_a_signal_and_ends_cleanly(tmp_path: Path, ending: signal.Signals) -> None:
     """The start-up line tells where; the access log goes to the standard error; the end is 0."""
     db = tmp_path / "server.db"
-    with serving("--db", str(db)) as (process, line):
+    with run_serve("--db", str(db)) as (process, line):
         assert line["db"] == str(db)
         body = {"model": "practice", "input": "a private matter"}
         answer = httpx2.post(
-            f"{line['base_url']}/responses", json=body, verify=False, timeout=PATIENCE
+            f"{line['base_url']}/responses", json=body, verify=False, timeout=TIMEOUT
         )
         assert answer.json()["status"] == "completed"
-        told = httpx2.get(f"{line['url']}/metrics", verify=False, timeout=PATIENCE).text
+        told = httpx2.get(f"{line['url']}/metrics", verify=False, timeout=TIMEOUT).text
         assert "responses_chained_mode_enabled 1.0" in told
         process.send_signal(ending)
-        out, log = process.communicate(timeout=PATIENCE)
+        out, log = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0
     assert out == ""
     assert "POST /v1/responses 200" in log
@@ -138,7 +138,7 @@ def test_what_cannot_be_is_refused_in_plain_words(
 
 def test_a_port_in_use_is_said_so() -> None:
     """And what to do about it."""
-    with serving("--db", ":memory:") as (_, line):
+    with run_serve("--db", ":memory:") as (_, line):
         port = line["url"].rsplit(":", 1)[1]
         result = CliRunner().invoke(command, ["--port", port, "--db", ":memory:", "--no-page"])
     assert result.exit_code == 1
@@ -148,13 +148,13 @@ def test_a_port_in_use_is_said_so() -> None:
 def test_the_page_is_shown_beside_the_api_and_talks_through_it(tmp_path: Path) -> None:
     """One process, one port; what is said on the page is kept in the store."""
     store = tmp_path / "kedge.db"
-    with serving("--db", ":memory:", "--store", str(store)) as (_, line):
+    with run_serve("--db", ":memory:", "--store", str(store)) as (_, line):
         url = line["page"]
-        assert "No conversations yet" in httpx2.get(url, timeout=PATIENCE).text
+        assert "No conversations yet" in httpx2.get(url, timeout=TIMEOUT).text
         api = f"{url}api/conversations"
-        made = httpx2.post(api, json={"title": "Hello"}, timeout=PATIENCE).json()
+        made = httpx2.post(api, json={"title": "Hello"}, timeout=TIMEOUT).json()
         asked = {"text": "What is 2+3?"}
-        turn = httpx2.post(f"{api}/{made['id']}/turns", json=asked, timeout=PATIENCE).json()
+        turn = httpx2.post(f"{api}/{made['id']}/turns", json=asked, timeout=TIMEOUT).json()
         assert turn["text"] == "2+3 = 5."
         assert httpx2.get(f"{line['base_url']}/responses/{turn['response_id']}").status_code == 200
         assert httpx2.get(f"{line['url']}/healthz").json() == {"status": "ok"}
@@ -163,9 +163,9 @@ def test_the_page_is_shown_beside_the_api_and_talks_through_it(tmp_path: Path) -
 
 def test_without_the_page_there_is_only_the_api() -> None:
     """And no store is opened."""
-    with serving("--db", ":memory:", "--no-page") as (_, line):
+    with run_serve("--db", ":memory:", "--no-page") as (_, line):
         assert "page" not in line
-        assert httpx2.get(f"{line['url']}/", timeout=PATIENCE).status_code == 404
+        assert httpx2.get(f"{line['url']}/", timeout=TIMEOUT).status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_without_the_page_there_is_only_the_api() -> None:
 def test_the_page_finds_its_server_wherever_it_listens(bound: str, own: str) -> None:
     """Also behind an address that stands for all of them."""
     with bind(bound, 0) as listener:
-        assert own_url(listener).startswith(own)
+        assert local_url(listener).startswith(own)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from kedge import run_sync
 from kedge.cli import group
-from kedge.cli.stats_view import sparkline
+from kedge.cli.stats import render_sparkline
 from kedge.conversation import Conversation
 from kedge.store import open_store
 from kedge.testing import TestServer
@@ -35,13 +35,13 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestSe
     run_sync(talk())
 
 
-def stats(*options: str) -> Result:
+def run_stats(*options: str) -> Result:
     return CliRunner().invoke(group, ["stats", *options])
 
 
 def test_numbers_for_scripts(filled: None) -> None:
     """Everything, and the same over time."""
-    found = json.loads(stats("--json", "--buckets", "4").stdout)
+    found = json.loads(run_stats("--json", "--buckets", "4").stdout)
     assert found["requests"]["total"] == 4
     assert found["requests"]["healed"] == [{"name": "gone", "count": 1}]
     assert found["chains"]["lengths"] == [[1, 1], [3, 1]]
@@ -51,7 +51,7 @@ def test_numbers_for_scripts(filled: None) -> None:
 
 def test_charts_for_people(filled: None) -> None:
     """Tables, bars and lines of blocks."""
-    shown = stats().stdout
+    shown = run_stats().stdout
     for words in ("4 in 1 conversations", "longest 3", "Healed by reason", "gone", "practice", "█"):
         assert words in shown
 
@@ -68,20 +68,20 @@ def test_charts_for_people(filled: None) -> None:
 )
 def test_any_range_and_any_name(options: list[str], total: int, filled: None) -> None:
     """Days, hours ago, models and providers."""
-    assert json.loads(stats(*options, "--json").stdout)["requests"]["total"] == total
+    assert json.loads(run_stats(*options, "--json").stdout)["requests"]["total"] == total
     if not total:
-        assert "nothing to tell" in stats(*options).stdout
+        assert "nothing to tell" in run_stats(*options).stdout
 
 
 def test_what_is_no_time_is_said_so(filled: None) -> None:
     """With the ways to write one."""
-    done = stats("--since", "tomorrow")
+    done = run_stats("--since", "tomorrow")
     assert done.exit_code == 2
     assert "write 2026-11-15" in done.stderr
 
 
 def test_a_line_of_blocks_shows_the_least_of_something() -> None:
     """And a blank for nothing."""
-    assert sparkline([0, 1, 1000, 500]) == " ▁█▄"
-    assert sparkline([0, 0]) == "  "
-    assert sparkline([]) == ""
+    assert render_sparkline([0, 1, 1000, 500]) == " ▁█▄"
+    assert render_sparkline([0, 0]) == "  "
+    assert render_sparkline([]) == ""

@@ -10,7 +10,7 @@ from kedge.errors import ServerFailed
 from kedge.events import Outcome, Usage
 from kedge.events.run import AnswerFinished, RequestPlanned, TurnFinished
 from kedge.planning import RequestPlan, plan_request, record_response
-from kedge.planning.calls import Pairing
+from kedge.planning.tool_pairing import ToolPairing
 from kedge.turns import (
     Block,
     Turn,
@@ -24,40 +24,40 @@ from kedge.turns import (
 
 T = TypeVar("T")
 
-WORDS = st.text("abcdefghij é漢 ", min_size=1, max_size=120)
+TEXTS = st.text("abcdefghij é漢 ", min_size=1, max_size=120)
 
 
 @st.composite
 def exchanges(draw: st.DrawFn, number: int) -> list[Block]:
     """One question and all that follows from it."""
-    blocks: list[Block] = [user(f"question {number}: {draw(WORDS)}")]
+    blocks: list[Block] = [user(f"question {number}: {draw(TEXTS)}")]
     for round_ in range(draw(st.integers(0, 2))):
         ids = [f"call_{number}_{round_}_{i}" for i in range(draw(st.integers(1, 3)))]
         if draw(st.booleans()):
             blocks.append(reasoning("hm", encrypted_content="abc"))
-        blocks += [tool_call("look", {"for": draw(WORDS)}, call_id=each) for each in ids]
+        blocks += [tool_call("look", {"for": draw(TEXTS)}, call_id=each) for each in ids]
         if draw(st.integers(0, 5)) == 0:  # something happened while the tool was running
             blocks.append(user("an event"))
-        blocks += [tool_result(each, draw(WORDS) * 3) for each in draw(st.permutations(ids))]
+        blocks += [tool_result(each, draw(TEXTS) * 3) for each in draw(st.permutations(ids))]
     if draw(st.integers(0, 3)) == 0:
         blocks.append(system("from now on, be brief"))
     if draw(st.integers(0, 9)):
-        blocks.append(assistant(f"answer {number}: {draw(WORDS)}"))
+        blocks.append(assistant(f"answer {number}: {draw(TEXTS)}"))
     return blocks
 
 
 @st.composite
-def histories(draw: st.DrawFn, most: int = 8) -> tuple[Block, ...]:
+def histories(draw: st.DrawFn, max_exchanges: int = 8) -> tuple[Block, ...]:
     """A history of whole exchanges, maybe with an end that still waits for a tool."""
     blocks: list[Block] = []
-    for number in range(draw(st.integers(0, most))):
+    for number in range(draw(st.integers(0, max_exchanges))):
         blocks += draw(exchanges(number))
     if draw(st.integers(0, 4)) == 0:
         blocks += [user("and now?"), tool_call("look", "{}", call_id="call_open")]
     return tuple(blocks)
 
 
-def done(work: Coroutine[Any, Any, T]) -> T:
+def run_immediately(work: Coroutine[Any, Any, T]) -> T:
     """Run what never has to wait, without the price of an event loop."""
     try:
         work.send(None)
@@ -66,31 +66,31 @@ def done(work: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("this should not have to wait")
 
 
-def problems(blocks: tuple[Block, ...]) -> set[tuple[str, str]]:
+def pairing_problems(blocks: tuple[Block, ...]) -> set[tuple[str, str]]:
     """Calls and results that stand alone."""
-    pairing = Pairing()
+    pairing = ToolPairing()
     for index, block in enumerate(blocks):
         pairing.add(index, block)
     return {(each.kind, each.call_id) for each in pairing.problems(blocks, 0)}
 
 
-def talk(count: int, words: str = "some words to fill the line") -> tuple[Block, ...]:
+def make_exchanges(count: int, text: str = "some words to fill the line") -> tuple[Block, ...]:
     """A plain conversation of ``count`` exchanges."""
     blocks: list[Block] = []
     for i in range(count):
-        blocks += [user(f"question {i} {words}"), assistant(f"answer {i} {words}")]
+        blocks += [user(f"question {i} {text}"), assistant(f"answer {i} {text}")]
     return tuple(blocks)
 
 
-class Oracle(Engine):
+class FunctionEngine(Engine):
     """A model that says what a function makes of the Turn it is shown."""
 
     name = "oracle"
 
     def __init__(self, answer: Callable[[Turn], str]) -> None:
-        self.answer = answer
-        self.seen: list[Turn] = []
-        self.options: list[Request] = []
+        self.make_answer = answer
+        self.turns: list[Turn] = []
+        self.requests: list[Request] = []
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
         """Everything is sent."""
@@ -98,16 +98,16 @@ class Oracle(Engine):
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """One answer."""
-        self.seen.append(turn)
-        self.options.append(request)
+        self.turns.append(turn)
+        self.requests.append(request)
         plan = self.plan(turn)
         yield RequestPlanned(plan)
-        text = self.answer(turn)
+        text = self.make_answer(turn)
         if text == "fail":
             raise ServerFailed("no luck today", provider=self.name)
         blocks = (assistant(text),)
         turn = record_response(
-            turn, blocks, response_id=f"resp_{len(self.seen)}", plan=plan, created_at=1.0
+            turn, blocks, response_id=f"resp_{len(self.turns)}", plan=plan, created_at=1.0
         )
         outcome = Outcome("completed", blocks, usage=Usage(10, 0, 5, 0, 15))
         yield AnswerFinished(outcome, turn, plan)

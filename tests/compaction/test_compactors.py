@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from compaction.histories import Oracle, done, talk
+from compaction.histories import FunctionEngine, make_exchanges, run_immediately
 from kedge.compaction import (
     AllTriggers,
     AnyTrigger,
@@ -20,10 +20,10 @@ from kedge.compaction import (
     SummarisingCompactor,
     TokenLimitCompactor,
     advance_to_first_user_message,
-    attempt,
-    compacted,
+    compact_turn,
     cut_points,
     is_summary,
+    run_compactor,
 )
 from kedge.errors import InvalidSetting
 from kedge.events import Usage
@@ -37,20 +37,20 @@ from kedge.planning import (
 from kedge.turns import Block, Turn, UserBlock, assistant, system, tool_call, tool_result, user
 
 
-class Says:
+class FixedTrigger:
     """A trigger that says what it is told to, and counts how often it was asked."""
 
     def __init__(self, verdict: bool) -> None:
         self.verdict = verdict
-        self.asked = 0
+        self.call_count = 0
 
     def should_compact(self, request: CompactionRequest) -> bool:
         """The verdict."""
-        self.asked += 1
+        self.call_count += 1
         return self.verdict
 
 
-class Later(Says):
+class AsyncTrigger(FixedTrigger):
     """The same, but one has to wait for it."""
 
     async def should_compact(self, request: CompactionRequest) -> bool:  # type: ignore[override]
@@ -66,25 +66,25 @@ class Newest:
         return request.blocks[-2:]
 
 
-def run(compactor: Any, blocks: tuple[Block, ...], **more: Any) -> CompactionResult:
+def compact_now(compactor: Any, blocks: tuple[Block, ...], **more: Any) -> CompactionResult:
     """Run a compactor over blocks."""
-    return done(attempt(compactor, CompactionRequest(blocks, **more)))
+    return run_immediately(run_compactor(compactor, CompactionRequest(blocks, **more)))
 
 
 def test_a_message_limit_keeps_the_last_messages() -> None:
     """At the limit nothing happens; above it the newest stay, from a user block on."""
-    assert not run(MessageLimitCompactor(4), talk(2)).changed
-    result = run(MessageLimitCompactor(4), talk(3))
-    assert result.blocks == talk(3)[2:]
+    assert not compact_now(MessageLimitCompactor(4), make_exchanges(2)).changed
+    result = compact_now(MessageLimitCompactor(4), make_exchanges(3))
+    assert result.blocks == make_exchanges(3)[2:]
     assert [block.kind for block in result.removed] == ["user", "assistant"]
 
 
 def test_a_target_below_the_limit_keeps_compaction_rare() -> None:
     """Hysteresis: after a cut there is room until the limit is reached again."""
     compactor = MessageLimitCompactor(10, target_messages=4)
-    blocks, cuts = talk(1), 0
+    blocks, cuts = make_exchanges(1), 0
     for number in range(30):
-        result = run(compactor, blocks)
+        result = compact_now(compactor, blocks)
         cuts += result.changed
         blocks = (*result.blocks, user(f"{number}?"), assistant(f"{number}."))
     assert 5 <= cuts <= 10
@@ -94,9 +94,9 @@ def test_the_newest_exchange_is_kept_however_long_it_is() -> None:
     """It is whole, and a note says that the limit is not met."""
     calls = [tool_call("f", "{}", call_id=f"c{n}") for n in range(5)]
     results = [tool_result(f"c{n}", "yes") for n in range(5)]
-    blocks = (*talk(1), user("do!"), *calls, *results, assistant("done"))
+    blocks = (*make_exchanges(1), user("do!"), *calls, *results, assistant("done"))
     for compactor in (MessageLimitCompactor(3), TokenLimitCompactor(10)):
-        result = run(compactor, blocks)
+        result = compact_now(compactor, blocks)
         assert result.blocks == blocks[2:]
         assert result.notes == ("the newest exchange alone is over the limit; it is kept whole",)
 
@@ -105,8 +105,8 @@ def test_a_token_limit_cuts_to_its_target() -> None:
     """By default three quarters of the limit."""
     compactor = TokenLimitCompactor(200)
     assert compactor.target_tokens == 150
-    request = CompactionRequest(talk(20))
-    result = done(attempt(compactor, request))
+    request = CompactionRequest(make_exchanges(20))
+    result = run_immediately(run_compactor(compactor, request))
     assert request.count(result.blocks) <= 150
     assert result.tokens_before == request.count(request.blocks)
     assert result.tokens_after == request.count(result.blocks)
@@ -114,10 +114,13 @@ def test_a_token_limit_cuts_to_its_target() -> None:
 
 def test_what_the_server_said_decides_when_it_is_there() -> None:
     """Tools and instructions are in its count, and are still there after a cut."""
-    blocks, usage = talk(20), Usage(input_tokens=5_000, output_tokens=100, reasoning_tokens=50)
+    blocks, usage = (
+        make_exchanges(20),
+        Usage(input_tokens=5_000, output_tokens=100, reasoning_tokens=50),
+    )
     counted = CompactionRequest(blocks).count(blocks)
-    assert not run(TokenLimitCompactor(6_000), blocks, usage=usage).changed
-    result = run(TokenLimitCompactor(5_000, 4_900), blocks, usage=usage)
+    assert not compact_now(TokenLimitCompactor(6_000), blocks, usage=usage).changed
+    result = compact_now(TokenLimitCompactor(5_000, 4_900), blocks, usage=usage)
     assert result.tokens_before == 5_050
     assert result.tokens_after is not None
     assert result.tokens_after <= 4_900
@@ -127,17 +130,17 @@ def test_what_the_server_said_decides_when_it_is_there() -> None:
 def test_leading_system_blocks_count_and_stay() -> None:
     """They take room in every request, and are never compacted."""
     lead = (system("Be kind. " * 60),)
-    request = CompactionRequest(talk(5), lead)
-    result = done(attempt(TokenLimitCompactor(300, 250), request))
+    request = CompactionRequest(make_exchanges(5), lead)
+    result = run_immediately(run_compactor(TokenLimitCompactor(300, 250), request))
     assert result.changed
     assert request.count(lead) + request.count(result.blocks) <= 250
 
 
 def test_without_a_counting_provider_the_counter_counts() -> None:
     """A provider counter is no worse than none."""
-    blocks = talk(20)
-    counted = run(TokenLimitCompactor(200), blocks)
-    asked = run(TokenLimitCompactor(200, counter=ProviderCounter()), blocks)
+    blocks = make_exchanges(20)
+    counted = compact_now(TokenLimitCompactor(200), blocks)
+    asked = compact_now(TokenLimitCompactor(200, counter=ProviderCounter()), blocks)
     assert asked.blocks == counted.blocks
 
 
@@ -151,19 +154,21 @@ def test_another_counter_can_be_given() -> None:
         def count_items(self, items: Any) -> int:
             return sum(len(str(item)) for item in items)
 
-    result = run(TokenLimitCompactor(1_000, counter=Characters()), talk(20))
+    result = compact_now(TokenLimitCompactor(1_000, counter=Characters()), make_exchanges(20))
     assert 2 <= len(result.blocks) < 20
 
 
 def test_composite_compactors_work_in_order() -> None:
     """Each sees what the one before has left, and the result is told as one."""
-    result = run(CompositeCompactor(MessageLimitCompactor(8), MessageLimitCompactor(6, 4)), talk(6))
+    result = compact_now(
+        CompositeCompactor(MessageLimitCompactor(8), MessageLimitCompactor(6, 4)), make_exchanges(6)
+    )
     assert len(result.blocks) == 4
     assert result.by == "MessageLimitCompactor, MessageLimitCompactor"
     assert len(result.removed) == 8
-    assert result.tokens_before == CompactionRequest(talk(6)).size()
+    assert result.tokens_before == CompactionRequest(make_exchanges(6)).size()
     assert result.tokens_after == CompactionRequest(result.blocks).size()
-    assert not run(CompositeCompactor(), talk(3)).changed
+    assert not compact_now(CompositeCompactor(), make_exchanges(3)).changed
 
 
 def test_a_composite_passes_over_what_fails() -> None:
@@ -173,26 +178,26 @@ def test_a_composite_passes_over_what_fails() -> None:
         async def compact(self, request: CompactionRequest) -> CompactionResult:
             raise ZeroDivisionError
 
-    result = run(CompositeCompactor(Broken(), MessageLimitCompactor(2)), talk(3))
+    result = compact_now(CompositeCompactor(Broken(), MessageLimitCompactor(2)), make_exchanges(3))
     assert len(result.blocks) == 2
     assert result.notes == ("Broken failed (ZeroDivisionError); nothing was changed",)
 
 
 def test_any_trigger_goes_with_any_strategy() -> None:
     """Plain or async methods; a strategy may return bare blocks."""
-    assert not run(SplitCompactor(Says(False), Newest()), talk(3)).changed
-    for trigger in (Says(True), Later(True)):
-        result = run(SplitCompactor(trigger, Newest()), talk(3))
-        assert result.blocks == talk(3)[-2:]
+    assert not compact_now(SplitCompactor(FixedTrigger(False), Newest()), make_exchanges(3)).changed
+    for trigger in (FixedTrigger(True), AsyncTrigger(True)):
+        result = compact_now(SplitCompactor(trigger, Newest()), make_exchanges(3))
+        assert result.blocks == make_exchanges(3)[-2:]
         assert result.by == f"{type(trigger).__name__}+Newest"
 
 
 def test_limit_compactors_serve_as_trigger_and_as_strategy() -> None:
     """When is one's business, how the other's."""
     compactor = SplitCompactor(MessageLimitCompactor(10), TokenLimitCompactor(100, 60))
-    assert not run(compactor, talk(5)).changed
-    request = CompactionRequest(talk(6))
-    assert request.count(done(attempt(compactor, request)).blocks) <= 60
+    assert not compact_now(compactor, make_exchanges(5)).changed
+    request = CompactionRequest(make_exchanges(6))
+    assert request.count(run_immediately(run_compactor(compactor, request)).blocks) <= 60
 
 
 @pytest.mark.parametrize("one", [True, False])
@@ -200,42 +205,46 @@ def test_limit_compactors_serve_as_trigger_and_as_strategy() -> None:
 def test_triggers_are_put_together(one: bool, other: bool) -> None:
     """Any is or, all is and; the second is asked only if it matters."""
     request = CompactionRequest(())
-    second = Later(other)
-    assert done(AnyTrigger(Says(one), second).should_compact(request)) is (one or other)
-    assert second.asked == (0 if one else 1)
-    second = Later(other)
-    assert done(AllTriggers(Says(one), second).should_compact(request)) is (one and other)
-    assert second.asked == (1 if one else 0)
+    second = AsyncTrigger(other)
+    assert run_immediately(AnyTrigger(FixedTrigger(one), second).should_compact(request)) is (
+        one or other
+    )
+    assert second.call_count == (0 if one else 1)
+    second = AsyncTrigger(other)
+    assert run_immediately(AllTriggers(FixedTrigger(one), second).should_compact(request)) is (
+        one and other
+    )
+    assert second.call_count == (1 if one else 0)
 
 
 def test_no_triggers_never_trigger() -> None:
     """All of nothing is nothing."""
-    assert not done(AllTriggers().should_compact(CompactionRequest(())))
-    assert not done(AnyTrigger().should_compact(CompactionRequest(())))
+    assert not run_immediately(AllTriggers().should_compact(CompactionRequest(())))
+    assert not run_immediately(AnyTrigger().should_compact(CompactionRequest(())))
 
 
 def test_a_summary_takes_the_place_of_the_old_part() -> None:
     """The newest part stays word for word, and the summary is marked for model and people."""
-    oracle = Oracle(lambda _: "They counted to ten.")
-    result = run(SummarisingCompactor(200, 60, engine=oracle), talk(20))
+    oracle = FunctionEngine(lambda _: "They counted to ten.")
+    result = compact_now(SummarisingCompactor(200, 60, engine=oracle), make_exchanges(20))
     summary, *newest = result.blocks
     assert isinstance(summary, UserBlock)
     assert is_summary(summary)
     assert summary.text == "[Summary of the conversation so far]\nThey counted to ten."
     assert summary.origin == "SummarisingCompactor"
-    assert tuple(newest) == talk(20)[-len(newest) :]
+    assert tuple(newest) == make_exchanges(20)[-len(newest) :]
     assert summary.metadata["summary"] == 40 - len(newest)
     assert result.usage == Usage(10, 0, 5, 0, 15)
-    assert oracle.seen[0].blocks[:-1] == talk(20)[: 40 - len(newest)]
+    assert oracle.turns[0].blocks[:-1] == make_exchanges(20)[: 40 - len(newest)]
 
 
 def test_an_earlier_summary_is_folded_into_the_new_one() -> None:
     """The model is shown it, and the new one counts all that both stand for."""
-    oracle = Oracle(lambda turn: f"of {len(turn)} blocks")
+    oracle = FunctionEngine(lambda turn: f"of {len(turn)} blocks")
     compactor = SummarisingCompactor(200, 60, engine=oracle)
-    first = run(compactor, talk(20))
-    second = run(compactor, (*first.blocks, *talk(10)))
-    assert oracle.seen[1].blocks[0] == first.blocks[0]
+    first = compact_now(compactor, make_exchanges(20))
+    second = compact_now(compactor, (*first.blocks, *make_exchanges(10)))
+    assert oracle.turns[1].blocks[0] == first.blocks[0]
     assert [is_summary(block) for block in second.blocks].count(True) == 1
     kept = len(second.blocks) - 1
     assert second.blocks[0].metadata["summary"] == 60 - kept
@@ -251,51 +260,55 @@ def test_an_earlier_summary_is_folded_into_the_new_one() -> None:
 )
 def test_a_summary_that_does_not_help_is_not_used(answer: str, note: str) -> None:
     """A failed, empty or endless summary leaves the history as it is."""
-    result = run(SummarisingCompactor(200, 60, engine=Oracle(lambda _: answer)), talk(20))
+    result = compact_now(
+        SummarisingCompactor(200, 60, engine=FunctionEngine(lambda _: answer)), make_exchanges(20)
+    )
     assert not result.changed
     assert result.notes == (note,)
 
 
 def test_without_an_engine_nothing_is_summed_up() -> None:
     """There is nobody to ask, and that is said."""
-    result = run(SummarisingCompactor(200, 60), talk(20))
+    result = compact_now(SummarisingCompactor(200, 60), make_exchanges(20))
     assert result.notes == ("the summary call failed (KedgeError); nothing was cut",)
 
 
 def test_one_long_exchange_is_not_summed_up() -> None:
     """There is nothing old in it; a summary alone is not summed up again either."""
-    oracle = Oracle(lambda _: "short")
+    oracle = FunctionEngine(lambda _: "short")
     blocks = (user("x " * 500), assistant("y"))
-    result = run(SummarisingCompactor(100, 50, engine=oracle), blocks)
+    result = compact_now(SummarisingCompactor(100, 50, engine=oracle), blocks)
     assert result.notes == ("there is nothing old enough to sum up",)
-    assert oracle.seen == []
+    assert oracle.turns == []
 
 
 def test_a_cheaper_model_can_be_named() -> None:
     """The same engine, another model."""
-    oracle = Oracle(lambda _: "short")
-    run(SummarisingCompactor(200, 60, engine=oracle, model="small"), talk(20))
-    assert oracle.options[0].model == "small"
+    oracle = FunctionEngine(lambda _: "short")
+    compact_now(SummarisingCompactor(200, 60, engine=oracle, model="small"), make_exchanges(20))
+    assert oracle.requests[0].model == "small"
 
 
 def test_a_conversation_object_is_not_asked_for_a_summary() -> None:
     """In conversation mode the question would become part of the conversation."""
 
-    class InObjects(Oracle):
+    class InObjects(FunctionEngine):
         def plan(self, turn: Turn, **options: Any) -> Any:
             mode = options.get("mode", "conversation")
             return plan_request(turn, scope="oracle", mode=mode, now=0.0)
 
     oracle = InObjects(lambda _: "short")
-    run(SummarisingCompactor(200, 60, engine=oracle), talk(20))
-    assert oracle.options[0].mode == "chained"
+    compact_now(SummarisingCompactor(200, 60, engine=oracle), make_exchanges(20))
+    assert oracle.requests[0].mode == "chained"
 
 
 def test_a_provider_that_does_not_compact_is_not_asked() -> None:
     """The note says so, and nothing changes."""
-    result = run(ServerCompactor(100, "endpoint"), talk(20), engine=Oracle(lambda _: ""))
+    result = compact_now(
+        ServerCompactor(100, "endpoint"), make_exchanges(20), engine=FunctionEngine(lambda _: "")
+    )
     assert result.notes == ("this engine's provider does not compact",)
-    assert not run(ServerCompactor(1_000), talk(20)).changed
+    assert not compact_now(ServerCompactor(1_000), make_exchanges(20)).changed
 
 
 def test_cuts_fall_on_user_blocks_between_which_everything_is_answered() -> None:
@@ -339,7 +352,7 @@ def test_limits_that_cannot_be_are_refused(make: Any) -> None:
         make()
 
 
-BAD: list[Any] = [
+INVALID_STRATEGIES: list[Any] = [
     lambda blocks: blocks[3:],  # begins with a result
     lambda _: (),
     lambda blocks: (system("summary"), *blocks[-1:]),
@@ -349,7 +362,7 @@ BAD: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("make", BAD)
+@pytest.mark.parametrize("make", INVALID_STRATEGIES)
 def test_a_strategy_that_breaks_the_history_is_not_followed(
     make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -361,7 +374,7 @@ def test_a_strategy_that_breaks_the_history_is_not_followed(
 
     call = (user("a"), tool_call("f", "{}", call_id="c"), assistant("x"), tool_result("c", "y"))
     with caplog.at_level(logging.WARNING, "kedge.compaction"):
-        result = run(SplitCompactor(Says(True), Bad()), call)
+        result = compact_now(SplitCompactor(FixedTrigger(True), Bad()), call)
     assert result.blocks == call
     assert "failed" in result.notes[0]
     assert len(caplog.records) == 1
@@ -376,7 +389,7 @@ def test_a_turn_keeps_the_anchors_that_still_hold() -> None:
         turn = record_response(
             turn, [assistant(f"{number}.")], response_id=f"r{number}", plan=plan, created_at=1.0
         )
-    short, result = done(compacted(turn, MessageLimitCompactor(4)))
+    short, result = run_immediately(compact_turn(turn, MessageLimitCompactor(4)))
     assert result.changed
     assert short.leading == turn.leading
     assert (short.id, short.data["mine"]) == (turn.id, 1)
@@ -387,26 +400,28 @@ def test_a_turn_keeps_the_anchors_that_still_hold() -> None:
             last = request.blocks[-1]
             return Replacement((*request.blocks[:-1], assistant("LAST", id=last.id)))
 
-    changed, result = done(compacted(turn, SplitCompactor(Says(True), Shout())))
+    changed, result = run_immediately(
+        compact_turn(turn, SplitCompactor(FixedTrigger(True), Shout()))
+    )
     assert [record.response_id for record in get_state(changed).anchors] == ["r0", "r1"]
     assert [(old.id, new.id) for old, new in result.changes.modified] == [
         (turn.blocks[-1].id, turn.blocks[-1].id)
     ]
-    unchanged, _ = done(compacted(turn, MessageLimitCompactor(100)))
+    unchanged, _ = run_immediately(compact_turn(turn, MessageLimitCompactor(100)))
     assert unchanged is turn
 
 
 def test_a_turn_without_state_can_be_compacted() -> None:
     """Anchors are welcome, not required."""
-    turn = set_state(Turn(talk(4)), ConversationState(mode="stateless"))
-    short, _ = done(compacted(turn, MessageLimitCompactor(2)))
+    turn = set_state(Turn(make_exchanges(4)), ConversationState(mode="stateless"))
+    short, _ = run_immediately(compact_turn(turn, MessageLimitCompactor(2)))
     assert get_state(short).mode == "stateless"
     assert len(short) == 2
 
 
 def test_a_result_tells_itself() -> None:
     """One line for a log, without content."""
-    told = str(run(MessageLimitCompactor(2), talk(3)))
+    told = str(compact_now(MessageLimitCompactor(2), make_exchanges(3)))
     assert told.startswith("compacted by MessageLimitCompactor: -4 +0 ~0 blocks, ")
     assert "question" not in told
-    assert str(run(MessageLimitCompactor(20), talk(3))) == "not compacted"
+    assert str(compact_now(MessageLimitCompactor(20), make_exchanges(3))) == "not compacted"

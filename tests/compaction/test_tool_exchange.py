@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction.histories import done
-from kedge.compaction import CompactionRequest, ToolExchangeCompactor, attempt
-from kedge.compaction.shortening import short_json, short_text
+from compaction.histories import run_immediately
+from kedge.compaction import CompactionRequest, ToolExchangeCompactor, run_compactor
+from kedge.compaction.truncate import truncate_json, truncate_text
 from kedge.turns import (
     Block,
     FilePart,
@@ -24,7 +24,7 @@ from kedge.turns import (
 )
 
 
-def exchange(number: int, output: Any, arguments: Any = None) -> tuple[Block, ...]:
+def make_exchange(number: int, output: Any, arguments: Any = None) -> tuple[Block, ...]:
     """One question that a tool answered."""
     call_id = f"call_{number}"
     return (
@@ -35,15 +35,15 @@ def exchange(number: int, output: Any, arguments: Any = None) -> tuple[Block, ..
     )
 
 
-def shortened(blocks: tuple[Block, ...], **settings: Any) -> tuple[Block, ...]:
+def shorten(blocks: tuple[Block, ...], **settings: Any) -> tuple[Block, ...]:
     """What the compactor makes of blocks, at once."""
     compactor = ToolExchangeCompactor(
         **{"max_characters": 100, "keep_exchanges": 1, "min_saving": 1, **settings}
     )
-    return done(attempt(compactor, CompactionRequest(blocks))).blocks
+    return run_immediately(run_compactor(compactor, CompactionRequest(blocks))).blocks
 
 
-def output(blocks: tuple[Block, ...], index: int = 2) -> str:
+def output_text(blocks: tuple[Block, ...], index: int = 2) -> str:
     """The output of the tool at this place."""
     block = blocks[index]
     assert isinstance(block, ToolResultBlock)
@@ -53,12 +53,12 @@ def output(blocks: tuple[Block, ...], index: int = 2) -> str:
 def test_long_outputs_keep_their_beginning_and_end() -> None:
     """What was left out is said in place, and how much that was in the metadata."""
     text = "first line\n" + "middle\n" * 200 + "last line"
-    blocks = (*exchange(0, text), *exchange(1, "x"))
-    made = shortened(blocks)
-    assert output(made).startswith("first line")
-    assert output(made).endswith("last line")
-    assert "characters left out" in output(made)
-    assert len(output(made)) < 160
+    blocks = (*make_exchange(0, text), *make_exchange(1, "x"))
+    made = shorten(blocks)
+    assert output_text(made).startswith("first line")
+    assert output_text(made).endswith("last line")
+    assert "characters left out" in output_text(made)
+    assert len(output_text(made)) < 160
     assert made[2].metadata["shortened"] == len(text)
     assert made[2].id == blocks[2].id
     assert [b.kind for b in made] == [b.kind for b in blocks]
@@ -67,8 +67,8 @@ def test_long_outputs_keep_their_beginning_and_end() -> None:
 def test_json_keeps_its_members_and_its_facts() -> None:
     """Numbers and short texts stay; long texts and lists are cut; it is still JSON."""
     found = {"total": 4711, "name": "Ada", "rows": list(range(500)), "page": "lorem " * 300}
-    made = shortened((*exchange(0, found), *exchange(1, "x")))
-    members = json.loads(output(made))
+    made = shorten((*make_exchange(0, found), *make_exchange(1, "x")))
+    members = json.loads(output_text(made))
     assert members["total"] == 4711
     assert members["name"] == "Ada"
     assert members["rows"][0] == 0
@@ -78,21 +78,21 @@ def test_json_keeps_its_members_and_its_facts() -> None:
 
 def test_arguments_stay_json() -> None:
     """Also those that are no JSON to begin with; a free-form tool keeps free text."""
-    long = (*exchange(0, "x", {"text": "lorem " * 300, "n": 7}), *exchange(1, "x"))
-    call = shortened(long)[1]
+    long = (*make_exchange(0, "x", {"text": "lorem " * 300, "n": 7}), *make_exchange(1, "x"))
+    call = shorten(long)[1]
     assert isinstance(call, ToolCallBlock)
     assert json.loads(call.arguments)["n"] == 7
-    broken = (*exchange(0, "x", "not json " * 100), *exchange(1, "x"))
-    call = shortened(broken)[1]
+    broken = (*make_exchange(0, "x", "not json " * 100), *make_exchange(1, "x"))
+    call = shorten(broken)[1]
     assert isinstance(call, ToolCallBlock)
     assert list(json.loads(call.arguments)) == ["shortened"]
     free = (
         user("a"),
         tool_call("note", "words " * 100, call_id="c", custom=True),
         tool_result("c", "x", custom=True),
-        *exchange(1, "x"),
+        *make_exchange(1, "x"),
     )
-    call = shortened(free)[1]
+    call = shorten(free)[1]
     assert isinstance(call, ToolCallBlock)
     assert call.arguments.startswith("words")
 
@@ -100,31 +100,31 @@ def test_arguments_stay_json() -> None:
 def test_pictures_and_files_are_told() -> None:
     """A model need not see them again to know that they were there."""
     shown = [image(b"\x89PNG" * 100), FilePart(file_id="file_1", filename="plan.pdf")]
-    made = shortened((*exchange(0, shown), *exchange(1, "x")))
-    assert output(made) == "[an image was left out]\n[a file was left out: plan.pdf]"
+    made = shorten((*make_exchange(0, shown), *make_exchange(1, "x")))
+    assert output_text(made) == "[an image was left out]\n[a file was left out: plan.pdf]"
 
 
 def test_the_newest_exchanges_stay_as_they_are() -> None:
     """As many as one wants to keep; calls of hosted tools and other blocks are not touched."""
     hosted = opaque({"type": "web_search_call", "action": {"query": "x" * 500}})
-    blocks = (hosted, *(b for n in range(4) for b in exchange(n, "long " * 100)))
-    made = shortened(blocks, keep_exchanges=2)
+    blocks = (hosted, *(b for n in range(4) for b in make_exchange(n, "long " * 100)))
+    made = shorten(blocks, keep_exchanges=2)
     assert [block is old for block, old in zip(made, blocks, strict=True)].count(False) == 2
     assert made[9:] == blocks[9:]
-    assert shortened(blocks, keep_exchanges=9) == blocks
+    assert shorten(blocks, keep_exchanges=9) == blocks
 
 
 def test_it_waits_until_it_is_worth_it() -> None:
     """Below ``min_saving`` nothing changes, so the chain is not broken at every turn."""
-    blocks = (*exchange(0, "long " * 100), *exchange(1, "x"))
-    assert shortened(blocks, min_saving=1_000) == blocks
-    assert shortened(blocks, min_saving=300) != blocks
+    blocks = (*make_exchange(0, "long " * 100), *make_exchange(1, "x"))
+    assert shorten(blocks, min_saving=1_000) == blocks
+    assert shorten(blocks, min_saving=300) != blocks
 
 
 def test_what_is_short_is_not_shortened_again() -> None:
     """Once is enough."""
-    first = shortened((*exchange(0, "long " * 100), *exchange(1, "x")))
-    assert shortened(first, max_characters=10) == first
+    first = shorten((*make_exchange(0, "long " * 100), *make_exchange(1, "x")))
+    assert shorten(first, max_characters=10) == first
 
 
 @given(
@@ -143,19 +143,19 @@ def test_what_is_short_is_not_shortened_again() -> None:
 )
 def test_shortening_takes_any_text(text: str, most: int) -> None:
     """What is short enough stays; JSON arguments are JSON in any case; nothing unsendable comes out."""
-    made = short_text(text, most)
+    made = truncate_text(text, most)
     assert made == text if len(text) <= most else len(made) <= max(most + 50, 2 * most)
     made.encode()
-    json.loads(short_json(text, most))
+    json.loads(truncate_json(text, most))
 
 
 @pytest.mark.parametrize("text", ['{"a": NaN}' * 50, "[" * 5_000, '{"n": ' + "9" * 9_000 + "}"])
 def test_what_only_looks_like_json_is_cut_as_text(text: str) -> None:
     """A number out of range, a well without a bottom: no exception, no invented value."""
-    assert "left out" in short_text(text, 50)
+    assert "left out" in truncate_text(text, 50)
 
 
 def test_half_a_character_survives_as_an_escape() -> None:
     """A lone surrogate can be written in JSON text, and only as an escape."""
     text = json.dumps({"a": "\ud800", "b": "x" * 500})
-    assert "\\ud800" in short_text(text, 400)
+    assert "\\ud800" in truncate_text(text, 400)

@@ -9,7 +9,7 @@ import sys
 from kedge import Conversation, connect, open_store
 
 
-async def go_on(url: str, server: str, name: str) -> None:
+async def send_followup(url: str, server: str, name: str) -> None:
     """Ask one more question."""
     engine = connect(f"responses:{server}#practice")
     async with await open_store(url) as store, engine:
@@ -19,4 +19,4 @@ async def go_on(url: str, server: str, name: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(go_on(*sys.argv[1:]))
+    asyncio.run(send_followup(*sys.argv[1:]))

@@ -24,7 +24,7 @@ async def talk(store: Store, connected: Connect) -> Conversation:
     return await Conversation.create(store, connected(), title="A talk")
 
 
-def kinds(nodes: Any) -> list[str]:
+def node_kinds(nodes: Any) -> list[str]:
     """What the nodes are."""
     return [node.kind for node in nodes]
 
@@ -43,7 +43,13 @@ async def test_a_conversation_goes_on_where_it_was(
     (first, second) = await again.responses()
     assert sent["previous_response_id"] == first.provider_response_id == second.anchor
     assert (second.node, second.parent) == (reply.node, again.head - 1)
-    assert kinds(await store.tree(again.row)) == ["root", "asked", "answered", "asked", "answered"]
+    assert node_kinds(await store.tree(again.row)) == [
+        "root",
+        "asked",
+        "answered",
+        "asked",
+        "answered",
+    ]
 
 
 async def test_a_stream_ends_with_a_reply_that_is_in_the_store(
@@ -175,7 +181,7 @@ async def test_tools_are_steps_of_the_tree(store: Store, connected: Connect) -> 
 
     async def add(a: int, b: int) -> int:
         """Add two numbers."""
-        seen.append(kinds(await store.tree(talk.row)))
+        seen.append(node_kinds(await store.tree(talk.row)))
         return a + b
 
     talk = await Conversation.create(store, connected(), tools=[add])
@@ -183,7 +189,7 @@ async def test_tools_are_steps_of_the_tree(store: Store, connected: Connect) -> 
     assert "5" in reply.text
     assert seen == [["root", "asked", "answered"]]
     tree = await store.tree(talk.row)
-    assert kinds(tree) == ["root", "asked", "answered", "results", "answered"]
+    assert node_kinds(tree) == ["root", "asked", "answered", "results", "answered"]
     ((name, node),) = await store.database.read(
         lambda tx: tx.rows("SELECT name, node FROM tool_runs")
     )
@@ -241,11 +247,11 @@ async def test_a_key_whose_runner_died_is_taken_over(
     store: Store, talk: Conversation, kedge_server: TestServer
 ) -> None:
     """From where it stood: the question is not asked twice."""
-    about = __import__("kedge.conversation.conversation", fromlist=["x"])._about(
+    about = __import__("kedge.conversation.conversation", fromlist=["x"])._hash_request(
         [user("What is 2+3?")]
     )
     claim = await store.claim(talk.row, "k", about=about, owner="dead", lease=0.05)
-    assert claim.mine
+    assert claim.is_owner
     node = (await store.load(talk.row)).node
     asked = await store.append(talk.row, node, [user("What is 2+3?")], kind="asked", asked_for="k")
     reply = await talk.send("What is 2+3?", key="k")

@@ -14,7 +14,7 @@ from kedge.events.run import AnswerFinished
 from kedge.planning import get_state
 from kedge.store import Store, open_store
 from kedge.testing import TestServer
-from postgresql import empty
+from postgresql import create_schema
 
 HERE = Path(__file__).parent
 WORKERS, ITEMS = 4, 3
@@ -97,7 +97,7 @@ async def test_four_processes_on_the_same_conversations(
     postgres_url: str, kedge_server: TestServer
 ) -> None:
     """Nothing is lost or doubled; every conversation has one head, and every answer one row."""
-    with empty(postgres_url) as url:
+    with create_schema(postgres_url) as url:
         async with await open_store(url) as store:
             talks = [(await store.create(f"Talk {number}")).id for number in range(2)]
             shared = (await store.create("Shared")).id

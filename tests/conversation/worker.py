@@ -12,7 +12,9 @@ import sys
 from kedge import Conversation, HeadConflict, connect, open_store
 
 
-async def work(url: str, server: str, name: str, items: int, shared: str, talks: list[str]) -> None:
+async def send_items(
+    url: str, server: str, name: str, items: int, shared: str, conversations: list[str]
+) -> None:
     """Do the work, and say how it went."""
     lost = 0
     engine = connect(f"responses:{server}#practice")
@@ -21,7 +23,7 @@ async def work(url: str, server: str, name: str, items: int, shared: str, talks:
         reply = await common.send("What is 2+3?", key="once")
         assert reply.text == "2+3 = 5."
         for item in range(items):
-            for talk in talks:
+            for talk in conversations:
                 while True:
                     conversation = await Conversation.open(store, talk, engine)
                     try:
@@ -35,4 +37,4 @@ async def work(url: str, server: str, name: str, items: int, shared: str, talks:
 
 if __name__ == "__main__":
     store, server, name, items, shared, *talks = sys.argv[1:]
-    asyncio.run(work(store, server, name, int(items), shared, talks))
+    asyncio.run(send_items(store, server, name, int(items), shared, talks))

@@ -10,7 +10,7 @@ from kedge.engines import ResponsesEngine
 from kedge.providers import connect
 from kedge.testing import TestServer, serve
 
-Open = Callable[..., ResponsesEngine]
+OpenEngine = Callable[..., ResponsesEngine]
 
 
 @pytest.fixture
@@ -23,12 +23,12 @@ def server() -> Iterator[TestServer]:
 @pytest.fixture
 async def engine(server: TestServer) -> AsyncIterator[ResponsesEngine]:
     """An engine for that server, with default settings."""
-    async with opened(server) as made:
+    async with open_engine(server) as made:
         yield made
 
 
 @asynccontextmanager
-async def opened(server: TestServer, **settings: Any) -> AsyncIterator[ResponsesEngine]:
+async def open_engine(server: TestServer, **settings: Any) -> AsyncIterator[ResponsesEngine]:
     """An engine for a server, closed at the end."""
     settings.setdefault("max_retries", 0)
     made = connect(f"responses:{server.base_url}#practice", **settings)

@@ -8,12 +8,18 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engines.odd import odd_server, whole
+from engines.fake_server import json_response, serve_handler
 from kedge.engines import AnthropicEngine
 from kedge.engines import Request as Asked
-from kedge.engines.anthropic.params import MAX_TOKENS, SAMPLING, TABLE, fitted, tool
-from kedge.engines.anthropic.render import messages
-from kedge.engines.translating import translated
+from kedge.engines.anthropic.params import (
+    DEFAULT_MAX_TOKENS,
+    PARAM_RULES,
+    SAMPLING_RULES,
+    map_tool,
+    reconcile_body,
+)
+from kedge.engines.anthropic.render import render_messages
+from kedge.engines.param_mapping import map_params
 from kedge.errors import (
     AnswerIncomplete,
     CannotConnect,
@@ -69,20 +75,20 @@ def open_engine(url: str, model: str = "m", **settings: Any) -> AnthropicEngine:
     return made
 
 
-def text(words: str) -> dict[str, Any]:
+def text_block(value: str) -> dict[str, Any]:
     """A text block."""
-    return {"type": "text", "text": words}
+    return {"type": "text", "text": value}
 
 
-def rendered(*blocks: Block) -> list[dict[str, Any]]:
+def render_blocks(*blocks: Block) -> list[dict[str, Any]]:
     """The messages for these blocks."""
     plan = plan_request(Turn(blocks), scope="anthropic", mode="stateless", now=0)
-    return messages(plan, "anthropic")
+    return render_messages(plan, "anthropic")
 
 
 def test_roles_alternate_and_results_come_first() -> None:
     """What was said in one go is one message, and what was heard another."""
-    assert rendered(
+    assert render_blocks(
         system("Be kind."),
         user("Hello"),
         user("Are you there?"),
@@ -97,11 +103,11 @@ def test_roles_alternate_and_results_come_first() -> None:
         assistant("Four."),
         assistant([RefusalPart("No more.")]),
     ) == [
-        {"role": "user", "content": [text("Hello"), text("Are you there?")]},
+        {"role": "user", "content": [text_block("Hello"), text_block("Are you there?")]},
         {
             "role": "assistant",
             "content": [
-                text("Let me see."),
+                text_block("Let me see."),
                 {"type": "tool_use", "id": "c1", "name": "roll", "input": {"sides": 6}},
                 {"type": "tool_use", "id": "c2", "name": "now", "input": {}},
             ],
@@ -111,12 +117,12 @@ def test_roles_alternate_and_results_come_first() -> None:
             "content": [
                 {"type": "tool_result", "tool_use_id": "c1", "content": "4"},
                 {"type": "tool_result", "tool_use_id": "c2", "content": "noon"},
-                text("Hurry"),
-                text("And?"),
+                text_block("Hurry"),
+                text_block("And?"),
             ],
         },
         {"role": "system", "content": "Be brief."},
-        {"role": "assistant", "content": [text("Four."), text("No more.")]},
+        {"role": "assistant", "content": [text_block("Four."), text_block("No more.")]},
     ]
 
 
@@ -135,7 +141,7 @@ def test_images_and_files_become_blocks_also_in_results() -> None:
         OpaquePart(FrozenMap({"type": "search_result", "source": "s"})),
     ]
     expected = [
-        text("Look:"),
+        text_block("Look:"),
         {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}},
         {
             "type": "image",
@@ -159,9 +165,11 @@ def test_images_and_files_become_blocks_also_in_results() -> None:
         {"type": "document", "source": {"type": "file", "file_id": "file_2"}},
         {"type": "search_result", "source": "s"},
     ]
-    (message,) = rendered(user(content))
+    (message,) = render_blocks(user(content))
     assert message["content"] == expected
-    *_, heard = rendered(user("x"), tool_call("f", "{}", call_id="c"), tool_result("c", content))
+    *_, heard = render_blocks(
+        user("x"), tool_call("f", "{}", call_id="c"), tool_result("c", content)
+    )
     assert heard["content"][0]["content"] == expected
 
 
@@ -200,14 +208,14 @@ def test_what_cannot_be_said_names_the_block_and_what_to_do(
 ) -> None:
     """Nothing of a Turn is left out without a word."""
     with pytest.raises(UnsupportedBlock, match="before sending") as caught:
-        rendered(*blocks)
+        render_blocks(*blocks)
     assert words in str(caught.value)
     assert any(block.id in str(caught.value) for block in blocks)
 
 
 def test_call_ids_that_the_api_refuses_go_by_another() -> None:
     """Foreign characters, and an id that a small server uses again and again."""
-    found = rendered(
+    found = render_blocks(
         user("x"),
         tool_call("f", "{}", call_id="functions.f:0"),
         tool_result("functions.f:0", "1"),
@@ -238,13 +246,13 @@ def test_what_only_this_api_knows_goes_back_as_it_came() -> None:
     )
     caller = {"caller": {"type": "code_execution_20260120", "tool_id": "srv_0"}}
     call = tool_call("f", "{}", call_id="c", extra={"item": {"anthropic": caller}})
-    _, said, _ = rendered(
+    _, said, _ = render_blocks(
         user("x"), opaque(search), opaque(found), assistant([cited]), call, tool_result("c", "1")
     )
     assert said["content"] == [
         search,
         found,
-        {**text("A kedge."), "citations": [{"type": "x", "encrypted_index": "i"}]},
+        {**text_block("A kedge."), "citations": [{"type": "x", "encrypted_index": "i"}]},
         {"type": "tool_use", "id": "c", "name": "f", "input": {}, **caller},
     ]
 
@@ -253,17 +261,17 @@ def test_tools_are_translated_and_native_ones_go_as_they_are() -> None:
     """Functions of the Responses API; a free-form tool cannot be offered."""
     schema = {"type": "object", "properties": {}}
     told = {"type": "function", "name": "f", "description": "d", "parameters": schema}
-    assert tool({**told, "strict": False}) == {
+    assert map_tool({**told, "strict": False}) == {
         "name": "f",
         "description": "d",
         "input_schema": schema,
     }
-    assert tool({**told, "strict": True})["strict"] is True
-    assert tool({"type": "function", "name": "f"})["input_schema"] == {"type": "object"}
+    assert map_tool({**told, "strict": True})["strict"] is True
+    assert map_tool({"type": "function", "name": "f"})["input_schema"] == {"type": "object"}
     native = {"type": "web_search_20260101", "name": "web_search"}
-    assert tool(native) == native
+    assert map_tool(native) == native
     with pytest.raises(UnsupportedParameter, match="the free-form tool 'c'"):
-        tool({"type": "custom", "name": "c"})
+        map_tool({"type": "custom", "name": "c"})
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -301,7 +309,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ({"reasoning": {"summary": "auto"}}, {"thinking": {"type": "adaptive", "display": "summarized"}}),
         (
             {"reasoning": {"budget_tokens": 2048}},
-            {"thinking": {"type": "enabled", "budget_tokens": 2048}, "max_tokens": MAX_TOKENS + 2048},
+            {"thinking": {"type": "enabled", "budget_tokens": 2048}, "max_tokens": DEFAULT_MAX_TOKENS + 2048},
         ),
         ({"stop": "END"}, {"stop_sequences": ["END"]}),
         ({"stop": ["A", "B"]}, {"stop_sequences": ["A", "B"]}),
@@ -313,8 +321,10 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 )  # fmt: skip
 def test_common_parameters_are_put_in_this_apis_words(given: Any, said: Any) -> None:
     """Given in the names of the Responses API; unknown ones go through as they are."""
-    body = fitted({"tools": [{}], **translated(given, {**TABLE, **SAMPLING})})
-    assert {"max_tokens": MAX_TOKENS, **said} == {k: v for k, v in body.items() if k != "tools"}
+    body = reconcile_body({"tools": [{}], **map_params(given, {**PARAM_RULES, **SAMPLING_RULES})})
+    assert {"max_tokens": DEFAULT_MAX_TOKENS, **said} == {
+        k: v for k, v in body.items() if k != "tools"
+    }
 
 
 @pytest.mark.parametrize(
@@ -334,18 +344,18 @@ def test_common_parameters_are_put_in_this_apis_words(given: Any, said: Any) -> 
 def test_a_parameter_that_cannot_be_said_raises(given: Any, param: str) -> None:
     """To leave it out would change the answer without a word."""
     with pytest.raises(UnsupportedParameter) as caught:
-        translated(given, {**TABLE, **SAMPLING})
+        map_params(given, {**PARAM_RULES, **SAMPLING_RULES})
     assert caught.value.param == param
 
 
 def test_an_older_version_of_the_api_still_samples() -> None:
     """Who asks for it by header may say how."""
     engine = open_engine("http://h", default_headers={"Anthropic-Version": "2023-06-01"})
-    body = engine._body(engine.plan(TURN), Asked(), {"temperature": 0})
+    body = engine._build_body(engine.plan(TURN), Asked(), {"temperature": 0})
     assert body["temperature"] == 0
 
 
-class Server:
+class RecordingServer:
     """Answers and remembers what it was asked."""
 
     def __init__(self, *responses: Any) -> None:
@@ -353,17 +363,17 @@ class Server:
         self.paths: list[str] = []
         self.responses = list(responses)
 
-    async def answer(self, request: Request) -> Response:
+    async def handle(self, request: Request) -> Response:
         """Take a request down."""
         self.paths.append(request.url.path)
         self.bodies.append(json.loads(await request.body()))
-        return self.responses.pop(0) if self.responses else whole(ANSWER)
+        return self.responses.pop(0) if self.responses else json_response(ANSWER)
 
 
 async def test_a_request_says_model_system_messages_tools_and_limits() -> None:
     """The limit is always said, for the API wants one."""
-    server = Server()
-    with odd_server(server.answer) as url:
+    server = RecordingServer()
+    with serve_handler(server.handle) as url:
         async with open_engine(url, params={"max_output_tokens": 9}) as engine:
             offered = ({"type": "function", "name": "f", "parameters": SCHEMA},)
             turn = await engine.run(Turn([system("Be kind."), user("Hello")]), tools=offered)
@@ -372,7 +382,7 @@ async def test_a_request_says_model_system_messages_tools_and_limits() -> None:
     assert first == {
         "model": "m",
         "system": "Be kind.",
-        "messages": [{"role": "user", "content": [text("Hello")]}],
+        "messages": [{"role": "user", "content": [text_block("Hello")]}],
         "tools": [{"name": "f", "input_schema": SCHEMA}],
         "max_tokens": 9,
     }
@@ -382,7 +392,7 @@ async def test_a_request_says_model_system_messages_tools_and_limits() -> None:
     assert set(server.paths) == {"/v1/messages"}
 
 
-def told(kind: str, message: str) -> dict[str, Any]:
+def error_body(kind: str, message: str) -> dict[str, Any]:
     """An error as this API puts it."""
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_1"}
 
@@ -404,10 +414,10 @@ async def test_errors_are_those_of_every_engine(
     status: int, kind: str, expected: type[EngineError]
 ) -> None:
     """Class, status, code, request id and the time to wait; never the key."""
-    refused = whole(told(kind, f"no, {KEY}"), status)
+    refused = json_response(error_body(kind, f"no, {KEY}"), status)
     refused.headers["request-id"] = "req_1"
     refused.headers["retry-after"] = "7"
-    with odd_server(Server(refused).answer) as url:
+    with serve_handler(RecordingServer(refused).handle) as url:
         async with open_engine(url) as engine:
             with pytest.raises(expected) as caught:
                 await engine.run(TURN)
@@ -435,7 +445,7 @@ def server() -> Any:
         yield running
 
 
-def thoughts(request: Any) -> list[dict[str, Any]]:
+def reasoning_parts(request: Any) -> list[dict[str, Any]]:
     """The thoughts in a request."""
     parts = [part for each in request.body["messages"] for part in each["content"]]
     return [part for part in parts if part["type"] in ("thinking", "redacted_thinking")]
@@ -453,17 +463,17 @@ async def test_a_thought_goes_back_with_its_signature_while_all_before_it_stands
         assert isinstance(thought, ReasoningBlock)
         assert thought.encrypted_content
         turn = await engine.run(turn.append(user("And 3+4?")))
-        (sent,) = thoughts(server.requests[-1])
+        (sent,) = reasoning_parts(server.requests[-1])
         assert sent["signature"] == thought.encrypted_content
         assert sent["thinking"] == "".join(thought.texts)
         edited = turn.replace(turn.blocks[0].id, user("What is 5+5?")).append(user("Well?"))
         plan = engine.plan(edited)
         assert len(plan.left_out) == 2
         await engine.run(edited)
-        assert thoughts(server.requests[-1]) == []
+        assert reasoning_parts(server.requests[-1]) == []
         answer = turn.replace(turn.blocks[2].id, assistant("Six.")).append(user("Well?"))
         await engine.run(answer)
-        assert thoughts(server.requests[-1]) == []
+        assert reasoning_parts(server.requests[-1]) == []
 
 
 async def test_a_thought_of_another_account_stays_at_home(server: TestServer) -> None:
@@ -475,7 +485,7 @@ async def test_a_thought_of_another_account_stays_at_home(server: TestServer) ->
     async with open_engine(server.url, "practice", scope="another") as other:
         assert turn.blocks[1] in other.plan(turn).left_out
         await other.run(turn)
-    assert thoughts(server.requests[-1]) == []
+    assert reasoning_parts(server.requests[-1]) == []
 
 
 async def test_a_refused_signature_is_healed_once_without_thoughts(server: TestServer) -> None:
@@ -484,14 +494,14 @@ async def test_a_refused_signature_is_healed_once_without_thoughts(server: TestS
         server.url, "practice", params={"reasoning": {"effort": "low"}}
     ) as engine:
         turn = (await engine.run(Turn([user("What is 2+3?")]))).append(user("Sure?"))
-    refused = whole(
-        told(
+    refused = json_response(
+        error_body(
             "invalid_request_error", "messages.1.content.0: Invalid `signature` in `thinking` block"
         ),
         400,
     )
-    odd = Server(refused)
-    with odd_server(odd.answer) as url:
+    odd = RecordingServer(refused)
+    with serve_handler(odd.handle) as url:
         elsewhere = open_engine(url, "practice", scope=engine.scope)
         async with elsewhere, elsewhere.stream(turn) as stream:
             events = [event async for event in stream]
@@ -507,8 +517,8 @@ async def test_redacted_thoughts_and_tool_rounds_replay_in_their_order() -> None
         {"type": "thinking", "thinking": "", "signature": "sig"},
         {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": 1}},
     ]
-    odd = Server(whole({**ANSWER, "content": content, "stop_reason": "tool_use"}))
-    with odd_server(odd.answer) as url:
+    odd = RecordingServer(json_response({**ANSWER, "content": content, "stop_reason": "tool_use"}))
+    with serve_handler(odd.handle) as url:
         async with open_engine(url) as engine:
             turn = await engine.run(TURN)
             await engine.run(turn.append(tool_result("toolu_1", "done")))
@@ -518,8 +528,10 @@ async def test_redacted_thoughts_and_tool_rounds_replay_in_their_order() -> None
 async def test_a_pause_is_gone_on_from_with_the_turn_of_the_error() -> None:
     """The provider's own tools may take long: what is whole is kept and sent back as it is."""
     search = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {}}
-    odd = Server(whole({**ANSWER, "content": [search], "stop_reason": "pause_turn"}))
-    with odd_server(odd.answer) as url:
+    odd = RecordingServer(
+        json_response({**ANSWER, "content": [search], "stop_reason": "pause_turn"})
+    )
+    with serve_handler(odd.handle) as url:
         async with open_engine(url) as engine:
             with pytest.raises(AnswerIncomplete) as caught:
                 await engine.run(TURN)
@@ -555,4 +567,4 @@ def test_thoughts_without_proof_are_said_to_be_left_out() -> None:
         Turn([user("x"), foreign, assistant("y")]), scope="anthropic", mode="stateless", now=0
     )
     assert plan.left_out == (foreign,)
-    assert [each["role"] for each in messages(plan, "anthropic")] == ["user", "assistant"]
+    assert [each["role"] for each in render_messages(plan, "anthropic")] == ["user", "assistant"]

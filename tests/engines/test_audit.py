@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from engines.conftest import opened
-from engines.test_responses import bodies, talk
+from engines.conftest import open_engine
+from engines.test_responses import request_bodies, send_lines
 from kedge.engines import ResponsesEngine
 from kedge.planning import get_state, prefix_digest, set_state
 from kedge.testing import TestServer
@@ -13,7 +13,7 @@ from kedge.turns import Turn, user
 
 async def test_an_honest_server_agrees(engine: ResponsesEngine) -> None:
     """Every block that the anchor covers is compared, over the whole chain."""
-    turn = await talk(engine, "One", "Think about two.", "Three")
+    turn = await send_lines(engine, "One", "Think about two.", "Three")
     found = await engine.verify(turn)
     assert found.agrees is True
     assert found.checked == 6
@@ -26,9 +26,9 @@ async def test_without_an_anchor_there_is_nothing_to_verify(engine: ResponsesEng
     assert found.agrees is None
 
 
-def forged(turn: Turn, at: int = 0) -> Turn:
+def forge_records(turn: Turn, index: int = 0) -> Turn:
     """The Turn with an edit, and a record that claims that the server knows of it."""
-    edited = turn.replace(turn.blocks[at].id, user("Something else"))
+    edited = turn.replace(turn.blocks[index].id, user("Something else"))
     state = get_state(turn)
     records = [
         replace(record, digest=prefix_digest(edited, record.block_count))
@@ -39,7 +39,7 @@ def forged(turn: Turn, at: int = 0) -> Turn:
 
 async def test_a_difference_is_found_and_named(engine: ResponsesEngine) -> None:
     """A record that lies is caught by what the server holds."""
-    turn = forged(await talk(engine, "One", "Two"))
+    turn = forge_records(await send_lines(engine, "One", "Two"))
     found = await engine.verify(turn)
     assert found.agrees is False
     assert "block 1" in found.difference
@@ -47,17 +47,17 @@ async def test_a_difference_is_found_and_named(engine: ResponsesEngine) -> None:
 
 async def test_audits_now_and_then_heal_what_they_find(server: TestServer) -> None:
     """With verify_every=1 a lying record costs a full send, never a wrong answer."""
-    async with opened(server, verify_every=1) as engine:
-        turn = forged(await talk(engine, "One"))
+    async with open_engine(server, verify_every=1) as engine:
+        turn = forge_records(await send_lines(engine, "One"))
         await engine.run(turn.append(user("What did I say first?")))
-    assert "previous_response_id" not in bodies(server)[-1]
+    assert "previous_response_id" not in request_bodies(server)[-1]
 
 
 async def test_a_server_that_does_not_list_is_no_verdict(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
     """What cannot be fetched cannot be compared."""
-    turn = await talk(engine, "One")
+    turn = await send_lines(engine, "One")
     server.forget()
     found = await engine.verify(turn)
     assert found.agrees is None
@@ -66,8 +66,8 @@ async def test_a_server_that_does_not_list_is_no_verdict(
 async def test_what_lies_before_a_compaction_is_not_compared(engine: ResponsesEngine) -> None:
     """The server's memory begins with its own summary; the Turn still holds what it stands for."""
     compacting: Any = {"context_management": [{"type": "compaction", "compact_threshold": 1000}]}
-    turn = await talk(engine, *("Tell me more about rivers. " * 60,) * 4, **compacting)
-    turn = await talk(engine, "What did I say first?", turn=turn)
+    turn = await send_lines(engine, *("Tell me more about rivers. " * 60,) * 4, **compacting)
+    turn = await send_lines(engine, "What did I say first?", turn=turn)
     plan = engine.plan(turn)
     assert plan.anchor is not None
     assert plan.barrier
@@ -78,9 +78,9 @@ async def test_what_lies_before_a_compaction_is_not_compared(engine: ResponsesEn
 
 async def test_a_compaction_put_there_on_purpose_is_compared(engine: ResponsesEngine) -> None:
     """What a server compacted when asked, and was then sent, is what it holds."""
-    made, _ = await engine.compact(await talk(engine, "One", "Two"))
-    turn = await talk(engine, "Three", "Four", turn=Turn(made))
+    made, _ = await engine.compact(await send_lines(engine, "One", "Two"))
+    turn = await send_lines(engine, "Three", "Four", turn=Turn(made))
     found = await engine.verify(turn)
     assert found.agrees is True
-    forgery = await engine.verify(forged(turn, at=len(made)))
+    forgery = await engine.verify(forge_records(turn, index=len(made)))
     assert forgery.agrees is False

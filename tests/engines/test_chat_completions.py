@@ -7,12 +7,12 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engines.odd import always, odd_server, whole
+from engines.fake_server import json_response, make_handler, serve_handler
 from kedge.engines import ChatCompletionsEngine, Engine
 from kedge.engines import Request as Asked
-from kedge.engines.chat_completions.params import table, tool
-from kedge.engines.chat_completions.render import messages
-from kedge.engines.translating import translated
+from kedge.engines.chat_completions.params import build_param_rules, map_tool
+from kedge.engines.chat_completions.render import render_messages
+from kedge.engines.param_mapping import map_params
 from kedge.errors import (
     EngineError,
     RequestRefused,
@@ -51,15 +51,15 @@ ANSWER = {
 }
 
 
-def rendered(*blocks: Block) -> list[dict[str, Any]]:
+def render_blocks(*blocks: Block) -> list[dict[str, Any]]:
     """The messages for these blocks."""
     plan = plan_request(Turn(blocks), scope="chat", mode="stateless", now=0)
-    return messages(plan, "chat")
+    return render_messages(plan, "chat")
 
 
 def test_each_kind_of_block_becomes_its_message() -> None:
     """Text goes as a string, calls with the words before them, results directly behind."""
-    assert rendered(
+    assert render_blocks(
         system("Be kind."),
         system("Be brief."),
         user("Hello"),
@@ -96,7 +96,7 @@ def test_each_kind_of_block_becomes_its_message() -> None:
 
 def test_images_and_files_become_parts() -> None:
     """By address or as themselves; a detail is said only where it is not the default."""
-    (message,) = rendered(
+    (message,) = render_blocks(
         user(
             [
                 "Look:",
@@ -149,7 +149,7 @@ def test_what_cannot_be_said_names_the_block_and_what_to_do(
 ) -> None:
     """Nothing of a Turn is left out without a word."""
     with pytest.raises(UnsupportedBlock, match="before sending") as caught:
-        rendered(*blocks)
+        render_blocks(*blocks)
     assert words in str(caught.value)
     assert any(block.id in str(caught.value) for block in blocks)
 
@@ -158,7 +158,7 @@ def test_words_between_a_call_and_its_result_come_behind_it() -> None:
     """The results of calls come first of all that the model hears."""
     roles = [
         each["role"]
-        for each in rendered(
+        for each in render_blocks(
             tool_call("f", "{}", call_id="c"), user("Hurry"), tool_result("c", "1"), user("Well?")
         )
     ]
@@ -167,7 +167,7 @@ def test_words_between_a_call_and_its_result_come_behind_it() -> None:
 
 def test_words_behind_a_call_go_with_it() -> None:
     """A message has no order of words and calls; two messages would part a call from its result."""
-    first, *_ = rendered(
+    first, *_ = render_blocks(
         assistant("One"),
         tool_call("f", "{}", call_id="c"),
         assistant("Two"),
@@ -182,7 +182,7 @@ def test_long_call_ids_go_by_another_on_both_sides() -> None:
     call_id = "c" * 64
     turn = Turn([tool_call("f", "{}", call_id=call_id), tool_result(call_id, "1")])
     plan = plan_request(turn, scope="chat", mode="stateless", now=0)
-    said, heard = messages(plan, "chat", 40)
+    said, heard = render_messages(plan, "chat", 40)
     assert said["tool_calls"][0]["id"] == heard["tool_call_id"]
     assert len(heard["tool_call_id"]) <= 40
 
@@ -192,7 +192,7 @@ def test_thoughts_are_left_out_and_the_plan_says_so() -> None:
     thought = reasoning(text="Hm", metadata={"response_id": "r", "output_index": 0})
     turn = Turn([user("x"), thought, assistant("y", metadata={"response_id": "r"})])
     plan = plan_request(turn, scope="chat", mode="stateless", now=0)
-    assert [each["role"] for each in messages(plan, "chat")] == ["user", "assistant"]
+    assert [each["role"] for each in render_messages(plan, "chat")] == ["user", "assistant"]
     assert plan.left_out == (thought,)
     assert "Left out: 1 block of reasoning" in plan.explain()
 
@@ -201,18 +201,18 @@ def test_tools_are_translated_and_native_ones_go_as_they_are() -> None:
     """Functions and free-form tools of the Responses API; everything else is the caller's."""
     schema = {"type": "object", "properties": {}}
     function = {"name": "f", "description": "d", "parameters": schema}
-    assert tool({"type": "function", **function, "strict": False}) == {
+    assert map_tool({"type": "function", **function, "strict": False}) == {
         "type": "function",
         "function": function,
     }
-    assert tool({"type": "function", **function, "strict": True})["function"]["strict"] is True
+    assert map_tool({"type": "function", **function, "strict": True})["function"]["strict"] is True
     grammar = {"syntax": "lark", "definition": "start: A"}
-    assert tool({"type": "custom", "name": "c", "format": {"type": "grammar", **grammar}}) == {
+    assert map_tool({"type": "custom", "name": "c", "format": {"type": "grammar", **grammar}}) == {
         "type": "custom",
         "custom": {"name": "c", "format": {"type": "grammar", "grammar": grammar}},
     }
     for native in ({"type": "function", "function": function}, {"type": "builtin", "x": 1}):
-        assert tool(native) == native
+        assert map_tool(native) == native
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_tools_are_translated_and_native_ones_go_as_they_are() -> None:
 )
 def test_common_parameters_are_put_in_this_apis_words(given: Any, said: Any) -> None:
     """Given in the names of the Responses API; unknown ones go through as they are."""
-    assert translated(given, table("max_tokens")) == said
+    assert map_params(given, build_param_rules("max_tokens")) == said
 
 
 @pytest.mark.parametrize(
@@ -306,24 +306,24 @@ def test_common_parameters_are_put_in_this_apis_words(given: Any, said: Any) -> 
 def test_a_parameter_that_cannot_be_said_raises(given: Any, param: str) -> None:
     """To leave it out would change the answer without a word."""
     with pytest.raises(UnsupportedParameter) as caught:
-        translated(given, table("max_tokens"))
+        map_params(given, build_param_rules("max_tokens"))
     assert caught.value.param == param
 
 
-class Server:
+class RecordingServer:
     """Answers and remembers what it was asked."""
 
     def __init__(self, response: Any = None) -> None:
         self.bodies: list[dict[str, Any]] = []
-        self.response = response or (lambda: whole(ANSWER))
+        self.response = response or (lambda: json_response(ANSWER))
 
-    async def answer(self, request: Request) -> Response:
+    async def handle(self, request: Request) -> Response:
         """Take a request down."""
         self.bodies.append(json.loads(await request.body()))
         return self.response()
 
 
-async def run(engine: Engine, turn: Turn | None = None, **options: Any) -> Turn:
+async def run_once(engine: Engine, turn: Turn | None = None, **options: Any) -> Turn:
     """One answer."""
     async with engine:
         return await engine.run(turn or Turn([user("Hello")]), **options)
@@ -331,14 +331,14 @@ async def run(engine: Engine, turn: Turn | None = None, **options: Any) -> Turn:
 
 async def test_a_request_says_model_messages_tools_and_parameters() -> None:
     """The engine's parameters go with every request; those of the request win."""
-    server = Server()
-    with odd_server(server.answer) as url:
+    server = RecordingServer()
+    with serve_handler(server.handle) as url:
         engine = connect(f"chat:{url}#m", params={"temperature": 1, "seed": 1})
         offered = ({"type": "function", "name": "f", "parameters": {}},)
-        await run(engine, temperature=0, tools=offered, max_output_tokens=9)
-        await run(engine, streaming=True, model="other")
-        await run(engine, streaming=True, stream_options=None)
-        await run(engine, streaming=True, stream_options={"include_obfuscation": False})
+        await run_once(engine, temperature=0, tools=offered, max_output_tokens=9)
+        await run_once(engine, streaming=True, model="other")
+        await run_once(engine, streaming=True, stream_options=None)
+        await run_once(engine, streaming=True, stream_options={"include_obfuscation": False})
     first, second, third, fourth = server.bodies
     assert first == {
         "model": "m",
@@ -363,19 +363,19 @@ async def test_openai_takes_the_limit_by_its_newer_name() -> None:
         engine = connect(f"chat:{address}#m")
         assert isinstance(engine, ChatCompletionsEngine)
         plan = engine.plan(Turn([user("x")]))
-        body = engine._body(plan, Asked(), {"max_output_tokens": 1})
+        body = engine._build_body(plan, Asked(), {"max_output_tokens": 1})
         assert body[name] == 1
 
 
 async def test_several_answers_are_not_asked_for() -> None:
     """A Turn goes on with one."""
     with pytest.raises(UnsupportedParameter, match="send it several times"):
-        await run(connect("chat:http://127.0.0.1:1/v1#m"), n=2)
+        await run_once(connect("chat:http://127.0.0.1:1/v1#m"), n=2)
 
 
 async def test_another_mode_than_stateless_is_said_to_be_changed() -> None:
     """A conversation that was chained elsewhere goes on, and an event tells the difference."""
-    with odd_server(Server().answer) as url:
+    with serve_handler(RecordingServer().handle) as url:
         async with connect(f"chat:{url}#m") as engine:
             turn = set_state(Turn([user("x")]), ConversationState("chained"))
             async with engine.stream(turn) as stream:
@@ -395,18 +395,18 @@ async def test_a_server_that_is_not_there_or_lacks_the_model_tells_what_to_do(
     """One line, with the command that helps."""
     monkeypatch.setenv("OLLAMA_HOST", "127.0.0.1:1")
     with pytest.raises(Unreachable, match="start it with: ollama serve"):
-        await run(connect("ollama:llama3.2", max_retries=0))
+        await run_once(connect("ollama:llama3.2", max_retries=0))
     told = {"error": {"message": 'model "llama3.2" not found, try pulling it first'}}
-    with odd_server(always(lambda: whole(told, 404))) as url:
+    with serve_handler(make_handler(lambda: json_response(told, 404))) as url:
         monkeypatch.setenv("OLLAMA_HOST", url.removesuffix("/v1"))
         with pytest.raises(RequestRefused, match=r"fetch it with: ollama pull llama3\.2") as caught:
-            await run(connect("ollama:llama3.2"))
+            await run_once(connect("ollama:llama3.2"))
         assert "\n" not in str(caught.value)
         assert caught.value.status == 404
         with pytest.raises(RequestRefused, match="is 'm' a model of this server"):
-            await run(connect(f"chat:{url}#m"))
+            await run_once(connect(f"chat:{url}#m"))
     with pytest.raises(Unreachable, match="start the server"):
-        await run(connect("chat:http://127.0.0.1:1/v1#m", max_retries=0))
+        await run_once(connect("chat:http://127.0.0.1:1/v1#m", max_retries=0))
 
 
 @pytest.mark.parametrize(
@@ -416,10 +416,10 @@ async def test_a_server_that_is_not_there_or_lacks_the_model_tells_what_to_do(
 )
 async def test_what_is_no_completion_is_never_success(body: Any) -> None:
     """Status 200 alone makes no answer."""
-    with odd_server(Server(lambda: whole(body)).answer) as url:
+    with serve_handler(RecordingServer(lambda: json_response(body)).handle) as url:
         for streaming in (False, True):
             with pytest.raises(EngineError, match="not a response") as caught:
-                await run(connect(f"chat:{url}#m"), streaming=streaming)
+                await run_once(connect(f"chat:{url}#m"), streaming=streaming)
             assert caught.value.turn == Turn([user("Hello")])
             assert caught.value.plan is not None
 
@@ -427,15 +427,15 @@ async def test_what_is_no_completion_is_never_success(body: Any) -> None:
 async def test_an_answer_is_taken_down_without_becoming_what_a_server_remembers() -> None:
     """Its record says that it is not stored, and the state of other servers is left alone."""
     known = ConversationState(previous_response_id="resp_1", conversation_id="conv_1")
-    with odd_server(Server().answer) as url:
-        turn = await run(connect(f"chat:{url}#m"), set_state(Turn([user("x")]), known))
+    with serve_handler(RecordingServer().handle) as url:
+        turn = await run_once(connect(f"chat:{url}#m"), set_state(Turn([user("x")]), known))
     state = get_state(turn)
     assert (state.previous_response_id, state.conversation_id) == ("resp_1", "conv_1")
     (record,) = state.anchors
     assert (record.response_id, record.stored, record.expires_at) == ("chatcmpl-1", False, None)
 
 
-THOUGHT = {
+REASONING_ANSWER = {
     "id": "chatcmpl-2",
     "choices": [
         {
@@ -455,10 +455,12 @@ THOUGHT = {
 
 async def test_thoughts_go_back_where_a_server_wants_them_while_all_before_them_stands() -> None:
     """With the message that they led to; after an edit they stay at home, and the plan says so."""
-    server = Server()
-    responses = iter([whole(THOUGHT), whole(ANSWER), whole(ANSWER)])
+    server = RecordingServer()
+    responses = iter(
+        [json_response(REASONING_ANSWER), json_response(ANSWER), json_response(ANSWER)]
+    )
     server.response = lambda: next(responses)
-    with odd_server(server.answer) as url:
+    with serve_handler(server.handle) as url:
         async with connect(f"chat:{url}#m", replay_reasoning=True) as engine:
             turn = (await engine.run(Turn([user("x")]))).append(tool_result("c1", "1"))
             assert engine.plan(turn).left_out == ()
@@ -476,10 +478,15 @@ async def test_thoughts_go_back_where_a_server_wants_them_while_all_before_them_
 async def test_a_server_that_misses_its_thoughts_gets_them_from_then_on() -> None:
     """As DeepSeek and Kimi do between calls; healed once, and told."""
     refused = {"error": {"message": "Missing reasoning_content in the assistant message"}}
-    answers = [whole(THOUGHT), whole(refused, 400), whole(ANSWER), whole(ANSWER)]
-    server = Server()
+    answers = [
+        json_response(REASONING_ANSWER),
+        json_response(refused, 400),
+        json_response(ANSWER),
+        json_response(ANSWER),
+    ]
+    server = RecordingServer()
     server.response = lambda: answers.pop(0)
-    with odd_server(server.answer) as url:
+    with serve_handler(server.handle) as url:
         async with connect(f"chat:{url}#m", max_retries=0) as engine:
             turn = (await engine.run(Turn([user("x")]))).append(tool_result("c1", "1"))
             async with engine.stream(turn) as stream:
@@ -493,10 +500,10 @@ async def test_a_server_that_misses_its_thoughts_gets_them_from_then_on() -> Non
 async def test_a_server_that_will_not_have_thoughts_gets_none() -> None:
     """Older models refuse them; a second refusal is an error."""
     refused = {"error": {"message": "reasoning_content is not allowed in messages"}}
-    answers = [whole(THOUGHT), whole(refused, 400), whole(ANSWER)]
-    server = Server()
-    server.response = lambda: answers.pop(0) if answers else whole(refused, 400)
-    with odd_server(server.answer) as url:
+    answers = [json_response(REASONING_ANSWER), json_response(refused, 400), json_response(ANSWER)]
+    server = RecordingServer()
+    server.response = lambda: answers.pop(0) if answers else json_response(refused, 400)
+    with serve_handler(server.handle) as url:
         async with connect(f"chat:{url}#m", max_retries=0, replay_reasoning=True) as engine:
             turn = (await engine.run(Turn([user("x")]))).append(tool_result("c1", "1"))
             assert len(await engine.run(turn)) == 6
@@ -507,7 +514,7 @@ async def test_a_server_that_will_not_have_thoughts_gets_none() -> None:
 
 async def test_a_mode_may_be_wished_for() -> None:
     """What is configured for all engines does not stop this one."""
-    with odd_server(Server().answer) as url:
+    with serve_handler(RecordingServer().handle) as url:
         engine = connect(f"chat:{url}#m", mode="conversation")
         async with engine, engine.stream(Turn([user("x")])) as stream:
             events = [event async for event in stream]

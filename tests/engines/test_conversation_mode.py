@@ -4,70 +4,70 @@ from typing import Any
 
 from openai import OpenAI
 
-from engines.conftest import opened
-from engines.test_responses import bodies, last_text, talk
+from engines.conftest import open_engine
+from engines.test_responses import last_text, request_bodies, send_lines
 from kedge.planning import get_state
 from kedge.testing import TestServer
 from kedge.turns import user
-from wire import seen, sent
+from normalization import expected_context, normalize_items
 
 
-def client_of(server: TestServer) -> OpenAI:
+def make_client(server: TestServer) -> OpenAI:
     """Somebody else, with the plain client."""
     return OpenAI(base_url=server.base_url, api_key="any")
 
 
 async def test_one_object_holds_the_whole_conversation(server: TestServer) -> None:
     """The first request makes the object; the next ones send only what is new."""
-    async with opened(server, mode="conversation") as engine:
-        turn = await talk(engine, "One", "Two", "What did I say first?")
-    made = {body["conversation"] for body in bodies(server)}
+    async with open_engine(server, mode="conversation") as engine:
+        turn = await send_lines(engine, "One", "Two", "What did I say first?")
+    made = {body["conversation"] for body in request_bodies(server)}
     assert made == {get_state(turn).conversation_id}
-    assert [len(body["input"]) for body in bodies(server)] == [1, 1, 1]
-    assert all("previous_response_id" not in body for body in bodies(server))
-    assert seen(server.requests[-1].context) == sent(turn)
+    assert [len(body["input"]) for body in request_bodies(server)] == [1, 1, 1]
+    assert all("previous_response_id" not in body for body in request_bodies(server))
+    assert normalize_items(server.requests[-1].context) == expected_context(turn)
     assert "One" in last_text(turn)
 
 
 async def test_an_edit_starts_a_new_object(server: TestServer) -> None:
     """An object cannot be edited, so an edited Turn goes to a new one, whole."""
-    async with opened(server, mode="conversation") as engine:
-        turn = await talk(engine, "One", "Two")
+    async with open_engine(server, mode="conversation") as engine:
+        turn = await send_lines(engine, "One", "Two")
         before = get_state(turn).conversation_id
         edited = turn.replace(turn.blocks[0].id, user("Uno")).append(user("Three"))
         turn = await engine.run(edited)
     assert get_state(turn).conversation_id != before
-    assert seen(server.requests[-1].context) == sent(turn)
+    assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
 async def test_somebody_elses_message_starts_a_new_object(server: TestServer) -> None:
     """An object that moved behind our back is left alone."""
-    async with opened(server, mode="conversation") as engine:
-        turn = await talk(engine, "One")
+    async with open_engine(server, mode="conversation") as engine:
+        turn = await send_lines(engine, "One")
         object_id = get_state(turn).conversation_id
         item: Any = {"type": "message", "role": "user", "content": "Intruder"}
-        with client_of(server) as client:
+        with make_client(server) as client:
             client.conversations.items.create(object_id, items=[item])
         turn = await engine.run(turn.append(user("Two")))
     assert get_state(turn).conversation_id != object_id
     assert "Intruder" not in str(server.requests[-1].context)
-    assert seen(server.requests[-1].context) == sent(turn)
+    assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
 async def test_a_deleted_object_is_made_anew(server: TestServer) -> None:
     """An object that is gone costs one full send."""
-    async with opened(server, mode="conversation") as engine:
-        turn = await talk(engine, "One")
-        with client_of(server) as client:
+    async with open_engine(server, mode="conversation") as engine:
+        turn = await send_lines(engine, "One")
+        with make_client(server) as client:
             client.conversations.delete(get_state(turn).conversation_id)
         turn = await engine.run(turn.append(user("Two")))
-    assert seen(server.requests[-1].context) == sent(turn)
+    assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
 async def test_chaining_never_builds_on_an_object(server: TestServer) -> None:
     """What was answered inside an object is no proof for a chain: the object may have moved."""
-    async with opened(server, mode="conversation") as engine:
-        turn = await talk(engine, "One")
+    async with open_engine(server, mode="conversation") as engine:
+        turn = await send_lines(engine, "One")
         plan = engine.plan(turn.append(user("Two")), mode="chained")
     assert plan.anchor is None
     assert plan.fallback == "scope"

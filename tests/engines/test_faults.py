@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from httpx2 import AsyncClient
 
-from engines.conftest import opened
-from engines.test_responses import last_text, talk
+from engines.conftest import open_engine
+from engines.test_responses import last_text, send_lines
 from kedge.errors import EngineError, RateLimited, ServerFailed, StreamCut
 from kedge.events import Event
 from kedge.events.run import Healed, ServerForgot
 from kedge.planning import get_state
 from kedge.testing import TestServer
 from kedge.turns import ToolCallBlock, Turn, tool_result, user
-from wire import seen, sent
+from normalization import expected_context, normalize_items
 
 LONG = "The river runs from the mountains to the sea, past towns and mills and meadows. " * 80
 
@@ -48,7 +48,7 @@ FAULTS: dict[str, type[EngineError] | str | None] = {
 }
 
 
-async def outcome(engine: Any, turn: Turn, **options: Any) -> tuple[Turn, list[Event]]:
+async def run_with_events(engine: Any, turn: Turn, **options: Any) -> tuple[Turn, list[Event]]:
     """Run a Turn, noting every event."""
     events: list[Event] = []
     async with engine.stream(turn, **options) as stream:
@@ -71,27 +71,27 @@ async def test_a_fault_ends_in_a_right_turn_or_a_typed_error(
 ) -> None:
     """Nothing of the Turn is lost, and the conversation goes on afterwards."""
     expected = FAULTS[fault]
-    async with opened(server) as engine:
-        turn = await talk(engine, f"Remember this: {LONG}", "Thanks")
+    async with open_engine(server) as engine:
+        turn = await send_lines(engine, f"Remember this: {LONG}", "Thanks")
         server.faults.set(fault, times=1)
         asked = turn.append(user("What did I say first?"))
         if isinstance(expected, type):
             with pytest.raises(expected) as caught:
-                await outcome(engine, asked, streaming=streaming)
+                await run_with_events(engine, asked, streaming=streaming)
             assert caught.value.turn is not None
             assert caught.value.turn.blocks[: len(asked)] == asked.blocks
             assert caught.value.retryable
             asked = caught.value.turn
             finished = await engine.run(asked)
         else:
-            finished, events = await outcome(engine, asked, streaming=streaming)
+            finished, events = await run_with_events(engine, asked, streaming=streaming)
             _check_events(events, expected, streaming=streaming)
         server.faults.clear()
         if expected != "forgot, shown" or not streaming:
             assert LONG[:40] in last_text(finished)
-            assert seen(server.requests[-1].context) == sent(finished)
+            assert normalize_items(server.requests[-1].context) == expected_context(finished)
         later = await engine.run(finished.append(user("How many messages are there?")))
-        assert seen(server.requests[-1].context) == sent(later)
+        assert normalize_items(server.requests[-1].context) == expected_context(later)
 
 
 def _check_events(events: list[Event], expected: object, *, streaming: bool) -> None:
@@ -107,11 +107,11 @@ def _check_events(events: list[Event], expected: object, *, streaming: bool) -> 
 @pytest.mark.parametrize("words", ["openai", "vllm", "ogx", "smg", "xai", "code"])
 async def test_every_shape_of_not_found_is_healed(server: TestServer, words: str) -> None:
     """However a server says that it does not know a response, one full send mends it."""
-    async with opened(server) as engine:
-        turn = await talk(engine, "One")
+    async with open_engine(server) as engine:
+        turn = await send_lines(engine, "One")
         server.forget()
         server.faults.set(f"not_found={words}")
-        turn, events = await outcome(engine, turn.append(user("What did I say first?")))
+        turn, events = await run_with_events(engine, turn.append(user("What did I say first?")))
     assert [type(event) for event in events].count(Healed) == 1
     assert "One" in last_text(turn)
 
@@ -120,55 +120,57 @@ async def test_every_shape_of_not_found_is_healed(server: TestServer, words: str
 async def test_a_call_without_an_id_can_still_be_answered(server: TestServer, fault: str) -> None:
     """The call goes by another name, and its result finds it."""
     tool = {"type": "function", "name": "add", "parameters": {"type": "object"}}
-    async with opened(server) as engine:
+    async with open_engine(server) as engine:
         server.faults.set(fault)
         turn = Turn([user("Please call add.")])
-        turn, _ = await outcome(engine, turn, tools=(tool,))
+        turn, _ = await run_with_events(engine, turn, tools=(tool,))
         call = turn.blocks[-1]
         assert isinstance(call, ToolCallBlock)
-        turn, _ = await outcome(engine, turn.append(tool_result(call.call_id, "5")), tools=(tool,))
+        turn, _ = await run_with_events(
+            engine, turn.append(tool_result(call.call_id, "5")), tools=(tool,)
+        )
     assert "5" in last_text(turn)
 
 
 async def test_a_response_without_an_id_is_no_anchor(server: TestServer) -> None:
     """The answer is kept, nothing is chained on it, and the next request sends everything."""
-    async with opened(server) as engine:
+    async with open_engine(server) as engine:
         server.faults.set("omit_response_id", times=1)
-        turn = await talk(engine, "One")
+        turn = await send_lines(engine, "One")
         assert get_state(turn).anchors == ()
-        turn = await talk(engine, "What did I say first?", turn=turn)
+        turn = await send_lines(engine, "What did I say first?", turn=turn)
     assert "One" in last_text(turn)
-    assert seen(server.requests[-1].context) == sent(turn)
+    assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
 async def test_refused_encrypted_reasoning_is_left_out(server: TestServer) -> None:
     """Stateless, a server that refuses encrypted reasoning gets the Turn without it."""
-    async with opened(server, mode="stateless") as engine:
-        turn = await talk(engine, "Think about one.")
+    async with open_engine(server, mode="stateless") as engine:
+        turn = await send_lines(engine, "Think about one.")
         server.faults.set("refuse_encrypted_reasoning")
-        turn, events = await outcome(engine, turn.append(user("Two")))
+        turn, events = await run_with_events(engine, turn.append(user("Two")))
     assert [event.reason for event in events if isinstance(event, Healed)] == ["reasoning"]
-    assert seen(server.requests[-1].context) == sent(turn)
+    assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
 async def test_a_refused_empty_input_becomes_a_full_send(server: TestServer) -> None:
     """With nothing after the anchor, a server that wants input gets everything."""
-    async with opened(server) as engine:
-        turn = await talk(engine, "One")
+    async with open_engine(server) as engine:
+        turn = await send_lines(engine, "One")
         server.faults.set("refuse_empty_input")
-        turn, events = await outcome(engine, turn)
+        turn, events = await run_with_events(engine, turn)
     assert [event.reason for event in events if isinstance(event, Healed)] == ["empty_input"]
-    assert seen(server.requests[-1].context) == sent(turn)
+    assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
 async def test_a_server_of_known_depth_is_never_asked_for_more(server: TestServer) -> None:
     """With max_depth a chain starts anew before the server silently cuts it."""
-    async with opened(server, max_depth=2) as engine:
+    async with open_engine(server, max_depth=2) as engine:
         server.faults.set("remember=2")
         turn = Turn()
         for number in range(6):
             turn = await engine.run(turn.append(user(f"Line {number}")))
-            assert seen(server.requests[-1].context) == sent(turn)
+            assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
 def test_no_fault_is_left_out() -> None:
@@ -182,9 +184,9 @@ async def test_a_broken_connection_keeps_what_had_arrived(server: TestServer) ->
     """The error of a broken stream holds the words so far, the Turn and the plan."""
     server.faults.set("cut_after_events=8", times=1)
     turn = Turn([user("Write 400 words.")])
-    async with opened(server) as engine:
+    async with open_engine(server) as engine:
         with pytest.raises(StreamCut) as caught:
-            await outcome(engine, turn)
+            await run_with_events(engine, turn)
     (half,) = caught.value.partial
     assert half.metadata["partial"] is True
     assert "the connection broke in the middle of the answer" in str(caught.value)
@@ -197,16 +199,16 @@ async def test_an_answer_that_ended_is_whole_though_its_connection_broke(
 ) -> None:
     """After its last event nothing is missing, however badly the connection ends."""
     turn = Turn([user("What is 2+3?")])
-    async with opened(server) as engine:
+    async with open_engine(server) as engine:
         server.faults.set("cut_after_events=100")
-        assert "5" in last_text((await outcome(engine, turn))[0])
-        server.faults.set(f"cut_after_events={await events_of_a_stream(server)}")
-        finished, _ = await outcome(engine, turn)
+        assert "5" in last_text((await run_with_events(engine, turn))[0])
+        server.faults.set(f"cut_after_events={await count_stream_events(server)}")
+        finished, _ = await run_with_events(engine, turn)
     assert "5" in last_text(finished)
     assert len(get_state(finished).anchors) == 1
 
 
-async def events_of_a_stream(server: TestServer) -> int:
+async def count_stream_events(server: TestServer) -> int:
     """How many events the server sends for that question."""
     async with AsyncClient(base_url=server.base_url) as client:
         asked = {"model": "practice", "input": "What is 2+3?", "stream": True}

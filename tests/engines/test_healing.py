@@ -4,18 +4,20 @@ from typing import Any
 
 import pytest
 
-from engines.conftest import opened
-from engines.test_responses import bodies, last_text, talk
+from engines.conftest import open_engine
+from engines.test_responses import last_text, request_bodies, send_lines
 from kedge.engines import ResponsesEngine
 from kedge.events import Event
 from kedge.events.run import Healed, ModeChanged
 from kedge.planning import get_state
 from kedge.testing import TestServer, serve
 from kedge.turns import ReasoningBlock, Turn, user
-from wire import seen, sent
+from normalization import expected_context, normalize_items
 
 
-async def watch(engine: ResponsesEngine, turn: Turn, **options: Any) -> tuple[Turn, list[Event]]:
+async def run_with_events(
+    engine: ResponsesEngine, turn: Turn, **options: Any
+) -> tuple[Turn, list[Event]]:
     """Run a Turn and note every event."""
     async with engine.stream(turn, **options) as stream:
         events = [event async for event in stream]
@@ -26,29 +28,29 @@ async def test_a_server_that_lost_its_memory_gets_everything_again(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
     """The refused anchor is marked lost, the whole Turn goes out, and chaining starts anew."""
-    turn = await talk(engine, "One", "Two")
+    turn = await send_lines(engine, "One", "Two")
     lost = turn.blocks[-1].response_id
     server.forget()
-    turn, events = await watch(engine, turn.append(user("What did I say first?")))
+    turn, events = await run_with_events(engine, turn.append(user("What did I say first?")))
     assert Healed("gone", (lost,)) in events
     assert "One" in last_text(turn)
-    assert seen(server.requests[-1].context) == sent(turn)
+    assert normalize_items(server.requests[-1].context) == expected_context(turn)
     record = get_state(turn).anchor(lost)
     assert record is not None
     assert record.status == "lost"
     await engine.run(turn.append(user("Go on")))
-    assert bodies(server)[-1]["previous_response_id"] == turn.blocks[-1].response_id
+    assert request_bodies(server)[-1]["previous_response_id"] == turn.blocks[-1].response_id
 
 
 async def test_an_expired_response_is_not_even_tried(server: TestServer) -> None:
     """Past the retention nothing is asked for: the plan knows, and the server hears a full send."""
     now = [1_000_000.0]
-    async with opened(server, clock=lambda: now[0]) as engine:
-        turn = await talk(engine, "One")
+    async with open_engine(server, clock=lambda: now[0]) as engine:
+        turn = await send_lines(engine, "One")
         now[0] += 31 * 86_400
         assert engine.plan(turn).fallback == "expired"
         turn = await engine.run(turn.append(user("What did I say first?")))
-    assert "previous_response_id" not in bodies(server)[-1]
+    assert "previous_response_id" not in request_bodies(server)[-1]
     assert "One" in last_text(turn)
 
 
@@ -56,39 +58,39 @@ async def test_a_response_that_expired_early_is_healed(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
     """A server that keeps less than it is known to is healed like any other loss."""
-    turn = await talk(engine, "One")
+    turn = await send_lines(engine, "One")
     server.clock.advance(days=31)
-    turn, events = await watch(engine, turn.append(user("Two")))
+    turn, events = await run_with_events(engine, turn.append(user("Two")))
     assert any(isinstance(event, Healed) for event in events)
-    assert seen(server.requests[-1].context) == sent(turn)
+    assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
 async def test_zero_data_retention_stays_stateless_from_then_on() -> None:
     """The first refusal teaches the engine; later requests chain no more, and keep reasoning."""
     with serve() as keeping, serve(zero_data_retention=True) as strict:
-        async with opened(keeping, scope="one") as engine:
-            turn = await talk(engine, "One")
-        async with opened(strict, scope="one") as engine:
-            turn, events = await watch(engine, turn.append(user("Think about two.")))
+        async with open_engine(keeping, scope="one") as engine:
+            turn = await send_lines(engine, "One")
+        async with open_engine(strict, scope="one") as engine:
+            turn, events = await run_with_events(engine, turn.append(user("Think about two.")))
             reasons = [event.reason for event in events if isinstance(event, Healed)]
             assert reasons == ["unsupported"]
             assert any(isinstance(event, ModeChanged) for event in events)
-            turn, events = await watch(engine, turn.append(user("Three")))
+            turn, events = await run_with_events(engine, turn.append(user("Three")))
             assert not any(isinstance(event, Healed) for event in events)
-            assert bodies(strict)[-1]["store"] is False
+            assert request_bodies(strict)[-1]["store"] is False
             assert any(isinstance(block, ReasoningBlock) for block in turn.blocks)
-            assert seen(strict.requests[-1].context) == sent(turn)
+            assert normalize_items(strict.requests[-1].context) == expected_context(turn)
 
 
 async def test_unreadable_reasoning_is_left_out_once() -> None:
     """Encrypted reasoning of another server is refused; the request goes again without it."""
     with serve() as first, serve() as second:
-        async with opened(first, scope="one", mode="stateless") as engine:
-            turn = await talk(engine, "Think about one.")
-        async with opened(second, scope="one", mode="stateless") as engine:
-            turn, events = await watch(engine, turn.append(user("Two")))
+        async with open_engine(first, scope="one", mode="stateless") as engine:
+            turn = await send_lines(engine, "Think about one.")
+        async with open_engine(second, scope="one", mode="stateless") as engine:
+            turn, events = await run_with_events(engine, turn.append(user("Two")))
         assert [e.reason for e in events if isinstance(e, Healed)] == ["reasoning"]
-        assert seen(second.requests[-1].context) == sent(turn)
+        assert normalize_items(second.requests[-1].context) == expected_context(turn)
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -96,8 +98,8 @@ async def test_healing_happens_once_and_then_the_error_is_told(
     server: TestServer, streaming: bool
 ) -> None:
     """Lost, forked, lost again: each run heals for itself and none loops."""
-    async with opened(server) as engine:
-        turn = await talk(engine, "One")
+    async with open_engine(server) as engine:
+        turn = await send_lines(engine, "One")
         server.forget()
         for line in ("Two", "Three"):
             async with engine.stream(turn.append(user(line)), streaming=streaming) as stream:

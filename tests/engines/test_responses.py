@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from engines.conftest import opened
+from engines.conftest import open_engine
 from kedge.engines import ResponsesEngine
 from kedge.errors import AnswerIncomplete, KedgeError, RequestRefused, Unreachable, Unsendable
 from kedge.events import ResponseStarted, TextDelta
@@ -15,7 +15,7 @@ from kedge.events.run import AnswerFinished, ModeChanged, RequestPlanned, TurnFi
 from kedge.planning import ConversationState, get_state, set_state
 from kedge.testing import TestServer, serve
 from kedge.turns import AssistantBlock, Turn, assistant, image, system, tool_call, tool_result, user
-from wire import said, seen, sent
+from normalization import expected_context, normalize_blocks, normalize_items
 
 
 def last_text(turn: Turn) -> str:
@@ -25,12 +25,12 @@ def last_text(turn: Turn) -> str:
     return block.text
 
 
-def bodies(server: TestServer) -> list[dict[str, Any]]:
+def request_bodies(server: TestServer) -> list[dict[str, Any]]:
     """The bodies of the requests for an answer, in order."""
     return [each.body for each in server.requests if each.path == "/v1/responses"]  # type: ignore[misc]
 
 
-async def talk(
+async def send_lines(
     engine: ResponsesEngine, *lines: str, turn: Turn | None = None, **options: Any
 ) -> Turn:
     """Say these lines one after the other."""
@@ -44,12 +44,12 @@ async def test_the_second_request_sends_only_what_is_new(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
     """A chained request carries the anchor and the delta, and the model sees everything."""
-    turn = await talk(engine, "My name is Ada.", "What did I say first?")
-    first, second = bodies(server)
+    turn = await send_lines(engine, "My name is Ada.", "What did I say first?")
+    first, second = request_bodies(server)
     assert "previous_response_id" not in first
     assert second["previous_response_id"] == turn.blocks[1].response_id
     assert len(second["input"]) == 1
-    assert seen(server.requests[-1].context) == sent(turn)
+    assert normalize_items(server.requests[-1].context) == expected_context(turn)
     assert "My name is Ada." in last_text(turn)
 
 
@@ -92,15 +92,15 @@ async def test_an_edit_near_the_end_falls_back_to_an_older_anchor(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
     """An older intact anchor beats a full resend."""
-    turn = await talk(engine, "One", "Two", "Three")
+    turn = await send_lines(engine, "One", "Two", "Three")
     edited = turn.replace(turn.blocks[4].id, user("Drei"))
     finished = await engine.run(edited.append(user("What did I say last?")))
-    body = bodies(server)[-1]
+    body = request_bodies(server)[-1]
     assert body["previous_response_id"] == turn.blocks[3].response_id
     assert next(item["content"] for item in body["input"]) == [
         {"type": "input_text", "text": "Drei"}
     ]
-    assert seen(server.requests[-1].context) == sent(finished)
+    assert normalize_items(server.requests[-1].context) == expected_context(finished)
 
 
 async def test_system_text_is_sent_afresh_and_never_accumulates(
@@ -110,31 +110,31 @@ async def test_system_text_is_sent_afresh_and_never_accumulates(
     turn = await engine.run(Turn([system("Be kind."), user("Hello")]))
     changed = turn.replace(turn.blocks[0].id, system("Be brief.")).append(user("Hello again"))
     finished = await engine.run(changed)
-    first, second = bodies(server)
+    first, second = request_bodies(server)
     assert (first["instructions"], second["instructions"]) == ("Be kind.", "Be brief.")
     assert second["previous_response_id"]
-    assert seen(server.requests[-1].context) == sent(finished)
+    assert normalize_items(server.requests[-1].context) == expected_context(finished)
 
 
 async def test_an_empty_delta_is_sent_as_empty_input(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
     """With nothing after the anchor, the anchor and an empty list are sent."""
-    turn = await talk(engine, "Hello")
+    turn = await send_lines(engine, "Hello")
     await engine.run(turn)
-    assert bodies(server)[-1]["input"] == []
-    assert bodies(server)[-1]["previous_response_id"] == turn.blocks[-1].response_id
+    assert request_bodies(server)[-1]["input"] == []
+    assert request_bodies(server)[-1]["previous_response_id"] == turn.blocks[-1].response_id
 
 
 async def test_a_turn_rebuilt_from_plain_messages_chains_again(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
     """Equal content with new ids and no tags keeps the anchor, as long as the state is there."""
-    turn = await talk(engine, "Hello")
+    turn = await send_lines(engine, "Hello")
     rebuilt = Turn([user("Hello"), assistant(last_text(turn))])
     rebuilt = set_state(rebuilt, get_state(turn)).append(user("Again"))
     await engine.run(rebuilt)
-    assert bodies(server)[-1]["previous_response_id"] == turn.blocks[-1].response_id
+    assert request_bodies(server)[-1]["previous_response_id"] == turn.blocks[-1].response_id
 
 
 async def test_dangling_calls_are_refused_before_anything_is_sent(
@@ -148,48 +148,48 @@ async def test_dangling_calls_are_refused_before_anything_is_sent(
 
 async def test_models_may_change_along_a_chain(engine: ResponsesEngine, server: TestServer) -> None:
     """Another model of the same provider goes on from the same anchor."""
-    turn = await talk(engine, "Hello")
+    turn = await send_lines(engine, "Hello")
     try:
         await engine.run(turn.append(user("Again")), model="practice")
     finally:
-        assert bodies(server)[-1]["previous_response_id"]
+        assert request_bodies(server)[-1]["previous_response_id"]
 
 
 async def test_stateless_mode_sends_everything_and_stores_nothing(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
     """Stateless requests carry the whole Turn, store=false, and ask for encrypted reasoning."""
-    turn = await talk(engine, "One", "What did I say first?", mode="stateless")
-    body = bodies(server)[-1]
+    turn = await send_lines(engine, "One", "What did I say first?", mode="stateless")
+    body = request_bodies(server)[-1]
     assert body["store"] is False
     assert "reasoning.encrypted_content" in body["include"]
     assert len(body["input"]) == 3
-    assert seen(server.requests[-1].context) == sent(turn)
+    assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
 async def test_unstored_responses_are_never_chained_on(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
     """After store=false the next request sends everything, and says why."""
-    turn = await talk(engine, "One", store=False)
+    turn = await send_lines(engine, "One", store=False)
     plan = engine.plan(turn.append(user("Two")))
     assert plan.fallback == "unstored"
     await engine.run(turn.append(user("Two")))
-    assert "previous_response_id" not in bodies(server)[-1]
+    assert "previous_response_id" not in request_bodies(server)[-1]
 
 
 async def test_encrypted_reasoning_is_replayed_directly_before_its_item(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
     """Stateless, the reasoning of earlier answers reaches the model sealed and in its place."""
-    turn = await talk(engine, "Think about rivers.", mode="stateless")
+    turn = await send_lines(engine, "Think about rivers.", mode="stateless")
     assert [block.kind for block in turn.blocks] == ["user", "reasoning", "assistant"]
     await engine.run(turn.append(user("Go on.")), mode="stateless")
-    kinds = [item["type"] for item in bodies(server)[-1]["input"]]
+    kinds = [item["type"] for item in request_bodies(server)[-1]["input"]]
     assert kinds == ["message", "reasoning", "message", "message"]
     edited = turn.replace(turn.blocks[0].id, user("Think about lakes."))
     await engine.run(edited.append(user("Go on.")), mode="stateless")
-    kinds = [item["type"] for item in bodies(server)[-1]["input"]]
+    kinds = [item["type"] for item in request_bodies(server)[-1]["input"]]
     assert kinds == ["message", "message", "message"]
 
 
@@ -197,23 +197,23 @@ async def test_chained_reasoning_stays_on_the_server(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
     """Chained, the reasoning of earlier answers is in the context without being sent."""
-    turn = await talk(engine, "Think about rivers.", "Go on.")
-    assert all(item["type"] != "reasoning" for item in bodies(server)[-1]["input"])
+    turn = await send_lines(engine, "Think about rivers.", "Go on.")
+    assert all(item["type"] != "reasoning" for item in request_bodies(server)[-1]["input"])
     assert any(item["type"] == "reasoning" for item in server.requests[-1].context or ())
-    assert seen(server.requests[-1].context) == sent(turn)
+    assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
 async def test_the_rollback_switch_beats_every_other_setting(
     engine: ResponsesEngine, server: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ENABLE_RESPONSE_BOUNDARY_TRACKING=0 sends everything, with an event that says so."""
-    turn = await talk(engine, "One")
+    turn = await send_lines(engine, "One")
     turn = set_state(turn, replace(get_state(turn), mode="chained"))
     monkeypatch.setenv("ENABLE_RESPONSE_BOUNDARY_TRACKING", "0")
     async with engine.stream(turn.append(user("Two")), mode="chained") as stream:
         events = [event async for event in stream]
     assert ModeChanged("stateless", "chained", "switched_off") in events
-    assert "previous_response_id" not in bodies(server)[-1]
+    assert "previous_response_id" not in request_bodies(server)[-1]
 
 
 async def test_a_mode_set_on_the_conversation_beats_the_default(
@@ -222,7 +222,7 @@ async def test_a_mode_set_on_the_conversation_beats_the_default(
     """The state's mode is used when the request names none."""
     turn = set_state(Turn([user("One")]), ConversationState(mode="stateless"))
     await engine.run(turn)
-    assert bodies(server)[-1]["store"] is False
+    assert request_bodies(server)[-1]["store"] is False
 
 
 async def test_an_incomplete_answer_is_an_error_that_keeps_what_came(
@@ -237,8 +237,8 @@ async def test_an_incomplete_answer_is_an_error_that_keeps_what_came(
     assert error.turn is not None
     assert error.plan is not None
     finished = await engine.run(error.turn.append(user("What did I say first?")))
-    assert "previous_response_id" not in bodies(server)[-1]
-    assert seen(server.requests[-1].context) == sent(finished)
+    assert "previous_response_id" not in request_bodies(server)[-1]
+    assert normalize_items(server.requests[-1].context) == expected_context(finished)
 
 
 async def test_any_other_refusal_fails_fast_and_carries_the_plan(engine: ResponsesEngine) -> None:
@@ -259,7 +259,7 @@ async def test_a_dead_server_is_unreachable_and_retryable() -> None:
     """No connection is a typed, retryable error."""
     with serve() as server:
         address = server
-    async with opened(address) as engine:
+    async with open_engine(address) as engine:
         with pytest.raises(Unreachable) as caught:
             await engine.run(Turn([user("Hi")]))
     assert caught.value.retryable
@@ -279,17 +279,17 @@ async def test_images_and_tool_results_survive_the_wire(
         ]
     )
     finished = await engine.run(turn)
-    assert seen(server.requests[-1].context) == said(turn.blocks)
+    assert normalize_items(server.requests[-1].context) == normalize_blocks(turn.blocks)
     assert len(finished) == 6
 
 
 async def test_several_conversations_run_at_once(server: TestServer) -> None:
     """One engine serves many Turns at once, and none sees another's messages."""
-    async with opened(server) as engine:
+    async with open_engine(server) as engine:
         results: dict[int, Turn] = {}
 
         async def one(number: int) -> None:
-            results[number] = await talk(engine, f"I am {number}.", "What did I say first?")
+            results[number] = await send_lines(engine, f"I am {number}.", "What did I say first?")
 
         async with anyio.create_task_group() as group:
             for number in range(8):
@@ -307,7 +307,7 @@ async def test_a_stream_left_early_closes_its_connection_and_everything_in_it(
     sys.set_asyncgen_hooks(finalizer=lambda gen: made.append(str(gen)))
     try:
         async with (
-            opened(server) as engine,
+            open_engine(server) as engine,
             engine.stream(Turn([user("Write 400 words.")])) as stream,
         ):
             async for event in stream:

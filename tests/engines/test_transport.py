@@ -6,8 +6,8 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engines.odd import events, odd_server, raw_server, whole
-from kedge.engines.transport import MAX_MESSAGE
+from engines.fake_server import json_response, serve_bytes, serve_handler, sse_response
+from kedge.engines.transport import MAX_MESSAGE_LENGTH
 from kedge.errors import (
     EngineError,
     RateLimited,
@@ -39,7 +39,7 @@ async def test_a_broken_connection_is_a_typed_error_and_may_be_tried_again(
     said: bytes, kind: type[EngineError], words: str
 ) -> None:
     """Whatever breaks below HTTP is said in our words, with the Turn that was sent."""
-    with raw_server(said) as url:
+    with serve_bytes(said) as url:
         async with connect(f"responses:{url}#m", max_retries=0) as engine:
             with pytest.raises(kind, match=words) as caught:
                 await engine.run(TURN)
@@ -50,7 +50,7 @@ async def test_a_broken_connection_is_a_typed_error_and_may_be_tried_again(
 @pytest.mark.parametrize("said", [b"", HEAD + b'{"id"'])
 async def test_a_server_that_does_not_answer_in_time_is_a_typed_error(said: bytes) -> None:
     """Silence before the answer and silence in the middle of it both end, by the client's timeout."""
-    with raw_server(said, stays=True) as url:
+    with serve_bytes(said, keep_open=True) as url:
         async with connect(f"responses:{url}#m", max_retries=0, timeout=0.05) as engine:
             with pytest.raises((Unreachable, StreamCut)) as caught:
                 await engine.run(TURN)
@@ -68,9 +68,9 @@ async def test_the_client_tries_again_by_itself() -> None:
         bodies.append(await request.body())
         if len(bodies) < 3:
             return Response("busy", 500, headers={"retry-after-ms": "1"})
-        return whole(ANSWER)
+        return json_response(ANSWER)
 
-    with odd_server(answer) as url:
+    with serve_handler(answer) as url:
         async with connect(f"responses:{url}#m") as engine:
             turn = await engine.run(TURN)
     assert len(set(bodies)) == 1
@@ -85,9 +85,9 @@ async def test_a_refusal_is_not_tried_again() -> None:
 
     async def answer(request: Request) -> Response:
         seen.append(request.url.path)
-        return whole({"error": {"message": "no", "code": "invalid_value"}}, 400)
+        return json_response({"error": {"message": "no", "code": "invalid_value"}}, 400)
 
-    with odd_server(answer) as url:
+    with serve_handler(answer) as url:
         async with connect(f"responses:{url}#m") as engine:
             with pytest.raises(RequestRefused):
                 await engine.run(TURN)
@@ -102,7 +102,7 @@ async def test_a_lasting_failure_is_told_after_the_last_try() -> None:
         tries.append(request.url.path)
         return Response("busy", 500, headers={"retry-after-ms": "1"})
 
-    with odd_server(answer) as url:
+    with serve_handler(answer) as url:
         async with connect(f"responses:{url}#m", max_retries=1) as engine:
             with pytest.raises(ServerFailed) as caught:
                 await engine.run(TURN)
@@ -129,10 +129,10 @@ async def test_a_connection_serves_one_request_after_another() -> None:
         ports.append(request.client.port)
         response = {**ANSWER, "id": f"resp_{len(ports)}"}
         if (await request.json())["stream"]:
-            return events({"type": "response.completed", "response": response})
-        return whole(response)
+            return sse_response({"type": "response.completed", "response": response})
+        return json_response(response)
 
-    with odd_server(answer) as url:
+    with serve_handler(answer) as url:
         async with connect(f"responses:{url}#m") as engine:
             for streaming in (False, True, True, False):
                 await engine.run(TURN, streaming=streaming)
@@ -147,7 +147,7 @@ async def test_a_pause_that_is_no_number_of_seconds_is_none(said: str) -> None:
     async def busy(_: Request) -> Response:
         return Response("busy", 429, {"retry-after": said})
 
-    with odd_server(busy) as url:
+    with serve_handler(busy) as url:
         async with connect(f"responses:{url}#m", max_retries=0) as engine:
             with pytest.raises(RateLimited) as caught:
                 await engine.run(TURN)
@@ -159,9 +159,9 @@ async def test_a_long_refusal_is_not_cut_inside_of_the_key() -> None:
     key = "sk-" + "7" * 40
 
     async def refuse(_: Request) -> Response:
-        return Response("x" * (MAX_MESSAGE - 20) + key, 400)
+        return Response("x" * (MAX_MESSAGE_LENGTH - 20) + key, 400)
 
-    with odd_server(refuse) as url:
+    with serve_handler(refuse) as url:
         async with connect(f"responses:{url}#m", max_retries=0, api_key=key) as engine:
             with pytest.raises(RequestRefused) as caught:
                 await engine.run(TURN)

@@ -8,36 +8,36 @@ from typing import Any
 from kedge.events import Assembler, Outcome, ResponsesDecoder, StreamEvent
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
-NAMES = sorted(path.stem for path in TRANSCRIPTS.glob("*.sse"))
+TRANSCRIPT_NAMES = sorted(path.stem for path in TRANSCRIPTS.glob("*.sse"))
 
 Message = dict[str, Any]
 
 
-def transcript(name: str) -> bytes:
+def read_transcript(name: str) -> bytes:
     """The bytes of a transcript."""
     return (TRANSCRIPTS / f"{name}.sse").read_bytes()
 
 
-def messages(name: str) -> list[Message]:
+def read_messages(name: str) -> list[Message]:
     """The events of a transcript, as the server wrote them."""
-    lines = transcript(name).decode().splitlines()
+    lines = read_transcript(name).decode().splitlines()
     data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     return [json.loads(each) for each in data if each != "[DONE]"]
 
 
-def sse(events: Iterable[Message]) -> bytes:
+def encode_sse(events: Iterable[Message]) -> bytes:
     """Events as the bytes of a stream."""
     return b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
 
 
-def decoded(*chunks: bytes, decoder: ResponsesDecoder | None = None) -> list[StreamEvent]:
+def decode(*chunks: bytes, decoder: ResponsesDecoder | None = None) -> list[StreamEvent]:
     """What a decoder says to these chunks and to their end."""
     decoder = decoder or ResponsesDecoder()
     events = [event for chunk in chunks for event in decoder.feed(chunk)]
     return events + decoder.close()
 
 
-def assembled(events: Iterable[StreamEvent]) -> Outcome:
+def assemble(events: Iterable[StreamEvent]) -> Outcome:
     """What an assembler makes of these events."""
     assembler = Assembler()
     for event in events:
@@ -45,11 +45,11 @@ def assembled(events: Iterable[StreamEvent]) -> Outcome:
     return assembler.finish()
 
 
-def outcome(*chunks: bytes) -> Outcome:
+def decode_outcome(*chunks: bytes) -> Outcome:
     """From bytes to the outcome."""
-    return assembled(decoded(*chunks))
+    return assemble(decode(*chunks))
 
 
 def replay(events: Iterable[Message]) -> Outcome:
     """From a server's events to the outcome."""
-    return outcome(sse(events))
+    return decode_outcome(encode_sse(events))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from events.streams import assembled, messages, replay
+from events.streams import assemble, read_messages, replay
 from kedge.events import (
     AnomalyNoted,
     Assembler,
@@ -32,10 +32,10 @@ from kedge.events import (
 )
 from kedge.turns import RefusalPart, assistant, opaque, reasoning, tool_call
 
-END = ResponseCompleted("resp_1", status="completed")
+COMPLETED = ResponseCompleted("resp_1", status="completed")
 
 
-def message(text: str, item_id: str = "msg_1", **more: Any) -> dict[str, Any]:
+def message_item(text: str, item_id: str = "msg_1", **more: Any) -> dict[str, Any]:
     content = [{"type": "output_text", "text": text, "annotations": []}]
     return {"type": "message", "id": item_id, "role": "assistant", "content": content, **more}
 
@@ -45,7 +45,7 @@ def message(text: str, item_id: str = "msg_1", **more: Any) -> dict[str, Any]:
 
 def test_a_provider_that_sends_only_deltas_gives_the_same_blocks() -> None:
     """Deltas and an end are enough; no item of the Responses API is needed."""
-    result = assembled(
+    result = assemble(
         [
             ResponseStarted("chat_1", "some-model"),
             ReasoningDelta("Hm", "reasoning", output_index=0),
@@ -74,13 +74,13 @@ def test_a_provider_that_sends_only_deltas_gives_the_same_blocks() -> None:
 
 def test_without_places_blocks_keep_the_order_of_arrival() -> None:
     """A provider that names no place means: as it comes."""
-    result = assembled(
+    result = assemble(
         [
             ReasoningDelta("first", "summary"),
             TextDelta("sec"),
             ToolCallCompleted("call_1", "third", ""),
             TextDelta("ond"),
-            END,
+            COMPLETED,
         ]
     )
     assert list(result.blocks) == [
@@ -93,14 +93,14 @@ def test_without_places_blocks_keep_the_order_of_arrival() -> None:
 
 def test_parts_keep_the_order_of_their_index() -> None:
     """Text and refusal parts, summaries and texts."""
-    result = assembled(
+    result = assemble(
         [
             RefusalDelta("no", "m", 0, 1),
             TextDelta("well, ", "m", 0, 0),
             ReasoningDelta("b", "summary", "r", 1, 1),
             ReasoningDelta("a", "summary", "r", 1, 0),
             ReasoningDelta("t", "reasoning", "r", 1, 0),
-            END,
+            COMPLETED,
         ]
     )
     assert list(result.blocks) == [
@@ -117,23 +117,23 @@ def test_the_whole_text_of_a_part_wins_over_its_deltas(caplog: pytest.LogCapture
         TextDelta("!", "m", 0),
         PartCompleted("text", "", "m", 0),
         PartCompleted("summary", "thought", "r", 1),
-        END,
+        COMPLETED,
     ]
-    assert list(assembled(events).blocks) == [assistant("secret password"), reasoning("thought")]
+    assert list(assemble(events).blocks) == [assistant("secret password"), reasoning("thought")]
     assert "differs from its deltas (11 characters)" in caplog.text
     assert "secret" not in caplog.text
 
 
 def test_an_empty_whole_text_does_not_erase_words() -> None:
     """Some servers leave it out."""
-    events = [TextDelta("words", "m", 0), PartCompleted("text", "", "m", 0), END]
-    assert list(assembled(events).blocks) == [assistant("words")]
+    events = [TextDelta("words", "m", 0), PartCompleted("text", "", "m", 0), COMPLETED]
+    assert list(assemble(events).blocks) == [assistant("words")]
 
 
 def test_halves_of_a_character_meet_in_the_block() -> None:
     """A decoder that does not hold halves back does no harm."""
-    events = [TextDelta("\ud83d", "m", 0), TextDelta("\ude00", "m", 0), END]
-    assert list(assembled(events).blocks) == [assistant("\U0001f600")]
+    events = [TextDelta("\ud83d", "m", 0), TextDelta("\ude00", "m", 0), COMPLETED]
+    assert list(assemble(events).blocks) == [assistant("\U0001f600")]
 
 
 def test_a_renamed_call_is_found_under_both_names() -> None:
@@ -145,19 +145,19 @@ def test_a_renamed_call_is_found_under_both_names() -> None:
         ItemCompleted({**item, "arguments": "{}"}, 0),
         ToolCallRenamed("call_1", "fc_1"),
         ToolArgumentsDelta("call_1", "}"),
-        END,
+        COMPLETED,
     ]
-    assert list(assembled(events).blocks) == [tool_call("roll", "{}", call_id="call_1")]
+    assert list(assemble(events).blocks) == [tool_call("roll", "{}", call_id="call_1")]
 
 
 def test_words_of_nobody_are_passed_over() -> None:
     """Arguments or a new name for a call that never began build no block."""
-    events = [ToolArgumentsDelta("call_x", "{}"), ToolCallRenamed("call_y", "call_x"), END]
-    assert assembled(events).blocks == ()
+    events = [ToolArgumentsDelta("call_x", "{}"), ToolCallRenamed("call_y", "call_x"), COMPLETED]
+    assert assemble(events).blocks == ()
 
 
 @dataclass(frozen=True, slots=True)
-class Weather(Event):
+class WeatherEvent(Event):
     """An event of somebody else's."""
 
     sky: str
@@ -166,7 +166,12 @@ class Weather(Event):
 def test_events_of_others_are_passed_over() -> None:
     """An engine may feed everything that it tells its watchers."""
     assembler = Assembler()
-    for event in (Weather("blue"), OpaqueEvent("response.tomorrow"), TextDelta("hi"), END):
+    for event in (
+        WeatherEvent("blue"),
+        OpaqueEvent("response.tomorrow"),
+        TextDelta("hi"),
+        COMPLETED,
+    ):
         assembler.feed(event)
     assert list(assembler.finish().blocks) == [assistant("hi")]
 
@@ -176,17 +181,26 @@ def test_events_of_others_are_passed_over() -> None:
 
 def test_the_finished_item_wins_over_deltas_and_keeps_what_it_has_besides() -> None:
     """Annotations and members that nobody reads are kept."""
-    item = message("whole", phase="final_answer")
-    events = [TextDelta("wh", "msg_1", 0), ItemCompleted(item, 0), TextDelta("!", "msg_1", 0), END]
-    (block,) = assembled(events).blocks
+    item = message_item("whole", phase="final_answer")
+    events = [
+        TextDelta("wh", "msg_1", 0),
+        ItemCompleted(item, 0),
+        TextDelta("!", "msg_1", 0),
+        COMPLETED,
+    ]
+    (block,) = assemble(events).blocks
     assert block == assistant("whole")
     assert block.extra["item"] == {"phase": "final_answer"}
 
 
 def test_an_item_finished_twice_counts_once(caplog: pytest.LogCaptureFixture) -> None:
     """The first one stays; a different second one is logged without its words."""
-    events = [ItemCompleted(message("one"), 0), ItemCompleted(message("two secret"), 0), END]
-    assert list(assembled(events).blocks) == [assistant("one")]
+    events = [
+        ItemCompleted(message_item("one"), 0),
+        ItemCompleted(message_item("two secret"), 0),
+        COMPLETED,
+    ]
+    assert list(assemble(events).blocks) == [assistant("one")]
     assert "the stream's counts" in caplog.text
     assert "secret" not in caplog.text
 
@@ -196,10 +210,10 @@ def test_an_item_under_a_new_id_at_the_same_place_is_the_same_item() -> None:
     events = [
         ItemStarted("message", "msg_a", 0),
         TextDelta("hi", "msg_b", 0),
-        ItemCompleted(message("hi", "msg_c"), 0),
-        ResponseCompleted("resp_1", output=(message("hi", "msg_d"),)),
+        ItemCompleted(message_item("hi", "msg_c"), 0),
+        ResponseCompleted("resp_1", output=(message_item("hi", "msg_d"),)),
     ]
-    assert list(assembled(events).blocks) == [assistant("hi")]
+    assert list(assemble(events).blocks) == [assistant("hi")]
 
 
 def test_two_items_at_one_place_are_two_items() -> None:
@@ -209,11 +223,13 @@ def test_two_items_at_one_place_are_two_items() -> None:
         ItemStarted("message", "msg_b", 0),
         TextDelta("one", "msg_a", 0),
         TextDelta("two", "msg_b", 0),
-        ItemCompleted(message("one", "msg_a"), 0),
-        ItemCompleted(message("two", "msg_b"), 0),
-        ResponseCompleted("resp_1", output=(message("one", "msg_a"), message("two", "msg_b"))),
+        ItemCompleted(message_item("one", "msg_a"), 0),
+        ItemCompleted(message_item("two", "msg_b"), 0),
+        ResponseCompleted(
+            "resp_1", output=(message_item("one", "msg_a"), message_item("two", "msg_b"))
+        ),
     ]
-    assert list(assembled(events).blocks) == [assistant("one"), assistant("two")]
+    assert list(assemble(events).blocks) == [assistant("one"), assistant("two")]
 
 
 def test_two_messages_under_one_id_are_two_messages() -> None:
@@ -221,13 +237,13 @@ def test_two_messages_under_one_id_are_two_messages() -> None:
     events = [
         ItemStarted("message", "m", 0),
         TextDelta("one", "m", 0),
-        ItemCompleted(message("one", "m"), 0),
+        ItemCompleted(message_item("one", "m"), 0),
         ItemStarted("message", "m", 1),
         TextDelta("two", "m", 1),
-        ItemCompleted(message("two", "m"), 1),
+        ItemCompleted(message_item("two", "m"), 1),
     ]
-    for output in (None, (message("one", "m"), message("two", "m"))):
-        result = assembled([*events, ResponseCompleted("resp_1", output=output)])
+    for output in (None, (message_item("one", "m"), message_item("two", "m"))):
+        result = assemble([*events, ResponseCompleted("resp_1", output=output)])
         assert list(result.blocks) == [assistant("one"), assistant("two")]
 
 
@@ -236,10 +252,10 @@ def test_items_that_only_the_finished_response_lists_are_taken() -> None:
     search = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
     events = [
         TextDelta("hi", "msg_1", 1),
-        ItemCompleted(message("hi"), 1),
-        ResponseCompleted("resp_1", output=(search, message("hi"))),
+        ItemCompleted(message_item("hi"), 1),
+        ResponseCompleted("resp_1", output=(search, message_item("hi"))),
     ]
-    assert list(assembled(events).blocks) == [opaque(search), assistant("hi")]
+    assert list(assemble(events).blocks) == [opaque(search), assistant("hi")]
 
 
 def test_a_listed_item_vouches_for_deltas() -> None:
@@ -247,9 +263,9 @@ def test_a_listed_item_vouches_for_deltas() -> None:
     events = [
         AnomalyNoted("gap"),
         TextDelta("hel", "msg_1", 0),
-        ResponseCompleted("resp_1", output=(message("hello"),)),
+        ResponseCompleted("resp_1", output=(message_item("hello"),)),
     ]
-    result = assembled(events)
+    result = assemble(events)
     assert result.completed
     assert list(result.blocks) == [assistant("hello")]
 
@@ -258,12 +274,16 @@ def test_where_list_and_stream_differ_the_finished_item_of_the_stream_wins(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """And it is logged; a mere difference of ids or status is none."""
-    end = ResponseCompleted("resp_1", output=(message("other"),))
-    assert list(assembled([ItemCompleted(message("this"), 0), end]).blocks) == [assistant("this")]
+    end = ResponseCompleted("resp_1", output=(message_item("other"),))
+    assert list(assemble([ItemCompleted(message_item("this"), 0), end]).blocks) == [
+        assistant("this")
+    ]
     assert "is not the same in the finished response" in caplog.text
     caplog.clear()
-    end = ResponseCompleted("resp_1", output=(message("this", "msg_9", status="completed"),))
-    assert list(assembled([ItemCompleted(message("this"), 0), end]).blocks) == [assistant("this")]
+    end = ResponseCompleted("resp_1", output=(message_item("this", "msg_9", status="completed"),))
+    assert list(assemble([ItemCompleted(message_item("this"), 0), end]).blocks) == [
+        assistant("this")
+    ]
     assert caplog.text == ""
 
 
@@ -277,7 +297,7 @@ def test_a_list_without_ids_or_with_items_left_out_adds_nothing_twice() -> None:
     streamed = [ItemCompleted(call, n + 1) for n, call in enumerate(calls)]
     thought = ItemCompleted({"type": "reasoning", "id": "rs_1", "summary": []}, 0)
     anonymous = tuple({**call, "id": f"x{n}", "call_id": f"y{n}"} for n, call in enumerate(calls))
-    result = assembled([thought, *streamed, ResponseCompleted("resp_1", output=anonymous)])
+    result = assemble([thought, *streamed, ResponseCompleted("resp_1", output=anonymous)])
     assert [block.kind for block in result.blocks] == ["reasoning"] + ["tool_call"] * 3
 
 
@@ -288,18 +308,18 @@ def test_a_list_without_ids_or_with_items_left_out_adds_nothing_twice() -> None:
     ("ending", "status"),
     [
         ([], "cut"),
-        ([END], "completed"),
+        ([COMPLETED], "completed"),
         ([ResponseIncomplete("resp_1", reason="max_output_tokens")], "incomplete"),
         ([ResponseFailed("resp_1", code="server_error")], "failed"),
         ([StreamFailed("rate_limit_exceeded")], "failed"),
-        ([StreamFailed("oops"), END], "failed"),
+        ([StreamFailed("oops"), COMPLETED], "failed"),
         ([StreamFailed("oops"), ResponseIncomplete("resp_1")], "failed"),
-        ([ResponseFailed("resp_1"), END], "failed"),
+        ([ResponseFailed("resp_1"), COMPLETED], "failed"),
     ],
 )
 def test_only_one_ending_is_success(ending: list[StreamEvent], status: str) -> None:
     """And whatever was said first about a failure stands."""
-    result = assembled([TextDelta("hi", "m", 0), *ending])
+    result = assemble([TextDelta("hi", "m", 0), *ending])
     assert result.status == status
     assert result.completed == (status == "completed")
     assert list(result.blocks) == [assistant("hi")]
@@ -311,7 +331,7 @@ def test_a_failure_keeps_the_servers_words_out_of_the_log(
 ) -> None:
     """Its code is logged; its message is for the caller."""
     caplog.set_level(logging.DEBUG)
-    result = assembled([StreamFailed("oops", "secret details"), ResponseFailed("resp_1")])
+    result = assemble([StreamFailed("oops", "secret details"), ResponseFailed("resp_1")])
     assert (result.code, result.message) == ("oops", "secret details")
     assert "secret" not in caplog.text
     assert "oops" in caplog.text
@@ -319,22 +339,22 @@ def test_a_failure_keeps_the_servers_words_out_of_the_log(
 
 def test_a_failure_is_told_in_the_words_of_the_response() -> None:
     """The terminal event knows best."""
-    result = assembled([StreamFailed("a", "b"), ResponseFailed("resp_1", code="c", message="d")])
+    result = assemble([StreamFailed("a", "b"), ResponseFailed("resp_1", code="c", message="d")])
     assert (result.code, result.message) == ("c", "d")
 
 
 @pytest.mark.parametrize(
     "stream",
     [
-        [AnomalyNoted("malformed", "x"), ItemCompleted(message("hi"), 0), END],
-        [AnomalyNoted("gap", "x"), TextDelta("hi", "m", 0), END],
-        [AnomalyNoted("gap", "x"), ItemCompleted(message("hi"), 1), END],
-        [AnomalyNoted("late", "x"), ToolCallCompleted("call_1", "t", "{}"), END],
-        [AnomalyNoted("unresolved_call", "x"), ItemCompleted(message("hi"), 0), END],
-        [ItemStarted("web_search_call", "ws_1", 0), TextDelta("hi", "m", 1), END],
-        [ToolCallStarted("call_1", "t", "fc_1", 0), ToolArgumentsDelta("call_1", "{}"), END],
-        [ItemCompleted({"type": "tomorrow", "n": float("inf")}, 0), END],
-        [ItemCompleted({"type": 7}, 0), END],
+        [AnomalyNoted("malformed", "x"), ItemCompleted(message_item("hi"), 0), COMPLETED],
+        [AnomalyNoted("gap", "x"), TextDelta("hi", "m", 0), COMPLETED],
+        [AnomalyNoted("gap", "x"), ItemCompleted(message_item("hi"), 1), COMPLETED],
+        [AnomalyNoted("late", "x"), ToolCallCompleted("call_1", "t", "{}"), COMPLETED],
+        [AnomalyNoted("unresolved_call", "x"), ItemCompleted(message_item("hi"), 0), COMPLETED],
+        [ItemStarted("web_search_call", "ws_1", 0), TextDelta("hi", "m", 1), COMPLETED],
+        [ToolCallStarted("call_1", "t", "fc_1", 0), ToolArgumentsDelta("call_1", "{}"), COMPLETED],
+        [ItemCompleted({"type": "tomorrow", "n": float("inf")}, 0), COMPLETED],
+        [ItemCompleted({"type": 7}, 0), COMPLETED],
     ],
     ids=[
         "malformed",
@@ -350,7 +370,7 @@ def test_a_failure_is_told_in_the_words_of_the_response() -> None:
 )
 def test_a_stream_found_wanting_has_failed(stream: list[StreamEvent]) -> None:
     """The server's word that it is complete is not enough."""
-    result = assembled(stream)
+    result = assemble(stream)
     assert (result.status, result.code) == ("failed", "damaged_stream")
     assert result.message
 
@@ -361,22 +381,22 @@ def test_an_anomaly_is_forgiven_where_finished_items_vouch() -> None:
         AnomalyNoted("gap"),
         AnomalyNoted("late"),
         TextDelta("h", "msg_1", 0),
-        ItemCompleted(message("hi"), 0),
-        END,
+        ItemCompleted(message_item("hi"), 0),
+        COMPLETED,
     ]
-    assert assembled(events).completed
+    assert assemble(events).completed
 
 
 def test_an_item_begun_without_a_word_is_no_block() -> None:
     """An empty message says nothing, even if its server never ends it."""
-    result = assembled([ItemStarted("message", "m", 0), ItemStarted("reasoning", "r", 1), END])
+    result = assemble([ItemStarted("message", "m", 0), ItemStarted("reasoning", "r", 1), COMPLETED])
     assert result.completed
     assert result.blocks == ()
 
 
 def test_a_response_without_an_id_has_none() -> None:
     """An empty string, and blocks without a tag."""
-    result = assembled([TextDelta("hi", "m", 0), ResponseCompleted()])
+    result = assemble([TextDelta("hi", "m", 0), ResponseCompleted()])
     assert result.response_id == ""
     assert "response_id" not in result.blocks[0].metadata
 
@@ -384,10 +404,10 @@ def test_a_response_without_an_id_has_none() -> None:
 def test_the_last_word_about_a_response_counts() -> None:
     """What the end does not say is taken from the start."""
     start = ResponseStarted("resp_1", "m1", 5.0, "resp_0", echoed=True)
-    result = assembled([start, ResponseCompleted("resp_2", "m2", 6.0, None, echoed=True)])
+    result = assemble([start, ResponseCompleted("resp_2", "m2", 6.0, None, echoed=True)])
     assert (result.response_id, result.model, result.created_at) == ("resp_2", "m2", 6.0)
     assert (result.previous_response_id, result.echoed) == (None, True)
-    result = assembled([start, ResponseCompleted()])
+    result = assemble([start, ResponseCompleted()])
     assert (result.response_id, result.model, result.created_at) == ("resp_1", "m1", 5.0)
     assert (result.previous_response_id, result.echoed) == ("resp_0", True)
 
@@ -395,13 +415,13 @@ def test_the_last_word_about_a_response_counts() -> None:
 def test_blocks_can_be_looked_at_while_they_grow() -> None:
     """Ids stay the same from the first look to the outcome."""
     assembler = Assembler()
-    assembler.feed(ItemCompleted(message("one"), 0))
+    assembler.feed(ItemCompleted(message_item("one"), 0))
     assembler.feed(TextDelta("tw", "msg_2", 1))
     assert list(assembler.blocks()) == [assistant("one"), assistant("tw")]
     assert list(assembler.blocks(partial=False)) == [assistant("one")]
     early = [block.id for block in assembler.blocks()]
     assembler.feed(TextDelta("o", "msg_2", 1))
-    assembler.feed(END)
+    assembler.feed(COMPLETED)
     outcome = assembler.finish()
     assert [block.id for block in outcome.blocks] == early
     assert list(outcome.blocks) == [assistant("one"), assistant("two")]
@@ -416,7 +436,7 @@ def test_the_origin_of_blocks_can_be_named() -> None:
 
 def test_whole_blocks_leave_out_what_was_cut() -> None:
     """Of a stream that was cut, only finished items remain."""
-    events = messages("reasoning_and_call")
+    events = read_messages("reasoning_and_call")
     result = replay(events[:-4])
     assert [block.kind for block in result.blocks] == ["reasoning", "tool_call"]
     assert [block.kind for block in result.whole_blocks] == ["reasoning"]

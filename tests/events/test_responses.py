@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses import ResponsesServerEvent, ResponseStreamEvent
 
-from events.streams import Message, assembled, decoded, messages, sse, transcript
+from events.streams import Message, assemble, decode, encode_sse, read_messages, read_transcript
 from kedge.errors import StreamTooLarge
 from kedge.events import (
     AnomalyNoted,
@@ -27,7 +27,7 @@ from kedge.events import (
     TextDelta,
     Usage,
 )
-from kedge.events.table import OPAQUE, TABLE
+from kedge.events.responses import EVENT_READERS, OPAQUE_TYPES
 
 REFERENCE = [
     "response.created",
@@ -92,7 +92,7 @@ REFERENCE = [
 ]
 
 
-def types_of(union: Any) -> set[str]:
+def union_types(union: Any) -> set[str]:
     """The ``type`` of every member of a union of the SDK's event models."""
     arms = typing.get_args(typing.get_args(union)[0])
     fields = [arm.model_fields["type"].annotation for arm in arms]
@@ -107,32 +107,32 @@ def _literals(annotation: Any) -> tuple[Any, ...]:
 
 def test_every_event_of_the_reference_and_of_the_sdk_is_known() -> None:
     """Read or carried: no documented type is news to us."""
-    known = TABLE.keys() | OPAQUE
+    known = EVENT_READERS.keys() | OPAQUE_TYPES
     assert set(REFERENCE) <= known
-    assert types_of(ResponseStreamEvent) <= known
-    assert types_of(ResponsesServerEvent) <= known
-    assert not TABLE.keys() & OPAQUE
+    assert union_types(ResponseStreamEvent) <= known
+    assert union_types(ResponsesServerEvent) <= known
+    assert not EVENT_READERS.keys() & OPAQUE_TYPES
 
 
-@pytest.mark.parametrize("kind", sorted(OPAQUE))
+@pytest.mark.parametrize("kind", sorted(OPAQUE_TYPES))
 def test_an_opaque_event_is_carried_whole(kind: str) -> None:
     """What we do not read we pass on as it came."""
     event = {"type": kind, "item_id": "x_1", "output_index": 0, "delta": "d", "more": [1, {}]}
-    assert decoded(sse([event])) == [OpaqueEvent(kind, event)]
+    assert decode(encode_sse([event])) == [OpaqueEvent(kind, event)]
 
 
 def test_an_unknown_type_is_carried_and_counted() -> None:
     """Tomorrow's event is no error today."""
     decoder = ResponsesDecoder()
     event = {"type": "response.telepathy.started", "mind": "yours"}
-    assert decoded(sse([event]), decoder=decoder) == [OpaqueEvent(event["type"], event)]
+    assert decode(encode_sse([event]), decoder=decoder) == [OpaqueEvent(event["type"], event)]
     assert decoder.unknown == 1
 
 
 def test_the_type_may_stand_in_the_event_line_alone() -> None:
     """Servers that leave ``type`` out of the data are understood."""
     stream = b'event: response.output_text.delta\ndata: {"delta":"hi","output_index":0}\n\n'
-    assert decoded(stream) == [TextDelta("hi", "", 0, 0)]
+    assert decode(stream) == [TextDelta("hi", "", 0, 0)]
 
 
 def test_the_first_word_about_a_response_starts_it() -> None:
@@ -142,7 +142,7 @@ def test_the_first_word_about_a_response_starts_it() -> None:
         {"type": f"response.{kind}", "response": response}
         for kind in ("queued", "in_progress", "created")
     ]
-    found = decoded(sse(events))
+    found = decode(encode_sse(events))
     assert isinstance(found[0], ResponseStarted)
     assert found[0].response_id == "resp_1"
     assert [type(event) for event in found[1:]] == [OpaqueEvent, OpaqueEvent]
@@ -161,19 +161,19 @@ def test_the_echo_of_the_anchor_is_told_from_silence(
     response: Message, echo: str | None, echoed: bool
 ) -> None:
     """A null is an answer; a missing member is none."""
-    started = decoded(sse([{"type": "response.created", "response": response}]))[0]
+    started = decode(encode_sse([{"type": "response.created", "response": response}]))[0]
     assert isinstance(started, ResponseStarted)
     assert (started.previous_response_id, started.echoed) == (echo, echoed)
 
 
 def test_a_start_without_its_response_is_still_a_start() -> None:
     """Nothing is known of it, and nothing breaks."""
-    assert decoded(sse([{"type": "response.created"}])) == [ResponseStarted()]
+    assert decode(encode_sse([{"type": "response.created"}])) == [ResponseStarted()]
 
 
 def test_an_item_that_begins_is_told_with_its_type() -> None:
     """A watcher can say what the model is about."""
-    events = decoded(transcript("web_search"))
+    events = decode(read_transcript("web_search"))
     assert [e for e in events if isinstance(e, ItemStarted)] == [
         ItemStarted("web_search_call", "ws_68a9aa", 0),
         ItemStarted("message", "msg_68a9bb", 1),
@@ -185,7 +185,7 @@ def test_an_item_that_begins_is_told_with_its_type() -> None:
 
 def test_a_flat_error_is_read() -> None:
     """As SSE sends it."""
-    assert decoded(transcript("error"))[-1] == StreamFailed(
+    assert decode(read_transcript("error"))[-1] == StreamFailed(
         "rate_limit_exceeded", "Rate limit reached for gpt-5.6-mini."
     )
 
@@ -225,9 +225,9 @@ def test_a_nested_error_is_read() -> None:
 )
 def test_errors_in_odd_shapes_are_errors(data: Message, failure: StreamFailed) -> None:
     """However little a server says about it, an error ends in failure."""
-    events = decoded(sse([data]))
+    events = decode(encode_sse([data]))
     assert events == [failure]
-    assert assembled(events).status == "failed"
+    assert assemble(events).status == "failed"
 
 
 def test_a_message_of_another_lane_is_passed_over() -> None:
@@ -246,39 +246,39 @@ def test_a_message_of_another_lane_is_passed_over() -> None:
 # The end of a response.
 
 
-def end(kind: str, **response: Any) -> Message:
+def response_event(kind: str, **response: Any) -> Message:
     return {"type": f"response.{kind}", "response": {"id": "resp_1", **response}}
 
 
 @pytest.mark.parametrize(
     ("event", "kind", "detail"),
     [
-        (end("completed", status="completed"), ResponseCompleted, ""),
-        (end("completed"), ResponseCompleted, ""),
-        (end("completed", status="incomplete"), ResponseIncomplete, ""),
-        (end("completed", status="failed"), ResponseFailed, "failed"),
-        (end("completed", status="cancelled"), ResponseFailed, "cancelled"),
-        (end("completed", status="in_progress"), ResponseFailed, "status_mismatch"),
-        (end("completed", status="tomorrow"), ResponseFailed, "status_mismatch"),
-        (end("incomplete", status="completed"), ResponseIncomplete, ""),
+        (response_event("completed", status="completed"), ResponseCompleted, ""),
+        (response_event("completed"), ResponseCompleted, ""),
+        (response_event("completed", status="incomplete"), ResponseIncomplete, ""),
+        (response_event("completed", status="failed"), ResponseFailed, "failed"),
+        (response_event("completed", status="cancelled"), ResponseFailed, "cancelled"),
+        (response_event("completed", status="in_progress"), ResponseFailed, "status_mismatch"),
+        (response_event("completed", status="tomorrow"), ResponseFailed, "status_mismatch"),
+        (response_event("incomplete", status="completed"), ResponseIncomplete, ""),
         (
-            end("incomplete", incomplete_details={"reason": "content_filter"}),
+            response_event("incomplete", incomplete_details={"reason": "content_filter"}),
             ResponseIncomplete,
             "content_filter",
         ),
-        (end("failed", status="completed"), ResponseFailed, "status_mismatch"),
-        (end("failed", error={"code": "server_error"}), ResponseFailed, "server_error"),
-        (end("failed", status="failed", error=None), ResponseFailed, "failed"),
-        (end("cancelled", status="cancelled"), ResponseFailed, "cancelled"),
-        (end("cancelled"), ResponseFailed, "cancelled"),
+        (response_event("failed", status="completed"), ResponseFailed, "status_mismatch"),
+        (response_event("failed", error={"code": "server_error"}), ResponseFailed, "server_error"),
+        (response_event("failed", status="failed", error=None), ResponseFailed, "failed"),
+        (response_event("cancelled", status="cancelled"), ResponseFailed, "cancelled"),
+        (response_event("cancelled"), ResponseFailed, "cancelled"),
     ],
 )
 def test_the_worse_of_type_and_status_counts(event: Message, kind: type, detail: str) -> None:
     """An end that contradicts itself is never success."""
-    found = decoded(sse([event]))[-1]
+    found = decode(encode_sse([event]))[-1]
     assert type(found) is kind
     assert getattr(found, "code", getattr(found, "reason", "")) == detail
-    assert assembled([found]).completed == (kind is ResponseCompleted)
+    assert assemble([found]).completed == (kind is ResponseCompleted)
 
 
 def test_an_end_without_its_response_is_an_end() -> None:
@@ -288,30 +288,32 @@ def test_an_end_without_its_response_is_an_end() -> None:
         {"type": "response.output_text.delta", "output_index": 0, "delta": "hi"},
         {"type": "response.completed"},
     ]
-    result = assembled(decoded(sse(events)))
+    result = assemble(decode(encode_sse(events)))
     assert (result.status, result.response_id, result.model) == ("completed", "resp_1", "m")
 
 
 def test_nothing_counts_after_the_end() -> None:
     """Words that trail a finished response belong to nobody."""
     late = {"type": "response.output_text.delta", "output_index": 5, "delta": "ghost"}
-    events = messages("text")
+    events = read_messages("text")
     decoder = ResponsesDecoder()
-    assert decoded(sse([*events, late]), decoder=decoder) == decoded(transcript("text"))
+    assert decode(encode_sse([*events, late]), decoder=decoder) == decode(read_transcript("text"))
     assert decoder.ended
 
 
 @pytest.mark.parametrize("usage", [None, 7, [], {"input_tokens": "many"}, {"input_tokens": -1}])
 def test_usage_in_odd_shapes_breaks_nothing(usage: Any) -> None:
     """Tokens that cannot be read are no tokens."""
-    found = decoded(sse([end("completed", usage=usage)]))[-1]
+    found = decode(encode_sse([response_event("completed", usage=usage)]))[-1]
     assert isinstance(found, ResponseCompleted)
     assert found.usage in (None, Usage())
 
 
 def test_a_total_that_is_missing_is_the_sum() -> None:
     """Servers that count in and out need not add."""
-    found = decoded(sse([end("completed", usage={"input_tokens": 3, "output_tokens": 4})]))[-1]
+    found = decode(
+        encode_sse([response_event("completed", usage={"input_tokens": 3, "output_tokens": 4})])
+    )[-1]
     assert isinstance(found, ResponseCompleted)
     assert found.usage == Usage(3, 0, 4, 0, 7)
 
@@ -340,22 +342,22 @@ def test_a_total_that_is_missing_is_the_sum() -> None:
 )
 def test_a_malformed_event_is_noted_and_survived(data: str) -> None:
     """The stream goes on, and finished items still make a whole response of it."""
-    stream = transcript("text")
+    stream = read_transcript("text")
     first, _, rest = stream.partition(b"\n\n")
     decoder = ResponsesDecoder()
     broken = first + b"\n\ndata: " + data.encode() + b"\n\n" + rest
-    events = decoded(broken, decoder=decoder)
+    events = decode(broken, decoder=decoder)
     assert [type(e) for e in events if isinstance(e, AnomalyNoted)] == [AnomalyNoted]
     assert decoder.malformed == 1
-    assert [e for e in events if not isinstance(e, AnomalyNoted)] == decoded(stream)
-    assert assembled(events).completed
+    assert [e for e in events if not isinstance(e, AnomalyNoted)] == decode(stream)
+    assert assemble(events).completed
 
 
 def test_a_malformed_event_fails_a_response_that_nothing_vouches_for() -> None:
     """If only deltas carry the words, a lost one may have been a word."""
-    events = [*messages("plain_server")]
+    events = [*read_messages("plain_server")]
     events.insert(3, {"type": "response.output_text.delta", "output_index": 0, "delta": None})
-    result = assembled(decoded(sse(events)))
+    result = assemble(decode(encode_sse(events)))
     assert (result.status, result.code) == ("failed", "damaged_stream")
     assert "response.output_text.delta" in result.message
 
@@ -364,8 +366,8 @@ def test_names_that_look_like_content_are_not_repeated(caplog: pytest.LogCapture
     """A secret in the place of a name stays out of the log."""
     secret = "sk-live secret words"
     caplog.set_level(logging.DEBUG)
-    decoded(sse([{"type": secret, secret: 1}, {"type": 7, secret: secret}]))
-    decoded(f"event: response.{secret}\ndata: {secret}\n\n".encode())
+    decode(encode_sse([{"type": secret, secret: 1}, {"type": 7, secret: secret}]))
+    decode(f"event: response.{secret}\ndata: {secret}\n\n".encode())
     assert caplog.records
     assert "secret words" not in caplog.text
 
@@ -373,7 +375,7 @@ def test_names_that_look_like_content_are_not_repeated(caplog: pytest.LogCapture
 def test_no_more_than_a_few_names_are_listed() -> None:
     """A huge object does not fill the log."""
     event = {"type": "response.output_text.delta", **{f"m{n}": n for n in range(1000)}}
-    (noted,) = decoded(sse([event]))
+    (noted,) = decode(encode_sse([event]))
     assert isinstance(noted, AnomalyNoted)
     assert len(noted.detail) < 300
 
@@ -392,7 +394,7 @@ MEMBERS += ["arguments", "sequence_number", "stream_id", "error", "summary_index
 @given(
     st.lists(
         st.fixed_dictionaries(
-            {"type": st.sampled_from([*TABLE, "response.content_part.added"])},
+            {"type": st.sampled_from([*EVENT_READERS, "response.content_part.added"])},
             optional=dict.fromkeys(MEMBERS, JSON),
         ),
         max_size=5,
@@ -400,7 +402,7 @@ MEMBERS += ["arguments", "sequence_number", "stream_id", "error", "summary_index
 )
 def test_no_event_of_any_shape_makes_the_decoder_raise(events: list[Message]) -> None:
     """Known types with members of any JSON type end in an outcome."""
-    outcome = assembled(decoded(sse(events)))
+    outcome = assemble(decode(encode_sse(events)))
     assert outcome.status in ("completed", "incomplete", "failed", "cut")
 
 
@@ -417,9 +419,9 @@ def test_no_item_of_any_shape_makes_the_assembler_raise(
     events = [
         {"type": "response.output_item.added", "output_index": 0, "item": item},
         {"type": "response.output_item.done", "output_index": 0, "item": item},
-        end("completed", output=[item, value]),
+        response_event("completed", output=[item, value]),
     ]
-    outcome = assembled(decoded(sse(events)))
+    outcome = assemble(decode(encode_sse(events)))
     assert outcome.status in ("completed", "failed")
 
 
@@ -429,7 +431,7 @@ def test_minus_infinity_costs_no_event() -> None:
         b'data: {"type":"response.output_text.delta","output_index":0,"delta":"hi",'
         b'"logprobs":[{"token":"hi","logprob":-Infinity}]}\n\n'
     )
-    assert decoded(stream) == [TextDelta("hi", "", 0)]
+    assert decode(stream) == [TextDelta("hi", "", 0)]
 
 
 def test_the_bounds_of_the_stream_are_kept() -> None:
@@ -444,7 +446,7 @@ def test_the_bounds_of_the_stream_are_kept() -> None:
 
 def test_an_emoji_split_over_two_deltas_is_put_together() -> None:
     """Each delta that is given out can be shown as it is."""
-    deltas = [e.delta for e in decoded(transcript("text")) if isinstance(e, TextDelta)]
+    deltas = [e.delta for e in decode(read_transcript("text")) if isinstance(e, TextDelta)]
     assert deltas == ["Hel", "lo", " ", "\U0001f600", " from", " Zürich", "."]
 
 
@@ -456,7 +458,7 @@ def test_halves_of_different_parts_do_not_meet() -> None:
         for half in (high, low)
         for kind, item in (("output_text", "a"), ("output_text", "b"), ("refusal", "a"))
     ]
-    assert decoded(sse(events)) == [
+    assert decode(encode_sse(events)) == [
         TextDelta("\U0001f600", "a", 0),
         TextDelta("\U0001f600", "b", 0),
         RefusalDelta("\U0001f600", "a", 0),
@@ -476,19 +478,19 @@ def test_a_lone_half_becomes_a_replacement_character() -> None:
         {"type": "response.output_text.delta", "output_index": 0, "delta": "b"},
         {"type": "response.output_text.done", "output_index": 0, "text": half},
         {"type": "response.output_item.done", "output_index": 0, "item": item},
-        end("completed", output=[item]),
+        response_event("completed", output=[item]),
     ]
-    for feed in (lambda: decoded(sse(events)), lambda: _by_message(events)):
+    for feed in (lambda: decode(encode_sse(events)), lambda: _decode_messages(events)):
         found = feed()
         assert found[:3] == [
             TextDelta("a", "", 0),
             TextDelta("\ufffdb", "", 0),
             PartCompleted("text", "a\ufffd", "", 0),
         ]
-        assert assembled(found).blocks[0].content[0].text == "a\ufffd"  # type: ignore[attr-defined]
+        assert assemble(found).blocks[0].content[0].text == "a\ufffd"  # type: ignore[attr-defined]
 
 
-def _by_message(events: list[Message]) -> list[Any]:
+def _decode_messages(events: list[Message]) -> list[Any]:
     decoder = ResponsesDecoder()
     return [found for event in events for found in decoder.feed_message(event)]
 
@@ -496,7 +498,7 @@ def _by_message(events: list[Message]) -> list[Any]:
 # Numbers.
 
 
-def numbered(*numbers: int) -> list[Message]:
+def numbered_deltas(*numbers: int) -> list[Message]:
     return [
         {
             "type": "response.output_text.delta",
@@ -511,7 +513,7 @@ def numbered(*numbers: int) -> list[Message]:
 def test_gaps_and_late_events_are_noted() -> None:
     """The stream goes on; the log and an event say what was amiss."""
     decoder = ResponsesDecoder()
-    events = decoded(sse(numbered(0, 2, 1, 3)), decoder=decoder)
+    events = decode(encode_sse(numbered_deltas(0, 2, 1, 3)), decoder=decoder)
     assert [e for e in events if isinstance(e, AnomalyNoted)] == [
         AnomalyNoted("gap", "events are missing before number 2"),
         AnomalyNoted("late", "event number 1 came late"),
@@ -522,12 +524,16 @@ def test_gaps_and_late_events_are_noted() -> None:
 
 def test_numbers_that_mean_nothing_lose_no_text(caplog: pytest.LogCaptureFixture) -> None:
     """A server that numbers everything 0 is read as if it did not number at all."""
-    events = decoded(sse(numbered(0, 0, 0, 0)))
+    events = decode(encode_sse(numbered_deltas(0, 0, 0, 0)))
     assert "".join(e.delta for e in events if isinstance(e, TextDelta)) == "<0><1><2><3>"
     assert caplog.text.count("the numbers are ignored") == 1
 
 
 def test_a_gap_without_finished_items_is_not_success() -> None:
     """Words may be missing, and nobody vouches for the rest."""
-    assert not assembled(decoded(sse([*numbered(0, 2), end("completed")]))).completed
-    assert assembled(decoded(sse([*numbered(0, 1), end("completed")]))).completed
+    assert not assemble(
+        decode(encode_sse([*numbered_deltas(0, 2), response_event("completed")]))
+    ).completed
+    assert assemble(
+        decode(encode_sse([*numbered_deltas(0, 1), response_event("completed")]))
+    ).completed

@@ -10,7 +10,7 @@ from kedge.errors import StreamTooLarge
 from kedge.events.sse import SSEDecoder, SSEMessage
 
 
-def decoded(*chunks: bytes, **bounds: int) -> list[SSEMessage]:
+def decode(*chunks: bytes, **bounds: int) -> list[SSEMessage]:
     decoder = SSEDecoder(**bounds)
     messages = [message for chunk in chunks for message in decoder.feed(chunk)]
     return messages + decoder.close()
@@ -20,12 +20,12 @@ def decoded(*chunks: bytes, **bounds: int) -> list[SSEMessage]:
 def test_lines_may_end_in_any_of_the_three_ways(end: str) -> None:
     """LF, CR and CRLF give the same messages."""
     text = "event: a\ndata: 1\n\ndata: 2\n\n".replace("\n", end)
-    assert decoded(text.encode()) == [SSEMessage("a", "1"), SSEMessage("", "2")]
+    assert decode(text.encode()) == [SSEMessage("a", "1"), SSEMessage("", "2")]
 
 
 def test_line_ends_may_be_mixed_in_one_stream() -> None:
     """A proxy that rewrites some of the line ends does no harm."""
-    assert decoded(b"data: 1\r\n\ndata: 2\r\rdata: 3\n\r\n") == [
+    assert decode(b"data: 1\r\n\ndata: 2\r\rdata: 3\n\r\n") == [
         SSEMessage("", "1"),
         SSEMessage("", "2"),
         SSEMessage("", "3"),
@@ -34,7 +34,7 @@ def test_line_ends_may_be_mixed_in_one_stream() -> None:
 
 def test_a_chunk_may_end_between_cr_and_lf() -> None:
     """The LF of a CRLF in the next chunk is no second line end."""
-    assert decoded(b"data: 1\r", b"\ndata: 2\r", b"\n\r", b"\n") == [SSEMessage("", "1\n2")]
+    assert decode(b"data: 1\r", b"\ndata: 2\r", b"\n\r", b"\n") == [SSEMessage("", "1\n2")]
 
 
 def test_a_message_is_given_as_soon_as_its_blank_line_is_seen() -> None:
@@ -48,29 +48,29 @@ def test_a_message_is_given_as_soon_as_its_blank_line_is_seen() -> None:
 
 def test_data_lines_are_joined_with_line_feeds() -> None:
     """A message of several data lines is one text, and only one blank after the colon is dropped."""
-    assert decoded(b"data: {\ndata:  1\ndata\ndata:}\n\n") == [SSEMessage("", "{\n 1\n\n}")]
+    assert decode(b"data: {\ndata:  1\ndata\ndata:}\n\n") == [SSEMessage("", "{\n 1\n\n}")]
 
 
 def test_comments_other_fields_and_empty_messages_say_nothing() -> None:
     """Keep-alives, ids, retry times and a name without data are passed over."""
     stream = b": ping\n\nid: 7\nretry: 10\nevent: lonely\n\n\n\ndata:\n\nbogus\ndata: 1\n\n"
-    assert decoded(stream) == [SSEMessage("", "1")]
+    assert decode(stream) == [SSEMessage("", "1")]
 
 
 def test_a_byte_order_mark_is_dropped_at_the_start_only() -> None:
     """A BOM in pieces at the start is not part of the first field's name."""
-    assert decoded(b"\xef", b"\xbb\xbfdata", b": \xef\xbb\xbf1\n\n") == [SSEMessage("", "\ufeff1")]
+    assert decode(b"\xef", b"\xbb\xbfdata", b": \xef\xbb\xbf1\n\n") == [SSEMessage("", "\ufeff1")]
 
 
 def test_only_real_line_ends_end_a_line() -> None:
     """Vertical tab, form feed, NEL and U+2028 are text."""
     text = "a\x0bb\x0cc\x1cd\x85e\u2028f"
-    assert decoded(f"data: {text}\n\n".encode()) == [SSEMessage("", text)]
+    assert decode(f"data: {text}\n\n".encode()) == [SSEMessage("", text)]
 
 
 def test_bytes_that_are_not_utf8_are_replaced() -> None:
     """A damaged byte costs one character, not the stream."""
-    assert decoded(b"data: a\xffb\n\ndata: c\n\n") == [
+    assert decode(b"data: a\xffb\n\ndata: c\n\n") == [
         SSEMessage("", "a\ufffdb"),
         SSEMessage("", "c"),
     ]
@@ -78,10 +78,10 @@ def test_bytes_that_are_not_utf8_are_replaced() -> None:
 
 def test_a_last_message_without_its_blank_line_is_given_at_the_end() -> None:
     """Whoever reads it sees whether it is whole."""
-    assert decoded(b"data: 1\n\ndata: 2\n") == [SSEMessage("", "1"), SSEMessage("", "2")]
-    assert decoded(b"data: 1\n\ndata: 2") == [SSEMessage("", "1"), SSEMessage("", "2")]
-    assert decoded(b"data: 1\n\n") == [SSEMessage("", "1")]
-    assert decoded() == []
+    assert decode(b"data: 1\n\ndata: 2\n") == [SSEMessage("", "1"), SSEMessage("", "2")]
+    assert decode(b"data: 1\n\ndata: 2") == [SSEMessage("", "1"), SSEMessage("", "2")]
+    assert decode(b"data: 1\n\n") == [SSEMessage("", "1")]
+    assert decode() == []
 
 
 STREAM = (
@@ -91,8 +91,8 @@ STREAM = (
 
 def test_a_stream_fed_byte_by_byte_gives_the_same_messages() -> None:
     """Characters and line ends that are split are put together again."""
-    assert decoded(*(bytes([byte]) for byte in STREAM)) == decoded(STREAM)
-    assert decoded(STREAM) == [
+    assert decode(*(bytes([byte]) for byte in STREAM)) == decode(STREAM)
+    assert decode(STREAM) == [
         SSEMessage("x", "h\u00e9 \U0001f600"),
         SSEMessage("", "1\n2"),
         SSEMessage("", "[DONE]"),
@@ -104,14 +104,14 @@ def test_any_chunking_gives_the_same_messages(cuts: list[int]) -> None:
     """Where a stream is cut into chunks, empty ones included, makes no difference."""
     edges = [0, *sorted(cuts), len(STREAM)]
     chunks = [STREAM[a:b] for a, b in pairwise(edges)]
-    assert decoded(*chunks) == decoded(STREAM)
+    assert decode(*chunks) == decode(STREAM)
 
 
 @given(st.lists(st.sampled_from([b"data: x", b"data", b"\r", b"\n", b":", b"event: e", b" "])))
 def test_any_bytes_whole_or_in_pieces_mean_the_same(pieces: list[bytes]) -> None:
     """Even nonsense is read the same way in every chunking."""
     whole = b"".join(pieces)
-    assert decoded(*pieces) == decoded(whole) == decoded(*(bytes([byte]) for byte in whole))
+    assert decode(*pieces) == decode(whole) == decode(*(bytes([byte]) for byte in whole))
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
@@ -120,7 +120,7 @@ def test_a_line_beyond_its_bound_is_refused(size: int) -> None:
     stream = b"data: " + b"x" * 200 + b"\n\n"
     chunks = [stream[start : start + size] for start in range(0, len(stream), size)]
     with pytest.raises(StreamTooLarge) as caught:
-        decoded(*chunks, max_line=100)
+        decode(*chunks, max_line=100)
     assert (caught.value.what, caught.value.limit) == ("line", 100)
 
 
@@ -128,7 +128,7 @@ def test_a_line_beyond_its_bound_is_refused(size: int) -> None:
 def test_a_message_beyond_its_bound_is_refused(line: bytes) -> None:
     """Endless data lines without a blank one are refused too, even empty ones."""
     with pytest.raises(StreamTooLarge, match="message of more than 100 bytes"):
-        decoded(*[line] * 200, max_message=100)
+        decode(*[line] * 200, max_message=100)
 
 
 def test_messages_within_the_bounds_may_go_on_for_ever() -> None:

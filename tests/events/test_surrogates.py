@@ -5,44 +5,49 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.events.surrogates import SplitCharacters, is_torn, joined_halves, mended
+from kedge.events.surrogates import (
+    SurrogateJoiner,
+    has_surrogates,
+    join_surrogates,
+    repair_surrogates,
+)
 
 HIGH, LOW = "\ud83d", "\ude00"
 
 
 def test_halves_that_meet_become_one_character() -> None:
     """As JSON means them."""
-    assert joined_halves(f"a{HIGH}{LOW}b") == "a\U0001f600b"
+    assert join_surrogates(f"a{HIGH}{LOW}b") == "a\U0001f600b"
 
 
 def test_lone_halves_are_replaced_one_by_one() -> None:
     """Nothing else is lost with them."""
-    assert joined_halves(f"a{HIGH}b{LOW}{HIGH}") == "a\ufffdb\ufffd\ufffd"
+    assert join_surrogates(f"a{HIGH}b{LOW}{HIGH}") == "a\ufffdb\ufffd\ufffd"
 
 
 def test_a_value_is_mended_all_the_way_down() -> None:
     """Texts and keys, in objects and arrays; everything else is left as it is."""
-    assert mended({f"k{HIGH}": [f"{HIGH}{LOW}", 1, None, {"x": LOW}]}) == {
+    assert repair_surrogates({f"k{HIGH}": [f"{HIGH}{LOW}", 1, None, {"x": LOW}]}) == {
         "k\ufffd": ["\U0001f600", 1, None, {"x": "\ufffd"}]
     }
 
 
 def test_only_torn_text_is_torn() -> None:
     """Whole characters of any plane are whole."""
-    assert not is_torn("plain")
-    assert not is_torn("Zürich \U0001f600")
-    assert is_torn(f"x{LOW}")
+    assert not has_surrogates("plain")
+    assert not has_surrogates("Zürich \U0001f600")
+    assert has_surrogates(f"x{LOW}")
 
 
 def test_a_first_half_waits_for_its_second() -> None:
     """And not longer than that."""
-    split = SplitCharacters()
-    assert split.take("k", f"a{HIGH}") == "a"
-    assert split.take("other", "b") == "b"
-    assert split.take("k", f"{LOW}c") == "\U0001f600c"
-    assert split.take("k", HIGH) == ""
-    split.forget("k")
-    assert split.take("k", LOW) == "\ufffd"
+    split = SurrogateJoiner()
+    assert split.feed("k", f"a{HIGH}") == "a"
+    assert split.feed("other", "b") == "b"
+    assert split.feed("k", f"{LOW}c") == "\U0001f600c"
+    assert split.feed("k", HIGH) == ""
+    split.discard("k")
+    assert split.feed("k", LOW) == "\ufffd"
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.data())
@@ -58,7 +63,7 @@ def test_any_text_cut_between_any_two_code_units_is_put_together(
         b"".join(units[a:b]).decode("utf-16-le", "surrogatepass")
         for a, b in itertools.pairwise(edges)
     ]
-    split = SplitCharacters()
-    given_out = [split.take("k", piece) for piece in pieces]
+    split = SurrogateJoiner()
+    given_out = [split.feed("k", piece) for piece in pieces]
     assert "".join(given_out) == text
-    assert not any(is_torn(piece) for piece in given_out)
+    assert not any(has_surrogates(piece) for piece in given_out)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.loops import run_sync
+from kedge.event_loops import run_sync
 from kedge.testing import TestServer, serve
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -22,7 +22,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestServer]:
         yield running
 
 
-def hello(file: Path, text: str) -> str:
+def run_hello(file: Path, text: str) -> str:
     """Run the example in a process of its own."""
     command = [sys.executable, str(EXAMPLES / "hello_with_state.py"), str(file), text]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
@@ -33,8 +33,8 @@ def hello(file: Path, text: str) -> str:
 def test_hello_with_state_over_two_processes(server: TestServer, tmp_path: Path) -> None:
     """The second process knows what was said in the first, and sends only what is new."""
     file = tmp_path / "hello.state"
-    assert "My name is Ada." in hello(file, "My name is Ada.")
-    second = hello(file, "What is my name?")
+    assert "My name is Ada." in run_hello(file, "My name is Ada.")
+    second = run_hello(file, "What is my name?")
     assert second.startswith("Your name is Ada.\nChained on resp_")
     first, last = (each.body for each in server.requests)
     assert len(first["input"]) == 2  # the event, and what was said

@@ -72,7 +72,7 @@ async def test_expiry_by_deletion(engine: ResponsesEngine) -> None:
     async with engine:
         turn = await engine.run(Turn([user("Remember the word heron. Answer with OK.")]))
         deleted = turn.blocks[-1].response_id
-        await engine.transport.call("delete", f"/responses/{deleted}")
+        await engine.transport.request_json("delete", f"/responses/{deleted}")
         async with engine.stream(turn.append(user("Which word?"))) as stream:
             events = [event async for event in stream]
     assert any(isinstance(event, Healed) for event in events)

@@ -1,12 +1,12 @@
 """Middlewares compose like functions, and everybody can see what each of them did."""
 
 from kedge.engines import Engine, Middleware
-from kedge.middleware import Wrapped, two_phase, with_middleware
+from kedge.middleware import BaseMiddleware, two_phase, with_middleware
 from kedge.turns import Turn, assistant, user
-from middleware.scripted import Scripted
+from middleware.scripted_engine import ScriptedEngine
 
 
-def tagging(word: str) -> Middleware:
+def make_tagger(word: str) -> Middleware:
     """A middleware that adds its word on the way in and on the way out."""
 
     def before(turn: Turn) -> Turn:
@@ -20,8 +20,8 @@ def tagging(word: str) -> Middleware:
 
 async def test_the_first_middleware_is_the_outermost() -> None:
     """It sees the Turn first on the way in and last on the way out."""
-    engine = Scripted([assistant("hello")])
-    stack = with_middleware(engine, tagging("outer"), tagging("inner"))
+    engine = ScriptedEngine([assistant("hello")])
+    stack = with_middleware(engine, make_tagger("outer"), make_tagger("inner"))
     turn = await stack.run(Turn([user("hi")]))
     expected = [
         user("hi"),
@@ -36,15 +36,15 @@ async def test_the_first_middleware_is_the_outermost() -> None:
 
 async def test_no_middleware_is_the_engine_itself() -> None:
     """An empty stack adds nothing."""
-    engine = Scripted()
+    engine = ScriptedEngine()
     assert with_middleware(engine) is engine
     assert with_middleware(engine, lambda inner: inner) is engine
 
 
 async def test_each_block_knows_which_middleware_added_it() -> None:
     """A middleware need not say so: blocks that it adds are marked with its name."""
-    engine = Scripted([assistant("hello")])
-    turn = await with_middleware(engine, tagging("careful")).run(Turn([user("hi")]))
+    engine = ScriptedEngine([assistant("hello")])
+    turn = await with_middleware(engine, make_tagger("careful")).run(Turn([user("hi")]))
     assert [block.origin for block in turn.blocks] == ["user", "careful", "engine", "careful"]
 
 
@@ -58,7 +58,7 @@ async def test_the_trace_tells_what_each_middleware_changed() -> None:
     def prune(turn: Turn) -> Turn:
         return turn.remove(turn.blocks[0].id)
 
-    engine = Scripted([assistant("hello")])
+    engine = ScriptedEngine([assistant("hello")])
     stack = with_middleware(engine, two_phase(edit, name="editor"), two_phase(None, prune))
     async with stack.stream(Turn([user("one"), user("two")])) as stream:
         await stream.finish()
@@ -71,8 +71,8 @@ async def test_the_trace_tells_what_each_middleware_changed() -> None:
 
 async def test_a_middleware_that_does_nothing_leaves_no_trace() -> None:
     """Passing a Turn on is no change, whatever the engine appends."""
-    engine = Scripted([assistant("hello")])
-    async with with_middleware(engine, Wrapped).stream(Turn([user("hi")])) as stream:
+    engine = ScriptedEngine([assistant("hello")])
+    async with with_middleware(engine, BaseMiddleware).stream(Turn([user("hi")])) as stream:
         await stream.finish()
     assert stream.trace == []
 
@@ -80,7 +80,7 @@ async def test_a_middleware_that_does_nothing_leaves_no_trace() -> None:
 async def test_a_class_or_a_function_may_be_a_middleware() -> None:
     """Whatever takes an engine and gives one is a middleware."""
 
-    class Shout(Wrapped):
+    class Shout(BaseMiddleware):
         name = "shout"
 
         def leave(self, turn: Turn) -> Turn:
@@ -90,13 +90,15 @@ async def test_a_class_or_a_function_may_be_a_middleware() -> None:
         return Shout(engine)
 
     for middleware in (Shout, plain):
-        turn = await with_middleware(Scripted([assistant("x")]), middleware).run(Turn([user("y")]))
+        turn = await with_middleware(ScriptedEngine([assistant("x")]), middleware).run(
+            Turn([user("y")])
+        )
         assert turn.blocks[-1].origin == "shout"
 
 
 async def test_a_dry_run_goes_through_the_middlewares() -> None:
     """The plan is that of the Turn as it would be sent."""
-    stack = with_middleware(Scripted(), tagging("careful"))
+    stack = with_middleware(ScriptedEngine(), make_tagger("careful"))
     assert stack.plan(Turn([user("hi")])).full_blocks == 2
 
 
@@ -106,6 +108,6 @@ async def test_async_phases_are_awaited() -> None:
     async def before(turn: Turn) -> Turn:
         return turn.append(user("more"))
 
-    stack = with_middleware(Scripted([assistant("hello")]), two_phase(before))
+    stack = with_middleware(ScriptedEngine([assistant("hello")]), two_phase(before))
     assert stack.plan(Turn([user("hi")])).full_blocks == 1
     assert len(await stack.run(Turn([user("hi")]))) == 3

@@ -7,12 +7,12 @@ import pytest
 from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
 
-from engines.odd import odd_server, whole
+from engines.fake_server import json_response, serve_handler
 from kedge.errors import Blocked, StreamCut
 from kedge.events import TextDelta
 from kedge.events.run import ToolFinished, ToolStarted
 from kedge.middleware import block, guard, redact, tools, with_middleware
-from kedge.middleware.guard import guarded
+from kedge.middleware.guard import apply_rules
 from kedge.providers import connect
 from kedge.turns import (
     AssistantBlock,
@@ -29,14 +29,14 @@ from kedge.turns import (
     tool_call,
     user,
 )
-from kedge.turns.frozen import thaw
-from kedge.turns.jsonform import dumps
-from middleware.scripted import Scripted
+from kedge.turns.frozen_json import thaw
+from kedge.turns.json_codec import dumps
+from middleware.scripted_engine import ScriptedEngine
 
 
 async def test_redaction_changes_what_is_sent_and_what_is_kept() -> None:
     """The secret is in neither the request nor the Turn that comes back."""
-    engine = Scripted([assistant("ok")])
+    engine = ScriptedEngine([assistant("ok")])
     stack = with_middleware(engine, guard(redact(r"\d{4}")))
     turn = await stack.run(Turn([user("my code is 4711"), tool_call("f", '{"pin": "4711"}')]))
     assert "4711" not in str([repr(each) for each in engine.turns[0].blocks])
@@ -46,7 +46,7 @@ async def test_redaction_changes_what_is_sent_and_what_is_kept() -> None:
 async def test_redacted_reasoning_loses_its_seal() -> None:
     """Reasoning that holds the secret is emptied, encrypted content included."""
     thought = reasoning("the code is 4711", encrypted_content="seal")
-    engine = Scripted([thought, assistant("ok")])
+    engine = ScriptedEngine([thought, assistant("ok")])
     turn = await with_middleware(engine, guard(redact(r"\d{4}"))).run(Turn([user("hi")]))
     kept = turn.blocks[1]
     assert isinstance(kept, ReasoningBlock)
@@ -55,7 +55,7 @@ async def test_redacted_reasoning_loses_its_seal() -> None:
 
 async def test_nothing_is_shown_that_is_redacted_a_moment_later() -> None:
     """With rules for the way out, text is shown only when it is whole and clean."""
-    engine = Scripted([assistant("the code is 4711")])
+    engine = ScriptedEngine([assistant("the code is 4711")])
     async with with_middleware(engine, guard(redact(r"\d{4}"))).stream(Turn([user("?")])) as stream:
         shown = [event.delta async for event in stream if isinstance(event, TextDelta)]
     assert shown == ["the code is [redacted]"]
@@ -67,7 +67,7 @@ async def test_nothing_is_shown_that_is_redacted_a_moment_later() -> None:
 
 async def test_a_blocked_turn_is_not_sent() -> None:
     """The error names the rule and never the content."""
-    engine = Scripted([assistant("ok")])
+    engine = ScriptedEngine([assistant("ok")])
     stack = with_middleware(engine, guard(block("hunter2", name="passwords", direction="in")))
     with pytest.raises(Blocked) as caught:
         await stack.run(Turn([user("it is hunter2")]))
@@ -78,7 +78,7 @@ async def test_a_blocked_turn_is_not_sent() -> None:
 
 async def test_an_answer_can_be_blocked() -> None:
     """A rule for the way out stops an answer."""
-    engine = Scripted([assistant("it is hunter2")])
+    engine = ScriptedEngine([assistant("it is hunter2")])
     stack = with_middleware(engine, guard(block("hunter2", name="passwords", direction="out")))
     with pytest.raises(Blocked, match="passwords"):
         await stack.run(Turn([user("what is it?")]))
@@ -89,7 +89,7 @@ async def test_half_an_answer_is_guarded_as_well() -> None:
     error = StreamCut("cut")
     error.turn = Turn([user("?"), assistant("the code is 4711")])
     error.partial = (assistant("the code is 4711"),)
-    stack = with_middleware(Scripted(error), guard(redact(r"\d{4}", direction="out")))
+    stack = with_middleware(ScriptedEngine(error), guard(redact(r"\d{4}", direction="out")))
     with pytest.raises(StreamCut) as caught:
         await stack.run(Turn([user("?")]))
     assert caught.value.turn is not None
@@ -105,7 +105,7 @@ async def test_what_tools_say_is_shown_guarded() -> None:
         """Tell the code."""
         return "it is 4711"
 
-    engine = Scripted([tool_call("code", "{}", call_id="call_1")], [assistant("done")])
+    engine = ScriptedEngine([tool_call("code", "{}", call_id="call_1")], [assistant("done")])
     stack = with_middleware(engine, guard(redact(r"\d{4}", direction="out")), tools(code))
     async with stack.stream(Turn([user("?")])) as stream:
         shown = [e async for e in stream if isinstance(e, ToolStarted | ToolFinished)]
@@ -131,7 +131,7 @@ SEARCH = FrozenMap(
 
 async def test_words_inside_unknown_items_are_redacted() -> None:
     """At any depth; ids stay what they are, and what is sealed goes with what was in it."""
-    engine = Scripted([OpaqueBlock(SEARCH), assistant("ok")])
+    engine = ScriptedEngine([OpaqueBlock(SEARCH), assistant("ok")])
     turn = await with_middleware(engine, guard(redact(r"\d{4}"))).run(Turn([user("hi")]))
     kept = turn.blocks[1]
     assert isinstance(kept, OpaqueBlock)
@@ -163,7 +163,7 @@ async def test_what_does_not_match_is_left_as_it_is() -> None:
         reasoning("thoughts", encrypted_content="seal"),
     ]
     turn = Turn(blocks)
-    assert all(map(is_, guarded(turn, (redact("hunter2"),)).blocks, blocks))
+    assert all(map(is_, apply_rules(turn, (redact("hunter2"),)).blocks, blocks))
 
 
 def test_no_corner_of_a_block_keeps_a_secret() -> None:
@@ -182,7 +182,7 @@ def test_no_corner_of_a_block_keeps_a_secret() -> None:
             ),
         ]
     )
-    clean = guarded(turn, (redact(secret),))
+    clean = apply_rules(turn, (redact(secret),))
     assert secret in dumps(turn)
     assert secret not in dumps(clean)
     assert "seal" not in dumps(clean)
@@ -196,9 +196,11 @@ async def test_a_redacted_item_does_not_leak_over_the_wire() -> None:
         bodies.append(await request.body())
         said = {"type": "message", "role": "assistant", "content": "done", "id": f"m{len(bodies)}"}
         call = {"type": "mcp_call", "id": f"mcp{len(bodies)}", "output": "the code is 4711"}
-        return whole({"id": f"resp_{len(bodies)}", "status": "completed", "output": [call, said]})
+        return json_response(
+            {"id": f"resp_{len(bodies)}", "status": "completed", "output": [call, said]}
+        )
 
-    with odd_server(answer) as url:
+    with serve_handler(answer) as url:
         async with connect(f"responses:{url}#m", max_retries=0) as engine:
             stack = with_middleware(engine, guard(redact(r"\d{4}")))
             turn = await stack.run(Turn([user("hi")]))

@@ -7,10 +7,10 @@ import pytest
 from kedge.errors import EngineError
 from kedge.events.run import FellBack, Healed, ModeChanged, ServerForgot
 from kedge.middleware import log, with_middleware
-from kedge.middleware.log import told
+from kedge.middleware.log import describe_event
 from kedge.observe import TRACE
 from kedge.turns import Turn, assistant, user
-from middleware.scripted import Scripted
+from middleware.scripted_engine import ScriptedEngine
 
 
 async def test_the_log_tells_what_passes_and_never_content(
@@ -18,7 +18,7 @@ async def test_the_log_tells_what_passes_and_never_content(
 ) -> None:
     """Records have levels from TRACE to ERROR and ids as fields; the words said are in none."""
     caplog.set_level(TRACE, "kedge.run")
-    engine = Scripted([assistant("the answer is 4711")], EngineError("broken"))
+    engine = ScriptedEngine([assistant("the answer is 4711")], EngineError("broken"))
     stack = with_middleware(engine, log())
     turn = await stack.run(Turn([user("tell me the secret")]))
     with pytest.raises(EngineError):
@@ -41,4 +41,4 @@ async def test_the_log_tells_what_passes_and_never_content(
 )
 def test_what_a_user_should_know_of_is_a_warning(event: object) -> None:
     """Fallbacks, healing, changes of mode and forgetting are told at warning level."""
-    assert told(event)[0] == logging.WARNING  # type: ignore[arg-type]
+    assert describe_event(event)[0] == logging.WARNING  # type: ignore[arg-type]

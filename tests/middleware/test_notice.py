@@ -1,9 +1,9 @@
 """Ids are told as soon as the server has acknowledged a response."""
 
 from kedge.events import TextDelta
-from kedge.middleware import notice, with_middleware
+from kedge.middleware import on_response_started, with_middleware
 from kedge.turns import Turn, assistant, user
-from middleware.scripted import Scripted
+from middleware.scripted_engine import ScriptedEngine
 
 
 async def test_the_listener_hears_the_id_before_the_answer() -> None:
@@ -15,8 +15,10 @@ async def test_the_listener_hears_the_id_before_the_answer() -> None:
 
     for hear in (listen, heard.append):
         heard.clear()
-        engine = Scripted([assistant("a")])
-        async with with_middleware(engine, notice(hear)).stream(Turn([user("hi")])) as stream:
+        engine = ScriptedEngine([assistant("a")])
+        async with with_middleware(engine, on_response_started(hear)).stream(
+            Turn([user("hi")])
+        ) as stream:
             async for event in stream:
                 if isinstance(event, TextDelta):
                     assert heard == ["resp_1"]

@@ -6,7 +6,7 @@ from typing import Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.middleware import repair, repaired, with_middleware
+from kedge.middleware import repair, repair_turn, with_middleware
 from kedge.planning import find_best_anchor, find_problems, plan_request, record_response
 from kedge.turns import (
     Block,
@@ -18,19 +18,19 @@ from kedge.turns import (
     tool_result,
     user,
 )
-from middleware.scripted import Scripted
+from middleware.scripted_engine import ScriptedEngine
 
 
 def test_a_dangling_call_is_completed_visibly() -> None:
     """The missing result is there to be seen, and says what happened."""
-    turn = repaired(Turn([user("go"), tool_call("f", {}, call_id="c1")]))
+    turn = repair_turn(Turn([user("go"), tool_call("f", {}, call_id="c1")]))
     assert turn.blocks[-1].origin == "repair"
     assert find_problems(turn) == ()
 
 
 def test_a_dangling_call_can_be_removed_instead() -> None:
     """Whoever prefers it loses the call."""
-    turn = repaired(Turn([user("go"), tool_call("f", {}, call_id="c1")]), "remove")
+    turn = repair_turn(Turn([user("go"), tool_call("f", {}, call_id="c1")]), "remove")
     assert [each.kind for each in turn.blocks] == ["user"]
 
 
@@ -40,12 +40,12 @@ def test_results_are_put_behind_the_whole_answer() -> None:
     plan = plan_request(asked, scope="s", now=0.0)
     calls = [tool_call("f", {}, call_id="c1"), tool_call("f", {}, call_id="c2")]
     turn = record_response(asked, calls, response_id="r", plan=plan, created_at=0.0)
-    mended = repaired(turn)
+    mended = repair_turn(turn)
     assert [each.kind for each in mended.blocks[1:3]] == ["tool_call", "tool_call"]
     assert find_best_anchor(mended) == "r"
 
 
-moves = st.lists(
+block_lists = st.lists(
     st.one_of(
         st.builds(lambda c: tool_call("f", {}, call_id=c), st.sampled_from("abc")),
         st.builds(lambda c: tool_result(c, "x"), st.sampled_from("abc")),
@@ -55,22 +55,24 @@ moves = st.lists(
     ),
     max_size=10,
 )
-ways: st.SearchStrategy[Literal["complete", "remove"]] = st.sampled_from(("complete", "remove"))
+repair_modes: st.SearchStrategy[Literal["complete", "remove"]] = st.sampled_from(
+    ("complete", "remove")
+)
 
 
-@given(moves, ways)
+@given(block_lists, repair_modes)
 def test_any_turn_can_be_repaired(
     blocks: Sequence[Block], how: Literal["complete", "remove"]
 ) -> None:
     """Whatever is wrong with the calls, the repaired Turn can be sent, and repair is final."""
-    turn = repaired(Turn(blocks), how)
+    turn = repair_turn(Turn(blocks), how)
     assert find_problems(turn) == ()
-    assert repaired(turn) is turn
+    assert repair_turn(turn) is turn
 
 
 async def test_repair_works_before_planning() -> None:
     """As a middleware it mends what would be unsendable."""
-    engine = Scripted([assistant("fine")])
+    engine = ScriptedEngine([assistant("fine")])
     turn = Turn([user("go"), tool_result("c9", "orphan")])
     await with_middleware(engine, repair()).run(turn)
     assert find_problems(engine.turns[0]) == ()
@@ -79,7 +81,7 @@ async def test_repair_works_before_planning() -> None:
 def test_many_faults_are_mended_at_once_in_the_order_of_the_calls() -> None:
     """A Turn is rebuilt once or twice, however many calls dangle, and results follow their calls."""
     calls = [tool_call("f", "{}", call_id=f"call_{i}") for i in range(5_000)]
-    mended = repaired(Turn([user("?"), *calls, user("!")]))
+    mended = repair_turn(Turn([user("?"), *calls, user("!")]))
     answered = [b.call_id for b in mended.blocks if isinstance(b, ToolResultBlock)]
     assert answered == [call.call_id for call in calls]
     assert mended.blocks[-1] == user("!")

@@ -10,7 +10,7 @@ from kedge.errors import EngineError, RateLimited, StreamCut
 from kedge.events import TextDelta
 from kedge.middleware import retry, two_phase, with_middleware
 from kedge.turns import Turn, UserBlock, assistant, user
-from middleware.scripted import Scripted
+from middleware.scripted_engine import ScriptedEngine
 
 
 async def test_what_may_succeed_later_is_tried_again() -> None:
@@ -21,7 +21,7 @@ async def test_what_may_succeed_later_is_tried_again() -> None:
         pauses.append(seconds)
 
     limited = RateLimited("slow down", retryable=True, retry_after=7)
-    engine = Scripted(StreamCut("cut", retryable=True), limited, [assistant("ok")])
+    engine = ScriptedEngine(StreamCut("cut", retryable=True), limited, [assistant("ok")])
     turn = await with_middleware(engine, retry(3, sleep=sleep)).run(Turn([user("hi")]))
     assert len(turn) == 2
     assert 0 < pauses[0] <= 0.5
@@ -37,7 +37,7 @@ async def test_what_may_succeed_later_is_tried_again() -> None:
 )
 async def test_what_cannot_succeed_is_told(answers: Sequence[Any], tries: int) -> None:
     """A refusal is told at once; attempts are counted."""
-    engine = Scripted(*answers)
+    engine = ScriptedEngine(*answers)
     with pytest.raises(EngineError):
         await with_middleware(engine, retry(2, sleep=_no_sleep)).run(Turn([user("hi")]))
     assert len(engine.turns) == tries
@@ -46,7 +46,7 @@ async def test_what_cannot_succeed_is_told(answers: Sequence[Any], tries: int) -
 async def test_what_was_shown_is_never_retried() -> None:
     """Once a word was shown, a second answer would contradict it."""
 
-    class Half(Scripted):
+    class Half(ScriptedEngine):
         async def events(self, turn: Turn, request: Request) -> Events:
             self.turns.append(turn)
             yield TextDelta("half")
@@ -77,7 +77,7 @@ async def test_middlewares_inside_see_the_same_turn_again() -> None:
         error.turn = turn
         raise error
 
-    engine = Scripted(fails, [assistant("ok")])
+    engine = ScriptedEngine(fails, [assistant("ok")])
     stack = with_middleware(engine, retry(sleep=sleep), two_phase(noted))
     turn = await stack.run(Turn([user("hi")]))
     assert [block.text for block in turn.blocks if isinstance(block, UserBlock)] == ["hi", "a note"]

@@ -2,12 +2,12 @@
 
 from kedge.middleware import system_prompt, with_middleware
 from kedge.turns import Turn, assistant, system, user
-from middleware.scripted import Scripted
+from middleware.scripted_engine import ScriptedEngine
 
 
 async def test_running_again_replaces_the_prompt() -> None:
     """There is never more than one prompt of ours, and the caller's own stays."""
-    engine = Scripted([assistant("a")], [assistant("b")])
+    engine = ScriptedEngine([assistant("a")], [assistant("b")])
     texts = iter(["one", "two"])
     stack = with_middleware(engine, system_prompt(lambda _: next(texts)))
     turn = await stack.run(Turn([system("mine"), user("hi")]))

@@ -5,11 +5,11 @@ import pytest
 
 from kedge.errors import EngineError
 from kedge.events.run import ToolFinished, ToolStarted
-from kedge.middleware import open_calls, tools, with_middleware
+from kedge.middleware import find_open_calls, tools, with_middleware
 from kedge.planning import find_problems
-from kedge.tools import Refuse, Toolbox, tool
+from kedge.tools import Deny, Toolbox, tool
 from kedge.turns import Block, ToolResultBlock, Turn, assistant, tool_call, tool_result, user
-from middleware.scripted import Scripted
+from middleware.scripted_engine import ScriptedEngine
 
 
 def add(a: int, b: int) -> int:
@@ -17,22 +17,24 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-def call(number: int, name: str = "add", arguments: str = '{"a": 1, "b": 2}') -> Block:
+def make_call(number: int, name: str = "add", arguments: str = '{"a": 1, "b": 2}') -> Block:
     """A call of a tool."""
     return tool_call(name, arguments, call_id=f"call_{number}")
 
 
-def results(turn: Turn) -> list[str]:
+def result_texts(turn: Turn) -> list[str]:
     """The texts of the tool results, in order."""
     return [block.text for block in turn.blocks if isinstance(block, ToolResultBlock)]
 
 
 async def test_calls_are_run_until_the_model_answers() -> None:
     """Each round's results go back, and the loop ends with an answer without calls."""
-    engine = Scripted([call(1)], [call(2, arguments='{"a": 3, "b": 4}')], [assistant("done")])
+    engine = ScriptedEngine(
+        [make_call(1)], [make_call(2, arguments='{"a": 3, "b": 4}')], [assistant("done")]
+    )
     async with with_middleware(engine, tools(add)).stream(Turn([user("go")])) as stream:
         events = [event async for event in stream]
-    assert results(stream.turn) == ["3", "7"]
+    assert result_texts(stream.turn) == ["3", "7"]
     assert [request.tools[0]["name"] for request in engine.requests] == ["add"] * 3
     assert sum(isinstance(event, ToolStarted) for event in events) == 2
     assert [e.outcome for e in events if isinstance(e, ToolFinished)] == ["ok", "ok"]
@@ -51,9 +53,11 @@ async def test_parallel_calls_keep_their_order() -> None:
         first_done.set()
         return "fast"
 
-    engine = Scripted([call(1, "slow", "{}"), call(2, "fast", "{}")], [assistant("done")])
+    engine = ScriptedEngine(
+        [make_call(1, "slow", "{}"), make_call(2, "fast", "{}")], [assistant("done")]
+    )
     turn = await with_middleware(engine, tools(slow, fast)).run(Turn([user("go")]))
-    assert results(turn) == ["slow", "fast"]
+    assert result_texts(turn) == ["slow", "fast"]
 
 
 async def test_wrong_arguments_and_exceptions_become_results() -> None:
@@ -62,12 +66,16 @@ async def test_wrong_arguments_and_exceptions_become_results() -> None:
     def broken() -> str:
         raise ValueError("no luck")
 
-    engine = Scripted(
-        [call(1, arguments='{"a": "x"}'), call(2, "broken", "{}"), call(3, "nothing", "{}")],
+    engine = ScriptedEngine(
+        [
+            make_call(1, arguments='{"a": "x"}'),
+            make_call(2, "broken", "{}"),
+            make_call(3, "nothing", "{}"),
+        ],
         [assistant("sorry")],
     )
     turn = await with_middleware(engine, tools(add, broken)).run(Turn([user("go")]))
-    wrong, failed, unknown = results(turn)
+    wrong, failed, unknown = result_texts(turn)
     assert "a" in wrong
     assert "no luck" in failed
     assert "add" in unknown
@@ -76,17 +84,17 @@ async def test_wrong_arguments_and_exceptions_become_results() -> None:
 
 async def test_the_limit_of_rounds_ends_in_an_answer_without_tools() -> None:
     """Open calls are answered with words that say so, and the model is asked for words."""
-    engine = Scripted([call(1)], [call(2)], [assistant("done")])
+    engine = ScriptedEngine([make_call(1)], [make_call(2)], [assistant("done")])
     turn = await with_middleware(engine, tools(add, max_rounds=1)).run(Turn([user("go")]))
-    assert results(turn)[0] == "3"
-    assert "limit of 1 rounds" in results(turn)[1]
+    assert result_texts(turn)[0] == "3"
+    assert "limit of 1 rounds" in result_texts(turn)[1]
     assert engine.requests[-1].params["tool_choice"] == "none"
     assert find_problems(turn) == ()
 
 
 async def test_a_model_that_cannot_stop_leaves_no_dangling_call_either() -> None:
     """Even the answer after the limit may call; it is answered, and the run ends."""
-    engine = Scripted([call(1)], [call(2)])
+    engine = ScriptedEngine([make_call(1)], [make_call(2)])
     turn = await with_middleware(engine, tools(add, max_rounds=0)).run(Turn([user("go")]))
     assert find_problems(turn) == ()
     assert len(engine.turns) == 2
@@ -94,7 +102,7 @@ async def test_a_model_that_cannot_stop_leaves_no_dangling_call_either() -> None
 
 async def test_a_forced_choice_is_made_once() -> None:
     """After the first round the model is free to answer."""
-    engine = Scripted([call(1)], [assistant("done")])
+    engine = ScriptedEngine([make_call(1)], [assistant("done")])
     await with_middleware(engine, tools(add)).run(Turn([user("go")]), tool_choice="required")
     choices = [request.params.get("tool_choice") for request in engine.requests]
     assert choices == ["required", "auto"]
@@ -102,11 +110,11 @@ async def test_a_forced_choice_is_made_once() -> None:
 
 async def test_calls_of_the_callers_own_tools_are_left_to_the_caller() -> None:
     """What the toolbox does not have and the caller offered comes back open; the rest is run."""
-    engine = Scripted([call(1), call(2, "mine", "{}")])
+    engine = ScriptedEngine([make_call(1), make_call(2, "mine", "{}")])
     mine = {"type": "function", "name": "mine", "parameters": {}}
     turn = await with_middleware(engine, tools(add)).run(Turn([user("go")]), tools=(mine,))
-    assert results(turn) == ["3"]
-    assert [each.name for each in open_calls(turn)] == ["mine"]
+    assert result_texts(turn) == ["3"]
+    assert [each.name for each in find_open_calls(turn)] == ["mine"]
 
 
 async def test_a_refused_call_is_not_run() -> None:
@@ -117,12 +125,12 @@ async def test_a_refused_call_is_not_run() -> None:
         """Do something."""
         ran.append(1)
 
-    engine = Scripted([call(1, "act", "{}")], [assistant("fine")])
+    engine = ScriptedEngine([make_call(1, "act", "{}")], [assistant("fine")])
     box = Toolbox(tool(act))
-    stack = with_middleware(engine, tools(toolbox=box, approve=lambda _: Refuse("not today")))
+    stack = with_middleware(engine, tools(toolbox=box, approve=lambda _: Deny("not today")))
     turn = await stack.run(Turn([user("go")]))
     assert ran == []
-    assert "not today" in results(turn)[0]
+    assert "not today" in result_texts(turn)[0]
 
 
 async def test_an_error_in_a_later_round_keeps_the_results_so_far() -> None:
@@ -133,28 +141,28 @@ async def test_an_error_in_a_later_round_keeps_the_results_so_far() -> None:
         error.turn = turn
         raise error
 
-    engine = Scripted([call(1)], fail)
+    engine = ScriptedEngine([make_call(1)], fail)
     with pytest.raises(EngineError) as caught:
         await with_middleware(engine, tools(add)).run(Turn([user("go")]))
     assert caught.value.turn is not None
-    assert results(caught.value.turn) == ["3"]
+    assert result_texts(caught.value.turn) == ["3"]
 
 
 async def test_a_call_that_was_answered_by_hand_is_not_run_again() -> None:
     """Only open calls are run."""
-    engine = Scripted([assistant("done")])
-    turn = Turn([user("go"), call(1), tool_result("call_1", "by hand")])
+    engine = ScriptedEngine([assistant("done")])
+    turn = Turn([user("go"), make_call(1), tool_result("call_1", "by hand")])
     turn = await with_middleware(engine, tools(add)).run(turn)
-    assert results(turn) == ["by hand"]
+    assert result_texts(turn) == ["by hand"]
 
 
 async def test_a_call_for_the_caller_at_the_limit_ends_the_run() -> None:
     """Ours are answered with the limit; the model is not asked before the caller has answered his."""
-    engine = Scripted([call(1), call(2, "theirs")])
+    engine = ScriptedEngine([make_call(1), make_call(2, "theirs")])
     offered = ({"type": "function", "name": "theirs"},)
     turn = await with_middleware(engine, tools(add, max_rounds=0)).run(
         Turn([user("go")]), tools=offered
     )
     assert len(engine.turns) == 1
-    assert "limit of 0 rounds" in results(turn)[0]
-    assert [b.call_id for b in open_calls(turn)] == ["call_2"]
+    assert "limit of 0 rounds" in result_texts(turn)[0]
+    assert [b.call_id for b in find_open_calls(turn)] == ["call_2"]

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from opentelemetry import trace as otel
+from opentelemetry import trace as otel_trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -12,7 +12,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from kedge import EngineError, Turn, connect, system, user, with_middleware
 from kedge.engines import Engine
 from kedge.middleware import tools, trace
-from kedge.observe import bound, gen_ai
+from kedge.observe import bind_fields, otel
 from kedge.testing import serve
 
 SECRET = "the harbour code is 4711"
@@ -25,7 +25,7 @@ def spans() -> InMemorySpanExporter:
 
 
 @pytest.fixture
-def tracer(spans: InMemorySpanExporter) -> Iterator[otel.Tracer]:
+def tracer(spans: InMemorySpanExporter) -> Iterator[otel_trace.Tracer]:
     """A tracer that exports at once."""
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
@@ -51,23 +51,23 @@ async def practice() -> AsyncIterator[Engine]:
             yield engine
 
 
-def by_name(spans: InMemorySpanExporter) -> dict[str, ReadableSpan]:
+def spans_by_name(spans: InMemorySpanExporter) -> dict[str, ReadableSpan]:
     """The finished spans; the newest where several have one name."""
     return {span.name: span for span in spans.get_finished_spans()}
 
 
-def is_below(child: ReadableSpan, parent: ReadableSpan) -> bool:
+def is_child(child: ReadableSpan, parent: ReadableSpan) -> bool:
     """Whether one span is directly below the other."""
     return child.parent is not None and child.parent == parent.get_span_context()
 
 
-def everything(spans: InMemorySpanExporter) -> str:
+def spans_text(spans: InMemorySpanExporter) -> str:
     """All that the spans tell, as one text."""
     return "\n".join(span.to_json() for span in spans.get_finished_spans())
 
 
 async def test_a_run_with_tools_is_a_tree_of_spans(
-    practice: Engine, tracer: otel.Tracer, spans: InMemorySpanExporter
+    practice: Engine, tracer: otel_trace.Tracer, spans: InMemorySpanExporter
 ) -> None:
     """A turn with two requests and a tool between them, in the words of the conventions."""
     engine = with_middleware(practice, trace(tracer, agent="harbour"), tools(add))
@@ -77,22 +77,22 @@ async def test_a_run_with_tools_is_a_tree_of_spans(
     first, tool, second, run = spans.get_finished_spans()
     assert run.parent is None
     for child in (first, tool, second):
-        assert is_below(child, run)
+        assert is_child(child, run)
     assert first.kind is SpanKind.CLIENT
     assert tool.kind is SpanKind.INTERNAL
     assert first.attributes is not None
-    assert first.attributes[gen_ai.OPERATION] == "chat"
-    assert first.attributes[gen_ai.PROVIDER] == "responses"
-    assert first.attributes[gen_ai.REQUEST_MODEL] == "practice"
-    assert str(first.attributes[gen_ai.RESPONSE_ID]).startswith("resp_")
-    assert first.attributes[gen_ai.FINISH_REASONS] == ("stop",)
-    assert int(str(first.attributes[gen_ai.INPUT_TOKENS])) > 0
+    assert first.attributes[otel.OPERATION] == "chat"
+    assert first.attributes[otel.PROVIDER] == "responses"
+    assert first.attributes[otel.REQUEST_MODEL] == "practice"
+    assert str(first.attributes[otel.RESPONSE_ID]).startswith("resp_")
+    assert first.attributes[otel.FINISH_REASONS] == ("stop",)
+    assert int(str(first.attributes[otel.INPUT_TOKENS])) > 0
     assert second.attributes is not None
-    assert second.attributes[gen_ai.ANCHOR] == first.attributes[gen_ai.RESPONSE_ID]
-    assert second.attributes[gen_ai.DELTA_BLOCKS] == 1
+    assert second.attributes[otel.ANCHOR] == first.attributes[otel.RESPONSE_ID]
+    assert second.attributes[otel.DELTA_BLOCKS] == 1
     assert tool.attributes is not None
-    assert tool.attributes[gen_ai.TOOL_NAME] == "add"
-    assert str(tool.attributes[gen_ai.TOOL_CALL_ID]).startswith("call_")
+    assert tool.attributes[otel.TOOL_NAME] == "add"
+    assert str(tool.attributes[otel.TOOL_CALL_ID]).startswith("call_")
     assert tool.start_time is not None
     assert first.end_time is not None
     assert tool.start_time >= first.end_time
@@ -101,59 +101,59 @@ async def test_a_run_with_tools_is_a_tree_of_spans(
 
 async def test_no_content_unless_it_is_asked_for(
     practice: Engine,
-    tracer: otel.Tracer,
+    tracer: otel_trace.Tracer,
     spans: InMemorySpanExporter,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By default neither messages nor arguments nor results; with the switch, all of them."""
     turn = Turn([system("Be brief."), user(SECRET), user("Please call add with a=2 and b=3")])
     await with_middleware(practice, trace(tracer), tools(add)).run(turn)
-    assert "harbour" not in everything(spans)
-    assert "arguments" not in everything(spans)
+    assert "harbour" not in spans_text(spans)
+    assert "arguments" not in spans_text(spans)
     spans.clear()
-    monkeypatch.setenv(gen_ai.CAPTURE, "SPAN_ONLY")
+    monkeypatch.setenv(otel.CAPTURE_CONTENT_ENV, "SPAN_ONLY")
     await with_middleware(practice, trace(tracer), tools(add)).run(turn)
-    told = everything(spans)
+    told = spans_text(spans)
     assert SECRET in told
-    seen = by_name(spans)["execute_tool add"].attributes or {}
-    assert seen[gen_ai.TOOL_RESULT] == "5"
-    assert '"a"' in str(seen[gen_ai.TOOL_ARGUMENTS])
+    seen = spans_by_name(spans)["execute_tool add"].attributes or {}
+    assert seen[otel.TOOL_RESULT] == "5"
+    assert '"a"' in str(seen[otel.TOOL_ARGUMENTS])
     assert "Be brief." in told
     spans.clear()
     await with_middleware(practice, trace(tracer, content=False), tools(add)).run(turn)
-    assert SECRET not in everything(spans)
+    assert SECRET not in spans_text(spans)
 
 
 async def test_the_conversation_is_named(
-    practice: Engine, tracer: otel.Tracer, spans: InMemorySpanExporter
+    practice: Engine, tracer: otel_trace.Tracer, spans: InMemorySpanExporter
 ) -> None:
     """By what is bound for the log, or by the server's conversation object."""
     engine = with_middleware(practice, trace(tracer))
-    with bound(conversation_id="harbour-talk"):
+    with bind_fields(conversation_id="harbour-talk"):
         await engine.run(Turn([user("Hello")]))
     for span in spans.get_finished_spans():
-        assert (span.attributes or {})[gen_ai.CONVERSATION_ID] == "harbour-talk"
+        assert (span.attributes or {})[otel.CONVERSATION_ID] == "harbour-talk"
     spans.clear()
     await engine.run(Turn([user("Hello")]), mode="conversation")
-    run = by_name(spans)["invoke_agent"]
-    assert str((run.attributes or {})[gen_ai.CONVERSATION_ID]).startswith("conv_")
+    run = spans_by_name(spans)["invoke_agent"]
+    assert str((run.attributes or {})[otel.CONVERSATION_ID]).startswith("conv_")
 
 
 async def test_a_tool_that_fails_is_marked(
-    practice: Engine, tracer: otel.Tracer, spans: InMemorySpanExporter
+    practice: Engine, tracer: otel_trace.Tracer, spans: InMemorySpanExporter
 ) -> None:
     """The tool's span is an error, without the words of the exception; the turn is none."""
     engine = with_middleware(practice, trace(tracer), tools(broken))
     await engine.run(Turn([user("Please call broken with text=harbour")]))
-    tool, run = by_name(spans)["execute_tool broken"], by_name(spans)["invoke_agent"]
+    tool, run = spans_by_name(spans)["execute_tool broken"], spans_by_name(spans)["invoke_agent"]
     assert tool.status.status_code is StatusCode.ERROR
-    assert (tool.attributes or {})[gen_ai.ERROR_TYPE] == "failed"
+    assert (tool.attributes or {})[otel.ERROR_TYPE] == "failed"
     assert run.status.status_code is StatusCode.UNSET
-    assert "harbour" not in everything(spans)
+    assert "harbour" not in spans_text(spans)
 
 
 async def test_a_refused_request_is_marked(
-    tracer: otel.Tracer, spans: InMemorySpanExporter
+    tracer: otel_trace.Tracer, spans: InMemorySpanExporter
 ) -> None:
     """Request and turn are errors of the kind that the server told, and nobody's key is told."""
     with serve(token="right") as server:
@@ -163,13 +163,13 @@ async def test_a_refused_request_is_marked(
         await engine.aclose()
     for span in spans.get_finished_spans():
         assert span.status.status_code is StatusCode.ERROR
-        assert (span.attributes or {})[gen_ai.ERROR_TYPE] == "invalid_api_key"
+        assert (span.attributes or {})[otel.ERROR_TYPE] == "invalid_api_key"
     assert len(spans.get_finished_spans()) == 2
-    assert "wrong-key" not in everything(spans)
+    assert "wrong-key" not in spans_text(spans)
 
 
 async def test_a_healed_request_is_two_spans(
-    tracer: otel.Tracer, spans: InMemorySpanExporter
+    tracer: otel_trace.Tracer, spans: InMemorySpanExporter
 ) -> None:
     """The one that was refused says why, and the turn says that it was healed."""
     with serve() as server:
@@ -180,27 +180,27 @@ async def test_a_healed_request_is_two_spans(
         await engine.run(turn.append(user("And?")))
         await engine.aclose()
     refused, sent, run = spans.get_finished_spans()
-    assert (refused.attributes or {})[gen_ai.ERROR_TYPE] == "healed:gone"
+    assert (refused.attributes or {})[otel.ERROR_TYPE] == "healed:gone"
     assert sent.status.status_code is StatusCode.UNSET
     assert [event.name for event in run.events] == ["kedge.healed"]
 
 
 async def test_a_stream_that_is_left_early_closes_its_spans(
-    practice: Engine, tracer: otel.Tracer, spans: InMemorySpanExporter
+    practice: Engine, tracer: otel_trace.Tracer, spans: InMemorySpanExporter
 ) -> None:
     """Nothing stays open, and between two events the caller's own span is the current one."""
     engine = with_middleware(practice, trace(tracer))
     async with engine.stream(Turn([user("Write 50 words.")])) as stream:
         async for _ in stream:
-            assert otel.get_current_span() is otel.INVALID_SPAN
+            assert otel_trace.get_current_span() is otel_trace.INVALID_SPAN
             if stream.plans:
                 break
-    assert set(by_name(spans)) == {"chat practice", "invoke_agent"}
-    assert (by_name(spans)["invoke_agent"].attributes or {})[gen_ai.ERROR_TYPE] == "cancelled"
+    assert set(spans_by_name(spans)) == {"chat practice", "invoke_agent"}
+    assert (spans_by_name(spans)["invoke_agent"].attributes or {})[otel.ERROR_TYPE] == "cancelled"
 
 
 async def test_what_tools_trace_nests_below_the_turn(
-    practice: Engine, tracer: otel.Tracer, spans: InMemorySpanExporter
+    practice: Engine, tracer: otel_trace.Tracer, spans: InMemorySpanExporter
 ) -> None:
     """While the engine works, the turn's span is current."""
 
@@ -211,8 +211,8 @@ async def test_what_tools_trace_nests_below_the_turn(
 
     engine = with_middleware(practice, trace(tracer), tools(look))
     await engine.run(Turn([user("Please call look with text=x")]))
-    inside, run = by_name(spans)["inside"], by_name(spans)["invoke_agent"]
-    assert is_below(inside, run)
+    inside, run = spans_by_name(spans)["inside"], spans_by_name(spans)["invoke_agent"]
+    assert is_child(inside, run)
 
 
 async def test_without_an_sdk_nothing_happens(practice: Engine) -> None:

@@ -11,17 +11,17 @@ from kedge.observe import METRICS
 from kedge.observe.prometheus import render
 
 DASHBOARD = Path(__file__).parents[2] / "dashboards" / "kedge.json"
-WORD = re.compile(r"\b([a-z][a-z0-9]*(?:_[a-z0-9]+)+)\s*(?=[{\[)])")
-BY = re.compile(r"by \(([^)]*)\)")
+METRIC_NAME = re.compile(r"\b([a-z][a-z0-9]*(?:_[a-z0-9]+)+)\s*(?=[{\[)])")
+GROUP_BY = re.compile(r"by \(([^)]*)\)")
 
 
-def queries() -> list[str]:
+def panel_queries() -> list[str]:
     """Every query of every panel."""
     board: Any = json.loads(DASHBOARD.read_text())
     return [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
 
 
-def exposed() -> set[str]:
+def exposed_names() -> set[str]:
     """The names of samples that a scrape can find."""
     names: set[str] = set()
     for family in parse(render()[0].decode()):
@@ -33,27 +33,27 @@ def exposed() -> set[str]:
 
 def test_every_metric_that_is_asked_for_exists() -> None:
     """A renamed metric would leave an empty panel, so it fails here."""
-    asked = {name for query in queries() for name in WORD.findall(query)}
+    asked = {name for query in panel_queries() for name in METRIC_NAME.findall(query)}
     assert len(asked) > 20
-    assert asked - exposed() == set()
+    assert asked - exposed_names() == set()
 
 
 def test_every_metric_is_shown() -> None:
     """What is counted is worth looking at."""
-    asked = " ".join(queries())
+    asked = " ".join(panel_queries())
     assert [name for name in METRICS if name not in asked] == []
 
 
 def test_panels_group_by_labels_that_there_are() -> None:
     """A sum by a label that a metric does not have would be one nameless line."""
-    for query in queries():
+    for query in panel_queries():
         labels = {
             label
             for name, metric in METRICS.items()
             if name in query
             for label in (*metric.labels, "le")
         }
-        asked = {each.strip() for group in BY.findall(query) for each in group.split(",")}
+        asked = {each.strip() for group in GROUP_BY.findall(query) for each in group.split(",")}
         assert asked <= labels, query
 
 

@@ -23,16 +23,16 @@ WRONG_KEY = "sk-planted-wrong-9876543210"
 HEADER = "planted-header-value-5555"
 URL_PASSWORD = "planted-url-password-7777"
 DSN_PASSWORD = "planted-dsn-password-8888"
-SAID = "planted sentence about the harbour"
+USER_TEXT = "planted sentence about the harbour"
 ARGUMENT = "planted-argument-1234"
 RESULT = "planted-result-4321"
-FAILURE = "planted-failure-words"
+ERROR_TEXT = "planted-failure-words"
 INSTRUCTIONS = "planted instructions for nobody"
 KEYS = (KEY, WRONG_KEY, HEADER, URL_PASSWORD, DSN_PASSWORD)
-CONTENT = (SAID, ARGUMENT, RESULT, FAILURE, INSTRUCTIONS)
+CONTENT = (USER_TEXT, ARGUMENT, RESULT, ERROR_TEXT, INSTRUCTIONS)
 
 
-class Everything(logging.Handler):
+class RecordingHandler(logging.Handler):
     """Keeps every record in every form that it can be written in."""
 
     def __init__(self) -> None:
@@ -47,12 +47,12 @@ class Everything(logging.Handler):
 
 
 @pytest.fixture
-def logged() -> Iterator[Everything]:
+def logged() -> Iterator[RecordingHandler]:
     """All records of all loggers, from TRACE on."""
     root = logging.getLogger()
     named = [logging.getLogger(name) for name in ("kedge", "openai", "httpx2", "httpcore2")]
     before = [(each, each.level) for each in (root, *named)]
-    handler = Everything()
+    handler = RecordingHandler()
     root.addHandler(handler)
     for each in (root, *named):
         each.setLevel(TRACE)
@@ -69,10 +69,10 @@ def secretive(text: str) -> str:
 
 def failing(text: str) -> str:
     """Fail with words that are nobody's business."""
-    raise RuntimeError(f"{FAILURE} {text} {KEY}")
+    raise RuntimeError(f"{ERROR_TEXT} {text} {KEY}")
 
 
-async def talk(address: str, key: str) -> None:
+async def run_conversation(address: str, key: str) -> None:
     """A conversation with tools, edits, a fallback, compaction, healing and failures."""
     model = f"responses:{address}#practice"
     settings = {"api_key": key, "default_headers": {"x-team": HEADER}, "max_retries": 0}
@@ -88,24 +88,24 @@ async def talk(address: str, key: str) -> None:
             tools(secretive, failing),
         )
         asked = user(f"Please call secretive with text={ARGUMENT}")
-        turn = await stack.run(Turn([user(SAID), asked]))
+        turn = await stack.run(Turn([user(USER_TEXT), asked]))
         turn = await stack.run(turn.append(user(f"Please call failing with text={ARGUMENT}")))
-        turn = turn.replace(turn.blocks[0].id, user(f"{SAID}, edited"))
+        turn = turn.replace(turn.blocks[0].id, user(f"{USER_TEXT}, edited"))
         async with stack.stream(turn.append(user("And? 1234567812345678"))) as stream:
             async for _ in stream:
                 pass
         for mode in ("conversation", "stateless"):
-            await stack.run(stream.turn.append(user(SAID)), mode=mode)
+            await stack.run(stream.turn.append(user(USER_TEXT)), mode=mode)
 
 
-async def keep(address: str, folder: Path) -> None:
+async def run_store(address: str, folder: Path) -> None:
     """A conversation that is kept, undone and found again, and a store that cannot be opened."""
     async with await open_store(f"sqlite:///{folder}/kept.db") as store:
         engine = connect(f"responses:{address}#practice", api_key=KEY)
-        async with await Conversation.create(store, engine, title=SAID) as talking:
-            await talking.send(SAID)
+        async with await Conversation.create(store, engine, title=USER_TEXT) as talking:
+            await talking.send(USER_TEXT)
             await talking.undo()
-            await talking.send(SAID)
+            await talking.send(USER_TEXT)
             await store.search("planted")
             assert await store.verify() == []
     with pytest.raises(KedgeError) as raised:
@@ -113,26 +113,26 @@ async def keep(address: str, folder: Path) -> None:
     logging.getLogger("kedge.mine").error("%s", raised.value, exc_info=raised.value)
 
 
-async def test_no_secret_is_logged_by_a_whole_run(logged: Everything, tmp_path: Path) -> None:
+async def test_no_secret_is_logged_by_a_whole_run(logged: RecordingHandler, tmp_path: Path) -> None:
     """Client and server in one process, with everything that goes wrong in between."""
     with serve(token=KEY) as server:
-        await talk(server.base_url, KEY)
+        await run_conversation(server.base_url, KEY)
         server.faults.set("status=500", times=1)
-        await talk(server.base_url, KEY)
+        await run_conversation(server.base_url, KEY)
         server.forget()
         async with Chat(connect(f"responses:{server.base_url}#practice", api_key=KEY)) as chat:
-            answer = await chat.chat_with_state(b"", system(INSTRUCTIONS), user(SAID))
+            answer = await chat.chat_with_state(b"", system(INSTRUCTIONS), user(USER_TEXT))
             server.forget()
-            answer = await chat.chat_with_state(answer.state, SAID)
-            await chat.chat_with_state(answer.state[:-3] + SAID.encode(), SAID)
-        await keep(server.base_url, tmp_path)
+            answer = await chat.chat_with_state(answer.state, USER_TEXT)
+            await chat.chat_with_state(answer.state[:-3] + USER_TEXT.encode(), USER_TEXT)
+        await run_store(server.base_url, tmp_path)
         for address, key in (
             (server.base_url, WRONG_KEY),
             (server.base_url.replace("://", f"://user:{URL_PASSWORD}@"), WRONG_KEY),
             (f"http://user:{URL_PASSWORD}@127.0.0.1:9/v1", KEY),
         ):
             with pytest.raises(KedgeError) as raised:
-                await talk(address, key)
+                await run_conversation(address, key)
             logging.getLogger("kedge.mine").error("%s", raised.value)
     ours = [text for name, text in logged.lines if name.startswith("kedge")]
     assert len(ours) > 500

@@ -4,16 +4,23 @@ from typing import get_args
 
 import pytest
 
-from kedge.planning import REASONS, AnchorRecord, Reason, Rejected, covered_count, prefix_digest
-from kedge.planning.anchors import is_expired, proves, unusable
-from kedge.planning.ledger import ledger_of
+from kedge.planning import (
+    REASONS,
+    AnchorRecord,
+    Reason,
+    RejectedAnchor,
+    covered_count,
+    prefix_digest,
+)
+from kedge.planning.anchors import is_expired, matches_prefix, unavailable_reason
+from kedge.planning.digests import get_prefix_index
 from kedge.turns import Turn, assistant, reasoning, user
 
 TURN = Turn([user("a"), reasoning("hm"), assistant("b"), user("c")])
 MONTH = 30 * 24 * 3600.0
 
 
-def record(**facts: object) -> AnchorRecord:
+def make_record(**facts: object) -> AnchorRecord:
     """A record of the first two covered blocks, with these facts."""
     known = {"response_id": "R", "scope": "here", "digest": prefix_digest(TURN, 2)}
     return AnchorRecord(**{**known, "block_count": 2, **facts})  # pyright: ignore[reportArgumentType]
@@ -39,16 +46,19 @@ def test_a_record_proves_its_own_prefix_and_nothing_else(
     facts: dict[str, object], expected: bool
 ) -> None:
     """The digest at its length, for a length that the Turn has."""
-    assert proves(record(**facts), ledger_of(TURN), covered_count(TURN)) is expected
+    assert (
+        matches_prefix(make_record(**facts), get_prefix_index(TURN), covered_count(TURN))
+        is expected
+    )
 
 
 def test_a_longer_turn_that_shares_the_ledger_proves_nothing_for_a_shorter_one() -> None:
     """A record of the longer Turn does not hold for the one it grew from."""
     longer = TURN.append(user("d"))
-    later = record(digest=prefix_digest(longer), block_count=4)
-    assert ledger_of(longer) is ledger_of(TURN)
-    assert proves(later, ledger_of(longer), covered_count(longer))
-    assert not proves(later, ledger_of(TURN), covered_count(TURN))
+    later = make_record(digest=prefix_digest(longer), block_count=4)
+    assert get_prefix_index(longer) is get_prefix_index(TURN)
+    assert matches_prefix(later, get_prefix_index(longer), covered_count(longer))
+    assert not matches_prefix(later, get_prefix_index(TURN), covered_count(TURN))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +85,7 @@ def test_a_response_expires_with_a_margin_and_with_its_root(
     facts: dict[str, object], now: float, expired: bool
 ) -> None:
     """Nothing is relied on that the server may have dropped."""
-    assert is_expired(record(**facts), now) is expired
+    assert is_expired(make_record(**facts), now) is expired
 
 
 @pytest.mark.parametrize(
@@ -98,16 +108,16 @@ def test_what_a_server_cannot_be_asked_for_has_a_reason(
     facts: dict[str, object], reason: Reason | None
 ) -> None:
     """Whatever the Turn says."""
-    assert unusable(record(**facts), scope="here", now=20.0, max_depth=3) == reason
+    assert unavailable_reason(make_record(**facts), scope="here", now=20.0, max_depth=3) == reason
 
 
 def test_depth_matters_only_where_it_is_known_to() -> None:
     """A server that is not known to cap its memory is trusted with any chain."""
-    assert unusable(record(depth=10_000), scope="here", now=0.0) is None
+    assert unavailable_reason(make_record(depth=10_000), scope="here", now=0.0) is None
 
 
 def test_every_reason_has_its_words() -> None:
     """A refused candidate can always say why."""
     assert set(REASONS) == set(get_args(Reason))
     for reason, words in REASONS.items():
-        assert str(Rejected("R", reason, record())) == f"R: {words}"
+        assert str(RejectedAnchor("R", reason, make_record())) == f"R: {words}"

@@ -30,23 +30,23 @@ from kedge.turns import (
     tool_result,
     user,
 )
-from kedge.turns.wire import ID_IS_CONTENT, STATUS_IS_CONTENT
-from planning.naive import written
-from strategies import blocks, json_objects, known_blocks, samples
+from kedge.turns.responses_items import ID_IS_CONTENT, STATUS_IS_CONTENT
+from planning.reference_digests import canonical_bytes
+from strategies import blocks, json_objects, known_blocks, sample_blocks
 
 
-def shuffled(value: Any) -> Any:
+def reverse_members(value: Any) -> Any:
     """The same JSON value with the members of its objects in another order."""
     if isinstance(value, dict):
-        return {name: shuffled(value[name]) for name in sorted(value, reverse=True)}
-    return [shuffled(member) for member in value] if isinstance(value, list) else value
+        return {name: reverse_members(value[name]) for name in sorted(value, reverse=True)}
+    return [reverse_members(member) for member in value] if isinstance(value, list) else value
 
 
 @given(blocks())
 def test_the_bytes_that_are_hashed_are_those_of_json_dumps(block: Block) -> None:
     """The common kinds are written by hand for speed; nobody can tell."""
     form = canonical(block)
-    assert canonical_json(block) == (None if form is None else written(form))
+    assert canonical_json(block) == (None if form is None else canonical_bytes(form))
 
 
 @given(known_blocks())
@@ -58,7 +58,7 @@ def test_a_replayed_wire_item_has_the_canonical_form_of_its_block(block: Block) 
         received["id"] = "it_1"
     if item["type"] not in STATUS_IS_CONTENT:
         received["status"] = "completed"
-    for again in (item, received, json.loads(json.dumps(received)), shuffled(received)):
+    for again in (item, received, json.loads(json.dumps(received)), reverse_members(received)):
         assert canonical_json(block_from_item(again)) == canonical_json(block)
 
 
@@ -89,10 +89,10 @@ def test_blocks_that_go_out_differently_have_different_forms(pair: list[Block]) 
     """No edit that a server would notice is invisible to a digest."""
     one, other = pair
     if not isinstance(one, ReasoningBlock) and canonical_json(one) == canonical_json(other):
-        assert _without_carried(one) == _without_carried(other)
+        assert _comparable_item(one) == _comparable_item(other)
 
 
-def _without_carried(block: Block) -> Any:
+def _comparable_item(block: Block) -> Any:
     """The item, under one local id: some types go out with a name that is made from it."""
     item = item_from_block(replace(block, id="blk_same", extra={}))
     return {name: value for name, value in item.items() if name != "status"}
@@ -212,4 +212,4 @@ def test_what_a_model_would_notice_makes_a_difference(one: Block, other: Block) 
 
 def test_every_kind_of_block_has_a_form_but_reasoning() -> None:
     """Nobody forgot a kind."""
-    assert [block.kind for block in samples() if canonical(block) is None] == ["reasoning"]
+    assert [block.kind for block in sample_blocks() if canonical(block) is None] == ["reasoning"]

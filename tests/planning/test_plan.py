@@ -23,7 +23,7 @@ from kedge.planning import (
     render,
     set_state,
 )
-from kedge.planning.state import STATE_KEY, by_reach
+from kedge.planning.state import STATE_KEY, anchor_sort_key
 from kedge.turns import (
     Turn,
     assistant,
@@ -35,7 +35,16 @@ from kedge.turns import (
     tool_result,
     user,
 )
-from planning.making import NOW, SCOPE, called, exchanges, plan, respond, spoken, thought
+from planning.recorded_turns import (
+    NOW,
+    SCOPE,
+    add_response,
+    call_block,
+    make_exchanges,
+    make_plan,
+    message_block,
+    reasoning_block,
+)
 from planning.test_state import records
 from strategies import json_objects, json_values, turns
 
@@ -45,7 +54,7 @@ DAY = 24 * 3600.0
 def test_the_first_request_sends_everything() -> None:
     """There is nothing to chain on yet."""
     turn = Turn([system("s"), user("a"), assistant("b"), user("c")])
-    planned = plan(turn)
+    planned = make_plan(turn)
     assert planned.is_full
     assert planned.previous_response_id == ""
     assert planned.delta == turn.body
@@ -59,8 +68,8 @@ def test_the_first_request_sends_everything() -> None:
 
 def test_the_next_request_sends_what_is_new() -> None:
     """Chained on the newest response."""
-    turn = exchanges(3).append(user("next"))
-    planned = plan(turn)
+    turn = make_exchanges(3).append(user("next"))
+    planned = make_plan(turn)
     assert planned.previous_response_id == "R3"
     assert [item["content"][0]["text"] for item in planned.input()] == ["next"]
     assert (planned.full_blocks, planned.delta_blocks) == (7, 1)
@@ -70,7 +79,7 @@ def test_the_next_request_sends_what_is_new() -> None:
 
 def test_with_nothing_new_an_empty_input_goes_with_the_anchor() -> None:
     """The model is asked to go on."""
-    planned = plan(exchanges(1))
+    planned = make_plan(make_exchanges(1))
     assert planned.previous_response_id == "R1"
     assert planned.input() == []
     assert (planned.delta_blocks, planned.delta_bytes) == (0, 0)
@@ -78,9 +87,9 @@ def test_with_nothing_new_an_empty_input_goes_with_the_anchor() -> None:
 
 def test_an_older_intact_anchor_beats_a_full_send() -> None:
     """What no other library does: an edit near the end costs the end."""
-    turn = exchanges(4)
+    turn = make_exchanges(4)
     edited = turn.replace(turn[5].id, assistant("edited"))  # what R3 said
-    planned = plan(edited.append(user("next")))
+    planned = make_plan(edited.append(user("next")))
     assert planned.previous_response_id == "R2"
     assert [(each.response_id, each.reason) for each in planned.rejected] == [
         ("R4", "changed"),
@@ -90,7 +99,7 @@ def test_an_older_intact_anchor_beats_a_full_send() -> None:
     assert planned.delta_blocks == 5
 
 
-REFUSALS: dict[str, tuple[Callable[[AnchorRecord], AnchorRecord], dict[str, Any]]] = {
+REJECTIONS: dict[str, tuple[Callable[[AnchorRecord], AnchorRecord], dict[str, Any]]] = {
     "scope": (lambda record: replace(record, scope="there"), {}),
     "incomplete": (lambda record: replace(record, status="incomplete"), {}),
     "unstored": (lambda record: replace(record, stored=False), {}),
@@ -102,17 +111,17 @@ REFUSALS: dict[str, tuple[Callable[[AnchorRecord], AnchorRecord], dict[str, Any]
 }
 
 
-@pytest.mark.parametrize("reason", REFUSALS)
+@pytest.mark.parametrize("reason", REJECTIONS)
 def test_a_candidate_is_refused_with_its_reason_and_an_older_one_serves(reason: str) -> None:
     """Every reason of the table, but the structural one."""
-    spoil, options = REFUSALS[reason]
-    turn = exchanges(2).append(user("next"))
+    spoil, options = REJECTIONS[reason]
+    turn = make_exchanges(2).append(user("next"))
     first, last = get_state(turn).anchors
     spoilt = set_state(turn, ConversationState(anchors=(first, spoil(last))))
-    planned = plan(spoilt, **options)
+    planned = make_plan(spoilt, **options)
     assert planned.previous_response_id == "R1"
     assert [each.reason for each in planned.rejected] == [reason]
-    alone = plan(set_state(turn, ConversationState(anchors=(spoil(last),))), **options)
+    alone = make_plan(set_state(turn, ConversationState(anchors=(spoil(last),))), **options)
     assert alone.is_full
     assert alone.fallback == reason
 
@@ -122,26 +131,28 @@ def test_a_record_that_covers_nothing_proves_nothing() -> None:
     turn = Turn([user("a")])
     for count in (0, -1, -99):
         record = AnchorRecord("R", SCOPE, prefix_digest(turn, 0), count)
-        planned = plan(set_state(turn, ConversationState(anchors=(record,))))
+        planned = make_plan(set_state(turn, ConversationState(anchors=(record,))))
         assert planned.is_full
         assert planned.fallback == "unproven"
 
 
 def test_the_longest_prefix_wins_and_then_the_newest() -> None:
     """Whatever the order in which records were written down."""
-    turn = exchanges(2)
+    turn = make_exchanges(2)
     digest, count = prefix_digest(turn), covered_count(turn)
     made = [AnchorRecord(f"S{at}", SCOPE, digest, count, created_at=float(at)) for at in (3, 9, 5)]
     short = AnchorRecord("T", SCOPE, prefix_digest(turn, 2), 2, created_at=99.0)
     state = ConversationState(anchors=(short, *made))
-    assert plan(set_state(turn, state)).previous_response_id == "S9"
-    assert plan(set_state(turn, state.without(["S9"]))).previous_response_id == "S5"
+    assert make_plan(set_state(turn, state)).previous_response_id == "S9"
+    assert make_plan(set_state(turn, state.mark_lost(["S9"]))).previous_response_id == "S5"
 
 
 def test_trailing_reasoning_of_the_anchor_is_not_sent_again() -> None:
     """It is in the delta, because no digest covers it, and stays home."""
-    turn = respond(Turn([user("u")]), "R1", spoken("a"), thought("b")).append(user("next"))
-    planned = plan(turn)
+    turn = add_response(Turn([user("u")]), "R1", message_block("a"), reasoning_block("b")).append(
+        user("next")
+    )
+    planned = make_plan(turn)
     assert planned.previous_response_id == "R1"
     assert planned.left_out == (turn[2],)
     assert [item["type"] for item in planned.input()] == ["message"]
@@ -149,52 +160,59 @@ def test_trailing_reasoning_of_the_anchor_is_not_sent_again() -> None:
 
 def test_an_anchor_before_reasoning_sends_that_reasoning() -> None:
     """A response that cannot be asked for goes out whole, sealed reasoning and ids included."""
-    turn = respond(Turn([user("u")]), "R1", spoken("a"))
-    turn = respond(turn.append(user("v")), "R2", thought("b"), spoken("b"), stored=False)
-    planned = plan(turn.append(user("next")))
+    turn = add_response(Turn([user("u")]), "R1", message_block("a"))
+    turn = add_response(
+        turn.append(user("v")), "R2", reasoning_block("b"), message_block("b"), stored=False
+    )
+    planned = make_plan(turn.append(user("next")))
     assert planned.previous_response_id == "R1"
     assert [item.get("id", "") for item in planned.input()] == ["", "rs_b", "msg_b", ""]
 
 
 def test_leading_system_text_is_sent_afresh_and_costs_no_anchor() -> None:
     """It may change at any time; a system block in the middle may not."""
-    turn = exchanges(2)
+    turn = make_exchanges(2)
     instructed = turn.insert(0, system("be brief"))
-    planned = plan(instructed.append(user("next")))
+    planned = make_plan(instructed.append(user("next")))
     assert planned.previous_response_id == "R2"
     assert planned.instructions == "be brief"
     reworded = instructed.replace(instructed[0].id, system("be kind"))
-    assert plan(reworded).previous_response_id == "R2"
-    assert plan(reworded).instructions == "be kind"
-    assert plan(turn.insert(1, system("from here on"))).is_full
-    assert plan(turn.append(system("from here on"))).previous_response_id == "R2"
+    assert make_plan(reworded).previous_response_id == "R2"
+    assert make_plan(reworded).instructions == "be kind"
+    assert make_plan(turn.insert(1, system("from here on"))).is_full
+    assert make_plan(turn.append(system("from here on"))).previous_response_id == "R2"
 
 
 def test_two_providers_keep_their_own_chains() -> None:
     """An id of one is never sent to the other; each goes on from where it was."""
-    turn = respond(Turn([user("a")]), "A1", scope="alpha")
-    turn = respond(turn.append(user("b")), "B1", scope="beta")
+    turn = add_response(Turn([user("a")]), "A1", scope="alpha")
+    turn = add_response(turn.append(user("b")), "B1", scope="beta")
     turn = turn.append(user("c"))
-    to_alpha, to_beta = plan(turn, scope="alpha"), plan(turn, scope="beta")
+    to_alpha, to_beta = make_plan(turn, scope="alpha"), make_plan(turn, scope="beta")
     assert (to_alpha.previous_response_id, to_alpha.delta_blocks) == ("A1", 3)
     assert (to_beta.previous_response_id, to_beta.delta_blocks) == ("B1", 1)
-    assert plan(turn, scope="gamma").fallback == "scope"
+    assert make_plan(turn, scope="gamma").fallback == "scope"
 
 
 def test_forks_do_not_see_each_other() -> None:
     """Two branches of one Turn chain on their own responses."""
-    base = exchanges(1)
-    one = respond(base.append(user("left")), "L").append(user("x"))
-    other = respond(base.append(user("right")), "R").append(user("x"))
-    assert (plan(one).previous_response_id, plan(other).previous_response_id) == ("L", "R")
+    base = make_exchanges(1)
+    one = add_response(base.append(user("left")), "L").append(user("x"))
+    other = add_response(base.append(user("right")), "R").append(user("x"))
+    assert (make_plan(one).previous_response_id, make_plan(other).previous_response_id) == (
+        "L",
+        "R",
+    )
     mixed = set_state(other, replace(get_state(other), anchors=get_state(one).anchors))
-    assert plan(mixed).previous_response_id == "R1"
+    assert make_plan(mixed).previous_response_id == "R1"
 
 
 def test_stateless_mode_sends_everything() -> None:
     """And asks no record, except about reasoning."""
-    turn = respond(Turn([user("u")]), "R1", thought("a"), spoken("a")).append(user("next"))
-    planned = plan(turn, mode="stateless")
+    turn = add_response(Turn([user("u")]), "R1", reasoning_block("a"), message_block("a")).append(
+        user("next")
+    )
+    planned = make_plan(turn, mode="stateless")
     assert planned.is_full
     assert planned.rejected == ()
     assert [item["type"] for item in planned.input()] == [
@@ -207,56 +225,58 @@ def test_stateless_mode_sends_everything() -> None:
 
 def test_conversation_mode_goes_on_only_from_the_newest_response_of_its_object() -> None:
     """An object holds all that was ever put into it: an edit anywhere starts a new one."""
-    turn = respond(Turn([user("a")]), "R1", mode="conversation", conversation_id="c1")
-    turn = respond(turn.append(user("b")), "R2", mode="conversation", conversation_id="c1")
+    turn = add_response(Turn([user("a")]), "R1", mode="conversation", conversation_id="c1")
+    turn = add_response(turn.append(user("b")), "R2", mode="conversation", conversation_id="c1")
     turn = turn.append(user("c"))
-    planned = plan(turn, mode="conversation", now=NOW + 400 * DAY, max_depth=1)
+    planned = make_plan(turn, mode="conversation", now=NOW + 400 * DAY, max_depth=1)
     assert (planned.conversation_id, planned.delta_blocks) == ("c1", 1)
     assert planned.anchor is not None
-    edited = plan(turn.replace(turn[2].id, user("edited")), mode="conversation")
+    edited = make_plan(turn.replace(turn[2].id, user("edited")), mode="conversation")
     assert (edited.conversation_id, edited.is_full, edited.fallback) == ("", True, "changed")
-    assert plan(turn, mode="conversation", scope="there").fallback == "scope"
+    assert make_plan(turn, mode="conversation", scope="there").fallback == "scope"
     away = set_state(turn, replace(get_state(turn), conversation_id="c2"))
-    assert plan(away, mode="conversation").fallback == "scope"
+    assert make_plan(away, mode="conversation").fallback == "scope"
     nowhere = set_state(turn, replace(get_state(turn), conversation_id=""))
-    assert plan(nowhere, mode="conversation").is_full
+    assert make_plan(nowhere, mode="conversation").is_full
 
 
 def test_an_unstored_response_is_not_in_its_conversation_object() -> None:
     """With ``store=false`` nothing is added to it."""
-    turn = respond(Turn([user("a")]), "R1", mode="conversation", conversation_id="c1", stored=False)
-    assert plan(turn.append(user("b")), mode="conversation").fallback == "unstored"
+    turn = add_response(
+        Turn([user("a")]), "R1", mode="conversation", conversation_id="c1", stored=False
+    )
+    assert make_plan(turn.append(user("b")), mode="conversation").fallback == "unstored"
 
 
 def test_candidates_from_elsewhere_are_judged_alike() -> None:
     """The store's index may know what this Turn's state does not."""
-    turn = exchanges(3).append(user("next"))
+    turn = make_exchanges(3).append(user("next"))
     known = get_state(turn).anchors
     fresh = set_state(turn, ConversationState())
-    assert plan(fresh).is_full
-    assert plan(fresh, extra=known).previous_response_id == "R3"
-    assert plan(fresh, extra=reversed(known[:2])).previous_response_id == "R2"
-    assert plan(fresh, extra=iter(known), scope="there").fallback == "scope"
+    assert make_plan(fresh).is_full
+    assert make_plan(fresh, extra=known).previous_response_id == "R3"
+    assert make_plan(fresh, extra=reversed(known[:2])).previous_response_id == "R2"
+    assert make_plan(fresh, extra=iter(known), scope="there").fallback == "scope"
     partly = set_state(turn, ConversationState(anchors=known[:1]))
-    assert plan(partly, extra=known[1:]).previous_response_id == "R3"
-    assert plan(turn, extra=known).rejected == ()
+    assert make_plan(partly, extra=known[1:]).previous_response_id == "R3"
+    assert make_plan(turn, extra=known).rejected == ()
 
 
 def test_what_the_state_knows_to_be_lost_is_not_tried_again() -> None:
     """An index that has not heard of it yet changes nothing."""
-    turn = exchanges(2).append(user("next"))
-    lost = set_state(turn, get_state(turn).without(["R2"]))
-    planned = plan(lost, extra=get_state(turn).anchors)
+    turn = make_exchanges(2).append(user("next"))
+    lost = set_state(turn, get_state(turn).mark_lost(["R2"]))
+    planned = make_plan(lost, extra=get_state(turn).anchors)
     assert planned.previous_response_id == "R1"
     assert [(each.response_id, each.reason) for each in planned.rejected] == [("R2", "lost")]
 
 
 def test_a_live_socket_may_serve_what_was_not_stored() -> None:
     """It says so with a record of its own."""
-    turn = exchanges(1, stored=False).append(user("next"))
-    assert plan(turn).fallback == "unstored"
+    turn = make_exchanges(1, stored=False).append(user("next"))
+    assert make_plan(turn).fallback == "unstored"
     (record,) = get_state(turn).anchors
-    assert plan(turn, extra=[replace(record, stored=True)]).previous_response_id == "R1"
+    assert make_plan(turn, extra=[replace(record, stored=True)]).previous_response_id == "R1"
 
 
 @given(st.lists(records(), max_size=8), st.lists(records(), max_size=4))
@@ -265,16 +285,16 @@ def test_candidates_are_tried_by_reach_and_then_by_age(
 ) -> None:
     """From the state and from elsewhere, merged."""
     turn = set_state(Turn([user("a")]), ConversationState(anchors=tuple(known)))
-    planned = plan(turn, extra=extra)
-    tried = [by_reach(each.record) for each in planned.rejected]
+    planned = make_plan(turn, extra=extra)
+    tried = [anchor_sort_key(each.record) for each in planned.rejected]
     assert tried == sorted(tried, reverse=True)
     assert len(known) <= len(tried) <= len(known) + len(extra)
 
 
 def test_problems_are_listed_and_only_sending_raises() -> None:
     """The plan can be read; its input cannot be had."""
-    turn = respond(Turn([user("u")]), "R1", called("a"))
-    planned = plan(turn.append(user("never mind")))
+    turn = add_response(Turn([user("u")]), "R1", call_block("a"))
+    planned = make_plan(turn.append(user("never mind")))
     assert [str(problem) for problem in planned.problems] == [
         "call call_a (f) has no result; add one or remove the call"
     ]
@@ -283,7 +303,7 @@ def test_problems_are_listed_and_only_sending_raises() -> None:
         planned.input()
     assert caught.value.problems == planned.problems
     mended = turn.append(tool_result("call_a", "1"))
-    plan(mended).check()
+    make_plan(mended).check()
 
 
 def test_bytes_are_about_those_of_the_request() -> None:
@@ -291,12 +311,12 @@ def test_bytes_are_about_those_of_the_request() -> None:
     turn = Turn(
         [user("x" * 500), tool_call("f", {"a": 1}, call_id="c"), tool_result("c", "y" * 80)]
     )
-    planned = plan(turn)
+    planned = make_plan(turn)
     written = len(json.dumps(planned.input()))
     assert 0.8 * written < planned.full_bytes < 1.3 * written
 
 
-garbage = st.one_of(
+invalid_states = st.one_of(
     json_values(),
     st.fixed_dictionaries(
         {},
@@ -330,7 +350,12 @@ garbage = st.one_of(
 )
 
 
-@given(turns(), garbage, st.sampled_from(["chained", "stateless", "conversation", "?"]), st.data())
+@given(
+    turns(),
+    invalid_states,
+    st.sampled_from(["chained", "stateless", "conversation", "?"]),
+    st.data(),
+)
 def test_planning_never_raises(turn: Turn, state: Any, mode: Any, data: st.DataObject) -> None:
     """On any Turn, with any state, in any mode; only sending may."""
     if state is not None:
@@ -354,16 +379,18 @@ def test_true_records_among_garbage_are_found(turn: Turn, noise: list[AnchorReco
         return
     true = AnchorRecord("R", SCOPE, prefix_digest(turn), covered, created_at=1e11)
     turn = set_state(turn, ConversationState(anchors=(*noise, true, true)))
-    barrier = plan(turn).barrier
+    barrier = make_plan(turn).barrier
     turn = set_state(turn, ConversationState(anchors=(*noise, replace(true, barrier=barrier))))
-    assert plan(turn).previous_response_id == plan(loads(dumps(turn))).previous_response_id
-    if plan(turn).barrier == barrier:
-        assert plan(turn).previous_response_id == "R"
+    assert (
+        make_plan(turn).previous_response_id == make_plan(loads(dumps(turn))).previous_response_id
+    )
+    if make_plan(turn).barrier == barrier:
+        assert make_plan(turn).previous_response_id == "R"
 
 
 def test_reasoning_by_hand_changes_nothing() -> None:
     """It has no part in any digest, and no server is told of it."""
-    turn = exchanges(1).append(reasoning("I think"), user("next"))
-    planned = plan(turn)
+    turn = make_exchanges(1).append(reasoning("I think"), user("next"))
+    planned = make_plan(turn)
     assert planned.previous_response_id == "R1"
     assert [item["type"] for item in planned.input()] == ["message"]

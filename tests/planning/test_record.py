@@ -6,16 +6,26 @@ from dataclasses import replace
 import pytest
 
 from kedge.planning import (
-    RETENTION,
+    DEFAULT_RETENTION,
     covered_count,
     get_state,
     prefix_digest,
     record_response,
     tag_blocks,
 )
-from kedge.planning.record import KEPT_STALE
+from kedge.planning.record import MAX_STALE_ANCHORS
 from kedge.turns import Turn, assistant, system, user
-from planning.making import NOW, SCOPE, called, compacted, exchanges, plan, respond, spoken, thought
+from planning.recorded_turns import (
+    NOW,
+    SCOPE,
+    add_response,
+    call_block,
+    compaction_block,
+    make_exchanges,
+    make_plan,
+    message_block,
+    reasoning_block,
+)
 
 
 def test_blocks_are_tagged_with_their_response_and_place() -> None:
@@ -32,31 +42,33 @@ def test_blocks_are_tagged_with_their_response_and_place() -> None:
 
 def test_a_response_becomes_an_anchor() -> None:
     """The record holds all that the next plan needs."""
-    turn = respond(Turn([system("s"), user("u")]), "R1", thought("a"), spoken("a"))
+    turn = add_response(
+        Turn([system("s"), user("u")]), "R1", reasoning_block("a"), message_block("a")
+    )
     state = get_state(turn)
     (record,) = state.anchors
     assert state.previous_response_id == "R1"
     assert (record.response_id, record.scope, record.status) == ("R1", SCOPE, "completed")
     assert (record.digest, record.block_count) == (prefix_digest(turn), 2)
     assert (record.depth, record.root_created_at, record.created_at) == (1, NOW, NOW)
-    assert (record.expires_at, record.stored) == (NOW + RETENTION, True)
+    assert (record.expires_at, record.stored) == (NOW + DEFAULT_RETENTION, True)
     assert (record.barrier, len(record.derived)) == (None, 1)
     assert [block.kind for block in turn] == ["system", "user", "reasoning", "assistant"]
 
 
 def test_a_chain_remembers_how_deep_it_is_and_when_it_began() -> None:
     """A full send begins a new chain."""
-    turn = respond(Turn([user("u")]), "R1", created_at=10.0)
-    turn = respond(turn.append(user("v")), "R2", created_at=20.0)
-    turn = respond(turn.append(user("w")), "R3", created_at=30.0, mode="stateless")
+    turn = add_response(Turn([user("u")]), "R1", created_at=10.0)
+    turn = add_response(turn.append(user("v")), "R2", created_at=20.0)
+    turn = add_response(turn.append(user("w")), "R3", created_at=30.0, mode="stateless")
     found = [(r.depth, r.root_created_at, r.created_at) for r in get_state(turn).anchors]
     assert found == [(1, 10.0, 10.0), (2, 10.0, 20.0), (1, 30.0, 30.0)]
 
 
 def test_a_parent_that_does_not_know_its_root_is_its_own() -> None:
     """A record from elsewhere may lack what we write down."""
-    turn = respond(Turn([user("u")]), "R1", created_at=10.0).append(user("v"))
-    planned = plan(turn)
+    turn = add_response(Turn([user("u")]), "R1", created_at=10.0).append(user("v"))
+    planned = make_plan(turn)
     assert planned.anchor is not None
     planned = replace(planned, anchor=replace(planned.anchor, root_created_at=0.0))
     turn = record_response(turn, [assistant("a")], response_id="R2", plan=planned, created_at=20.0)
@@ -65,33 +77,33 @@ def test_a_parent_that_does_not_know_its_root_is_its_own() -> None:
 
 def test_a_response_without_an_id_is_no_anchor() -> None:
     """Its blocks are there, and the next request is planned as if it had never been recorded."""
-    turn = exchanges(1).append(user("u"))
-    answered = respond(turn, "", assistant("nameless"))
+    turn = make_exchanges(1).append(user("u"))
+    answered = add_response(turn, "", assistant("nameless"))
     assert answered[-1] == assistant("nameless")
     assert "response_id" not in answered[-1].metadata
     assert get_state(answered) == get_state(turn)
-    assert plan(answered).previous_response_id == "R1"
+    assert make_plan(answered).previous_response_id == "R1"
 
 
 def test_a_plan_of_another_turn_makes_no_anchor() -> None:
     """What the server then remembers is not this Turn: the blocks are kept, the chain is not."""
-    turn = exchanges(1).append(user("u"))
-    planned = plan(turn)
+    turn = make_exchanges(1).append(user("u"))
+    planned = make_plan(turn)
     other = turn.replace(turn[0].id, user("edited meanwhile"))
     answered = record_response(
         other, [assistant("a")], response_id="R2", plan=planned, created_at=NOW
     )
     assert answered[-1].response_id == "R2"
     assert get_state(answered).anchor("R2") is None
-    assert plan(answered).anchor is None
+    assert make_plan(answered).anchor is None
 
 
 @pytest.mark.parametrize("status", ["incomplete", "failed", "cancelled", "lost"])
 def test_an_unfinished_response_does_not_become_the_previous_one(status: str) -> None:
     """It is written down with its status, and refused for it."""
-    turn = respond(exchanges(1).append(user("u")), "R2", status=status)
+    turn = add_response(make_exchanges(1).append(user("u")), "R2", status=status)
     assert get_state(turn).previous_response_id == "R1"
-    refused = plan(turn.append(user("v"))).rejected[0]
+    refused = make_plan(turn.append(user("v"))).rejected[0]
     assert (refused.response_id, refused.reason) == (
         "R2",
         "lost" if status == "lost" else "incomplete",
@@ -100,54 +112,56 @@ def test_an_unfinished_response_does_not_become_the_previous_one(status: str) ->
 
 def test_a_server_without_retention_keeps_its_responses() -> None:
     """No time after which they are refused."""
-    turn = exchanges(1, retention=None).append(user("u"))
-    assert plan(turn, now=1e12).previous_response_id == "R1"
+    turn = make_exchanges(1, retention=None).append(user("u"))
+    assert make_plan(turn, now=1e12).previous_response_id == "R1"
 
 
 def test_where_the_memory_of_a_server_begins_is_written_down() -> None:
     """With a compaction in the output, or with the one it was sent, by its place among the covered."""
-    turn = respond(Turn([user("u")]), "R1", thought("a"), compacted("c"), called("b"))
+    turn = add_response(
+        Turn([user("u")]), "R1", reasoning_block("a"), compaction_block("c"), call_block("b")
+    )
     assert get_state(turn).anchors[-1].barrier == 1
     assert len(get_state(turn).anchors[-1].derived) == 2
-    later = respond(turn.append(user("v")), "R2")
+    later = add_response(turn.append(user("v")), "R2")
     assert get_state(later).anchors[-1].barrier == 1
-    put = respond(Turn([user("u"), compacted("d"), user("v")]), "R3")
+    put = add_response(Turn([user("u"), compaction_block("d"), user("v")]), "R3")
     assert get_state(put).anchors[-1].barrier == 1
     assert get_state(put).anchors[-1].derived == ()
 
 
 def test_a_conversation_object_has_a_scope_of_its_own() -> None:
     """A chained request never builds on what a conversation object holds."""
-    turn = respond(Turn([user("u")]), "R1", mode="conversation", conversation_id="conv_1")
+    turn = add_response(Turn([user("u")]), "R1", mode="conversation", conversation_id="conv_1")
     turn = turn.append(user("v"))
     assert get_state(turn).conversation_id == "conv_1"
-    inside = plan(turn, mode="conversation")
+    inside = make_plan(turn, mode="conversation")
     assert (inside.conversation_id, inside.previous_response_id) == ("conv_1", "")
     assert [block.kind for block in inside.delta] == ["user"]
-    assert plan(turn).anchor is None
-    assert plan(turn).fallback == "scope"
-    left = respond(turn, "R2")
+    assert make_plan(turn).anchor is None
+    assert make_plan(turn).fallback == "scope"
+    left = add_response(turn, "R2")
     assert get_state(left).conversation_id == ""
-    assert plan(left.append(user("w")), mode="conversation").anchor is None
+    assert make_plan(left.append(user("w")), mode="conversation").anchor is None
 
 
 def test_records_that_no_longer_prove_do_not_pile_up() -> None:
     """A conversation that is cut short time and again keeps the newest of them, and all that prove."""
-    turn = exchanges(3)
+    turn = make_exchanges(3)
     hand = random.Random(1)
     for number in range(400):
         turn = turn.take(6 + 2 * hand.randrange(3)).append(user(f"take {number}"))
-        turn = respond(turn, f"S{number}", created_at=NOW + number)
-        assert plan(turn.append(user("next"))).previous_response_id == f"S{number}"
+        turn = add_response(turn, f"S{number}", created_at=NOW + number)
+        assert make_plan(turn.append(user("next"))).previous_response_id == f"S{number}"
     anchors = get_state(turn).anchors
-    assert len(anchors) <= 2 * (covered_count(turn) + KEPT_STALE)
+    assert len(anchors) <= 2 * (covered_count(turn) + MAX_STALE_ANCHORS)
     assert {record.response_id for record in anchors} >= {"R1", "R2", "R3", "S398", "S399"}
 
 
 def test_an_edit_that_is_undone_finds_its_anchor_again() -> None:
     """Records that do not prove now may prove later."""
-    turn = exchanges(2).append(user("u"))
+    turn = make_exchanges(2).append(user("u"))
     edited = turn.replace(turn[0].id, user("edited"))
-    edited = respond(edited, "R3")
+    edited = add_response(edited, "R3")
     undone = edited.replace(edited[0].id, user("question 1"))
-    assert plan(undone.append(user("v"))).previous_response_id == "R2"
+    assert make_plan(undone.append(user("v"))).previous_response_id == "R2"

@@ -17,7 +17,7 @@ from kedge.planning import (
     load_record,
     set_state,
 )
-from kedge.planning.state import STATE_KEY, by_reach
+from kedge.planning.state import STATE_KEY, anchor_sort_key
 from kedge.turns import Turn, dumps, loads, user
 from strategies import json_values, texts
 
@@ -81,13 +81,13 @@ def test_records_are_sorted_by_reach_and_then_by_age(
 ) -> None:
     """Also after one is added, which takes the place of an earlier one of its response."""
     more = state.with_anchor(record)
-    for each in (state, more, more.without(["R1"]), replace(more, mode=None)):
-        assert list(each.anchors) == sorted(each.anchors, key=by_reach)
+    for each in (state, more, more.mark_lost(["R1"]), replace(more, mode=None)):
+        assert list(each.anchors) == sorted(each.anchors, key=anchor_sort_key)
     others = [
         e for e in state.anchors if (e.response_id, e.scope) != (record.response_id, record.scope)
     ]
     assert sorted(more.anchors, key=repr) == sorted([*others, record], key=repr)
-    equals = [e for e in more.anchors if by_reach(e) == by_reach(record)]
+    equals = [e for e in more.anchors if anchor_sort_key(e) == anchor_sort_key(record)]
     assert equals[-1] == record  # what was written down last counts as the newest
 
 
@@ -96,11 +96,11 @@ def test_what_the_state_knows_of_a_record_is_found(
     state: ConversationState, record: AnchorRecord
 ) -> None:
     """A record from elsewhere finds its twin, and only that."""
-    twin = state.with_anchor(record).twin(record)
+    twin = state.with_anchor(record).find_matching(record)
     assert twin == record
-    assert state.with_anchor(record).twin(replace(record, scope="c")) is None
+    assert state.with_anchor(record).find_matching(replace(record, scope="c")) is None
     for each in state.anchors:
-        found = state.twin(each)
+        found = state.find_matching(each)
         assert found is not None
         assert (found.response_id, found.scope) == (each.response_id, each.scope)
 
@@ -112,10 +112,10 @@ def test_lost_responses_are_marked_and_not_returned_to() -> None:
         AnchorRecord("R2", "s", "d", 2, status="incomplete"),
         AnchorRecord("R3", "s", "d", 3),
     )
-    state = ConversationState(None, "R3", "", anchors).without(["R2", "R3"])
+    state = ConversationState(None, "R3", "", anchors).mark_lost(["R2", "R3"])
     assert [record.status for record in state.anchors] == ["completed", "incomplete", "lost"]
     assert state.previous_response_id == ""
-    kept = ConversationState(None, "R1", "", anchors).without(["R3"])
+    kept = ConversationState(None, "R1", "", anchors).mark_lost(["R3"])
     assert kept.previous_response_id == "R1"
 
 
@@ -125,7 +125,7 @@ def test_a_state_finds_a_record_by_its_response() -> None:
     state = ConversationState(anchors=(record,))
     assert state.anchor("R1") is record
     assert state.anchor("R2") is None
-    assert state.keeping([]) == ConversationState()
+    assert state.with_anchors([]) == ConversationState()
 
 
 @given(json_values())

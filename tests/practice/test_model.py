@@ -9,23 +9,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.practice import Ask, Call, Part, Refuse, Reply, Say, Think, answer
+from kedge.practice import (
+    MessageOutput,
+    OutputPart,
+    PracticeOutput,
+    PracticeRequest,
+    ReasoningOutput,
+    RefusalOutput,
+    ToolCallOutput,
+    answer,
+)
 
 Item = dict[str, Any]
 
 
-def user(text: Any) -> Item:
+def user_item(text: Any) -> Item:
     return {"type": "message", "role": "user", "content": text}
 
 
-def parts(*items: Item | str, **settings: Any) -> Sequence[Part]:
-    asked = [user(item) if isinstance(item, str) else item for item in items]
-    return answer(Ask(asked, **settings)).parts
+def answer_parts(*items: Item | str, **settings: Any) -> Sequence[OutputPart]:
+    asked = [user_item(item) if isinstance(item, str) else item for item in items]
+    return answer(PracticeRequest(asked, **settings)).parts
 
 
-def said(*items: Item | str, **settings: Any) -> str:
-    (part,) = parts(*items, **settings)
-    assert isinstance(part, Say)
+def answer_text(*items: Item | str, **settings: Any) -> str:
+    (part,) = answer_parts(*items, **settings)
+    assert isinstance(part, MessageOutput)
     return part.text
 
 
@@ -61,7 +70,7 @@ items = st.fixed_dictionaries(
     },
 )
 asks = st.builds(
-    Ask,
+    PracticeRequest,
     st.lists(items, max_size=6),
     tools=st.lists(st.sampled_from([ADD, SHOUT, PING]), unique_by=lambda tool: tool["name"]),
     tool_choice=st.sampled_from(["auto", "none", "required", {"type": "function", "name": "ping"}]),
@@ -71,122 +80,126 @@ asks = st.builds(
 
 
 @given(asks)
-def test_the_same_context_gives_the_same_answer(ask: Ask) -> None:
+def test_the_same_context_gives_the_same_answer(ask: PracticeRequest) -> None:
     """However odd the items are; and the answer can always be written."""
     before = copy.deepcopy(ask)
     reply = answer(ask)
-    assert isinstance(reply, Reply)
+    assert isinstance(reply, PracticeOutput)
     assert reply.parts
     assert answer(before) == reply
     assert ask == before
     for part in reply.parts:
-        (part.arguments if isinstance(part, Call) else part.text).encode()
+        (part.arguments if isinstance(part, ToolCallOutput) else part.text).encode()
 
 
 @given(st.text(max_size=60))
 def test_any_sentence_has_an_answer(sentence: str) -> None:
     """With tools or without, nothing raises."""
-    parts(sentence, tools=[ADD, SHOUT, PING])
-    parts(sentence, text_format={"type": "json_object"})
+    answer_parts(sentence, tools=[ADD, SHOUT, PING])
+    answer_parts(sentence, text_format={"type": "json_object"})
 
 
-FORMS: list[Item] = [
+MESSAGE_FORMS: list[Item] = [
     {"role": "user", "content": "Ahoy"},
     {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Ahoy"}]},
     {"type": "message", "role": "user", "content": {"type": "input_text", "text": "Ahoy"}},
 ]
 
 
-@pytest.mark.parametrize("first", FORMS)
+@pytest.mark.parametrize("first", MESSAGE_FORMS)
 def test_every_form_of_a_message_is_read(first: Item) -> None:
     """Content as a string, as a part, as parts."""
-    assert said(first, "What did I say first?") == 'You said first: "Ahoy"'
+    assert answer_text(first, "What did I say first?") == 'You said first: "Ahoy"'
 
 
 def test_pictures_and_files_leave_a_mark() -> None:
     """What has no text is told as what it is."""
     content = [{"type": "input_image"}, {"type": "input_file", "filename": "a.pdf"}, {"type": "x"}]
-    assert said(user(content)).startswith('You said: "[image] [file a.pdf]"')
+    assert answer_text(user_item(content)).startswith('You said: "[image] [file a.pdf]"')
 
 
 def test_nothing_at_all_is_answered() -> None:
     """An empty context, and one without a user."""
-    assert said() == "You have said nothing. I can see 0 messages."
+    assert answer_text() == "You have said nothing. I can see 0 messages."
     system = {"type": "message", "role": "system", "content": "Be kind."}
-    assert said(system) == "You have said nothing. I can see 1 message."
+    assert answer_text(system) == "You have said nothing. I can see 1 message."
 
 
 def test_a_long_message_is_said_back_in_short() -> None:
     """The echo is clipped; the memory is not."""
-    assert len(said("x" * 10_000)) < 300
-    assert len(said("x" * 10_000, "What did I say first?")) > 10_000
+    assert len(answer_text("x" * 10_000)) < 300
+    assert len(answer_text("x" * 10_000, "What did I say first?")) > 10_000
 
 
 def test_what_cannot_be_written_is_replaced() -> None:
     """A lone surrogate in a message does not break the answer."""
-    assert said("Say: a\ud800b") == "a\ufffdb"
+    assert answer_text("Say: a\ud800b") == "a\ufffdb"
 
 
 def test_a_question_at_the_end_of_a_long_message_is_heard() -> None:
     """Pasted text before a question does not hide it."""
-    assert said("Ahoy", "x " * 5_000 + "What did I say first?") == 'You said first: "Ahoy"'
+    assert answer_text("Ahoy", "x " * 5_000 + "What did I say first?") == 'You said first: "Ahoy"'
 
 
 def test_the_newest_fact_wins() -> None:
     """A fact told twice is the one told last."""
     told = ["My name is Ada.", "No wait, my name is Grace!"]
-    assert said(*told, "What is my name?") == "Your name is Grace."
+    assert answer_text(*told, "What is my name?") == "Your name is Grace."
 
 
 def test_a_sealed_thought_is_only_seen() -> None:
     """Reasoning without readable text is there, and that is all one can tell."""
     sealed = {"type": "reasoning", "summary": [], "encrypted_content": "AAAA"}
-    assert said("Hi", sealed, "What did you think?") == "My last thought is sealed."
-    assert said("What did you think?") == "I can see no thought of mine."
+    assert answer_text("Hi", sealed, "What did you think?") == "My last thought is sealed."
+    assert answer_text("What did you think?") == "I can see no thought of mine."
 
 
 def test_efforts_decide_about_thought() -> None:
     """None and minimal are no thought; every other effort is."""
     for effort, thinks in ((None, False), ("none", False), ("minimal", False), ("xhigh", True)):
-        found = parts("Hi", reasoning={"effort": effort, "summary": "auto"})
-        assert isinstance(found[0], Think) == thinks
+        found = answer_parts("Hi", reasoning={"effort": effort, "summary": "auto"})
+        assert isinstance(found[0], ReasoningOutput) == thinks
 
 
 def test_the_ninth_message_is_not_there() -> None:
     """A position past the end is answered with what is there."""
-    text = said("One", "What did I say 9th?")
+    text = answer_text("One", "What did I say 9th?")
     assert text == "I cannot see it: there is only 1 message of yours before this one."
-    assert "no message before" in said("What was the first message?")
+    assert "no message before" in answer_text("What was the first message?")
 
 
-def call(name: str, call_id: str = "c1") -> Item:
+def call_item(name: str, call_id: str = "c1") -> Item:
     return {"type": "function_call", "name": name, "call_id": call_id, "arguments": "{}"}
 
 
-def output(text: Any, call_id: str = "c1") -> Item:
+def output_item(text: Any, call_id: str = "c1") -> Item:
     return {"type": "function_call_output", "call_id": call_id, "output": text}
 
 
 def test_results_of_calls_that_nobody_asked_for_are_told() -> None:
     """A history from elsewhere is used like one's own."""
-    assert said("Hi", call("f"), output("done!")) == "f says: done!"
-    assert said("Hi", output([{"type": "input_text", "text": "x"}])) == "the tool says: x."
+    assert answer_text("Hi", call_item("f"), output_item("done!")) == "f says: done!"
+    assert (
+        answer_text("Hi", output_item([{"type": "input_text", "text": "x"}])) == "the tool says: x."
+    )
 
 
 def test_tool_results_fill_a_schema() -> None:
     """A result that is JSON gives its members to the members of the same name."""
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     wanted = {"type": "json_schema", "name": "s", "schema": schema}
-    text = said("Hi", call("f"), output('{"n": 7}'), text_format=wanted)
+    text = answer_text("Hi", call_item("f"), output_item('{"n": 7}'), text_format=wanted)
     assert json.loads(text) == {"n": 7}
 
 
 def test_a_refusal_is_no_json() -> None:
     """A refusal stays a refusal in every format."""
-    assert parts("Refuse", text_format={"type": "json_object"}) == (Refuse("I will not do that."),)
+    assert answer_parts("Refuse", text_format={"type": "json_object"}) == (
+        RefusalOutput("I will not do that."),
+    )
 
 
-CHOICES: list[tuple[Any, str, list[str]]] = [
+TOOL_CHOICES: list[tuple[Any, str, list[str]]] = [
     ("auto", "Hello", []),
     ("none", "call add", []),
     ("required", "Hello", ["add"]),
@@ -202,20 +215,24 @@ CHOICES: list[tuple[Any, str, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("choice", "sentence", "names"), CHOICES)
+@pytest.mark.parametrize(("choice", "sentence", "names"), TOOL_CHOICES)
 def test_tool_choice_is_obeyed(choice: Any, sentence: str, names: list[str]) -> None:
     """None, auto, required, a name, a list of names."""
-    found = parts(sentence, tools=[ADD, SHOUT, PING, {"type": "web_search"}], tool_choice=choice)
-    assert [part.name for part in found if isinstance(part, Call)] == names
+    found = answer_parts(
+        sentence, tools=[ADD, SHOUT, PING, {"type": "web_search"}], tool_choice=choice
+    )
+    assert [part.name for part in found if isinstance(part, ToolCallOutput)] == names
 
 
 def test_a_forced_call_is_forced_again_after_its_result() -> None:
     """As the hosted models do; a client changes ``tool_choice`` after the first round."""
-    again = parts("Hi", call("ping"), output("pong"), tools=[PING], tool_choice="required")
-    assert again == (Call("ping", "{}"),)
+    again = answer_parts(
+        "Hi", call_item("ping"), output_item("pong"), tools=[PING], tool_choice="required"
+    )
+    assert again == (ToolCallOutput("ping", "{}"),)
 
 
-MENTIONS: list[tuple[str, list[str]]] = [
+TOOL_MENTIONS: list[tuple[str, list[str]]] = [
     ("add 1 and 2", ["add"]),
     ("Please ADD 1 and 2", ["add"]),
     ("the add tool is nice", []),
@@ -232,11 +249,11 @@ MENTIONS: list[tuple[str, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("sentence", "names"), MENTIONS)
+@pytest.mark.parametrize(("sentence", "names"), TOOL_MENTIONS)
 def test_tools_are_called_when_asked_for(sentence: str, names: list[str]) -> None:
     """A name alone is no request; a verb, the first place or a question makes it one."""
-    found = parts(sentence, tools=[ADD, SHOUT, PING])
-    assert [part.name for part in found if isinstance(part, Call)] == names
+    found = answer_parts(sentence, tools=[ADD, SHOUT, PING])
+    assert [part.name for part in found if isinstance(part, ToolCallOutput)] == names
 
 
 def test_steps_wait_for_each_other() -> None:
@@ -244,11 +261,16 @@ def test_steps_wait_for_each_other() -> None:
     text = {"properties": {"text": {"type": "string"}}, "required": ["text"]}
     tools = [ADD, {"type": "function", "name": "shout", "parameters": text}]
     sentence = "call add with 1 and 2, then shout the result"
-    assert parts(sentence, tools=tools) == (Call("add", '{"a":1,"b":2}'),)
-    second = parts(sentence, call("add"), output("3"), tools=tools)
-    assert second == (Call("shout", '{"text":"3"}'),)
-    done = said(
-        sentence, call("add"), output("3"), call("shout", "c2"), output("!", "c2"), tools=tools
+    assert answer_parts(sentence, tools=tools) == (ToolCallOutput("add", '{"a":1,"b":2}'),)
+    second = answer_parts(sentence, call_item("add"), output_item("3"), tools=tools)
+    assert second == (ToolCallOutput("shout", '{"text":"3"}'),)
+    done = answer_text(
+        sentence,
+        call_item("add"),
+        output_item("3"),
+        call_item("shout", "c2"),
+        output_item("!", "c2"),
+        tools=tools,
     )
     assert done == "add says: 3. shout says: !"
 
@@ -256,7 +278,7 @@ def test_steps_wait_for_each_other() -> None:
 def test_a_malformed_tool_is_called_with_nothing() -> None:
     """Parameters that are no schema give an empty object."""
     broken = {"type": "function", "name": "f", "parameters": {"properties": 1, "required": 2}}
-    assert parts("call f", tools=[broken]) == (Call("f", "{}"),)
+    assert answer_parts("call f", tools=[broken]) == (ToolCallOutput("f", "{}"),)
 
 
 @pytest.mark.parametrize(
@@ -264,13 +286,13 @@ def test_a_malformed_tool_is_called_with_nothing() -> None:
 )
 def test_answers_have_the_size_asked_for(sentence: str, size: int) -> None:
     """So many words, to try out streams and limits."""
-    assert len(said(sentence).split()) == size
+    assert len(answer_text(sentence).split()) == size
 
 
 def test_sizes_are_bounded() -> None:
     """A million words are cut at a hundred thousand, and repetition too."""
-    assert len(said("write 999999999 words").split()) == 100_000
-    assert len(said("say a 9999 times").split()) == 1_000
+    assert len(answer_text("write 999999999 words").split()) == 100_000
+    assert len(answer_text("say a 9999 times").split()) == 1_000
 
 
 @pytest.mark.parametrize(
@@ -279,4 +301,4 @@ def test_sizes_are_bounded() -> None:
 )
 def test_the_pace_is_as_asked(sentence: str, pace: float) -> None:
     """Seconds between chunks, bounded."""
-    assert answer(Ask([user(sentence)])).pace == pace
+    assert answer(PracticeRequest([user_item(sentence)])).pace == pace

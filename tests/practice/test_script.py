@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from kedge.errors import InvalidScript
-from kedge.practice import Ask, Call, Refuse, Reply, Say, Script, Think, answer
+from kedge.practice import (
+    MessageOutput,
+    PracticeOutput,
+    PracticeRequest,
+    ReasoningOutput,
+    RefusalOutput,
+    Script,
+    ToolCallOutput,
+    answer,
+)
 
 TOML = """
 [[answers]]
@@ -29,11 +38,11 @@ call = [{ name = "shout", input = "psst" }, { name = "f", arguments = "{}" }]
 """
 
 
-def user(text: str) -> dict[str, object]:
+def user_item(text: str) -> dict[str, object]:
     return {"type": "message", "role": "user", "content": text}
 
 
-def assistant(text: str) -> dict[str, object]:
+def assistant_item(text: str) -> dict[str, object]:
     content = [{"type": "output_text", "text": text}]
     return {"type": "message", "role": "assistant", "content": content}
 
@@ -47,37 +56,41 @@ def script(tmp_path: Path) -> Script:
 
 def test_the_newest_message_chooses_the_answer(script: Script) -> None:
     """``when`` looks for a text in the newest user message, whatever the case."""
-    reply = script.answer(Ask([user("How is the WEATHER?")]))
-    call = Call("get_weather", json.dumps({"city": "Paris"}))
-    assert reply == Reply((Think("They want the weather."), call))
+    reply = script.answer(PracticeRequest([user_item("How is the WEATHER?")]))
+    call = ToolCallOutput("get_weather", json.dumps({"city": "Paris"}))
+    assert reply == PracticeOutput((ReasoningOutput("They want the weather."), call))
 
 
 def test_the_result_of_a_tool_chooses_the_answer(script: Script) -> None:
     """``after`` holds when the context ends with the result of that tool."""
     items = [
-        user("Go."),
+        user_item("Go."),
         {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c1", "output": "20 degrees"},
     ]
-    assert script.answer(Ask(items)) == Reply((Say("Sunny."),), pace=0.5)
+    assert script.answer(PracticeRequest(items)) == PracticeOutput(
+        (MessageOutput("Sunny."),), pace=0.5
+    )
 
 
 def test_the_number_of_earlier_answers_chooses_the_answer(script: Script) -> None:
     """``turn`` counts the answers in the context, one for each run of the model's items."""
     reasoning = {"type": "reasoning", "summary": []}
-    items = [user("One."), reasoning, assistant("First."), user("Two.")]
-    assert script.answer(Ask(items)) == Reply((Refuse("Not twice."),))
+    items = [user_item("One."), reasoning, assistant_item("First."), user_item("Two.")]
+    assert script.answer(PracticeRequest(items)) == PracticeOutput((RefusalOutput("Not twice."),))
 
 
 def test_what_the_context_holds_chooses_the_answer(script: Script) -> None:
     """``sees`` looks through all messages; calls may be several, and custom."""
-    reply = script.answer(Ask([user("A secret."), user("Hello.")]))
-    assert reply == Reply((Call("shout", "psst", custom=True), Call("f", "{}")))
+    reply = script.answer(PracticeRequest([user_item("A secret."), user_item("Hello.")]))
+    assert reply == PracticeOutput(
+        (ToolCallOutput("shout", "psst", custom=True), ToolCallOutput("f", "{}"))
+    )
 
 
 def test_the_practice_model_answers_where_the_script_is_silent(script: Script) -> None:
     """Without an answer that applies, the model speaks for itself."""
-    ask = Ask([user("Hello.")])
+    ask = PracticeRequest([user_item("Hello.")])
     assert script.answer(ask) == answer(ask)
 
 
@@ -85,10 +98,10 @@ def test_a_script_may_be_json(tmp_path: Path) -> None:
     """The same tables, written as JSON."""
     path = tmp_path / "script.json"
     path.write_text('{"answers": [{"say": "Hi."}]}')
-    assert Script.load(path).answer(Ask([])) == Reply((Say("Hi."),))
+    assert Script.load(path).answer(PracticeRequest([])) == PracticeOutput((MessageOutput("Hi."),))
 
 
-WRONG: list[tuple[object, str]] = [
+INVALID_SCRIPTS: list[tuple[object, str]] = [
     ([], "s must be a table"),
     ({}, "s: answers must be a list"),
     ({"answer": []}, "s has no place for 'answer'; it takes answers"),
@@ -104,7 +117,7 @@ WRONG: list[tuple[object, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("data", "message"), WRONG)
+@pytest.mark.parametrize(("data", "message"), INVALID_SCRIPTS)
 def test_a_wrong_script_names_the_place(data: object, message: str) -> None:
     """The error says where in the script the mistake is and what belongs there."""
     with pytest.raises(InvalidScript) as error:

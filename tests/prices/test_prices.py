@@ -12,7 +12,7 @@ from kedge.prices import Prices, cost, current_prices, load_prices
 MILLION = Usage(1_000_000, 400_000, 100_000)
 
 
-def table(tmp_path: Path, text: str) -> Prices:
+def load_table(tmp_path: Path, text: str) -> Prices:
     """The package's prices under those of a file."""
     file = tmp_path / "prices.toml"
     file.write_text(text)
@@ -88,7 +88,7 @@ def test_a_file_of_ones_own_comes_first(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_price_holds_from_its_day(tmp_path: Path) -> None:
     """What was answered before a change is paid at the old price."""
-    prices = table(
+    prices = load_table(
         tmp_path,
         '[[prices]]\nprovider = "x"\nmodel = "m"\ninput = 4\noutput = 4\n'
         '[[prices]]\nprovider = "x"\nmodel = "m"\nsince = 2026-06-01\ninput = 2\noutput = 2\n',
@@ -125,7 +125,7 @@ def test_the_table_of_the_package_is_dated() -> None:
 def test_a_mistake_is_told_with_its_place(text: str, words: str, tmp_path: Path) -> None:
     """A wrong file is refused in one sentence."""
     with pytest.raises(InvalidSetting) as caught:
-        table(tmp_path, text)
+        load_table(tmp_path, text)
     assert words in str(caught.value)
 
 

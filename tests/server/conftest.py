@@ -15,10 +15,10 @@ from kedge.practice import Script
 from kedge.server.models import PracticeModel
 from kedge.testing import TestServer, serve
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 """How long a test waits for what must happen soon, on a busy machine."""
 
-Checked = Callable[[Any], dict[str, Any]]
+CheckResponse = Callable[[Any], dict[str, Any]]
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def server() -> Iterator[TestServer]:
 @pytest.fixture(scope="session")
 def transport() -> Iterator[httpx2.Client]:
     """The connections of every client: making their TLS context takes longer than most tests."""
-    with httpx2.Client(timeout=PATIENCE) as made:
+    with httpx2.Client(timeout=TIMEOUT) as made:
         yield made
 
 
@@ -57,7 +57,7 @@ def client(server: TestServer, connect: Connect) -> OpenAI:
 @pytest.fixture
 def http(server: TestServer) -> Iterator[httpx2.Client]:
     """A plain HTTP client, for what the official client would not send."""
-    with httpx2.Client(base_url=server.url, verify=False, timeout=PATIENCE) as made:
+    with httpx2.Client(base_url=server.url, verify=False, timeout=TIMEOUT) as made:
         yield made
 
 
@@ -71,7 +71,7 @@ def scripted() -> Callable[..., PracticeModel]:
     return make
 
 
-def check_resource(body: dict[str, Any]) -> dict[str, Any]:
+def check_response_object(body: dict[str, Any]) -> dict[str, Any]:
     """Check a response body with the Open Responses schema."""
     shown = dict(body)
     form = shown["text"]["format"]
@@ -85,7 +85,7 @@ def check_resource(body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-EVENTS: dict[str, type[BaseModel]] = {
+EVENT_MODELS: dict[str, type[BaseModel]] = {
     "response.created": spec.ResponseCreatedStreamingEvent,
     "response.in_progress": spec.ResponseInProgressStreamingEvent,
     "response.completed": spec.ResponseCompletedStreamingEvent,
@@ -126,19 +126,19 @@ def check_event() -> Callable[[dict[str, Any]], None]:
     def check(event: dict[str, Any]) -> None:
         HOSTED_EVENTS.validate_python(event)
         if "response" in event:
-            check_resource(event["response"])
+            check_response_object(event["response"])
         elif event["type"] not in HOSTED_ONLY and "ctc_" not in str(event):
-            EVENTS[event["type"]].model_validate(event)
+            EVENT_MODELS[event["type"]].model_validate(event)
 
     return check
 
 
 @pytest.fixture
-def checked() -> Checked:
+def checked() -> CheckResponse:
     """Check a raw answer of the official client with both oracles; give its body."""
 
     def check(raw: Any) -> dict[str, Any]:
         assert raw.parse().id
-        return check_resource(raw.http_response.json())
+        return check_response_object(raw.http_response.json())
 
     return check

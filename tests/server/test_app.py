@@ -16,13 +16,13 @@ from kedge.server.app import ROUTES
 from kedge.server.settings import Limits
 from kedge.testing import TestServer, serve
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 """How long a test waits for what must happen soon, on a busy machine."""
 
-HELLO: dict[str, Any] = {"model": "m", "input": "hello"}
+HELLO_REQUEST: dict[str, Any] = {"model": "m", "input": "hello"}
 
 
-def error(answer: httpx2.Response) -> dict[str, Any]:
+def read_error(answer: httpx2.Response) -> dict[str, Any]:
     """Read the error of an answer, which always has the shape of the API's."""
     body = answer.json()
     assert body.keys() == {"error"}
@@ -36,7 +36,7 @@ def test_an_unknown_route_is_404_in_the_shape_of_the_api(http: httpx2.Client) ->
     """The error names method and path."""
     answer = http.get("/v1/nothing")
     assert answer.status_code == 404
-    assert error(answer)["message"] == "Invalid URL (GET /v1/nothing)"
+    assert read_error(answer)["message"] == "Invalid URL (GET /v1/nothing)"
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{sorted(route.methods)}{route.path}")
@@ -59,7 +59,7 @@ def test_a_body_that_is_not_json_is_refused(http: httpx2.Client, raw: bytes) -> 
     """Whatever it is instead."""
     answer = http.post("/v1/responses", content=raw, headers={"content-type": "application/json"})
     assert answer.status_code == 400
-    assert "could not parse the JSON body" in error(answer)["message"]
+    assert "could not parse the JSON body" in read_error(answer)["message"]
 
 
 @pytest.mark.parametrize("raw", [b"[]", b'"x"', b"1", b"null"])
@@ -67,7 +67,7 @@ def test_a_body_that_is_no_object_is_refused(http: httpx2.Client, raw: bytes) ->
     """JSON, but not a request."""
     answer = http.post("/v1/responses", content=raw, headers={"content-type": "application/json"})
     assert answer.status_code == 400
-    assert error(answer)
+    assert read_error(answer)
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None])
@@ -76,36 +76,36 @@ def test_only_json_is_taken(http: httpx2.Client, kind: str | None) -> None:
     headers = {} if kind is None else {"content-type": kind}
     answer = http.post("/v1/responses", content=b'{"model":"m","input":"x"}', headers=headers)
     assert answer.status_code == 400
-    assert error(answer)["code"] == "unsupported_content_type"
+    assert read_error(answer)["code"] == "unsupported_content_type"
 
 
 def test_a_body_that_is_too_large_is_413() -> None:
     """Declared or not: it is not even read to the end."""
     with serve(limits=Limits(body_bytes=1000)) as server:
         small = httpx2.post(
-            f"{server.base_url}/responses", verify=False, timeout=PATIENCE, json=HELLO
+            f"{server.base_url}/responses", verify=False, timeout=TIMEOUT, json=HELLO_REQUEST
         )
         assert small.status_code == 200
         big = {"model": "m", "input": "x" * 2000}
         declared = httpx2.post(
-            f"{server.base_url}/responses", verify=False, timeout=PATIENCE, json=big
+            f"{server.base_url}/responses", verify=False, timeout=TIMEOUT, json=big
         )
         chunked = httpx2.post(
             f"{server.base_url}/responses",
             verify=False,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             content=iter([b'{"model":"m","input":"'] + [b"x" * 100] * 20 + [b'"}']),
             headers={"content-type": "application/json"},
         )
         for answer in (declared, chunked):
             assert answer.status_code == 413
-            assert error(answer)["code"] == "request_too_large"
+            assert read_error(answer)["code"] == "request_too_large"
 
 
-def raw_exchange(server: TestServer, *sent: bytes) -> bytes:
+def send_raw(server: TestServer, *parts: bytes) -> bytes:
     """Send bytes and read until the server closes."""
-    with socket.create_connection(server.address, timeout=PATIENCE) as connection:
-        for part in sent:
+    with socket.create_connection(server.address, timeout=TIMEOUT) as connection:
+        for part in parts:
             connection.sendall(part)
         received = b""
         with suppress(ConnectionResetError):
@@ -117,7 +117,7 @@ def raw_exchange(server: TestServer, *sent: bytes) -> bytes:
 def test_a_body_that_does_not_come_is_given_up() -> None:
     """A slow client cannot hold a request open for ever."""
     with serve(limits=Limits(read_seconds=0.05)) as server:
-        answer = raw_exchange(
+        answer = send_raw(
             server,
             b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
             b"Content-Type: application/json\r\nConnection: close\r\n\r\n{",
@@ -131,7 +131,7 @@ def test_headers_have_a_limit(size: int) -> None:
     """Beyond it the server refuses: with an error of the API, or before it has read them all."""
     with serve(limits=Limits(header_bytes=4096)) as server:
         request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX: "
-        answer = raw_exchange(server, request + b"x" * size + b"\r\n\r\n")
+        answer = send_raw(server, request + b"x" * size + b"\r\n\r\n")
     status = answer[9:12]
     assert status in ({b"431", b"400"} if size < 65_536 else {b"400", b""})
     assert status != b"431" or b"request_headers_too_large" in answer
@@ -141,10 +141,10 @@ def test_headers_have_a_limit(size: int) -> None:
 def test_a_connection_that_asks_nothing_is_closed(begun: bytes) -> None:
     """Also one that never finishes its headers."""
     with serve(limits=Limits(idle_seconds=0)) as server:
-        assert raw_exchange(server, begun) == b""
+        assert send_raw(server, begun) == b""
 
 
-class Hours:
+class FakeClock:
     """A clock that the test sets."""
 
     now = 0.0
@@ -155,16 +155,16 @@ class Hours:
 
 def test_a_connection_that_goes_on_asking_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request begins the waiting anew, though the connection is quiet whenever it is looked at."""
-    hours = Hours()
-    monkeypatch.setattr("kedge.server.run.time", hours)
+    hours = FakeClock()
+    monkeypatch.setattr("kedge.server.uvicorn_server.time", hours)
 
     def look(server: TestServer) -> None:
         inside = server._server
         assert inside.loop is not None
-        asyncio.run_coroutine_threadsafe(inside.on_tick(1), inside.loop).result(PATIENCE)
+        asyncio.run_coroutine_threadsafe(inside.on_tick(1), inside.loop).result(TIMEOUT)
 
     with serve(limits=Limits(idle_seconds=60)) as server:
-        connection = HTTPConnection(*server.address, timeout=PATIENCE)
+        connection = HTTPConnection(*server.address, timeout=TIMEOUT)
         connection.connect()
         first = connection.sock
         for _ in range(4):
@@ -186,16 +186,16 @@ def test_parameters_nested_too_deeply_are_refused(http: httpx2.Client) -> None:
     for _ in range(150):
         deep = {"properties": deep}
     tool = {"type": "function", "name": "f", "parameters": deep}
-    answer = http.post("/v1/responses", json={**HELLO, "tools": [tool]})
+    answer = http.post("/v1/responses", json={**HELLO_REQUEST, "tools": [tool]})
     assert answer.status_code == 400
-    assert error(answer)["code"] == "object_above_max_depth"
+    assert read_error(answer)["code"] == "object_above_max_depth"
 
 
 def test_a_token_is_required_where_one_is_set() -> None:
     """No token, another scheme, a wrong token: 401; the right one: 200; health is open."""
     with (
         serve(token="sésame") as server,
-        httpx2.Client(base_url=server.url, verify=False, timeout=PATIENCE) as http,
+        httpx2.Client(base_url=server.url, verify=False, timeout=TIMEOUT) as http,
     ):
         for given, code in (
             (None, None),
@@ -206,15 +206,15 @@ def test_a_token_is_required_where_one_is_set() -> None:
         ):
             headers = [] if given is None else [(b"authorization", given.encode())]
             for answer in (
-                http.post("/v1/responses", json=HELLO, headers=headers),
+                http.post("/v1/responses", json=HELLO_REQUEST, headers=headers),
                 http.get("/v1/models", headers=headers),
                 http.get("/nowhere", headers=headers),
             ):
                 assert answer.status_code == 401
-                assert error(answer)["code"] == code
+                assert read_error(answer)["code"] == code
                 assert "sésame" not in answer.text
         right = [(b"authorization", "Bearer sésame".encode())]
-        assert http.post("/v1/responses", json=HELLO, headers=right).status_code == 200
+        assert http.post("/v1/responses", json=HELLO_REQUEST, headers=right).status_code == 200
         assert http.get("/healthz").json() == {"status": "ok"}
 
 
@@ -238,7 +238,7 @@ def test_a_loopback_server_answers_to_loopback_names_only(
     answer = http.get("/healthz", headers={"host": host})
     assert answer.status_code == status
     if status == 403:
-        assert error(answer)["code"] == "host_not_allowed"
+        assert read_error(answer)["code"] == "host_not_allowed"
 
 
 def test_models_are_listed(http: httpx2.Client) -> None:
@@ -249,13 +249,13 @@ def test_models_are_listed(http: httpx2.Client) -> None:
 
 def test_cancelling_and_resuming_are_refused(http: httpx2.Client) -> None:
     """No response here runs in the background."""
-    id_ = http.post("/v1/responses", json=HELLO).json()["id"]
+    id_ = http.post("/v1/responses", json=HELLO_REQUEST).json()["id"]
     answer = http.post(f"/v1/responses/{id_}/cancel")
     assert answer.status_code == 400
-    assert error(answer)["message"] == "Cannot cancel a synchronous response."
+    assert read_error(answer)["message"] == "Cannot cancel a synchronous response."
     assert http.post("/v1/responses/resp_x/cancel").status_code == 404
     answer = http.get(f"/v1/responses/{id_}?stream=true")
-    assert error(answer)["param"] == "stream"
+    assert read_error(answer)["param"] == "stream"
 
 
 def test_the_access_log_does_not_tell_what_was_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -263,7 +263,7 @@ def test_the_access_log_does_not_tell_what_was_said(caplog: pytest.LogCaptureFix
     with (
         caplog.at_level(logging.DEBUG, logger="kedge"),
         serve() as server,
-        httpx2.Client(base_url=server.url, verify=False, timeout=PATIENCE) as http,
+        httpx2.Client(base_url=server.url, verify=False, timeout=TIMEOUT) as http,
     ):
         answer = http.post(
             "/v1/responses?key=hidden",
@@ -280,7 +280,7 @@ def test_the_access_log_does_not_tell_what_was_said(caplog: pytest.LogCaptureFix
 
 def test_every_request_has_an_id_of_its_own(http: httpx2.Client) -> None:
     """Whatever its answer."""
-    answers = [http.get("/healthz"), http.get("/x"), http.post("/v1/responses", json=HELLO)]
+    answers = [http.get("/healthz"), http.get("/x"), http.post("/v1/responses", json=HELLO_REQUEST)]
     ids = {answer.headers["x-request-id"] for answer in answers}
     assert len(ids) == 3
 
@@ -289,9 +289,9 @@ def test_a_bug_is_a_500_in_the_shape_of_the_api(
     server: TestServer, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the server goes on."""
-    monkeypatch.setattr("kedge.server.draft.check_abilities", lambda _: 1 / 0)
-    answer = http.post("/v1/responses", json=HELLO)
+    monkeypatch.setattr("kedge.server.prepare.check_supported", lambda _: 1 / 0)
+    answer = http.post("/v1/responses", json=HELLO_REQUEST)
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"
     monkeypatch.undo()
-    assert http.post("/v1/responses", json=HELLO).status_code == 200
+    assert http.post("/v1/responses", json=HELLO_REQUEST).status_code == 200

@@ -11,115 +11,115 @@ import pytest
 from openai import OpenAI
 
 from kedge.server.background import EventLog
-from kedge.server.models import Closed, Piece, Prompt
+from kedge.server.models import ItemClosed, OutputEvent, Prompt
 from kedge.server.settings import Limits
-from kedge.server.sqlite import Database
-from kedge.server.sse import Cut
+from kedge.server.sse import EventsDropped
+from kedge.server.storage.database import ServerDatabase
 from kedge.testing import TestServer, serve
-from server.conftest import PATIENCE, check_resource
-from server.models import Gated
+from server.conftest import TIMEOUT, check_response_object
+from server.gated_model import GatedModel
 
 Connect = Callable[[TestServer], OpenAI]
 Event = dict[str, Any]
 
 
 @pytest.fixture
-def model() -> Gated:
+def model() -> GatedModel:
     """A model that waits for the test."""
-    return Gated()
+    return GatedModel()
 
 
 @pytest.fixture
-def server(model: Gated) -> Iterator[TestServer]:
+def server(model: GatedModel) -> Iterator[TestServer]:
     """A server with that model."""
     with serve(model=model) as running:
         yield running
 
 
-def create(http: httpx2.Client, said: str = "wait", **body: Any) -> Any:
-    asked = {"model": "m", "input": said, "background": True, **body}
+def create_response(http: httpx2.Client, prompt: str = "wait", **body: Any) -> Any:
+    asked = {"model": "m", "input": prompt, "background": True, **body}
     return http.post("/v1/responses", json=asked).json()
 
 
-def status(http: httpx2.Client, known: str) -> str:
-    return http.get(f"/v1/responses/{known}").json()["status"]
+def get_status(http: httpx2.Client, response_id: str) -> str:
+    return http.get(f"/v1/responses/{response_id}").json()["status"]
 
 
-def until(condition: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     """Wait for something that the server brings about."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.001)
 
 
-def events_of(lines: Iterator[str]) -> Iterator[Event]:
+def parse_events(lines: Iterator[str]) -> Iterator[Event]:
     """Read the events of a stream as they come."""
     for line in lines:
         if line.startswith("data: {"):
             yield json.loads(line.removeprefix("data: "))
 
 
-class Reader:
+class EventReader:
     """One reader of a stream."""
 
     def __init__(self, answer: httpx2.Response) -> None:
         self.answer = answer
-        self._events = events_of(answer.iter_lines())
+        self._events = parse_events(answer.iter_lines())
 
-    def take(self, number: int) -> list[Event]:
+    def read(self, number: int) -> list[Event]:
         return [next(self._events) for _ in range(number)]
 
-    def rest(self) -> list[Event]:
+    def read_rest(self) -> list[Event]:
         return list(self._events)
 
 
-def opened(http: httpx2.Client, said: str = "wait", **body: Any) -> Any:
-    asked = {"model": "m", "input": said, "background": True, "stream": True, **body}
+def open_stream(http: httpx2.Client, prompt: str = "wait", **body: Any) -> Any:
+    asked = {"model": "m", "input": prompt, "background": True, "stream": True, **body}
     return http.stream("POST", "/v1/responses", json=asked)
 
 
-def resumed(http: httpx2.Client, known: str, **query: Any) -> Any:
-    return http.stream("GET", f"/v1/responses/{known}", params={"stream": "true", **query})
+def resume_stream(http: httpx2.Client, response_id: str, **query: Any) -> Any:
+    return http.stream("GET", f"/v1/responses/{response_id}", params={"stream": "true", **query})
 
 
-def test_a_response_is_queued_written_and_finished(http: httpx2.Client, model: Gated) -> None:
+def test_a_response_is_queued_written_and_finished(http: httpx2.Client, model: GatedModel) -> None:
     """Whoever asks is told how far it is."""
-    made = check_resource(create(http))
+    made = check_response_object(create_response(http))
     assert made["status"] == "queued"
     assert made["background"] is True
     assert made["output"] == []
-    until(lambda: status(http, made["id"]) == "in_progress")
-    model.let_go()
-    until(lambda: status(http, made["id"]) == "completed")
-    whole = check_resource(http.get(f"/v1/responses/{made['id']}").json())
+    wait_until(lambda: get_status(http, made["id"]) == "in_progress")
+    model.open_gate()
+    wait_until(lambda: get_status(http, made["id"]) == "completed")
+    whole = check_response_object(http.get(f"/v1/responses/{made['id']}").json())
     assert whole["output"][0]["content"][0]["text"] == "answer to wait"
     assert whole["usage"]["output_tokens"] > 0
 
 
-def test_only_so_many_run_at_once(model: Gated) -> None:
+def test_only_so_many_run_at_once(model: GatedModel) -> None:
     """The others are queued until it is their turn; one more than may wait is refused."""
     limits = Limits(background_running=1, background_waiting=1, shutdown_seconds=1)
-    with serve(model=model, limits=limits) as server, client_of(server) as http:
-        first, second = create(http, "wait 1"), create(http, "wait 2")
-        until(lambda: model.begun)
-        assert status(http, second["id"]) == "queued"
-        refused = create(http, "wait 3")
+    with serve(model=model, limits=limits) as server, make_client(server) as http:
+        first, second = create_response(http, "wait 1"), create_response(http, "wait 2")
+        wait_until(lambda: model.started)
+        assert get_status(http, second["id"]) == "queued"
+        refused = create_response(http, "wait 3")
         assert refused["error"]["code"] == "rate_limit_exceeded"
-        model.let_go()
-        until(lambda: status(http, second["id"]) == "completed")
-        assert status(http, first["id"]) == "completed"
-        assert model.begun == ["wait 1", "wait 2"]
+        model.open_gate()
+        wait_until(lambda: get_status(http, second["id"]) == "completed")
+        assert get_status(http, first["id"]) == "completed"
+        assert model.started == ["wait 1", "wait 2"]
 
 
-def client_of(server: TestServer) -> httpx2.Client:
-    return httpx2.Client(base_url=server.url, verify=False, timeout=PATIENCE)
+def make_client(server: TestServer) -> httpx2.Client:
+    return httpx2.Client(base_url=server.url, verify=False, timeout=TIMEOUT)
 
 
-def test_a_stream_outlives_its_reader(http: httpx2.Client, model: Gated) -> None:
+def test_a_stream_outlives_its_reader(http: httpx2.Client, model: GatedModel) -> None:
     """To leave stops nothing, and what comes after can be read by its number."""
-    with opened(http) as answer:
-        begun = Reader(answer).take(6)
+    with open_stream(http) as answer:
+        begun = EventReader(answer).read(6)
     assert [event["type"].removeprefix("response.") for event in begun] == [
         "created",
         "queued",
@@ -134,29 +134,32 @@ def test_a_stream_outlives_its_reader(http: httpx2.Client, model: Gated) -> None
         "in_progress",
     ]
     known = begun[0]["response"]["id"]
-    assert status(http, known) == "in_progress"
-    model.let_go()
-    with resumed(http, known, starting_after=5) as answer:
-        rest = Reader(answer).rest()
+    assert get_status(http, known) == "in_progress"
+    model.open_gate()
+    with resume_stream(http, known, starting_after=5) as answer:
+        rest = EventReader(answer).read_rest()
     numbers = [event["sequence_number"] for event in [*begun, *rest]]
     assert numbers == list(range(len(numbers)))
     assert rest[-1]["type"] == "response.completed"
-    with resumed(http, known) as answer:
-        assert Reader(answer).rest() == [*begun, *rest]
+    with resume_stream(http, known) as answer:
+        assert EventReader(answer).read_rest() == [*begun, *rest]
 
 
-def test_several_readers_follow_one_stream(http: httpx2.Client, model: Gated) -> None:
+def test_several_readers_follow_one_stream(http: httpx2.Client, model: GatedModel) -> None:
     """Each from its own place, all of them to the end, while it is written."""
-    with opened(http) as first:
-        one = Reader(first)
-        begun = one.take(6)
+    with open_stream(http) as first:
+        one = EventReader(first)
+        begun = one.read(6)
         known = begun[0]["response"]["id"]
-        with resumed(http, known, starting_after=3) as second, resumed(http, known) as third:
-            two, three = Reader(second), Reader(third)
-            assert two.take(2) == begun[4:]
-            assert three.take(6) == begun
-            model.let_go()
-            ends = [reader.rest() for reader in (one, two, three)]
+        with (
+            resume_stream(http, known, starting_after=3) as second,
+            resume_stream(http, known) as third,
+        ):
+            two, three = EventReader(second), EventReader(third)
+            assert two.read(2) == begun[4:]
+            assert three.read(6) == begun
+            model.open_gate()
+            ends = [reader.read_rest() for reader in (one, two, three)]
     assert ends[0] == ends[1] == ends[2]
     assert ends[0][-1]["type"] == "response.completed"
 
@@ -174,19 +177,19 @@ def test_the_official_client_resumes_a_stream(server: TestServer, connect: Conne
 
 def test_after_the_last_event_there_is_nothing(http: httpx2.Client) -> None:
     """An empty stream, with its end."""
-    with opened(http, "hello") as answer:
-        events = Reader(answer).rest()
+    with open_stream(http, "hello") as answer:
+        events = EventReader(answer).read_rest()
     known = events[0]["response"]["id"]
-    with resumed(http, known, starting_after=10_000) as answer:
+    with resume_stream(http, known, starting_after=10_000) as answer:
         assert answer.read() == b"data: [DONE]\n\n"
 
 
 @pytest.mark.parametrize("after", ["x", "-1", "1.5"])
 def test_a_place_in_a_stream_is_a_number(http: httpx2.Client, after: str) -> None:
     """Anything else is refused."""
-    with opened(http, "hello") as answer:
-        known = Reader(answer).rest()[0]["response"]["id"]
-    with resumed(http, known, starting_after=after) as answer:
+    with open_stream(http, "hello") as answer:
+        known = EventReader(answer).read_rest()[0]["response"]["id"]
+    with resume_stream(http, known, starting_after=after) as answer:
         answer.read()
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "starting_after"
@@ -199,32 +202,32 @@ def test_only_a_background_stream_can_be_read_again(http: httpx2.Client) -> None
     assert refused["message"] == (
         "This response cannot be streamed because it was not created with background=true."
     )
-    unwatched = create(http, "hello")
+    unwatched = create_response(http, "hello")
     refused = http.get(f"/v1/responses/{unwatched['id']}?stream=true").json()["error"]
     assert refused["code"] == "stream_not_kept"
 
 
 def test_events_are_kept_for_a_while_only(server: TestServer, http: httpx2.Client) -> None:
     """The response itself stays."""
-    with opened(http, "hello") as answer:
-        known = Reader(answer).rest()[0]["response"]["id"]
+    with open_stream(http, "hello") as answer:
+        known = EventReader(answer).read_rest()[0]["response"]["id"]
     server.clock.advance(seconds=301)
     refused = http.get(f"/v1/responses/{known}?stream=true")
     assert refused.json()["error"]["code"] == "stream_not_kept"
-    assert status(http, known) == "completed"
+    assert get_status(http, known) == "completed"
 
 
-def test_finished_streams_make_room_for_those_that_run(model: Gated) -> None:
+def test_finished_streams_make_room_for_those_that_run(model: GatedModel) -> None:
     """The response of one that was dropped is there as ever."""
     limits = Limits(stream_bytes=10_000, shutdown_seconds=1)
-    with serve(model=model, limits=limits) as server, client_of(server) as http:
+    with serve(model=model, limits=limits) as server, make_client(server) as http:
         ids: list[str] = []
         for _ in range(3):
-            with opened(http, "hello") as answer:
-                ids.append(Reader(answer).rest()[0]["response"]["id"])
+            with open_stream(http, "hello") as answer:
+                ids.append(EventReader(answer).read_rest()[0]["response"]["id"])
         kept = [http.get(f"/v1/responses/{known}?stream=true").status_code for known in ids]
         assert kept == [400, 400, 200]
-        assert [status(http, known) for known in ids] == ["completed"] * 3
+        assert [get_status(http, known) for known in ids] == ["completed"] * 3
 
 
 async def test_a_stream_that_is_too_long_loses_its_beginning() -> None:
@@ -237,58 +240,58 @@ async def test_a_stream_that_is_too_long_loses_its_beginning() -> None:
     assert log.drop_oldest()
     assert log.drop_oldest()
     assert not log.drop_oldest()
-    assert not log.holds(0)
-    assert log.holds(1)
+    assert not log.has_events_after(0)
+    assert log.has_events_after(1)
     log.end(0.0)
     assert b'"sequence_number":2' in await anext(quick)
     assert [frames async for frames in quick] == []
-    with pytest.raises(Cut):
+    with pytest.raises(EventsDropped):
         await anext(slow)
 
 
 def test_cancelling_stops_the_work_and_can_be_repeated(
-    http: httpx2.Client, model: Gated, server: TestServer
+    http: httpx2.Client, model: GatedModel, server: TestServer
 ) -> None:
     """The response is cancelled, without output, and stays so."""
-    made = create(http)
-    until(lambda: model.begun)
+    made = create_response(http)
+    wait_until(lambda: model.started)
     cancelled = http.post(f"/v1/responses/{made['id']}/cancel")
     assert cancelled.status_code == 200
     assert cancelled.json()["status"] == "cancelled"
     assert cancelled.json()["output"] == []
-    until(lambda: model.stopped == ["wait"])
+    wait_until(lambda: model.cancelled == ["wait"])
     again = http.post(f"/v1/responses/{made['id']}/cancel")
     assert again.json() == cancelled.json() == http.get(f"/v1/responses/{made['id']}").json()
     assert server.running == 0
 
 
-def test_readers_of_a_cancelled_stream_are_told(http: httpx2.Client, model: Gated) -> None:
+def test_readers_of_a_cancelled_stream_are_told(http: httpx2.Client, model: GatedModel) -> None:
     """The stream ends with a failure whose response is cancelled."""
-    with opened(http) as answer:
-        reader = Reader(answer)
-        known = reader.take(6)[0]["response"]["id"]
+    with open_stream(http) as answer:
+        reader = EventReader(answer)
+        known = reader.read(6)[0]["response"]["id"]
         http.post(f"/v1/responses/{known}/cancel")
-        last = reader.rest()[-1]
+        last = reader.read_rest()[-1]
     assert last["type"] == "response.failed"
     assert last["response"]["status"] == "cancelled"
     assert last["response"]["error"] is None
 
 
-def test_what_waits_for_its_turn_can_be_cancelled(model: Gated) -> None:
+def test_what_waits_for_its_turn_can_be_cancelled(model: GatedModel) -> None:
     """It never begins, and those behind it move up."""
     limits = Limits(background_running=1, shutdown_seconds=1)
-    with serve(model=model, limits=limits) as server, client_of(server) as http:
-        create(http, "wait 1")
-        until(lambda: model.begun)
-        with opened(http, "two") as answer:
-            reader = Reader(answer)
-            known = reader.take(2)[0]["response"]["id"]
+    with serve(model=model, limits=limits) as server, make_client(server) as http:
+        create_response(http, "wait 1")
+        wait_until(lambda: model.started)
+        with open_stream(http, "two") as answer:
+            reader = EventReader(answer)
+            known = reader.read(2)[0]["response"]["id"]
             assert http.post(f"/v1/responses/{known}/cancel").json()["status"] == "cancelled"
-            assert [event["type"] for event in reader.rest()] == ["response.failed"]
-        third = create(http, "three")
-        model.let_go()
-        until(lambda: status(http, third["id"]) == "completed")
-        assert model.begun == ["wait 1", "three"]
+            assert [event["type"] for event in reader.read_rest()] == ["response.failed"]
+        third = create_response(http, "three")
+        model.open_gate()
+        wait_until(lambda: get_status(http, third["id"]) == "completed")
+        assert model.started == ["wait 1", "three"]
 
 
 @pytest.mark.parametrize(
@@ -302,8 +305,8 @@ def test_what_cannot_be_cancelled_is_refused(
     http: httpx2.Client, background: bool, message: str
 ) -> None:
     """Because it has finished, or because its client waits for it."""
-    made = create(http, "hello", background=background)
-    until(lambda: status(http, made["id"]) == "completed")
+    made = create_response(http, "hello", background=background)
+    wait_until(lambda: get_status(http, made["id"]) == "completed")
     refused = http.post(f"/v1/responses/{made['id']}/cancel")
     assert refused.status_code == 400
     assert refused.json()["error"]["message"] == message
@@ -315,34 +318,34 @@ def test_an_unknown_response_cannot_be_cancelled(http: httpx2.Client) -> None:
 
 
 def test_what_is_not_finished_can_neither_be_continued_nor_deleted(
-    http: httpx2.Client, model: Gated
+    http: httpx2.Client, model: GatedModel
 ) -> None:
     """The errors say what to do; afterwards both can be done."""
-    made = create(http)
-    until(lambda: status(http, made["id"]) == "in_progress")
-    refused = create(http, "x", background=False, previous_response_id=made["id"])
+    made = create_response(http)
+    wait_until(lambda: get_status(http, made["id"]) == "in_progress")
+    refused = create_response(http, "x", background=False, previous_response_id=made["id"])
     assert refused["error"]["code"] == "previous_response_not_completed"
     assert "is in_progress" in refused["error"]["message"]
     deleted = http.delete(f"/v1/responses/{made['id']}")
     assert deleted.json()["error"]["message"] == "Cannot delete an in-flight response."
-    model.let_go()
-    until(lambda: status(http, made["id"]) == "completed")
-    went_on = create(http, "x", background=False, previous_response_id=made["id"])
+    model.open_gate()
+    wait_until(lambda: get_status(http, made["id"]) == "completed")
+    went_on = create_response(http, "x", background=False, previous_response_id=made["id"])
     assert went_on["status"] == "completed"
     assert http.delete(f"/v1/responses/{made['id']}").status_code == 200
 
 
 def test_a_conversation_waits_for_its_background_response(
-    http: httpx2.Client, model: Gated
+    http: httpx2.Client, model: GatedModel
 ) -> None:
     """Nobody else may speak in it meanwhile, and it moves on at the end."""
     conversation = http.post("/v1/conversations", json={}).json()["id"]
-    made = create(http, conversation=conversation)
-    refused = create(http, "x", conversation=conversation)
+    made = create_response(http, conversation=conversation)
+    refused = create_response(http, "x", conversation=conversation)
     assert refused["error"]["code"] == "conversation_locked"
-    until(lambda: model.begun)
-    model.let_go()
-    until(lambda: status(http, made["id"]) == "completed")
+    wait_until(lambda: model.started)
+    model.open_gate()
+    wait_until(lambda: get_status(http, made["id"]) == "completed")
     items = http.get(f"/v1/conversations/{conversation}/items").json()["data"]
     assert len(items) == 2
 
@@ -350,7 +353,7 @@ def test_a_conversation_waits_for_its_background_response(
 @pytest.mark.parametrize("retention", [True, False])
 def test_the_background_needs_a_store(retention: bool) -> None:
     """What is not kept could never be asked for."""
-    with serve(zero_data_retention=not retention) as server, client_of(server) as http:
+    with serve(zero_data_retention=not retention) as server, make_client(server) as http:
         body = {"model": "m", "input": "x", "background": True, "store": not retention}
         refused = http.post("/v1/responses", json=body)
     assert refused.status_code == 400
@@ -360,28 +363,28 @@ def test_the_background_needs_a_store(retention: bool) -> None:
 def test_a_model_that_fails_fails_the_response() -> None:
     """The reader is told, and so is whoever asks later."""
 
-    class Broken(Gated):
-        async def answer(self, prompt: Prompt) -> AsyncIterator[Piece]:
+    class Broken(GatedModel):
+        async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
             raise RuntimeError("broken")
-            yield Closed()
+            yield ItemClosed()
 
-    with serve(model=Broken()) as broken, client_of(broken) as http:
-        with opened(http) as answer:
-            events = Reader(answer).rest()
+    with serve(model=Broken()) as broken, make_client(broken) as http:
+        with open_stream(http) as answer:
+            events = EventReader(answer).read_rest()
         assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
         whole = http.get(f"/v1/responses/{events[0]['response']['id']}").json()
     assert whole["status"] == "failed"
     assert whole["error"]["code"] == "server_error"
 
 
-def test_a_stop_fails_what_runs_and_says_why(model: Gated, tmp_path: Path) -> None:
+def test_a_stop_fails_what_runs_and_says_why(model: GatedModel, tmp_path: Path) -> None:
     """After the time to finish, running and waiting responses are failed; the next start knows."""
     db = str(tmp_path / "server.db")
     limits = Limits(background_running=1, shutdown_seconds=0)
-    with serve(model=model, db=db, limits=limits) as server, client_of(server) as http:
-        ids = [create(http, f"wait {number}")["id"] for number in range(2)]
-        until(lambda: model.begun)
-    with serve(db=db) as server, client_of(server) as http:
+    with serve(model=model, db=db, limits=limits) as server, make_client(server) as http:
+        ids = [create_response(http, f"wait {number}")["id"] for number in range(2)]
+        wait_until(lambda: model.started)
+    with serve(db=db) as server, make_client(server) as http:
         for known in ids:
             found = http.get(f"/v1/responses/{known}").json()
             assert found["status"] == "failed"
@@ -390,15 +393,15 @@ def test_a_stop_fails_what_runs_and_says_why(model: Gated, tmp_path: Path) -> No
             )
 
 
-def test_a_crash_fails_what_was_left(model: Gated, tmp_path: Path) -> None:
+def test_a_crash_fails_what_was_left(model: GatedModel, tmp_path: Path) -> None:
     """A restart marks what was running or waiting; nothing is taken up again."""
     db = str(tmp_path / "server.db")
-    with serve(model=model, db=db) as server, client_of(server) as http:
-        made = create(http, "hello")
-        until(lambda: status(http, made["id"]) == "completed")
-    database = Database(db)
+    with serve(model=model, db=db) as server, make_client(server) as http:
+        made = create_response(http, "hello")
+        wait_until(lambda: get_status(http, made["id"]) == "completed")
+    database = ServerDatabase(db)
     for left, number in (("queued", 1), ("in_progress", 2)):
-        database.run(
+        database.execute(
             "INSERT INTO nodes SELECT id + ?, replace(key, '0000000001', ?), parent, barrier, "
             "tokens, ?, expires_at, conversation, input, output, "
             "CAST(replace(asked, '0000000001', ?) AS BLOB), "
@@ -406,7 +409,7 @@ def test_a_crash_fails_what_was_left(model: Gated, tmp_path: Path) -> None:
             (number, f"000000000{number + 1}", left, f"000000000{number + 1}", f'{left}"'),
         )
     database._connection.close()  # without saying goodbye
-    with serve(db=db) as server, client_of(server) as http:
+    with serve(db=db) as server, make_client(server) as http:
         for number in (2, 3):
             known = made["id"].replace("0000000001", f"000000000{number}")
             found = http.get(f"/v1/responses/{known}").json()

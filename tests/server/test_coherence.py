@@ -9,31 +9,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.server.coherence import (
-    CALLS,
-    OUTPUTS,
-    START,
-    Ids,
+    CALL_TYPES,
+    EMPTY_COHERENCE,
+    OUTPUT_TYPES,
+    IdSet,
     check_context,
+    check_encrypted_content,
     check_request,
-    check_sealed,
-    resolve,
+    resolve_references,
 )
 from kedge.server.errors import ApiError
 
 Item = dict[str, Any]
 
 
-class Stored:
+class StoredItems:
     """What a server knows: items by id, and which reasoning stood before which item."""
 
     def __init__(self, *items: Item, before: dict[str, str] | None = None) -> None:
         self._items = {item["id"]: item for item in items}
         self._before = before or {}
 
-    def item(self, id: str) -> Item | None:  # noqa: A002 - the protocol's word
+    def find_item(self, id: str) -> Item | None:  # noqa: A002 - the protocol's word
         return self._items.get(id)
 
-    def reasoning_before(self, id: str) -> str | None:  # noqa: A002 - the protocol's word
+    def find_reasoning_before(self, id: str) -> str | None:  # noqa: A002 - the protocol's word
         return self._before.get(id)
 
 
@@ -41,91 +41,91 @@ USER: Item = {"role": "user", "content": "hi"}
 ASSISTANT: Item = {"role": "assistant", "content": "hello"}
 
 
-def call(call_id: str = "call_1", **more: Any) -> Item:
+def make_call(call_id: str = "call_1", **more: Any) -> Item:
     return {"type": "function_call", "call_id": call_id, "name": "f", "arguments": "{}", **more}
 
 
-def output(call_id: str = "call_1", **more: Any) -> Item:
+def make_output(call_id: str = "call_1", **more: Any) -> Item:
     return {"type": "function_call_output", "call_id": call_id, "output": "ok", **more}
 
 
-def thought(named: str | None = "rs_1", **more: Any) -> Item:
-    return {"type": "reasoning", "summary": [], **({"id": named} if named else {}), **more}
+def make_reasoning(item_id: str | None = "rs_1", **more: Any) -> Item:
+    return {"type": "reasoning", "summary": [], **({"id": item_id} if item_id else {}), **more}
 
 
-SEALED = {"encrypted_content": "gAAA"}
+ENCRYPTED = {"encrypted_content": "gAAA"}
 PATCH = {"operation": {"type": "delete_file", "path": "x"}, "status": "completed"}
 
-REFUSED: list[tuple[str, list[Item], list[Item], Stored, int, str]] = [
+REJECTED: list[tuple[str, list[Item], list[Item], StoredItems, int, str]] = [
     (
         "call without output",
-        [USER, call("call_9")],
+        [USER, make_call("call_9")],
         [USER],
-        Stored(),
+        StoredItems(),
         400,
         "No tool output found for function call call_9.",
     ),
     (
         "call without output, nothing new",
-        [USER, call("call_9")],
+        [USER, make_call("call_9")],
         [],
-        Stored(),
+        StoredItems(),
         400,
         "No tool output found for function call call_9.",
     ),
     (
         "call without output among the new items",
         [],
-        [USER, call("call_9")],
-        Stored(),
+        [USER, make_call("call_9")],
+        StoredItems(),
         400,
         "No tool output found for function call call_9.",
     ),
     (
         "one of two calls without output",
-        [call("call_1"), call("call_2")],
-        [output("call_1")],
-        Stored(),
+        [make_call("call_1"), make_call("call_2")],
+        [make_output("call_1")],
+        StoredItems(),
         400,
         "No tool output found for function call call_2.",
     ),
     (
         "output without call",
         [USER, ASSISTANT],
-        [output("call_9")],
-        Stored(),
+        [make_output("call_9")],
+        StoredItems(),
         400,
         "No tool call found for function call output with call_id call_9.",
     ),
     (
         "output before its call",
         [],
-        [output(), call()],
-        Stored(),
+        [make_output(), make_call()],
+        StoredItems(),
         400,
         "No tool call found for function call output with call_id call_1.",
     ),
     (
         "second output of one call",
-        [call()],
-        [output(), output()],
-        Stored(),
+        [make_call()],
+        [make_output(), make_output()],
+        StoredItems(),
         400,
         "No tool call found for function call output with call_id call_1.",
     ),
     (
         "output of a call that was answered earlier in the chain",
-        [call(), output(), ASSISTANT],
-        [output()],
-        Stored(),
+        [make_call(), make_output(), ASSISTANT],
+        [make_output()],
+        StoredItems(),
         400,
         "No tool call found for function call output with call_id call_1.",
     ),
     (
         "custom output for a function's call",
-        [call()],
+        [make_call()],
         [{"type": "custom_tool_call_output", "call_id": "call_1", "output": "x"}],
-        Stored(),
+        StoredItems(),
         400,
         "No tool call found for custom tool call output with call_id call_1.",
     ),
@@ -133,7 +133,7 @@ REFUSED: list[tuple[str, list[Item], list[Item], Stored, int, str]] = [
         "custom call without output",
         [{"type": "custom_tool_call", "call_id": "call_1", "name": "f", "input": ""}],
         [USER],
-        Stored(),
+        StoredItems(),
         400,
         "No tool output found for custom tool call call_1.",
     ),
@@ -141,39 +141,39 @@ REFUSED: list[tuple[str, list[Item], list[Item], Stored, int, str]] = [
         "patch without output",
         [{"type": "apply_patch_call", "call_id": "call_1", **PATCH}],
         [USER],
-        Stored(),
+        StoredItems(),
         400,
         "No tool output found for apply patch call call_1.",
     ),
     (
         "an orphan in the context itself",
-        [output("call_0")],
+        [make_output("call_0")],
         [USER],
-        Stored(),
+        StoredItems(),
         400,
         "No tool call found for function call output with call_id call_0.",
     ),
     (
         "reasoning last",
         [],
-        [USER, thought(**SEALED)],
-        Stored(),
+        [USER, make_reasoning(**ENCRYPTED)],
+        StoredItems(),
         400,
         "Item 'rs_1' of type 'reasoning' was provided without its required following item.",
     ),
     (
         "reasoning before a user's message",
         [],
-        [thought(**SEALED), USER],
-        Stored(),
+        [make_reasoning(**ENCRYPTED), USER],
+        StoredItems(),
         400,
         "Item 'rs_1' of type 'reasoning' was provided without its required following item.",
     ),
     (
         "call that lost its reasoning",
         [],
-        [USER, call(id="fc_1"), output()],
-        Stored(before={"fc_1": "rs_7"}),
+        [USER, make_call(id="fc_1"), make_output()],
+        StoredItems(before={"fc_1": "rs_7"}),
         400,
         (
             "Item 'fc_1' of type 'function_call' was provided without its required 'reasoning' item: "
@@ -184,7 +184,7 @@ REFUSED: list[tuple[str, list[Item], list[Item], Stored, int, str]] = [
         "message that lost its reasoning",
         [],
         [USER, ASSISTANT | {"id": "msg_1"}, USER],
-        Stored(before={"msg_1": "rs_7"}),
+        StoredItems(before={"msg_1": "rs_7"}),
         400,
         (
             "Item 'msg_1' of type 'message' was provided without its required 'reasoning' item: "
@@ -194,8 +194,8 @@ REFUSED: list[tuple[str, list[Item], list[Item], Stored, int, str]] = [
     (
         "duplicate among the new items",
         [],
-        [thought("rs_1", **SEALED), thought("rs_1", **SEALED), ASSISTANT],
-        Stored(),
+        [make_reasoning("rs_1", **ENCRYPTED), make_reasoning("rs_1", **ENCRYPTED), ASSISTANT],
+        StoredItems(),
         400,
         "Duplicate item found with id rs_1. Remove duplicate items from your input and try again.",
     ),
@@ -203,15 +203,15 @@ REFUSED: list[tuple[str, list[Item], list[Item], Stored, int, str]] = [
         "history replayed and chained",
         [USER, ASSISTANT | {"id": "msg_1"}],
         [ASSISTANT | {"id": "msg_1"}, USER],
-        Stored(),
+        StoredItems(),
         400,
         "Duplicate item found with id msg_1. Remove duplicate items from your input and try again.",
     ),
     (
         "reasoning that was never stored",
         [],
-        [thought("rs_9"), ASSISTANT, USER],
-        Stored(),
+        [make_reasoning("rs_9"), ASSISTANT, USER],
+        StoredItems(),
         404,
         (
             "Item with id 'rs_9' not found. Items are not persisted when `store` is set to false. Try "
@@ -223,11 +223,11 @@ REFUSED: list[tuple[str, list[Item], list[Item], Stored, int, str]] = [
 
 @pytest.mark.parametrize(
     ("context", "new", "known", "status", "message"),
-    [row[1:] for row in REFUSED],
-    ids=[row[0] for row in REFUSED],
+    [row[1:] for row in REJECTED],
+    ids=[row[0] for row in REJECTED],
 )
 def test_what_does_not_fit_gets_the_published_answer(
-    context: list[Item], new: list[Item], known: Stored, status: int, message: str
+    context: list[Item], new: list[Item], known: StoredItems, status: int, message: str
 ) -> None:
     """Each incoherence has the live API's status and sentence, and blames the input."""
     with pytest.raises(ApiError) as caught:
@@ -241,59 +241,89 @@ def test_what_does_not_fit_gets_the_published_answer(
     )
 
 
-TAKEN: list[tuple[str, list[Item], list[Item], Stored]] = [
-    ("nothing at all", [], [], Stored()),
-    ("nothing new after a finished turn", [USER, ASSISTANT], [], Stored()),
-    ("an answered call", [USER, call()], [output()], Stored()),
-    ("an answered call and a remark", [USER, call()], [USER, output(), USER], Stored()),
+ACCEPTED: list[tuple[str, list[Item], list[Item], StoredItems]] = [
+    ("nothing at all", [], [], StoredItems()),
+    ("nothing new after a finished turn", [USER, ASSISTANT], [], StoredItems()),
+    ("an answered call", [USER, make_call()], [make_output()], StoredItems()),
+    (
+        "an answered call and a remark",
+        [USER, make_call()],
+        [USER, make_output(), USER],
+        StoredItems(),
+    ),
     (
         "two calls answered in the other order",
-        [call("a"), call("b")],
-        [output("b"), output("a")],
-        Stored(),
+        [make_call("a"), make_call("b")],
+        [make_output("b"), make_output("a")],
+        StoredItems(),
     ),
-    ("a whole replay", [], [USER, call(), output(), ASSISTANT, USER], Stored()),
-    ("a call id used again", [call(), output(), ASSISTANT], [call(), output()], Stored()),
-    ("a call that may wait", [(call() | {"async": True})], [USER], Stored()),
-    ("the late answer to it", [(call() | {"async": True}), USER, ASSISTANT], [output()], Stored()),
-    ("calls behind a compaction", [call(), {"type": "compaction"}], [USER], Stored()),
-    ("reasoning with its item", [], [USER, thought(**SEALED), ASSISTANT, USER], Stored()),
+    ("a whole replay", [], [USER, make_call(), make_output(), ASSISTANT, USER], StoredItems()),
+    (
+        "a call id used again",
+        [make_call(), make_output(), ASSISTANT],
+        [make_call(), make_output()],
+        StoredItems(),
+    ),
+    ("a call that may wait", [(make_call() | {"async": True})], [USER], StoredItems()),
+    (
+        "the late answer to it",
+        [(make_call() | {"async": True}), USER, ASSISTANT],
+        [make_output()],
+        StoredItems(),
+    ),
+    ("calls behind a compaction", [make_call(), {"type": "compaction"}], [USER], StoredItems()),
+    (
+        "reasoning with its item",
+        [],
+        [USER, make_reasoning(**ENCRYPTED), ASSISTANT, USER],
+        StoredItems(),
+    ),
     (
         "reasoning on reasoning",
         [],
-        [thought("rs_1", **SEALED), thought("rs_2", **SEALED), call(), output()],
-        Stored(),
+        [
+            make_reasoning("rs_1", **ENCRYPTED),
+            make_reasoning("rs_2", **ENCRYPTED),
+            make_call(),
+            make_output(),
+        ],
+        StoredItems(),
     ),
-    ("reasoning without an id", [], [thought(None), ASSISTANT, USER], Stored()),
-    ("reasoning that is stored", [], [thought("rs_1"), ASSISTANT, USER], Stored(thought("rs_1"))),
+    ("reasoning without an id", [], [make_reasoning(None), ASSISTANT, USER], StoredItems()),
+    (
+        "reasoning that is stored",
+        [],
+        [make_reasoning("rs_1"), ASSISTANT, USER],
+        StoredItems(make_reasoning("rs_1")),
+    ),
     (
         "a call with its reasoning",
         [],
-        [thought("rs_7", **SEALED), call(id="fc_1"), output()],
-        Stored(before={"fc_1": "rs_7"}),
+        [make_reasoning("rs_7", **ENCRYPTED), make_call(id="fc_1"), make_output()],
+        StoredItems(before={"fc_1": "rs_7"}),
     ),
-    ("an id of the client's own", [USER], [USER | {"id": "msg_mine"}], Stored()),
+    ("an id of the client's own", [USER], [USER | {"id": "msg_mine"}], StoredItems()),
 ]
 
 
 @pytest.mark.parametrize(
-    ("context", "new", "known"), [row[1:] for row in TAKEN], ids=[row[0] for row in TAKEN]
+    ("context", "new", "known"), [row[1:] for row in ACCEPTED], ids=[row[0] for row in ACCEPTED]
 )
-def test_what_fits_is_taken(context: list[Item], new: list[Item], known: Stored) -> None:
+def test_what_fits_is_taken(context: list[Item], new: list[Item], known: StoredItems) -> None:
     """A coherent chain passes, whichever way it is written."""
     check_context(context, new, known)
 
 
-@pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.parametrize("kind", CALL_TYPES)
 def test_every_kind_of_call_is_paired_with_its_own_output(kind: str) -> None:
     """Each client-owned call needs its output, and that output alone satisfies it."""
-    answers = {output.call: (name, output) for name, output in OUTPUTS.items()}
+    answers = {output.call: (name, output) for name, output in OUTPUT_TYPES.items()}
     name, answer = answers[kind]
-    one: Item = {"type": kind, **dict.fromkeys(CALLS[kind].keys, "k1")}
-    with pytest.raises(ApiError, match=rf"No tool output found for {CALLS[kind].words} k1\."):
+    one: Item = {"type": kind, **dict.fromkeys(CALL_TYPES[kind].keys, "k1")}
+    with pytest.raises(ApiError, match=rf"No tool output found for {CALL_TYPES[kind].label} k1\."):
         check_context([one], [USER])
     check_context([one], [{"type": name, answer.key: "k1"}])
-    with pytest.raises(ApiError, match=rf"No tool call found for {answer.words} with call_id k2"):
+    with pytest.raises(ApiError, match=rf"No tool call found for {answer.label} with call_id k2"):
         check_context([one], [{"type": name, answer.key: "k2"}])
 
 
@@ -317,19 +347,23 @@ def test_a_reference_becomes_the_item_it_refers_to() -> None:
     """References are replaced in place; everything else stays as it came."""
     stored = ASSISTANT | {"id": "msg_1"}
     reference = {"type": "item_reference", "id": "msg_1"}
-    assert resolve([USER, reference, {"id": "msg_1"}], Stored(stored)) == [USER, stored, stored]
+    assert resolve_references([USER, reference, {"id": "msg_1"}], StoredItems(stored)) == [
+        USER,
+        stored,
+        stored,
+    ]
     with pytest.raises(ApiError) as caught:
-        resolve([reference], Stored())
+        resolve_references([reference], StoredItems())
     assert (caught.value.status, caught.value.param) == (404, "input")
     assert caught.value.message.startswith("Item with id 'msg_1' not found. Items are not")
 
 
 def test_encrypted_content_must_be_our_own() -> None:
     """What the server did not seal it cannot open, and says so without repeating it."""
-    items = [thought(encrypted_content="gAAAAABsecret"), ASSISTANT]
-    check_sealed(items, opens=str)
+    items = [make_reasoning(encrypted_content="gAAAAABsecret"), ASSISTANT]
+    check_encrypted_content(items, decrypt=str)
     with pytest.raises(ApiError) as caught:
-        check_sealed(items, opens=lambda _: None)
+        check_encrypted_content(items, decrypt=lambda _: None)
     assert caught.value.body()["error"] == {
         "message": "The encrypted content gAAA... could not be verified. "
         "Reason: Encrypted content could not be decrypted or parsed.",
@@ -344,15 +378,15 @@ items = st.lists(
     st.one_of(
         st.just(USER),
         ids.map(lambda letter: USER | {"id": f"msg_{letter}"}),
-        ids.map(call),
-        ids.map(output),
+        ids.map(make_call),
+        ids.map(make_output),
     ),
     max_size=8,
 )
 
 
-def verdict(parts: Sequence[list[Item]], new: list[Item]) -> str:
-    state = START
+def check_parts(parts: Sequence[list[Item]], new: list[Item]) -> str:
+    state = EMPTY_COHERENCE
     for part in parts:
         state = state.extend(part)
     try:
@@ -369,15 +403,15 @@ def test_a_context_kept_in_parts_is_judged_like_the_whole(
     """However a context was grown, the verdict on what comes next is the same."""
     bounds = [0, *sorted(min(cut, len(context)) for cut in cuts), len(context)]
     parts = [context[i:j] for i, j in pairwise(bounds)]
-    assert verdict(parts, new) == verdict([context], new)
+    assert check_parts(parts, new) == check_parts([context], new)
 
 
 @given(st.lists(st.lists(st.integers(0, 60).map(str), max_size=6), max_size=60))
 def test_ids_are_a_set_that_keeps_its_versions(batches: list[list[str]]) -> None:
     """Every version holds exactly what was added up to it, in few sets."""
-    versions, held = [Ids()], [set[str]()]
+    versions, held = [IdSet()], [set[str]()]
     for batch in batches:
-        versions.append(versions[-1].plus(batch))
+        versions.append(versions[-1].union(batch))
         held.append(held[-1] | set(batch))
     for version, expected in zip(versions, held, strict=True):
         assert {str(n) for n in range(61) if str(n) in version} == expected
@@ -385,9 +419,9 @@ def test_ids_are_a_set_that_keeps_its_versions(batches: list[list[str]]) -> None
 
 def test_a_long_chain_keeps_its_ids_in_few_sets() -> None:
     """A lookup after ten thousand turns asks a few dozen sets, not ten thousand."""
-    version = Ids()
+    version = IdSet()
     for turn in range(10_000):
-        version = version.plus([f"msg_{turn}", f"fc_{turn}"])
+        version = version.union([f"msg_{turn}", f"fc_{turn}"])
     assert len(version.sets) <= 40
     assert "msg_0" in version
     assert "msg_10000" not in version

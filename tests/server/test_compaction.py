@@ -9,23 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import BadRequestError, NotFoundError, OpenAI
 
-from kedge.server.coherence import START, check_complete
+from kedge.server.coherence import EMPTY_COHERENCE, check_calls_answered
 from kedge.server.compaction import compact
 from kedge.server.models import PracticeModel
 from kedge.testing import TestServer, serve
 from kedge.tokens import count_items
 
-Checked = Callable[[Any], dict[str, Any]]
+CheckResponse = Callable[[Any], dict[str, Any]]
 Connect = Callable[[TestServer], OpenAI]
 
-LONG = "word " * 700
+LONG_TEXT = "word " * 700
 
 
-def user(text: str) -> Any:
+def user_message(text: str) -> Any:
     return {"role": "user", "content": text}
 
 
-def said(server: TestServer) -> list[str]:
+def context_texts(server: TestServer) -> list[str]:
     return [
         item["content"][0]["text"]
         for item in server.requests[-1].context or ()
@@ -33,11 +33,11 @@ def said(server: TestServer) -> list[str]:
     ]
 
 
-def long_chain(client: OpenAI, turns: int = 3) -> str:
+def create_long_chain(client: OpenAI, turns: int = 3) -> str:
     previous: str | None = None
     for number in range(turns):
         made = client.responses.create(
-            model="m", input=f"turn {number}: {LONG}", previous_response_id=previous
+            model="m", input=f"turn {number}: {LONG_TEXT}", previous_response_id=previous
         )
         previous = made.id
     assert previous is not None
@@ -45,10 +45,10 @@ def long_chain(client: OpenAI, turns: int = 3) -> str:
 
 
 def test_a_context_beyond_the_threshold_is_compacted(
-    client: OpenAI, server: TestServer, checked: Checked
+    client: OpenAI, server: TestServer, checked: CheckResponse
 ) -> None:
     """The item comes before the answer, and the next turn starts there."""
-    previous = long_chain(client)
+    previous = create_long_chain(client)
     body = checked(
         client.responses.with_raw_response.create(
             model="m",
@@ -58,13 +58,13 @@ def test_a_context_beyond_the_threshold_is_compacted(
         )
     )
     assert [item["type"] for item in body["output"]] == ["compaction", "message"]
-    assert said(server)[-1] == "newest"
+    assert context_texts(server)[-1] == "newest"
     assert body["usage"]["input_tokens"] > 1500
     after = client.responses.create(model="m", input="later", previous_response_id=body["id"])
     assert after.usage
     assert after.usage.input_tokens < 1000
-    assert said(server)[-1] == "later"
-    assert said(server)[0].startswith("Earlier items of this conversation were compacted")
+    assert context_texts(server)[-1] == "later"
+    assert context_texts(server)[0].startswith("Earlier items of this conversation were compacted")
 
 
 def test_a_context_below_the_threshold_is_left_alone(client: OpenAI) -> None:
@@ -85,7 +85,7 @@ def test_compaction_survives_a_cold_start(tmp_path: Any, connect: Connect) -> No
         made = client.responses.create(
             model="m",
             input="newest",
-            previous_response_id=long_chain(client),
+            previous_response_id=create_long_chain(client),
             context_management=[{"type": "compaction", "compact_threshold": 1000}],
         )
         client.responses.create(model="m", input="later", previous_response_id=made.id)
@@ -104,7 +104,7 @@ def test_what_was_before_a_compaction_goes_with_its_response(
     """Deleting the compacted chain keeps only what children see: the compaction itself."""
     ids: list[str] = []
     previous: str | None = None
-    for text in ("a secret " + LONG, "more " + LONG):
+    for text in ("a secret " + LONG_TEXT, "more " + LONG_TEXT):
         made = client.responses.create(model="m", input=text, previous_response_id=previous)
         ids.append(made.id)
         previous = made.id
@@ -121,20 +121,20 @@ def test_what_was_before_a_compaction_goes_with_its_response(
     client.responses.create(model="m", input="x", previous_response_id=child.id)
     after = server.requests[-1].context or ()
     assert after[: len(before)] == before
-    kept = server.call(lambda s: s.nodes._run("SELECT count(*) FROM nodes").fetchone()[0])
+    kept = server.call(lambda s: s.nodes._execute("SELECT count(*) FROM nodes").fetchone()[0])
     assert kept == 3  # the compaction's own node, the child and the last one
 
 
 def test_a_trigger_compacts_and_does_nothing_else(client: OpenAI, server: TestServer) -> None:
     """The response is one compaction item; the chain goes on from it."""
-    previous = long_chain(client)
+    previous = create_long_chain(client)
     trigger: Any = {"type": "compaction_trigger"}
     made = client.responses.create(model="m", input=[trigger], previous_response_id=previous)
     assert [item.type for item in made.output] == ["compaction"]
     client.responses.create(model="m", input="later", previous_response_id=made.id)
-    assert said(server)[-1] == "later"
+    assert context_texts(server)[-1] == "later"
     with pytest.raises(BadRequestError, match="last input item"):
-        client.responses.create(model="m", input=[trigger, user("x")])
+        client.responses.create(model="m", input=[trigger, user_message("x")])
 
 
 def test_a_streamed_compaction_is_told(client: OpenAI, check_event: Any) -> None:
@@ -143,7 +143,7 @@ def test_a_streamed_compaction_is_told(client: OpenAI, check_event: Any) -> None
         client.responses.create(
             model="m",
             input="newest",
-            previous_response_id=long_chain(client),
+            previous_response_id=create_long_chain(client),
             stream=True,
             context_management=[{"type": "compaction", "compact_threshold": 1000}],
         )
@@ -163,9 +163,9 @@ def test_the_endpoint_gives_the_users_messages_and_one_item(
     client: OpenAI, server: TestServer
 ) -> None:
     """Its output starts a new chain; its id does not."""
-    previous = long_chain(client)
+    previous = create_long_chain(client)
     raw = client.responses.with_raw_response.compact(
-        model="m", previous_response_id=previous, input=[user("newest")]
+        model="m", previous_response_id=previous, input=[user_message("newest")]
     )
     body = raw.http_response.json()
     spec.CompactResource.model_validate(body)
@@ -178,10 +178,10 @@ def test_the_endpoint_gives_the_users_messages_and_one_item(
     assert caught.value.code == "previous_response_not_found"
     with pytest.raises(NotFoundError):
         client.responses.retrieve(compacted.id)
-    made = client.responses.create(model="m", input=[*body["output"], user("later")])
+    made = client.responses.create(model="m", input=[*body["output"], user_message("later")])
     assert made.usage
     assert made.usage.input_tokens < compacted.usage.input_tokens
-    assert said(server)[-2:] == ["newest", "later"]
+    assert context_texts(server)[-2:] == ["newest", "later"]
 
 
 def test_a_compaction_item_that_was_changed_is_refused(client: OpenAI) -> None:
@@ -191,14 +191,14 @@ def test_a_compaction_item_that_was_changed_is_refused(client: OpenAI) -> None:
     )
     item["encrypted_content"] = item["encrypted_content"][:-8] + "AAAAAAA="
     with pytest.raises(BadRequestError) as caught:
-        client.responses.create(model="m", input=[item, user("y")])
+        client.responses.create(model="m", input=[item, user_message("y")])
     assert caught.value.code == "invalid_encrypted_content"
     assert "could not be verified" in str(caught.value)
 
 
 def test_compaction_keeps_a_conversation_listable(client: OpenAI, server: TestServer) -> None:
     """The model starts at the compaction; the conversation still lists everything."""
-    talk = client.conversations.create(items=[user(LONG), user(LONG)])
+    talk = client.conversations.create(items=[user_message(LONG_TEXT), user_message(LONG_TEXT)])
     made = client.responses.create(
         model="m",
         input="newest",
@@ -206,7 +206,7 @@ def test_compaction_keeps_a_conversation_listable(client: OpenAI, server: TestSe
         context_management=[{"type": "compaction", "compact_threshold": 1000}],
     )
     client.responses.create(model="m", input="later", conversation=talk.id)
-    assert LONG not in said(server)[1:]
+    assert LONG_TEXT not in context_texts(server)[1:]
     client.responses.delete(made.id)
     listed = list(client.conversations.items.list(talk.id, order="asc"))
     assert [item.type for item in listed][:4] == ["message"] * 3 + ["compaction"]
@@ -222,7 +222,7 @@ def test_nothing_to_compact_is_refused(client: OpenAI) -> None:
 # The choice of what is kept.
 
 
-def call(number: int) -> list[dict[str, Any]]:
+def call_pair(number: int) -> list[dict[str, Any]]:
     id_ = f"call_{number}"
     return [
         {"type": "function_call", "call_id": id_, "name": "f", "arguments": "{}"},
@@ -230,11 +230,11 @@ def call(number: int) -> list[dict[str, Any]]:
     ]
 
 
-def thought(number: int) -> dict[str, Any]:
+def reasoning_item(number: int) -> dict[str, Any]:
     return {"type": "reasoning", "id": f"rs_{number}", "summary": []}
 
 
-def message(role: str, text: str) -> dict[str, Any]:
+def message_item(role: str, text: str) -> dict[str, Any]:
     kind = "output_text" if role == "assistant" else "input_text"
     return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
 
@@ -242,9 +242,9 @@ def message(role: str, text: str) -> dict[str, Any]:
 exchanges = st.lists(
     st.one_of(
         st.builds(
-            message, st.sampled_from(["user", "assistant", "developer"]), st.just("word " * 60)
+            message_item, st.sampled_from(["user", "assistant", "developer"]), st.just("word " * 60)
         ),
-        st.builds(message, st.sampled_from(["user", "assistant"]), st.just("short")),
+        st.builds(message_item, st.sampled_from(["user", "assistant"]), st.just("short")),
         st.sampled_from(["call", "thought"]),
     ),
     max_size=15,
@@ -258,13 +258,13 @@ def test_compaction_never_parts_a_call_from_its_result(parts: list[Any], most: i
     for number, part in enumerate(parts):
         match part:
             case "call":
-                items += call(number)
+                items += call_pair(number)
             case "thought":
-                items += [thought(number), message("assistant", f"thought {number}")]
+                items += [reasoning_item(number), message_item("assistant", f"thought {number}")]
             case _:
                 items.append(part)
     kept = compact(items, most).items
-    check_complete(*START.followed(kept))
+    check_calls_answered(*EMPTY_COHERENCE.track_calls(kept))
     assert kept[-1:] == items[-1:]
     questions = [item for item in items if item.get("role") == "user"]
     assert questions[-1:] == [item for item in kept if item.get("role") == "user"][-1:]
@@ -275,7 +275,7 @@ def test_compaction_never_parts_a_call_from_its_result(parts: list[Any], most: i
 
 def test_a_long_tool_loop_is_shortened() -> None:
     """Also within one exchange: the question and the newest results stay."""
-    items = [message("user", "go"), *(item for n in range(50) for item in call(n))]
+    items = [message_item("user", "go"), *(item for n in range(50) for item in call_pair(n))]
     kept = compact(items, 500).items
     assert kept[1] == items[0]
     assert kept[-2:] == items[-2:]
@@ -284,7 +284,7 @@ def test_a_long_tool_loop_is_shortened() -> None:
 
 def test_the_first_message_is_kept_before_all_others() -> None:
     """It usually says what the whole is about."""
-    items = [message("user", f"number {n} " + "word " * 20) for n in range(50)]
+    items = [message_item("user", f"number {n} " + "word " * 20) for n in range(50)]
     kept = compact(items, 300).items
     assert items[0] in kept
     assert items[-1] is kept[-1]
@@ -295,13 +295,13 @@ def test_a_window_is_the_threshold_where_none_is_given(connect: Connect) -> None
     """``compact_threshold`` may be left out."""
     with serve(model=PracticeModel(window=1800)) as server:
         client = connect(server)
-        first = client.responses.create(model="m", input="a " + LONG)
+        first = client.responses.create(model="m", input="a " + LONG_TEXT)
         second = client.responses.create(
-            model="m", input="b " + LONG, previous_response_id=first.id
+            model="m", input="b " + LONG_TEXT, previous_response_id=first.id
         )
         third = client.responses.create(
             model="m",
-            input="c " + LONG,
+            input="c " + LONG_TEXT,
             previous_response_id=second.id,
             context_management=[{"type": "compaction"}],
         )

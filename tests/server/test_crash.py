@@ -12,55 +12,55 @@ import httpx2
 
 from kedge.testing import serve
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 SERVE = [sys.executable, "-m", "kedge", "serve", "--port", "0", "--json", "--pace", "0.001"]
 
 
 @dataclass
-class Witness:
+class RecordingClient:
     """A client that remembers what it was told."""
 
     base_url: str
     finished: dict[str, Any] = field(default_factory=dict[str, Any])
-    begun: set[str] = field(default_factory=set[str])
+    started: set[str] = field(default_factory=set[str])
 
-    def hammer(self) -> None:
+    def run_until_killed(self) -> None:
         """Chain whole and streamed responses until the server is gone."""
-        with httpx2.Client(base_url=self.base_url, verify=False, timeout=PATIENCE) as http:
+        with httpx2.Client(base_url=self.base_url, verify=False, timeout=TIMEOUT) as http:
             previous: str | None = None
             try:
                 while True:
-                    previous = self.whole(http, previous)
-                    previous = self.streamed(http, previous)
+                    previous = self.create(http, previous)
+                    previous = self.stream(http, previous)
             except httpx2.TransportError:
                 return
 
-    def whole(self, http: httpx2.Client, previous: str | None) -> str:
+    def create(self, http: httpx2.Client, previous: str | None) -> str:
         """Create a response in one piece."""
-        answer = http.post("/responses", json=self.body(previous)).json()
+        answer = http.post("/responses", json=self.make_body(previous)).json()
         self.finished[answer["id"]] = answer
         return answer["id"]
 
-    def streamed(self, http: httpx2.Client, previous: str) -> str:
+    def stream(self, http: httpx2.Client, previous: str) -> str:
         """Create a response as a stream."""
-        body = {**self.body(previous), "stream": True}
+        body = {**self.make_body(previous), "stream": True}
         with http.stream("POST", "/responses", json=body) as stream:
             for line in stream.iter_lines():
                 if line.startswith("data: {"):
                     event = json.loads(line.removeprefix("data: "))
                     if event["type"] == "response.created":
-                        self.begun.add(event["response"]["id"])
+                        self.started.add(event["response"]["id"])
                     if event["type"] == "response.completed":
                         self.finished[event["response"]["id"]] = event["response"]
                         previous = event["response"]["id"]
         return previous
 
-    def body(self, previous: str | None) -> dict[str, Any]:
+    def make_body(self, previous: str | None) -> dict[str, Any]:
         """Ask for something."""
         return {"model": "m", "input": "some words to say", "previous_response_id": previous}
 
 
-def killed(db: Path) -> list[Witness]:
+def kill_server(db: Path) -> list[RecordingClient]:
     """Serve several clients, then kill the server without a warning."""
     command = [*SERVE, "--db", str(db)]
     with subprocess.Popen(
@@ -68,34 +68,34 @@ def killed(db: Path) -> list[Witness]:
     ) as process:
         assert process.stdout is not None
         base_url = json.loads(process.stdout.readline())["base_url"]
-        witnesses = [Witness(base_url) for _ in range(4)]
-        threads = [threading.Thread(target=witness.hammer) for witness in witnesses]
+        witnesses = [RecordingClient(base_url) for _ in range(4)]
+        threads = [threading.Thread(target=witness.run_until_killed) for witness in witnesses]
         for thread in threads:
             thread.start()
         while not all(len(witness.finished) >= 5 for witness in witnesses):
             threading.Event().wait(0.002)
         process.kill()
         for thread in threads:
-            thread.join(PATIENCE)
+            thread.join(TIMEOUT)
     return witnesses
 
 
 def test_a_killed_server_keeps_every_finished_response(tmp_path: Path) -> None:
     """Another start finds the database whole, and no response for ever in progress."""
     db = tmp_path / "server.db"
-    witnesses = killed(db)
+    witnesses = kill_server(db)
     with (
         serve(db=str(db)) as server,
-        httpx2.Client(base_url=server.base_url, verify=False, timeout=PATIENCE) as http,
+        httpx2.Client(base_url=server.base_url, verify=False, timeout=TIMEOUT) as http,
     ):
-        assert server.call(lambda s: s._database.crashed)
-        assert server.call(lambda s: s._database.run("PRAGMA integrity_check").fetchone()) == (
+        assert server.call(lambda s: s._database.unclean_shutdown)
+        assert server.call(lambda s: s._database.execute("PRAGMA integrity_check").fetchone()) == (
             "ok",
         )
         for witness in witnesses:
             for id_, told in witness.finished.items():
                 assert http.get(f"/responses/{id_}").json() == told
-            cut_off = witness.begun - witness.finished.keys()
+            cut_off = witness.started - witness.finished.keys()
             for id_ in cut_off:
                 kept = http.get(f"/responses/{id_}").json()
                 # The last one may have been finished without its client getting to know.
@@ -105,7 +105,7 @@ def test_a_killed_server_keeps_every_finished_response(tmp_path: Path) -> None:
             assert http.post("/responses", json=body).status_code == 200
             assert len(server.requests[-1].context or ()) == 2 * len(witness.finished) + 1
         unfinished = "SELECT count(*) FROM nodes WHERE status = 'in_progress'"
-        assert server.call(lambda s: s._database.run(unfinished).fetchone()) == (0,)
+        assert server.call(lambda s: s._database.execute(unfinished).fetchone()) == (0,)
 
 
 def test_a_response_cut_off_by_a_crash_is_failed(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_response_cut_off_by_a_crash_is_failed(tmp_path: Path) -> None:
         base_url = json.loads(process.stdout.readline())["base_url"]
         body = {"model": "m", "input": "two words", "stream": True}
         with httpx2.stream(
-            "POST", f"{base_url}/responses", json=body, verify=False, timeout=PATIENCE
+            "POST", f"{base_url}/responses", json=body, verify=False, timeout=TIMEOUT
         ) as stream:
             lines = stream.iter_lines()  # kept: its end would be taken for the client's leaving
             line = next(line for line in lines if line.startswith("data: "))
@@ -127,7 +127,7 @@ def test_a_response_cut_off_by_a_crash_is_failed(tmp_path: Path) -> None:
     id_ = json.loads(line.removeprefix("data: "))["response"]["id"]
     with (
         serve(db=str(db)) as server,
-        httpx2.Client(base_url=server.base_url, verify=False, timeout=PATIENCE) as http,
+        httpx2.Client(base_url=server.base_url, verify=False, timeout=TIMEOUT) as http,
     ):
         kept = http.get(f"/responses/{id_}").json()
         assert kept["status"] == "failed"

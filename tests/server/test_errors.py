@@ -20,12 +20,12 @@ def test_an_error_answers_with_the_four_members_of_the_api() -> None:
 
 def test_a_clients_value_is_never_read_as_a_template() -> None:
     """Braces in a value are repeated as they came."""
-    assert errors.UNKNOWN(path="{path}{0}").message == "Unknown parameter: '{path}{0}'."
+    assert errors.UNKNOWN_PARAMETER(path="{path}{0}").message == "Unknown parameter: '{path}{0}'."
 
 
 def test_an_error_about_a_lone_surrogate_can_itself_be_sent() -> None:
     """A broken string is spelled out, so that the answer is valid UTF-8."""
-    error = errors.UNKNOWN(path="\ud800")
+    error = errors.UNKNOWN_PARAMETER(path="\ud800")
     assert error.message.encode() == rb"Unknown parameter: '\ud800'."
     assert error.param == r"\ud800"
 
@@ -41,10 +41,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "strictness.md"
 def test_every_sentence_of_our_own_stands_on_its_page_and_nothing_else_does() -> None:
     """Where the hosted API has published no words, ours are documented, row by row."""
     source = Path(errors.__file__).read_text()
-    names = re.findall(r"^([A-Z_]+) = Situation\(", source[source.index("# Ours") :], re.MULTILINE)
+    names = re.findall(
+        r"^([A-Z_]+) = ErrorTemplate\(", source[source.index("# Ours") :], re.MULTILINE
+    )
     spoken: list[str] = []
     for name in names:
-        one: errors.Situation = getattr(errors, name)
+        one: errors.ErrorTemplate = getattr(errors, name)
         param, code = (f"`{value or 'null'}`" for value in (one.param, one.code))
         spoken.append(f"| {one.status} | {param} | {code} | {one.message} |")
     written = [line for line in PAGE.read_text().splitlines() if re.match(r"\| \d", line)]

@@ -82,7 +82,7 @@ PRESENCE: list[Row] = [
 ]
 
 
-def unknown(name: str, rest: str = "") -> Row:
+def unknown_row(name: str, rest: str = "") -> Row:
     return (
         f"unknown key {name}",
         {name: 1},
@@ -93,24 +93,24 @@ def unknown(name: str, rest: str = "") -> Row:
 
 
 UNKNOWN: list[Row] = [
-    unknown("n"),
-    unknown("stop", " Did you mean 'store'?"),
-    unknown("seed"),
-    unknown("logprobs"),
-    unknown("max_tokens"),
-    unknown("sto", " Did you mean 'store'?"),
-    unknown("st"),
-    unknown("stre", " Did you mean 'store' or 'stream'?"),
-    unknown("strem", " Did you mean 'stream' or 'store'?"),
-    unknown("tool", " Did you mean 'tools'?"),
-    unknown("usr", " Did you mean 'user'?"),
-    unknown("inclde", " Did you mean 'include'?"),
-    unknown("inpu"),
-    unknown("modell"),
+    unknown_row("n"),
+    unknown_row("stop", " Did you mean 'store'?"),
+    unknown_row("seed"),
+    unknown_row("logprobs"),
+    unknown_row("max_tokens"),
+    unknown_row("sto", " Did you mean 'store'?"),
+    unknown_row("st"),
+    unknown_row("stre", " Did you mean 'store' or 'stream'?"),
+    unknown_row("strem", " Did you mean 'stream' or 'store'?"),
+    unknown_row("tool", " Did you mean 'tools'?"),
+    unknown_row("usr", " Did you mean 'user'?"),
+    unknown_row("inclde", " Did you mean 'include'?"),
+    unknown_row("inpu"),
+    unknown_row("modell"),
 ]
 
 
-def wrong_type(value: object, path: str, expected: str, got: str) -> Row:
+def wrong_type_row(value: object, path: str, expected: str, got: str) -> Row:
     name = path.split(".", maxsplit=1)[0].split("[", maxsplit=1)[0]
     return (
         f"{path} is {got}",
@@ -122,49 +122,51 @@ def wrong_type(value: object, path: str, expected: str, got: str) -> Row:
 
 
 TYPES: list[Row] = [
-    wrong_type({}, "previous_response_id", "a string", "an object"),
-    wrong_type(7, "model", "a string", "an integer"),
-    wrong_type(None, "model", "a string", "an object"),
-    wrong_type(None, "input", "a string", "an object"),
-    wrong_type({"a": 1}, "input", "one of a string or array of input items", "an object"),
-    wrong_type([7], "input[0]", "an input item", "an integer"),
-    wrong_type([None], "input[0]", "an input item", "null"),
-    wrong_type(
+    wrong_type_row({}, "previous_response_id", "a string", "an object"),
+    wrong_type_row(7, "model", "a string", "an integer"),
+    wrong_type_row(None, "model", "a string", "an object"),
+    wrong_type_row(None, "input", "a string", "an object"),
+    wrong_type_row({"a": 1}, "input", "one of a string or array of input items", "an object"),
+    wrong_type_row([7], "input[0]", "an input item", "an integer"),
+    wrong_type_row([None], "input[0]", "an input item", "null"),
+    wrong_type_row(
         [{"role": "user", "content": None}],
         "input[0].content",
         "one of an array of objects or string",
         "null",
     ),
-    wrong_type("x", "stream", "a boolean", "a string"),
-    wrong_type(1, "stream", "a boolean", "an integer"),
-    wrong_type("x", "reasoning", "an object", "a string"),
-    wrong_type("x", "temperature", "a decimal", "a string"),
-    wrong_type(True, "temperature", "a decimal", "a boolean"),
-    wrong_type("x", "max_output_tokens", "an integer", "a string"),
-    wrong_type(True, "max_output_tokens", "an integer", "a boolean"),
-    wrong_type(1000.0, "max_output_tokens", "an integer", "a decimal number"),
-    wrong_type("x", "metadata", "a metadata object", "a string"),
-    wrong_type({"a": 1}, "metadata.a", "a string", "an integer"),
-    wrong_type("x", "tools", "an array of tools", "a string"),
-    wrong_type(["x"], "tools[0]", "a tool", "a string"),
-    wrong_type("x", "context_management", "an array of objects", "a string"),
-    wrong_type(7, "tool_choice", "one of an object or 'none', 'auto', or 'required'", "an integer"),
-    wrong_type({}, "truncation", "one of 'auto' or 'disabled'", "an object"),
-    wrong_type(
+    wrong_type_row("x", "stream", "a boolean", "a string"),
+    wrong_type_row(1, "stream", "a boolean", "an integer"),
+    wrong_type_row("x", "reasoning", "an object", "a string"),
+    wrong_type_row("x", "temperature", "a decimal", "a string"),
+    wrong_type_row(True, "temperature", "a decimal", "a boolean"),
+    wrong_type_row("x", "max_output_tokens", "an integer", "a string"),
+    wrong_type_row(True, "max_output_tokens", "an integer", "a boolean"),
+    wrong_type_row(1000.0, "max_output_tokens", "an integer", "a decimal number"),
+    wrong_type_row("x", "metadata", "a metadata object", "a string"),
+    wrong_type_row({"a": 1}, "metadata.a", "a string", "an integer"),
+    wrong_type_row("x", "tools", "an array of tools", "a string"),
+    wrong_type_row(["x"], "tools[0]", "a tool", "a string"),
+    wrong_type_row("x", "context_management", "an array of objects", "a string"),
+    wrong_type_row(
+        7, "tool_choice", "one of an object or 'none', 'auto', or 'required'", "an integer"
+    ),
+    wrong_type_row({}, "truncation", "one of 'auto' or 'disabled'", "an object"),
+    wrong_type_row(
         {}, "service_tier", "one of 'auto', 'default', 'fast', 'flex', or 'priority'", "an object"
     ),
-    wrong_type(
+    wrong_type_row(
         "x",
         "include",
         "an array of one of 'fil...lts', 'web...lts', 'web...ces', 'mes...url', 'com...url', "
         "'cod...uts', 'rea...ent', or 'mes...obs'",
         "a string",
     ),
-    wrong_type([1], "conversation", "one of a string or object", "an array"),
+    wrong_type_row([1], "conversation", "one of a string or object", "an array"),
 ]
 
 
-def wrong_value(fragment: dict[str, Any], path: str, value: str, supported: str) -> Row:
+def wrong_value_row(fragment: dict[str, Any], path: str, value: str, supported: str) -> Row:
     return (
         f"{path} is {value!r}",
         fragment,
@@ -175,73 +177,75 @@ def wrong_value(fragment: dict[str, Any], path: str, value: str, supported: str)
 
 
 VALUES: list[Row] = [
-    wrong_value({"input": [{"type": "bogus_item"}]}, "input[0]", "bogus_item", ITEM_TYPES),
-    wrong_value({"input": [{"type": 7, "role": "user"}]}, "input[0]", "", ITEM_TYPES),
-    wrong_value({"input": [{"role": "bogus", "content": "x"}]}, "input[0]", "bogus", ROLES),
-    wrong_value({"input": [{}]}, "input[0]", "", ROLES),
-    wrong_value({"input": [{"type": "message", "content": "x"}]}, "input[0]", "", ROLES),
-    wrong_value(
+    wrong_value_row({"input": [{"type": "bogus_item"}]}, "input[0]", "bogus_item", ITEM_TYPES),
+    wrong_value_row({"input": [{"type": 7, "role": "user"}]}, "input[0]", "", ITEM_TYPES),
+    wrong_value_row({"input": [{"role": "bogus", "content": "x"}]}, "input[0]", "bogus", ROLES),
+    wrong_value_row({"input": [{}]}, "input[0]", "", ROLES),
+    wrong_value_row({"input": [{"type": "message", "content": "x"}]}, "input[0]", "", ROLES),
+    wrong_value_row(
         {"input": [{"role": "user", "content": [{"type": "output_text", "text": "x"}]}]},
         "input[0].content[0]",
         "output_text",
         "'input_text', 'input_image', 'input_file', 'scoped_content', and 'input_audio'",
     ),
-    wrong_value(
+    wrong_value_row(
         {"input": [{"role": "assistant", "content": [{"type": "input_text", "text": "x"}]}]},
         "input[0].content[0]",
         "input_text",
         "'output_text' and 'refusal'",
     ),
-    wrong_value(
+    wrong_value_row(
         {"input": [{"role": "user", "content": [{"type": "bogus", "text": "x"}]}]},
         "input[0].content[0].type",
         "bogus",
         "'input_text', 'input_image', 'input_audio', 'output_text', 'refusal', 'input_file', "
         "'computer_screenshot', 'summary_text', and 'encrypted_content'",
     ),
-    wrong_value(
+    wrong_value_row(
         {"input": [ASSISTANT | {"phase": "bogus"}]},
         "input[0].phase",
         "bogus",
         "'commentary' and 'final_answer'",
     ),
-    wrong_value({"tool_choice": "bogus"}, "tool_choice", "bogus", "'none', 'auto', and 'required'"),
-    wrong_value({"truncation": "bogus"}, "truncation", "bogus", "'auto' and 'disabled'"),
-    wrong_value({"include": ["bogus.thing"]}, "include[0]", "bogus.thing", INCLUDES),
-    wrong_value(
+    wrong_value_row(
+        {"tool_choice": "bogus"}, "tool_choice", "bogus", "'none', 'auto', and 'required'"
+    ),
+    wrong_value_row({"truncation": "bogus"}, "truncation", "bogus", "'auto' and 'disabled'"),
+    wrong_value_row({"include": ["bogus.thing"]}, "include[0]", "bogus.thing", INCLUDES),
+    wrong_value_row(
         {"reasoning": {"effort": "bogus"}},
         "reasoning.effort",
         "bogus",
         "'none', 'minimal', 'low', 'medium', 'high', 'xhigh', and 'max'",
     ),
-    wrong_value(
+    wrong_value_row(
         {"reasoning": {"summary": "bogus"}},
         "reasoning.summary",
         "bogus",
         "'concise', 'detailed', and 'auto'",
     ),
-    wrong_value(
+    wrong_value_row(
         {"text": {"format": {"type": "bogus"}}},
         "text.format.type",
         "bogus",
         "'json_object', 'text', and 'json_schema'",
     ),
-    wrong_value(
+    wrong_value_row(
         {"text": {"verbosity": "bogus"}}, "text.verbosity", "bogus", "'low', 'medium', and 'high'"
     ),
-    wrong_value(
+    wrong_value_row(
         {"service_tier": "bogus"},
         "service_tier",
         "bogus",
         "'auto', 'default', 'fast', 'flex', and 'priority'",
     ),
-    wrong_value(
+    wrong_value_row(
         {"prompt_cache_retention": "x"}, "prompt_cache_retention", "x", "'in_memory' and '24h'"
     ),
 ]
 
 
-def member(kind: str, fragment: dict[str, Any], path: str) -> Row:
+def member_row(kind: str, fragment: dict[str, Any], path: str) -> Row:
     code, sentence = {
         "missing": ("missing_required_parameter", "Missing required parameter"),
         "unknown": ("unknown_parameter", "Unknown parameter"),
@@ -250,48 +254,56 @@ def member(kind: str, fragment: dict[str, Any], path: str) -> Row:
 
 
 MEMBERS: list[Row] = [
-    member("unknown", {"input": [{"role": "user", "content": "", "bogus": 1}]}, "input[0].bogus"),
-    member("unknown", {"input": [ASSISTANT | {"zzz": 1}]}, "input[0].zzz"),
-    member(
+    member_row(
+        "unknown", {"input": [{"role": "user", "content": "", "bogus": 1}]}, "input[0].bogus"
+    ),
+    member_row("unknown", {"input": [ASSISTANT | {"zzz": 1}]}, "input[0].zzz"),
+    member_row(
         "unknown",
         {"input": [{"role": "user", "content": "x", "phase": "final_answer"}]},
         "input[0].phase",
     ),
-    member(
+    member_row(
         "unknown",
         {"input": [{"type": "reasoning", "id": "rs_1", "summary": [], "status": "completed"}]},
         "input[0].status",
     ),
-    member("unknown", {"reasoning": {"bogus": 1}}, "reasoning.bogus"),
-    member("unknown", {"reasoning": {"generate_summary": "concise"}}, "reasoning.generate_summary"),
-    member("unknown", {"stream_options": {"include_usage": True}}, "stream_options.include_usage"),
-    member("unknown", {"prompt_cache_options": {"bogus": 1}}, "prompt_cache_options.bogus"),
-    member("unknown", {"text": {"zzz": 1}}, "text.zzz"),
-    member("missing", {"input": [{"role": "user"}]}, "input[0].content"),
-    member(
+    member_row("unknown", {"reasoning": {"bogus": 1}}, "reasoning.bogus"),
+    member_row(
+        "unknown", {"reasoning": {"generate_summary": "concise"}}, "reasoning.generate_summary"
+    ),
+    member_row(
+        "unknown", {"stream_options": {"include_usage": True}}, "stream_options.include_usage"
+    ),
+    member_row("unknown", {"prompt_cache_options": {"bogus": 1}}, "prompt_cache_options.bogus"),
+    member_row("unknown", {"text": {"zzz": 1}}, "text.zzz"),
+    member_row("missing", {"input": [{"role": "user"}]}, "input[0].content"),
+    member_row(
         "missing",
         {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
         "input[0].content[0].text",
     ),
-    member("missing", {"input": [{"type": "reasoning", "id": "rs_1"}]}, "input[0].summary"),
-    member(
+    member_row("missing", {"input": [{"type": "reasoning", "id": "rs_1"}]}, "input[0].summary"),
+    member_row(
         "missing",
         {"input": [{"type": "function_call_output", "output": "x"}]},
         "input[0].call_id",
     ),
-    member("missing", {"tools": [{}]}, "tools[0].type"),
-    member("missing", {"tools": [{"type": "function"}]}, "tools[0].name"),
-    member(
+    member_row("missing", {"tools": [{}]}, "tools[0].type"),
+    member_row("missing", {"tools": [{"type": "function"}]}, "tools[0].name"),
+    member_row(
         "missing", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].name"
     ),
-    member("missing", {"tool_choice": {"type": "function"}}, "tool_choice.name"),
-    member("missing", {"tool_choice": {"type": "function", "function": {}}}, "tool_choice.name"),
-    member("missing", {"text": {"format": {"type": "json_schema"}}}, "text.format.name"),
-    member(
+    member_row("missing", {"tool_choice": {"type": "function"}}, "tool_choice.name"),
+    member_row(
+        "missing", {"tool_choice": {"type": "function", "function": {}}}, "tool_choice.name"
+    ),
+    member_row("missing", {"text": {"format": {"type": "json_schema"}}}, "text.format.name"),
+    member_row(
         "missing", {"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"
     ),
-    member("missing", {"conversation": {}}, "conversation.id"),
-    member("missing", {"prompt": {}}, "prompt.id"),
+    member_row("missing", {"conversation": {}}, "conversation.id"),
+    member_row("missing", {"prompt": {}}, "prompt.id"),
 ]
 
 BOUNDS: list[Row] = [
@@ -481,7 +493,7 @@ BOUNDS: list[Row] = [
 ROWS = PRESENCE + UNKNOWN + TYPES + VALUES + MEMBERS + BOUNDS
 
 
-def body(fragment: dict[str, Any]) -> dict[str, Any]:
+def make_body(fragment: dict[str, Any]) -> dict[str, Any]:
     """Make a request from a fragment; ``...`` leaves a parameter out."""
     whole = {"model": "practice", "input": "ping"} | fragment
     return {name: value for name, value in whole.items() if value is not ...}
@@ -492,7 +504,7 @@ def test_a_malformed_request_gets_the_published_answer(row: Row) -> None:
     """Status, param, code and message are those of the live API."""
     _, fragment, param, code, message = row
     with pytest.raises(ApiError) as caught:
-        validation.check_create(body(fragment))
+        validation.check_create(make_body(fragment))
     error = caught.value
     assert (error.message, error.param, error.code) == (message, param, code)
     assert (error.status, error.type) == (400, "invalid_request_error")
@@ -537,8 +549,8 @@ def test_of_two_faults_the_live_apis_first_is_answered(
     blamed: str, fragment: dict[str, Any]
 ) -> None:
     """The walk has a fixed order, whatever order the client wrote its parameters in."""
-    backwards = dict(reversed(body(fragment).items()))
-    for request in (body(fragment), backwards):
+    backwards = dict(reversed(make_body(fragment).items()))
+    for request in (make_body(fragment), backwards):
         with pytest.raises(ApiError) as caught:
             validation.check_create(request)
         assert caught.value.param == blamed
@@ -597,7 +609,7 @@ ACCEPTED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("fragment", ACCEPTED, ids=lambda fragment: ",".join(fragment)[:40])
 def test_a_well_formed_request_is_taken(fragment: dict[str, Any]) -> None:
     """Strictness has its limit: what the API takes is taken, null included where it is allowed."""
-    validation.check_create(body(fragment))
+    validation.check_create(make_body(fragment))
 
 
 @pytest.mark.parametrize(
@@ -651,7 +663,7 @@ def test_a_body_must_be_an_object(value: object) -> None:
 def test_what_no_store_could_hold_is_refused(fragment: dict[str, Any], param: str) -> None:
     """Infinities and lone surrogates pass Python's JSON reader, but never this check."""
     with pytest.raises(ApiError) as caught:
-        validation.check_create(body(fragment))
+        validation.check_create(make_body(fragment))
     assert (caught.value.param, caught.value.code) == (param, "invalid_value")
 
 
@@ -662,7 +674,7 @@ def test_free_form_json_may_nest_but_not_without_end() -> None:
         value: dict[str, Any] = {}
         for _ in range(depth):
             value = {"items": value}
-        return body({"tools": [FUNCTION | {"parameters": value}]})
+        return make_body({"tools": [FUNCTION | {"parameters": value}]})
 
     validation.check_create(nested(90))
     with pytest.raises(ApiError, match="nested too deeply") as caught:
@@ -712,7 +724,7 @@ def test_empty_input_needs_something_to_go_on_from(empty: object) -> None:
     validation.check_not_empty({"input": empty, "conversation": "conv_1"})
 
 
-OTHERS = [
+OTHER_CHECKS = [
     (validation.check_input_tokens, {}, {"modle": 1}, "modle"),
     (validation.check_input_tokens, {"input": "x", "model": "m"}, {"input": 7}, "input"),
     (validation.check_compact, {"model": "m", "input": []}, {"input": []}, "model"),
@@ -736,7 +748,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("check", "good", "bad", "param"), OTHERS)
+@pytest.mark.parametrize(("check", "good", "bad", "param"), OTHER_CHECKS)
 def test_the_other_endpoints_check_their_bodies_too(
     check: Any, good: dict[str, Any], bad: dict[str, Any], param: str
 ) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kedge.store import Store, open_store
-from postgresql import empty
+from postgresql import create_schema
 
 
 @pytest.fixture(params=["sqlite", "memory", "postgresql"])
@@ -14,7 +14,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The address of an empty store."""
     match request.param:
         case "postgresql":
-            with empty(request.getfixturevalue("postgres_url")) as url:
+            with create_schema(request.getfixturevalue("postgres_url")) as url:
                 yield url
         case "memory":
             yield "sqlite://:memory:"
@@ -35,5 +35,5 @@ def lasting_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/store.db"
         return
-    with empty(request.getfixturevalue("postgres_url")) as url:
+    with create_schema(request.getfixturevalue("postgres_url")) as url:
         yield url

@@ -13,10 +13,10 @@ from kedge import user
 from kedge.errors import CannotOpenStore, StoreBusy, StoreError, StoreFull, StoreReadOnly
 from kedge.store import Store, open_store
 from kedge.store.sqlite import SQLiteDatabase
-from store.growing import counts, talk
-from store.writer import check
+from store.crash_writer import check_store
+from store.sample_conversations import count_rows, create_conversation
 
-WRITER = Path(__file__).parent / "writer.py"
+WRITER = Path(__file__).parent / "crash_writer.py"
 KILLS = int(os.environ.get("KEDGE_KILLS", "20"))
 
 
@@ -49,19 +49,19 @@ async def test_two_processes_write_one_file(tmp_path: Path) -> None:
 async def test_a_full_disk_is_said_and_nothing_is_half_written(tmp_path: Path) -> None:
     """The transaction that did not fit is not there at all; the store can be read, and used again."""
     async with await open_store(f"sqlite:///{tmp_path}/full.db") as store:
-        row, nodes = await talk(store, 3)
-        before = await counts(store, "nodes", "links", "blocks", "responses")
+        row, nodes = await create_conversation(store, 3)
+        before = await count_rows(store, "nodes", "links", "blocks", "responses")
         limit = "PRAGMA max_page_count = 1"  # no more pages than there are
         await store.database.write(lambda tx: tx.rows(limit))
         with pytest.raises(StoreFull, match="full; nothing was written"):
             await store.append(row, nodes[-1], [user("x" * 100_000)], head=nodes[-1].id)
-        assert await counts(store, "nodes", "links", "blocks", "responses") == before
+        assert await count_rows(store, "nodes", "links", "blocks", "responses") == before
         assert await store.verify() == []
         await store.database.write(lambda tx: tx.rows("PRAGMA max_page_count = 100000"))
         await store.append(row, nodes[-1], [user("x" * 100_000)], head=nodes[-1].id)
 
 
-FILLER = """
+FILL_SCRIPT = """
 import asyncio, resource, signal, sys
 from kedge import user
 from kedge.errors import StoreFull
@@ -87,19 +87,19 @@ asyncio.run(main())
 async def test_a_disk_that_fills_while_writing(tmp_path: Path) -> None:
     """The real thing: the file cannot grow, whatever SQLite does about it."""
     url = f"sqlite:///{tmp_path}/filled.db"
-    command = [sys.executable, "-c", FILLER, url]
+    command = [sys.executable, "-c", FILL_SCRIPT, url]
     done = await anyio.run_process(command, check=True)
     assert b"nothing was written" in done.stderr
     told = done.stdout.decode().splitlines()
     assert told
-    await check(url, told)
+    await check_store(url, told)
 
 
 async def test_a_store_that_may_only_be_read(tmp_path: Path) -> None:
     """It can be read; to write is a clear error."""
     path = tmp_path / "read.db"
     async with await open_store(f"sqlite:///{path}") as store:
-        row, nodes = await talk(store, 2)
+        row, nodes = await create_conversation(store, 2)
     async with await open_store(f"sqlite:///{path}?mode=ro") as store:
         assert len((await store.load(await store.conversation(row.id))).blocks) == 4
         for write in (
@@ -113,7 +113,7 @@ async def test_a_store_that_may_only_be_read(tmp_path: Path) -> None:
         assert await store.search("question") == []  # nobody has indexed it
 
 
-NOBODY = """
+UNPRIVILEGED_SCRIPT = """
 import asyncio, sys
 from kedge.errors import StoreError
 from kedge.store import open_store
@@ -133,10 +133,10 @@ async def test_a_file_of_somebody_else(tmp_path: Path) -> None:
     """Permissions are told apart from damage."""
     path = tmp_path / "theirs.db"
     async with await open_store(f"sqlite:///{path}") as store:
-        await talk(store, 1)
+        await create_conversation(store, 1)
     await anyio.Path(path).chmod(0o444)
     await anyio.Path(tmp_path).chmod(0o755)
-    command = [sys.executable, "-c", NOBODY, f"sqlite:///{path}"]
+    command = [sys.executable, "-c", UNPRIVILEGED_SCRIPT, f"sqlite:///{path}"]
     if os.geteuid() == 0:
         ids = ["--reuid=nobody", "--regid=nogroup", "--clear-groups"]
         command = ["setpriv", *ids, *command]
@@ -165,7 +165,7 @@ async def test_a_folder_that_is_not_there() -> None:
 async def test_a_lock_that_is_held_too_long(tmp_path: Path) -> None:
     """It is busy, which may pass: the error says so, and nothing was written."""
     async with await open_store(f"sqlite:///{tmp_path}/busy.db") as store:
-        await talk(store, 1)
+        await create_conversation(store, 1)
     store = Store(SQLiteDatabase(f"{tmp_path}/busy.db", wait_seconds=0.05))
     holder = sqlite3.connect(tmp_path / "busy.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
@@ -189,7 +189,7 @@ async def test_a_closed_store_says_so(store: Store) -> None:
 async def test_a_copied_file_is_a_store(tmp_path: Path) -> None:
     """A backup of a closed store opens anywhere."""
     async with await open_store(f"sqlite:///{tmp_path}/a.db") as store:
-        row, _ = await talk(store, 2)
+        row, _ = await create_conversation(store, 2)
     shutil.copy(tmp_path / "a.db", tmp_path / "b.db")
     async with await open_store(f"sqlite:///{tmp_path}/b.db") as store:
         assert len((await store.load(await store.conversation(row.id))).blocks) == 4

@@ -22,25 +22,25 @@ from kedge.errors import (
 from kedge.store import ConversationRow, Node, Store, open_store
 from kedge.store.database import Tx
 from kedge.store.postgres import PostgresDatabase
-from postgresql import PASSWORD, Server, empty, server
-from store.growing import counts, talk
+from postgresql import PASSWORD, PostgresServer, create_schema, run_server
+from store.sample_conversations import count_rows, create_conversation
 
 
 @pytest.fixture
-def own_server() -> Iterator[Server]:
+def own_server() -> Iterator[PostgresServer]:
     """A server that the test may stop."""
-    with server() as started:
+    with run_server() as started:
         yield started
 
 
 @pytest.fixture
 def empty_url(postgres_url: str) -> Iterator[str]:
     """The address of an empty schema."""
-    with empty(postgres_url) as url:
+    with create_schema(postgres_url) as url:
         yield url
 
 
-def changed(url: str, **parts: str) -> str:
+def change_url(url: str, **parts: str) -> str:
     """The address with another password or database."""
     split = urlsplit(url)
     password = parts.get("password", split.password or "")
@@ -48,14 +48,14 @@ def changed(url: str, **parts: str) -> str:
     return urlunsplit((split.scheme, netloc, parts.get("path", split.path), "", ""))
 
 
-async def test_a_wrong_password_is_said_and_not_shown(own_server: Server) -> None:
+async def test_a_wrong_password_is_said_and_not_shown(own_server: PostgresServer) -> None:
     """At once, without the password, and not as something to try again."""
     with pytest.raises(CannotOpenStore, match="password") as wrong:
-        await open_store(changed(own_server.url, password="letmein"))
+        await open_store(change_url(own_server.url, password="letmein"))
     assert "letmein" not in str(wrong.value)
     assert not wrong.value.retryable
     with pytest.raises(CannotOpenStore, match="database is wrong") as unknown:
-        await open_store(changed(own_server.url, path="/nothing"))
+        await open_store(change_url(own_server.url, path="/nothing"))
     assert PASSWORD not in str(unknown.value)
 
 
@@ -67,10 +67,10 @@ async def test_no_server_is_unreachable() -> None:
     assert "secret" not in str(gone.value)
 
 
-async def test_a_server_that_goes_away_and_comes_back(own_server: Server) -> None:
+async def test_a_server_that_goes_away_and_comes_back(own_server: PostgresServer) -> None:
     """While it is gone that is said; when it is back everything goes on, and nothing is lost."""
     async with await open_store(own_server.url, wait_seconds=0.5) as store:
-        row, nodes = await talk(store, 2)
+        row, nodes = await create_conversation(store, 2)
         await anyio.to_thread.run_sync(own_server.stop)
         for _ in range(2):
             with pytest.raises(StoreUnreachable) as gone:
@@ -88,10 +88,10 @@ async def test_a_server_that_goes_away_and_comes_back(own_server: Server) -> Non
         assert len((await store.load(row, node.id)).blocks) == 5
 
 
-async def test_an_idle_connection_that_died_is_replaced(own_server: Server) -> None:
+async def test_an_idle_connection_that_died_is_replaced(own_server: PostgresServer) -> None:
     """A restart between two requests is not noticed at all."""
     async with await open_store(own_server.url, wait_seconds=5.0) as store:
-        row, nodes = await talk(store, 1)
+        row, nodes = await create_conversation(store, 1)
         await anyio.to_thread.run_sync(own_server.stop)
         await anyio.to_thread.run_sync(own_server.start)
         node = await store.append(row, nodes[-1], [user("still here")], head=nodes[-1].id)
@@ -101,7 +101,7 @@ async def test_an_idle_connection_that_died_is_replaced(own_server: Server) -> N
 async def test_every_connection_busy(empty_url: str) -> None:
     """Whoever waits too long is told so, and may try again."""
     async with await open_store(empty_url) as store:
-        await talk(store, 1)
+        await create_conversation(store, 1)
     store = Store(PostgresDatabase(empty_url, connections=1, wait_seconds=0.2))
     held, done = threading.Event(), threading.Event()
 
@@ -124,7 +124,7 @@ async def test_every_connection_busy(empty_url: str) -> None:
 async def test_a_database_that_may_only_be_read(empty_url: str) -> None:
     """Reading works; to write is a clear error."""
     async with await open_store(empty_url) as store:
-        await talk(store, 1)
+        await create_conversation(store, 1)
     async with await open_store(f"{empty_url}%20-cdefault_transaction_read_only%3Don") as store:
         assert len(await store.conversations()) == 1
         with pytest.raises(StoreReadOnly, match="nothing was written"):
@@ -148,7 +148,7 @@ async def test_the_driver_is_asked_for_in_one_line(monkeypatch: pytest.MonkeyPat
 async def test_writers_that_meet_both_get_through(empty_url: str) -> None:
     """Many appends to one node at the same time: each has a branch, one has the head."""
     async with await open_store(empty_url) as store:
-        row, nodes = await talk(store, 1)
+        row, nodes = await create_conversation(store, 1)
         made: list[int] = []
 
         async def write(number: int) -> None:
@@ -192,4 +192,4 @@ async def test_deleting_while_others_write(empty_url: str) -> None:
                     group.start_soon(write, row, (await store.load(row)).node)
                     group.start_soon(end, row)
         assert len(said) == 6
-        assert await counts(store, "nodes", "links", "blocks", "responses") == [0, 0, 0, 0]
+        assert await count_rows(store, "nodes", "links", "blocks", "responses") == [0, 0, 0, 0]

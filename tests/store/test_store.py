@@ -13,12 +13,12 @@ from kedge.turns import FrozenMap, Turn, dumps, loads
 SCOPE = "openai/api.openai.com/v1/0123456789abcdef"
 
 
-def digest(number: int) -> str:
+def make_digest(number: int) -> str:
     """A digest of the right shape."""
     return f"sha256:{number:064x}"
 
 
-def response(number: int, **changes: Any) -> ResponseRow:
+def make_response(number: int, **changes: Any) -> ResponseRow:
     """A response with this number."""
     row: dict[str, Any] = {
         "provider": "openai",
@@ -26,7 +26,7 @@ def response(number: int, **changes: Any) -> ResponseRow:
         "provider_response_id": f"resp_{number}",
         "model": "gpt",
         "mode": "chained",
-        "digest": digest(number),
+        "digest": make_digest(number),
         "block_count": 2 * number,
         "depth": number,
         "created_at": 100.0 + number,
@@ -34,40 +34,40 @@ def response(number: int, **changes: Any) -> ResponseRow:
     return ResponseRow(**{**row, **changes})
 
 
-async def begun(store: Store) -> tuple[ConversationRow, Node]:
+async def create_conversation(store: Store) -> tuple[ConversationRow, Node]:
     """A new conversation, and its root."""
     row = await store.create("A talk")
     return row, (await store.load(row)).node
 
 
-async def grown(store: Store, exchanges: int) -> tuple[ConversationRow, list[Node]]:
+async def create_exchanges(store: Store, exchanges: int) -> tuple[ConversationRow, list[Node]]:
     """A conversation of this many exchanges; all of its nodes."""
-    row, node = await begun(store)
+    row, node = await create_conversation(store)
     nodes = [node]
     for number in range(1, exchanges + 1):
         blocks = [user(f"question {number}"), assistant(f"answer {number}")]
-        node = await store.append(row, node, blocks, response=response(number), head=node.id)
+        node = await store.append(row, node, blocks, response=make_response(number), head=node.id)
         nodes.append(node)
     return await store.conversation(row.id), nodes
 
 
 async def test_what_was_appended_is_loaded(store: Store) -> None:
     """Blocks come back equal, with their ids, and so do the anchors."""
-    row, node = await begun(store)
+    row, node = await create_conversation(store)
     said = user("Hello", id="blk_1", metadata={"mine": [1, None, {"é": "ü"}]})
-    await store.append(row, node, [said, assistant("Hi")], response=response(1), head=node.id)
+    await store.append(row, node, [said, assistant("Hi")], response=make_response(1), head=node.id)
     loaded = await store.load(await store.conversation(row.id))
     assert loaded.blocks == (said, assistant("Hi"))
     assert (loaded.blocks[0].id, loaded.blocks[0].metadata) == ("blk_1", said.metadata)
-    assert [record.response_id for record in loaded.memory.anchors] == ["resp_1"]
-    assert loaded.memory.anchors[0] == response(1).record
+    assert [record.response_id for record in loaded.state.anchors] == ["resp_1"]
+    assert loaded.state.anchors[0] == make_response(1).record
     assert loaded.turn("t").id == "t"
 
 
 async def test_a_response_row_comes_back_whole(store: Store) -> None:
     """Every member of a row is kept."""
-    row, node = await begun(store)
-    full = response(
+    row, node = await create_conversation(store)
+    full = make_response(
         1,
         anchor="resp_0",
         reason="changed",
@@ -103,7 +103,7 @@ async def test_a_response_row_comes_back_whole(store: Store) -> None:
 
 async def test_an_equal_block_is_stored_once(store: Store) -> None:
     """Two branches that hold the same block share it; what differs in anything does not."""
-    row, node = await begun(store)
+    row, node = await create_conversation(store)
     said = user("Hello", id="blk_1")
     for block in (said, said, user("Hello", id="blk_2"), said.with_metadata(seen=True)):
         await store.append(row, node, [block])
@@ -113,7 +113,7 @@ async def test_an_equal_block_is_stored_once(store: Store) -> None:
 
 async def test_the_head_moves_only_from_where_it_is(store: Store) -> None:
     """The second of two writers keeps a branch of its own, and is told where."""
-    row, root = await begun(store)
+    row, root = await create_conversation(store)
     first = await store.append(row, root, [user("one")], head=root.id)
     with pytest.raises(HeadConflict) as conflict:
         await store.append(row, root, [user("two")], head=root.id)
@@ -130,7 +130,7 @@ async def test_the_head_moves_only_from_where_it_is(store: Store) -> None:
 
 async def test_a_node_keeps_a_prefix_of_its_parents_path(store: Store) -> None:
     """An edit deep in the past is a node like any other; both paths stay as they were."""
-    row, nodes = await grown(store, 4)
+    row, nodes = await create_exchanges(store, 4)
     edited = await store.append(row, nodes[-1], [user("another question")], kept=3, kind="edited")
     again = await store.append(row, edited, [assistant("another answer")])
     loaded = await store.load(row, again.id)
@@ -141,7 +141,7 @@ async def test_a_node_keeps_a_prefix_of_its_parents_path(store: Store) -> None:
         "another question",
         "another answer",
     ]
-    assert [record.response_id for record in loaded.memory.anchors] == ["resp_1"]
+    assert [record.response_id for record in loaded.state.anchors] == ["resp_1"]
     assert len((await store.load(row, nodes[-1].id)).blocks) == 8
     assert [node.id for node in await store.path(row, again.id)] == [
         *(node.id for node in nodes),
@@ -152,7 +152,7 @@ async def test_a_node_keeps_a_prefix_of_its_parents_path(store: Store) -> None:
 
 async def test_branches_know_where_they_part(store: Store) -> None:
     """The common ancestor, and what each side has after what they share."""
-    row, nodes = await grown(store, 3)
+    row, nodes = await create_exchanges(store, 3)
     left = await store.append(row, nodes[2], [user("left")])
     right = await store.append(row, nodes[2], [user("right"), assistant("yes")])
     assert (await store.common_ancestor(row, left.id, right.id)).id == nodes[2].id
@@ -170,7 +170,7 @@ async def test_branches_know_where_they_part(store: Store) -> None:
 
 async def test_forks_share_the_tree(store: Store) -> None:
     """A fork is a conversation of its own with a head of its own, on the same tree."""
-    row, nodes = await grown(store, 3)
+    row, nodes = await create_exchanges(store, 3)
     fork = await store.fork(row, nodes[1].id, "Another way")
     assert (fork.forked_from, fork.forked_at, fork.head) == (row.id, nodes[1].id, nodes[1].id)
     node = await store.append(fork, nodes[1], [user("elsewhere")], head=nodes[1].id)
@@ -182,26 +182,26 @@ async def test_forks_share_the_tree(store: Store) -> None:
 
 async def test_an_anchor_is_found_by_content_in_its_own_scope(store: Store) -> None:
     """The index knows responses by scope and digest; another account finds nothing."""
-    await grown(store, 3)
-    (found,) = await store.candidates(SCOPE, [digest(9), digest(2)])
+    await create_exchanges(store, 3)
+    (found,) = await store.candidates(SCOPE, [make_digest(9), make_digest(2)])
     assert (found.response_id, found.block_count) == ("resp_2", 4)
-    assert await store.candidates(SCOPE.replace("0123", "9999"), [digest(2)]) == []
-    assert await store.candidates(SCOPE, [digest(7)]) == []
-    many = [digest(number) for number in range(1500, 0, -1)]
+    assert await store.candidates(SCOPE.replace("0123", "9999"), [make_digest(2)]) == []
+    assert await store.candidates(SCOPE, [make_digest(7)]) == []
+    many = [make_digest(number) for number in range(1500, 0, -1)]
     assert len(await store.candidates(SCOPE, many)) == 3
 
 
 async def test_a_response_is_lost_once(store: Store) -> None:
     """What a provider refused is marked with the reason, the first time, and is no candidate."""
-    row, _ = await grown(store, 2)
-    record = response(2).record
+    row, _ = await create_exchanges(store, 2)
+    record = make_response(2).record
     assert record
     assert await store.mark_lost(record, "gone")
     assert not await store.mark_lost(record, "again")
     lost = (await store.responses(row))[1]
     assert (lost.status, lost.lost_reason) == ("lost", "gone")
-    assert await store.candidates(SCOPE, [digest(2)]) == []
-    anchors = (await store.load(row)).memory.anchors
+    assert await store.candidates(SCOPE, [make_digest(2)]) == []
+    anchors = (await store.load(row)).state.anchors
     assert [anchor.status for anchor in anchors] == ["completed", "lost"]
 
 
@@ -209,14 +209,16 @@ async def test_retention_bounds_what_a_provider_is_relied_on(store: Store) -> No
     """A conversation may trust its provider for less time than the provider says."""
     row = await store.create(retention=60.0)
     root = (await store.load(row)).node
-    await store.append(row, root, [user("a")], response=response(1, expires_at=1e9), head=root.id)
+    await store.append(
+        row, root, [user("a")], response=make_response(1, expires_at=1e9), head=root.id
+    )
     loaded = await store.load(await store.conversation(row.id))
-    assert loaded.memory.anchors[0].expires_at == 161.0
+    assert loaded.state.anchors[0].expires_at == 161.0
 
 
 async def test_state_beyond_the_anchors_stays_with_the_node(store: Store) -> None:
     """A mode, a conversation object and data of the Turn are loaded as they were."""
-    row, root = await begun(store)
+    row, root = await create_conversation(store)
     state = ConversationState("conversation", "resp_1", "conv_9")
     node = await store.append(
         row, root, [user("a")], memory=state, data=FrozenMap({"topic": "cats"})
@@ -243,8 +245,8 @@ async def test_conversations_are_listed_by_change(store: Store) -> None:
 
 async def test_what_is_not_there_is_said(store: Store) -> None:
     """No such conversation, no such node, a node of another conversation."""
-    row, _ = await begun(store)
-    other, root = await begun(store)
+    row, _ = await create_conversation(store)
+    other, root = await create_conversation(store)
     with pytest.raises(NotInStore, match="conv_nothing"):
         await store.conversation("conv_nothing")
     for call in (store.load, store.node, store.path):
@@ -265,20 +267,20 @@ async def test_text_that_no_database_holds_is_refused(store: Store, title: str) 
 
 async def test_a_key_is_claimed_once(store: Store) -> None:
     """One runs; others see it running; after the lease another one may; in the end all get the answer."""
-    row, root = await begun(store)
+    row, root = await create_conversation(store)
     claim = await store.claim(row, "k", about=b"x", owner="a", lease=1000)
-    assert claim.mine
-    assert not (await store.claim(row, "k", about=b"x", owner="b", lease=1000)).mine
+    assert claim.is_owner
+    assert not (await store.claim(row, "k", about=b"x", owner="b", lease=1000)).is_owner
     with pytest.raises(KeyReused):
         await store.claim(row, "k", about=b"other", owner="b", lease=1000)
     asked = await store.append(row, root, [user("q")], kind="asked", asked_for="k")
     assert await store.renew(row, "k", owner="a", lease=0)
     taken = await store.claim(row, "k", about=b"x", owner="b", lease=1000)
-    assert (taken.mine, taken.asked) == (True, asked.id)
+    assert (taken.is_owner, taken.question) == (True, asked.id)
     assert not await store.renew(row, "k", owner="a", lease=1000)
     answer = await store.append(row, asked, [assistant("a")], kind="answered", answers="k")
     done = await store.claim(row, "k", about=b"x", owner="c", lease=1000)
-    assert (done.mine, done.answer) == (False, answer.id)
+    assert (done.is_owner, done.answer) == (False, answer.id)
 
 
 EVERY_KIND = """{"format": "kedge.turn", "version": 1, "blocks": [
@@ -298,7 +300,7 @@ EVERY_KIND = """{"format": "kedge.turn", "version": 1, "blocks": [
 async def test_a_turn_of_any_kind_of_block_round_trips(store: Store) -> None:
     """Opaque, unknown, tool and reasoning blocks, with parts and members that Kedge does not know."""
     turn = loads(EVERY_KIND)
-    row, root = await begun(store)
+    row, root = await create_conversation(store)
     node = await store.append(row, root, turn.blocks)
     loaded = (await store.load(row, node.id)).turn(turn.id)
     assert dumps(loaded.with_data({"kedge.state": None})) == dumps(Turn(turn.blocks, id=turn.id))

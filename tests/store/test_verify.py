@@ -7,7 +7,7 @@ import pytest
 from kedge import user
 from kedge.errors import StoreDamaged
 from kedge.store import Store, open_store
-from store.growing import talk
+from store.sample_conversations import create_conversation
 
 DAMAGE = [
     (
@@ -35,7 +35,7 @@ DAMAGE = [
 
 async def test_a_sound_store_has_nothing_to_say(store: Store) -> None:
     """With edits and forks in it, too."""
-    row, nodes = await talk(store, 3)
+    row, nodes = await create_conversation(store, 3)
     await store.append(row, nodes[-1], [user("edited")], kept=2, kind="edited")
     await store.fork(row, nodes[1].id)
     assert await store.verify() == []
@@ -44,7 +44,7 @@ async def test_a_sound_store_has_nothing_to_say(store: Store) -> None:
 @pytest.mark.parametrize(("statement", "where", "problem"), DAMAGE)
 async def test_damage_is_named(store: Store, statement: str, where: str, problem: str) -> None:
     """Each kind, by the place where it is."""
-    await talk(store, 3)
+    await create_conversation(store, 3)
     await store.database.write(lambda tx: tx.run(statement))
     found = [str(each) for each in await store.verify()]
     assert any(where in line and problem in line for line in found), found
@@ -52,7 +52,7 @@ async def test_damage_is_named(store: Store, statement: str, where: str, problem
 
 async def test_a_block_that_cannot_be_read_is_said(store: Store) -> None:
     """Loading names it too, instead of giving half a Turn."""
-    row, _ = await talk(store, 3)
+    row, _ = await create_conversation(store, 3)
     await store.database.write(
         lambda tx: tx.run("UPDATE blocks SET body = '{\"kind\":' WHERE id = 2")
     )
@@ -63,7 +63,7 @@ async def test_a_block_that_cannot_be_read_is_said(store: Store) -> None:
 async def test_what_cannot_even_be_read_is_damage(tmp_path: Path) -> None:
     """Half a character where a text should be does not end the search."""
     async with await open_store(f"sqlite:///{tmp_path}/s.db") as store:
-        await talk(store, 3)
+        await create_conversation(store, 3)
         broken = "UPDATE blocks SET body = CAST(X'ff' AS TEXT) WHERE id = 2"
         await store.database.write(lambda tx: tx.run(broken))
         found = [str(each) for each in await store.verify()]

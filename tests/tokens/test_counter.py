@@ -14,13 +14,13 @@ from tiktoken import Encoding
 from tiktoken_ext import openai_public
 
 from kedge.errors import BrokenInstallation
-from kedge.tokens import TiktokenCounter, count_json, count_text, counter, vocabulary
+from kedge.tokens import TiktokenCounter, count_json, count_text, counter
 
 
 @pytest.fixture(scope="module")
 def reference() -> Encoding:
     """Tiktoken's own definition of o200k_base, with our file in place of its download."""
-    words = vocabulary.published_file().split()
+    words = counter.read_vocabulary().split()
     pairs = zip(words[::2], words[1::2], strict=True)
     ranks = {b64decode(token): int(rank) for token, rank in pairs}
     with pytest.MonkeyPatch.context() as patch:
@@ -42,7 +42,7 @@ def test_a_long_text_counts_as_tiktoken_counts_it(
     reference: Encoding, text: str, size: int
 ) -> None:
     """Past the length at which counts are kept under a hash."""
-    text = (text * size)[: counter.SHORT * 4] + "x" * counter.SHORT
+    text = (text * size)[: counter.MAX_SHORT_TEXT * 4] + "x" * counter.MAX_SHORT_TEXT
     assert count_text(text) == len(reference.encode_ordinary(text))
     assert count_text(text) == len(reference.encode_ordinary(text))
 
@@ -61,8 +61,8 @@ def test_lone_surrogates_are_counted(reference: Encoding, text: str) -> None:
 
 def test_the_special_tokens_and_the_pattern_are_tiktokens_own(reference: Encoding) -> None:
     """Our copy of the definition is the definition."""
-    assert vocabulary.encoding()._pat_str == reference._pat_str
-    assert reference._special_tokens == vocabulary.SPECIAL
+    assert counter.get_encoding()._pat_str == reference._pat_str
+    assert reference._special_tokens == counter.SPECIAL_TOKENS
 
 
 def test_a_value_counts_as_its_compact_json(reference: Encoding) -> None:
@@ -73,8 +73,8 @@ def test_a_value_counts_as_its_compact_json(reference: Encoding) -> None:
 def test_equal_texts_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts are remembered, for short texts and for long ones."""
     counted: list[str] = []
-    real = counter._count
-    monkeypatch.setattr(counter, "_count", lambda text: counted.append(text) or real(text))
+    real = counter._count_uncached
+    monkeypatch.setattr(counter, "_count_uncached", lambda text: counted.append(text) or real(text))
     fresh = TiktokenCounter()
     for text in ("short", "long " * 1_000):
         assert fresh.count_text(text) == fresh.count_text("".join(list(text)))
@@ -83,20 +83,20 @@ def test_equal_texts_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_memory_of_counts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Old counts go when new ones come; none holds a long text."""
-    monkeypatch.setattr(counter, "REMEMBERED_LONG", 3)
+    monkeypatch.setattr(counter, "MAX_CACHED_LONG", 3)
     fresh = TiktokenCounter()
     for i in range(10):
-        fresh.count_text(f"{i} " * counter.SHORT)
-    assert len(fresh._long) == 3
-    assert all(isinstance(key, bytes) for key in fresh._long)
+        fresh.count_text(f"{i} " * counter.MAX_SHORT_TEXT)
+    assert len(fresh._long_cache) == 3
+    assert all(isinstance(key, bytes) for key in fresh._long_cache)
 
 
 def test_many_threads_load_the_vocabulary_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first count may come from anywhere, all at once."""
     loads: list[int] = []
-    real = vocabulary.published_file
-    monkeypatch.setattr(vocabulary, "published_file", lambda: loads.append(1) or real())
-    vocabulary._build.cache_clear()
+    real = counter.read_vocabulary
+    monkeypatch.setattr(counter, "read_vocabulary", lambda: loads.append(1) or real())
+    counter._build_encoding.cache_clear()
     start = threading.Barrier(4)
 
     def count(i: int) -> int:
@@ -110,12 +110,12 @@ def test_many_threads_load_the_vocabulary_once(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_damaged_vocabulary_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file whose hash is not the published one is never used."""
-    monkeypatch.setattr(vocabulary, "SHA256", "0" * 64)
+    monkeypatch.setattr(counter, "VOCABULARY_SHA256", "0" * 64)
     with pytest.raises(BrokenInstallation, match="reinstall kedge"):
-        vocabulary.published_file()
+        counter.read_vocabulary()
 
 
-OFFLINE = """
+OFFLINE_SCRIPT = """
 import socket, sys
 import kedge.tokens
 assert "tiktoken" not in sys.modules, "tiktoken came with the import"
@@ -127,12 +127,12 @@ print(kedge.tokens.count_text("Hello, world!"))
 
 def test_counting_is_lazy_and_offline() -> None:
     """The import loads no tiktoken, and the first count opens no connection."""
-    run = [sys.executable, "-c", OFFLINE]
+    run = [sys.executable, "-c", OFFLINE_SCRIPT]
     done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "4"), done.stderr
 
 
-LONG: list[tuple[str, Callable[[int], str]]] = [
+LONG_TEXTS: list[tuple[str, Callable[[int], str]]] = [
     ("letters", lambda n: "a" * n),
     ("line breaks", lambda n: "\n" * n),
     ("blanks", lambda n: " " * n),
@@ -141,7 +141,7 @@ LONG: list[tuple[str, Callable[[int], str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "make"), LONG, ids=[name for name, _ in LONG])
+@pytest.mark.parametrize(("name", "make"), LONG_TEXTS, ids=[name for name, _ in LONG_TEXTS])
 def test_a_megabyte_of_one_letter_is_counted(name: str, make: Callable[[int], str]) -> None:
     """Where tiktoken alone would overflow; the count grows with the length, near enough."""
     million, part = count_text(make(1_048_576)), count_text(make(65_536))

@@ -7,31 +7,46 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.tokens import count_items, count_json, count_text
-from kedge.tokens.items import FILE, IMAGE, PER_ITEM, SMALL_IMAGE, SOUND
+from kedge.tokens.items import (
+    AUDIO_TOKENS,
+    FILE_TOKENS,
+    IMAGE_TOKENS,
+    ITEM_OVERHEAD,
+    LOW_DETAIL_IMAGE_TOKENS,
+)
 
 TEXT = "What is the weather in Paris?"
-N = count_text(TEXT)
+TEXT_TOKENS = count_text(TEXT)
 
 ROWS: list[tuple[dict[str, Any], int]] = [
-    ({"role": "user", "content": TEXT}, N),
-    ({"type": "message", "role": "user", "content": [{"type": "input_text", "text": TEXT}]}, N),
-    ({"role": "assistant", "content": [{"type": "refusal", "refusal": TEXT}]}, N),
+    ({"role": "user", "content": TEXT}, TEXT_TOKENS),
+    (
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": TEXT}]},
+        TEXT_TOKENS,
+    ),
+    ({"role": "assistant", "content": [{"type": "refusal", "refusal": TEXT}]}, TEXT_TOKENS),
     ({"type": "message", "role": "user", "content": []}, 0),
     ({"type": "message", "role": "user", "content": None}, 0),
-    ({"role": "user", "content": [{"type": "input_image", "image_url": "data:…"}]}, IMAGE),
-    ({"role": "user", "content": [{"type": "input_image", "detail": "low"}]}, SMALL_IMAGE),
-    ({"role": "user", "content": [{"type": "input_file", "file_data": "AAAA" * 999}]}, FILE),
-    ({"role": "user", "content": [{"type": "input_audio"}, TEXT]}, SOUND + N),
-    ({"type": "function_call", "call_id": "c", "name": TEXT, "arguments": TEXT}, 2 * N),
-    ({"type": "function_call_output", "call_id": "c", "output": TEXT}, N),
-    ({"type": "function_call_output", "output": [{"type": "input_text", "text": TEXT}]}, N),
-    ({"type": "custom_tool_call", "call_id": "c", "name": TEXT, "input": TEXT}, 2 * N),
-    ({"type": "reasoning", "summary": [{"type": "summary_text", "text": TEXT}]}, N),
+    ({"role": "user", "content": [{"type": "input_image", "image_url": "data:…"}]}, IMAGE_TOKENS),
+    (
+        {"role": "user", "content": [{"type": "input_image", "detail": "low"}]},
+        LOW_DETAIL_IMAGE_TOKENS,
+    ),
+    ({"role": "user", "content": [{"type": "input_file", "file_data": "AAAA" * 999}]}, FILE_TOKENS),
+    ({"role": "user", "content": [{"type": "input_audio"}, TEXT]}, AUDIO_TOKENS + TEXT_TOKENS),
+    ({"type": "function_call", "call_id": "c", "name": TEXT, "arguments": TEXT}, 2 * TEXT_TOKENS),
+    ({"type": "function_call_output", "call_id": "c", "output": TEXT}, TEXT_TOKENS),
+    (
+        {"type": "function_call_output", "output": [{"type": "input_text", "text": TEXT}]},
+        TEXT_TOKENS,
+    ),
+    ({"type": "custom_tool_call", "call_id": "c", "name": TEXT, "input": TEXT}, 2 * TEXT_TOKENS),
+    ({"type": "reasoning", "summary": [{"type": "summary_text", "text": TEXT}]}, TEXT_TOKENS),
     ({"type": "reasoning", "summary": [], "encrypted_content": "A" * 160}, 30),
     ({"type": "compaction", "encrypted_content": "A" * 160}, 30),
     ({"type": "search", "id": "s", "query": "x"}, count_json({"type": "search", "query": "x"})),
     ({"type": ["odd"], "status": "completed"}, count_json({"type": ["odd"]})),
-    ({"role": "user", "content": {"type": "input_text", "text": TEXT}}, N),
+    ({"role": "user", "content": {"type": "input_text", "text": TEXT}}, TEXT_TOKENS),
     ({"role": "user", "content": 12}, count_text("12")),
     (
         {"role": "user", "content": [{"type": "new", "x": {1}}, 3]},
@@ -43,14 +58,14 @@ ROWS: list[tuple[dict[str, Any], int]] = [
 @pytest.mark.parametrize(("item", "tokens"), ROWS)
 def test_an_item_counts_its_texts_and_a_frame(item: dict[str, Any], tokens: int) -> None:
     """Text as tiktoken counts it, the rest by the table in the documentation of the module."""
-    assert count_items([item]) == PER_ITEM + tokens
+    assert count_items([item]) == ITEM_OVERHEAD + tokens
 
 
 def test_an_item_with_a_circle_in_it_has_a_count() -> None:
     """What cannot be written as JSON counts as its frame."""
     circle: dict[str, Any] = {"type": "new"}
     circle["self"] = circle
-    assert count_items([circle]) == PER_ITEM
+    assert count_items([circle]) == ITEM_OVERHEAD
 
 
 json_values = st.recursive(

@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import pytest
 
-from kedge.tools import Allow, Edit, Refuse, Toolbox, ToolRun, run_calls, tool
+from kedge.tools import Allow, Deny, Edit, Toolbox, ToolRun, run_calls, tool
 from kedge.turns import ToolCallBlock, image, tool_call
 
 
@@ -15,7 +15,7 @@ def delete(path: str) -> str:
     return f"deleted {path}"
 
 
-async def run(
+async def run_call(
     approve: Any, function: Any = delete, arguments: Any = None, custom: bool = False
 ) -> ToolRun:
     box = Toolbox(function)
@@ -35,7 +35,7 @@ async def test_an_allowed_call_runs(answer: Any) -> None:
         seen.append(call)
         return answer
 
-    done = await run(approve)
+    done = await run_call(approve)
     assert (done.outcome, done.result.text) == ("ok", "deleted /tmp/a")
     assert [call.call_id for call in seen] == ["c1"]
 
@@ -43,14 +43,14 @@ async def test_an_allowed_call_runs(answer: Any) -> None:
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        (Refuse("not that one"), "The call was refused and did not run: not that one"),
-        (Refuse(), "The call was refused and did not run."),
+        (Deny("not that one"), "The call was refused and did not run: not that one"),
+        (Deny(), "The call was refused and did not run."),
         (False, "The call was refused and did not run."),
     ],
 )
 async def test_a_refused_call_does_not_run_and_says_so(answer: Any, text: str) -> None:
     """The model learns the reason."""
-    done = await run(lambda _: answer)
+    done = await run_call(lambda _: answer)
     assert (done.outcome, done.attempts, done.result.text) == ("refused", 0, text)
 
 
@@ -60,7 +60,7 @@ async def test_an_edited_call_runs_with_other_arguments() -> None:
     async def approve(call: ToolCallBlock) -> Edit:
         return Edit({"path": "/tmp/b"})  # noqa: S108
 
-    done = await run(approve)
+    done = await run_call(approve)
     assert done.outcome == "ok"
     assert done.result.text == (
         '[The arguments were changed before the call ran, to: {"path": "/tmp/b"}]\ndeleted /tmp/b'
@@ -73,7 +73,7 @@ async def test_an_edited_call_runs_with_other_arguments() -> None:
 
 async def test_an_edit_may_be_silent() -> None:
     """``tell=False`` keeps it between the approver and the tool."""
-    done = await run(lambda _: Edit('{"path": "/tmp/b"}', tell=False))
+    done = await run_call(lambda _: Edit('{"path": "/tmp/b"}', tell=False))
     assert done.result.text == "deleted /tmp/b"
 
 
@@ -84,12 +84,12 @@ async def test_free_text_may_be_edited_too() -> None:
     def draw(text: str) -> Any:
         return image(f"https://kedge.example/{text}.png")
 
-    done = await run(lambda _: Edit("dog"), draw, "cat", custom=True)
+    done = await run_call(lambda _: Edit("dog"), draw, "cat", custom=True)
     assert done.result.parts[1] == image("https://kedge.example/dog.png")
     assert done.result.text == "[The arguments were changed before the call ran, to: dog]"
 
 
-class Broken:
+class BrokenApprover:
     def __call__(self, call: ToolCallBlock) -> Any:
         raise RuntimeError("hush")
 
@@ -97,7 +97,7 @@ class Broken:
 @pytest.mark.parametrize(
     ("approve", "why"),
     [
-        (Broken(), "the approver failed"),
+        (BrokenApprover(), "the approver failed"),
         (lambda _: "yes", "the approver failed"),
         (lambda _: None, "the approver failed"),
         (lambda _: Edit({"path": object()}), "the approver's arguments are not JSON"),
@@ -109,7 +109,7 @@ async def test_an_approver_that_fails_has_not_approved(
     approve: Any, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The call does not run, and whoever reads the log learns it."""
-    done = await run(approve)
+    done = await run_call(approve)
     assert (done.outcome, done.attempts) == ("refused", 0)
     assert done.result.text == f"The call was not approved and did not run: {why}."
     (error,) = [r for r in caplog.records if r.levelno == logging.ERROR]
@@ -123,7 +123,7 @@ async def test_nobody_is_asked_about_a_call_that_cannot_run() -> None:
     def approve(call: ToolCallBlock) -> bool:
         raise AssertionError
 
-    assert (await run(approve, arguments={})).outcome == "invalid"
+    assert (await run_call(approve, arguments={})).outcome == "invalid"
     (result,) = await run_calls(Toolbox(), [tool_call("x", {})], approve=approve)
     assert result.metadata["outcome"] == "unknown"
 
@@ -144,7 +144,7 @@ async def test_a_tool_says_whether_it_wants_approval(
 ) -> None:
     """True never runs unapproved, False is never asked about, None asks if there is who to ask."""
     approve = (lambda _: False) if asked else None  # pyright: ignore[reportUnknownLambdaType]
-    done = await run(approve, tool(delete, approval=approval))
+    done = await run_call(approve, tool(delete, approval=approval))
     assert done.outcome == outcome
     if approval and not asked:
         assert done.result.text == "delete needs approval, and nobody is there to give it."

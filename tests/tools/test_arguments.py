@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel, Field
 
 from kedge.errors import InvalidArguments
-from kedge.tools.arguments import MOST_PROBLEMS
-from kedge.tools.schema import function_schema
-from kedge.tools.signature import read_signature
+from kedge.tools.arguments import MAX_PROBLEMS
+from kedge.tools.schema import build_function_schema
+from kedge.tools.signature import parse_signature
 from kedge.turns import tool_call
 
 
@@ -43,12 +43,12 @@ def trip(
 ) -> None: ...
 
 
-SCHEMA = function_schema("trip", read_signature(trip))
+SCHEMA = build_function_schema("trip", parse_signature(trip))
 
 
-def problems(arguments: str | dict[str, Any]) -> tuple[str, ...]:
+def argument_problems(arguments: str | dict[str, Any]) -> tuple[str, ...]:
     with pytest.raises(InvalidArguments) as error:
-        SCHEMA.read(tool_call("trip", arguments))
+        SCHEMA.parse_arguments(tool_call("trip", arguments))
     return error.value.problems
 
 
@@ -88,27 +88,27 @@ def test_each_problem_names_the_argument_and_what_is_expected(
     arguments: str | dict[str, Any], problem: str
 ) -> None:
     """Which argument, what was wrong, what belongs there."""
-    assert problem in "\n".join(problems(arguments))
+    assert problem in "\n".join(argument_problems(arguments))
 
 
 def test_all_problems_are_told_at_once() -> None:
     """A model corrects everything in one go; the branches of a union are one problem."""
-    told = problems({"days": 0, "mode": "plane", "where": "?", "dayz": 1})
+    told = argument_problems({"days": 0, "mode": "plane", "where": "?", "dayz": 1})
     assert [line.partition(":")[0] for line in told] == ["start", "days", "mode", "where", "dayz"]
 
 
 def test_the_list_of_problems_is_bounded() -> None:
     """A thousand mistakes are not told one by one."""
-    told = problems({f"x{i}": 1 for i in range(1000)})
-    assert len(told) == MOST_PROBLEMS + 1
-    assert told[-1] == f"and {1001 - MOST_PROBLEMS} more"
+    told = argument_problems({f"x{i}": 1 for i in range(1000)})
+    assert len(told) == MAX_PROBLEMS + 1
+    assert told[-1] == f"and {1001 - MAX_PROBLEMS} more"
 
 
 def test_values_are_not_repeated() -> None:
     """The model knows what it wrote, and a log need not know it."""
     arguments = {"days": "hush", "mode": "hush", "legs": "hush", "where": "hush"}
     with pytest.raises(InvalidArguments) as error:
-        SCHEMA.read(tool_call("trip", arguments))
+        SCHEMA.parse_arguments(tool_call("trip", arguments))
     assert "hush" not in "\n".join(error.value.problems)
     assert str(error.value) == "the arguments of a call of trip have 5 problem(s)"
 
@@ -130,7 +130,7 @@ def test_any_arguments_are_read_or_told_what_is_wrong(arguments: str | dict[str,
     """Nothing that a model writes breaks the reading."""
     told: tuple[str, ...] = ("it fits",)
     try:
-        SCHEMA.read(tool_call("trip", arguments))
+        SCHEMA.parse_arguments(tool_call("trip", arguments))
     except InvalidArguments as error:
         told = error.problems
     assert told

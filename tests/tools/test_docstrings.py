@@ -2,7 +2,7 @@
 
 import pytest
 
-from kedge.tools.docstrings import read_docstring
+from kedge.tools.docstrings import parse_docstring
 
 GOOGLE = """Look something up.
 
@@ -65,7 +65,7 @@ START = "Look something up.\n\nIt may take a while."
 
 def test_google_style_is_understood() -> None:
     """Sections by indentation; types and continued lines are no trouble."""
-    read = read_docstring(GOOGLE)
+    read = parse_docstring(GOOGLE)
     assert read.parameters == {
         "query": "What to look for: words. They may be many.",
         "limit": "How many (at most): a number.",
@@ -76,7 +76,7 @@ def test_google_style_is_understood() -> None:
 
 def test_numpy_style_is_understood() -> None:
     """Sections by underline; two parameters may share one text."""
-    read = read_docstring(NUMPY)
+    read = parse_docstring(NUMPY)
     assert read.parameters == {
         "query": "What to look for: words. They may be many.",
         "limit": "Numbers.",
@@ -89,7 +89,7 @@ def test_numpy_style_is_understood() -> None:
 
 def test_sphinx_style_is_understood() -> None:
     """Fields between colons; the type may stand before the name."""
-    read = read_docstring(SPHINX)
+    read = parse_docstring(SPHINX)
     assert read.parameters == {
         "query": "What to look for: words. They may be many.",
         "limit": "How many.",
@@ -113,12 +113,12 @@ def test_sphinx_style_is_understood() -> None:
 )
 def test_what_is_no_section_is_description(text: str | None, description: str) -> None:
     """Prose that only looks like a section is kept as it is."""
-    read = read_docstring(text)
+    read = parse_docstring(text)
     assert (read.description, read.parameters) == (description, {})
 
 
 def test_lines_before_the_first_entry_are_skipped() -> None:
     """A sentence at the head of a section belongs to no parameter."""
-    assert read_docstring("Do.\n\nArgs:\n    All optional\n    x: The x.").parameters == {
+    assert parse_docstring("Do.\n\nArgs:\n    All optional\n    x: The x.").parameters == {
         "x": "The x."
     }

@@ -17,7 +17,7 @@ from kedge.turns import ImagePart, TextPart, ToolCallBlock, image, tool_call
 WHO = contextvars.ContextVar("who", default="nobody")
 
 
-def calls(*names: str, **arguments: Any) -> list[ToolCallBlock]:
+def make_calls(*names: str, **arguments: Any) -> list[ToolCallBlock]:
     return [tool_call(name, arguments, call_id=f"c{i}") for i, name in enumerate(names)]
 
 
@@ -25,7 +25,7 @@ async def run_one(function: Any, **arguments: Any) -> ToolRun:
     """Run one call and give its record."""
     box = Toolbox(function)
     runs: list[ToolRun] = []
-    (result,) = await run_calls(box, calls(*box, **arguments), on_run=runs.append)
+    (result,) = await run_calls(box, make_calls(*box, **arguments), on_run=runs.append)
     assert [run.result for run in runs] == [result]
     return runs[0]
 
@@ -65,7 +65,7 @@ async def test_sync_functions_run_side_by_side_in_threads() -> None:
         return WHO.get()
 
     WHO.set("somebody")
-    results = await run_calls(Toolbox(meet), calls("meet", "meet"))
+    results = await run_calls(Toolbox(meet), make_calls("meet", "meet"))
     assert [result.text for result in results] == ["somebody", "somebody"]
 
 
@@ -108,7 +108,7 @@ async def test_an_unknown_tool_is_answered_with_those_there_are() -> None:
     def get_weather() -> None: ...
 
     runs: list[ToolRun] = []
-    (result,) = await run_calls(Toolbox(get_weather), calls("get_wether"), on_run=runs.append)
+    (result,) = await run_calls(Toolbox(get_weather), make_calls("get_wether"), on_run=runs.append)
     assert result.text == (
         "There is no tool 'get_wether'; did you mean get_weather? The tools are: get_weather."
     )
@@ -261,7 +261,7 @@ async def test_long_output_is_cut_visibly() -> None:
     def talk() -> str:
         return "word " * 100
 
-    (result,) = await run_calls(Toolbox(talk), calls("talk"), max_output=9)
+    (result,) = await run_calls(Toolbox(talk), make_calls("talk"), max_output=9)
     assert result.text == "word word\n[cut: 9 of 500 characters are shown]"
 
 
@@ -317,7 +317,7 @@ async def test_what_a_callback_raises_comes_out_plain() -> None:
         raise ValueError("my own fault")
 
     with pytest.raises(ValueError, match="my own fault"):
-        await run_calls(Toolbox(f), calls("f"), on_run=bad)
+        await run_calls(Toolbox(f), make_calls("f"), on_run=bad)
 
 
 async def _fine(x: int = 0) -> int:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from kedge.tools.output import MAX_ATTACHMENT, bounded, output_parts
+from kedge.tools.output import MAX_ATTACHMENT, to_parts, truncate_parts
 from kedge.turns import (
     FilePart,
     ImagePart,
@@ -90,14 +90,14 @@ class Odd:
 )
 def test_what_is_no_picture_is_text(value: Any, text: str) -> None:
     """Text as it is, JSON where JSON can say it, ``str`` where it cannot."""
-    assert output_parts(value) == (TextPart(text),)
+    assert to_parts(value) == (TextPart(text),)
 
 
 def test_a_value_that_holds_itself_is_shown_somehow() -> None:
     """A cycle is no JSON and no reason to fail."""
     cycle: list[Any] = []
     cycle.append(cycle)
-    assert output_parts(cycle) == (TextPart("[[...]]"),)
+    assert to_parts(cycle) == (TextPart("[[...]]"),)
 
 
 @pytest.mark.parametrize(
@@ -112,33 +112,33 @@ def test_a_value_that_holds_itself_is_shown_somehow() -> None:
 )
 def test_the_bytes_of_a_picture_are_a_picture(content: bytes, media_type: str) -> None:
     """Pictures are known by their first bytes."""
-    assert output_parts(content) == (image(content, media_type=media_type),)
+    assert to_parts(content) == (image(content, media_type=media_type),)
 
 
 def test_a_pdf_is_a_file() -> None:
     """A model can read a PDF, but not as text."""
-    assert output_parts(b"%PDF-1.7") == (file(b"%PDF-1.7", filename="result.pdf"),)
+    assert to_parts(b"%PDF-1.7") == (file(b"%PDF-1.7", filename="result.pdf"),)
 
 
 def test_parts_and_lists_with_pictures_stay_parts() -> None:
     """A list is several parts when one of them is a picture, and JSON otherwise."""
     part = ImagePart("https://kedge.example/a.png")
-    assert output_parts(part) == (part,)
-    assert output_parts(["look:", PNG, 3]) == (TextPart("look:"), image(PNG), TextPart("3"))
-    assert output_parts((part, "there")) == (part, TextPart("there"))
-    assert output_parts(tool_result("other", [part])) == (part,)
-    assert output_parts(ToolResultBlock("other", ())) == (TextPart(""),)
-    assert output_parts(["a", "b"]) == (TextPart('["a","b"]'),)
+    assert to_parts(part) == (part,)
+    assert to_parts(["look:", PNG, 3]) == (TextPart("look:"), image(PNG), TextPart("3"))
+    assert to_parts((part, "there")) == (part, TextPart("there"))
+    assert to_parts(tool_result("other", [part])) == (part,)
+    assert to_parts(ToolResultBlock("other", ())) == (TextPart(""),)
+    assert to_parts(["a", "b"]) == (TextPart('["a","b"]'),)
 
 
 def test_text_is_cut_at_the_bound_and_says_so() -> None:
     """The bound is for all text of a result together."""
-    assert bounded((TextPart("12345"),), 5) == (TextPart("12345"),)
-    assert bounded((TextPart("123456"),), 5) == (
+    assert truncate_parts((TextPart("12345"),), 5) == (TextPart("12345"),)
+    assert truncate_parts((TextPart("123456"),), 5) == (
         TextPart("12345\n[cut: 5 of 6 characters are shown]"),
     )
     part = ImagePart("https://kedge.example/a.png")
-    assert bounded((TextPart("123"), part, TextPart("456"), TextPart("7")), 5) == (
+    assert truncate_parts((TextPart("123"), part, TextPart("456"), TextPart("7")), 5) == (
         TextPart("123"),
         part,
         TextPart("45\n[cut: 2 of 3 characters are shown]"),
@@ -149,7 +149,7 @@ def test_text_is_cut_at_the_bound_and_says_so() -> None:
 def test_a_picture_beyond_its_bound_is_named_instead() -> None:
     """Half a picture is none."""
     huge = FilePart(data="data:," + "x" * MAX_ATTACHMENT)
-    (left,) = bounded((huge,), 5)
+    (left,) = truncate_parts((huge,), 5)
     assert left == TextPart(f"[left out: an attachment of {MAX_ATTACHMENT + 6:,} characters]")
 
 
@@ -167,7 +167,7 @@ json_values = st.recursive(
 @given(json_values)
 def test_json_goes_out_as_it_is(value: Any) -> None:
     """What JSON can say comes back equal, and every result can be sent."""
-    parts = output_parts(value)
+    parts = to_parts(value)
     item = item_from_block(tool_result("c1", list(parts)))
     text = item["output"]
     assert text == value if isinstance(value, str) else json.loads(text) == value

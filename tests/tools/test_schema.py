@@ -21,8 +21,14 @@ from pydantic import BaseModel, Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from kedge.errors import InvalidArguments, InvalidTool
-from kedge.tools.schema import FreeForm, Schema, free_form, function_schema, written_schema
-from kedge.tools.signature import read_signature
+from kedge.tools.schema import (
+    FreeForm,
+    FunctionSchema,
+    build_explicit_schema,
+    build_free_form,
+    build_function_schema,
+)
+from kedge.tools.signature import parse_signature
 from kedge.turns import ToolCallBlock, tool_call
 
 
@@ -48,12 +54,12 @@ class Box(TypedDict):
     title: str
 
 
-def schema_of(function: Callable[..., Any], **options: Any) -> Schema:
-    return function_schema(function.__name__, read_signature(function), **options)
+def make_schema(function: Callable[..., Any], **options: Any) -> FunctionSchema:
+    return build_function_schema(function.__name__, parse_signature(function), **options)
 
 
-def read(schema: Schema, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
-    return schema.read(tool_call("f", arguments, call_id="c1"))
+def read_arguments(schema: FunctionSchema, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
+    return schema.parse_arguments(tool_call("f", arguments, call_id="c1"))
 
 
 def test_the_schema_of_every_kind_of_type() -> None:
@@ -76,7 +82,7 @@ def test_the_schema_of_every_kind_of_type() -> None:
             days: Not used, the field says it.
         """
 
-    assert schema_of(trip).plain == {
+    assert make_schema(trip).json_schema == {
         "type": "object",
         "additionalProperties": False,
         "required": ["start", "legs"],
@@ -121,7 +127,7 @@ def test_a_member_called_title_stays() -> None:
 
     def f(title: str, box: Box, named: Annotated[int, Field(title="A name")]) -> None: ...
 
-    schema = schema_of(f).plain
+    schema = make_schema(f).json_schema
     assert schema["properties"]["title"] == {"type": "string"}
     assert schema["properties"]["named"] == {"type": "integer", "title": "A name"}
     assert schema["$defs"]["Box"]["properties"] == {"title": {"type": "string"}}
@@ -133,9 +139,14 @@ def test_no_arguments_are_an_empty_object() -> None:
     def now() -> str:
         return ""
 
-    schema = schema_of(now)
-    assert schema.plain == {"type": "object", "additionalProperties": False, "properties": {}}
-    assert read(schema, {}) == read(schema, "") == read(schema, " ") == {}
+    schema = make_schema(now)
+    assert schema.json_schema == {"type": "object", "additionalProperties": False, "properties": {}}
+    assert (
+        read_arguments(schema, {})
+        == read_arguments(schema, "")
+        == read_arguments(schema, " ")
+        == {}
+    )
 
 
 def test_only_given_arguments_are_passed_on() -> None:
@@ -144,10 +155,10 @@ def test_only_given_arguments_are_passed_on() -> None:
 
     def f(x: int = nothing, y: Any = nothing, z: float = math.inf) -> None: ...  # pyright: ignore[reportArgumentType]
 
-    schema = schema_of(f)
+    schema = make_schema(f)
     plain = {"x": {"type": "integer"}, "y": {}, "z": {"type": "number"}}
-    assert schema.plain["properties"] == plain
-    assert read(schema, {"y": None}) == {"y": None}
+    assert schema.json_schema["properties"] == plain
+    assert read_arguments(schema, {"y": None}) == {"y": None}
 
 
 def test_a_field_may_stand_in_the_place_of_the_default() -> None:
@@ -160,15 +171,15 @@ def test_a_field_may_stand_in_the_place_of_the_default() -> None:
         w: Annotated[int, Field(default=4)] = Field(description="The w."),
     ) -> None: ...
 
-    schema = schema_of(f)
-    assert schema.plain["required"] == ["x"]
-    assert schema.plain["properties"]["x"] == {
+    schema = make_schema(f)
+    assert schema.json_schema["required"] == ["x"]
+    assert schema.json_schema["properties"]["x"] == {
         "type": "integer",
         "minimum": 1,
         "description": "The x.",
     }
-    assert read(schema, {"x": 1}) == {"x": 1, "y": 2, "z": [], "w": 4}
-    assert read(schema, {"x": 1, "y": 3, "z": [1]}) == {"x": 1, "y": 3, "z": [1], "w": 4}
+    assert read_arguments(schema, {"x": 1}) == {"x": 1, "y": 2, "z": [], "w": 4}
+    assert read_arguments(schema, {"x": 1, "y": 3, "z": [1]}) == {"x": 1, "y": 3, "z": [1], "w": 4}
 
 
 def test_the_call_is_passed_to_who_asks_for_it() -> None:
@@ -176,10 +187,10 @@ def test_the_call_is_passed_to_who_asks_for_it() -> None:
 
     def f(x: int, call: ToolCallBlock) -> None: ...
 
-    schema = schema_of(f)
+    schema = make_schema(f)
     call = tool_call("f", {"x": 1}, call_id="c1")
-    assert list(schema.plain["properties"]) == ["x"]
-    assert schema.read(call) == {"x": 1, "call": call}
+    assert list(schema.json_schema["properties"]) == ["x"]
+    assert schema.parse_arguments(call) == {"x": 1, "call": call}
 
 
 class Plain:
@@ -195,7 +206,7 @@ def callback(x: Callable[[], int]) -> None: ...
 def test_a_type_without_a_schema_is_named(function: Callable[..., Any]) -> None:
     """The error says which parameter it is, though pydantic only says which type."""
     with pytest.raises(InvalidTool, match="parameter x has no JSON schema"):
-        schema_of(function)
+        make_schema(function)
 
 
 def test_defaults_that_contradict_each_other_are_refused() -> None:
@@ -204,7 +215,7 @@ def test_defaults_that_contradict_each_other_are_refused() -> None:
     def f(x: Annotated[int, Field(default=1)] = Field(default_factory=int)) -> None: ...
 
     with pytest.raises(InvalidTool, match="f cannot be a tool: cannot specify both default"):
-        schema_of(f)
+        make_schema(f)
 
 
 def test_a_custom_tool_takes_one_text() -> None:
@@ -216,13 +227,13 @@ def test_a_custom_tool_takes_one_text() -> None:
 
     def number(a: int) -> None: ...
 
-    reader = free_form("shout", read_signature(shout))
+    reader = build_free_form("shout", parse_signature(shout))
     assert isinstance(reader, FreeForm)
     call = tool_call("shout", "any { text", call_id="c1", custom=True)
-    assert reader.read(call) == {"text": "any { text", "call": call}
+    assert reader.parse_arguments(call) == {"text": "any { text", "call": call}
     for function in (two, number):
         with pytest.raises(InvalidTool, match="one argument, of type str"):
-            free_form("f", read_signature(function))
+            build_free_form("f", parse_signature(function))
 
 
 def test_a_schema_may_be_written_by_hand() -> None:
@@ -233,8 +244,8 @@ def test_a_schema_may_be_written_by_hand() -> None:
         "required": ["city"],
         "additionalProperties": False,
     }
-    reader = written_schema("f", plain)
-    assert reader.read(tool_call("f", {"city": "Paris"})) == {"city": "Paris"}
+    reader = build_explicit_schema("f", plain)
+    assert reader.parse_arguments(tool_call("f", {"city": "Paris"})) == {"city": "Paris"}
     for arguments, problem in (
         ("{}", 'city: it is required and was not given; expected {"type": "string"}'),
         ('{"city": "", "cty": 1}', "cty: there is no such argument; did you mean city?"),
@@ -242,11 +253,13 @@ def test_a_schema_may_be_written_by_hand() -> None:
         ("{", "the arguments are not valid JSON"),
     ):
         with pytest.raises(InvalidArguments) as error:
-            reader.read(tool_call("f", arguments))
+            reader.parse_arguments(tool_call("f", arguments))
         assert problem in error.value.problems[0]
-    assert written_schema("f", {"type": "object"}).read(tool_call("f", {"a": 1})) == {"a": 1}
+    assert build_explicit_schema("f", {"type": "object"}).parse_arguments(
+        tool_call("f", {"a": 1})
+    ) == {"a": 1}
     with pytest.raises(InvalidTool, match='"type": "object"'):
-        written_schema("f", {"type": "string"})
+        build_explicit_schema("f", {"type": "string"})
 
 
 def test_pydantic_comes_with_the_first_tool() -> None:
@@ -326,7 +339,7 @@ def test_arguments_reach_the_function_as_they_were_meant(
         name: TypeAdapter(annotations[name]).dump_python(value, mode="json")
         for name, value in values.items()
     }
-    got = read(schema_of(function), json.dumps(written))
+    got = read_arguments(make_schema(function), json.dumps(written))
     assert got == values
     assert {name: type(value) for name, value in got.items()} == {
         name: type(value) for name, value in values.items()
@@ -340,7 +353,7 @@ def test_a_schema_names_all_arguments_and_no_others(
     """Properties are the parameters; required are those without a default."""
     function, _ = made
     parameters = inspect.signature(function).parameters
-    plain = schema_of(function).plain
+    plain = make_schema(function).json_schema
     assert list(plain["properties"]) == list(parameters)
     assert plain.get("required", []) == [
         name for name, p in parameters.items() if p.default is inspect.Parameter.empty

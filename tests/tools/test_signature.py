@@ -9,7 +9,7 @@ import pytest
 from typing_extensions import Doc
 
 from kedge.errors import InvalidTool
-from kedge.tools.signature import Argument, is_async, name_of, read_signature
+from kedge.tools.signature import ToolArgument, get_function_name, is_async, parse_signature
 from kedge.turns import ToolCallBlock
 
 if TYPE_CHECKING:
@@ -45,28 +45,28 @@ class Silent:
 
 def test_a_signature_becomes_arguments() -> None:
     """Names, types, defaults and texts; who takes the call gives no argument."""
-    signature = read_signature(find)
+    signature = parse_signature(find)
     assert signature.description == "Find it."
-    assert signature.receives_call == "call"
+    assert signature.call_parameter == "call"
     assert signature.arguments == (
-        Argument("query", Annotated[str, "The words."], description="The words."),
-        Argument("limit", int, 3, "At most."),
+        ToolArgument("query", Annotated[str, "The words."], description="The words."),
+        ToolArgument("limit", int, 3, "At most."),
     )
 
 
 def test_a_bound_method_has_no_self() -> None:
     """A method of an object is a tool like any other."""
-    signature = read_signature(Shelf().find)
+    signature = parse_signature(Shelf().find)
     assert [argument.name for argument in signature.arguments] == ["query"]
     assert signature.description == "Find it here."
 
 
 def test_a_callable_object_goes_by_its_class() -> None:
     """An object with ``__call__`` may be a tool, described there or by its class."""
-    assert name_of(Shelf()) == "Shelf"
+    assert get_function_name(Shelf()) == "Shelf"
     assert is_async(Shelf())
-    assert read_signature(Shelf()).description == "A shelf that can be asked."
-    assert read_signature(Silent()).description == "Find it in silence."
+    assert parse_signature(Shelf()).description == "A shelf that can be asked."
+    assert parse_signature(Silent()).description == "Find it in silence."
 
 
 def test_what_a_partial_has_bound_is_no_argument() -> None:
@@ -77,14 +77,14 @@ def test_what_a_partial_has_bound_is_no_argument() -> None:
         return f"{url} {api_key} {tries}"
 
     bound = functools.partial(fetch, api_key="sk-secret")
-    signature = read_signature(bound)
-    assert name_of(bound) == "fetch"
+    signature = parse_signature(bound)
+    assert get_function_name(bound) == "fetch"
     assert is_async(bound)
     assert signature.description == "Fetch it."
     assert [argument.name for argument in signature.arguments] == ["url", "tries"]
     assert "sk-secret" not in repr(signature)
     first = functools.partial(fetch, "https://kedge.example")
-    assert [argument.name for argument in read_signature(first).arguments] == ["api_key", "tries"]
+    assert [argument.name for argument in parse_signature(first).arguments] == ["api_key", "tries"]
 
 
 def test_a_decorated_function_keeps_its_signature() -> None:
@@ -94,7 +94,7 @@ def test_a_decorated_function_keeps_its_signature() -> None:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return find(*args, **kwargs)
 
-    assert read_signature(wrapper) == read_signature(find)
+    assert parse_signature(wrapper) == parse_signature(find)
 
 
 def test_a_doc_is_a_description() -> None:
@@ -103,7 +103,7 @@ def test_a_doc_is_a_description() -> None:
     def f(x: Annotated[int, Doc("The x.")], y: Annotated[int, 3, "The y."]) -> int:
         return x + y
 
-    assert [argument.description for argument in read_signature(f).arguments] == [
+    assert [argument.description for argument in parse_signature(f).arguments] == [
         "The x.",
         "The y.",
     ]
@@ -128,7 +128,7 @@ async def async_generator() -> AsyncIterator[int]:
     yield 1
 
 
-REFUSED: list[tuple[Any, str]] = [
+REJECTED: list[tuple[Any, str]] = [
     (positional, "positional cannot be a tool: parameter x is positional-only"),
     (many, "parameter xs takes any number of values; take a list"),
     (named, "parameter xs takes any names"),
@@ -145,9 +145,9 @@ REFUSED: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "message"), REFUSED)
+@pytest.mark.parametrize(("function", "message"), REJECTED)
 def test_what_no_model_could_call_is_refused(function: Callable[..., Any], message: str) -> None:
     """The refusal names the function, the parameter and the way out."""
     with pytest.raises(InvalidTool) as error:
-        read_signature(function)
+        parse_signature(function)
     assert message in str(error.value)

@@ -113,7 +113,7 @@ def test_a_tool_may_bring_its_own_schema() -> None:
 
     made = tool(remote, name="search", description="Search.", parameters=schema)
     assert made.definition()["parameters"] == schema
-    assert made.reader.read(tool_call("search", {"q": "x"})) == {"q": "x"}
+    assert made.reader.parse_arguments(tool_call("search", {"q": "x"})) == {"q": "x"}
     with pytest.raises(InvalidTool, match="has no parameters"):
         tool(remote, parameters=schema, custom=True)
 

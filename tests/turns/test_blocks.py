@@ -24,7 +24,7 @@ from kedge.turns import (
     opaque,
     user,
 )
-from strategies import blocks, json_objects, samples
+from strategies import blocks, json_objects, sample_blocks
 
 
 @given(blocks(), json_objects())
@@ -41,7 +41,7 @@ def test_identity_is_no_part_of_the_value(block: Block, metadata: Any) -> None:
 def test_every_difference_of_content_is_a_difference() -> None:
     """Kinds differ, and so does each member of each kind."""
     variants: list[Block] = [
-        *samples(),
+        *sample_blocks(),
         UserBlock((TextPart("a"), TextPart("b"))),
         UserBlock((TextPart("ab"),)),
         UserBlock(()),
@@ -94,7 +94,7 @@ def test_an_opaque_block_keeps_its_item_whole() -> None:
 
 
 loose: Any = turns  # the same names, without their types
-WRONG: list[tuple[Any, str]] = [
+INVALID_BLOCKS: list[tuple[Any, str]] = [
     (Block, "a block is of some kind"),
     (lambda: loose.UserBlock("text"), "a user block is made of parts, not str"),
     (lambda: loose.UserBlock({"a": 1}), "a user block is made of parts, not dict"),
@@ -138,7 +138,9 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), WRONG, ids=[message for _, message in WRONG])
+@pytest.mark.parametrize(
+    ("make", "message"), INVALID_BLOCKS, ids=[message for _, message in INVALID_BLOCKS]
+)
 def test_a_block_that_cannot_be_is_refused(make: Any, message: str) -> None:
     """The error is Kedge's own, names the member and says what belongs there."""
     with pytest.raises(InvalidTurn) as error:

@@ -11,7 +11,7 @@ CONTENTS = st.dictionaries(st.sampled_from("abcdefg"), st.sampled_from(["x", "y"
 ORDERED = CONTENTS.flatmap(lambda contents: st.permutations(list(contents.items())))
 
 
-def turn_of(contents: list[tuple[str, str]]) -> Turn:
+def make_turn(contents: list[tuple[str, str]]) -> Turn:
     return Turn(user(text, id=id_) for id_, text in contents)
 
 
@@ -20,7 +20,7 @@ def test_a_diff_says_all_that_changed(
     before: list[tuple[str, str]], after: list[tuple[str, str]]
 ) -> None:
     """Added, removed and modified follow the ids; without the moved ones the order is the same."""
-    old, new = turn_of(before), turn_of(after)
+    old, new = make_turn(before), make_turn(after)
     found = diff(old, new)
     was, now = dict(before), dict(after)
     assert [block.id for block in found.added] == [id_ for id_ in now if id_ not in was]
@@ -37,7 +37,7 @@ def test_a_diff_says_all_that_changed(
 @given(ORDERED, ORDERED)
 def test_a_diff_is_a_recipe(before: list[tuple[str, str]], after: list[tuple[str, str]]) -> None:
     """Whoever applies it to the old Turn gets the new one."""
-    old, new = turn_of(before), turn_of(after)
+    old, new = make_turn(before), make_turn(after)
     found = diff(old, new)
     turn = old
     for block in (*found.removed, *found.moved):
@@ -55,9 +55,9 @@ def test_a_diff_is_a_recipe(before: list[tuple[str, str]], after: list[tuple[str
 def test_as_few_blocks_as_can_be_are_said_to_have_moved() -> None:
     """For every order of six blocks: no smaller set of moves explains it."""
     ids = "abcdef"
-    old = turn_of([(id_, "x") for id_ in ids])
+    old = make_turn([(id_, "x") for id_ in ids])
     for order in permutations(ids):
-        found = diff(old, turn_of([(id_, "x") for id_ in order]))
+        found = diff(old, make_turn([(id_, "x") for id_ in order]))
         longest = next(
             size
             for size in range(len(ids), 0, -1)
@@ -69,8 +69,8 @@ def test_as_few_blocks_as_can_be_are_said_to_have_moved() -> None:
 
 def test_one_block_that_moved_is_the_one_that_moved() -> None:
     """A block carried from front to back is the only one in the diff."""
-    old = turn_of([(id_, "x") for id_ in "abcd"])
-    new = turn_of([(id_, "x") for id_ in "bcda"])
+    old = make_turn([(id_, "x") for id_ in "abcd"])
+    new = make_turn([(id_, "x") for id_ in "bcda"])
     assert [block.id for block in diff(old, new).moved] == ["a"]
 
 

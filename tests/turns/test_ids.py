@@ -10,7 +10,7 @@ import pytest
 
 from kedge.turns import ids, new_id
 
-MILLION = """
+MILLION_SCRIPT = """
 from kedge.turns import new_id
 last = ""
 for _ in range(1_000_000):
@@ -23,7 +23,7 @@ for _ in range(1_000_000):
 def test_a_million_quick_ids_are_unique_and_in_order() -> None:
     """Each id is greater than the one before, so no two are the same."""
     # In an interpreter of its own, which no coverage slows down: they are to be quick.
-    subprocess.run([sys.executable, "-c", MILLION], timeout=120, check=True)
+    subprocess.run([sys.executable, "-c", MILLION_SCRIPT], timeout=120, check=True)
 
 
 def test_threads_never_make_the_same_id() -> None:
@@ -56,14 +56,14 @@ def test_an_id_says_what_it_names() -> None:
     assert re.fullmatch(r"turn_[0-9a-f]{26}", new_id("turn"))
 
 
-FORK = """
+FORK_SCRIPT = """
 import os
 from kedge.turns import ids
 ids.new_id("blk")
 ids._lock.acquire()  # some other thread is making an id just now
 if child := os.fork():
     os.waitpid(child, 0)
-print(ids._process, flush=True)
+print(ids._process_suffix, flush=True)
 if not child:
     ids.new_id("blk")  # would hang, had the child inherited a held lock
     print("made", flush=True)
@@ -73,7 +73,7 @@ if not child:
 
 def test_a_forked_process_makes_ids_of_its_own() -> None:
     """After a fork both processes stand at one tick; their random bits differ."""
-    command = [sys.executable, "-c", FORK]
+    command = [sys.executable, "-c", FORK_SCRIPT]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     child, made, parent = printed.stdout.split()
     assert made == "made"

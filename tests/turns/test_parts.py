@@ -42,7 +42,7 @@ def test_any_bytes_fit_into_an_image(content: bytes) -> None:
 
 
 loose: Any = turns  # the same names, without their types
-WRONG: list[tuple[Any, str]] = [
+INVALID_PARTS: list[tuple[Any, str]] = [
     (ImagePart, "an image needs exactly one of url, file_id; got none"),
     (lambda: loose.ImagePart("u", file_id="f"), "exactly one of url, file_id; got url, file_id"),
     (
@@ -65,7 +65,9 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), WRONG, ids=[message for _, message in WRONG])
+@pytest.mark.parametrize(
+    ("make", "message"), INVALID_PARTS, ids=[message for _, message in INVALID_PARTS]
+)
 def test_a_part_that_cannot_be_is_refused(make: Any, message: str) -> None:
     """The error names the member and says what belongs there."""
     with pytest.raises(InvalidTurn) as error:

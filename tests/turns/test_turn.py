@@ -14,7 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 import strategies
 from kedge import turns
 from kedge.errors import InvalidTurn
-from kedge.planning.ledger import prefix_digest
+from kedge.planning.digests import prefix_digest
 from kedge.turns import (
     Block,
     Turn,
@@ -46,13 +46,13 @@ class TurnsAgainstLists(RuleBasedStateMachine):
         super().__init__()
         self.family: list[tuple[Turn, list[Block]]] = []
 
-    def born(self, turn: Turn, model: list[Block]) -> tuple[Turn, list[Block]]:
+    def add_pair(self, turn: Turn, model: list[Block]) -> tuple[Turn, list[Block]]:
         self.family.append((turn, model))
         return turn, model
 
     @rule(target=pairs, members=st.lists(SMALL, max_size=4, unique_by=lambda block: block.id))
     def begin(self, members: list[Block]) -> Any:
-        return self.born(Turn(members), members)
+        return self.add_pair(Turn(members), members)
 
     @rule(target=pairs, pair=pairs, members=st.lists(SMALL, max_size=3))
     def append(self, pair: Any, members: list[Block]) -> Any:
@@ -93,12 +93,12 @@ class TurnsAgainstLists(RuleBasedStateMachine):
     @rule(pair=pairs)
     def derive(self, pair: Any) -> None:
         memo, body = pair[0].memo, pair[0].body
-        value, kept = memo.known
+        value, kept = memo.entry
         derived = cast("list[Block]", value or [])
         if len(derived) != kept:
             derived = derived[:kept]
         derived.extend(body[kept:])
-        memo.known = derived, len(body)
+        memo.entry = derived, len(body)
 
     def id_at(self, pair: Any, place: int) -> str:
         return pair[1][place].id if place < len(pair[1]) else "nowhere"
@@ -107,7 +107,7 @@ class TurnsAgainstLists(RuleBasedStateMachine):
         turn, model = pair
         ids = [block.id for block in expected]
         if known and len(set(ids)) == len(ids):
-            return self.born(act(turn), expected)
+            return self.add_pair(act(turn), expected)
         with pytest.raises(InvalidTurn):
             act(turn)
         return turn, model
@@ -123,7 +123,7 @@ class TurnsAgainstLists(RuleBasedStateMachine):
     @invariant()
     def a_memo_never_vouches_for_a_block_that_changed(self) -> None:
         for turn, _ in self.family:
-            value, kept = turn.memo.known
+            value, kept = turn.memo.entry
             derived = cast("list[Block]", value or [])
             assert kept <= len(turn.body)
             assert list(map(id, derived[:kept])) == list(map(id, turn.body[:kept]))
@@ -139,7 +139,7 @@ class TestTurnsAgainstLists(TurnsAgainstLists.TestCase):
 def test_growing_keeps_what_was_derived_and_a_new_system_text_keeps_it_too() -> None:
     """The memo holds over appends and over any change of the leading system blocks."""
     turn = Turn([system("a", id="s"), user("b"), assistant("c")])
-    turn.memo.known = "derived", 2
+    turn.memo.entry = "derived", 2
     for other in (
         turn.append(user("d")),
         turn.insert(0, system("first")),
@@ -148,16 +148,16 @@ def test_growing_keeps_what_was_derived_and_a_new_system_text_keeps_it_too() -> 
         turn.remove("s"),
         turn.with_data(a=1),
     ):
-        assert other.memo.known == ("derived", 2)
-    assert turn.insert(0, user("now the system block is in the body")).memo.known == ("derived", 0)
-    assert turn.insert(1, user("d")).memo.known == ("derived", 0)
-    assert turn.replace(turn[1].id, user("b")).memo.known == ("derived", 0)
-    assert turn.replace(turn[2].id, user("b")).memo.known == ("derived", 1)
-    assert turn.remove(turn[1].id).memo.known == ("derived", 0)
-    assert turn.insert(2, user("d")).memo.known == ("derived", 1)
-    assert turn.take(2).memo.known == ("derived", 1)
-    assert turn.take(0).memo.known == ("derived", 0)
-    assert turn.replace("s", user("d")).memo.known == ("derived", 0)
+        assert other.memo.entry == ("derived", 2)
+    assert turn.insert(0, user("now the system block is in the body")).memo.entry == ("derived", 0)
+    assert turn.insert(1, user("d")).memo.entry == ("derived", 0)
+    assert turn.replace(turn[1].id, user("b")).memo.entry == ("derived", 0)
+    assert turn.replace(turn[2].id, user("b")).memo.entry == ("derived", 1)
+    assert turn.remove(turn[1].id).memo.entry == ("derived", 0)
+    assert turn.insert(2, user("d")).memo.entry == ("derived", 1)
+    assert turn.take(2).memo.entry == ("derived", 1)
+    assert turn.take(0).memo.entry == ("derived", 0)
+    assert turn.replace("s", user("d")).memo.entry == ("derived", 0)
 
 
 def test_a_fork_leaves_both_lines_alone() -> None:
@@ -182,7 +182,7 @@ def test_forks_without_end_do_not_fill_what_they_share() -> None:
 
 
 SAME = user("the same", id="same")
-TWICE: list[tuple[Any, str]] = [
+DUPLICATE_ID_CASES: list[tuple[Any, str]] = [
     (lambda _: Turn([SAME, SAME]), "same"),
     (lambda turn: turn.append(user("x", id="a")), "a"),
     (lambda turn: turn.append(SAME, SAME), "same"),
@@ -193,7 +193,7 @@ TWICE: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("act", "twice"), TWICE)
+@pytest.mark.parametrize(("act", "twice"), DUPLICATE_ID_CASES)
 def test_two_blocks_with_one_id_are_refused_everywhere(act: Any, twice: str) -> None:
     """The error names the id."""
     turn = Turn([user("a", id="a"), user("b", id="b")])
@@ -224,7 +224,7 @@ def test_an_index_means_what_it_means_to_a_list() -> None:
 
 
 loose: Any = turns  # the same names, without their types
-WRONG: list[tuple[Any, str]] = [
+INVALID_CALLS: list[tuple[Any, str]] = [
     (lambda _: loose.Turn(5), "a Turn is made of blocks, not of int"),
     (lambda _: loose.Turn(user("a")), "a Turn is made of blocks, not of UserBlock"),
     (lambda _: loose.Turn("text"), "a Turn holds blocks, not str"),
@@ -245,7 +245,9 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("act", "message"), WRONG, ids=[message for _, message in WRONG])
+@pytest.mark.parametrize(
+    ("act", "message"), INVALID_CALLS, ids=[message for _, message in INVALID_CALLS]
+)
 def test_what_cannot_be_done_is_refused(act: Any, message: str) -> None:
     """The error is Kedge's own, and the Turn is as it was."""
     turn = Turn([user("a", id="a")], id="turn_1")
@@ -305,7 +307,7 @@ def test_copies_are_the_turn_and_pickles_are_whole(turn: Turn) -> None:
     again = pickle.loads(pickle.dumps(turn))  # noqa: S301 - our own bytes
     assert again == turn
     assert dumps(again) == dumps(turn)
-    assert again.memo.known == (None, 0)
+    assert again.memo.entry == (None, 0)
 
 
 @given(st.lists(blocks(), max_size=4, unique_by=lambda block: block.id))

@@ -16,8 +16,8 @@ from playwright.sync_api import (
 )
 from playwright.sync_api import Request as Sent
 
-NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
-ADVICE = (
+BROWSER_NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+INSTALL_HINT = (
     "no Chromium on this machine; 'make chromium' installs Debian's as root, or set KEDGE_CHROMIUM"
 )
 
@@ -25,17 +25,17 @@ ADVICE = (
 def find_chromium() -> str | None:
     """Where Chromium is: as the environment says, or on the path."""
     given = os.environ.get("KEDGE_CHROMIUM")
-    return given or next((path for path in map(shutil.which, NAMES) if path), None)
+    return given or next((path for path in map(shutil.which, BROWSER_NAMES) if path), None)
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
+def launch_chromium() -> Iterator[Browser]:
     """A browser; where there is none, its tests are skipped, but in CI they must run."""
     path = find_chromium()
     if path is None:
         if os.environ.get("CI") == "true":
-            pytest.fail(ADVICE)
-        pytest.skip(ADVICE)
+            pytest.fail(INSTALL_HINT)
+        pytest.skip(INSTALL_HINT)
     with sync_playwright() as playwright:
         # A sandbox needs privileges that root in a container does not have.
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
@@ -45,32 +45,32 @@ def chromium() -> Iterator[Browser]:
             browser.close()
 
 
-class Watched:
+class WatchedTab:
     """A tab that notes what should not happen: errors, dialogs, requests to elsewhere."""
 
     def __init__(self, context: BrowserContext, url: str) -> None:
         self.url = url
-        self.trouble: list[str] = []
+        self.problems: list[str] = []
         self.tab: Page = context.new_page()
         self.tab.set_default_timeout(15_000)
-        self.tab.on("pageerror", lambda error: self.trouble.append(f"error: {error}"))
-        self.tab.on("console", self._console)
-        self.tab.on("dialog", self._dialog)
-        self.tab.on("request", self._request)
+        self.tab.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
+        self.tab.on("console", self._on_console)
+        self.tab.on("dialog", self._on_dialog)
+        self.tab.on("request", self._on_request)
 
     def open(self, path: str) -> Page:
         """Go to a page."""
         self.tab.goto(self.url + path)
         return self.tab
 
-    def _console(self, message: ConsoleMessage) -> None:
+    def _on_console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
-            self.trouble.append(f"console: {message.text}")
+            self.problems.append(f"console: {message.text}")
 
-    def _dialog(self, dialog: Dialog) -> None:
-        self.trouble.append(f"dialog: {dialog.message}")
+    def _on_dialog(self, dialog: Dialog) -> None:
+        self.problems.append(f"dialog: {dialog.message}")
         dialog.dismiss()
 
-    def _request(self, request: Sent) -> None:
+    def _on_request(self, request: Sent) -> None:
         if not request.url.startswith((self.url, "data:")):
-            self.trouble.append(f"request: {request.url}")
+            self.problems.append(f"request: {request.url}")

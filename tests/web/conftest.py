@@ -12,13 +12,13 @@ import pytest
 
 from kedge.conversation import Conversation
 from kedge.server.faults import Faults
-from kedge.server.run import Server, bind
 from kedge.server.settings import Limits, Settings
-from kedge.web.desk import Desk
-from kedge.web.serving import PageSettings, with_page
+from kedge.server.uvicorn_server import UvicornServer, bind
+from kedge.web.serve import PageSettings, open_page_server
+from kedge.web.service import ConversationService
 
 T = TypeVar("T")
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 def add(a: int, b: int) -> int:
@@ -26,7 +26,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-class Page:
+class PageServer:
     """A running page; ``do`` runs something in its loop, with its desk."""
 
     def __init__(self, settings: Settings, page: PageSettings) -> None:
@@ -36,51 +36,53 @@ class Page:
         self.faults = settings.faults or Faults()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
-        self._server: Server | None = None
-        self._desk: Desk | None = None
-        self.client = httpx2.Client(base_url=self.url, timeout=PATIENCE)
+        self._server: UvicornServer | None = None
+        self._service: ConversationService | None = None
+        self.client = httpx2.Client(base_url=self.url, timeout=TIMEOUT)
 
     async def _serve(self) -> None:
-        async with with_page(self._settings, self._page, self.url, self._ready.set) as server:
+        async with open_page_server(
+            self._settings, self._page, self.url, self._ready.set
+        ) as server:
             app: Any = server.config.app
-            self._server, self._desk = server, app.page.state.desk
+            self._server, self._service = server, app.page.state.service
             await server.serve(sockets=[self._listener])
 
     def start(self) -> None:
         """Start serving."""
         self._thread.start()
-        assert self._ready.wait(PATIENCE)
+        assert self._ready.wait(TIMEOUT)
 
     def stop(self) -> None:
         """Stop serving."""
         self.client.close()
         assert self._server is not None
         self._server.stop()
-        self._thread.join(PATIENCE)
+        self._thread.join(TIMEOUT)
 
-    def do(self, work: Callable[[Desk], Awaitable[T]]) -> T:
+    def run(self, work: Callable[[ConversationService], Awaitable[T]]) -> T:
         """Run something with the desk of the page."""
 
         async def inside() -> T:
-            assert self._desk is not None
-            return await work(self._desk)
+            assert self._service is not None
+            return await work(self._service)
 
         assert self._server is not None
         assert self._server.loop is not None
-        return asyncio.run_coroutine_threadsafe(inside(), self._server.loop).result(PATIENCE)
+        return asyncio.run_coroutine_threadsafe(inside(), self._server.loop).result(TIMEOUT)
 
-    def talk(self, *said: str, title: str = "") -> str:
+    def create_conversation(self, *messages: str, title: str = "") -> str:
         """A conversation in which these things were said; its id."""
 
-        async def work(desk: Desk) -> str:
+        async def work(desk: ConversationService) -> str:
             made = await Conversation.create(
                 desk.store, desk.engine, title=title, **dict(desk.settings)
             )
-            for each in said:
+            for each in messages:
                 await made.send(each)
             return made.id
 
-        return self.do(work)
+        return self.run(work)
 
     def post(self, path: str, **body: Any) -> Any:
         """Post JSON to the API; its answer must be a success."""
@@ -96,12 +98,14 @@ class Page:
 
 
 @contextmanager
-def running(folder: Path, *, keep_bodies: bool = False, **changes: Any) -> Iterator[Page]:
+def serve_page(folder: Path, *, keep_bodies: bool = False, **changes: Any) -> Iterator[PageServer]:
     """A page for as long as the block lasts."""
     limits = Limits(shutdown_seconds=1.0)
     settings = Settings(limits=limits, faults=Faults(), **changes)
     store = f"sqlite:///{folder / 'kedge.db'}"
-    page = Page(settings, PageSettings(store, keep_bodies=keep_bodies, settings={"tools": [add]}))
+    page = PageServer(
+        settings, PageSettings(store, keep_bodies=keep_bodies, settings={"tools": [add]})
+    )
     page.start()
     try:
         yield page
@@ -110,14 +114,14 @@ def running(folder: Path, *, keep_bodies: bool = False, **changes: Any) -> Itera
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
     """A page for the tests of a module; conversations of other tests are in it."""
-    with running(tmp_path_factory.mktemp("page")) as made:
+    with serve_page(tmp_path_factory.mktemp("page")) as made:
         yield made
 
 
 @pytest.fixture
-def fresh(tmp_path: Path) -> Iterator[Page]:
+def fresh(tmp_path: Path) -> Iterator[PageServer]:
     """A page of its own for one test."""
-    with running(tmp_path) as made:
+    with serve_page(tmp_path) as made:
         yield made

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from kedge.server.models import PracticeModel
-from kedge.web.api import DOCUMENT
+from kedge.web.api import OPENAPI_DOCUMENT
 from kedge.web.app import ROUTES
-from web.conftest import Page, running
+from web.conftest import PageServer, serve_page
 
 
-def events(text: str) -> list[dict[str, Any]]:
+def parse_events(text: str) -> list[dict[str, Any]]:
     """The events of a stream."""
     return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
 
 
-def test_a_conversation_from_its_beginning_to_its_list(fresh: Page) -> None:
+def test_a_conversation_from_its_beginning_to_its_list(fresh: PageServer) -> None:
     """Made, talked in, renamed, found again."""
     made = fresh.post("/api/conversations", title="Sums", tags=["work"], system="Be brief.")
     turn = fresh.post(f"/api/conversations/{made['id']}/turns", text="What is 2+3?")
@@ -35,9 +35,9 @@ def test_a_conversation_from_its_beginning_to_its_list(fresh: Page) -> None:
     assert fresh.get(f"/api/conversations/{made['id']}") == row
 
 
-def test_the_next_turn_goes_on_from_the_head(page: Page) -> None:
+def test_the_next_turn_goes_on_from_the_head(page: PageServer) -> None:
     """Chained, and only the new block is sent."""
-    name = page.talk("What is 2+3?")
+    name = page.create_conversation("What is 2+3?")
     turn = page.post(f"/api/conversations/{name}/turns", text="What did I say first?")
     assert turn["text"] == 'You said first: "What is 2+3?"'
     assert turn["plan"]["previous_response_id"]
@@ -47,9 +47,11 @@ def test_the_next_turn_goes_on_from_the_head(page: Page) -> None:
     assert said["node"] == turn["node"]
 
 
-def test_a_turn_elsewhere_that_is_sent_twice_leaves_the_head_at_its_answer(page: Page) -> None:
+def test_a_turn_elsewhere_that_is_sent_twice_leaves_the_head_at_its_answer(
+    page: PageServer,
+) -> None:
     """With its key, as a client does that lost the first answer."""
-    name = page.talk("First", "Second")
+    name = page.create_conversation("First", "Second")
     at = page.get(f"/api/conversations/{name}/chain")["nodes"][0]["node"]
     path = f"/api/conversations/{name}/turns"
     first = page.post(path, text="Elsewhere", at=at, key="once")
@@ -58,9 +60,9 @@ def test_a_turn_elsewhere_that_is_sent_twice_leaves_the_head_at_its_answer(page:
     assert page.get(f"/api/conversations/{name}")["head"] == first["node"]
 
 
-def test_a_turn_can_branch_from_any_response(page: Page) -> None:
+def test_a_turn_can_branch_from_any_response(page: PageServer) -> None:
     """By the provider's id or by the node; what was there stays in the chain."""
-    name = page.talk("First", "Second", "Third")
+    name = page.create_conversation("First", "Second", "Third")
     chain = page.get(f"/api/conversations/{name}/chain")
     first = chain["nodes"][0]
     path = f"/api/conversations/{name}/turns"
@@ -75,9 +77,9 @@ def test_a_turn_can_branch_from_any_response(page: Page) -> None:
     assert len(chain["nodes"]) == 5
 
 
-def test_a_question_can_be_edited_and_sent_again(page: Page) -> None:
+def test_a_question_can_be_edited_and_sent_again(page: PageServer) -> None:
     """On a branch of its own, before the question; other parts of it stay."""
-    name = page.talk("Hello", "What is 2+3?", "Thanks")
+    name = page.create_conversation("Hello", "What is 2+3?", "Thanks")
     said = page.get(f"/api/conversations/{name}/turns")["blocks"]
     path = f"/api/conversations/{name}/turns"
     turn = page.post(path, text="What is 20+3?", edit=said[2]["id"])
@@ -90,13 +92,13 @@ def test_a_question_can_be_edited_and_sent_again(page: Page) -> None:
     assert page.client.post(path, json={"text": "x", "edit": "blk_none"}).status_code == 404
 
 
-def test_a_turn_can_be_watched(page: Page) -> None:
+def test_a_turn_can_be_watched(page: PageServer) -> None:
     """The plan first, then the words as they come, then where the answer is kept."""
-    name = page.talk("Hello")
+    name = page.create_conversation("Hello")
     path = f"/api/conversations/{name}/turns"
     with page.client.stream("POST", path, json={"text": "What is 2+3?", "stream": True}) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
-        told = events("".join(answer.iter_text()))
+        told = parse_events("".join(answer.iter_text()))
     assert told[0]["type"] == "plan"
     assert "".join(each["delta"] for each in told if each["type"] == "text") == "2+3 = 5."
     assert told[-1]["type"] == "done"
@@ -104,27 +106,27 @@ def test_a_turn_can_be_watched(page: Page) -> None:
     assert page.client.get(told[-1]["url"]).status_code == 200
 
 
-def test_tools_are_told_as_they_run(page: Page) -> None:
+def test_tools_are_told_as_they_run(page: PageServer) -> None:
     """And every response of the turn is a place of the chain."""
-    name = page.talk()
+    name = page.create_conversation()
     path = f"/api/conversations/{name}/turns"
     body = {"text": "Please call add with a=2 and b=3", "stream": True}
-    told = events(page.client.post(path, json=body).text)
+    told = parse_events(page.client.post(path, json=body).text)
     kinds = [each["type"] for each in told]
     assert kinds.count("plan") == 2
     assert {"tool", "tool_done", "done"} <= set(kinds)
     assert len(page.get(f"/api/conversations/{name}/chain")["nodes"]) == 2
 
 
-def test_a_failure_is_told_in_words_and_kept(fresh: Page) -> None:
+def test_a_failure_is_told_in_words_and_kept(fresh: PageServer) -> None:
     """Streamed or not, the question stays and the chain shows what happened."""
-    name = fresh.talk("Hello")
+    name = fresh.create_conversation("Hello")
     path = f"/api/conversations/{name}/turns"
     fresh.faults.set("status=400")
     refused = fresh.client.post(path, json={"text": "Go on"})
     assert refused.status_code == 502
     assert refused.json()["error"]["message"]
-    told = events(fresh.client.post(path, json={"text": "Go on", "stream": True}).text)
+    told = parse_events(fresh.client.post(path, json={"text": "Go on", "stream": True}).text)
     assert told[-1]["type"] == "error"
     fresh.faults.clear()
     marks = [node["marks"] for node in fresh.get(f"/api/conversations/{name}/chain")["nodes"]]
@@ -135,8 +137,8 @@ def test_a_failure_is_told_in_words_and_kept(fresh: Page) -> None:
 def test_another_model_can_be_asked(tmp_path: Path) -> None:
     """Where the server has several; the first is asked unless another is chosen."""
     models = {"alpha": PracticeModel(), "beta": PracticeModel()}
-    with running(tmp_path, models=models, default="beta") as page:
-        name = page.talk("Hello")
+    with serve_page(tmp_path, models=models, default="beta") as page:
+        name = page.create_conversation("Hello")
         page.post(f"/api/conversations/{name}/turns", text="And you?", model="alpha")
         nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
         assert [node["response"]["model"] for node in nodes] == ["beta", "alpha"]
@@ -144,9 +146,9 @@ def test_another_model_can_be_asked(tmp_path: Path) -> None:
         assert "<option selected>alpha</option>" in html
 
 
-def test_the_same_key_runs_once(page: Page) -> None:
+def test_the_same_key_runs_once(page: PageServer) -> None:
     """A turn that is asked for twice is answered from the store."""
-    name = page.talk()
+    name = page.create_conversation()
     path = f"/api/conversations/{name}/turns"
     first = page.post(path, text="What is 2+3?", key="one")
     again = page.post(path, text="What is 2+3?", key="one")
@@ -156,9 +158,9 @@ def test_the_same_key_runs_once(page: Page) -> None:
     assert other.status_code == 409
 
 
-def test_plans_of_the_past_and_of_the_future(page: Page) -> None:
+def test_plans_of_the_past_and_of_the_future(page: PageServer) -> None:
     """What was sent and why; what would be sent and why."""
-    name = page.talk("First", "Second")
+    name = page.create_conversation("First", "Second")
     head = page.get(f"/api/conversations/{name}/chain")["head"]
     past = page.get(f"/api/conversations/{name}/plans/{head}")
     assert past["delta_blocks"] == 1
@@ -170,9 +172,9 @@ def test_plans_of_the_past_and_of_the_future(page: Page) -> None:
     assert page.client.get(f"/api/conversations/{name}/plans/1").status_code == 404
 
 
-def test_a_fork_is_a_conversation_of_its_own(page: Page) -> None:
+def test_a_fork_is_a_conversation_of_its_own(page: PageServer) -> None:
     """It shares what came before, and goes its own way."""
-    name = page.talk("First", "Second", title="Origin")
+    name = page.create_conversation("First", "Second", title="Origin")
     first = page.get(f"/api/conversations/{name}/chain")["nodes"][0]
     made = page.post(f"/api/conversations/{name}/fork", at=first["node"])
     assert (made["forked_from"], made["forked_at"]) == (name, first["node"])
@@ -183,10 +185,10 @@ def test_a_fork_is_a_conversation_of_its_own(page: Page) -> None:
     assert head != turn["node"]
 
 
-def test_figures_add_up(fresh: Page) -> None:
+def test_figures_add_up(fresh: PageServer) -> None:
     """Over a range of time; nothing outside of it."""
-    fresh.talk("First", "Second")
-    fresh.talk("Third")
+    fresh.create_conversation("First", "Second")
+    fresh.create_conversation("Third")
     figures = fresh.get("/api/analytics")
     sent = figures["requests"]
     assert (sent["total"], sent["chained"], sent["full"]) == (3, 1, 2)
@@ -196,9 +198,9 @@ def test_figures_add_up(fresh: Page) -> None:
     assert fresh.get("/api/analytics", until=1.0)["requests"]["total"] == 0
 
 
-def test_a_deleted_conversation_is_gone(page: Page) -> None:
+def test_a_deleted_conversation_is_gone(page: PageServer) -> None:
     """For good; a second time there is nothing to delete."""
-    name = page.talk("A private matter")
+    name = page.create_conversation("A private matter")
     path = f"/api/conversations/{name}"
     assert page.client.delete(path).status_code == 204
     assert page.client.get(path).status_code == 404
@@ -221,7 +223,9 @@ def test_a_deleted_conversation_is_gone(page: Page) -> None:
         ({"tag": "none"}, set[str]()),
     ],
 )
-def test_conversations_are_found(listed: Page, query: dict[str, Any], names: set[str]) -> None:
+def test_conversations_are_found(
+    listed: PageServer, query: dict[str, Any], names: set[str]
+) -> None:
     """By words, by how they stand, in pages."""
     rows = listed.get("/api/conversations", **query)["data"]
     assert {row["title"] for row in rows} == names
@@ -230,16 +234,16 @@ def test_conversations_are_found(listed: Page, query: dict[str, Any], names: set
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A page with three conversations, one put away."""
-    with running(tmp_path_factory.mktemp("listed")) as page:
-        page.talk("Tell me about the anchor", title="Boats")
-        page.talk("Tell me about rails", "And about steam", title="Trains")
-        name = page.talk("Tell me about wings", title="Planes")
+    with serve_page(tmp_path_factory.mktemp("listed")) as page:
+        page.create_conversation("Tell me about the anchor", title="Boats")
+        page.create_conversation("Tell me about rails", "And about steam", title="Trains")
+        name = page.create_conversation("Tell me about wings", title="Planes")
         page.client.patch(f"/api/conversations/{name}", json={"archived": True})
         yield page
 
 
 @pytest.mark.parametrize("order", ["newest", "oldest", "turns", "tokens", "cost", "title"])
-def test_conversations_are_sorted(listed: Page, order: str) -> None:
+def test_conversations_are_sorted(listed: PageServer, order: str) -> None:
     """In every order that there is."""
     rows = listed.get("/api/conversations", order=order)["data"]
     first = {"newest": "Trains", "oldest": "Boats", "turns": "Trains", "tokens": "Trains"}
@@ -262,14 +266,14 @@ def test_conversations_are_sorted(listed: Page, order: str) -> None:
     ],
 )
 def test_what_is_wrong_is_said_in_one_shape(
-    page: Page, path: str, body: dict[str, Any], status: int, code: str
+    page: PageServer, path: str, body: dict[str, Any], status: int, code: str
 ) -> None:
     """With a status, a code for programs and a sentence for people."""
     answer = page.client.post(path, json=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
-def test_bodies_are_json_and_bounded(page: Page) -> None:
+def test_bodies_are_json_and_bounded(page: PageServer) -> None:
     """A form of another web site cannot post here, nor can anybody post a flood."""
     path = "/api/conversations"
     assert page.client.post(path, content=b"title=x").status_code == 415
@@ -281,20 +285,22 @@ def test_bodies_are_json_and_bounded(page: Page) -> None:
     assert page.client.post(path, content=flood, headers=kind).status_code == 413
 
 
-def test_an_export_holds_what_was_said(page: Page) -> None:
+def test_an_export_holds_what_was_said(page: PageServer) -> None:
     """One JSON object a line, as a file."""
-    name = page.talk("What is 2+3?")
+    name = page.create_conversation("What is 2+3?")
     answer = page.client.get(f"/api/conversations/{name}/export")
     assert answer.headers["content-disposition"] == f'attachment; filename="{name}.jsonl"'
     assert "What is 2+3?" in answer.text
     assert all(isinstance(json.loads(line), dict) for line in answer.text.splitlines())
 
 
-def test_every_route_of_the_api_is_in_the_document(page: Page) -> None:
+def test_every_route_of_the_api_is_in_the_document(page: PageServer) -> None:
     """And nothing else is: the document is made from the table of operations."""
-    assert page.get("/api/openapi.json") == json.loads(json.dumps(DOCUMENT))
+    assert page.get("/api/openapi.json") == json.loads(json.dumps(OPENAPI_DOCUMENT))
     documented = {
-        (method.upper(), path) for path, each in DOCUMENT["paths"].items() for method in each
+        (method.upper(), path)
+        for path, each in OPENAPI_DOCUMENT["paths"].items()
+        for method in each
     }
     routed = {
         (method, route.path.replace(":int}", "}"))
@@ -304,14 +310,16 @@ def test_every_route_of_the_api_is_in_the_document(page: Page) -> None:
         if method != "HEAD"
     }
     assert documented == routed
-    names = [each["operationId"] for path in DOCUMENT["paths"].values() for each in path.values()]
+    names = [
+        each["operationId"] for path in OPENAPI_DOCUMENT["paths"].values() for each in path.values()
+    ]
     assert len(names) == len(set(names))
 
 
 def test_raw_bodies_are_shown_where_they_are_kept(tmp_path: Path) -> None:
     """Off by default; with the option, what went over the wire is on the card, refusals too."""
-    with running(tmp_path, keep_bodies=True) as page:
-        name = page.talk("A private matter")
+    with serve_page(tmp_path, keep_bodies=True) as page:
+        name = page.create_conversation("A private matter")
         path = f"/api/conversations/{name}/turns"
         page.faults.set("forget_all", times=1)
         page.client.post(path, json={"text": "Go on", "stream": True})
@@ -322,8 +330,8 @@ def test_raw_bodies_are_shown_where_they_are_kept(tmp_path: Path) -> None:
         assert "event: response.completed" in html
 
 
-def test_raw_bodies_are_not_kept_by_default(page: Page) -> None:
+def test_raw_bodies_are_not_kept_by_default(page: PageServer) -> None:
     """And the card says how to keep them."""
-    name = page.talk("A private matter")
+    name = page.create_conversation("A private matter")
     head = page.get(f"/api/conversations/{name}/chain")["head"]
     assert "--keep-bodies" in page.client.get(f"/conversations/{name}/plans/{head}").text

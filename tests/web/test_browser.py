@@ -19,10 +19,10 @@ from kedge.turns import (
     tool_result,
     user,
 )
-from kedge.web.desk import Desk
-from web.chromium import Watched, chromium
-from web.conftest import Page, running
-from web.trees import grow
+from kedge.web.service import ConversationService
+from web.chromium import WatchedTab, launch_chromium
+from web.conftest import PageServer, serve_page
+from web.large_tree import create_large_tree
 
 expect.set_options(timeout=15_000)
 
@@ -30,25 +30,27 @@ expect.set_options(timeout=15_000)
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """One browser for all of them."""
-    with chromium() as made:
+    with launch_chromium() as made:
         yield made
 
 
 @pytest.fixture
-def watched(browser: Browser, page: Page, request: pytest.FixtureRequest) -> Iterator[Watched]:
+def watched(
+    browser: Browser, page: PageServer, request: pytest.FixtureRequest
+) -> Iterator[WatchedTab]:
     """A tab of its own; a test that ends with trouble noted fails."""
     settings: dict[str, Any] = getattr(request, "param", {})
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **settings})
-    made = Watched(context, page.url)
+    made = WatchedTab(context, page.url)
     yield made
     context.close()
-    assert made.trouble == []
+    assert made.problems == []
 
 
-def test_the_list_loads_and_leads_to_a_conversation(page: Page, watched: Watched) -> None:
+def test_the_list_loads_and_leads_to_a_conversation(page: PageServer, watched: WatchedTab) -> None:
     """Search narrows it, j and k walk it, Enter opens."""
-    page.talk("Tell me about lighthouses", title="Lighthouses")
-    page.talk("Tell me about harbours", title="Harbours")
+    page.create_conversation("Tell me about lighthouses", title="Lighthouses")
+    page.create_conversation("Tell me about harbours", title="Harbours")
     tab = watched.open("/")
     expect(tab.get_by_role("heading", name="Conversations", exact=True)).to_be_visible()
     expect(tab.get_by_role("link", name="Lighthouses")).to_be_visible()
@@ -62,7 +64,7 @@ def test_the_list_loads_and_leads_to_a_conversation(page: Page, watched: Watched
     expect(tab.locator(".said.user .prose")).to_have_text("Tell me about lighthouses")
 
 
-def test_an_answer_streams_into_a_new_conversation(page: Page, watched: Watched) -> None:
+def test_an_answer_streams_into_a_new_conversation(page: PageServer, watched: WatchedTab) -> None:
     """From the empty list to an answer, with the plan of its request."""
     tab = watched.open("/")
     tab.get_by_role("button", name="New conversation").first.click()
@@ -86,9 +88,9 @@ def test_an_answer_streams_into_a_new_conversation(page: Page, watched: Watched)
 
 def test_words_are_shown_while_they_come(browser: Browser, tmp_path: Path) -> None:
     """Before the answer is whole there is some of it, and it can be stopped."""
-    with running(tmp_path, model=PracticeModel(pace=0.6)) as page:
-        watched = Watched(browser.new_context(), page.url)
-        tab = watched.open(f"/conversations/{page.talk()}")
+    with serve_page(tmp_path, model=PracticeModel(pace=0.6)) as page:
+        watched = WatchedTab(browser.new_context(), page.url)
+        tab = watched.open(f"/conversations/{page.create_conversation()}")
         tab.get_by_label("Your message").fill("Tell me a long story about the sea and its anchors")
         tab.keyboard.press("Enter")
         expect(tab.locator(".said.fresh .prose")).to_contain_text("You said")
@@ -96,12 +98,12 @@ def test_words_are_shown_while_they_come(browser: Browser, tmp_path: Path) -> No
         expect(tab.get_by_text("Stopped.")).to_be_visible()
         expect(tab.locator(".rows .chip.pending")).to_be_visible()
         tab.context.close()
-        assert watched.trouble == []
+        assert watched.problems == []
 
 
-def test_forking_and_editing_make_branches(page: Page, watched: Watched) -> None:
+def test_forking_and_editing_make_branches(page: PageServer, watched: WatchedTab) -> None:
     """From any response, and from any question in other words; nothing is lost."""
-    name = page.talk("First", "Second", "Third")
+    name = page.create_conversation("First", "Second", "Third")
     tab = watched.open(f"/conversations/{name}")
     first = tab.locator("[data-exchange]").first
     first.hover()
@@ -122,9 +124,9 @@ def test_forking_and_editing_make_branches(page: Page, watched: Watched) -> None
     expect(tab.locator(".said.user .prose").last).to_have_text("How many messages?")
 
 
-def test_two_branches_stand_side_by_side(page: Page, watched: Watched) -> None:
+def test_two_branches_stand_side_by_side(page: PageServer, watched: WatchedTab) -> None:
     """Chosen from the branches that there are."""
-    name = page.talk("Shared", "To the left")
+    name = page.create_conversation("Shared", "To the left")
     nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
     page.post(f"/api/conversations/{name}/turns", text="To the right", at=nodes[0]["node"])
     tab = watched.open(f"/conversations/{name}")
@@ -139,9 +141,9 @@ def test_two_branches_stand_side_by_side(page: Page, watched: Watched) -> None:
     assert left["y"] == right["y"]
 
 
-def test_the_graph_is_walked_by_keyboard(page: Page, watched: Watched) -> None:
+def test_the_graph_is_walked_by_keyboard(page: PageServer, watched: WatchedTab) -> None:
     """Keys choose responses, and the chat follows; the address is a permalink."""
-    name = page.talk("First", "Second", "Third")
+    name = page.create_conversation("First", "Second", "Third")
     tab = watched.open(f"/conversations/{name}")
     expect(tab.locator("[data-exchange]")).to_have_count(3)
     tab.keyboard.press("k")
@@ -155,20 +157,20 @@ def test_the_graph_is_walked_by_keyboard(page: Page, watched: Watched) -> None:
     expect(tab.get_by_role("dialog", name="Keyboard")).to_be_visible()
 
 
-def test_the_dashboard_moves_while_requests_run(page: Page, watched: Watched) -> None:
+def test_the_dashboard_moves_while_requests_run(page: PageServer, watched: WatchedTab) -> None:
     """Without a reload, by server-sent events."""
-    page.talk("Before")
+    page.create_conversation("Before")
     tab = watched.open("/dashboard?range=1h")
     expect(tab.get_by_text("live", exact=True)).to_be_visible()
     requests = tab.locator(".tile dd").first
     before = int((requests.text_content() or "0").replace(",", ""))
-    page.talk("During", "And again")
+    page.create_conversation("During", "And again")
     expect(requests).to_have_text(f"{before + 2:,}")
     expect(tab.locator("figure.chart")).to_have_count(8)
 
 
 @pytest.mark.parametrize("watched", [{"color_scheme": "dark"}], indirect=True)
-def test_dark_is_dark_and_can_be_switched_for_good(page: Page, watched: Watched) -> None:
+def test_dark_is_dark_and_can_be_switched_for_good(page: PageServer, watched: WatchedTab) -> None:
     """As the system says, until somebody chooses; the choice is remembered without a flash."""
 
     def ground() -> str:
@@ -186,9 +188,9 @@ NARROW = {"viewport": {"width": 375, "height": 720}, "is_mobile": True, "has_tou
 
 
 @pytest.mark.parametrize("watched", [NARROW], indirect=True)
-def test_nothing_sticks_out_of_a_narrow_screen(page: Page, watched: Watched) -> None:
+def test_nothing_sticks_out_of_a_narrow_screen(page: PageServer, watched: WatchedTab) -> None:
     """On every page; and one can write there."""
-    name = page.talk("What is 2+3?", "Please call add with a=2 and b=3", "x" * 300)
+    name = page.create_conversation("What is 2+3?", "Please call add with a=2 and b=3", "x" * 300)
     nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
     page.post(f"/api/conversations/{name}/turns", text="Other", at=nodes[0]["node"])
     compare = f"left={nodes[1]['node']}&right={nodes[-1]['node']}"
@@ -213,7 +215,7 @@ HOSTILE = """<script>alert('script')</script><img src=x onerror="alert('image')"
 """
 
 
-async def _hostile(desk: Desk) -> tuple[str, str]:
+async def _create_hostile(desk: ConversationService) -> tuple[str, str]:
     """A conversation that can go on, and one with more than a strict server would take."""
     talk = await Conversation.create(desk.store, desk.engine, title=HOSTILE, tags=[HOSTILE])
     called = tool_call("add", HOSTILE, call_id="call_1")
@@ -228,9 +230,9 @@ async def _hostile(desk: Desk) -> tuple[str, str]:
     return talk.id, worse.id
 
 
-def test_a_hostile_conversation_does_nothing(page: Page, watched: Watched) -> None:
+def test_a_hostile_conversation_does_nothing(page: PageServer, watched: WatchedTab) -> None:
     """Full of HTML and scripts in every place that can hold text: nothing runs, nothing is loaded."""
-    names = page.do(_hostile)
+    names = page.run(_create_hostile)
     tab = watched.tab
     for name in reversed(names):
         watched.open(f"/conversations/{name}")
@@ -251,9 +253,11 @@ def test_a_hostile_conversation_does_nothing(page: Page, watched: Watched) -> No
         page.client.delete(f"/api/conversations/{name}")
 
 
-def test_two_thousand_responses_in_one_tree_are_drawn(page: Page, watched: Watched) -> None:
+def test_two_thousand_responses_in_one_tree_are_drawn(
+    page: PageServer, watched: WatchedTab
+) -> None:
     """Forks and all; rows can be chosen, and only the path is in the chat."""
-    name = page.do(lambda desk: grow(desk.store, 2_000))
+    name = page.run(lambda desk: create_large_tree(desk.store, 2_000))
     tab = watched.open(f"/conversations/{name}")
     assert tab.locator(".rows li").count() > 1_000
     tab.locator(".rows a").nth(500).click()
@@ -265,13 +269,13 @@ def test_a_page_with_a_token_is_entered_through_the_form(
     browser: Browser, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Typed once, kept as a cookie that scripts cannot read."""
-    with running(tmp_path_factory.mktemp("door"), token="open-sesame", hosts=None) as page:
+    with serve_page(tmp_path_factory.mktemp("door"), token="open-sesame", hosts=None) as page:
         context = browser.new_context()
-        watched = Watched(context, page.url)
+        watched = WatchedTab(context, page.url)
         tab = watched.open("/dashboard")
         tab.get_by_label("Token").fill("open-sesame")
         tab.get_by_role("button", name="Continue").click()
         expect(tab.get_by_role("heading", name="Conversations", exact=True)).to_be_visible()
         assert tab.evaluate("document.cookie") == ""
         context.close()
-        assert watched.trouble == []
+        assert watched.problems == []

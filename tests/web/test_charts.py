@@ -2,14 +2,22 @@
 
 import pytest
 
-from kedge.web.charts import Chart, Ranked, Series, describe, draw, rank, share_bar
+from kedge.web.charts import (
+    Chart,
+    RankedBar,
+    Series,
+    describe_chart,
+    draw_chart,
+    draw_ranking,
+    draw_share_bar,
+)
 
-PLACES = ("09:00", "10:00", "11:00")
+LABELS = ("09:00", "10:00", "11:00")
 
 
 def test_bars_stand_on_each_other_below_a_round_number() -> None:
     """The highest stack decides the scale."""
-    svg = draw(Chart("Requests", PLACES, [Series("a", [10, 20, 0]), Series("b", [5, 10, 0])]))
+    svg = draw_chart(Chart("Requests", LABELS, [Series("a", [10, 20, 0]), Series("b", [5, 10, 0])]))
     assert '<span class="most">30</span>' in svg
     assert 'class="solid" x="202.00" y="46.67" width="196.00" height="93.33"' in svg
     assert 'class="hollow" x="202.00" y="0.00" width="196.00" height="46.67"' in svg
@@ -19,37 +27,37 @@ def test_bars_stand_on_each_other_below_a_round_number() -> None:
 
 def test_lines_break_where_nothing_is_known() -> None:
     """A gap is a gap and no zero."""
-    svg = draw(Chart("Latency", PLACES, [Series("p50", [1, None, 2])], kind="lines"))
+    svg = draw_chart(Chart("Latency", LABELS, [Series("p50", [1, None, 2])], kind="lines"))
     assert 'd="M0.0 70.0h0.01M600.0 0.0h0.01"' in svg
 
 
 def test_a_chart_is_told_in_words_too() -> None:
     """For those who do not see it: the newest and the highest value of each series."""
-    chart = Chart("Bytes", PLACES, [Series("sent", [1, 9, 4]), Series("saved", [None, None, None])])
-    assert describe(chart) == "sent: 4 at the end, 9 at most. saved: no values."
-    assert "<desc" in draw(chart)
-    assert 'role="img"' in draw(chart)
+    chart = Chart("Bytes", LABELS, [Series("sent", [1, 9, 4]), Series("saved", [None, None, None])])
+    assert describe_chart(chart) == "sent: 4 at the end, 9 at most. saved: no values."
+    assert "<desc" in draw_chart(chart)
+    assert 'role="img"' in draw_chart(chart)
 
 
 @pytest.mark.parametrize("values", [[], [0, 0, 0], [None, None, None]])
 def test_nothing_is_said_to_be_nothing(values: list[float | None]) -> None:
     """An empty chart has words in it."""
-    places = PLACES[: len(values)]
-    assert "Nothing in this range yet." in draw(Chart("x", places, [Series("a", values)]))
-    assert "All is well." in rank("x", [], "All is well.")
+    places = LABELS[: len(values)]
+    assert "Nothing in this range yet." in draw_chart(Chart("x", places, [Series("a", values)]))
+    assert "All is well." in draw_ranking("x", [], "All is well.")
 
 
 def test_names_are_escaped() -> None:
     """A model's name may be anything."""
     bad = "<script>"
-    html = draw(Chart(bad, [bad, bad], [Series(bad, [1, 2]), Series("b", [0, 1])]))
-    html += rank(bad, [Ranked(bad, 1, bad, bad)]) + share_bar(1, 2, bad)
+    html = draw_chart(Chart(bad, [bad, bad], [Series(bad, [1, 2]), Series("b", [0, 1])]))
+    html += draw_ranking(bad, [RankedBar(bad, 1, bad, bad)]) + draw_share_bar(1, 2, bad)
     assert "<script" not in html
 
 
 def test_a_share_is_seen_however_small() -> None:
     """A little is not nothing, and no more than everything."""
-    assert 'class="part" width="0.60"' in share_bar(1, 1_000_000, "x")
-    assert 'class="part" width="0.00"' in share_bar(0, 100, "x")
-    assert 'class="part" width="100.00"' in share_bar(300, 100, "x")
-    assert 'class="part" width="0.60"' in share_bar(3, 0, "x")
+    assert 'class="part" width="0.60"' in draw_share_bar(1, 1_000_000, "x")
+    assert 'class="part" width="0.00"' in draw_share_bar(0, 100, "x")
+    assert 'class="part" width="100.00"' in draw_share_bar(300, 100, "x")
+    assert 'class="part" width="0.60"' in draw_share_bar(3, 0, "x")

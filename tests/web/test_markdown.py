@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.web.markdown import LONGEST, is_safe_link, to_html
+from kedge.web.markdown import MAX_LENGTH, is_safe_link, to_html
 
 ALLOWED = {
     "a", "blockquote", "br", "code", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p",
@@ -16,7 +16,7 @@ ALLOWED = {
 ATTRIBUTES = {"href", "title", "rel", "target", "class", "start"}
 
 
-class _Reader(HTMLParser):
+class _TagCollector(HTMLParser):
     """Collects tags and attributes."""
 
     def __init__(self) -> None:
@@ -29,9 +29,9 @@ class _Reader(HTMLParser):
         self.attributes |= {(name, value or "") for name, value in attrs}
 
 
-def read(html: str) -> _Reader:
+def parse_html(html: str) -> _TagCollector:
     """Read HTML as a browser would, roughly."""
-    reader = _Reader()
+    reader = _TagCollector()
     reader.feed(html)
     reader.close()
     return reader
@@ -52,7 +52,7 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES | st.text(max_size=8), max_size=25).map("".join))
 def test_only_harmless_tags_and_attributes_come_out(text: str) -> None:
     """Whatever a model writes: no script, no style, no image, no handler, no odd address."""
-    reader = read(to_html(text))
+    reader = parse_html(to_html(text))
     assert reader.tags <= ALLOWED
     assert {name for name, _ in reader.attributes} <= ATTRIBUTES
     links = [value for name, value in reader.attributes if name == "href"]
@@ -101,6 +101,6 @@ def test_links_give_nothing_away_and_images_are_not_fetched() -> None:
 
 def test_a_novel_is_shown_as_it_is() -> None:
     """No parser is given more than it should have."""
-    html = to_html("**<b>**" * LONGEST)
+    html = to_html("**<b>**" * MAX_LENGTH)
     assert html.startswith("<pre")
     assert "<b>" not in html

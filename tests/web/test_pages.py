@@ -8,24 +8,24 @@ import pytest
 
 from kedge.conversation import Conversation
 from kedge.turns import image, user
-from kedge.web.desk import Desk
+from kedge.web.service import ConversationService
 from kedge.workflows import Side, Verdict, debate, refine
-from web.conftest import Page, running
+from web.conftest import PageServer, serve_page
 
 PIXEL = b"\x89PNG\r\n\x1a\n"
 
 
-def text_of(html: str) -> str:
+def page_text(html: str) -> str:
     """What can be read on a page."""
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
-def rows_of(html: str) -> list[str]:
+def graph_nodes(html: str) -> list[str]:
     """The nodes that have a row in the graph."""
     return re.findall(r'<a href="\?at=\d+" data-node="(\d+)"', html)
 
 
-def test_an_empty_list_says_what_to_do(fresh: Page) -> None:
+def test_an_empty_list_says_what_to_do(fresh: PageServer) -> None:
     """And where a client may be pointed at."""
     html = fresh.client.get("/").text
     assert "No conversations yet" in html
@@ -38,7 +38,7 @@ def test_an_empty_list_says_what_to_do(fresh: Page) -> None:
 def test_the_list_can_be_paged_at_ten_thousand_rows(tmp_path: Path) -> None:
     """Fifty at a time, forward and back, and the last page ends where it should."""
 
-    async def fill(desk: Desk) -> None:
+    async def fill(desk: ConversationService) -> None:
         def work(tx: object) -> None:
             rows = [(f"c{n}", f"Talk {n:05}", 1, 1, 1.0 + n, 1.0 + n) for n in range(2, 10_002)]
             tx.run_many(  # pyright: ignore[reportAttributeAccessIssue]
@@ -50,8 +50,8 @@ def test_the_list_can_be_paged_at_ten_thousand_rows(tmp_path: Path) -> None:
         await desk.store.create("First")
         await desk.store.database.write(work)
 
-    with running(tmp_path) as page:
-        page.do(fill)
+    with serve_page(tmp_path) as page:
+        page.run(fill)
         first = page.client.get("/").text
         assert "of 10k" in first
         (after,) = re.findall(r'href="(/\?offset=\d+)" rel="next"', first)
@@ -63,27 +63,27 @@ def test_the_list_can_be_paged_at_ten_thousand_rows(tmp_path: Path) -> None:
         assert "Talk 00777" in page.client.get("/?q=talk+00777").text
 
 
-def test_a_conversation_can_be_read_without_a_script(page: Page) -> None:
+def test_a_conversation_can_be_read_without_a_script(page: PageServer) -> None:
     """Graph, chat, plans, and links to every response."""
-    name = page.talk("What is **2+3**?", "Please call add with a=2 and b=3")
+    name = page.create_conversation("What is **2+3**?", "Please call add with a=2 and b=3")
     html = page.client.get(f"/conversations/{name}").text
     assert "<strong>2+3</strong>" in html
-    assert len(rows_of(html)) == 3
+    assert len(graph_nodes(html)) == 3
     assert 'aria-current="true"' in html
     assert "Called" in html
     plans = re.findall(rf'href="(/conversations/{name}/plans/\d+)"', html)
     assert len(plans) == 3
-    told = text_of(page.client.get(plans[-1]).text)
+    told = page_text(page.client.get(plans[-1]).text)
     assert "Chained on resp_" in told
     assert "remembered by the server" in told
     assert "Nothing here" in page.client.get("/nowhere").text
     assert page.client.get("/conversations/none").status_code == 404
 
 
-def test_every_refused_candidate_is_told_in_plain_words(page: Page) -> None:
+def test_every_refused_candidate_is_told_in_plain_words(page: PageServer) -> None:
     """An edit breaks the chain, and the card says which response it broke and why."""
 
-    async def work(desk: Desk) -> str:
+    async def work(desk: ConversationService) -> str:
         talk = await Conversation.create(desk.store, desk.engine)
         await talk.send("What is 2+3?")
         await talk.send("Thanks")
@@ -91,9 +91,9 @@ def test_every_refused_candidate_is_told_in_plain_words(page: Page) -> None:
         await talk.send("What did I say first?")
         return talk.id
 
-    name = page.do(work)
+    name = page.run(work)
     head = page.get(f"/api/conversations/{name}/chain")["head"]
-    told = text_of(page.client.get(f"/conversations/{name}/plans/{head}?part=1").text)
+    told = page_text(page.client.get(f"/conversations/{name}/plans/{head}?part=1").text)
     html = page.client.get(f"/conversations/{name}").text
     assert html.count("data-exchange=") == 3  # what an edit kept is told as it came
     assert "What is 20+3?" in html
@@ -105,39 +105,39 @@ def test_every_refused_candidate_is_told_in_plain_words(page: Page) -> None:
     assert ["full", "head"] in marks
 
 
-def test_images_are_shown_from_here_and_named_from_elsewhere(page: Page) -> None:
+def test_images_are_shown_from_here_and_named_from_elsewhere(page: PageServer) -> None:
     """Bytes that are stored are shown; what lies elsewhere is linked and not loaded."""
 
-    async def work(desk: Desk) -> str:
+    async def work(desk: ConversationService) -> str:
         talk = await Conversation.create(desk.store, desk.engine)
         parts = ["Look", image(PIXEL), image("https://evil.example/pixel.png")]
         await talk.append(user(parts))
         await talk.append(user([image("data:image/svg+xml;base64,PHN2Zy8+")]))
         return talk.id
 
-    html = page.client.get(f"/conversations/{page.do(work)}").text
+    html = page.client.get(f"/conversations/{page.run(work)}").text
     assert html.count("<img") == 1
     assert 'src="data:image/png;base64,' in html
     assert 'href="https://evil.example/pixel.png"' in html
 
 
-def test_two_branches_are_compared_from_where_they_part(page: Page) -> None:
+def test_two_branches_are_compared_from_where_they_part(page: PageServer) -> None:
     """What they share is folded; each side has its own sums."""
-    name = page.talk("Shared", "Left")
+    name = page.create_conversation("Shared", "Left")
     nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
     turn = page.post(f"/api/conversations/{name}/turns", text="Right", at=nodes[0]["node"])
     query = f"left={nodes[1]['node']}&right={turn['node']}"
     html = page.client.get(f"/conversations/{name}/compare?{query}").text
     assert "What they share (1 response)" in html
     left, right = html.split('data-side="right"')
-    assert "Left" in text_of(left)
-    assert "Right" in text_of(right)
+    assert "Left" in page_text(left)
+    assert "Right" in page_text(right)
     assert page.client.get(f"/conversations/{name}/compare?left=1").status_code == 404
 
 
-def test_a_long_path_is_cut_and_can_be_shown_whole(page: Page) -> None:
+def test_a_long_path_is_cut_and_can_be_shown_whole(page: PageServer) -> None:
     """The newest exchanges, and a link to the older ones."""
-    name = page.talk(*(f"Number {n}" for n in range(45)))
+    name = page.create_conversation(*(f"Number {n}" for n in range(45)))
     html = page.client.get(f"/conversations/{name}").text
     assert "Show 5 older exchanges" in html
     assert html.count("data-exchange=") == 40
@@ -147,24 +147,24 @@ def test_a_long_path_is_cut_and_can_be_shown_whole(page: Page) -> None:
     first = re.search(r"unfold=(\d+)", whole)
     assert first
     opened = page.client.get(f"/conversations/{name}?unfold={first[1]}").text
-    assert len(rows_of(opened)) == 45
+    assert len(graph_nodes(opened)) == 45
 
 
-def test_the_dashboard_tells_what_happened(page: Page) -> None:
+def test_the_dashboard_tells_what_happened(page: PageServer) -> None:
     """In every range that can be chosen."""
-    page.talk("First", "Second")
+    page.create_conversation("First", "Second")
     for name in ("15m", "1h", "24h", "7d", "30d", "nonsense"):
         html = page.client.get(f"/dashboard?range={name}").text
         assert "Not sent again" in html
         assert html.count("<figure") == 8
 
 
-def test_the_figures_come_again_when_something_happened(fresh: Page) -> None:
+def test_the_figures_come_again_when_something_happened(fresh: PageServer) -> None:
     """As server-sent events, drawn; the server does not wait for whoever listens to end."""
-    fresh.talk("Before")
+    fresh.create_conversation("Before")
     drawn = fresh.client.get("/dashboard?range=1h").text
     (seen,) = re.findall(r'data-seen="([^"]+)"', drawn)
-    fresh.talk("Meanwhile")  # nothing is missed between the page and the stream
+    fresh.create_conversation("Meanwhile")  # nothing is missed between the page and the stream
     with fresh.client.stream("GET", f"/dashboard/live?range=1h&seen={seen}") as live:
         lines = live.iter_lines()
         assert next(lines) == "retry: 1000"
@@ -174,21 +174,21 @@ def test_the_figures_come_again_when_something_happened(fresh: Page) -> None:
         assert html.count("<figure") == 8
 
 
-def test_what_was_healed_and_lost_is_told(fresh: Page) -> None:
+def test_what_was_healed_and_lost_is_told(fresh: PageServer) -> None:
     """On the card of the request, on the graph and on the dashboard."""
-    name = fresh.talk("First")
+    name = fresh.create_conversation("First")
     fresh.faults.set("forget_all", times=1)
     fresh.post(f"/api/conversations/{name}/turns", text="Second")
     nodes = fresh.get(f"/api/conversations/{name}/chain")["nodes"]
     assert [node["marks"] for node in nodes] == [["lost"], ["full", "head"]]
-    told = text_of(fresh.client.get(f"/conversations/{name}/plans/{nodes[1]['node']}").text)
+    told = page_text(fresh.client.get(f"/conversations/{name}/plans/{nodes[1]['node']}").text)
     assert "The server no longer knew the response that it was chained on" in told
-    lost = text_of(fresh.client.get(f"/conversations/{name}/plans/{nodes[0]['node']}").text)
+    lost = page_text(fresh.client.get(f"/conversations/{name}/plans/{nodes[0]['node']}").text)
     assert "The server has since lost this response" in lost
     assert "healed: gone" in fresh.client.get("/dashboard").text
 
 
-async def _refinement(desk: Desk) -> str:
+async def _run_refine(desk: ConversationService) -> str:
     answers = iter([Verdict(passed=False, critique="<b>Shorter</b>, please"), Verdict(passed=True)])
     result = await refine(
         "Name a boat", judge=lambda _: next(answers), store=desk.store, engine=desk.engine
@@ -196,7 +196,7 @@ async def _refinement(desk: Desk) -> str:
     return result.workflow
 
 
-async def _debate(desk: Desk) -> str:
+async def _run_debate(desk: ConversationService) -> str:
     result = await debate(
         [Side("sail", desk.engine), Side("steam", desk.engine)],
         "Which is better?",
@@ -207,9 +207,9 @@ async def _debate(desk: Desk) -> str:
 
 
 @pytest.mark.parametrize("kind", ["refine", "debate"])
-def test_workflows_are_shown_as_rounds_and_columns(page: Page, kind: str) -> None:
+def test_workflows_are_shown_as_rounds_and_columns(page: PageServer, kind: str) -> None:
     """With what was thought of each round, and who won."""
-    name = page.do(_refinement if kind == "refine" else _debate)
+    name = page.run(_run_refine if kind == "refine" else _run_debate)
     assert name in page.client.get("/workflows").text
     html = page.client.get(f"/workflows/{name}").text
     assert html.count('<section class="round"') == 2
@@ -225,7 +225,7 @@ def test_workflows_are_shown_as_rounds_and_columns(page: Page, kind: str) -> Non
 
 def test_with_a_token_the_door_is_a_form(tmp_path: Path) -> None:
     """The right token gives a cookie that opens the page and its API, and not the server."""
-    with running(tmp_path, token="a-token", hosts=None) as page:
+    with serve_page(tmp_path, token="a-token", hosts=None) as page:
         client = page.client
         assert client.get("/", follow_redirects=False).headers["location"] == "/login"
         wrong = client.post("/login", data={"token": "no"}, follow_redirects=False)
@@ -243,7 +243,7 @@ def test_with_a_token_the_door_is_a_form(tmp_path: Path) -> None:
 
 
 def test_every_request_is_logged_without_what_was_said(
-    page: Page, caplog: pytest.LogCaptureFixture
+    page: PageServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By method, path and status, under an id; words that were looked for are not in the log."""
     with caplog.at_level("INFO", "kedge.access"):
@@ -254,7 +254,7 @@ def test_every_request_is_logged_without_what_was_said(
     assert "private" not in caplog.text
 
 
-def test_static_files_are_kept_for_good_by_their_content(page: Page) -> None:
+def test_static_files_are_kept_for_good_by_their_content(page: PageServer) -> None:
     """And checked again without it; nothing else is served."""
     html = page.client.get("/").text
     (style,) = re.findall(r'href="(/static/page\.css\?v=\w+)"', html)

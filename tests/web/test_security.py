@@ -10,10 +10,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from kedge.server.guard import LOOPBACK_NAMES
-from kedge.web.security import COOKIE, POLICY, Fence, Terms
+from kedge.server.auth import LOOPBACK_NAMES
+from kedge.web.security import CONTENT_SECURITY_POLICY, SESSION_COOKIE, PageAuth, PageAuthMiddleware
 
-HERE = "http://127.0.0.1:8484"
+BASE_URL = "http://127.0.0.1:8484"
 
 
 def open_page(**terms: Any) -> TestClient:
@@ -25,20 +25,20 @@ def open_page(**terms: Any) -> TestClient:
     methods = ["GET", "POST", "DELETE"]
     app = Starlette(
         routes=[Route(path, hello, methods=methods) for path in ("/", "/api/x", "/login")],
-        middleware=[Middleware(Fence, terms=Terms(**terms))],
+        middleware=[Middleware(PageAuthMiddleware, terms=PageAuth(**terms))],
     )
-    return TestClient(app, base_url=HERE, follow_redirects=False)
+    return TestClient(app, base_url=BASE_URL, follow_redirects=False)
 
 
 def test_every_answer_carries_the_policy() -> None:
     """Also a refusal: nothing is loaded from elsewhere, nothing inline runs, nothing is kept."""
     page = open_page(token="secret")
     for answer in (page.get("/login"), page.get("/"), page.get("/api/x"), page.get("/nowhere")):
-        assert answer.headers["content-security-policy"] == POLICY
+        assert answer.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["cache-control"] == "no-store"
-    assert "unsafe" not in POLICY
-    assert POLICY.startswith("default-src 'none'")
+    assert "unsafe" not in CONTENT_SECURITY_POLICY
+    assert CONTENT_SECURITY_POLICY.startswith("default-src 'none'")
 
 
 @pytest.mark.parametrize(
@@ -64,15 +64,15 @@ def test_a_page_on_loopback_answers_to_loopback_names_only(host: str, status: in
     ("headers", "status"),
     [
         ({}, 200),
-        ({"origin": HERE}, 200),
-        ({"origin": HERE, "sec-fetch-site": "same-origin"}, 200),
+        ({"origin": BASE_URL}, 200),
+        ({"origin": BASE_URL, "sec-fetch-site": "same-origin"}, 200),
         ({"sec-fetch-site": "none"}, 200),
         ({"sec-fetch-site": "cross-site"}, 403),
         ({"sec-fetch-site": "same-site"}, 403),
         ({"origin": "https://evil.example"}, 403),
         ({"origin": "null"}, 403),
         ({"origin": "http://127.0.0.1:9999"}, 403),
-        ({"origin": HERE, "sec-fetch-site": "cross-site"}, 403),
+        ({"origin": BASE_URL, "sec-fetch-site": "cross-site"}, 403),
     ],
 )
 def test_a_write_comes_from_the_page_itself(headers: dict[str, str], status: int) -> None:
@@ -120,16 +120,16 @@ def test_a_program_sends_the_token(given: str, status: int) -> None:
 def test_a_session_lasts_until_it_ends_and_cannot_be_made_up() -> None:
     """It is signed with the token, and holds its own end."""
     now = 1_000_000.0
-    terms = Terms(token="secret", clock=lambda: now)
-    session = terms.session()
+    terms = PageAuth(token="secret", clock=lambda: now)
+    session = terms.new_session()
     page = open_page(token="secret", clock=lambda: now)
-    assert page.get("/", headers={"cookie": f"{COOKIE}={session}"}).status_code == 200
+    assert page.get("/", headers={"cookie": f"{SESSION_COOKIE}={session}"}).status_code == 200
     end, _, mac = session.partition(".")
     forged = (f"{int(end) + 1}.{mac}", f"{end}.", end, "", "x.y", f"{'9' * 400}.{mac}", "²." + mac)
-    for value in (*forged, Terms(token="other", clock=lambda: now).session()):
-        assert not terms.is_session(value)
+    for value in (*forged, PageAuth(token="other", clock=lambda: now).new_session()):
+        assert not terms.is_valid_session(value)
     now += 31 * 86_400
-    assert not terms.is_session(session)
+    assert not terms.is_valid_session(session)
     assert "secret" not in session
 
 
@@ -141,11 +141,13 @@ def test_a_bug_of_the_page_tells_nothing_of_a_conversation(
     async def broken(_: Request) -> Response:
         raise RuntimeError("a private matter")
 
-    app = Starlette(routes=[Route("/", broken)], middleware=[Middleware(Fence, terms=Terms())])
+    app = Starlette(
+        routes=[Route("/", broken)], middleware=[Middleware(PageAuthMiddleware, terms=PageAuth())]
+    )
     with caplog.at_level("INFO"):
-        answer = TestClient(app, base_url=HERE).get("/")
+        answer = TestClient(app, base_url=BASE_URL).get("/")
     assert answer.status_code == 500
-    assert answer.headers["content-security-policy"] == POLICY
+    assert answer.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
     assert "private" not in answer.text + caplog.text
     assert "RuntimeError" in caplog.text
 
@@ -153,6 +155,12 @@ def test_a_bug_of_the_page_tells_nothing_of_a_conversation(
 def test_a_cookie_that_cannot_be_read_is_none() -> None:
     """Whatever it holds."""
     page = open_page(token="secret")
-    for value in ("\x00", "=", f'{COOKIE}="', f"{COOKIE}=a;{COOKIE}=b", "é"):
+    for value in (
+        "\x00",
+        "=",
+        f'{SESSION_COOKIE}="',
+        f"{SESSION_COOKIE}=a;{SESSION_COOKIE}=b",
+        "é",
+    ):
         answer = page.get("/", headers={"cookie": value.encode()})  # pyright: ignore[reportArgumentType]
         assert answer.headers["location"] == "/login"

@@ -5,31 +5,31 @@ from itertools import product
 
 import pytest
 
-from kedge.web.rendering import STATIC
+from kedge.web.templating import STATIC_DIR
 
-SHEET = (STATIC / "page.css").read_text("utf-8")
-GROUNDS = ("ground", "surface", "raised")
+STYLESHEET = (STATIC_DIR / "page.css").read_text("utf-8")
+BACKGROUNDS = ("ground", "surface", "raised")
 TEXTS = ("text", "soft", "faint", "accent-text", "good", "warn", "bad", "violet")
 CHIPS = ("good", "warn", "bad", "violet")
 
 
-def colours(block: str) -> dict[str, str]:
+def parse_colors(block: str) -> dict[str, str]:
     """The custom properties of a block that are colours."""
     return dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", block))
 
 
-def themes() -> dict[str, dict[str, str]]:
+def parse_themes() -> dict[str, dict[str, str]]:
     """The two sets of colours; dark is written twice, for the system and for who chooses it."""
-    light = SHEET.split("@media", 1)[0]
-    dark = SHEET.split('[data-theme="dark"] {', 1)[1].split("}", 1)[0]
-    system = SHEET.split('[data-theme="light"]) {', 1)[1].split("}", 1)[0]
-    assert colours(dark) == colours(system)
-    return {"light": colours(light), "dark": colours(dark)}
+    light = STYLESHEET.split("@media", 1)[0]
+    dark = STYLESHEET.split('[data-theme="dark"] {', 1)[1].split("}", 1)[0]
+    system = STYLESHEET.split('[data-theme="light"]) {', 1)[1].split("}", 1)[0]
+    assert parse_colors(dark) == parse_colors(system)
+    return {"light": parse_colors(light), "dark": parse_colors(dark)}
 
 
-def luminance(colour: str) -> float:
+def luminance(color: str) -> float:
     """How light a colour is, as WCAG counts it."""
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
@@ -43,9 +43,9 @@ def contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_text_can_be_read_on_its_ground(theme: str) -> None:
     """At least 4.5 to 1, as WCAG asks for at level AA."""
-    found = themes()[theme]
+    found = parse_themes()[theme]
     pairs = [
-        *product(TEXTS, GROUNDS),
+        *product(TEXTS, BACKGROUNDS),
         *((name, f"{name}-ground") for name in CHIPS),
         ("soft", "sunken"),
         ("text", "accent-ground"),
@@ -62,7 +62,7 @@ def test_every_text_can_be_read_on_its_ground(theme: str) -> None:
 
 def test_nothing_is_loaded_from_elsewhere() -> None:
     """No fonts, no images, no other sheets."""
-    assert "url(" not in SHEET
-    assert "@import" not in SHEET
-    assert ":focus-visible" in SHEET
-    assert "prefers-reduced-motion" in SHEET
+    assert "url(" not in STYLESHEET
+    assert "@import" not in STYLESHEET
+    assert ":focus-visible" in STYLESHEET
+    assert "prefers-reduced-motion" in STYLESHEET

@@ -14,7 +14,7 @@ from kedge.server.models import PracticeModel
 from kedge.store import Store, open_store
 from kedge.testing import TestServer, serve
 
-Scripted = Callable[..., TestServer]
+StartServer = Callable[..., TestServer]
 Connect = Callable[..., Engine]
 
 
@@ -32,7 +32,7 @@ async def store(store_url: str) -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-def scripted() -> Iterator[Scripted]:
+def scripted() -> Iterator[StartServer]:
     """Starts servers whose practice model follows a script."""
     with ExitStack() as running:
 

@@ -10,9 +10,9 @@ import pytest
 
 from kedge.store import open_store
 from kedge.workflows import load_workflow
-from workflows import crashing
+from workflows import crash_process
 
-SCRIPT = Path(crashing.__file__)
+SCRIPT = Path(crash_process.__file__)
 
 
 class Crash(BaseException):
@@ -23,14 +23,14 @@ def crash() -> None:
     raise Crash
 
 
-def killed(kind: str, url: str, how: str, at: int, servers: list[str]) -> None:
+def run_killed(kind: str, url: str, how: str, at: int, servers: list[str]) -> None:
     """Run a workflow in a process that dies on the way."""
     command = [sys.executable, str(SCRIPT), kind, url, how, str(at), *servers]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
-async def answers_in(url: str) -> int:
+async def count_answers(url: str) -> int:
     """How many answers are in the store."""
     async with await open_store(url) as store:
         return len([row for row in await store.responses() if row.status == "completed"])
@@ -45,24 +45,24 @@ async def test_a_workflow_goes_on_from_every_event(
     Only in a debate may there be a request of somebody else under way, which then dies with it.
     """
     url = f"sqlite:///{tmp_path}/store.db"
-    server = scripted(*crashing.ANSWERS)
+    server = scripted(*crash_process.ANSWERS)
     crashes = lost = 0
     for at in range(1, 40):
         try:
-            result = await crashing.run(
-                kind, url, [server.base_url], watch=crashing.dying_at(at, crash)
+            result = await crash_process.run_workflow(
+                kind, url, [server.base_url], watch=crash_process.kill_at_event(at, crash)
             )
             break
         except (Crash, BaseExceptionGroup):
             crashes += 1
-            lost = len(server.requests) - await answers_in(url)
+            lost = len(server.requests) - await count_answers(url)
     else:
         pytest.fail("it never came to its end")
-    assert crashes > crashing.REQUESTS[kind] * 2
+    assert crashes > crash_process.EXPECTED_REQUESTS[kind] * 2
     assert lost <= (2 if kind == "debate" else 0)
-    assert len(server.requests) == crashing.REQUESTS[kind] + lost
-    assert result == await crashing.run(kind, url, [server.base_url])
-    assert len(server.requests) == crashing.REQUESTS[kind] + lost
+    assert len(server.requests) == crash_process.EXPECTED_REQUESTS[kind] + lost
+    assert result == await crash_process.run_workflow(kind, url, [server.base_url])
+    assert len(server.requests) == crash_process.EXPECTED_REQUESTS[kind] + lost
 
 
 @pytest.mark.parametrize(("kind", "at"), [("refine", 6), ("debate", 5)])
@@ -71,12 +71,12 @@ async def test_a_killed_process_is_succeeded_by_another(
 ) -> None:
     """A kill -9 between two steps: the next process pays for what is left, and for nothing else."""
     url = f"sqlite:///{tmp_path}/store.db"
-    server = scripted(*crashing.ANSWERS)
-    killed(kind, url, "event", at, [server.base_url])
+    server = scripted(*crash_process.ANSWERS)
+    run_killed(kind, url, "event", at, [server.base_url])
     before = len(server.requests)
-    assert before < crashing.REQUESTS[kind]
-    await crashing.run(kind, url, [server.base_url])
-    assert len(server.requests) == crashing.REQUESTS[kind]
+    assert before < crash_process.EXPECTED_REQUESTS[kind]
+    await crash_process.run_workflow(kind, url, [server.base_url])
+    assert len(server.requests) == crash_process.EXPECTED_REQUESTS[kind]
     async with await open_store(url) as store:
         assert (await load_workflow(store, "wf_crash")).status != "running"
 
@@ -87,9 +87,9 @@ async def test_an_answer_that_died_on_the_way_is_asked_for_once_more(
 ) -> None:
     """A kill -9 inside a step: of all answers only the one that was never saved is paid for again."""
     url = f"sqlite:///{tmp_path}/store.db"
-    server = scripted(*crashing.ANSWERS)
-    killed(kind, url, "answer", at, [server.base_url])
-    assert len(server.requests) == await answers_in(url) + 1
-    await crashing.run(kind, url, [server.base_url])
-    assert len(server.requests) == crashing.REQUESTS[kind] + 1
-    assert await answers_in(url) == crashing.REQUESTS[kind]
+    server = scripted(*crash_process.ANSWERS)
+    run_killed(kind, url, "answer", at, [server.base_url])
+    assert len(server.requests) == await count_answers(url) + 1
+    await crash_process.run_workflow(kind, url, [server.base_url])
+    assert len(server.requests) == crash_process.EXPECTED_REQUESTS[kind] + 1
+    assert await count_answers(url) == crash_process.EXPECTED_REQUESTS[kind]

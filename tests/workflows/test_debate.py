@@ -9,7 +9,7 @@ from kedge.errors import InvalidWorkflow, KedgeError
 from kedge.store import Store
 from kedge.testing import TestServer
 from kedge.workflows import (
-    Argument,
+    DebateArgument,
     ModelJudge,
     Ruling,
     Side,
@@ -23,13 +23,13 @@ TEA = ({"when": "Coffee wakes", "say": "Tea keeps."}, {"when": "debate", "say": 
 COFFEE = ({"when": "Tea calms", "say": "So be it."}, {"when": "debate", "say": "Coffee wakes."})
 
 
-def chained_on(server: TestServer) -> set[str]:
+def anchor_ids(server: TestServer) -> set[str]:
     """The responses that requests to a server were based on."""
     named = (each.body.get("previous_response_id") for each in server.requests)
     return {each for each in named if each}
 
 
-def given_by(server: TestServer) -> set[str]:
+def response_ids(server: TestServer) -> set[str]:
     """The responses that a server gave."""
     return {each.response_id or "" for each in server.requests}
 
@@ -55,9 +55,9 @@ async def test_chains_never_cross_providers(store: Store, scripted: Any, connect
     assert result.rounds == 2
     for server in (tea, coffee, bench):
         assert len(server.requests) == 2
-        assert chained_on(server) == {server.requests[0].response_id}
-        assert chained_on(server) <= given_by(server)
-    assert not given_by(tea) & given_by(coffee)
+        assert anchor_ids(server) == {server.requests[0].response_id}
+        assert anchor_ids(server) <= response_ids(server)
+    assert not response_ids(tea) & response_ids(coffee)
     said = [(each.round, each.side, each.text) for each in result.arguments]
     assert said == [
         (1, "tea", "Tea calms."),
@@ -147,17 +147,17 @@ async def test_a_judge_sees_everything_that_was_said(
     store: Store, scripted: Any, connected: Any
 ) -> None:
     """A function gets all arguments so far, in order, and may wait."""
-    heard: list[tuple[Argument, ...]] = []
+    heard: list[tuple[DebateArgument, ...]] = []
     seen: list[WorkflowEvent] = []
 
-    async def judge(said: tuple[Argument, ...]) -> Ruling:
+    async def judge(said: tuple[DebateArgument, ...]) -> Ruling:
         heard.append(said)
         return Ruling(over=len(heard) == 2, winner="tea", reason="enough")
 
     sides = [Side("tea", connected(scripted(*TEA))), Side("coffee", connected(scripted(*COFFEE)))]
     await debate(sides, "?", judge=judge, store=store, watch=seen.append)
     assert [len(said) for said in heard] == [2, 4]
-    assert [type(each).__name__ for each in seen].count("Ruled") == 2
+    assert [type(each).__name__ for each in seen].count("RoundRuled") == 2
 
 
 async def test_sides_may_speak_different_protocols(
@@ -174,7 +174,7 @@ async def test_sides_may_speak_different_protocols(
     )
     await chat.aclose()
     assert [each.text for each in result.arguments[2:]] == ["Tea keeps.", "So be it."]
-    assert chained_on(tea) == {tea.requests[0].response_id}
+    assert anchor_ids(tea) == {tea.requests[0].response_id}
     assert {each.path for each in coffee.requests} == {"/v1/chat/completions"}
     rows = await store.responses()
     assert {(row.provider, bool(row.anchor)) for row in rows[2:]} == {

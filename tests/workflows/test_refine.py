@@ -9,10 +9,10 @@ from kedge.conversation import Conversation
 from kedge.errors import InvalidWorkflow, WorkflowFailed
 from kedge.store import Store
 from kedge.workflows import (
-    Answered,
-    Asked,
-    Judged,
+    AnswerJudged,
     ModelJudge,
+    QuestionAnswered,
+    QuestionAsked,
     Verdict,
     WorkflowEvent,
     WorkflowFinished,
@@ -186,7 +186,7 @@ async def test_whoever_watches_sees_every_step(store: Store, scripted: Any, conn
         rounds=2,
         watch=seen.append,
     )
-    one = [Asked, Answered, Judged]
+    one = [QuestionAsked, QuestionAnswered, AnswerJudged]
     assert [type(each) for each in seen] == [WorkflowStarted, *one, *one, WorkflowFinished]
 
 

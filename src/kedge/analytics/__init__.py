@@ -8,7 +8,7 @@ PostgreSQL. ``analyse_over_time`` gives the same in pieces of time, for charts.
 """
 
 from kedge.analytics.analyse import analyse, analyse_over_time
-from kedge.analytics.values import (
+from kedge.analytics.results import (
     Analytics,
     Branching,
     Bucket,

@@ -4,28 +4,28 @@ import math
 from dataclasses import replace
 
 from kedge.analytics import queries
-from kedge.analytics.conditions import ANSWERED, FALLBACK, Condition, condition_of
-from kedge.analytics.costs import added, by_group, by_model, costs
-from kedge.analytics.values import Analytics, Bucket, Cost, Latency, ModelStats, Selection
+from kedge.analytics.costs import query_costs, sum_by_group, sum_by_model, sum_costs
+from kedge.analytics.filters import ANSWERED, FALLBACK, SqlCondition, build_condition
+from kedge.analytics.results import Analytics, Bucket, Cost, Latency, ModelStats, Selection
 from kedge.errors import InvalidSetting
 from kedge.prices import Prices
 from kedge.store import Store
 from kedge.store.database import Row, Tx
 
-EVERYTHING = Selection()
-MOST_BUCKETS = 10_000
+ALL_RESPONSES = Selection()
+MAX_BUCKETS = 10_000
 
 
 async def analyse(
-    store: Store, selection: Selection = EVERYTHING, *, prices: Prices | None = None
+    store: Store, selection: Selection = ALL_RESPONSES, *, prices: Prices | None = None
 ) -> Analytics:
     """What the store can tell about the responses of a selection."""
-    return await store.database.read(lambda tx: _analyse(tx, selection, prices))
+    return await store.database.read(lambda tx: _collect_analytics(tx, selection, prices))
 
 
 async def analyse_over_time(
     store: Store,
-    selection: Selection = EVERYTHING,
+    selection: Selection = ALL_RESPONSES,
     *,
     buckets: int = 24,
     width: float | None = None,
@@ -37,31 +37,33 @@ async def analyse_over_time(
     """
     if width is not None and not width > 0:
         raise InvalidSetting("the width of a bucket is a number of seconds above 0")
-    if not 1 <= buckets <= MOST_BUCKETS:
-        raise InvalidSetting(f"there can be 1 to {MOST_BUCKETS} buckets, not {buckets}")
-    return await store.database.read(lambda tx: _over_time(tx, selection, buckets, width, prices))
-
-
-def _analyse(tx: Tx, selection: Selection, prices: Prices | None) -> Analytics:
-    where = condition_of(selection)
-    spent = costs(tx, where, prices)
-    return Analytics(
-        selection=selection,
-        requests=queries.requests(tx, selection),
-        chains=queries.chains(tx, selection),
-        branching=queries.branching(tx, selection),
-        tokens=queries.tokens(tx, selection),
-        cost=added(spent),
-        latency=queries.latencies(tx, where).get(1, Latency()),
-        models=_models(tx, selection, by_model(spent)),
+    if not 1 <= buckets <= MAX_BUCKETS:
+        raise InvalidSetting(f"there can be 1 to {MAX_BUCKETS} buckets, not {buckets}")
+    return await store.database.read(
+        lambda tx: _collect_buckets(tx, selection, buckets, width, prices)
     )
 
 
-def _models(
+def _collect_analytics(tx: Tx, selection: Selection, prices: Prices | None) -> Analytics:
+    where = build_condition(selection)
+    spent = query_costs(tx, where, prices)
+    return Analytics(
+        selection=selection,
+        requests=queries.count_requests(tx, selection),
+        chains=queries.measure_chains(tx, selection),
+        branching=queries.measure_branching(tx, selection),
+        tokens=queries.sum_tokens(tx, selection),
+        cost=sum_costs(spent),
+        latency=queries.measure_latencies(tx, where).get(1, Latency()),
+        models=_collect_models(tx, selection, sum_by_model(spent)),
+    )
+
+
+def _collect_models(
     tx: Tx, selection: Selection, spent: dict[tuple[str, str], Cost]
 ) -> tuple[ModelStats, ...]:
-    where = condition_of(selection)
-    latencies = queries.latencies(tx, where, "r.provider || '/' || r.model")
+    where = build_condition(selection)
+    latencies = queries.measure_latencies(tx, where, "r.provider || '/' || r.model")
     return tuple(
         ModelStats(
             provider=provider,
@@ -72,36 +74,38 @@ def _models(
             tokens=tokens,
             cost=spent.get((provider, model), Cost()),
         )
-        for provider, model, requests, succeeded, tokens in queries.models(tx, selection)
+        for provider, model, requests, succeeded, tokens in queries.list_models(tx, selection)
     )
 
 
-def _over_time(
+def _collect_buckets(
     tx: Tx, selection: Selection, buckets: int, width: float | None, prices: Prices | None
 ) -> tuple[Bucket, ...]:
-    span = _span(tx, selection)
+    span = _resolve_span(tx, selection)
     if span is None:
         return ()
     start, end = span
     width = width or max((end - start) / buckets, 1e-3)
     number = math.ceil((end - start) / width - 1e-9) or 1
-    if number > MOST_BUCKETS:
+    if number > MAX_BUCKETS:
         raise InvalidSetting(
-            f"{number} buckets of {width:g} seconds are too many; at most {MOST_BUCKETS}"
+            f"{number} buckets of {width:g} seconds are too many; at most {MAX_BUCKETS}"
         )
-    where = condition_of(replace(selection, since=start, until=end))
+    where = build_condition(replace(selection, since=start, until=end))
     empty = [Bucket(start + i * width, start + (i + 1) * width) for i in range(number)]
     found = dict(enumerate(empty))
-    column = _place(tx, start, width, number - 1)
-    spent = by_group(costs(tx, where, prices, column))
-    latencies = queries.latencies(tx, where, column)
-    for row in _counts(tx, where, column):
+    column = _bucket_sql(tx, start, width, number - 1)
+    spent = sum_by_group(query_costs(tx, where, prices, column))
+    latencies = queries.measure_latencies(tx, where, column)
+    for row in _query_counts(tx, where, column):
         at = row[0]
-        found[at] = _filled(found[at], row[1:], spent.get(at, Cost()), latencies.get(at, Latency()))
+        found[at] = _fill_bucket(
+            found[at], row[1:], spent.get(at, Cost()), latencies.get(at, Latency())
+        )
     return tuple(found[i] for i in range(number))
 
 
-def _filled(bucket: Bucket, row: Row, cost: Cost, latency: Latency) -> Bucket:
+def _fill_bucket(bucket: Bucket, row: Row, cost: Cost, latency: Latency) -> Bucket:
     requests, succeeded, chained, fallbacks, healed, sent, saved = (int(n or 0) for n in row[:7])
     return replace(
         bucket,
@@ -112,31 +116,31 @@ def _filled(bucket: Bucket, row: Row, cost: Cost, latency: Latency) -> Bucket:
         healed=healed,
         sent_bytes=sent,
         saved_bytes=saved,
-        tokens=queries.tokens_of(row[7:]),
+        tokens=queries.tokens_from_row(row[7:]),
         cost=cost,
         latency=latency,
     )
 
 
-def _counts(tx: Tx, where: Condition, column: str) -> list[Row]:
+def _query_counts(tx: Tx, where: SqlCondition, column: str) -> list[Row]:
     return tx.rows(
-        f"SELECT {column}, COUNT(*), {queries.counted(ANSWERED)}, COUNT(r.anchor), "  # noqa: S608
-        f"{queries.counted(FALLBACK)}, COUNT(r.healed), SUM(r.sent_bytes), SUM(r.saved_bytes), "
-        f"{queries.TOKENS} FROM responses r WHERE {where.sql} GROUP BY {column}",
+        f"SELECT {column}, COUNT(*), {queries.count_where(ANSWERED)}, COUNT(r.anchor), "  # noqa: S608
+        f"{queries.count_where(FALLBACK)}, COUNT(r.healed), SUM(r.sent_bytes), SUM(r.saved_bytes), "
+        f"{queries.TOKEN_COLUMNS} FROM responses r WHERE {where.sql} GROUP BY {column}",
         where.values,
     )
 
 
-def _place(tx: Tx, start: float, width: float, last: int) -> str:
+def _bucket_sql(tx: Tx, start: float, width: float, last: int) -> str:
     """The number of the bucket of a response; a cast cuts in the one database, rounds in the other."""
     position = f"(r.created_at - {start!r}) / {width!r}"
     whole = f"FLOOR({position})" if tx.dialect.name == "postgresql" else position
     return f"CASE WHEN {position} >= {last} THEN {last} ELSE CAST({whole} AS INTEGER) END"
 
 
-def _span(tx: Tx, selection: Selection) -> tuple[float, float] | None:
+def _resolve_span(tx: Tx, selection: Selection) -> tuple[float, float] | None:
     """From when until when: as was asked, or as far as there are responses."""
-    where = condition_of(selection)
+    where = build_condition(selection)
     first, last = tx.rows(
         f"SELECT MIN(r.created_at), MAX(r.created_at) FROM responses r WHERE {where.sql}",  # noqa: S608
         where.values,

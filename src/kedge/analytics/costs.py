@@ -4,18 +4,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from kedge.analytics.conditions import Condition
-from kedge.analytics.values import Cost
+from kedge.analytics.filters import SqlCondition
+from kedge.analytics.results import Cost
 from kedge.events import Usage
 from kedge.prices import Prices, current_prices
 from kedge.store.database import Tx
 
-DIGITS = 9
+ROUND_DIGITS = 9
 """Sums are rounded, so that the order in which a database adds up does not show."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GroupCost:
     """The cost of one model's responses in one group."""
 
     provider: str
@@ -24,7 +24,9 @@ class Part:
     cost: Cost
 
 
-def costs(tx: Tx, where: Condition, prices: Prices | None = None, group: str = "1") -> list[Part]:
+def query_costs(
+    tx: Tx, where: SqlCondition, prices: Prices | None = None, group: str = "1"
+) -> list[GroupCost]:
     """What each model cost in each group of responses."""
     written = where.and_("r.cost IS NOT NULL")
     rows = tx.rows(
@@ -32,11 +34,11 @@ def costs(tx: Tx, where: Condition, prices: Prices | None = None, group: str = "
         f"WHERE {written.sql} GROUP BY r.provider, r.model, {group}",
         written.values,
     )
-    parts = [Part(name, model, key, Cost(float(s), int(n))) for name, model, key, s, n in rows]
-    return parts + _unwritten(tx, where, prices or current_prices(), group)
+    parts = [GroupCost(name, model, key, Cost(float(s), int(n))) for name, model, key, s, n in rows]
+    return parts + _estimate_costs(tx, where, prices or current_prices(), group)
 
 
-def _unwritten(tx: Tx, where: Condition, prices: Prices, group: str) -> list[Part]:
+def _estimate_costs(tx: Tx, where: SqlCondition, prices: Prices, group: str) -> list[GroupCost]:
     """Responses with tokens and no cost: priced one by one, for tiers go by the single request."""
     unwritten = where.and_("r.cost IS NULL AND r.input_tokens IS NOT NULL")
     rows = tx.rows(
@@ -44,36 +46,36 @@ def _unwritten(tx: Tx, where: Condition, prices: Prices, group: str) -> list[Par
         f"r.output_tokens FROM responses r WHERE {unwritten.sql}",
         unwritten.values,
     )
-    parts: list[Part] = []
+    parts: list[GroupCost] = []
     for provider, model, key, created_at, *counts in rows:
         usage = Usage(*(int(each or 0) for each in counts))
         dollars = prices.cost(usage, provider, model, at=created_at)
         cost = Cost(unpriced=1) if dollars is None else Cost(dollars, 1)
-        parts.append(Part(provider, model, key, cost))
+        parts.append(GroupCost(provider, model, key, cost))
     return parts
 
 
-def added(parts: Iterable[Part]) -> Cost:
+def sum_costs(parts: Iterable[GroupCost]) -> Cost:
     """What parts cost together."""
     listed = [part.cost for part in parts]
     return Cost(
-        round(sum(each.dollars for each in listed), DIGITS),
+        round(sum(each.dollars for each in listed), ROUND_DIGITS),
         sum(each.priced for each in listed),
         sum(each.unpriced for each in listed),
     )
 
 
-def by_model(parts: Iterable[Part]) -> dict[tuple[str, str], Cost]:
+def sum_by_model(parts: Iterable[GroupCost]) -> dict[tuple[str, str], Cost]:
     """The cost of each model."""
-    sorted_out: dict[tuple[str, str], list[Part]] = {}
+    sorted_out: dict[tuple[str, str], list[GroupCost]] = {}
     for part in parts:
         sorted_out.setdefault((part.provider, part.model), []).append(part)
-    return {key: added(each) for key, each in sorted_out.items()}
+    return {key: sum_costs(each) for key, each in sorted_out.items()}
 
 
-def by_group(parts: Iterable[Part]) -> dict[Any, Cost]:
+def sum_by_group(parts: Iterable[GroupCost]) -> dict[Any, Cost]:
     """The cost of each group."""
-    sorted_out: dict[Any, list[Part]] = {}
+    sorted_out: dict[Any, list[GroupCost]] = {}
     for part in parts:
         sorted_out.setdefault(part.group, []).append(part)
-    return {key: added(each) for key, each in sorted_out.items()}
+    return {key: sum_costs(each) for key, each in sorted_out.items()}

@@ -6,50 +6,52 @@ every number is made an ``int`` or a ``float`` here.
 
 from typing import Any
 
-from kedge.analytics.conditions import (
+from kedge.analytics.filters import (
     ANSWERED,
     FALLBACK,
-    Condition,
-    condition_of,
-    is_narrow,
-    times_of,
+    SqlCondition,
+    build_condition,
+    build_time_condition,
+    has_response_filter,
 )
-from kedge.analytics.values import Branching, Chains, Count, Latency, Requests, Selection, Tokens
+from kedge.analytics.results import Branching, Chains, Count, Latency, Requests, Selection, Tokens
 from kedge.store.database import Row, Tx
 
-HEALED_WITHOUT_REFUSAL = ("forgot", "audit")
+HEALED_WITHOUT_REJECTION = ("forgot", "audit")
 """Healings of what no server refused."""
 
 NO_ID = f"{ANSWERED} AND r.provider_response_id IS NULL"
-REFUSED = "r.status = 'refused'"
-TOKENS = "SUM(r.input_tokens), SUM(r.cached_tokens), SUM(r.output_tokens), SUM(r.reasoning_tokens)"
+REJECTED = "r.status = 'refused'"
+TOKEN_COLUMNS = (
+    "SUM(r.input_tokens), SUM(r.cached_tokens), SUM(r.output_tokens), SUM(r.reasoning_tokens)"
+)
 
 
-def requests(tx: Tx, selection: Selection) -> Requests:
+def count_requests(tx: Tx, selection: Selection) -> Requests:
     """What was sent, and what became of it."""
-    where = condition_of(selection)
-    totals = _one(
+    where = build_condition(selection)
+    totals = _select_one(
         tx,
         "COUNT(*), COUNT(DISTINCT r.conversation), "
-        f"{counted(ANSWERED)}, COUNT(r.anchor), {counted(NO_ID)}, {counted(REFUSED)}, "
+        f"{count_where(ANSWERED)}, COUNT(r.anchor), {count_where(NO_ID)}, {count_where(REJECTED)}, "
         "SUM(r.sent_blocks), SUM(r.sent_bytes), SUM(r.saved_blocks), SUM(r.saved_bytes)",
         where,
     )
     total, talks, succeeded, chained, no_id, refused, *sums = (int(each or 0) for each in totals)
-    healed = _counts(tx, "r.healed", where.and_("r.healed IS NOT NULL"))
-    mended = sum(each.count for each in healed if each.name not in HEALED_WITHOUT_REFUSAL)
+    healed = _count_by(tx, "r.healed", where.and_("r.healed IS NOT NULL"))
+    mended = sum(each.count for each in healed if each.name not in HEALED_WITHOUT_REJECTION)
     return Requests(
         total=total,
         conversations=talks,
         succeeded=succeeded,
         chained=chained,
         full=total - chained,
-        statuses=_counts(tx, "r.status", where),
-        modes=_counts(tx, "r.mode", where),
-        fallbacks=_counts(tx, "r.reason", where.and_(FALLBACK)),
+        statuses=_count_by(tx, "r.status", where),
+        modes=_count_by(tx, "r.mode", where),
+        fallbacks=_count_by(tx, "r.reason", where.and_(FALLBACK)),
         healed=healed,
         rejections=refused + mended,
-        forgotten=_forgotten(tx, where),
+        forgotten=_count_forgotten(tx, where),
         without_id=no_id,
         sent_blocks=sums[0],
         sent_bytes=sums[1],
@@ -58,10 +60,12 @@ def requests(tx: Tx, selection: Selection) -> Requests:
     )
 
 
-def chains(tx: Tx, selection: Selection) -> Chains:
+def measure_chains(tx: Tx, selection: Selection) -> Chains:
     """How long chains are: the depths of the responses that nothing was chained on."""
-    where = condition_of(selection).and_("r.depth > 0 AND r.provider_response_id IS NOT NULL")
-    later = times_of(Selection(until=selection.until), "created_at").and_("anchor IS NOT NULL")
+    where = build_condition(selection).and_("r.depth > 0 AND r.provider_response_id IS NOT NULL")
+    later = build_time_condition(Selection(until=selection.until), "created_at").and_(
+        "anchor IS NOT NULL"
+    )
     # A join that finds nothing, since both databases do it in one pass; a subquery they might repeat.
     rows = tx.rows(
         "SELECT r.depth, COUNT(*) FROM responses r LEFT JOIN (SELECT DISTINCT scope, anchor "  # noqa: S608
@@ -78,12 +82,14 @@ def chains(tx: Tx, selection: Selection) -> Chains:
     return Chains(count, mean, lengths[-1][0], lengths)
 
 
-def branching(tx: Tx, selection: Selection) -> Branching:
+def measure_branching(tx: Tx, selection: Selection) -> Branching:
     """Where conversations parted. Failed attempts are no branches."""
-    times = times_of(selection, "n.created_at").and_("n.parent > 0 AND n.kind <> 'failed'")
-    forked = times_of(selection, "c.created_at").and_("c.forked_from IS NOT NULL")
-    if is_narrow(selection):
-        inner = condition_of(selection)
+    times = build_time_condition(selection, "n.created_at").and_(
+        "n.parent > 0 AND n.kind <> 'failed'"
+    )
+    forked = build_time_condition(selection, "c.created_at").and_("c.forked_from IS NOT NULL")
+    if has_response_filter(selection):
+        inner = build_condition(selection)
         among = f"IN (SELECT r.conversation FROM responses r WHERE {inner.sql})"  # noqa: S608
         times = times.and_(f"n.conversation {among}", *inner.values)
         forked = forked.and_(f"c.number {among}", *inner.values)
@@ -102,36 +108,40 @@ def branching(tx: Tx, selection: Selection) -> Branching:
     return Branching(int(points), int(branches or 0), int(widest or 0), int(forks))
 
 
-def tokens(tx: Tx, selection: Selection) -> Tokens:
+def sum_tokens(tx: Tx, selection: Selection) -> Tokens:
     """Tokens, as the servers counted them."""
-    return tokens_of(_one(tx, TOKENS, condition_of(selection)))
+    return tokens_from_row(_select_one(tx, TOKEN_COLUMNS, build_condition(selection)))
 
 
-def tokens_of(row: Row) -> Tokens:
+def tokens_from_row(row: Row) -> Tokens:
     """Tokens of a row of the columns ``TOKENS``."""
     return Tokens(*(int(each or 0) for each in row))
 
 
-def models(tx: Tx, selection: Selection) -> list[tuple[str, str, int, int, Tokens]]:
+def list_models(tx: Tx, selection: Selection) -> list[tuple[str, str, int, int, Tokens]]:
     """Each model with its requests, how many were answered, and its tokens; the busiest first."""
-    where = condition_of(selection)
+    where = build_condition(selection)
     rows = tx.rows(
-        f"SELECT r.provider, r.model, COUNT(*), {counted(ANSWERED)}, {TOKENS} "  # noqa: S608
+        f"SELECT r.provider, r.model, COUNT(*), {count_where(ANSWERED)}, {TOKEN_COLUMNS} "  # noqa: S608
         f"FROM responses r WHERE {where.sql} GROUP BY r.provider, r.model "
         "ORDER BY COUNT(*) DESC, r.provider, r.model",
         where.values,
     )
-    return [(row[0], row[1], int(row[2]), int(row[3] or 0), tokens_of(row[4:])) for row in rows]
+    return [
+        (row[0], row[1], int(row[2]), int(row[3] or 0), tokens_from_row(row[4:])) for row in rows
+    ]
 
 
-def latencies(tx: Tx, where: Condition, group: str = "1") -> dict[Any, Latency]:
+def measure_latencies(tx: Tx, where: SqlCondition, group: str = "1") -> dict[Any, Latency]:
     """The latency of each group of responses, by nearest rank."""
-    whole = _ranks(tx, where, group, "r.seconds")
-    first = _ranks(tx, where, group, "r.first_token_seconds")
+    whole = _query_percentiles(tx, where, group, "r.seconds")
+    first = _query_percentiles(tx, where, group, "r.first_token_seconds")
     return {key: Latency(*whole[key], *first.get(key, (None, None))) for key in whole}
 
 
-def _ranks(tx: Tx, where: Condition, group: str, column: str) -> dict[Any, tuple[float, float]]:
+def _query_percentiles(
+    tx: Tx, where: SqlCondition, group: str, column: str
+) -> dict[Any, tuple[float, float]]:
     where = where.and_(f"{ANSWERED} AND {column} IS NOT NULL")
     ranked = (
         f"SELECT {group} AS grouped, {column} AS measured, "  # noqa: S608 - our own words
@@ -154,16 +164,16 @@ def _ranks(tx: Tx, where: Condition, group: str, column: str) -> dict[Any, tuple
     return found
 
 
-def counted(condition: str) -> str:
+def count_where(condition: str) -> str:
     """The number of rows for which a condition holds."""
     return f"SUM(CASE WHEN {condition} THEN 1 ELSE 0 END)"
 
 
-def _one(tx: Tx, columns: str, where: Condition) -> Row:
+def _select_one(tx: Tx, columns: str, where: SqlCondition) -> Row:
     return tx.rows(f"SELECT {columns} FROM responses r WHERE {where.sql}", where.values)[0]  # noqa: S608
 
 
-def _counts(tx: Tx, column: str, where: Condition) -> tuple[Count, ...]:
+def _count_by(tx: Tx, column: str, where: SqlCondition) -> tuple[Count, ...]:
     rows = tx.rows(
         f"SELECT {column}, COUNT(*) FROM responses r WHERE {where.sql} "  # noqa: S608
         f"GROUP BY {column} ORDER BY COUNT(*) DESC, {column}",
@@ -172,7 +182,7 @@ def _counts(tx: Tx, column: str, where: Condition) -> tuple[Count, ...]:
     return tuple(Count(name, int(count)) for name, count in rows)
 
 
-def _forgotten(tx: Tx, where: Condition) -> int:
+def _count_forgotten(tx: Tx, where: SqlCondition) -> int:
     rows = tx.rows(
         "SELECT COUNT(*) FROM incidents i JOIN responses r ON r.node = i.node "  # noqa: S608
         f"WHERE i.kind = 'forgot' AND {where.sql}",

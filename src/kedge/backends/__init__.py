@@ -6,8 +6,7 @@ The server does not know engines, and a model of the server does not know the wi
 two. ``load_models`` reads several of them, by name, from a file.
 """
 
-from kedge.backends.file import Models, load_models
-from kedge.backends.model import EngineModel
-from kedge.backends.naming import open_model
+from kedge.backends.engine_model import EngineModel
+from kedge.backends.models_file import Models, load_models, open_model
 
 __all__ = ["EngineModel", "Models", "load_models", "open_model"]

@@ -8,22 +8,28 @@ came is paid for again. A ``Runner`` carries the lines to where they run: tasks 
 worker processes on DBOS (``kedge.batch.dbos_runner``).
 """
 
-from kedge.batch.lines import Line, read_lines
-from kedge.batch.pace import Pace
-from kedge.batch.results import LineResult, Results, Summary
+from kedge.batch.input_file import BatchLine, read_lines
+from kedge.batch.rate_limit import RateLimiter
+from kedge.batch.results import LineResult, ResultsFile, Summary
 from kedge.batch.run import Progress, run_batch
-from kedge.batch.runner import AsyncioRunner, Runner, Work
+from kedge.batch.runner import AsyncioRunner, BatchJob, Runner
 
 __all__ = [
     "AsyncioRunner",
-    "Line",
+    "BatchJob",
+    "BatchLine",
     "LineResult",
-    "Pace",
     "Progress",
-    "Results",
+    "RateLimiter",
+    "ResultsFile",
     "Runner",
     "Summary",
-    "Work",
     "read_lines",
     "run_batch",
 ]
+
+# Names of version 0.1, which keep working.
+Line = BatchLine
+Pace = RateLimiter
+Results = ResultsFile
+Work = BatchJob

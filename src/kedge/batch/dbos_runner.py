@@ -19,8 +19,8 @@ import anyio
 from anyio.abc import Process
 from anyio.to_thread import run_sync as in_thread
 
-from kedge.batch.converse import Work
-from kedge.batch.lines import Line
+from kedge.batch.conversation_task import BatchJob
+from kedge.batch.input_file import BatchLine
 from kedge.batch.results import LineResult
 from kedge.errors import BatchFailed, InvalidBatch
 from kedge.observe import get_logger
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-POLL = 0.1
-CHUNK = 200
+POLL_INTERVAL = 0.1
+CHUNK_SIZE = 200
 """How many lines are looked at, besides those that can run at the same time."""
-MOST_DEATHS = 5
+MAX_DEATHS = 5
 """How often a worker may die in a row, with nothing finished in between, before we give up."""
-OVER = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
+FINAL_STATUSES = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
 
 
 class DbosRunner:
@@ -49,30 +49,32 @@ class DbosRunner:
         self.pids: list[int] = []
         """The processes that work right now."""
 
-    async def run(self, lines: Sequence[Line], work: Work) -> AsyncGenerator[LineResult, None]:
+    async def run(
+        self, lines: Sequence[BatchLine], work: BatchJob
+    ) -> AsyncGenerator[LineResult, None]:
         """The results, as they come."""
-        url = self.database_url or database_beside(work.store_url)
-        client = await in_thread(_prepared, url, work, self.workers)
+        url = self.database_url or default_database_url(work.store_url)
+        client = await in_thread(_prepare_client, url, work, self.workers)
         try:
             async with AsyncExitStack() as stack:
-                crew = _Crew(url, work, self.workers, self.pids)
+                crew = _WorkerPool(url, work, self.workers, self.pids)
                 stack.push_async_callback(crew.stop)
                 await crew.start()
-                waiting = await in_thread(_enqueued, client, lines, work)
+                waiting = await in_thread(_enqueue_lines, client, lines, work)
                 while waiting:
-                    await crew.look()
+                    await crew.replace_dead()
                     # Lines are taken in this order, so what is finished is among the first.
-                    first = list(islice(waiting, work.concurrency + CHUNK))
-                    for status in await in_thread(_finished, client, first):
-                        crew.progress()
-                        yield _result(status, waiting.pop(status.workflow_id))
-                    await anyio.sleep(POLL)
+                    first = list(islice(waiting, work.concurrency + CHUNK_SIZE))
+                    for status in await in_thread(_list_finished, client, first):
+                        crew.reset_deaths()
+                        yield _to_result(status, waiting.pop(status.workflow_id))
+                    await anyio.sleep(POLL_INTERVAL)
         finally:
             with anyio.CancelScope(shield=True):
                 await in_thread(client.destroy)
 
 
-def database_beside(store_url: str) -> str:
+def default_database_url(store_url: str) -> str:
     """Where DBOS keeps its books, if nobody says: a file beside the store's, or the store's database."""
     parts = urlsplit(store_url)
     if parts.scheme.startswith("postgres"):
@@ -82,89 +84,91 @@ def database_beside(store_url: str) -> str:
     return f"{store_url.partition('?')[0]}.dbos"
 
 
-def queue_of(work: Work) -> str:
+def queue_name(work: BatchJob) -> str:
     """The name of a batch's queue."""
     return f"kedge.{work.name}"
 
 
-def _prepared(url: str, work: Work, workers: int) -> "DBOSClient":
+def _prepare_client(url: str, work: BatchJob, workers: int) -> "DBOSClient":
     """A client of a database that is ready, with the queue in it."""
     try:
         from dbos import DBOS, DBOSClient
     except ImportError as error:
         raise InvalidBatch("the runner needs the extra dbos: pip install 'kedge[dbos]'") from error
-    from kedge.batch.worker import APPLICATION
+    from kedge.batch.worker import APPLICATION_NAME
 
-    _quiet()
+    _silence_dbos()
     DBOS.migrate(url)
     client = DBOSClient(system_database_url=url)
     client.register_queue(
-        queue_of(work),
+        queue_name(work),
         worker_concurrency=-(-work.concurrency // workers),
         partition_concurrency=1,
-        polling_interval_sec=POLL,
-        application_name=APPLICATION,
+        polling_interval_sec=POLL_INTERVAL,
+        application_name=APPLICATION_NAME,
     )
     return client
 
 
-def _quiet() -> None:
+def _silence_dbos() -> None:
     """DBOS tells its users what it does; ours did not ask for that."""
     import logging
 
     logging.getLogger("dbos").setLevel(logging.ERROR)
 
 
-def _enqueued(client: "DBOSClient", lines: Sequence[Line], work: Work) -> dict[str, Line]:
+def _enqueue_lines(
+    client: "DBOSClient", lines: Sequence[BatchLine], work: BatchJob
+) -> dict[str, BatchLine]:
     """Every line on the queue, or on its way already: by the id of its workflow."""
-    from kedge.batch.worker import APPLICATION, VERSION, WORKFLOW
+    from kedge.batch.worker import APPLICATION_NAME, APPLICATION_VERSION, WORKFLOW_NAME
 
     prefix = f"{work.name}."
     there = {
         status.workflow_id: status
         for status in client.list_workflows(workflow_id_prefix=prefix, load_input=False)
     }
-    waiting: dict[str, Line] = {}
+    waiting: dict[str, BatchLine] = {}
     for line in lines:
-        name = _name(f"{prefix}{line.id}", there)
+        name = _workflow_id(f"{prefix}{line.id}", there)
         waiting[name] = line
         if name not in there:
             client.enqueue(
                 {
-                    "workflow_name": WORKFLOW,
-                    "queue_name": queue_of(work),
+                    "workflow_name": WORKFLOW_NAME,
+                    "queue_name": queue_name(work),
                     "workflow_id": name,
                     "queue_partition_key": f"{prefix}{line.id}",
-                    "app_version": VERSION,
-                    "application_name": APPLICATION,
+                    "app_version": APPLICATION_VERSION,
+                    "application_name": APPLICATION_NAME,
                 },
-                line.plain(),
+                line.to_dict(),
             )
     return waiting
 
 
-def _name(line: str, there: dict[str, "WorkflowStatus"]) -> str:
+def _workflow_id(line: str, known_workflows: dict[str, "WorkflowStatus"]) -> str:
     """The first attempt at a line that did not fail, or a new one."""
     number = 1
-    while (known := there.get(f"{line}.{number}")) and _has_failed(known):
+    while (known := known_workflows.get(f"{line}.{number}")) and _has_failed(known):
         number += 1
     return f"{line}.{number}"
 
 
 def _has_failed(status: "WorkflowStatus") -> bool:
     if status.status != "SUCCESS":
-        return status.status in OVER
+        return status.status in FINAL_STATUSES
     return bool(status.output) and status.output.get("status") == "failed"
 
 
-def _finished(client: "DBOSClient", names: list[str]) -> list["WorkflowStatus"]:
-    return client.list_workflows(workflow_ids=names, status=list(OVER), load_input=False)
+def _list_finished(client: "DBOSClient", names: list[str]) -> list["WorkflowStatus"]:
+    return client.list_workflows(workflow_ids=names, status=list(FINAL_STATUSES), load_input=False)
 
 
-def _result(status: "WorkflowStatus", line: Line) -> LineResult:
+def _to_result(status: "WorkflowStatus", line: BatchLine) -> LineResult:
     output: dict[str, Any] | None = status.output
     if status.status == "SUCCESS" and output:
-        return LineResult.of(output)
+        return LineResult.from_dict(output)
     told = type(status.error).__name__ if status.error else status.status
     words = f"the workflow ended as {status.status.lower()}: {status.error or 'no reason given'}"
     return LineResult(line.id, "failed", error=words, kind=told)
@@ -176,38 +180,43 @@ class _Worker:
     deaths: int = 0
 
 
-class _Crew:
+class _WorkerPool:
     """The worker processes, each replaced when it dies."""
 
-    def __init__(self, url: str, work: Work, number: int, pids: list[int]) -> None:
-        told = {"url": url, "queue": queue_of(work), "work": work.plain(), "share": number}
-        self.told = json.dumps(told).encode() + b"\n"
-        self.batch, self.number, self.pids = work.name, number, pids
+    def __init__(self, url: str, work: BatchJob, worker_count: int, pids: list[int]) -> None:
+        told = {
+            "url": url,
+            "queue": queue_name(work),
+            "work": work.to_dict(),
+            "share": worker_count,
+        }
+        self.config_line = json.dumps(told).encode() + b"\n"
+        self.batch, self.worker_count, self.pids = work.name, worker_count, pids
         self.workers: dict[str, _Worker] = {}
 
     async def start(self) -> None:
         """Begin."""
-        for number in range(self.number):
+        for number in range(self.worker_count):
             executor = f"{self.batch}-{number}"
             self.workers[executor] = _Worker(await self._spawn(executor))
-        self._note()
+        self._update_pids()
 
-    async def look(self) -> None:
+    async def replace_dead(self) -> None:
         """Replace the workers that died."""
         for executor, worker in self.workers.items():
             if worker.process.returncode is None:
                 continue
             worker.deaths += 1
             log.warning("worker %s died (%d)", executor, worker.process.returncode)
-            if worker.deaths > MOST_DEATHS:
+            if worker.deaths > MAX_DEATHS:
                 raise BatchFailed(
                     f"a worker died {worker.deaths} times and nothing was finished; "
                     "what was reached is kept, and the same command goes on from there"
                 )
             worker.process = await self._spawn(executor)
-        self._note()
+        self._update_pids()
 
-    def progress(self) -> None:
+    def reset_deaths(self) -> None:
         """Something was finished: whoever died had at least a reason of its own."""
         for worker in self.workers.values():
             worker.deaths = 0
@@ -232,8 +241,8 @@ class _Crew:
         process = await anyio.open_process(command, stdout=None, stderr=None)
         if process.stdin:
             with suppress(anyio.BrokenResourceError, OSError):  # it died at once; look() will see
-                await process.stdin.send(self.told)
+                await process.stdin.send(self.config_line)
         return process
 
-    def _note(self) -> None:
+    def _update_pids(self) -> None:
         self.pids[:] = [worker.process.pid for worker in self.workers.values()]

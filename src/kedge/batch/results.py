@@ -18,7 +18,7 @@ from typing import IO, Any, Literal, Self, cast
 from kedge.errors import InvalidBatch
 
 # What a line need not say. By type, for 0 is a number that was counted, and not False.
-_UNSAID: dict[type, tuple[Any, ...]] = {
+_OMITTED_VALUES: dict[type, tuple[Any, ...]] = {
     str: ("",),
     bool: (False,),
     type(None): (None,),
@@ -26,7 +26,7 @@ _UNSAID: dict[type, tuple[Any, ...]] = {
 }
 
 
-BEGINNING = b'{"id": "'
+LINE_PREFIX = b'{"id": "'
 """How every line of the file begins."""
 
 
@@ -49,13 +49,15 @@ class LineResult:
     """The name of the error."""
     retryable: bool = False
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The result as a line of the file says it."""
         told = asdict(self) | {"answers": list(self.answers)}
-        return {name: value for name, value in told.items() if value not in _UNSAID[type(value)]}
+        return {
+            name: value for name, value in told.items() if value not in _OMITTED_VALUES[type(value)]
+        }
 
     @classmethod
-    def of(cls, data: dict[str, Any]) -> Self:
+    def from_dict(cls, data: dict[str, Any]) -> Self:
         """A result from how the file says it."""
         known: dict[str, Any] = {n: data[n] for n in cls.__dataclass_fields__ if n in data}
         known["answers"] = tuple(data.get("answers", ()))
@@ -80,7 +82,7 @@ class Summary:
     """How many lines ended in which error."""
 
 
-class Results:
+class ResultsFile:
     """The file of results, open for more."""
 
     def __init__(self, path: str | Path) -> None:
@@ -91,8 +93,8 @@ class Results:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.touch()
-            self.known()  # which refuses a file of somebody else's before it is changed
-            _heal(self.path)
+            self.load()  # which refuses a file of somebody else's before it is changed
+            _drop_partial_line(self.path)
             self._file = self.path.open("ab")
         except OSError as error:
             raise InvalidBatch(f"{self.path} cannot be written: {error.strerror}") from error
@@ -108,16 +110,16 @@ class Results:
             with suppress(OSError):  # what could not be written was told by ``add``
                 self._file.close()
 
-    def known(self) -> dict[str, LineResult]:
+    def load(self) -> dict[str, LineResult]:
         """The results that are there, by id; the last one counts."""
         found: dict[str, LineResult] = {}
         with self.path.open("rb") as file:
             for number, text in enumerate(file, 1):
-                if _is_cut(text):
+                if _is_truncated(text):
                     break
                 try:
                     data = json.loads(text)
-                    found[data["id"]] = LineResult.of(cast("dict[str, Any]", data))
+                    found[data["id"]] = LineResult.from_dict(cast("dict[str, Any]", data))
                 except (ValueError, KeyError, TypeError) as error:
                     raise InvalidBatch(
                         f"line {number} of {self.path} is no result of a batch; "
@@ -125,11 +127,11 @@ class Results:
                     ) from error
         return found
 
-    def add(self, result: LineResult) -> None:
+    def append(self, result: LineResult) -> None:
         """Write a result down, for good."""
         assert self._file is not None  # noqa: S101 - it is used inside of its block
         try:
-            self._file.write(json.dumps(result.plain(), ensure_ascii=False).encode() + b"\n")
+            self._file.write(json.dumps(result.to_dict(), ensure_ascii=False).encode() + b"\n")
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -139,13 +141,13 @@ class Results:
             ) from error
 
 
-def _is_cut(text: bytes) -> bool:
+def _is_truncated(text: bytes) -> bool:
     """Whether a line is the beginning of a result, or what a crash of the machine leaves of it."""
     if text.endswith(b"\n"):
         return False
-    if text.startswith(BEGINNING):
+    if text.startswith(LINE_PREFIX):
         return not _is_json(text)
-    return BEGINNING.startswith(text) or not text.strip(b"\0")
+    return LINE_PREFIX.startswith(text) or not text.strip(b"\0")
 
 
 def _is_json(text: bytes) -> bool:
@@ -156,7 +158,7 @@ def _is_json(text: bytes) -> bool:
     return True
 
 
-def _heal(path: Path) -> None:
+def _drop_partial_line(path: Path) -> None:
     """Take off a last line that was cut."""
     with path.open("r+b") as file:
         end = file.seek(0, os.SEEK_END)
@@ -173,7 +175,9 @@ def _heal(path: Path) -> None:
             file.truncate(position)
 
 
-def summed(results: Iterable[LineResult], *, total: int, skipped: int, seconds: float) -> Summary:
+def summarize_results(
+    results: Iterable[LineResult], *, total: int, skipped: int, seconds: float
+) -> Summary:
     """A batch in numbers."""
     listed = list(results)
     errors: dict[str, int] = {}

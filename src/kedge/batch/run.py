@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kedge.batch.converse import LEASE, Work
-from kedge.batch.lines import Line, checked_params, read_lines
-from kedge.batch.results import LineResult, Results, Summary, summed
+from kedge.batch.conversation_task import DEFAULT_LEASE, BatchJob
+from kedge.batch.input_file import BatchLine, check_params, read_lines
+from kedge.batch.results import LineResult, ResultsFile, Summary, summarize_results
 from kedge.batch.runner import AsyncioRunner, Runner
 from kedge.errors import InvalidBatch
 
@@ -31,11 +31,11 @@ class Progress:
         return self.skipped + self.completed + self.failed
 
 
-Watch = Callable[[Progress], None]
+ProgressCallback = Callable[[Progress], None]
 
 
 async def run_batch(
-    prompts: str | Path | Sequence[Line],
+    prompts: str | Path | Sequence[BatchLine],
     out: str | Path,
     *,
     store_url: str,
@@ -46,9 +46,9 @@ async def run_batch(
     requests_per_minute: int = 0,
     tokens_per_minute: int = 0,
     attempts: int = 4,
-    lease: float = LEASE,
+    lease: float = DEFAULT_LEASE,
     params: dict[str, Any] | None = None,
-    watch: Watch | None = None,
+    watch: ProgressCallback | None = None,
 ) -> Summary:
     """Have the conversations of a file, and write a result for each to another.
 
@@ -61,8 +61,8 @@ async def run_batch(
     lines = list(prompts) if not isinstance(prompts, str | Path) else read_lines(prompts)
     if len({line.id for line in lines}) < len(lines):
         raise InvalidBatch("two lines have the same id; ids must differ")
-    work = Work(
-        name=name or name_of(out),
+    work = BatchJob(
+        name=name or default_name(out),
         store_url=store_url,
         model=model,
         concurrency=concurrency,
@@ -70,26 +70,26 @@ async def run_batch(
         requests_per_minute=requests_per_minute,
         tokens_per_minute=tokens_per_minute,
         lease=lease,
-        params=checked_params(params or {}, "params"),
+        params=check_params(params or {}, "params"),
     )
     began = time.perf_counter()
-    with Results(out) as results:
-        known = results.known()
+    with ResultsFile(out) as results:
+        known = results.load()
         todo = [line for line in lines if not _is_done(known.get(line.id))]
         skipped = len(lines) - len(todo)
-        done = await _run(runner or AsyncioRunner(), todo, work, results, len(lines), watch)
-    return summed(
+        done = await _run_lines(runner or AsyncioRunner(), todo, work, results, len(lines), watch)
+    return summarize_results(
         done, total=len(lines), skipped=skipped, seconds=round(time.perf_counter() - began, 3)
     )
 
 
-async def _run(
+async def _run_lines(
     runner: Runner,
-    todo: Sequence[Line],
-    work: Work,
-    results: Results,
+    todo: Sequence[BatchLine],
+    work: BatchJob,
+    results: ResultsFile,
     total: int,
-    watch: Watch | None,
+    watch: ProgressCallback | None,
 ) -> list[LineResult]:
     done: list[LineResult] = []
     skipped, failed = total - len(todo), 0
@@ -99,7 +99,7 @@ async def _run(
         return done
     async with aclosing(runner.run(todo, work)) as finished:
         async for result in finished:
-            results.add(result)
+            results.append(result)
             done.append(result)
             failed += result.status == "failed"
             if watch:
@@ -107,7 +107,7 @@ async def _run(
     return done
 
 
-def name_of(out: str | Path) -> str:
+def default_name(out: str | Path) -> str:
     """A name for the batch that writes its results there."""
     digest = hashlib.sha256(str(Path(out).absolute()).encode()).hexdigest()
     return f"batch_{digest[:16]}"

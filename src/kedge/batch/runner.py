@@ -11,17 +11,17 @@ from typing import Protocol
 
 import anyio
 
-from kedge.batch.converse import Desk, Work, converse
-from kedge.batch.lines import Line
+from kedge.batch.conversation_task import BatchContext, BatchJob, run_conversation
+from kedge.batch.input_file import BatchLine
 from kedge.batch.results import LineResult
 
-__all__ = ["AsyncioRunner", "Runner", "Work"]
+__all__ = ["AsyncioRunner", "BatchJob", "Runner"]
 
 
 class Runner(Protocol):
     """Runs the lines of a batch."""
 
-    def run(self, lines: Sequence[Line], work: Work) -> AsyncGenerator[LineResult, None]:
+    def run(self, lines: Sequence[BatchLine], work: BatchJob) -> AsyncGenerator[LineResult, None]:
         """The results, as they come."""
         ...
 
@@ -29,11 +29,13 @@ class Runner(Protocol):
 class AsyncioRunner:
     """Tasks in this process, at most ``work.concurrency`` at the same time."""
 
-    async def run(self, lines: Sequence[Line], work: Work) -> AsyncGenerator[LineResult, None]:
+    async def run(
+        self, lines: Sequence[BatchLine], work: BatchJob
+    ) -> AsyncGenerator[LineResult, None]:
         """The results, as they come."""
-        desk = await Desk.open(work)
+        desk = await BatchContext.open(work)
         try:
-            async with aclosing(_all(desk, lines)) as results:
+            async with aclosing(_run_all(desk, lines)) as results:
                 async for result in results:
                     yield result
         finally:
@@ -41,7 +43,9 @@ class AsyncioRunner:
                 await desk.aclose()
 
 
-async def _all(desk: Desk, lines: Sequence[Line]) -> AsyncGenerator[LineResult, None]:
+async def _run_all(
+    context: BatchContext, lines: Sequence[BatchLine]
+) -> AsyncGenerator[LineResult, None]:
     # Plain tasks and no task group: whoever takes the results may stop at any time, in any task.
     todo = iter(lines)
     finished: asyncio.Queue[LineResult | Exception] = asyncio.Queue()
@@ -49,12 +53,12 @@ async def _all(desk: Desk, lines: Sequence[Line]) -> AsyncGenerator[LineResult, 
     async def work_off() -> None:
         try:
             for line in todo:
-                finished.put_nowait(await converse(desk, line))
+                finished.put_nowait(await run_conversation(context, line))
         except Exception as error:  # noqa: BLE001 - it is raised again below
             finished.put_nowait(error)
 
     workers = [
-        asyncio.create_task(work_off()) for _ in range(min(desk.work.concurrency, len(lines)))
+        asyncio.create_task(work_off()) for _ in range(min(context.work.concurrency, len(lines)))
     ]
     try:
         for _ in lines:

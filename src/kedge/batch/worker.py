@@ -15,61 +15,67 @@ from typing import Any
 import anyio
 from dbos import DBOS, DBOSConfig
 
-from kedge.batch.converse import Desk, TurnResult, Work, converse, take_turn
-from kedge.batch.lines import Line
+from kedge.batch.conversation_task import (
+    BatchContext,
+    BatchJob,
+    TurnResult,
+    run_conversation,
+    send_turn,
+)
+from kedge.batch.input_file import BatchLine
 
-APPLICATION = "kedge-batch"
-VERSION = "1"
-WORKFLOW = "kedge.batch.line"
+APPLICATION_NAME = "kedge-batch"
+APPLICATION_VERSION = "1"
+WORKFLOW_NAME = "kedge.batch.line"
 
 
-class _Bureau:
+class _ContextHolder:
     """The one desk of this process, opened when the first line comes."""
 
     def __init__(self) -> None:
-        self.work: Work | None = None
+        self.work: BatchJob | None = None
         self.share = 1
-        self._desk: Desk | None = None
-        self._opening = anyio.Lock()
+        self._context: BatchContext | None = None
+        self._lock = anyio.Lock()
 
-    async def desk(self) -> Desk:
+    async def get(self) -> BatchContext:
         """The desk."""
         assert self.work is not None  # noqa: S101 - main has set it
-        async with self._opening:
-            if self._desk is None:
-                self._desk = await Desk.open(self.work, share=self.share)
-        return self._desk
+        async with self._lock:
+            if self._context is None:
+                self._context = await BatchContext.open(self.work, share=self.share)
+        return self._context
 
 
-_bureau = _Bureau()
+_holder = _ContextHolder()
 
 
 @DBOS.step(name="kedge.batch.turn")
 async def run_turn(line: dict[str, Any], number: int) -> dict[str, Any]:
     """One turn of a line."""
-    return asdict(await take_turn(await _bureau.desk(), Line.of(line), number))
+    return asdict(await send_turn(await _holder.get(), BatchLine.from_dict(line), number))
 
 
-@DBOS.workflow(name=WORKFLOW)
+@DBOS.workflow(name=WORKFLOW_NAME)
 async def run_line(line: dict[str, Any]) -> dict[str, Any]:
     """A line, turn after turn."""
 
     async def turns(number: int) -> TurnResult:
         return TurnResult(**await run_turn(line, number))
 
-    return (await converse(await _bureau.desk(), Line.of(line), turns)).plain()
+    return (await run_conversation(await _holder.get(), BatchLine.from_dict(line), turns)).to_dict()
 
 
 def main(executor: str) -> None:
     """Work until nobody wants it any more."""
     told = json.loads(sys.stdin.readline())
-    _bureau.work, _bureau.share = Work(**told["work"]), told["share"]
+    _holder.work, _holder.share = BatchJob(**told["work"]), told["share"]
     DBOS(
         config=DBOSConfig(
-            name=APPLICATION,
+            name=APPLICATION_NAME,
             system_database_url=told["url"],
             executor_id=executor,
-            application_version=VERSION,
+            application_version=APPLICATION_VERSION,
             log_level="ERROR",
             run_migrations=False,
         )

@@ -2,8 +2,11 @@
 
 from kedge.chat.answer import Answer, ChatStream
 from kedge.chat.chat import Chat, State
-from kedge.chat.inspecting import StateReport
-from kedge.chat.sealing import new_key
-from kedge.chat.state import REASONS
+from kedge.chat.encryption import new_key
+from kedge.chat.inspect import StateReport
+from kedge.chat.state import DISCARD_REASONS
 
-__all__ = ["REASONS", "Answer", "Chat", "ChatStream", "State", "StateReport", "new_key"]
+__all__ = ["DISCARD_REASONS", "Answer", "Chat", "ChatStream", "State", "StateReport", "new_key"]
+
+# Names of version 0.1, which keep working.
+REASONS = DISCARD_REASONS

@@ -15,7 +15,7 @@ from kedge.events.types import Event
 from kedge.planning import RequestPlan
 from kedge.turns import AssistantBlock, Turn, snapshot_block_ids
 
-Write = Callable[[Turn, frozenset[str]], bytes]
+StateWriter = Callable[[Turn, frozenset[str]], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,14 @@ class ChatStream(AbstractAsyncContextManager["ChatStream"]):
     ``write`` makes state bytes of a Turn and of the ids of the blocks that a model has seen.
     """
 
-    def __init__(self, stream: Stream, turn: Turn, old: bytes, write: Write) -> None:
+    def __init__(
+        self, stream: Stream, turn: Turn, initial_state: bytes, write_state: StateWriter
+    ) -> None:
         self._stream = stream
-        self._write = write
-        self._old = old
-        self._reached = turn
-        self._seen: frozenset[str] = frozenset()
+        self._write_state = write_state
+        self._initial_state = initial_state
+        self._turn = turn
+        self._seen_ids: frozenset[str] = frozenset()
         self._compaction: CompactionResult | None = None
         self._answer: Answer | None = None
 
@@ -69,7 +71,7 @@ class ChatStream(AbstractAsyncContextManager["ChatStream"]):
     @property
     def state(self) -> bytes:
         """The state reached so far, at any time: finished answers and tool results are in it."""
-        return self._answer.state if self._answer else self._write(self._reached, self._seen)
+        return self._answer.state if self._answer else self._write_state(self._turn, self._seen_ids)
 
     async def finish(self) -> Answer:
         """Watch to the end, and return the answer."""
@@ -80,36 +82,36 @@ class ChatStream(AbstractAsyncContextManager["ChatStream"]):
     async def __aiter__(self) -> AsyncIterator[Event]:
         try:
             async for event in self._stream:
-                self._note(event)
+                self._handle_event(event)
                 yield event
         except Exception as error:
-            error.state = self._after(error)  # pyright: ignore[reportAttributeAccessIssue]
+            error.state = self._state_after_error(error)  # pyright: ignore[reportAttributeAccessIssue]
             raise
-        self._answer = self._finished()
+        self._answer = self._build_answer()
 
-    def _note(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         match event:
             case AnswerFinished():
-                self._reached = event.turn
-                self._seen = snapshot_block_ids(event.turn)
+                self._turn = event.turn
+                self._seen_ids = snapshot_block_ids(event.turn)
             case ToolFinished():
-                self._reached = self._reached.append(event.result)
+                self._turn = self._turn.append(event.result)
             case TurnCompacted():
                 self._compaction = event.result
             case _:
                 pass
 
-    def _after(self, error: Exception) -> bytes:
+    def _state_after_error(self, error: Exception) -> bytes:
         """The state that an error leaves: with what was said, unless nothing was even sent."""
         if isinstance(error, EngineError):
-            return self._write(error.turn or self._reached, self._seen)
-        return self.state if self._seen else self._old
+            return self._write_state(error.turn or self._turn, self._seen_ids)
+        return self.state if self._seen_ids else self._initial_state
 
-    def _finished(self) -> Answer:
+    def _build_answer(self) -> Answer:
         stream = self._stream
         return Answer(
             text=stream.text,
-            state=self._write(stream.turn, self._seen),
+            state=self._write_state(stream.turn, self._seen_ids),
             turn=stream.turn,
             usage=stream.usage,
             plan=stream.plan,

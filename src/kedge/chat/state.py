@@ -10,31 +10,73 @@ half a history.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, cast
 
-from kedge.chat.layout import (
+from kedge.chat.encryption import StateCipher, is_encrypted
+from kedge.chat.state_codec import (
     Json,
+    decode_anchors,
+    decode_blocks,
     encode,
+    encode_anchors,
+    encode_blocks,
     quote,
-    read_anchors,
-    read_blocks,
-    write_anchors,
-    write_blocks,
 )
-from kedge.chat.sealing import Sealer, is_sealed
-from kedge.chat.upgrades import CHECKED_SINCE, VERSION, upgraded
 from kedge.errors import KedgeError
 from kedge.planning import ConversationState, get_state, set_state
 from kedge.planning.state import MODES, STATE_KEY
-from kedge.turns import Block, Turn
-from kedge.turns.frozen import EMPTY, FrozenMap, check_text, thaw
+from kedge.turns import Block, SystemBlock, Turn, block_from_item, dump_block
+from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, thaw
 
-Reason = Literal[
+VERSION = 2
+FIRST_CHECKSUM_VERSION = 2
+"""From this version on there is a checksum."""
+
+
+def upgrade_members(
+    members: Json, upgrades: Mapping[int, Callable[[Json], Json]] | None = None
+) -> Json:
+    """The members of a state as the current version has them; ``upgrades`` goes step by step."""
+    steps = UPGRADES if upgrades is None else upgrades
+    while members["version"] in steps:
+        version = members["version"]
+        members = {**steps[version](members), "version": version + 1}
+    return members
+
+
+def _upgrade_from_v1(members: Json) -> Json:
+    """Version 1 to 2: messages become blocks. Leading system messages are not stored any more."""
+    messages = members["messages"]
+    if not isinstance(messages, list) or not all(map(_is_item, cast("list[object]", messages))):
+        raise ValueError("messages are objects with a role or a type")
+    blocks = [block_from_item(message) for message in cast("list[Json]", messages)]
+    lead = 0
+    while lead < len(blocks) and isinstance(blocks[lead], SystemBlock):
+        lead += 1
+    return {
+        "provider": members["provider"],
+        "processed_length": max(0, members["processed_length"] - lead),
+        "id": "",
+        "blocks": [{"as_is": dump_block(block)} for block in blocks[lead:]],
+        "responses": [],
+        "anchors": [],
+    }
+
+
+def _is_item(message: object) -> bool:
+    return isinstance(message, dict) and ("role" in message or "type" in message)
+
+
+UPGRADES: Mapping[int, Callable[[Json], Json]] = {1: _upgrade_from_v1}
+"""What each older version needs to become the next."""
+
+
+DiscardReason = Literal[
     "not_json", "version", "damaged", "provider", "malformed", "encrypted", "wrong_key"
 ]
-REASONS: dict[Reason, str] = {
+DISCARD_REASONS: dict[DiscardReason, str] = {
     "not_json": "it is not JSON: cut off, damaged, or no state at all",
     "version": "its version is not known here; a newer Kedge wrote it, or it is no state",
     "damaged": "its checksum does not match: it was changed or damaged",
@@ -45,9 +87,9 @@ REASONS: dict[Reason, str] = {
 }
 """Every reason to discard a state, in plain words."""
 
-_CHECKSUM = b',"checksum":"sha256:'
-_END = b'"}'
-_TAIL = len(_CHECKSUM) + 64 + len(_END)
+_CHECKSUM_PREFIX = b',"checksum":"sha256:'
+_CHECKSUM_SUFFIX = b'"}'
+_CHECKSUM_LENGTH = len(_CHECKSUM_PREFIX) + 64 + len(_CHECKSUM_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +103,7 @@ class ChatState:
     provider: str
     blocks: tuple[Block, ...] = ()
     processed_length: int = 0
-    memory: ConversationState = field(default_factory=ConversationState)
+    conversation_state: ConversationState = field(default_factory=ConversationState)
     turn_id: str = ""
     data: FrozenMap = EMPTY
     version: int = VERSION
@@ -70,30 +112,34 @@ class ChatState:
     def turn(self, leading: tuple[Block, ...] = (), following: tuple[Block, ...] = ()) -> Turn:
         """The Turn to send: fresh leading blocks, the history, and what is new."""
         turn = Turn((*leading, *self.blocks, *following), id=self.turn_id, data=self.data)
-        return set_state(turn, self.memory)
+        return set_state(turn, self.conversation_state)
 
 
 @dataclass(frozen=True, slots=True)
-class Discarded:
+class DiscardedState:
     """Why a state cannot be used, and what could be read of it nevertheless."""
 
-    reason: Reason
+    reason: DiscardReason
     detail: str = ""
     members: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __str__(self) -> str:
-        return f"{REASONS[self.reason]} ({self.detail})" if self.detail else REASONS[self.reason]
+        return (
+            f"{DISCARD_REASONS[self.reason]} ({self.detail})"
+            if self.detail
+            else DISCARD_REASONS[self.reason]
+        )
 
 
-def write_state(state: ChatState) -> bytes:
+def encode_state(state: ChatState) -> bytes:
     """Write state bytes."""
     responses: dict[str, int] = {}
 
     def number(response_id: str) -> int:
         return responses.setdefault(response_id, len(responses))
 
-    anchors = write_anchors(state.memory.anchors, number)
-    blocks = write_blocks(state.blocks, number)
+    anchors = encode_anchors(state.conversation_state.anchors, number)
+    blocks = encode_blocks(state.blocks, number)
     members = {
         "version": str(VERSION),
         "provider": quote(state.provider),
@@ -102,14 +148,16 @@ def write_state(state: ChatState) -> bytes:
         "blocks": blocks,
         "responses": encode(list(responses)),
         "anchors": anchors,
-        **{name: encode(value) for name, value in _further(state).items() if value},
+        **{name: encode(value) for name, value in _optional_members(state).items() if value},
     }
     covered = ("{" + ",".join(f'"{name}":{text}' for name, text in members.items())).encode()
-    return b"".join((covered, _CHECKSUM, hashlib.sha256(covered).hexdigest().encode(), _END))
+    return b"".join(
+        (covered, _CHECKSUM_PREFIX, hashlib.sha256(covered).hexdigest().encode(), _CHECKSUM_SUFFIX)
+    )
 
 
-def _further(state: ChatState) -> Json:
-    memory = state.memory
+def _optional_members(state: ChatState) -> Json:
+    memory = state.conversation_state
     return {
         "mode": memory.mode,
         "previous_response_id": memory.previous_response_id,
@@ -118,24 +166,24 @@ def _further(state: ChatState) -> Json:
     }
 
 
-def read_state(
-    data: bytes, provider: str | None, sealer: Sealer | None = None
-) -> ChatState | Discarded:
+def decode_state(
+    data: bytes, provider: str | None, cipher: StateCipher | None = None
+) -> ChatState | DiscardedState:
     """Read state bytes; without a ``provider``, those of any. Never raises."""
-    if is_sealed(data):
-        opened = sealer.open(data) if sealer else None
+    if is_encrypted(data):
+        opened = cipher.decrypt(data) if cipher else None
         if opened is None:
-            return Discarded("wrong_key" if sealer else "encrypted")
+            return DiscardedState("wrong_key" if cipher else "encrypted")
         data = opened
-    members = parsed(data)
-    if isinstance(members, Discarded):
+    members = parse_members(data)
+    if isinstance(members, DiscardedState):
         return members
     if provider is not None and members.get("provider") != provider:
-        return Discarded("provider", _named_provider(members), members)
+        return DiscardedState("provider", _describe_provider(members), members)
     try:
-        return _read_members(members)
+        return _decode_members(members)
     except (KedgeError, ValueError, LookupError, TypeError, AttributeError) as error:
-        return Discarded("malformed", type(error).__name__, members)
+        return DiscardedState("malformed", type(error).__name__, members)
 
 
 def as_bytes(state: object) -> bytes:
@@ -153,35 +201,37 @@ def as_bytes(state: object) -> bytes:
             return b"not bytes"
 
 
-def parsed(data: bytes) -> Json | Discarded:
+def parse_members(data: bytes) -> Json | DiscardedState:
     """The members of a state, intact and of the current version. Never raises."""
     try:
-        members = json.loads(data, parse_constant=_refuse)
+        members = json.loads(data, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
-        return Discarded("not_json")
+        return DiscardedState("not_json")
     if not isinstance(members, dict):
-        return Discarded("malformed", "not an object")
+        return DiscardedState("malformed", "not an object")
     members = cast("Json", members)
     version = members.get("version")
     if type(version) is not int or not 1 <= version <= VERSION:
-        return Discarded("version", "", members)
-    if version >= CHECKED_SINCE and not is_intact(data):
-        return Discarded("damaged", "", members)
+        return DiscardedState("version", "", members)
+    if version >= FIRST_CHECKSUM_VERSION and not has_valid_checksum(data):
+        return DiscardedState("damaged", "", members)
     try:
-        return {**upgraded(members), "written_as": version}
+        return {**upgrade_members(members), "written_as": version}
     except (KedgeError, ValueError, LookupError, TypeError, AttributeError) as error:
-        return Discarded("malformed", type(error).__name__, members)
+        return DiscardedState("malformed", type(error).__name__, members)
 
 
-def is_intact(data: bytes) -> bool:
+def has_valid_checksum(data: bytes) -> bool:
     """Whether the checksum at the end is that of all the bytes before it."""
-    covered, tail = data[:-_TAIL], data[-_TAIL:]
-    return tail == b"".join((_CHECKSUM, hashlib.sha256(covered).hexdigest().encode(), _END))
+    covered, tail = data[:-_CHECKSUM_LENGTH], data[-_CHECKSUM_LENGTH:]
+    return tail == b"".join(
+        (_CHECKSUM_PREFIX, hashlib.sha256(covered).hexdigest().encode(), _CHECKSUM_SUFFIX)
+    )
 
 
-def _read_members(members: Json) -> ChatState:
-    responses = [_text(each) for each in members["responses"]]
-    blocks = tuple(read_blocks(members["blocks"], responses))
+def _decode_members(members: Json) -> ChatState:
+    responses = [_check_text(each) for each in members["responses"]]
+    blocks = tuple(decode_blocks(members["blocks"], responses))
     length = members["processed_length"]
     if type(length) is not int or not 0 <= length <= len(blocks):
         raise ValueError("processed_length is not a number of blocks")
@@ -192,36 +242,36 @@ def _read_members(members: Json) -> ChatState:
         raise ValueError("the mode is not one of ours")
     memory = ConversationState(
         mode,
-        _text(members.get("previous_response_id", "")),
-        _text(members.get("conversation_id", "")),
-        tuple(read_anchors(members["anchors"], responses)),
+        _check_text(members.get("previous_response_id", "")),
+        _check_text(members.get("conversation_id", "")),
+        tuple(decode_anchors(members["anchors"], responses)),
     )
     data = FrozenMap(members["data"]) if "data" in members else EMPTY
     return ChatState(
-        _text(members["provider"]),
+        _check_text(members["provider"]),
         blocks,
         length,
         memory,
-        _text(members["id"]),
+        _check_text(members["id"]),
         data,
         members["written_as"],
     )
 
 
-def state_of(turn: Turn, provider: str, processed_length: int) -> ChatState:
+def state_from_turn(turn: Turn, provider: str, processed_length: int) -> ChatState:
     """What of a Turn goes into state bytes: all but its leading system blocks."""
     data = FrozenMap({name: value for name, value in turn.data.items() if name != STATE_KEY})
     return ChatState(provider, turn.body, processed_length, get_state(turn), turn.id, data)
 
 
-def _named_provider(members: Json) -> str:
+def _describe_provider(members: Json) -> str:
     name = members.get("provider")
     return name[:80] if isinstance(name, str) else "it does not say which"
 
 
-def _text(value: object) -> str:
+def _check_text(value: object) -> str:
     return check_text(value, "state")  # pyright: ignore[reportArgumentType]
 
 
-def _refuse(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(name)

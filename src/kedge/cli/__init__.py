@@ -39,7 +39,7 @@ COMMANDS: dict[str, str] = {
 """Every command and its line in ``kedge --help``."""
 
 
-def module_of(name: str) -> str:
+def module_name(name: str) -> str:
     """The module of a command; a name that is a word of Python has a line after it."""
     return f"kedge.cli.{'import_' if name == 'import' else name.replace('-', '_')}"
 
@@ -55,7 +55,7 @@ class LazyGroup(click.Group):
         """Import the module of a command."""
         if cmd_name not in COMMANDS:
             return None
-        return import_module(module_of(cmd_name)).command
+        return import_module(module_name(cmd_name)).command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -87,7 +87,7 @@ class LazyGroup(click.Group):
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
 
-def _use_color(ctx: click.Context) -> None:
+def _apply_no_color(ctx: click.Context) -> None:
     """Colour is for terminals whose owner did not say no; click sees to the terminals."""
     import os
 
@@ -106,7 +106,7 @@ def _use_color(ctx: click.Context) -> None:
 @click.pass_context
 def group(ctx: click.Context, verbose: int) -> None:
     """Conversations with language models that remember."""
-    _use_color(ctx)
+    _apply_no_color(ctx)
     ctx.meta["kedge.verbose"] = verbose
 
 

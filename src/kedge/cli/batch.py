@@ -9,17 +9,16 @@ import anyio
 import click
 
 from kedge.batch import AsyncioRunner, Progress, Runner, Summary, run_batch
-from kedge.cli.frame import command as kedge_command
-from kedge.cli.frame import setting
-from kedge.cli.output import dim, say, say_json
-from kedge.config.places import store_url
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import dim, echo, echo_json, setting_option
+from kedge.config.paths import store_url
 
 
 @kedge_command("batch", short_help="Have thousands of conversations from a file; resumable.")
 @click.argument("prompts", type=click.Path())
 @click.option("--out", required=True, type=click.Path(), help="Where results are added.")
-@setting("model")
-@setting("store")
+@setting_option("model")
+@setting_option("store")
 @click.option("--name", default="", help="A name for the batch.  [default: made of --out]")
 @click.option(
     "--concurrency", default=8, show_default=True, type=click.IntRange(1), help="At the same time."
@@ -63,7 +62,7 @@ def command(
     Run it again to go on after an interruption: what is finished is skipped, and no answer that was saved
     is paid for again. The exit code is 1 if a line failed.
     """
-    with _progress() as watch:
+    with _show_progress() as watch:
 
         async def work() -> Summary:
             return await run_batch(
@@ -72,7 +71,7 @@ def command(
                 store_url=store_url(store),
                 model=model,
                 name=name,
-                runner=_runner(runner, workers),
+                runner=_create_runner(runner, workers),
                 concurrency=concurrency,
                 requests_per_minute=requests_per_minute,
                 tokens_per_minute=tokens_per_minute,
@@ -86,14 +85,14 @@ def command(
             click.echo("interrupted; the same command goes on from here", err=True)
             raise click.exceptions.Exit(130) from None
     if as_json:
-        say_json(asdict(summary))
+        echo_json(asdict(summary))
     else:
-        _show(summary)
+        _print_summary(summary)
     if summary.failed:
         raise click.exceptions.Exit(1)
 
 
-def _runner(name: str, workers: int) -> Runner:
+def _create_runner(name: str, workers: int) -> Runner:
     if name == "asyncio":
         return AsyncioRunner()
     from kedge.batch.dbos_runner import DbosRunner
@@ -102,7 +101,7 @@ def _runner(name: str, workers: int) -> Runner:
 
 
 @contextmanager
-def _progress() -> Generator[Callable[[Progress], None] | None]:
+def _show_progress() -> Generator[Callable[[Progress], None] | None]:
     """A bar on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield None
@@ -127,11 +126,11 @@ def _progress() -> Generator[Callable[[Progress], None] | None]:
         yield watch
 
 
-def _show(summary: Summary) -> None:
+def _print_summary(summary: Summary) -> None:
     skipped = f", {summary.skipped} were finished before" if summary.skipped else ""
-    say(f"{summary.completed} of {summary.total} completed, {summary.failed} failed{skipped}")
+    echo(f"{summary.completed} of {summary.total} completed, {summary.failed} failed{skipped}")
     for kind, count in sorted(summary.errors.items()):
-        say(f"  {count} {kind}")
+        echo(f"  {count} {kind}")
     tokens = f"{summary.input_tokens} tokens in, {summary.output_tokens} out"
     unpriced = f" ({summary.unpriced} without a price)" if summary.unpriced else ""
-    say(dim(f"[{tokens}, ${summary.cost:.4f}{unpriced}, {summary.seconds:.1f} s]"))
+    echo(dim(f"[{tokens}, ${summary.cost:.4f}{unpriced}, {summary.seconds:.1f} s]"))

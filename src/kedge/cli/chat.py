@@ -9,13 +9,13 @@ from pathlib import Path
 
 import click
 
-from kedge.cli.frame import SOURCES, setting
-from kedge.cli.frame import command as kedge_command
-from kedge.cli.stored import complete_names, store_option
+from kedge.cli.base import SOURCES_KEY, setting_option
+from kedge.cli.base import command as kedge_command
+from kedge.cli.store_options import complete_names, store_option
 
 
 @kedge_command("chat", short_help="Talk with a model; see what was sent, and why.")
-@setting("model")
+@setting_option("model")
 @click.option(
     "--conversation",
     "-c",
@@ -23,12 +23,12 @@ from kedge.cli.stored import complete_names, store_option
     shell_complete=complete_names,
     help="Keep it under this name, or go on with it.",
 )
-@setting("system", "system_text")
+@setting_option("system", "system_text")
 @click.option(
     "--tool", "tool_paths", multiple=True, metavar="MODULE:FUNCTION", help="Offer a tool."
 )
-@setting("mode")
-@setting("trace")
+@setting_option("mode")
+@setting_option("trace")
 @store_option
 @click.pass_context
 def command(
@@ -43,12 +43,12 @@ def command(
     as_json: bool,
 ) -> None:
     """Talk with a model. Type /help inside for what else there is."""
-    from kedge.cli.talking import Terms, talk
+    from kedge.cli.chat_session import ChatOptions, run_chat
 
-    talk(
-        Terms(
+    run_chat(
+        ChatOptions(
             model=model,
-            chosen=ctx.meta[SOURCES]["model"] == "flag",
+            is_model_given=ctx.meta[SOURCES_KEY]["model"] == "flag",
             name=conversation or "",
             store=store,
             system=system_text,
@@ -62,6 +62,6 @@ def command(
 
 def history_file() -> Path:
     """Where the lines that were typed are remembered."""
-    from kedge.config import data_folder
+    from kedge.config import data_dir
 
-    return data_folder() / "history"
+    return data_dir() / "history"

@@ -1,10 +1,32 @@
 """The tools that ``kedge chat`` offers when it is given none: small, real and harmless."""
 
+import sys
+from collections.abc import Callable
 from datetime import UTC, date, datetime
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from kedge.errors import ToolFailed
+from kedge.errors import CannotConnect, ToolFailed
+
+
+def load_tool(path: str) -> Callable[..., Any]:
+    """The function at ``module:function``; modules of the current folder count."""
+    module_name, _, function_name = path.partition(":")
+    if not module_name or not function_name:
+        raise CannotConnect(f"a tool is named as module:function, not {path!r}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = import_module(module_name)
+    except ImportError as error:
+        raise CannotConnect(
+            f"cannot import {module_name!r} for the tool {path!r}: {error}"
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise CannotConnect(f"{module_name!r} has no function named {function_name!r}")
+    return function
 
 
 def clock(zone: Annotated[str, "An IANA time zone such as Europe/Paris"] = "UTC") -> str:
@@ -21,4 +43,4 @@ def days_between(first: date, second: date) -> int:
     return (second - first).days
 
 
-ALL = (clock, days_between)
+DEFAULT_TOOLS = (clock, days_between)

@@ -2,10 +2,10 @@
 
 import click
 
-from kedge.cli.frame import command as kedge_command
-from kedge.cli.output import say, say_json
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import echo, echo_json
 
-VARIABLE = "_KEDGE_COMPLETE"
+COMPLETE_VARIABLE = "_KEDGE_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -17,14 +17,14 @@ def command(shell: str, as_json: bool) -> None:
     For good: kedge completion bash >> ~/.bashrc, kedge completion zsh >> ~/.zshrc, or
     kedge completion fish > ~/.config/fish/completions/kedge.fish
     """
-    script = script_for(shell)
+    script = build_script(shell)
     if as_json:
-        say_json({"shell": shell, "script": script})
+        echo_json({"shell": shell, "script": script})
     else:
-        say(script)
+        echo(script)
 
 
-def script_for(shell: str) -> str:
+def build_script(shell: str) -> str:
     """The script; the version of a bash at hand is not looked at, as it need not be the one used."""
     from click.shell_completion import ShellComplete, get_completion_class
 
@@ -33,4 +33,4 @@ def script_for(shell: str) -> str:
     made = get_completion_class(shell)
     if made is None:
         raise click.UsageError(f"there is no completion for {shell}")
-    return ShellComplete.source(made(group, {}, "kedge", VARIABLE))
+    return ShellComplete.source(made(group, {}, "kedge", COMPLETE_VARIABLE))

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from kedge.cli.frame import command as kedge_command
-from kedge.cli.frame import config_of
-from kedge.cli.output import dim, say, say_json, table
-from kedge.config import Value
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import dim, echo, echo_json, get_config, print_table
+from kedge.config import SettingValue
 
 
 @kedge_command("config", short_help="Show the settings that hold, and where each came from.")
@@ -15,34 +14,37 @@ def command(as_json: bool) -> None:
 
     A flag of a command beats the environment, the environment beats the file, the file the default.
     """
-    config = config_of()
+    config = get_config()
     values = list(config)
     if as_json:
-        settings = {value.setting.name: _report(value) for value in values}
-        say_json({"file": str(config.path), "exists": config.path.exists(), "settings": settings})
+        settings = {value.setting.name: _value_to_json(value) for value in values}
+        echo_json({"file": str(config.path), "exists": config.path.exists(), "settings": settings})
         return
     state = "" if config.path.exists() else " (not there; everything has its default)"
-    say(f"{dim('file')}  {config.path}{dim(state)}")
-    say()
-    table(
+    echo(f"{dim('file')}  {config.path}{dim(state)}")
+    echo()
+    print_table(
         ("setting", "value", "from", "variable"),
-        [(v.setting.name, _words(v), _where(v, config.path), dim(v.setting.env)) for v in values],
+        [
+            (v.setting.name, _format_value(v), _format_source(v, config.path), dim(v.setting.env))
+            for v in values
+        ],
     )
 
 
-def _words(value: Value) -> str:
-    return value.shown or dim(f"({value.setting.default_words})")
+def _format_value(value: SettingValue) -> str:
+    return value.display_value or dim(f"({value.setting.default_text})")
 
 
-def _where(value: Value, path: Path) -> str:
+def _format_source(value: SettingValue, path: Path) -> str:
     return value.source if value.source != "file" else path.name
 
 
-def _report(value: Value) -> dict[str, Any]:
+def _value_to_json(value: SettingValue) -> dict[str, Any]:
     return {
-        "value": value.shown if value.setting.secret else value.value,
+        "value": value.display_value if value.setting.secret else value.value,
         "source": value.source,
-        "place": value.place,
+        "place": value.location,
         "variable": value.setting.env,
         "help": value.setting.help,
     }

@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kedge.cli.frame import command as kedge_command
-from kedge.cli.output import dim, say, say_json, table
-from kedge.cli.stored import store_option, with_store
-from kedge.cli.words import ago, printable, share, short_id
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import dim, echo, echo_json, print_table
+from kedge.cli.store_options import run_with_store, store_option
+from kedge.cli.words import format_age, format_percent, sanitize_text, shorten_id
 from kedge.config import store_file, store_url
 
 if TYPE_CHECKING:
     from kedge.store import Store
-    from kedge.store.overview import Overview
+    from kedge.store.listing import ConversationSummary
 
 
 @kedge_command("conversations", short_help="List the conversations in the store.")
@@ -24,31 +24,31 @@ if TYPE_CHECKING:
 )
 def command(store: str, tag: str | None, archived: bool, limit: int, as_json: bool) -> None:
     """List the conversations in the store, the one that changed last first."""
-    file = store_file(store_url(store, make=False))
+    file = store_file(store_url(store, create=False))
     if file and not file.exists():
         rows: list[dict[str, Any]] = []
     else:
-        rows = with_store(lambda opened: _rows(opened, tag, archived, limit), given=store)
+        rows = run_with_store(lambda opened: _load_rows(opened, tag, archived, limit), given=store)
     if as_json:
-        say_json(rows)
+        echo_json(rows)
     elif rows:
-        _show(rows)
+        _print_rows(rows)
     else:
-        say("There are no conversations yet. Start one: kedge chat --conversation NAME")
+        echo("There are no conversations yet. Start one: kedge chat --conversation NAME")
 
 
-async def _rows(
+async def _load_rows(
     store: "Store", tag: str | None, archived: bool, limit: int
 ) -> list[dict[str, Any]]:
-    from kedge.store.overview import overview
+    from kedge.store.listing import list_summaries
 
     shown = "all" if archived else "active"
-    found, _ = await overview(store, shown=shown, tag=tag, limit=limit)
-    return [_report(each) for each in found]
+    found, _ = await list_summaries(store, show=shown, tag=tag, limit=limit)
+    return [_overview_to_json(each) for each in found]
 
 
-def _report(found: "Overview") -> dict[str, Any]:
-    row = found.row
+def _overview_to_json(overview: "ConversationSummary") -> dict[str, Any]:
+    row = overview.row
     return {
         "id": row.id,
         "title": row.title,
@@ -56,45 +56,45 @@ def _report(found: "Overview") -> dict[str, Any]:
         "archived": row.archived,
         "head": row.head,
         "mode": row.mode,
-        "model": found.model or None,
+        "model": overview.model or None,
         "forked_from": row.forked_from or None,
-        "forks": found.forks,
-        "first_words": found.first_words,
-        "last_answer": found.last_answer,
-        "answers": found.responses - found.failed,
-        "failures": found.failed,
-        "lost": found.lost,
-        "input_tokens": found.input_tokens,
-        "cached_tokens": found.cached_tokens,
-        "output_tokens": found.output_tokens,
-        "cost": found.cost,
-        "seconds": found.seconds,
-        "expires_at": found.expires_at,
+        "forks": overview.forks,
+        "first_words": overview.first_words,
+        "last_answer": overview.last_answer,
+        "answers": overview.responses - overview.failed,
+        "failures": overview.failed,
+        "lost": overview.lost,
+        "input_tokens": overview.input_tokens,
+        "cached_tokens": overview.cached_tokens,
+        "output_tokens": overview.output_tokens,
+        "cost": overview.cost,
+        "seconds": overview.seconds,
+        "expires_at": overview.expires_at,
         "created_at": row.created_at,
         "updated_at": row.updated_at,
     }
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
-    table(
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    print_table(
         ("id", "answers", "tokens", "cached", "changed", "title"),
         [
             (
-                short_id(row["id"], 20),
+                shorten_id(row["id"], 20),
                 row["answers"],
                 f"{row['input_tokens'] + row['output_tokens']:,}",
-                share(row["cached_tokens"], row["input_tokens"]),
-                ago(row["updated_at"]),
-                f"{printable(row['title'] or row['first_words'])}{dim(_marks(row))}",
+                format_percent(row["cached_tokens"], row["input_tokens"]),
+                format_age(row["updated_at"]),
+                f"{sanitize_text(row['title'] or row['first_words'])}{dim(_format_marks(row))}",
             )
             for row in rows
         ],
     )
 
 
-def _marks(row: dict[str, Any]) -> str:
-    marks = [f"#{printable(tag)}" for tag in row["tags"]]
+def _format_marks(row: dict[str, Any]) -> str:
+    marks = [f"#{sanitize_text(tag)}" for tag in row["tags"]]
     marks += ["(archived)"] if row["archived"] else []
-    marks += [f"(fork of {short_id(row['forked_from'], 12)})"] if row["forked_from"] else []
+    marks += [f"(fork of {shorten_id(row['forked_from'], 12)})"] if row["forked_from"] else []
     marks += [f"({row['failures']} failed)"] if row["failures"] else []
     return "".join(f" {mark}" for mark in marks)

@@ -4,10 +4,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kedge.cli.frame import command as kedge_command
-from kedge.cli.output import say, say_json
-from kedge.cli.stored import conversation_argument, find_conversation, store_option, with_store
-from kedge.cli.words import printable
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import echo, echo_json
+from kedge.cli.store_options import (
+    conversation_argument,
+    find_conversation,
+    run_with_store,
+    store_option,
+)
+from kedge.cli.words import sanitize_text
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Store
@@ -26,16 +31,16 @@ def command(conversation: str, yes: bool, store: str, as_json: bool) -> None:
     async def find(opened: "Store") -> "ConversationRow":
         return await find_conversation(opened, conversation)
 
-    row = with_store(find, given=store)
-    name = printable(row.title or row.id)
+    row = run_with_store(find, given=store)
+    name = sanitize_text(row.title or row.id)
     if not yes:
         click.confirm(f"Delete {name} for good?", abort=True, err=True)
 
     async def work(opened: "Store") -> None:
         await opened.delete(row.id)
 
-    with_store(work, given=store)
+    run_with_store(work, given=store)
     if as_json:
-        say_json({"id": row.id, "deleted": True})
+        echo_json({"id": row.id, "deleted": True})
     else:
-        say(f"{name} is deleted; kedge gc gives its space back")
+        echo(f"{name} is deleted; kedge gc gives its space back")

@@ -4,24 +4,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kedge.cli.frame import command as kedge_command
-from kedge.cli.output import dim, say, say_json
-from kedge.cli.stored import (
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import dim, echo, echo_json
+from kedge.cli.store_options import (
     conversation_argument,
     find_conversation,
-    find_place,
-    look_for,
+    find_node,
+    lookup_conversation,
+    run_with_store,
     store_option,
-    with_store,
 )
-from kedge.cli.words import plural
+from kedge.cli.words import pluralize
 from kedge.errors import NotInStore
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Differences, Node, Store
     from kedge.turns import Block
 
-WIDTH = 100
+LINE_WIDTH = 100
 
 
 @kedge_command("diff", short_help="Show what two branches or two moments do not share.")
@@ -38,38 +38,38 @@ def command(conversation: str, left: str, right: str, store: str, as_json: bool)
 
     async def work(opened: "Store") -> "tuple[Node, Node, Differences]":
         row = await find_conversation(opened, conversation)
-        both = [await _place(opened, row, left), await _place(opened, row, right)]
+        both = [await _resolve_node(opened, row, left), await _resolve_node(opened, row, right)]
         return both[0], both[1], await opened.differences(row, both[0].id, both[1].id)
 
-    one, other, found = with_store(work, given=store)
+    one, other, found = run_with_store(work, given=store)
     if as_json:
-        say_json(_report(one, other, found))
+        echo_json(_differences_to_json(one, other, found))
         return
-    say(dim(f"nodes {one.id} and {other.id} share {plural(found.shared, 'block')}"))
-    _list("-", "red", found.left)
-    _list("+", "green", found.right)
+    echo(dim(f"nodes {one.id} and {other.id} share {pluralize(found.shared, 'block')}"))
+    _print_blocks("-", "red", found.left)
+    _print_blocks("+", "green", found.right)
 
 
-async def _place(store: "Store", row: "ConversationRow", at: str) -> "Node":
+async def _resolve_node(store: "Store", row: "ConversationRow", at: str) -> "Node":
     """A node of this tree, also as the head of another conversation on it."""
     try:
-        return await find_place(store, row, at)
+        return await find_node(store, row, at)
     except NotInStore:
-        other = await look_for(store, at)
+        other = await lookup_conversation(store, at)
         if other is None or other.tree != row.tree:
             raise
         return await store.node(row, other.head)
 
 
-def _list(sign: str, color: str, blocks: "tuple[Block, ...]") -> None:
-    from kedge.turns.show import describe
+def _print_blocks(sign: str, color: str, blocks: "tuple[Block, ...]") -> None:
+    from kedge.turns.formatting import describe
 
     for block in blocks:
-        line = f"{sign} {block.kind:<11} {describe(block, WIDTH)}"
-        say(click.style(line, fg=color))
+        line = f"{sign} {block.kind:<11} {describe(block, LINE_WIDTH)}"
+        echo(click.style(line, fg=color))
 
 
-def _report(left: "Node", right: "Node", found: "Differences") -> dict[str, Any]:
+def _differences_to_json(left: "Node", right: "Node", found: "Differences") -> dict[str, Any]:
     from kedge.turns import dump_block
 
     return {

@@ -5,9 +5,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kedge.cli.frame import command as kedge_command
-from kedge.cli.output import say_json
-from kedge.cli.stored import MANY, complete_names, find_conversation, store_option, with_store
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import echo_json
+from kedge.cli.store_options import (
+    MAX_CONVERSATIONS,
+    complete_names,
+    find_conversation,
+    run_with_store,
+    store_option,
+)
 
 if TYPE_CHECKING:
     from kedge.store import Store
@@ -31,16 +37,16 @@ def command(conversations: tuple[str, ...], out: Path | None, store: str, as_jso
         if conversations:
             rows = [await find_conversation(opened, name) for name in conversations]
         else:
-            rows = await opened.conversations(archived=None, limit=MANY)
+            rows = await opened.conversations(archived=None, limit=MAX_CONVERSATIONS)
         return [await opened.export(row) for row in rows]
 
-    written = with_store(work, given=store)
+    written = run_with_store(work, given=store)
     if out is None:
         click.echo("".join(written), nl=False)
         return
     out.write_text("".join(written), encoding="utf-8", newline="\n")
     lines = sum(text.count("\n") for text in written)
     if as_json:
-        say_json({"file": str(out), "conversations": len(written), "lines": lines})
+        echo_json({"file": str(out), "conversations": len(written), "lines": lines})
     else:
         click.echo(f"{len(written)} conversations, {lines} lines in {out}", err=True)

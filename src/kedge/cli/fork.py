@@ -4,16 +4,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kedge.cli.frame import command as kedge_command
-from kedge.cli.output import say, say_json
-from kedge.cli.stored import (
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import echo, echo_json
+from kedge.cli.store_options import (
     conversation_argument,
     find_conversation,
-    find_place,
+    find_node,
+    run_with_store,
     store_option,
-    with_store,
 )
-from kedge.cli.words import printable
+from kedge.cli.words import sanitize_text
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Store
@@ -29,16 +29,16 @@ def command(conversation: str, at: str, title: str, store: str, as_json: bool) -
 
     async def work(opened: "Store") -> "tuple[ConversationRow, ConversationRow, int]":
         row = await find_conversation(opened, conversation)
-        node = await find_place(opened, row, at)
+        node = await find_node(opened, row, at)
         forked = await opened.fork(row, node.id, title or row.title)
         if row.data:
             forked = await opened.update(forked.id, data=row.data)
         return row, forked, node.id
 
-    row, forked, node = with_store(work, given=store)
+    row, forked, node = run_with_store(work, given=store)
     if as_json:
         facts = {"id": forked.id, "title": forked.title, "forked_from": row.id, "node": node}
-        say_json(facts)
+        echo_json(facts)
     else:
-        say(f"{forked.id} goes on from node {node} of {printable(row.title or row.id)}")
-        say(f"kedge chat --conversation {forked.id}")
+        echo(f"{forked.id} goes on from node {node} of {sanitize_text(row.title or row.id)}")
+        echo(f"kedge chat --conversation {forked.id}")

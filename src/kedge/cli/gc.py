@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from kedge.cli.frame import command as kedge_command
-from kedge.cli.output import say, say_json
-from kedge.cli.stored import store_option, with_store
-from kedge.cli.words import plural
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import echo, echo_json
+from kedge.cli.store_options import run_with_store, store_option
+from kedge.cli.words import pluralize
 from kedge.config import store_file, store_url
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ def command(store: str, as_json: bool) -> None:
     async def work(opened: "Store") -> int:
         return await opened.gc()
 
-    file = store_file(store_url(store, make=False))
+    file = store_file(store_url(store, create=False))
     before = file.stat().st_size if file and file.exists() else 0
-    swept = with_store(work, given=store)
+    swept = run_with_store(work, given=store)
     freed = max(before - file.stat().st_size, 0) if file else None
     if as_json:
-        say_json({"blocks": swept, "freed_bytes": freed})
+        echo_json({"blocks": swept, "freed_bytes": freed})
     else:
         space = "" if freed is None else f", {freed / 1e6:.1f} MB given back"
-        say(f"{plural(swept, 'block')} removed{space}")
+        echo(f"{pluralize(swept, 'block')} removed{space}")

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kedge.cli.frame import command as kedge_command
-from kedge.cli.output import say, say_json
-from kedge.cli.stored import store_option, with_store
-from kedge.cli.words import printable
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import echo, echo_json
+from kedge.cli.store_options import run_with_store, store_option
+from kedge.cli.words import sanitize_text
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Store
@@ -28,9 +28,9 @@ def command(file: Path, store: str, as_json: bool) -> None:
     async def work(opened: "Store") -> "list[ConversationRow]":
         return await opened.import_(lines)
 
-    rows = with_store(work, given=store, make=True)
+    rows = run_with_store(work, given=store, make=True)
     if as_json:
-        say_json([{"id": row.id, "title": row.title} for row in rows])
+        echo_json([{"id": row.id, "title": row.title} for row in rows])
         return
     for row in rows:
-        say(f"{row.id}  {printable(row.title)}".rstrip())
+        echo(f"{row.id}  {sanitize_text(row.title)}".rstrip())

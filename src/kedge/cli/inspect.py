@@ -1,28 +1,117 @@
 """``kedge inspect``: every block, what the server remembers of it, what would be sent now, and why."""
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
-from kedge.cli.frame import command as kedge_command
-from kedge.cli.output import dim, say, say_json, table
-from kedge.cli.stored import (
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import dim, echo, echo_json, print_table
+from kedge.cli.store_options import (
     conversation_argument,
     find_conversation,
-    find_place,
-    model_for,
+    find_node,
     model_option,
+    resolve_model,
+    run_with_store,
     store_option,
-    with_store,
 )
-from kedge.cli.words import plural, printable, share, short_id
+from kedge.cli.words import format_percent, pluralize, sanitize_text, shorten_id
+from kedge.compaction.token_counting import DEFAULT_BLOCK_COUNTER
 from kedge.config import mask_url
+from kedge.conversation import find_anchors
+from kedge.planning import REASONS, RequestPlan
+from kedge.providers import connect
+from kedge.store import ConversationRow, Store
+from kedge.turns import Turn, user
+from kedge.turns.formatting import describe
 
-if TYPE_CHECKING:
-    from kedge.cli.inspecting import Inspection
-    from kedge.store import Store
 
-EXCERPT = 80
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What was found."""
+
+    row: ConversationRow
+    node: int
+    model: str
+    turn: Turn
+    tokens: tuple[int, ...]
+    plan: RequestPlan
+
+    @property
+    def sent_ids(self) -> set[str]:
+        """The ids of the blocks that would be sent; leading system text goes with every request."""
+        lead = {block.id for block in self.turn.blocks[: self.turn.lead]}
+        left_out = {block.id for block in self.plan.left_out}
+        return (lead | {block.id for block in self.plan.delta}) - left_out
+
+    @property
+    def full_tokens(self) -> int:
+        """The tokens of a full send."""
+        return sum(self.tokens)
+
+    @property
+    def saved_tokens(self) -> int:
+        """The tokens of the blocks that are not sent."""
+        sent = self.sent_ids
+        pairs = zip(self.turn.blocks, self.tokens, strict=True)
+        return sum(tokens for block, tokens in pairs if block.id not in sent)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as JSON."""
+        plan, sent = self.plan, self.sent_ids
+        return {
+            "conversation": self.row.id,
+            "node": self.node,
+            "model": mask_url(self.model),
+            "blocks": [
+                {
+                    "id": block.id,
+                    "kind": block.kind,
+                    "origin": block.origin,
+                    "response": block.response_id or None,
+                    "tokens": tokens,
+                    "sent": block.id in sent,
+                    "content": describe(block, 200),
+                }
+                for block, tokens in zip(self.turn.blocks, self.tokens, strict=True)
+            ],
+            "plan": {
+                "mode": plan.mode,
+                "anchor": plan.anchor.response_id if plan.anchor else None,
+                "sent_blocks": plan.delta_blocks,
+                "full_blocks": plan.full_blocks,
+                "sent_bytes": plan.delta_bytes,
+                "full_bytes": plan.full_bytes,
+                "saved_bytes": plan.full_bytes - plan.delta_bytes,
+                "saved_tokens": self.saved_tokens,
+                "fallback": plan.fallback,
+                "rejected": [
+                    {"response": r.response_id, "reason": r.reason, "words": REASONS[r.reason]}
+                    for r in plan.rejected
+                ],
+                "problems": [str(problem) for problem in plan.problems],
+                "explanation": plan.explain(),
+            },
+        }
+
+
+async def inspect_conversation(
+    store: Store, row: ConversationRow, node: int, model: str, text: str = ""
+) -> Inspection:
+    """Look at a conversation up to a node, as a request to this model would."""
+    turn = (await store.load(row, node)).turn(row.id)
+    if text:
+        turn = turn.append(user(text))
+    async with connect(model, **({"mode": row.mode} if row.mode else {})) as engine:
+        scope: str = getattr(engine, "scope", "")
+        found = await find_anchors(store, turn, scope)
+        plan = engine.plan(turn, candidates=tuple(found))
+    counted = tuple(DEFAULT_BLOCK_COUNTER.count_block(block) for block in turn.blocks)
+    return Inspection(row, node, model, turn, counted, plan)
+
+
+EXCERPT_LENGTH = 80
 
 
 @kedge_command("inspect", short_help="Show every block, and what would be sent now, and why.")
@@ -39,52 +128,51 @@ def command(
     The plan is what the next request would be: the anchor it would build on, what would be sent, why each
     newer candidate is refused, and what is saved. Nothing is sent.
     """
-    from kedge.cli.inspecting import inspect
 
     async def work(opened: "Store") -> "Inspection":
         row = await find_conversation(opened, conversation)
-        node = await find_place(opened, row, at)
-        return await inspect(opened, row, node.id, model_for(row, model), said)
+        node = await find_node(opened, row, at)
+        return await inspect_conversation(opened, row, node.id, resolve_model(row, model), said)
 
-    found = with_store(work, given=store)
+    found = run_with_store(work, given=store)
     if as_json:
-        say_json(found.report())
+        echo_json(found.to_json())
         return
-    _show_blocks(found)
-    say()
-    say(found.plan.explain())
-    say(dim(_saved(found)))
+    _print_blocks(found)
+    echo()
+    echo(found.plan.explain())
+    echo(dim(_format_savings(found)))
 
 
-def _show_blocks(found: "Inspection") -> None:
-    from kedge.turns.show import describe
+def _print_blocks(found: "Inspection") -> None:
+    from kedge.turns.formatting import describe
 
     rows: list[tuple[Any, ...]] = []
     for number, (block, tokens) in enumerate(zip(found.turn.blocks, found.tokens, strict=True)):
-        place = "→" if block.id in found.sent else "·"
+        place = "→" if block.id in found.sent_ids else "·"
         rows.append(
             (
                 f"{place} {number}",
                 block.kind,
                 block.origin,
                 f"{tokens:,}",
-                short_id(block.response_id) or "",
-                describe(block, EXCERPT),
+                shorten_id(block.response_id) or "",
+                describe(block, EXCERPT_LENGTH),
             )
         )
-    say(
-        f"{printable(found.row.title or found.row.id)}, node {found.node}, {plural(len(rows), 'block')}, "
-        f"{plural(sum(found.tokens), 'token')}; {dim('→ would be sent to ' + mask_url(found.model))}"
+    echo(
+        f"{sanitize_text(found.row.title or found.row.id)}, node {found.node}, {pluralize(len(rows), 'block')}, "
+        f"{pluralize(sum(found.tokens), 'token')}; {dim('→ would be sent to ' + mask_url(found.model))}"
     )
-    say()
-    table(("block", "kind", "origin", "tokens", "response", "content"), rows)
+    echo()
+    print_table(("block", "kind", "origin", "tokens", "response", "content"), rows)
 
 
-def _saved(found: "Inspection") -> str:
+def _format_savings(found: "Inspection") -> str:
     plan = found.plan
     saved = plan.full_bytes - plan.delta_bytes
     return (
-        f"Saved: {saved:,} of {plan.full_bytes:,} bytes ({share(saved, plan.full_bytes) or '0 %'}); "
+        f"Saved: {saved:,} of {plan.full_bytes:,} bytes ({format_percent(saved, plan.full_bytes) or '0 %'}); "
         f"{found.saved_tokens:,} of {found.full_tokens:,} tokens are not sent again "
         "(a provider still bills them as input)."
     )

@@ -1,23 +1,90 @@
 """``kedge run``: workflows on the command line, from a file or from options; resumed by their id."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, TypeVar, assert_never
 
 import anyio
 import click
 
-from kedge.cli.frame import command as kedge_command
-from kedge.cli.frame import config_of, setting
-from kedge.cli.output import dim, say, say_json
-from kedge.cli.workflow_progress import watching
-from kedge.config.places import store_url
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import dim, echo, echo_json, get_config, setting_option
+from kedge.config.paths import store_url
 from kedge.errors import InvalidWorkflow, KedgeError
 from kedge.store import open_store
 from kedge.workflows import DebateResult, RefineResult, StepsResult, load_workflow
-from kedge.workflows.events import Kind, WorkflowEvent, WorkflowStarted
-from kedge.workflows.forms import plain_value
-from kedge.workflows.specs import Result, Spec, read_spec, run_spec
+from kedge.workflows.events import (
+    AnswerJudged,
+    QuestionAnswered,
+    QuestionAsked,
+    RoundRuled,
+    WorkflowCallback,
+    WorkflowEvent,
+    WorkflowFinished,
+    WorkflowKind,
+    WorkflowStarted,
+    ignore_event,
+)
+from kedge.workflows.specs import WorkflowResult, WorkflowSpec, read_spec, run_spec
+from kedge.workflows.structured_output import to_json_value
+
+LINE_WIDTH = 72
+
+
+@contextmanager
+def show_progress() -> Generator[WorkflowCallback]:
+    """Something that draws on standard error, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield ignore_event
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    with console.status("…") as status:
+
+        def watch(event: WorkflowEvent) -> None:
+            line, awaited = format_event(event)
+            if line:
+                console.print(line, markup=False)
+            if awaited:
+                status.update(awaited)
+
+        yield watch
+
+
+def format_event(event: WorkflowEvent) -> tuple[str, str]:
+    """What is said about an event, and what is waited for from now on."""
+    match event:
+        case WorkflowStarted():
+            verb = "goes on" if event.resumed else "begins"
+            return f"{event.kind} {event.workflow} {verb}, at most {event.total}", "beginning"
+        case QuestionAsked():
+            return "", f"{event.number}: {event.role} is asked"
+        case QuestionAnswered():
+            known = " (was there already)" if event.stored else ""
+            return f"{event.number}: {event.role} says{known}: {shorten_text(event.text)}", ""
+        case AnswerJudged():
+            verdict = event.verdict
+            words = "good" if verdict.passed else f"not yet: {shorten_text(verdict.critique)}"
+            score = "" if verdict.score is None else f" [{verdict.score:g}]"
+            return f"{event.number}: judged{score}: {words}", ""
+        case RoundRuled():
+            ruling = event.ruling
+            words = f"over, {ruling.winner or 'nobody'} has won" if ruling.over else "it goes on"
+            return f"{event.number}: ruled: {words}", ""
+        case WorkflowFinished():
+            return "", "done"
+        case _:
+            assert_never(event)
+
+
+def shorten_text(text: str) -> str:
+    """What a line of a terminal can hold of a text."""
+    line = " ".join(text.split())
+    return line if len(line) <= LINE_WIDTH else line[: LINE_WIDTH - 1] + "…"
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,10 +98,10 @@ def command() -> None:
     """
 
 
-def _shared(function: F) -> F:
+def _workflow_options(function: F) -> F:
     """What every workflow takes."""
     for option in (
-        setting("store"),
+        setting_option("store"),
         click.option("--resume", metavar="ID", default="", help="Go on with this workflow."),
         click.option("--id", "name", metavar="ID", default="", help="Begin it under this name."),
         click.option("--model", help="A model string, in place of the file's."),
@@ -45,7 +112,7 @@ def _shared(function: F) -> F:
 
 
 @kedge_command("refine", short_help="Ask until a judge is content.")
-@_shared
+@_workflow_options
 @click.option("--task", help="What is asked.")
 @click.option("--rounds", type=click.IntRange(1), help="How often at most.  [default: 4]")
 @click.option("--judge", "function", metavar="MODULE:FUNCTION", help="A function that judges.")
@@ -68,13 +135,13 @@ def refine(
     judge_model: str | None,
 ) -> None:
     """Ask a model, judge its answer, and ask again with the critique, until it is good."""
-    judge = _given(function=function, schema=schema, rubric=rubric, model=judge_model)
-    spec = _spec(file, model=model, task=task, rounds=rounds, judge=judge or None)
-    _run("refine", spec, resume, name, store, as_json=as_json)
+    judge = _drop_none(function=function, schema=schema, rubric=rubric, model=judge_model)
+    spec = _build_spec(file, model=model, task=task, rounds=rounds, judge=judge or None)
+    _run_workflow("refine", spec, resume, name, store, as_json=as_json)
 
 
 @kedge_command("debate", short_help="Let models argue, and a judge decide.")
-@_shared
+@_workflow_options
 @click.option("--question", help="What it is about.")
 @click.option("--rounds", type=click.IntRange(1), help="How many at most.  [default: 3]")
 @click.option(
@@ -99,9 +166,9 @@ def debate(
     judge_model: str | None,
 ) -> None:
     """Let two or more models challenge and rebut one another, each on its own chain."""
-    judge = _given(function=function, rubric=rubric, model=judge_model)
+    judge = _drop_none(function=function, rubric=rubric, model=judge_model)
     named = [dict(zip(("name", "model"), side.partition("=")[::2], strict=True)) for side in sides]
-    spec = _spec(
+    spec = _build_spec(
         file,
         model=model,
         question=question,
@@ -109,11 +176,11 @@ def debate(
         sides=named or None,
         judge=judge or None,
     )
-    _run("debate", spec, resume, name, store, as_json=as_json)
+    _run_workflow("debate", spec, resume, name, store, as_json=as_json)
 
 
 @kedge_command("steps", short_help="Run prompts one after the other.")
-@_shared
+@_workflow_options
 @click.option("--input", "inputs", multiple=True, metavar="NAME=TEXT", help="An input of prompts.")
 def steps(
     *,
@@ -126,41 +193,43 @@ def steps(
     inputs: tuple[str, ...],
 ) -> None:
     """Run a pipeline of prompts, each on the chain so far, with the results before it."""
-    spec = _spec(file, model=model)
+    spec = _build_spec(file, model=model)
     if inputs:
         parted = [each.partition("=") for each in inputs]
         given = {name: value for name, _, value in parted}
         spec["inputs"] = {**spec.get("inputs", {}), **given}
-    _run("steps", spec, resume, name, store, as_json=as_json)
+    _run_workflow("steps", spec, resume, name, store, as_json=as_json)
 
 
 for each in (refine, debate, steps):
     command.add_command(each)
 
 
-def _given(**members: Any) -> dict[str, Any]:
+def _drop_none(**members: Any) -> dict[str, Any]:
     return {name: value for name, value in members.items() if value is not None}
 
 
-def _spec(file: str | None, **members: Any) -> Spec:
+def _build_spec(file: str | None, **members: Any) -> WorkflowSpec:
     """What the file says, with what the options say in its place."""
-    return {**(read_spec(file) if file else {}), **_given(**members)}
+    return {**(read_spec(file) if file else {}), **_drop_none(**members)}
 
 
-def _run(kind: Kind, spec: Spec, resume: str, name: str, store: str, *, as_json: bool) -> None:
+def _run_workflow(
+    kind: WorkflowKind, spec: WorkflowSpec, resume: str, name: str, store: str, *, as_json: bool
+) -> None:
     if resume and (name or spec):
         raise InvalidWorkflow("a workflow that is resumed has everything; give --resume alone")
     if not resume:
-        spec = {"model": config_of()["model"], **spec}
+        spec = {"model": get_config()["model"], **spec}
     begun: list[str] = []
-    with watching() as watch:
+    with show_progress() as watch:
 
         def noting(event: WorkflowEvent) -> None:
             if isinstance(event, WorkflowStarted):
                 begun.append(event.workflow)
             watch(event)
 
-        async def work() -> Result:
+        async def work() -> WorkflowResult:
             async with await open_store(store_url(store)) as opened:
                 known = spec
                 if resume:
@@ -180,14 +249,14 @@ def _run(kind: Kind, spec: Spec, resume: str, name: str, store: str, *, as_json:
                 raise click.exceptions.Exit(130) from None
             raise
     if as_json:
-        say_json(_report(result))
+        echo_json(_result_to_json(result))
     else:
-        _show(result)
+        _print_result(result)
 
 
-def _report(result: Result) -> dict[str, Any]:
+def _result_to_json(result: WorkflowResult) -> dict[str, Any]:
     if isinstance(result, StepsResult):
-        told = {each.name: plain_value(each.value) for each in result.steps}
+        told = {each.name: to_json_value(each.value) for each in result.steps}
         usage = asdict(result.usage)
         steps = [
             {"name": each.name, "question": each.question, "answer": each.answer}
@@ -203,28 +272,28 @@ def _report(result: Result) -> dict[str, Any]:
     return asdict(result)
 
 
-def _show(result: Result) -> None:
+def _print_result(result: WorkflowResult) -> None:
     match result:
         case RefineResult():
             for each in result.rounds:
                 verdict = "good" if each.verdict.passed else each.verdict.critique or "not good"
-                say(f"{dim(f'round {each.number}')}  {each.answer}")
-                say(f"{dim('judged ')}  {verdict}")
-            say()
+                echo(f"{dim(f'round {each.number}')}  {each.answer}")
+                echo(f"{dim('judged ')}  {verdict}")
+            echo()
             outcome = "passed" if result.passed else "not passed"
-            say(dim(f"[{outcome} after {len(result.rounds)} rounds, {result.workflow}]"))
+            echo(dim(f"[{outcome} after {len(result.rounds)} rounds, {result.workflow}]"))
         case DebateResult():
             for argument in result.arguments:
-                say(f"{dim(f'round {argument.round}')}  {argument.side}: {argument.text}")
-            say()
+                echo(f"{dim(f'round {argument.round}')}  {argument.side}: {argument.text}")
+            echo()
             if result.ruling.reason:
-                say(f"{dim('judge  ')}  {result.ruling.reason}")
+                echo(f"{dim('judge  ')}  {result.ruling.reason}")
             winner = result.winner or "nobody"
-            say(dim(f"[{winner} won after {result.rounds} rounds, {result.workflow}]"))
+            echo(dim(f"[{winner} won after {result.rounds} rounds, {result.workflow}]"))
         case StepsResult():
             for step in result.steps:
-                say(f"{dim(step.name)}  {step.answer}")
-            say()
-            say(dim(f"[{len(result.steps)} steps, {result.workflow}]"))
+                echo(f"{dim(step.name)}  {step.answer}")
+            echo()
+            echo(dim(f"[{len(result.steps)} steps, {result.workflow}]"))
         case _:
             assert_never(result)

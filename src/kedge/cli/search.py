@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kedge.cli.frame import command as kedge_command
-from kedge.cli.output import say, say_json, table
-from kedge.cli.stored import store_option, with_store
-from kedge.cli.words import printable, short_id
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import echo, echo_json, print_table
+from kedge.cli.store_options import run_with_store, store_option
+from kedge.cli.words import sanitize_text, shorten_id
 
 if TYPE_CHECKING:
     from kedge.store import Hit, Store
@@ -28,23 +28,23 @@ def command(words: tuple[str, ...], limit: int, store: str, as_json: bool) -> No
         names = {hit.conversation for hit in hits}
         return hits, {name: (await opened.conversation(name)).title for name in names}
 
-    hits, titles = with_store(work, given=store)
+    hits, titles = run_with_store(work, given=store)
     if as_json:
-        say_json([_report(hit, titles) for hit in hits])
+        echo_json([_hit_to_json(hit, titles) for hit in hits])
     elif hits:
         rows = [
             (
-                printable(titles[hit.conversation]) or short_id(hit.conversation),
+                sanitize_text(titles[hit.conversation]) or shorten_id(hit.conversation),
                 hit.node,
                 hit.kind,
                 hit.excerpt,
             )
             for hit in hits
         ]
-        table(("conversation", "node", "kind", "words"), rows)
+        print_table(("conversation", "node", "kind", "words"), rows)
     else:
-        say("Nothing was found.")
+        echo("Nothing was found.")
 
 
-def _report(hit: "Hit", titles: dict[str, str]) -> dict[str, Any]:
+def _hit_to_json(hit: "Hit", titles: dict[str, str]) -> dict[str, Any]:
     return {**asdict(hit), "title": titles[hit.conversation]}

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kedge.cli.frame import command as kedge_command
-from kedge.cli.frame import setting
-from kedge.config import data_folder, mask_url, store_url
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import setting_option
+from kedge.config import data_dir, mask_url, store_url
 
 if TYPE_CHECKING:
     import socket
@@ -27,7 +27,7 @@ MEGABYTE = 1_000_000
 
 def default_db() -> "Path":
     """Name the database in the place where this platform keeps the data of programs."""
-    return data_folder() / "server.db"
+    return data_dir() / "server.db"
 
 
 def is_loopback(host: str) -> bool:
@@ -43,19 +43,19 @@ def is_loopback(host: str) -> bool:
     log_level="info",
     short_help="Serve the Responses API from this machine: no key, no network.",
 )
-@setting("serve.host")
-@setting("serve.port")
-@setting("serve.db", metavar="FILE")
-@setting("serve.token")
-@setting("serve.retention_days")
-@setting("serve.zero_data_retention")
-@setting("serve.model", metavar="MODEL")
-@setting("serve.models", metavar="FILE")
-@setting("serve.pace")
-@setting("serve.page")
-@setting("store", metavar="FILE|URL")
-@setting("serve.keep_bodies")
-@setting("serve.max_body_mb")
+@setting_option("serve.host")
+@setting_option("serve.port")
+@setting_option("serve.db", metavar="FILE")
+@setting_option("serve.token")
+@setting_option("serve.retention_days")
+@setting_option("serve.zero_data_retention")
+@setting_option("serve.model", metavar="MODEL")
+@setting_option("serve.models", metavar="FILE")
+@setting_option("serve.pace")
+@setting_option("serve.page")
+@setting_option("store", metavar="FILE|URL")
+@setting_option("serve.keep_bodies")
+@setting_option("serve.max_body_mb")
 @click.option(
     "--fault",
     "faults",
@@ -82,8 +82,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Serve the Responses API from this machine."""
+    from kedge.server.auth import LOOPBACK_NAMES
     from kedge.server.faults import Faults
-    from kedge.server.guard import LOOPBACK_NAMES
     from kedge.server.settings import Limits, Settings
 
     local = is_loopback(host)
@@ -96,7 +96,7 @@ def command(
         raise click.UsageError(
             f"{host} can be reached from other machines, so it takes no --fault: serve on 127.0.0.1"
         )
-    chosen = answering(model, models, pace)
+    chosen = load_model_settings(model, models, pace)
     settings = Settings(
         db=db or str(default_db()),
         token=token or None,
@@ -111,7 +111,7 @@ def command(
     run(settings, host, port, as_json=as_json, store=kept, keep_bodies=keep_bodies)
 
 
-def answering(model: str, models: str, pace: float) -> dict[str, Any]:
+def load_model_settings(model: str, models: str, pace: float) -> dict[str, Any]:
     """Make what answers: the model that ``--model`` names, or those of the file."""
     from kedge.backends import load_models, open_model
 
@@ -136,9 +136,9 @@ def run(
     keep_bodies: bool = False,
 ) -> None:
     """Serve until a signal comes; with a ``store``, show the page as well."""
-    from kedge.config.switch import chaining_enabled
+    from kedge.config.settings import is_chaining_enabled
     from kedge.observe import measure
-    from kedge.server.run import bind
+    from kedge.server.uvicorn_server import bind
     from kedge.tokens import count_text
 
     with bind(host, port) as listener:
@@ -149,7 +149,7 @@ def run(
         def announce() -> None:
             # The vocabulary takes a while to load: do it before somebody waits for it.
             threading.Thread(target=count_text, args=("hello",), daemon=True).start()
-            measure("responses_chained_mode_enabled", int(chaining_enabled()))
+            measure("responses_chained_mode_enabled", int(is_chaining_enabled()))
             # What lives this long will live on: do not look at it again and again.
             gc.collect()
             gc.freeze()
@@ -174,18 +174,18 @@ async def _serve(
 ) -> None:
     if not store:
         from kedge.server.app import create_app
-        from kedge.server.run import Server
+        from kedge.server.uvicorn_server import UvicornServer
 
-        await Server(create_app(settings), started=announce).serve(sockets=[listener])
+        await UvicornServer(create_app(settings), on_started=announce).serve(sockets=[listener])
         return
-    from kedge.web.serving import PageSettings, with_page
+    from kedge.web.serve import PageSettings, open_page_server
 
     page = PageSettings(store, keep_bodies=keep_bodies)
-    async with with_page(settings, page, own_url(listener), announce) as server:
+    async with open_page_server(settings, page, local_url(listener), announce) as server:
         await server.serve(sockets=[listener])
 
 
-def own_url(listener: "socket.socket") -> str:
+def local_url(listener: "socket.socket") -> str:
     """Where this machine itself reaches what listens there."""
     address, port = listener.getsockname()[:2]
     everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - only compared

@@ -4,24 +4,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kedge.cli.frame import command as kedge_command
-from kedge.cli.output import dim, say, say_json
-from kedge.cli.stored import (
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import dim, echo, echo_json
+from kedge.cli.store_options import (
     conversation_argument,
     find_conversation,
-    find_place,
+    find_node,
+    run_with_store,
     store_option,
-    with_store,
 )
-from kedge.cli.words import printable
+from kedge.cli.words import sanitize_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kedge.store import ConversationRow, Loaded, Store
+    from kedge.store import ConversationRow, LoadedPath, Store
     from kedge.turns import Block
 
-FOLDED = 100
+FOLD_WIDTH = 100
 HEADINGS = {
     "user": ("You", "green"),
     "assistant": ("Model", "cyan"),
@@ -37,22 +37,24 @@ HEADINGS = {
 def command(conversation: str, at: str, full: bool, store: str, as_json: bool) -> None:
     """Show a conversation as it reads; CONVERSATION is an id, its beginning, or a title."""
 
-    async def work(opened: "Store") -> "tuple[ConversationRow, Loaded]":
+    async def work(opened: "Store") -> "tuple[ConversationRow, LoadedPath]":
         row = await find_conversation(opened, conversation)
-        node = await find_place(opened, row, at)
+        node = await find_node(opened, row, at)
         return row, await opened.load(row, node.id)
 
-    row, loaded = with_store(work, given=store)
+    row, loaded = run_with_store(work, given=store)
     if as_json:
-        say_json(_report(row, loaded))
+        echo_json(_loaded_to_json(row, loaded))
         return
-    say(
-        dim(f"{printable(row.title or row.id)}, node {loaded.node.id}, {len(loaded.blocks)} blocks")
+    echo(
+        dim(
+            f"{sanitize_text(row.title or row.id)}, node {loaded.node.id}, {len(loaded.blocks)} blocks"
+        )
     )
-    show_blocks(loaded.blocks, full=full)
+    print_blocks(loaded.blocks, full=full)
 
 
-def _report(row: "ConversationRow", loaded: "Loaded") -> dict[str, Any]:
+def _loaded_to_json(row: "ConversationRow", loaded: "LoadedPath") -> dict[str, Any]:
     from kedge.turns import dump_block
 
     blocks = [dump_block(block) for block in loaded.blocks]
@@ -60,32 +62,32 @@ def _report(row: "ConversationRow", loaded: "Loaded") -> dict[str, Any]:
     return {"id": row.id, "title": row.title, "node": node.id, "kind": node.kind, "blocks": blocks}
 
 
-def show_blocks(blocks: "Sequence[Block]", *, full: bool) -> None:
+def print_blocks(blocks: "Sequence[Block]", *, full: bool) -> None:
     """Print blocks as a chat; what is not said to anyone is folded into a line."""
-    from kedge.turns.show import describe
+    from kedge.turns.formatting import describe
 
     for block in blocks:
         text = str(getattr(block, "text", "") or "")
         if block.kind in HEADINGS and text:
             heading, color = HEADINGS[block.kind]
-            say()
-            say(click.style(heading, fg=color, bold=True) + dim(_source(block)))
-            say(printable(text))
+            echo()
+            echo(click.style(heading, fg=color, bold=True) + dim(_format_origin(block)))
+            echo(sanitize_text(text))
         elif full:
-            say()
-            say(dim(f"{block.kind.replace('_', ' ')}{_source(block)}"))
-            say(printable(_whole(block)))
+            echo()
+            echo(dim(f"{block.kind.replace('_', ' ')}{_format_origin(block)}"))
+            echo(sanitize_text(_full_text(block)))
         else:
-            say(dim(f"[{block.kind.replace('_', ' ')}: {describe(block, FOLDED)}]"))
+            echo(dim(f"[{block.kind.replace('_', ' ')}: {describe(block, FOLD_WIDTH)}]"))
 
 
-def _source(block: "Block") -> str:
+def _format_origin(block: "Block") -> str:
     return "" if block.origin in ("user", "engine") else f" (by {block.origin})"
 
 
-def _whole(block: "Block") -> str:
+def _full_text(block: "Block") -> str:
     from kedge.turns import ReasoningBlock, ToolCallBlock, ToolResultBlock
-    from kedge.turns.show import describe
+    from kedge.turns.formatting import describe
 
     match block:
         case ToolCallBlock():

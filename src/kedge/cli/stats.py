@@ -2,27 +2,183 @@
 
 import re
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import anyio
 import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from kedge.analytics import Analytics, Bucket, Selection, analyse, analyse_over_time
-from kedge.cli.frame import command as kedge_command
-from kedge.cli.frame import setting
-from kedge.cli.output import say_json
-from kedge.cli.stats_view import show
-from kedge.cli.stored import IN_MEMORY, find_conversation
+from kedge.analytics import (
+    Analytics,
+    Bucket,
+    Count,
+    ModelStats,
+    Selection,
+    analyse,
+    analyse_over_time,
+)
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import echo_json, setting_option
+from kedge.cli.store_options import IN_MEMORY, find_conversation
 from kedge.config import store_file, store_url
 from kedge.store import Store, open_store
 
-_AGO = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[smhdw])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+SPARK_BLOCKS = " ▁▂▃▄▅▆▇█"
+BAR_WIDTH = 24
 
 
-class Moment(click.ParamType[float]):
+def print_stats(stats: Analytics, buckets: Sequence[Bucket]) -> None:
+    """Print everything."""
+    console = Console(highlight=False, soft_wrap=True)
+    if not stats.requests.total:
+        console.print("There is nothing to tell: no request in this range.")
+        return
+    console.print(_build_overview(stats))
+    if len(buckets) > 1:
+        console.print(_build_timeline(buckets))
+    for title, counts in (
+        ("Fallbacks by reason", stats.requests.fallbacks),
+        ("Healed by reason", stats.requests.healed),
+    ):
+        if counts:
+            console.print(_build_bars(title, [(each.name, each.count) for each in counts]))
+    lengths = _bin_lengths(stats.chains.lengths)
+    console.print(_build_bars("Chains by length", lengths))
+    console.print(_build_models(stats.models))
+
+
+def render_sparkline(values: Iterable[float]) -> str:
+    """Values as a line of blocks; nothing is a blank, the least of something is seen."""
+    listed = list(values)
+    most = max(listed, default=0)
+    if not most:
+        return " " * len(listed)
+    top = len(SPARK_BLOCKS) - 1
+    return "".join(SPARK_BLOCKS[max(round(each / most * top), 1 if each else 0)] for each in listed)
+
+
+def _build_overview(stats: Analytics) -> Table:
+    table = Table.grid(padding=(0, 2))
+    requests, chains, branching = stats.requests, stats.chains, stats.branching
+    statuses = ", ".join(_format_count(each) for each in requests.statuses)
+    sent = f"{_format_size(requests.sent_bytes)}; {_format_size(requests.saved_bytes)} saved"
+    cached = f"{stats.tokens.input} in ({_format_share(stats.tokens.cached_share)} cached)"
+    chained = f"{requests.chained} ({_format_share(requests.chained_share)})"
+    rows = (
+        ("requests", f"{requests.total} in {requests.conversations} conversations ({statuses})"),
+        ("answered", _format_share(requests.success_rate)),
+        ("chained", f"{chained}, {requests.full} in full"),
+        ("refused", f"{requests.rejections}; {requests.forgotten} forgotten"),
+        ("without an id", str(requests.without_id)),
+        ("chains", f"{chains.count}, mean {chains.mean or 0:.1f}, longest {chains.longest}"),
+        ("branches", f"{branching.branches} at {branching.points} points, {branching.forks} forks"),
+        ("sent", f"{sent} ({_format_share(requests.saved_share)})"),
+        ("tokens", f"{cached}, {stats.tokens.output} out"),
+        ("cost", _format_cost(stats.cost.dollars, stats.cost.unpriced)),
+        (
+            "latency",
+            f"median {_format_seconds(stats.latency.median)}, 95 % {_format_seconds(stats.latency.p95)}",
+        ),
+    )
+    for name, value in rows:
+        table.add_row(Text(name, style="dim"), value)
+    return table
+
+
+def _build_timeline(buckets: Sequence[Bucket]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    rows = (
+        ("requests", [float(each.requests) for each in buckets]),
+        ("chained", [float(each.chained) for each in buckets]),
+        ("tokens", [float(each.tokens.input + each.tokens.output) for each in buckets]),
+        ("latency", [each.latency.median or 0.0 for each in buckets]),
+    )
+    table.add_row("")
+    for name, values in rows:
+        table.add_row(Text(name, style="dim"), Text(render_sparkline(values), style="cyan"))
+    return table
+
+
+def _build_bars(title: str, counts: Sequence[tuple[str, int]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_row("")
+    table.add_row(Text(title, style="bold"))
+    most = max((count for _, count in counts), default=1)
+    for name, count in counts:
+        bar = "█" * max(round(count / most * BAR_WIDTH), 1)
+        table.add_row(Text(name, style="dim"), str(count), Text(bar, style="cyan"))
+    return table
+
+
+def _build_models(models: Sequence[ModelStats]) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for name in ("provider", "model", "requests", "answered", "median", "95 %", "tokens", "cost"):
+        justify = "left" if name in ("provider", "model") else "right"
+        table.add_column(name, justify=justify)
+    for each in models:
+        table.add_row(
+            each.provider,
+            each.model or "?",
+            str(each.requests),
+            _format_share(each.success_rate),
+            _format_seconds(each.latency.median),
+            _format_seconds(each.latency.p95),
+            str(each.tokens.input + each.tokens.output),
+            _format_cost(each.cost.dollars, each.cost.unpriced),
+        )
+    return table
+
+
+def _bin_lengths(lengths: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
+    """Lengths in bins of doubling width: 1, 2, 3-4, 5-8 and so on."""
+    bins: dict[int, int] = {}
+    for length, count in lengths:
+        place = (length - 1).bit_length()
+        bins[place] = bins.get(place, 0) + count
+    shown: list[tuple[str, int]] = []
+    for place, count in sorted(bins.items()):
+        low, high = (2 ** (place - 1) + 1 if place else 1), 2**place
+        shown.append((str(high) if low == high else f"{low}-{high}", count))
+    return shown
+
+
+def _format_count(count: Count) -> str:
+    return f"{count.count} {count.name}"
+
+
+def _format_share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _format_seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def _format_cost(dollars: float, unpriced: int) -> str:
+    told = f"${dollars:.4f}"
+    return f"{told} + {unpriced} unpriced" if unpriced else told
+
+
+def _format_size(count: int) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count = count // 1000
+    return f"{count} GB"
+
+
+_AGE_PATTERN = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[smhdw])")
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+class TimeParam(click.ParamType[float]):
     """A time: a day or more exactly, or so long ago (``7d``, ``90m``)."""
 
     name = "time"
@@ -33,8 +189,8 @@ class Moment(click.ParamType[float]):
         """Seconds since 1970."""
         if isinstance(value, float):
             return value
-        if ago := _AGO.fullmatch(value.strip()):
-            return time.time() - float(ago["number"]) * _SECONDS[ago["unit"]]
+        if ago := _AGE_PATTERN.fullmatch(value.strip()):
+            return time.time() - float(ago["number"]) * _UNIT_SECONDS[ago["unit"]]
         try:
             moment = datetime.fromisoformat(value)
         except ValueError:
@@ -45,15 +201,17 @@ class Moment(click.ParamType[float]):
 @kedge_command(
     "stats", short_help="What the store tells about its chains, tokens, cost and latency."
 )
-@click.option("--since", type=Moment(), help="From then on: 2026-11-15 (UTC), or 7d for days ago.")
-@click.option("--until", type=Moment(), help="Up to then.")
+@click.option(
+    "--since", type=TimeParam(), help="From then on: 2026-11-15 (UTC), or 7d for days ago."
+)
+@click.option("--until", type=TimeParam(), help="Up to then.")
 @click.option("--model", default="", help="Only this model.")
 @click.option("--provider", default="", help="Only this provider.")
 @click.option("--conversation", default="", help="Only this conversation.")
 @click.option(
     "--buckets", default=24, show_default=True, type=click.IntRange(1, 1000), help="Of the charts."
 )
-@setting("store")
+@setting_option("store")
 def command(
     *,
     since: float | None,
@@ -69,26 +227,26 @@ def command(
     selection = Selection(since, until, model, provider, conversation)
 
     async def work() -> tuple[Analytics, tuple[Bucket, ...]]:
-        async with await open_store(_address(store)) as opened:
-            chosen = await _chosen(opened, selection)
+        async with await open_store(_existing_store_url(store)) as opened:
+            chosen = await _resolve_selection(opened, selection)
             found = await analyse(opened, chosen)
             return found, await analyse_over_time(opened, chosen, buckets=buckets)
 
     found, pieces = anyio.run(work)
     if as_json:
-        say_json({**asdict(found), "over_time": [asdict(each) for each in pieces]})
+        echo_json({**asdict(found), "over_time": [asdict(each) for each in pieces]})
     else:
-        show(found, pieces)
+        print_stats(found, pieces)
 
 
-def _address(given: str) -> str:
+def _existing_store_url(given: str) -> str:
     """The store's address; one that is not there yet is not made, and has nothing to tell."""
-    address = store_url(given, make=False)
+    address = store_url(given, create=False)
     file = store_file(address)
     return address if file is None or file.exists() else IN_MEMORY
 
 
-async def _chosen(store: Store, selection: Selection) -> Selection:
+async def _resolve_selection(store: Store, selection: Selection) -> Selection:
     """The selection, with the id of the conversation that is meant by a name."""
     if not selection.conversation:
         return selection

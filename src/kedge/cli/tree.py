@@ -1,23 +1,182 @@
 """``kedge tree``: the chain as a graph, with forks, heads, and what became of each response."""
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import click
 
-from kedge.cli.frame import command as kedge_command
-from kedge.cli.graph import draw
-from kedge.cli.output import dim, say, say_json
-from kedge.cli.stored import conversation_argument, find_conversation, store_option, with_store
-from kedge.cli.words import short_id
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import dim, echo, echo_json
+from kedge.cli.store_options import (
+    conversation_argument,
+    find_conversation,
+    run_with_store,
+    store_option,
+)
+from kedge.cli.words import sanitize_text, shorten_id
+from kedge.store import ConversationRow, Node, ResponseRow, Store
+from kedge.store.listing import list_tree_conversations, load_last_blocks, read_tree
+from kedge.turns import Block
+from kedge.turns.formatting import describe
 
-if TYPE_CHECKING:
-    from kedge.cli.trees import Tree
+EXCERPT_LENGTH = 60
 
-WIDEST = 15
+
+@dataclass(slots=True)
+class AnnotatedTree:
+    """A tree: its nodes, the conversations that stand on it, and the responses that made nodes."""
+
+    row: ConversationRow
+    nodes: dict[int, Node]
+    conversations: list[ConversationRow]
+    responses: Mapping[int, ResponseRow]
+    blocks: Mapping[int, Block] = field(default_factory=dict[int, Block])
+    """The last block that each node added."""
+
+    def heads(self, number: int) -> list[str]:
+        """Which conversations have their head here; the one that was asked for says just that."""
+        names = [
+            "head" if row.id == self.row.id else f"head of {sanitize_text(row.title or row.id)}"
+            for row in self.conversations
+            if row.head == number
+        ]
+        return sorted(names)
+
+    def marks(self, number: int, now: float) -> list[str]:
+        """What became of the response that made this node, and whether history was changed here."""
+        node, response = self.nodes[number], self.responses.get(number)
+        marks: list[str] = []
+        if node.kind == "compacted":
+            marks.append("compacted")
+        if node.kind in ("edited", "merged"):
+            marks.append(node.kind)
+        if response is None:
+            return marks
+        if response.status == "lost":
+            marks.append(f"lost: {response.lost_reason}" if response.lost_reason else "lost")
+        elif response.status != "completed":
+            marks.append(f"failed: {response.status}")
+        elif not response.stored:
+            marks.append("unstored")
+        elif response.expires_at is not None and response.expires_at <= now:
+            marks.append("expired")
+        if response.healed:
+            marks.append(f"healed: {response.healed}")
+        elif response.reason not in ("", "new", "stateless", "conversation"):
+            marks.append(f"sent in full: {response.reason}")
+        return marks
+
+    def excerpt(self, number: int) -> str:
+        """The first words of the last that this node added."""
+        last = self.blocks.get(number)
+        return describe(last, EXCERPT_LENGTH) if last else ""
+
+    def to_json(self, now: float) -> dict[str, Any]:
+        """The tree as JSON, the oldest node first."""
+        return {
+            "conversation": self.row.id,
+            "head": self.row.head,
+            "conversations": {row.id: row.head for row in self.conversations},
+            "nodes": [self._node_to_json(number, now) for number in sorted(self.nodes)],
+        }
+
+    def _node_to_json(self, number: int, now: float) -> dict[str, Any]:
+        node, response = self.nodes[number], self.responses.get(number)
+        return {
+            "id": number,
+            "parent": node.parent or None,
+            "kind": node.kind,
+            "kept": node.kept,
+            "length": node.length,
+            "created_at": node.created_at,
+            "response": response.provider_response_id if response else None,
+            "status": response.status if response else None,
+            "anchor": (response.anchor or None) if response else None,
+            "marks": self.marks(number, now),
+            "heads": [row.id for row in self.conversations if row.head == number],
+            "excerpt": self.excerpt(number),
+        }
+
+
+async def load_tree(store: Store, row: ConversationRow) -> AnnotatedTree:
+    """Read a tree in three queries, however large it is."""
+    tree = await read_tree(store, row)
+    nodes = {node.id: node for node in tree.nodes}
+    blocks = await load_last_blocks(store, row)
+    return AnnotatedTree(
+        row, nodes, await list_tree_conversations(store, row), tree.responses, blocks
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRow:
+    """One row: what to draw, and the node that stands in it, if one does."""
+
+    lanes: str
+    node: int | None = None
+
+
+def draw_graph(
+    nodes: Iterable[tuple[int, int]], marks: dict[int, str] | None = None
+) -> Iterator[GraphRow]:
+    """The rows for nodes and their parents, given the newest first; ``marks`` are signs of their own."""
+    lanes: list[int | None] = []
+    for node, parent in nodes:
+        waiting = [column for column, wanted in enumerate(lanes) if wanted == node]
+        if len(waiting) > 1:
+            yield GraphRow(_format_join(lanes, waiting))
+            for column in waiting[1:]:
+                lanes[column] = None
+        column = waiting[0] if waiting else _free_lane(lanes)
+        lanes[column] = node
+        _trim_lanes(lanes)
+        sign = (marks or {}).get(node, "●")
+        yield GraphRow(_format_lanes(lanes, column, sign), node)
+        lanes[column] = parent or None
+        _trim_lanes(lanes)
+
+
+def _free_lane(lanes: list[int | None]) -> int:
+    """A column that nobody uses."""
+    if None not in lanes:
+        lanes.append(None)
+    return lanes.index(None)
+
+
+def _trim_lanes(lanes: list[int | None]) -> None:
+    while lanes and lanes[-1] is None:
+        lanes.pop()
+
+
+def _format_lanes(lanes: list[int | None], column: int, sign: str) -> str:
+    cells = [sign if i == column else " " if lane is None else "│" for i, lane in enumerate(lanes)]
+    return " ".join(cells)
+
+
+def _format_join(lanes: list[int | None], waiting: list[int]) -> str:
+    """Lanes on their way into the first of them; others pass behind."""
+    first, last = waiting[0], waiting[-1]
+    text = ""
+    for column, lane in enumerate(lanes):
+        inside = first < column < last
+        if column == first:
+            cell = "├"
+        elif column in waiting:
+            cell = "┴" if column < last else "┘"
+        elif lane is None:
+            cell = "─" if inside else " "
+        else:
+            cell = "┼" if inside else "│"
+        text += cell + ("─" if first <= column < last else " ")
+    return text.rstrip()
+
+
+MAX_LANE_WIDTH = 15
 """How many columns of lanes are lined up; what is wider stands out."""
-SIGNS = {"root": "◇", "failed": "✗", "compacted": "◆", "edited": "◆", "merged": "◆"}
-MARKS = {"expired": "yellow", "lost": "yellow", "failed": "red", "unstored": "yellow"}
+NODE_SIGNS = {"root": "◇", "failed": "✗", "compacted": "◆", "edited": "◆", "merged": "◆"}
+MARK_COLORS = {"expired": "yellow", "lost": "yellow", "failed": "red", "unstored": "yellow"}
 
 
 @kedge_command("tree", short_help="Show the chain of a conversation as a graph.")
@@ -32,40 +191,41 @@ def command(conversation: str, limit: int, store: str, as_json: bool) -> None:
     Forks of it are lanes of the same tree. Marks tell which responses expired, were lost or failed, and
     where history was compacted or edited.
     """
-    from kedge.cli.trees import load_tree
 
-    async def work(opened: Any) -> "Tree":
+    async def work(opened: Any) -> "AnnotatedTree":
         return await load_tree(opened, await find_conversation(opened, conversation))
 
-    tree = with_store(work, given=store)
+    tree = run_with_store(work, given=store)
     if as_json:
-        say_json(tree.report(time.time()))
+        echo_json(tree.to_json(time.time()))
         return
-    for line in lines(tree, time.time(), limit):
-        say(line)
+    for line in render_tree(tree, time.time(), limit):
+        echo(line)
 
 
-def lines(tree: "Tree", now: float, limit: int = 0) -> list[str]:
+def render_tree(tree: "AnnotatedTree", now: float, limit: int = 0) -> list[str]:
     """The graph, a line a row."""
     shown = sorted(tree.nodes.values(), key=lambda node: -node.id)
     if limit:
         shown = shown[:limit]
-    signs = {node.id: SIGNS[node.kind] for node in shown if node.kind in SIGNS}
-    rows = list(draw(((node.id, node.parent) for node in shown), signs))
-    width = max((len(row.lanes) for row in rows if len(row.lanes) <= WIDEST), default=0)
+    signs = {node.id: NODE_SIGNS[node.kind] for node in shown if node.kind in NODE_SIGNS}
+    rows = list(draw_graph(((node.id, node.parent) for node in shown), signs))
+    width = max((len(row.lanes) for row in rows if len(row.lanes) <= MAX_LANE_WIDTH), default=0)
     return [
-        row.lanes if row.node is None else f"{row.lanes:<{width}}  {_told(tree, row.node, now)}"
+        row.lanes
+        if row.node is None
+        else f"{row.lanes:<{width}}  {_format_node(tree, row.node, now)}"
         for row in rows
     ]
 
 
-def _told(tree: "Tree", number: int, now: float) -> str:
+def _format_node(tree: "AnnotatedTree", number: int, now: float) -> str:
     node, response = tree.nodes[number], tree.responses.get(number)
     parts = [dim(str(number)), node.kind]
     if response and response.provider_response_id:
-        parts.append(dim(short_id(response.provider_response_id)))
+        parts.append(dim(shorten_id(response.provider_response_id)))
     for mark in tree.marks(number, now):
-        color = MARKS.get(mark.partition(":")[0], "cyan")
+        color = MARK_COLORS.get(mark.partition(":")[0], "cyan")
         parts.append(click.style(f"[{mark}]", fg=color))
     parts += [click.style(f"({name})", fg="green", bold=True) for name in tree.heads(number)]
     if excerpt := tree.excerpt(number):

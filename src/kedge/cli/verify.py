@@ -5,25 +5,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kedge.cli.frame import command as kedge_command
-from kedge.cli.output import say, say_json
-from kedge.cli.stored import (
-    MANY,
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import echo, echo_json
+from kedge.cli.store_options import (
+    MAX_CONVERSATIONS,
     complete_names,
     find_conversation,
-    model_for,
     model_option,
+    resolve_model,
+    run_with_store,
     store_option,
-    with_store,
 )
-from kedge.cli.words import printable
+from kedge.cli.words import sanitize_text
 from kedge.config import mask_url
 from kedge.errors import KedgeError
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Damage, Store
 
-Audited = dict[str, Any]
+AuditReport = dict[str, Any]
 
 
 @kedge_command("verify", short_help="Check digests; with --server, what the provider holds.")
@@ -42,33 +42,33 @@ def command(
     by default), and compare. The exit code is 1 if something differs.
     """
 
-    async def work(opened: "Store") -> "tuple[list[Damage], list[Audited]]":
+    async def work(opened: "Store") -> "tuple[list[Damage], list[AuditReport]]":
         damage = await opened.verify()
         if not server:
             return damage, []
         if conversations:
             rows = [await find_conversation(opened, name) for name in conversations]
         else:
-            rows = await opened.conversations(archived=None, limit=MANY)
-        return damage, [await _audit(opened, row, model_for(row, model)) for row in rows]
+            rows = await opened.conversations(archived=None, limit=MAX_CONVERSATIONS)
+        return damage, [await _audit(opened, row, resolve_model(row, model)) for row in rows]
 
-    damage, audits = with_store(work, given=store)
+    damage, audits = run_with_store(work, given=store)
     wrong = bool(damage) or any(audit["agrees"] is False for audit in audits)
     if as_json:
         found = [{"where": each.where, "problem": each.problem} for each in damage]
-        say_json({"ok": not wrong, "damage": found, "audits": audits})
+        echo_json({"ok": not wrong, "damage": found, "audits": audits})
     else:
-        _show(damage, audits)
+        _print_report(damage, audits)
     if wrong:
         sys.exit(1)
 
 
-async def _audit(store: "Store", row: "ConversationRow", model: str) -> Audited:
+async def _audit(store: "Store", row: "ConversationRow", model: str) -> AuditReport:
     """What the provider holds for a conversation's anchor, compared; ``None`` if it does not tell."""
     from kedge.providers import connect
 
     turn = (await store.load(row)).turn(row.id)
-    told: Audited = {"conversation": row.id, "title": row.title, "model": mask_url(model)}
+    told: AuditReport = {"conversation": row.id, "title": row.title, "model": mask_url(model)}
     try:
         async with connect(model) as engine:
             audit: Any = getattr(engine, "verify", None)
@@ -80,13 +80,13 @@ async def _audit(store: "Store", row: "ConversationRow", model: str) -> Audited:
     return {**told, "agrees": found.agrees, "words": str(found)}
 
 
-def _show(damage: "list[Damage]", audits: list[Audited]) -> None:
+def _print_report(damage: "list[Damage]", audits: list[AuditReport]) -> None:
     for each in damage:
-        say(f"{click.style('damaged', fg='red')}  {each}")
+        echo(f"{click.style('damaged', fg='red')}  {each}")
     if not damage:
-        say("The store is sound: every digest is what it should be.")
+        echo("The store is sound: every digest is what it should be.")
     words = {True: ("agrees", "green"), False: ("differs", "red"), None: ("not told", "yellow")}
     for audit in audits:
         word, color = words[audit["agrees"]]
-        name = printable(audit["title"] or audit["conversation"])
-        say(f"{click.style(word, fg=color)}  {name}: {audit['words']}")
+        name = sanitize_text(audit["title"] or audit["conversation"])
+        echo(f"{click.style(word, fg=color)}  {name}: {audit['words']}")

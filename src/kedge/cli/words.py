@@ -5,31 +5,31 @@ import time
 _AGES = ((86_400 * 365, "year"), (86_400, "day"), (3600, "hour"), (60, "minute"))
 
 
-def ago(moment: float, now: float | None = None) -> str:
+def format_age(moment: float, now: float | None = None) -> str:
     """How long ago that was."""
     passed = max((time.time() if now is None else now) - moment, 0)
     for seconds, name in _AGES:
         if passed >= seconds:
-            return f"{plural(int(passed // seconds), name)} ago"
+            return f"{pluralize(int(passed // seconds), name)} ago"
     return "just now"
 
 
-def plural(number: int, word: str) -> str:
+def pluralize(number: int, word: str) -> str:
     """``1 block``, ``2 blocks``."""
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
-def short_id(name: str, width: int = 16) -> str:
+def shorten_id(name: str, width: int = 16) -> str:
     """The beginning of an id, enough to find it by."""
     return name if len(name) <= width else f"{name[: width - 1]}…"
 
 
-def share(part: float, whole: float) -> str:
+def format_percent(part: float, whole: float) -> str:
     """``37 %``, or nothing of nothing."""
     return f"{100 * part / whole:.0f} %" if whole else ""
 
 
-def printable(text: str) -> str:
+def sanitize_text(text: str) -> str:
     """Text of a model without what would command a terminal."""
     if text.isprintable():
         return text

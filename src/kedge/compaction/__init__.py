@@ -1,10 +1,8 @@
 """Compaction: replacing old blocks by fewer. Triggers say when, strategies how, compactors both."""
 
-from kedge.compaction.boundaries import advance_to_first_user_message, cut_points
-from kedge.compaction.composite import CompositeCompactor
-from kedge.compaction.counting import BlockCounter
-from kedge.compaction.message_limit import MessageLimitCompactor
-from kedge.compaction.protocol import (
+from kedge.compaction.base import (
+    AllTriggers,
+    AnyTrigger,
     CompactionRequest,
     CompactionResult,
     CompactionStrategy,
@@ -14,14 +12,18 @@ from kedge.compaction.protocol import (
     Replacement,
     TurnCompacted,
 )
-from kedge.compaction.provider_counter import ProviderCounter
-from kedge.compaction.running import attempt, compacted
-from kedge.compaction.server import ServerCompactor
-from kedge.compaction.split import SplitCompactor
-from kedge.compaction.summarising import SummarisingCompactor, is_summary
-from kedge.compaction.token_limit import TokenLimitCompactor
+from kedge.compaction.boundaries import advance_to_first_user_message, cut_points
+from kedge.compaction.compactors import (
+    CompositeCompactor,
+    MessageLimitCompactor,
+    SplitCompactor,
+    TokenLimitCompactor,
+)
+from kedge.compaction.provider import ProviderCounter, ServerCompactor
+from kedge.compaction.run import compact_turn, run_compactor
+from kedge.compaction.summarize import SummarisingCompactor, is_summary
+from kedge.compaction.token_counting import BlockCounter
 from kedge.compaction.tool_exchange import ToolExchangeCompactor
-from kedge.compaction.triggers import AllTriggers, AnyTrigger
 
 __all__ = [
     "AllTriggers",
@@ -44,8 +46,12 @@ __all__ = [
     "ToolExchangeCompactor",
     "TurnCompacted",
     "advance_to_first_user_message",
-    "attempt",
-    "compacted",
+    "compact_turn",
     "cut_points",
     "is_summary",
+    "run_compactor",
 ]
+
+# Names of version 0.1, which keep working.
+attempt = run_compactor
+compacted = compact_turn

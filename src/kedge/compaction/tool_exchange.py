@@ -9,18 +9,17 @@ lists are cut; of other text the beginning and the end stay. What was cut is sai
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kedge.compaction.boundaries import cut_points
-from kedge.compaction.limits import whole_number
-from kedge.compaction.protocol import (
+from kedge.compaction.base import (
     CompactionRequest,
     CompactionResult,
     Replacement,
-    compact_when,
+    compact_if_triggered,
 )
-from kedge.compaction.shortening import part_weight, short_json, short_text, told
+from kedge.compaction.boundaries import check_positive_int, cut_points
+from kedge.compaction.truncate import part_length, parts_to_text, truncate_json, truncate_text
 from kedge.turns import Block, TextPart, ToolCallBlock, ToolResultBlock
 
-SHORTENED = "shortened"
+SHORTENED_KEY = "shortened"
 """Metadata key of a shortened block: how many characters it had."""
 
 
@@ -37,59 +36,64 @@ class ToolExchangeCompactor:
     def __init__(
         self, max_characters: int = 400, *, keep_exchanges: int = 2, min_saving: int = 4_000
     ) -> None:
-        self.max_characters = whole_number("max_characters", max_characters)
-        self.keep_exchanges = whole_number("keep_exchanges", keep_exchanges)
-        self.min_saving = whole_number("min_saving", min_saving)
+        self.max_characters = check_positive_int("max_characters", max_characters)
+        self.keep_exchanges = check_positive_int("keep_exchanges", keep_exchanges)
+        self.min_saving = check_positive_int("min_saving", min_saving)
 
     async def compact(self, request: CompactionRequest) -> CompactionResult:
         """Shorten what is old and long, if it is worth it."""
-        return await compact_when(self, self, request, by=self.name)
+        return await compact_if_triggered(self, self, request, by=self.name)
 
     def should_compact(self, request: CompactionRequest) -> bool:
         """Whether shortening saves enough characters."""
-        old = request.blocks[: self._start(request.blocks)]
-        return sum(_weight(block) - _weight(self._short(block)) for block in old) >= self.min_saving
+        old = request.blocks[: self._find_start(request.blocks)]
+        return (
+            sum(_content_length(block) - _content_length(self._shorten(block)) for block in old)
+            >= self.min_saving
+        )
 
     def compact_blocks(self, request: CompactionRequest) -> Replacement:
         """All blocks, the old tool exchanges among them shortened."""
-        start = self._start(request.blocks)
-        old = tuple(map(self._short, request.blocks[:start]))
+        start = self._find_start(request.blocks)
+        old = tuple(map(self._shorten, request.blocks[:start]))
         return Replacement((*old, *request.blocks[start:]))
 
-    def _start(self, blocks: Sequence[Block]) -> int:
+    def _find_start(self, blocks: Sequence[Block]) -> int:
         """Where the exchanges begin that stay as they are."""
         points = cut_points(blocks)
         return points[-self.keep_exchanges] if len(points) >= self.keep_exchanges else 0
 
-    def _short(self, block: Block) -> Block:
+    def _shorten(self, block: Block) -> Block:
         """The block made short; the very same block if it is short already."""
         most = self.max_characters
-        if SHORTENED in block.metadata or _weight(block) <= most:
+        if SHORTENED_KEY in block.metadata or _content_length(block) <= most:
             return block
         match block:
             case ToolCallBlock():
-                made: Block = replace(block, arguments=_arguments(block, most))
+                made: Block = replace(block, arguments=_shorten_arguments(block, most))
             case ToolResultBlock():
-                made = replace(block, parts=(TextPart(short_text(told(block.parts), most)),))
+                made = replace(
+                    block, parts=(TextPart(truncate_text(parts_to_text(block.parts), most)),)
+                )
             case _:
                 return block
-        if _weight(made) >= _weight(block):
+        if _content_length(made) >= _content_length(block):
             return block
-        return made.with_metadata({SHORTENED: _weight(block)})
+        return made.with_metadata({SHORTENED_KEY: _content_length(block)})
 
 
-def _arguments(block: ToolCallBlock, most: int) -> str:
+def _shorten_arguments(block: ToolCallBlock, max_chars: int) -> str:
     """The arguments made short: still JSON, unless the tool takes free text."""
     if block.custom:
-        return short_text(block.arguments, most)
-    return short_json(block.arguments, most)
+        return truncate_text(block.arguments, max_chars)
+    return truncate_json(block.arguments, max_chars)
 
 
-def _weight(block: Block) -> int:
+def _content_length(block: Block) -> int:
     match block:
         case ToolCallBlock():
             return len(block.arguments)
         case ToolResultBlock():
-            return sum(map(part_weight, block.parts))
+            return sum(map(part_length, block.parts))
         case _:
             return 0

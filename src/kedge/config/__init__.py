@@ -1,22 +1,36 @@
 """Configuration: one table of settings, and where each value comes from."""
 
-from kedge.config.loading import Config, Source, Value, load_config, mask, mask_url, masked
-from kedge.config.places import CONFIG_PATH, config_path, data_folder, store_file, store_url
-from kedge.config.table import SETTINGS, Setting
+from kedge.config.loader import (
+    Config,
+    SettingValue,
+    Source,
+    load_config,
+    mask,
+    mask_url,
+    mask_value,
+)
+from kedge.config.paths import CONFIG_ENV, config_path, data_dir, store_file, store_url
+from kedge.config.settings import SETTINGS, Setting
 
 __all__ = [
-    "CONFIG_PATH",
+    "CONFIG_ENV",
     "SETTINGS",
     "Config",
     "Setting",
+    "SettingValue",
     "Source",
-    "Value",
     "config_path",
-    "data_folder",
+    "data_dir",
     "load_config",
     "mask",
     "mask_url",
-    "masked",
+    "mask_value",
     "store_file",
     "store_url",
 ]
+
+# Names of version 0.1, which keep working.
+CONFIG_PATH = CONFIG_ENV
+Value = SettingValue
+data_folder = data_dir
+masked = mask_value

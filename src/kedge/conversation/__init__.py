@@ -1,16 +1,19 @@
 """Conversations that last: an engine with its middleware, and a place in a store."""
 
+from kedge.conversation.anchor_index import find_anchors, with_stored_anchors
 from kedge.conversation.conversation import Conversation
-from kedge.conversation.recall import find_anchors, recall
-from kedge.conversation.reply import Reply
-from kedge.conversation.running import ConversationStream
-from kedge.conversation.taking import Price
+from kedge.conversation.recorder import CostFunction
+from kedge.conversation.run import ConversationStream, Reply
 
 __all__ = [
     "Conversation",
     "ConversationStream",
-    "Price",
+    "CostFunction",
     "Reply",
     "find_anchors",
-    "recall",
+    "with_stored_anchors",
 ]
+
+# Names of version 0.1, which keep working.
+Price = CostFunction
+recall = with_stored_anchors

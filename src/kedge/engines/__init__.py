@@ -2,8 +2,8 @@
 
 from kedge.engines.anthropic import AnthropicEngine
 from kedge.engines.audit import Audit
+from kedge.engines.base import Engine, Events, Middleware, Request, Stream, unwrap
 from kedge.engines.chat_completions import ChatCompletionsEngine
-from kedge.engines.protocol import Engine, Events, Middleware, Request, Stream, innermost
 from kedge.engines.responses import ResponsesEngine
 
 __all__ = [
@@ -16,5 +16,8 @@ __all__ = [
     "Request",
     "ResponsesEngine",
     "Stream",
-    "innermost",
+    "unwrap",
 ]
+
+# Names of version 0.1, which keep working.
+innermost = unwrap

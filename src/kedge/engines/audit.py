@@ -14,11 +14,11 @@ from kedge.engines.transport import Transport
 from kedge.errors import EngineError, InvalidTurn
 from kedge.planning import RequestPlan
 from kedge.planning.canonical import canonical_json
-from kedge.planning.ledger import is_compaction
+from kedge.planning.digests import is_compaction
 from kedge.turns import Block, ReasoningBlock, Turn, block_from_item
 
 MAX_ANCESTORS = 1_000
-PAGE = 100
+PAGE_SIZE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ async def audit(transport: Transport, turn: Turn, plan: RequestPlan) -> Audit:
     checked, response_id = 0, anchor.response_id
     for _ in range(MAX_ANCESTORS):
         try:
-            held, response_id = await _held(transport, response_id)
+            held, response_id = await _fetch_context(transport, response_id)
         except (EngineError, InvalidTurn, KeyError, TypeError) as error:
             words = f"the server did not list what it holds ({error})"
             return Audit(None, anchor.response_id, checked, words)
         if anchor.barrier is not None:
-            held = _since_compaction(held)
-        found = _compare(ours, held)
+            held = _trim_to_compaction(held)
+        found = _find_difference(ours, held)
         if found:
             return Audit(False, anchor.response_id, checked, found)
         checked += len(held)
@@ -71,21 +71,21 @@ async def audit(transport: Transport, turn: Turn, plan: RequestPlan) -> Audit:
     return Audit(None, anchor.response_id, checked, "the chain is too long to check")
 
 
-async def _held(transport: Transport, response_id: str) -> tuple[list[Block], str]:
+async def _fetch_context(transport: Transport, response_id: str) -> tuple[list[Block], str]:
     """What the server lists for a response: its input and its output, and its parent."""
-    response = await transport.call("get", f"/responses/{response_id}")
-    items = [*await _input_items(transport, response_id), *response["output"]]
+    response = await transport.request_json("get", f"/responses/{response_id}")
+    items = [*await _fetch_input_items(transport, response_id), *response["output"]]
     blocks = [block_from_item(item) for item in items]
     held = [block for block in blocks if not isinstance(block, ReasoningBlock)]
     return held, response.get("previous_response_id") or ""
 
 
-async def _input_items(transport: Transport, response_id: str) -> list[Mapping[str, Any]]:
+async def _fetch_input_items(transport: Transport, response_id: str) -> list[Mapping[str, Any]]:
     items: list[Mapping[str, Any]] = []
     after: dict[str, str] = {}
     while True:
-        page = await transport.call(
-            "get", f"/responses/{response_id}/input_items", order="asc", limit=PAGE, **after
+        page = await transport.request_json(
+            "get", f"/responses/{response_id}/input_items", order="asc", limit=PAGE_SIZE, **after
         )
         data = cast("list[Mapping[str, Any]]", page["data"])
         items += data
@@ -95,17 +95,17 @@ async def _input_items(transport: Transport, response_id: str) -> list[Mapping[s
         after = last
 
 
-def _since_compaction(held: list[Block]) -> list[Block]:
-    start = max((at for at, block in enumerate(held) if is_compaction(block)), default=0)
-    return held[start:]
+def _trim_to_compaction(blocks: list[Block]) -> list[Block]:
+    start = max((at for at, block in enumerate(blocks) if is_compaction(block)), default=0)
+    return blocks[start:]
 
 
-def _compare(ours: Sequence[Block], held: Sequence[Block]) -> str:
+def _find_difference(local: Sequence[Block], remote: Sequence[Block]) -> str:
     """What differs between the end of our blocks and what is held; nothing if they agree."""
-    if len(held) > len(ours):
-        return f"the server holds {len(held)} blocks where the Turn has {len(ours)}"
-    start = len(ours) - len(held)
-    for index, (mine, its) in enumerate(zip(ours[start:], held, strict=True), start + 1):
+    if len(remote) > len(local):
+        return f"the server holds {len(remote)} blocks where the Turn has {len(local)}"
+    start = len(local) - len(remote)
+    for index, (mine, its) in enumerate(zip(local[start:], remote, strict=True), start + 1):
         if canonical_json(mine) != canonical_json(its):
             return f"block {index} is not what the server holds ({mine.kind}, {its.kind})"
     return ""

@@ -11,33 +11,41 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from kedge.config.switch import chaining_enabled
-from kedge.engines import asides
-from kedge.engines.accounts import (
-    note_forgetting,
-    note_healing,
-    note_mode,
-    note_outcome,
-    note_plan,
-    note_refusal,
-    note_request,
-)
+from kedge.config.settings import is_chaining_enabled
+from kedge.engines import responses_endpoints
 from kedge.engines.audit import Audit, audit
-from kedge.engines.objects import ConversationObjects
-from kedge.engines.outcomes import carrying, raise_for, taken_down
-from kedge.engines.protocol import Engine, Events, Request, Tap
-from kedge.engines.reading import read_answer
-from kedge.engines.refusals import Sent, classify
+from kedge.engines.base import Engine, Events, Request, WireTap
+from kedge.engines.healing import (
+    ChainBreaker,
+    RequestSummary,
+    classify_error,
+    detect_echo_mismatch,
+    detect_lost_context,
+)
+from kedge.engines.request_body import SendOptions, build_request_body, summarize_request
+from kedge.engines.response_reader import (
+    attach_context,
+    raise_for_outcome,
+    read_response,
+    record_outcome,
+)
+from kedge.engines.responses_endpoints import ConversationObjects
+from kedge.engines.telemetry import (
+    record_completion,
+    record_error,
+    record_healing,
+    record_lost_context,
+    record_mode_change,
+    record_plan,
+    record_request,
+)
 from kedge.engines.transport import Transport
-from kedge.engines.trust import Trust
-from kedge.engines.ways import Way, make_body, what_matters
-from kedge.engines.witness import forgot_by_echo, forgot_by_usage
 from kedge.errors import ChainRefused, EngineError, RequestRefused, ResendTooLong, StreamCut
 from kedge.events import ResponseStarted, StreamEvent, StreamFailed, Usage
 from kedge.events.assembler import Assembler
 from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import (
-    SHOWN,
+    VISIBLE_EVENTS,
     AnswerFinished,
     FellBack,
     Healed,
@@ -49,7 +57,7 @@ from kedge.events.run import (
 )
 from kedge.observe import get_logger, measure
 from kedge.planning import (
-    RETENTION,
+    DEFAULT_RETENTION,
     Mode,
     RequestPlan,
     get_state,
@@ -64,7 +72,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 
-class _Refused(Exception):
+class _HealableError(Exception):
     """The server refused or forgot, and nothing was shown yet: the request may be healed."""
 
     def __init__(self, reason: HealReason, error: EngineError) -> None:
@@ -94,7 +102,7 @@ class ResponsesEngine(Engine):
         scope: str,
         provider: str = "responses",
         mode: Mode = "chained",
-        retention: float | None = RETENTION,
+        retention: float | None = DEFAULT_RETENTION,
         max_depth: int | None = None,
         verify_every: int = 0,
         params: Mapping[str, Any] | None = None,
@@ -113,16 +121,16 @@ class ResponsesEngine(Engine):
         self.params = dict(params or {})
         self.transport = Transport(make_client, provider)
         if transport == "websocket":
-            from kedge.engines.sockets import SocketTransport
+            from kedge.engines.websocket import SocketTransport
 
             self.transport = SocketTransport(
                 make_client, provider, connections=connections, lanes=lanes
             )
-        self._objects = ConversationObjects(self.transport)
+        self._conversation_objects = ConversationObjects(self.transport)
         self._clock = clock
-        self._trust = Trust(clock)
-        self._no_include = False
-        self._chained = 0
+        self._chain_breaker = ChainBreaker(clock)
+        self._skip_include = False
+        self._chained_count = 0
 
     async def aclose(self) -> None:
         """Close the connections of the running loop."""
@@ -131,7 +139,7 @@ class ResponsesEngine(Engine):
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
         """What would be sent now, and why: a dry run."""
         request = Request.of(**options)
-        return self._plan(turn, request, Way(self._mode(turn, request)[0]))
+        return self._build_plan(turn, request, SendOptions(self._resolve_mode(turn, request)[0]))
 
     async def verify(self, turn: Turn) -> Audit:
         """Fetch what the server holds for the anchor, and compare it with the Turn."""
@@ -142,19 +150,23 @@ class ResponsesEngine(Engine):
         request = Request.of(**options)
         tools = {"tools": list(request.tools)} if request.tools else {}
         model = request.model or self.model
-        return await asides.count_tokens(self.transport, self._aside(turn), model=model, **tools)
+        return await responses_endpoints.count_tokens(
+            self.transport, self._plan_out_of_band(turn), model=model, **tools
+        )
 
     async def compact(self, turn: Turn) -> tuple[list[Block], Usage]:
         """Have the server compact this Turn: the blocks that stand for it, and what that took."""
-        return await asides.compact(self.transport, self._aside(turn), model=self.model)
+        return await responses_endpoints.compact(
+            self.transport, self._plan_out_of_band(turn), model=self.model
+        )
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Send the Turn, healing what can be healed; see the module."""
-        mode, wanted, reason = self._mode(turn, request)
+        mode, wanted, reason = self._resolve_mode(turn, request)
         if mode != wanted:
-            note_mode(mode, wanted, reason)
+            record_mode_change(mode, wanted, reason)
             yield ModeChanged(mode, wanted, reason)
-        way = Way(mode, include=not self._no_include)
+        way = SendOptions(mode, include=not self._skip_include)
         healed: set[HealReason] = set()
         while True:
             try:
@@ -162,87 +174,94 @@ class ResponsesEngine(Engine):
                     async for event in events:
                         yield event
                     return
-            except _Refused as refused:
+            except _HealableError as refused:
                 if refused.reason in healed:
                     raise refused.error from None
                 healed.add(refused.reason)
-                turn, way, event = self._healed(turn, way, refused)
-                self._check_resend(turn, request, way, refused.error)
+                turn, way, event = self._heal(turn, way, refused)
+                self._check_resend_limit(turn, request, way, refused.error)
                 yield event
                 if way.mode != mode:
-                    note_mode(way.mode, mode, refused.reason)
+                    record_mode_change(way.mode, mode, refused.reason)
                     yield ModeChanged(way.mode, mode, refused.reason)
 
-    async def _attempt(self, turn: Turn, request: Request, way: Way) -> Events:
+    async def _attempt(self, turn: Turn, request: Request, options: SendOptions) -> Events:
         """Plan, send, and take the answer down."""
-        if way.mode == "conversation":
+        if options.mode == "conversation":
             try:
-                turn = await self._objects.check(turn)
+                turn = await self._conversation_objects.detach_if_changed(turn)
             except EngineError as error:
-                carrying(error, turn, self._plan(turn, request, way))
+                attach_context(error, turn, self._build_plan(turn, request, options))
                 raise
-        plan = self._plan(turn, request, way)
-        await self._audit_now_and_then(turn, plan)
+        plan = self._build_plan(turn, request, options)
+        await self._audit_periodically(turn, plan)
         try:
             plan.check()
             yield RequestPlanned(plan)
             if plan.fallback:
                 yield FellBack(plan.fallback)
             conversation_id = plan.conversation_id
-            if way.mode == "conversation" and not conversation_id:
-                conversation_id = await self._objects.create()
-            body = make_body(
+            if options.mode == "conversation" and not conversation_id:
+                conversation_id = await self._conversation_objects.create()
+            body = build_request_body(
                 plan,
-                way,
+                options,
                 conversation_id=conversation_id,
                 model=request.model or self.model,
                 tools=request.tools,
                 streaming=request.streaming,
                 params={**self.params, **request.params},
             )
-            sent = what_matters(body, way)
-            async with aclosing(self._exchange(turn, plan, body, sent, request.tap)) as events:
+            sent = summarize_request(body, options)
+            async with aclosing(self._send_request(turn, plan, body, sent, request.tap)) as events:
                 async for event in events:
                     if isinstance(event, AnswerFinished):
                         turn = event.turn
                     yield event
-        except _Refused as refused:
-            carrying(refused.error, turn, plan)
+        except _HealableError as refused:
+            attach_context(refused.error, turn, plan)
             raise
         except EngineError as error:
-            carrying(error, turn, plan)
+            attach_context(error, turn, plan)
             raise
         yield TurnFinished(turn)
 
-    async def _exchange(
-        self, turn: Turn, plan: RequestPlan, body: dict[str, Any], sent: Sent, tap: Tap | None
+    async def _send_request(
+        self,
+        turn: Turn,
+        plan: RequestPlan,
+        body: dict[str, Any],
+        summary: RequestSummary,
+        tap: WireTap | None,
     ) -> Events:
         """Send one request; tell what comes back; end with ``AnswerFinished``."""
         assembler, decoder, shown = Assembler(), ResponsesDecoder(), False
         cut: StreamCut | None = None
         try:
-            async with aclosing(self._decoded(decoder, plan, body, sent, tap)) as decoded:
+            async with aclosing(
+                self._decode_response(decoder, plan, body, summary, tap)
+            ) as decoded:
                 async for event in decoded:
-                    if isinstance(event, ResponseStarted) and forgot_by_echo(event, plan):
-                        raise _Refused("forgot", _forgotten(self.name))
+                    if isinstance(event, ResponseStarted) and detect_echo_mismatch(event, plan):
+                        raise _HealableError("forgot", _lost_context_error(self.name))
                     if isinstance(event, StreamFailed) and not shown:
-                        self._raise_if_healable(_failure(event, self.name), sent)
+                        self._raise_if_healable(_error_from_event(event, self.name), summary)
                     assembler.feed(event)
-                    shown = shown or (body["stream"] and isinstance(event, SHOWN))
+                    shown = shown or (body["stream"] and isinstance(event, VISIBLE_EVENTS))
                     yield event
         except StreamCut as error:
             cut = error  # which matters only if the answer had not ended
         outcome = assembler.finish()
-        forgot = outcome.completed and forgot_by_usage(outcome.usage, plan, body)
+        forgot = outcome.completed and detect_lost_context(outcome.usage, plan, body)
         if forgot and not shown:
-            raise _Refused("forgot", _forgotten(self.name))
+            raise _HealableError("forgot", _lost_context_error(self.name))
         if forgot:
-            self._trust.forgot()
-            note_forgetting(outcome.response_id)
+            self._chain_breaker.record_loss()
+            record_lost_context(outcome.response_id)
             yield ServerForgot(outcome.response_id)
         elif outcome.completed and plan.anchor:
-            self._trust.remembered()
-        finished = taken_down(
+            self._chain_breaker.record_success()
+        finished = record_outcome(
             turn,
             outcome,
             plan,
@@ -250,132 +269,144 @@ class ResponsesEngine(Engine):
             stored=body.get("store", True) is not False,
             retention=self.retention,
             conversation_id=body.get("conversation", ""),
-            lost=forgot or decoder.calls.renamed,
+            lost=forgot or decoder.calls.has_fallback_ids,
         )
-        note_outcome(outcome, decoder.calls)
-        raise_for(outcome, self.name, finished, cut)
+        record_completion(outcome, decoder.calls)
+        raise_for_outcome(outcome, self.name, finished, cut)
         yield AnswerFinished(outcome, finished, plan)
 
-    async def _decoded(
+    async def _decode_response(
         self,
         decoder: ResponsesDecoder,
         plan: RequestPlan,
         body: dict[str, Any],
-        sent: Sent,
-        tap: Tap | None,
+        summary: RequestSummary,
+        tap: WireTap | None,
     ) -> AsyncGenerator[StreamEvent]:
         """The events of the answer, as they come."""
-        content = self.transport.packed(body)
-        note_request(plan, len(content))
+        content = self.transport.serialize(body)
+        record_request(plan, len(content))
         retry = plan.mode != "conversation"  # the first try may have been taken down already
         try:
-            reply = await self.transport.respond(content, body, retry=retry, tap=tap)
-            async with aclosing(read_answer(decoder, reply, self.transport.clean)) as events:
+            reply = await self.transport.create_response(content, body, retry=retry, tap=tap)
+            async with aclosing(read_response(decoder, reply, self.transport.redact)) as events:
                 async for event in events:
                     yield event
         except StreamCut:
             raise  # whether that is a failure, the assembler will tell
         except EngineError as error:
             error.provider = error.provider or self.name
-            note_refusal(error)
+            record_error(error)
             if isinstance(error, RequestRefused):
-                self._raise_if_healable(error, sent)
+                self._raise_if_healable(error, summary)
             raise
 
-    def _raise_if_healable(self, error: EngineError, sent: Sent) -> None:
-        reason = classify(error, sent)
+    def _raise_if_healable(self, error: EngineError, summary: RequestSummary) -> None:
+        reason = classify_error(error, summary)
         if reason in ("gone", "unsupported", "conversation"):
             error = _as_chain_refused(error)
         if reason:
-            raise _Refused(reason, error) from error
+            raise _HealableError(reason, error) from error
 
-    def _healed(self, turn: Turn, way: Way, refused: _Refused) -> tuple[Turn, Way, Healed]:
+    def _heal(
+        self, turn: Turn, options: SendOptions, failure: _HealableError
+    ) -> tuple[Turn, SendOptions, Healed]:
         """How to go on after a refusal: the Turn with what was learnt, and another way to send."""
-        reason, lost = refused.reason, ()
+        reason, lost = failure.reason, ()
         state = get_state(turn)
-        plan = refused.error.plan
+        plan = failure.error.plan
         match reason:
             case "gone" | "unsupported" | "forgot" | "audit":
                 lost = (plan.previous_response_id,) if plan and plan.anchor else ()
-                turn = set_state(turn, state.without(lost))
-                way = replace(way, full=True)
+                turn = set_state(turn, state.mark_lost(lost))
+                options = replace(options, full=True)
                 if reason == "unsupported":
-                    self._trust.refused()
-                    way = replace(way, mode="stateless")
+                    self._chain_breaker.record_unsupported()
+                    options = replace(options, mode="stateless")
                 if reason == "forgot":
-                    self._trust.forgot()
-                    way = replace(way, mode="stateless", include=False)
+                    self._chain_breaker.record_loss()
+                    options = replace(options, mode="stateless", include=False)
             case "conversation":
                 turn = set_state(turn, replace(state, conversation_id=""))
-                way = replace(way, full=True)
+                options = replace(options, full=True)
             case "empty_input":
-                way = replace(way, full=True)
+                options = replace(options, full=True)
             case "reasoning":
-                way = replace(way, reasoning=False)
+                options = replace(options, reasoning=False)
             case "include":
-                self._no_include = True
-                way = replace(way, include=False)
-        note_healing(reason, "".join(lost))
-        return turn, way, Healed(reason, lost)
+                self._skip_include = True
+                options = replace(options, include=False)
+        record_healing(reason, "".join(lost))
+        return turn, options, Healed(reason, lost)
 
-    def _check_resend(self, turn: Turn, request: Request, way: Way, error: EngineError) -> None:
+    def _check_resend_limit(
+        self, turn: Turn, request: Request, options: SendOptions, error: EngineError
+    ) -> None:
         """Raise the error after all, if healing would send more than the request allows."""
-        if way.full and request.resend_limit is not None:
-            plan = self._plan(turn, request, way)
+        if options.full and request.resend_limit is not None:
+            plan = self._build_plan(turn, request, options)
             if plan.full_bytes > request.resend_limit:
                 words = f"the server forgot, and everything is about {plan.full_bytes} bytes"
-                raise carrying(ResendTooLong(words, provider=self.name), turn, plan) from error
+                raise attach_context(
+                    ResendTooLong(words, provider=self.name), turn, plan
+                ) from error
 
-    def _mode(self, turn: Turn, request: Request) -> tuple[Mode, Mode, str]:
+    def _resolve_mode(self, turn: Turn, request: Request) -> tuple[Mode, Mode, str]:
         """The mode to send in, the one that was asked for, and why they differ."""
         wanted = request.mode or get_state(turn).mode or self.mode
-        enabled = chaining_enabled()
+        enabled = is_chaining_enabled()
         measure("responses_chained_mode_enabled", int(enabled))
         if not enabled:
             return "stateless", wanted, "switched_off"
-        if wanted == "chained" and (doubt := self._trust.doubt):
+        if wanted == "chained" and (doubt := self._chain_breaker.open_reason):
             return "stateless", wanted, doubt
         return wanted, wanted, ""
 
-    def _plan(self, turn: Turn, request: Request, way: Way, *, aside: bool = False) -> RequestPlan:
+    def _build_plan(
+        self, turn: Turn, request: Request, options: SendOptions, *, out_of_band: bool = False
+    ) -> RequestPlan:
         start = time.perf_counter()
         # What a connection remembers is known only there, not to requests beside it.
-        live = () if aside else self.transport.remembered(reversed(get_state(turn).anchors))
+        live = () if out_of_band else self.transport.live_anchors(reversed(get_state(turn).anchors))
         plan = plan_request(
             turn,
             scope=self.scope,
-            mode="stateless" if way.full else way.mode,
+            mode="stateless" if options.full else options.mode,
             now=self._clock(),
             extra=(*request.candidates, *live),
             max_depth=self.max_depth,
         )
-        if way.full:
-            plan = replace(plan, mode=way.mode)
-        if not way.reasoning:
+        if options.full:
+            plan = replace(plan, mode=options.mode)
+        if not options.reasoning:
             plan = plan.without_reasoning()
-        note_plan(plan, time.perf_counter() - start)
+        record_plan(plan, time.perf_counter() - start)
         return plan
 
-    def _aside(self, turn: Turn) -> tuple[RequestPlan, ...]:
+    def _plan_out_of_band(self, turn: Turn) -> tuple[RequestPlan, ...]:
         """How to send a Turn beside the conversation: on its anchor, if it has one, or whole."""
-        mode: Mode = "chained" if self._mode(turn, Request())[0] == "chained" else "stateless"
-        ways = (Way(mode), Way(mode, full=True))
-        plans = tuple(self._plan(turn, Request(), way, aside=True) for way in ways)
+        mode: Mode = (
+            "chained" if self._resolve_mode(turn, Request())[0] == "chained" else "stateless"
+        )
+        ways = (SendOptions(mode), SendOptions(mode, full=True))
+        plans = tuple(self._build_plan(turn, Request(), way, out_of_band=True) for way in ways)
         return plans if plans[0].anchor else plans[1:]
 
-    async def _audit_now_and_then(self, turn: Turn, plan: RequestPlan) -> None:
+    async def _audit_periodically(self, turn: Turn, plan: RequestPlan) -> None:
         if not plan.anchor or plan.mode != "chained":
             return
-        self._chained += 1
-        if not self.verify_every or self._chained % self.verify_every:
+        self._chained_count += 1
+        if not self.verify_every or self._chained_count % self.verify_every:
             return
         found = await audit(self.transport, turn, plan)
         if found.agrees is False:
             log.warning("an audit found a difference", response_id=plan.previous_response_id)
-            raise _Refused("audit", carrying(_forgotten(self.name), turn, plan))
+            raise _HealableError(
+                "audit", attach_context(_lost_context_error(self.name), turn, plan)
+            )
 
 
-def _failure(event: StreamFailed, provider: str) -> EngineError:
+def _error_from_event(event: StreamFailed, provider: str) -> EngineError:
     return RequestRefused(
         event.message,
         provider=provider,
@@ -385,7 +416,7 @@ def _failure(event: StreamFailed, provider: str) -> EngineError:
     )
 
 
-def _forgotten(provider: str) -> EngineError:
+def _lost_context_error(provider: str) -> EngineError:
     words = "the server answered without the memory it was asked for, even when sent everything"
     return ChainRefused(words, provider=provider)
 

@@ -13,17 +13,21 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kedge.engines.accounts import (
-    note_healing,
-    note_mode,
-    note_outcome,
-    note_plan,
-    note_refusal,
-    note_request,
+from kedge.engines.base import Engine, Events, Request
+from kedge.engines.response_reader import (
+    attach_context,
+    raise_for_outcome,
+    read_response,
+    record_outcome,
 )
-from kedge.engines.outcomes import carrying, raise_for, taken_down
-from kedge.engines.protocol import Engine, Events, Request
-from kedge.engines.reading import read_answer
+from kedge.engines.telemetry import (
+    record_completion,
+    record_error,
+    record_healing,
+    record_mode_change,
+    record_plan,
+    record_request,
+)
 from kedge.engines.transport import Sdk, Transport
 from kedge.errors import EngineError, RequestRefused, StreamCut, Unreachable
 from kedge.events import StreamEvent
@@ -36,7 +40,7 @@ from kedge.turns import ReasoningBlock, Turn
 if TYPE_CHECKING:
     from kedge.engines.transport import Client
 
-REASON = "stateless_api"
+MODE_CHANGE_REASON = "stateless_api"
 """Why a request goes out stateless although another mode was asked for."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -78,33 +82,33 @@ class StatelessEngine(Engine):
         self.params = dict(params or {})
         self.transport = Transport(make_client, provider, self.sdk)
         self._advice = advice or Advice()
-        self._unsealed = False  # whether thoughts go out that the provider did not seal
+        self._replay_reasoning = False  # whether thoughts go out that the provider did not seal
         self._clock = clock
 
     @abstractmethod
-    def _decoder(self) -> StreamDecoder:
+    def _make_decoder(self) -> StreamDecoder:
         """A decoder for one answer."""
 
     @abstractmethod
-    def _body(
+    def _build_body(
         self, plan: RequestPlan, request: Request, params: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The body of the request; members that are ``None`` are not sent."""
 
-    def _healed(self, error: RequestRefused, turn: Turn, plan: RequestPlan) -> RequestPlan | None:
+    def _heal(self, error: RequestRefused, turn: Turn, plan: RequestPlan) -> RequestPlan | None:
         """Another plan for a request that was refused because of reasoning, in it or missing."""
-        if self._refuses_reasoning(error) and _has_reasoning(plan):
+        if self._is_reasoning_rejected(error) and _has_reasoning(plan):
             return plan.without_reasoning()
-        if self._wants_reasoning(error) and not self._unsealed:
-            self._unsealed = True
+        if self._is_reasoning_missing(error) and not self._replay_reasoning:
+            self._replay_reasoning = True
             return self.plan(turn)
         return None
 
-    def _refuses_reasoning(self, error: EngineError) -> bool:
+    def _is_reasoning_rejected(self, error: EngineError) -> bool:
         """Whether the server refused a request because of the reasoning in it."""
         return False
 
-    def _wants_reasoning(self, error: EngineError) -> bool:
+    def _is_reasoning_missing(self, error: EngineError) -> bool:
         """Whether the server refused a request because it lacks the reasoning of earlier answers."""
         return False
 
@@ -120,29 +124,29 @@ class StatelessEngine(Engine):
             scope=self.scope,
             mode="stateless",
             now=self._clock(),
-            unsealed=self._unsealed,
+            unsealed=self._replay_reasoning,
         )
-        note_plan(plan, time.perf_counter() - start)
+        record_plan(plan, time.perf_counter() - start)
         return plan
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Send the Turn; once more, with less or more of its reasoning, if the server wants that."""
         wanted = request.mode or get_state(turn).mode or self.mode
         if wanted != "stateless":
-            note_mode("stateless", wanted, REASON)
-            yield ModeChanged("stateless", wanted, REASON)
+            record_mode_change("stateless", wanted, MODE_CHANGE_REASON)
+            yield ModeChanged("stateless", wanted, MODE_CHANGE_REASON)
         plan = self.plan(turn)
         try:
             async with aclosing(self._attempt(turn, request, plan)) as events:
                 async for event in events:
                     yield event
         except RequestRefused as error:
-            healed = self._healed(error, turn, plan)
+            healed = self._heal(error, turn, plan)
             if healed is None:
                 raise
         else:
             return
-        note_healing("reasoning", "")
+        record_healing("reasoning", "")
         yield Healed("reasoning")
         async with aclosing(self._attempt(turn, request, healed)) as events:
             async for event in events:
@@ -152,42 +156,42 @@ class StatelessEngine(Engine):
         """Send, and take the answer down."""
         plan.check()
         yield RequestPlanned(plan)
-        body = self._body(plan, request, {**self.params, **request.params})
+        body = self._build_body(plan, request, {**self.params, **request.params})
         content = _encode({k: v for k, v in body.items() if v is not None}).encode()
-        note_request(plan, len(content))
+        record_request(plan, len(content))
         try:
-            async with aclosing(self._exchange(turn, plan, content, request)) as events:
+            async with aclosing(self._send_request(turn, plan, content, request)) as events:
                 async for event in events:
                     if isinstance(event, AnswerFinished):
                         turn = event.turn
                     yield event
         except EngineError as error:
-            carrying(error, turn, plan)
+            attach_context(error, turn, plan)
             raise
         yield TurnFinished(turn)
 
-    async def _exchange(
+    async def _send_request(
         self, turn: Turn, plan: RequestPlan, content: bytes, request: Request
     ) -> Events:
         """Send one request; tell what comes back; end with ``AnswerFinished``."""
-        assembler, decoder = Assembler(), self._decoder()
+        assembler, decoder = Assembler(), self._make_decoder()
         cut: StreamCut | None = None
         try:
-            async with aclosing(self._decoded(decoder, content, request)) as decoded:
+            async with aclosing(self._decode_response(decoder, content, request)) as decoded:
                 async for event in decoded:
                     assembler.feed(event)
                     yield event
         except StreamCut as error:
             cut = error  # which matters only if the answer had not ended
         outcome = assembler.finish()
-        finished = taken_down(
-            turn, outcome, plan, now=self._clock(), stored=False, retention=None, remembered=False
+        finished = record_outcome(
+            turn, outcome, plan, now=self._clock(), stored=False, retention=None, stateful=False
         )
-        note_outcome(outcome, decoder.calls)
-        raise_for(outcome, self.name, finished, cut)
+        record_completion(outcome, decoder.calls)
+        raise_for_outcome(outcome, self.name, finished, cut)
         yield AnswerFinished(outcome, finished, plan)
 
-    async def _decoded(
+    async def _decode_response(
         self, decoder: StreamDecoder, content: bytes, request: Request
     ) -> AsyncGenerator[StreamEvent]:
         """The events of the answer, as they come."""
@@ -195,17 +199,17 @@ class StatelessEngine(Engine):
             reply = await self.transport.post(
                 self.path, content, streaming=request.streaming, tap=request.tap
             )
-            async with aclosing(read_answer(decoder, reply, self.transport.clean)) as events:
+            async with aclosing(read_response(decoder, reply, self.transport.redact)) as events:
                 async for event in events:
                     yield event
         except StreamCut:
             raise  # whether that is a failure, the assembler will tell
         except EngineError as error:
             error.provider = error.provider or self.name
-            note_refusal(error)
-            raise self._advised(error) from error.__cause__
+            record_error(error)
+            raise self._add_advice(error) from error.__cause__
 
-    def _advised(self, error: EngineError) -> EngineError:
+    def _add_advice(self, error: EngineError) -> EngineError:
         """The error, with what a person can do about it."""
         advice = ""
         if isinstance(error, Unreachable):

@@ -1,20 +1,20 @@
 """Streams without I/O: what a provider sends becomes Events, and Events become Blocks."""
 
 from kedge.events.anthropic import AnthropicDecoder
-from kedge.events.assembler import DAMAGED, Assembler
-from kedge.events.call import CallSeen, CallSummary, ToolCall
-from kedge.events.calls import ToolCallState
-from kedge.events.chat import ChatDecoder
+from kedge.events.assembler import DAMAGED_STREAM, Assembler
+from kedge.events.chat_completions import ChatDecoder
 from kedge.events.decoder import StreamDecoder
-from kedge.events.outcome import PARTIAL, Outcome
 from kedge.events.responses import ResponsesDecoder
 from kedge.events.sse import SSEDecoder, SSEMessage
+from kedge.events.tool_calls import CallSummary, ToolCall, ToolCallState, ToolCallUpdate
 from kedge.events.types import (
+    PARTIAL,
     AnomalyNoted,
     Event,
     ItemCompleted,
     ItemStarted,
     OpaqueEvent,
+    Outcome,
     PartCompleted,
     ReasoningDelta,
     RefusalDelta,
@@ -33,12 +33,11 @@ from kedge.events.types import (
 )
 
 __all__ = [
-    "DAMAGED",
+    "DAMAGED_STREAM",
     "PARTIAL",
     "AnomalyNoted",
     "AnthropicDecoder",
     "Assembler",
-    "CallSeen",
     "CallSummary",
     "ChatDecoder",
     "Event",
@@ -66,5 +65,10 @@ __all__ = [
     "ToolCallRenamed",
     "ToolCallStarted",
     "ToolCallState",
+    "ToolCallUpdate",
     "Usage",
 ]
+
+# Names of version 0.1, which keep working.
+CallSeen = ToolCallUpdate
+DAMAGED = DAMAGED_STREAM

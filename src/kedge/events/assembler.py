@@ -12,24 +12,24 @@ from collections.abc import Iterator
 from typing import Any
 
 from kedge.errors import InvalidTurn
-from kedge.events.outcome import Outcome, Status
-from kedge.events.output import TAKERS, Output
-from kedge.events.slots import MESSAGE, REASONING, Slot
+from kedge.events.output_items import EVENT_HANDLERS, MESSAGE, REASONING, ItemBuilder, OutputBuilder
 from kedge.events.types import (
     AnomalyNoted,
     Event,
+    Outcome,
+    OutcomeStatus,
     ResponseCompleted,
     ResponseFailed,
     ResponseIncomplete,
     ResponseStarted,
     StreamFailed,
-    Terminal,
+    TerminalEvent,
 )
 from kedge.turns import Block
 
 log = logging.getLogger(__name__)
 
-DAMAGED = "damaged_stream"
+DAMAGED_STREAM = "damaged_stream"
 """The code of an outcome that failed because we found its stream wanting."""
 
 
@@ -38,9 +38,9 @@ class Assembler:
 
     def __init__(self, *, origin: str = "engine") -> None:
         self._origin = origin
-        self._output = Output()
+        self._output = OutputBuilder()
         self._started = ResponseStarted()
-        self._terminal: Terminal | None = None
+        self._terminal: TerminalEvent | None = None
         self._error: StreamFailed | None = None
         self._anomalies: dict[str, str] = {}
 
@@ -48,29 +48,29 @@ class Assembler:
         """Take one event; those that say nothing about blocks are passed over."""
         if self._terminal is not None:
             return
-        take = TAKERS.get(type(event))
+        take = EVENT_HANDLERS.get(type(event))
         if take is not None:
             take(self._output, event)
         else:
-            self._note(event)
+            self._update_response(event)
 
     @property
     def response_id(self) -> str:
         """The id of the response as far as it is known, else an empty string."""
-        return self._known("response_id")
+        return self._response_field("response_id")
 
     def blocks(self, *, partial: bool = True) -> tuple[Block, ...]:
         """The blocks so far, in the order of the output; without ``partial`` only the whole ones."""
-        completed = self._judge()[0] == "completed"
-        return tuple(self._built(completed=completed, partial=partial))
+        completed = self._resolve_status()[0] == "completed"
+        return tuple(self._build_blocks(completed=completed, partial=partial))
 
     def finish(self) -> Outcome:
         """The stream is over: judge it."""
-        status, code, message = self._judge()
-        blocks = tuple(self._built(completed=status == "completed", partial=True))
+        status, code, message = self._resolve_status()
+        blocks = tuple(self._build_blocks(completed=status == "completed", partial=True))
         if "unreadable" in self._anomalies and status == "completed":
-            status, code, message = self._judge()
-            blocks = tuple(self._built(completed=False, partial=True))
+            status, code, message = self._resolve_status()
+            blocks = tuple(self._build_blocks(completed=False, partial=True))
         if status in ("failed", "cut"):
             log.warning("the stream of response %r is %s (%s)", self.response_id, status, code)
         ended = self._terminal
@@ -78,24 +78,24 @@ class Assembler:
             status,
             blocks,
             self.response_id,
-            self._known("model"),
+            self._response_field("model"),
             ended.usage if ended else None,
-            self._known("created_at"),
-            self._known("previous_response_id"),
-            self._known("echoed"),
+            self._response_field("created_at"),
+            self._response_field("previous_response_id"),
+            self._response_field("echoed"),
             ended.reason if isinstance(ended, ResponseIncomplete) else "",
             code,
             message,
         )
 
-    def _note(self, event: Event) -> None:
+    def _update_response(self, event: Event) -> None:
         """Take what an event says about the response as a whole."""
         match event:
             case ResponseStarted():
                 self._started = event
             case ResponseCompleted() | ResponseIncomplete():
                 self._terminal = event
-                self._output.listed(event.output or ())
+                self._output.merge_listed(event.output or ())
             case ResponseFailed():
                 self._terminal = event
             case StreamFailed():  # a terminal event may still follow
@@ -105,13 +105,13 @@ class Assembler:
             case _:
                 pass
 
-    def _built(self, *, completed: bool, partial: bool) -> Iterator[Block]:
-        for slot in self._output.slots():
-            cut = not completed and (slot.cut or not slot.finished)
+    def _build_blocks(self, *, completed: bool, partial: bool) -> Iterator[Block]:
+        for slot in self._output.sorted_items():
+            cut = not completed and (slot.is_cut or not slot.is_finished)
             if cut and not partial:
                 continue
             try:
-                block = slot.block(self.response_id, self._origin, partial=cut)
+                block = slot.build_block(self.response_id, self._origin, partial=cut)
             except InvalidTurn as problem:
                 log.warning("an item of type %r cannot be kept: %s", slot.type, problem)
                 self._anomalies["unreadable"] = str(problem)
@@ -119,7 +119,7 @@ class Assembler:
             if block is not None:
                 yield block
 
-    def _judge(self) -> tuple[Status, str, str]:
+    def _resolve_status(self) -> tuple[OutcomeStatus, str, str]:
         """The status, and the code and message of a failure."""
         ended, error = self._terminal, self._error
         if isinstance(ended, ResponseFailed):
@@ -131,12 +131,12 @@ class Assembler:
             return "cut", "", "the stream ended before the response did"
         if isinstance(ended, ResponseIncomplete):
             return "incomplete", "", ""
-        problem = self._damage(ended)
-        return ("failed", DAMAGED, problem) if problem else ("completed", "", "")
+        problem = self._find_damage(ended)
+        return ("failed", DAMAGED_STREAM, problem) if problem else ("completed", "", "")
 
-    def _damage(self, ended: ResponseCompleted) -> str:
+    def _find_damage(self, ended: ResponseCompleted) -> str:
         """Why a response that is said to be complete cannot be taken for whole."""
-        slots = self._output.slots()
+        slots = self._output.sorted_items()
         loose = [slot for slot in slots if slot.item is None]
         if "unresolved_call" in self._anomalies:
             return f"{self._anomalies['unresolved_call']} never became a whole tool call"
@@ -144,16 +144,16 @@ class Assembler:
             return f"an item cannot be kept: {self._anomalies['unreadable']}"
         if "malformed" in self._anomalies and not ended.output:
             return f"an event could not be read ({self._anomalies['malformed']})"
-        if self._anomalies and any(slot.started for slot in loose):
+        if self._anomalies and any(slot.has_content for slot in loose):
             return f"an item may lack words: {next(iter(self._anomalies.values()))}"
-        if self._anomalies and not ended.output and _has_holes(slots):
+        if self._anomalies and not ended.output and _has_index_gaps(slots):
             return f"an item of output is missing: {next(iter(self._anomalies.values()))}"
         for slot in loose:
-            if slot.type not in (MESSAGE, REASONING) and not slot.finished:
+            if slot.type not in (MESSAGE, REASONING) and not slot.is_finished:
                 return f"an item of type {slot.type!r} was begun and never finished"
         return ""
 
-    def _known(self, name: str) -> Any:
+    def _response_field(self, name: str) -> Any:
         """A fact about the response: its last word, else its first."""
         ended = self._terminal
         if name == "previous_response_id" and ended is not None and ended.echoed:
@@ -161,6 +161,6 @@ class Assembler:
         return (ended is not None and getattr(ended, name)) or getattr(self._started, name)
 
 
-def _has_holes(slots: list[Slot]) -> bool:
+def _has_index_gaps(slots: list[ItemBuilder]) -> bool:
     """Whether the places of the output leave one out."""
     return {slot.output_index for slot in slots} != set(range(len(slots)))

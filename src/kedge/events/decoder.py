@@ -11,24 +11,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
-from kedge.events.calls import ToolCallState
-from kedge.events.reading import Members, described
+from kedge.events.fields import JsonObject, describe_event
 from kedge.events.sse import MAX_LINE, MAX_MESSAGE, SSEDecoder, SSEMessage
+from kedge.events.tool_calls import ToolCallState
 from kedge.events.types import AnomalyKind, AnomalyNoted, OpaqueEvent, StreamEvent
 
 log = logging.getLogger(__name__)
 
 DONE = "[DONE]"
-Found = list[StreamEvent]
+EventList = list[StreamEvent]
 
 # A log probability of minus infinity is no JSON, but servers write it; it is not worth an event.
-_JSON = json.JSONDecoder(parse_constant=lambda _: None)
+_json_decoder = json.JSONDecoder(parse_constant=lambda _: None)
 
 
 class StreamDecoder(ABC):
     """Decodes the stream of one response; the subclasses know what its messages mean."""
 
-    ANSWER: ClassVar[frozenset[str]]
+    RESPONSE_FIELDS: ClassVar[frozenset[str]]
     """Members of which a whole answer has at least one."""
 
     def __init__(self, *, max_line: int = MAX_LINE, max_message: int = MAX_MESSAGE) -> None:
@@ -47,88 +47,92 @@ class StreamDecoder(ABC):
         """Whether the response's terminal event has come."""
 
     @abstractmethod
-    def feed_whole(self, response: dict[str, Any], *, torn: bool = True) -> list[StreamEvent]:
+    def feed_whole(self, response: dict[str, Any], *, repair: bool = True) -> list[StreamEvent]:
         """Take a whole response and the end; ``torn`` tells whether it may hold half characters."""
 
     def feed(self, chunk: bytes) -> list[StreamEvent]:
         """Take some bytes of an SSE stream; give the events that they complete."""
-        found: Found = []
+        found: EventList = []
         for message in self._sse.feed(chunk):
-            self._read(message, found)
+            self._read_sse_message(message, found)
         return found
 
     def feed_message(self, message: str | bytes | Mapping[str, Any]) -> list[StreamEvent]:
         """Take one message of a WebSocket; give the events it holds."""
-        found: Found = []
+        found: EventList = []
         if isinstance(message, Mapping):
-            self._take(self._mended(dict(message), ""), "", found)
+            self._decode_message(self._repair_message(dict(message), ""), "", found)
         else:
             text = message if isinstance(message, str) else message.decode("utf-8", "replace")
-            self._read(SSEMessage("", text), found)
+            self._read_sse_message(SSEMessage("", text), found)
         return found
 
     def close(self) -> list[StreamEvent]:
         """Take the end of the stream; give the event that lacked only its closing blank line."""
-        found: Found = []
+        found: EventList = []
         if not self._closed:
             self._closed = True
             for message in self._sse.close():
-                if message.data.startswith(DONE) or _parsed(message.data) is not None:
-                    self._read(message, found)
+                if message.data.startswith(DONE) or _parse_object(message.data) is not None:
+                    self._read_sse_message(message, found)
                 else:
                     log.debug("the stream was cut inside an event")
-            self._end(found)
+            self._finish(found)
             if not self.ended:
                 self.calls.log_summary()
         return found
 
     @abstractmethod
-    def _take(self, message: Members, event: str, found: Found) -> None:
+    def _decode_message(self, message: JsonObject, event: str, found: EventList) -> None:
         """Read one message; ``event`` is the name under which it came, if any."""
 
     @abstractmethod
-    def _mended(self, message: Members, event: str) -> Members:
+    def _repair_message(self, message: JsonObject, event: str) -> JsonObject:
         """The message with torn characters mended, but for deltas: their other half may follow."""
 
     @abstractmethod
-    def _is_ours(self, event: str) -> bool:
+    def _expects_json(self, event: str) -> bool:
         """Whether an event of this name should have been JSON; others are somebody's keep-alive."""
 
-    def _end(self, found: Found) -> None:  # noqa: B027 - for most, nothing
+    def _finish(self, found: EventList) -> None:  # noqa: B027 - for most, nothing
         """The stream said that it is done, or it is over: what that means, if anything."""
 
-    def _read(self, message: SSEMessage, found: Found) -> None:
+    def _read_sse_message(self, message: SSEMessage, found: EventList) -> None:
         event, data = message
         if data.startswith(DONE):
-            self._end(found)
+            self._finish(found)
             return
-        parsed = _parsed(data)
+        parsed = _parse_object(data)
         if parsed is None:
-            if self._is_ours(event):
-                self._note_malformed(event, None, "not a JSON object", found)
+            if self._expects_json(event):
+                self._report_malformed(event, None, "not a JSON object", found)
             return
         if "\\ud" in data or "\\uD" in data:
-            parsed = self._mended(parsed, event)
-        self._take(parsed, event, found)
+            parsed = self._repair_message(parsed, event)
+        self._decode_message(parsed, event, found)
 
-    def _opaque(self, kind: str, message: Members, found: Found, *, known: bool = False) -> None:
+    def _emit_opaque(
+        self, kind: str, message: JsonObject, found: EventList, *, known: bool = False
+    ) -> None:
         if not known:
             self.unknown += 1
-            log.debug("an event of an unknown type is passed on: %s", described(kind, message, "-"))
+            log.debug(
+                "an event of an unknown type is passed on: %s", describe_event(kind, message, "-")
+            )
         found.append(OpaqueEvent(kind, message))
 
-    def _note_malformed(self, kind: str, message: object, problem: str, found: Found) -> None:
+    def _report_malformed(self, kind: str, message: object, problem: str, found: EventList) -> None:
         self.malformed += 1
-        self._note("malformed", described(kind, message, problem), found)
+        self._report_anomaly("malformed", describe_event(kind, message, problem), found)
 
-    def _note(self, kind: AnomalyKind, detail: str, found: Found) -> None:
+    def _report_anomaly(self, kind: AnomalyKind, detail: str, found: EventList) -> None:
         log.warning("the stream is not in order (%s): %s", kind, detail)
         found.append(AnomalyNoted(kind, detail))
 
 
-def _parsed(data: str) -> Members | None:
+def _parse_object(data: str) -> JsonObject | None:
     try:
-        value = _JSON.decode(data)
+        value = _json_decoder.decode(data)
     except (ValueError, RecursionError):  # a number of too many digits is a ValueError as well
         return None
-    return cast("Members", value) if type(value) is dict else None
+    return cast("JsonObject", value) if type(value) is dict else None

@@ -1,20 +1,310 @@
 """The Responses API's stream, decoded: bytes of SSE or messages of a WebSocket in, Events out.
 
-What each type of event means is in ``kedge.events.table``; events come with numbers, by which duplicates
+What each type of event means is in ``kedge.events.responses``; events come with numbers, by which duplicates
 are recognised and gaps noted.
 """
 
 import logging
-from typing import Any, ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, cast
 
-from kedge.events.calls import ToolCallState
+from kedge.events import fields
 from kedge.events.decoder import StreamDecoder
-from kedge.events.reading import Malformed, Members, index, word
-from kedge.events.sequence import SequenceCheck
+from kedge.events.fields import CALL_ARGUMENTS, JsonObject, MalformedEvent, get_index, get_text
+from kedge.events.sequence_numbers import SequenceChecker
 from kedge.events.sse import MAX_LINE, MAX_MESSAGE
-from kedge.events.surrogates import mended
-from kedge.events.table import DELTAS, OPAQUE, TABLE, Found, StreamState
-from kedge.events.types import StreamEvent
+from kedge.events.surrogates import SurrogateJoiner, repair_surrogates
+from kedge.events.tool_calls import ToolCall, ToolCallState
+from kedge.events.types import (
+    AnomalyNoted,
+    ItemCompleted,
+    ItemStarted,
+    OpaqueEvent,
+    PartCompleted,
+    PartKind,
+    ReasoningDelta,
+    RefusalDelta,
+    ResponseCompleted,
+    ResponseFailed,
+    ResponseIncomplete,
+    ResponseStarted,
+    StreamEvent,
+    StreamFailed,
+    TextDelta,
+)
+
+EventList = list[StreamEvent]
+FinalStatus = Literal["completed", "incomplete", "failed"]
+
+
+@dataclass(slots=True)
+class StreamState:
+    """What has to be remembered from one event to the next."""
+
+    calls: ToolCallState = field(default_factory=ToolCallState)
+    joiner: SurrogateJoiner = field(default_factory=SurrogateJoiner)
+    started: bool = False
+    ended: bool = False
+
+
+EventReader = Callable[[StreamState, JsonObject, EventList], None]
+
+
+def _read_response_started(state: StreamState, message: JsonObject, found: EventList) -> None:
+    """The first word about the response counts; ``queued`` and ``in_progress`` may repeat it."""
+    if state.started:
+        found.append(OpaqueEvent(message["type"], message))
+        return
+    state.started = True
+    found.append(ResponseStarted(**fields.read_facts(_get_response(message))))
+
+
+def _read_item_added(state: StreamState, message: JsonObject, found: EventList) -> None:
+    item, output_index = fields.require_object(message, "item"), fields.get_index(message)
+    if fields.is_tool_call(item):
+        found += state.calls.start(fields.read_call(item, output_index))
+    else:
+        kind, item_id = fields.get_text(item, "type"), fields.get_text(item, "id")
+        found.append(ItemStarted(kind, item_id, output_index))
+
+
+def _read_item_done(state: StreamState, message: JsonObject, found: EventList) -> None:
+    item, output_index = fields.require_object(message, "item"), fields.get_index(message)
+    if fields.is_tool_call(item):
+        call, events = state.calls.finish(fields.read_call(item, output_index))
+        found += events
+        if not call.name:
+            raise MalformedEvent("a tool call without a name")
+        item = _complete_call_item(item, call)
+    found.append(ItemCompleted(item, output_index))
+
+
+def _read_text_delta(state: StreamState, message: JsonObject, found: EventList) -> None:
+    item_id, at = (
+        fields.get_text(message, "item_id"),
+        fields.get_part_index(message, "content_index"),
+    )
+    delta = state.joiner.feed(("text", item_id, at), fields.require_text(message, "delta"))
+    if delta:
+        found.append(TextDelta(delta, item_id, fields.get_index(message), at))
+
+
+def _read_refusal_delta(state: StreamState, message: JsonObject, found: EventList) -> None:
+    item_id, at = (
+        fields.get_text(message, "item_id"),
+        fields.get_part_index(message, "content_index"),
+    )
+    delta = state.joiner.feed(("refusal", item_id, at), fields.require_text(message, "delta"))
+    if delta:
+        found.append(RefusalDelta(delta, item_id, fields.get_index(message), at))
+
+
+def _reasoning_delta_reader(kind: Literal["summary", "reasoning"], index: str) -> EventReader:
+    def read(state: StreamState, message: JsonObject, found: EventList) -> None:
+        item_id, at = fields.get_text(message, "item_id"), fields.get_part_index(message, index)
+        delta = state.joiner.feed((kind, item_id, at), fields.require_text(message, "delta"))
+        if delta:
+            found.append(ReasoningDelta(delta, kind, item_id, fields.get_index(message), at))
+
+    return read
+
+
+def _part_done_reader(kind: PartKind, member: str, index: str) -> EventReader:
+    def read(state: StreamState, message: JsonObject, found: EventList) -> None:
+        item_id, at = fields.get_text(message, "item_id"), fields.get_part_index(message, index)
+        state.joiner.discard((kind, item_id, at))
+        whole = fields.require_text(message, member)
+        found.append(PartCompleted(kind, whole, item_id, fields.get_index(message), at))
+
+    return read
+
+
+def _read_arguments_delta(state: StreamState, message: JsonObject, found: EventList) -> None:
+    item_id, output_index = fields.get_text(message, "item_id"), fields.get_index(message)
+    key = ("arguments", item_id or output_index)
+    delta = state.joiner.feed(key, fields.require_text(message, "delta"))
+    if delta:
+        found += state.calls.append_arguments(item_id, output_index, delta)
+
+
+def _arguments_done_reader(member: str) -> EventReader:
+    def read(state: StreamState, message: JsonObject, _: EventList) -> None:
+        item_id, output_index = fields.get_text(message, "item_id"), fields.get_index(message)
+        state.joiner.discard(("arguments", item_id or output_index))
+        state.calls.set_arguments(item_id, output_index, fields.require_text(message, member))
+
+    return read
+
+
+def _read_error(_: StreamState, message: JsonObject, found: EventList) -> None:
+    found.append(StreamFailed(**fields.read_error(message)))
+
+
+# The end of a response. Its type and its own status must agree: the worse of the two counts.
+
+_STATUS_ENDINGS: dict[str, FinalStatus] = {
+    "completed": "completed",
+    "": "completed",  # a server that does not say
+    "incomplete": "incomplete",
+}
+
+
+def _worse_status(one: FinalStatus, other: FinalStatus) -> FinalStatus:
+    return "failed" if "failed" in (one, other) else one if other == "completed" else other
+
+
+def _terminal_reader(ending: FinalStatus, code: str = "") -> EventReader:
+    def read(state: StreamState, message: JsonObject, found: EventList) -> None:
+        response = _get_response(message)
+        facts, usage = fields.read_facts(response), fields.read_usage(response)
+        by_status = _STATUS_ENDINGS.get(facts["status"], "failed")
+        state.started = state.ended = True
+        match _worse_status(ending, by_status):
+            case "completed":
+                output = _read_output(state, response, found)
+                _resolve_calls(state, found)
+                found.append(ResponseCompleted(**facts, usage=usage, output=output))
+            case "incomplete":
+                output = _read_output(state, response, found)
+                reason = fields.get_text(_get_object(response, "incomplete_details"), "reason")
+                found.append(ResponseIncomplete(**facts, reason=reason, usage=usage, output=output))
+            case "failed":
+                found.append(ResponseFailed(**facts, **_read_failure(response, code), usage=usage))
+        state.calls.log_summary()
+
+    return read
+
+
+def _read_failure(response: JsonObject, code: str) -> JsonObject:
+    given = fields.read_error({"error": response.get("error") or {}})
+    status = fields.get_text(response, "status")
+    if status not in ("failed", "cancelled", ""):
+        code = code or "status_mismatch"
+        message = "the response was said to have ended, but its status says otherwise"
+    else:
+        code = code or status
+        message = ""
+    return {"code": given["code"] or code, "message": given["message"] or message}
+
+
+def _read_output(
+    state: StreamState, response: JsonObject, found: EventList
+) -> tuple[JsonObject, ...] | None:
+    """The items that a finished response lists; calls among them settle what is still open."""
+    if not isinstance(response.get("output"), list):
+        return None
+    listed = cast("list[Any]", response["output"])
+    items = [cast("JsonObject", item) for item in listed if isinstance(item, dict)]
+    if len(items) < len(listed):
+        found.append(AnomalyNoted("malformed", "the finished response lists what is no item"))
+    places = [at for at, item in enumerate(items) if fields.is_tool_call(item)]
+    calls = state.calls.reconcile([fields.read_call(items[at], at) for at in places])
+    for at, (call, events) in zip(places, calls, strict=True):
+        found += events
+        items[at] = _complete_call_item(items[at], call)
+    return tuple(items)
+
+
+def _resolve_calls(state: StreamState, found: EventList) -> None:
+    events, unresolved = state.calls.resolve_open()
+    found += events
+    found += [AnomalyNoted("unresolved_call", name) for name in unresolved]
+
+
+def _complete_call_item(item: JsonObject, call: ToolCall) -> JsonObject:
+    """The item with what it should say about its call, where it does not."""
+    member = CALL_ARGUMENTS[item["type"]]
+    known = {"call_id": call.call_id, "name": call.name, member: call.arguments}
+    if all(item.get(name) == value for name, value in known.items()):
+        return item
+    return {**item, **known}
+
+
+def _get_response(message: JsonObject) -> JsonObject:
+    return _get_object(message, "response")
+
+
+def _get_object(message: JsonObject, name: str) -> JsonObject:
+    value = message.get(name)
+    return cast("JsonObject", value) if isinstance(value, dict) else {}
+
+
+EVENT_READERS: dict[str, EventReader] = {
+    "response.created": _read_response_started,
+    "response.queued": _read_response_started,
+    "response.in_progress": _read_response_started,
+    "response.output_item.added": _read_item_added,
+    "response.output_item.done": _read_item_done,
+    "response.output_text.delta": _read_text_delta,
+    "response.output_text.done": _part_done_reader("text", "text", "content_index"),
+    "response.refusal.delta": _read_refusal_delta,
+    "response.refusal.done": _part_done_reader("refusal", "refusal", "content_index"),
+    "response.reasoning_summary_text.delta": _reasoning_delta_reader("summary", "summary_index"),
+    "response.reasoning_summary_text.done": _part_done_reader("summary", "text", "summary_index"),
+    "response.reasoning_text.delta": _reasoning_delta_reader("reasoning", "content_index"),
+    "response.reasoning_text.done": _part_done_reader("reasoning", "text", "content_index"),
+    "response.function_call_arguments.delta": _read_arguments_delta,
+    "response.function_call_arguments.done": _arguments_done_reader("arguments"),
+    "response.custom_tool_call_input.delta": _read_arguments_delta,
+    "response.custom_tool_call_input.done": _arguments_done_reader("input"),
+    "response.completed": _terminal_reader("completed"),
+    "response.incomplete": _terminal_reader("incomplete"),
+    "response.failed": _terminal_reader("failed"),
+    "response.cancelled": _terminal_reader("failed", "cancelled"),
+    "error": _read_error,
+}
+
+DELTA_TYPES = frozenset(kind for kind in EVENT_READERS if kind.endswith(".delta"))
+"""The deltas whose characters may be torn and are put together on the way."""
+
+OPAQUE_TYPES = frozenset(
+    f"response.{kind}"
+    for kind in (
+        "content_part.added",
+        "content_part.done",
+        "output_text.annotation.added",
+        "reasoning_summary_part.added",
+        "reasoning_summary_part.done",
+        "file_search_call.in_progress",
+        "file_search_call.searching",
+        "file_search_call.completed",
+        "web_search_call.in_progress",
+        "web_search_call.searching",
+        "web_search_call.completed",
+        "code_interpreter_call.in_progress",
+        "code_interpreter_call.interpreting",
+        "code_interpreter_call.completed",
+        "code_interpreter_call_code.delta",
+        "code_interpreter_call_code.done",
+        "image_generation_call.in_progress",
+        "image_generation_call.generating",
+        "image_generation_call.partial_image",
+        "image_generation_call.completed",
+        "mcp_call.in_progress",
+        "mcp_call.completed",
+        "mcp_call.failed",
+        "mcp_call_arguments.delta",
+        "mcp_call_arguments.done",
+        "mcp_list_tools.in_progress",
+        "mcp_list_tools.completed",
+        "mcp_list_tools.failed",
+        "shell_call_command.added",
+        "shell_call_command.delta",
+        "shell_call_command.done",
+        "shell_call_output_content.delta",
+        "shell_call_output_content.done",
+        "compaction.compacting",
+        "audio.delta",
+        "audio.done",
+        "audio.transcript.delta",
+        "audio.transcript.done",
+        "steer.accepted",
+        "steer.pending",
+        "steer.failed",
+    )
+)
+
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +316,7 @@ class ResponsesDecoder(StreamDecoder):
     lanes are passed over.
     """
 
-    ANSWER: ClassVar[frozenset[str]] = frozenset({"output", "status"})
+    RESPONSE_FIELDS: ClassVar[frozenset[str]] = frozenset({"output", "status"})
 
     def __init__(
         self,
@@ -39,7 +329,7 @@ class ResponsesDecoder(StreamDecoder):
         self.duplicates = self.gaps = self.late = 0
         self._stream_id = stream_id
         self._state = StreamState()
-        self._sequence = SequenceCheck()
+        self._sequence = SequenceChecker()
 
     @property
     def calls(self) -> ToolCallState:
@@ -53,61 +343,65 @@ class ResponsesDecoder(StreamDecoder):
 
     def feed_parsed(self, message: dict[str, Any]) -> list[StreamEvent]:
         """Take one message whose text is known to hold no half characters; it is not walked."""
-        found: Found = []
-        self._take(message, "", found)
+        found: EventList = []
+        self._decode_message(message, "", found)
         return found
 
-    def feed_whole(self, response: dict[str, Any], *, torn: bool = True) -> list[StreamEvent]:
+    def feed_whole(self, response: dict[str, Any], *, repair: bool = True) -> list[StreamEvent]:
         """Take a whole response: the events of its beginning and of its end."""
         begun = {name: value for name, value in response.items() if name != "output"}
         ended = f"response.{response.get('status') or 'completed'}"
-        feed = self.feed_message if torn else self.feed_parsed
+        feed = self.feed_message if repair else self.feed_parsed
         return [
             *feed({"type": "response.created", "response": begun}),
             *feed({"type": ended, "response": response}),
             *self.close(),
         ]
 
-    def _take(self, message: Members, event: str, found: Found) -> None:
+    def _decode_message(self, message: JsonObject, event: str, found: EventList) -> None:
         kind = message.get("type")
         if type(kind) is not str:
             kind = "error" if "error" in message else event
             if not kind:
-                self._note_malformed(event, message, "no type", found)
+                self._report_malformed(event, message, "no type", found)
                 return
             message["type"] = kind
-        if self._state.ended or self._foreign(message) or self._repeated(kind, message, found):
+        if (
+            self._state.ended
+            or self._is_other_stream(message)
+            or self._is_duplicate(kind, message, found)
+        ):
             return
-        reader = TABLE.get(kind)
+        reader = EVENT_READERS.get(kind)
         if reader is None:
-            self._opaque(kind, message, found, known=kind in OPAQUE)
+            self._emit_opaque(kind, message, found, known=kind in OPAQUE_TYPES)
             return
         try:
             reader(self._state, message, found)
-        except Malformed as problem:
-            self._note_malformed(kind, message, str(problem), found)
+        except MalformedEvent as problem:
+            self._report_malformed(kind, message, str(problem), found)
 
-    def _is_ours(self, event: str) -> bool:
+    def _expects_json(self, event: str) -> bool:
         return not event or event == "error" or event.startswith("response.")
 
-    def _mended(self, message: Members, event: str) -> Members:
-        clean = mended(message)
-        if (word(message, "type") or event) in DELTAS and "delta" in message:
+    def _repair_message(self, message: JsonObject, event: str) -> JsonObject:
+        clean = repair_surrogates(message)
+        if (get_text(message, "type") or event) in DELTA_TYPES and "delta" in message:
             clean["delta"] = message["delta"]
         return clean
 
-    def _foreign(self, message: Members) -> bool:
+    def _is_other_stream(self, message: JsonObject) -> bool:
         lane = message.get("stream_id")
         return bool(lane and self._stream_id and lane != self._stream_id)
 
-    def _repeated(self, kind: str, message: Members, found: Found) -> bool:
+    def _is_duplicate(self, kind: str, message: JsonObject, found: EventList) -> bool:
         """Whether the event came before; gaps and late events are noted on the way."""
         number = message.get("sequence_number")
         if type(number) is not int or number < 0 or not self._sequence.reliable:
             return False
         delta = message.get("delta")
-        same = (kind, index(message), delta if type(delta) is str else None)
-        match self._sequence.see(number, hash(same)):
+        same = (kind, get_index(message), delta if type(delta) is str else None)
+        match self._sequence.classify(number, hash(same)):
             case "fresh":
                 if not self._sequence.reliable:
                     log.warning("event number %d came twice; the numbers are ignored", number)
@@ -117,8 +411,8 @@ class ResponsesDecoder(StreamDecoder):
                 return True
             case "gap":
                 self.gaps += 1
-                self._note("gap", f"events are missing before number {number}", found)
+                self._report_anomaly("gap", f"events are missing before number {number}", found)
             case "late":
                 self.late += 1
-                self._note("late", f"event number {number} came late", found)
+                self._report_anomaly("late", f"event number {number} came late", found)
         return False

@@ -3,12 +3,18 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kedge.events.outcome import Outcome
-from kedge.events.types import Event, ReasoningDelta, RefusalDelta, TextDelta, ToolCallStarted
+from kedge.events.types import (
+    Event,
+    Outcome,
+    ReasoningDelta,
+    RefusalDelta,
+    TextDelta,
+    ToolCallStarted,
+)
 from kedge.planning import Mode, Reason, RequestPlan
 from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, TurnDiff
 
-SHOWN = (TextDelta, RefusalDelta, ReasoningDelta, ToolCallStarted)
+VISIBLE_EVENTS = (TextDelta, RefusalDelta, ReasoningDelta, ToolCallStarted)
 """The events by which a person has seen something of an answer: from then on it cannot be taken back."""
 
 HealReason = Literal[

@@ -59,13 +59,13 @@ class SSEDecoder:
             if chunk[0] == 10:
                 chunk = chunk[1:]
         if b"\n" not in chunk and b"\r" not in chunk:
-            self._keep(chunk)
+            self._append_unfinished(chunk)
             return []
         if self._unfinished:
             self._unfinished += chunk
             chunk = bytes(self._unfinished)
             self._unfinished.clear()
-        return self._lines(chunk)
+        return self._parse_lines(chunk)
 
     def close(self) -> list[SSEMessage]:
         """Take the end of the stream; give the message that lacked only its closing blank line.
@@ -75,14 +75,14 @@ class SSEDecoder:
         """
         rest = bytes(self._unfinished)
         self._unfinished.clear()
-        return self._lines(rest + b"\n\n")
+        return self._parse_lines(rest + b"\n\n")
 
-    def _keep(self, piece: bytes) -> None:
-        self._unfinished += piece
+    def _append_unfinished(self, chunk: bytes) -> None:
+        self._unfinished += chunk
         if len(self._unfinished) > self._max_line:
             raise StreamTooLarge("line", self._max_line)
 
-    def _lines(self, text: bytes) -> list[SSEMessage]:
+    def _parse_lines(self, text: bytes) -> list[SSEMessage]:
         """Read the lines of ``text``, which holds at least one line end."""
         messages: list[SSEMessage] = []
         if not self._started:
@@ -92,17 +92,17 @@ class SSEDecoder:
         last = text[-1:]
         self._skip_lf = last == b"\r"
         if last and last not in b"\r\n":
-            self._keep(lines.pop())
+            self._append_unfinished(lines.pop())
         for line in lines:
             if not line:
-                if self._data and (data := self._joined()):
+                if self._data and (data := self._flush_data()):
                     messages.append(SSEMessage(self._event, data))
                 self._event = ""
             else:
-                self._field(line)
+                self._parse_field(line)
         return messages
 
-    def _field(self, line: bytes) -> None:
+    def _parse_field(self, line: bytes) -> None:
         if len(line) > self._max_line:
             raise StreamTooLarge("line", self._max_line)
         name, _, value = line.partition(b":")
@@ -115,7 +115,7 @@ class SSEDecoder:
             self._event = value.removeprefix(b" ").decode("utf-8", "replace")
         # Comments (no name before the colon), ids, retry times and unknown fields say nothing to us.
 
-    def _joined(self) -> str:
+    def _flush_data(self) -> str:
         data = self._data[0] if len(self._data) == 1 else "\n".join(self._data)
         self._data.clear()
         self._message_size = 0

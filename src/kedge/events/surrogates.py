@@ -9,7 +9,7 @@ second half arrives; ``mended`` cleans values that are already whole.
 from typing import Any, cast
 
 
-def is_torn(text: str) -> bool:
+def has_surrogates(text: str) -> bool:
     """Whether the text holds surrogates."""
     if text.isascii():
         return False
@@ -20,41 +20,43 @@ def is_torn(text: str) -> bool:
     return False
 
 
-def joined_halves(text: str) -> str:
+def join_surrogates(text: str) -> str:
     """Two halves that meet become one character; a lone half becomes U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def mended(value: Any) -> Any:
+def repair_surrogates(value: Any) -> Any:
     """The same JSON value with all its texts and keys mended."""
     if isinstance(value, str):
-        return joined_halves(value) if is_torn(value) else value
+        return join_surrogates(value) if has_surrogates(value) else value
     if isinstance(value, dict):
         members = cast("dict[str, Any]", value)
-        return {mended(key): mended(member) for key, member in members.items()}
+        return {
+            repair_surrogates(key): repair_surrogates(member) for key, member in members.items()
+        }
     if isinstance(value, list):
-        return [mended(member) for member in cast("list[Any]", value)]
+        return [repair_surrogates(member) for member in cast("list[Any]", value)]
     return value
 
 
-class SplitCharacters:
+class SurrogateJoiner:
     """Deltas in, deltas out, with torn characters put together; one stream of text per key."""
 
-    __slots__ = ("_held",)
+    __slots__ = ("_pending",)
 
     def __init__(self) -> None:
-        self._held: dict[object, str] = {}
+        self._pending: dict[object, str] = {}
 
-    def take(self, key: object, delta: str) -> str:
+    def feed(self, key: object, delta: str) -> str:
         """What can be said of this text by now; empty if it is only a first half."""
-        if not self._held and not is_torn(delta):
+        if not self._pending and not has_surrogates(delta):
             return delta
-        text = self._held.pop(key, "") + delta
+        text = self._pending.pop(key, "") + delta
         if text and "\ud800" <= text[-1] <= "\udbff":
-            self._held[key] = text[-1]
+            self._pending[key] = text[-1]
             text = text[:-1]
-        return mended(text)
+        return repair_surrogates(text)
 
-    def forget(self, key: object) -> None:
+    def discard(self, key: object) -> None:
         """This text is over; a half that still waits has no second one."""
-        self._held.pop(key, None)
+        self._pending.pop(key, None)

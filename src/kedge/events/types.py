@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kedge.turns import Block
+
 PartKind = Literal["text", "refusal", "summary", "reasoning"]
 """What the pieces of a streamed part add up to."""
 
@@ -249,5 +251,42 @@ StreamEvent = (
 )
 """Everything that a decoder may say."""
 
-Terminal = ResponseCompleted | ResponseIncomplete | ResponseFailed
+TerminalEvent = ResponseCompleted | ResponseIncomplete | ResponseFailed
 """The events that end a response."""
+
+
+PARTIAL = "partial"
+"""Metadata key: this block was not whole when its stream ended."""
+
+OutcomeStatus = Literal["completed", "incomplete", "failed", "cut"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of one response's stream."""
+
+    status: OutcomeStatus
+    blocks: tuple[Block, ...] = ()
+    response_id: str = ""
+    model: str = ""
+    usage: Usage | None = None
+    created_at: float | None = None
+    previous_response_id: str | None = None
+    echoed: bool = False
+    """Whether the server said anything about ``previous_response_id``."""
+    reason: str = ""
+    """Why the response is ``incomplete``, in the server's word."""
+    code: str = ""
+    """Of a failure: the server's code, or ``damaged_stream`` when we found the stream wanting."""
+    message: str = ""
+    """Of a failure: what the server said, or what we found."""
+
+    @property
+    def completed(self) -> bool:
+        """Whether the response is whole and may become an anchor."""
+        return self.status == "completed"
+
+    @property
+    def whole_blocks(self) -> tuple[Block, ...]:
+        """The blocks without those that were cut short."""
+        return tuple(block for block in self.blocks if not block.metadata.get(PARTIAL))

@@ -1,30 +1,28 @@
 """Middleware: wraps an Engine and is an Engine. The first one given is the outermost."""
 
+from kedge.middleware.base import BaseMiddleware, two_phase
 from kedge.middleware.compact import compact
 from kedge.middleware.compose import with_middleware
-from kedge.middleware.guard import Rule, block, guard, redact
+from kedge.middleware.guard import GuardRule, block, guard, redact
 from kedge.middleware.log import log
-from kedge.middleware.notice import notice
-from kedge.middleware.repair import repair, repaired
+from kedge.middleware.repair import repair, repair_turn
 from kedge.middleware.retry import retry
-from kedge.middleware.system_prompt import system_prompt
-from kedge.middleware.tools import open_calls, tools
+from kedge.middleware.system_prompt import on_response_started, system_prompt
+from kedge.middleware.tools import find_open_calls, tools
 from kedge.middleware.trace import trace
-from kedge.middleware.two_phase import two_phase
-from kedge.middleware.wrapping import Wrapped
 
 __all__ = [
-    "Rule",
-    "Wrapped",
+    "BaseMiddleware",
+    "GuardRule",
     "block",
     "compact",
+    "find_open_calls",
     "guard",
     "log",
-    "notice",
-    "open_calls",
+    "on_response_started",
     "redact",
     "repair",
-    "repaired",
+    "repair_turn",
     "retry",
     "system_prompt",
     "tools",
@@ -32,3 +30,10 @@ __all__ = [
     "two_phase",
     "with_middleware",
 ]
+
+# Names of version 0.1, which keep working.
+Rule = GuardRule
+Wrapped = BaseMiddleware
+notice = on_response_started
+open_calls = find_open_calls
+repaired = repair_turn

@@ -11,12 +11,12 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from kedge.compaction import Compactor, Occasion, TurnCompacted, compacted
-from kedge.engines.protocol import Engine, Events, Middleware, Request, innermost
+from kedge.compaction import Compactor, Occasion, TurnCompacted, compact_turn
+from kedge.engines.base import Engine, Events, Middleware, Request, unwrap
 from kedge.errors import ResendTooLong
 from kedge.events import Usage
 from kedge.events.run import AnswerFinished, TurnFinished
-from kedge.middleware.wrapping import Wrapped
+from kedge.middleware.base import BaseMiddleware
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.turns import Turn
 
@@ -35,12 +35,12 @@ def compact(
     """
 
     def wrap(inner: Engine) -> Engine:
-        return _Compact(inner, compactor, engine or innermost(inner), counter, resend_limit)
+        return _CompactMiddleware(inner, compactor, engine or unwrap(inner), counter, resend_limit)
 
     return wrap
 
 
-class _Compact(Wrapped):
+class _CompactMiddleware(BaseMiddleware):
     name = "compact"
 
     def __init__(
@@ -59,7 +59,7 @@ class _Compact(Wrapped):
         """The inner engine's events, and what compaction did before and after."""
         request = replace(request, params={**self._params(), **request.params})
         if self._is_long_resend(turn):
-            turn, event = await self._compacted(turn, "resend")
+            turn, event = await self._compact(turn, "resend")
             yield event
         answered = False
         for limit in (self.resend_limit, None):
@@ -74,7 +74,7 @@ class _Compact(Wrapped):
             except ResendTooLong as error:
                 turn = error.turn or turn
             if not answered:  # in the middle of a tool loop nothing is compacted
-                turn, event = await self._compacted(turn, "resend")
+                turn, event = await self._compact(turn, "resend")
                 yield event
 
     async def _run(self, turn: Turn, request: Request) -> Events:
@@ -87,15 +87,15 @@ class _Compact(Wrapped):
                 if not isinstance(event, TurnFinished):
                     yield event
                     continue
-                turn, told = await self._compacted(event.turn, "answered", usage)
+                turn, told = await self._compact(event.turn, "answered", usage)
                 if told.result.changed or told.result.notes:
                     yield told
                 yield TurnFinished(turn)
 
-    async def _compacted(
+    async def _compact(
         self, turn: Turn, occasion: Occasion, usage: Usage | None = None
     ) -> tuple[Turn, TurnCompacted]:
-        short, result = await compacted(
+        short, result = await compact_turn(
             turn,
             self.compactor,
             engine=self.engine,

@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import reduce
 from operator import is_
 
-from kedge.engines.protocol import Engine, Events, Middleware, Passage, Request
+from kedge.engines.base import Engine, Events, Middleware, Request, TurnProbe
 from kedge.events.run import TurnEdited, TurnFinished
-from kedge.middleware.wrapping import Wrapped
+from kedge.middleware.base import BaseMiddleware
 from kedge.turns import Turn, TurnDiff, diff
 
 
@@ -23,15 +23,15 @@ def with_middleware(engine: Engine, *middlewares: Middleware) -> Engine:
 
 
 def _wrap(engine: Engine, middleware: Middleware) -> Engine:
-    inside = _Inside(engine)
+    inside = _InnerObserver(engine)
     made = middleware(inside)
     if made is inside:
         return engine
     inside.name = getattr(made, "name", "") or getattr(middleware, "__name__", "middleware")
-    return _Outside(made, inside.name)
+    return _OuterObserver(made, inside.name)
 
 
-class _Outside(Wrapped):
+class _OuterObserver(BaseMiddleware):
     """The outer face of a middleware: where the Turn is seen before it goes in, and after."""
 
     def __init__(self, inner: Engine, name: str) -> None:
@@ -40,39 +40,39 @@ class _Outside(Wrapped):
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """The middleware's events, and what it changed on the way out."""
-        passage = Passage(turn)
-        inner = self.inner.events(turn, replace(request, passage=passage))
+        probe = TurnProbe(turn)
+        inner = self.inner.events(turn, replace(request, probe=probe))
         async with aclosing(inner) as events:
             async for event in events:
                 if not isinstance(event, TurnFinished):
                     yield event
                     continue
-                finished, changes = _seen(passage.turn, event.turn, self.name)
+                finished, changes = _track_edits(probe.turn, event.turn, self.name)
                 if changes:
                     yield TurnEdited(self.name, changes, "out")
                 yield TurnFinished(finished)
 
 
-class _Inside(Wrapped):
+class _InnerObserver(BaseMiddleware):
     """The inner face of a middleware: where the Turn is seen as it goes on to the next engine."""
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """The next engine's events, preceded by what the middleware changed on the way in."""
-        passage = request.passage or Passage(turn)
-        turn, changes = _seen(passage.turn, turn, self.name)
+        probe = request.probe or TurnProbe(turn)
+        turn, changes = _track_edits(probe.turn, turn, self.name)
         if changes:
             yield TurnEdited(self.name, changes, "in")
-        inner = self.inner.events(turn, replace(request, passage=None))
+        inner = self.inner.events(turn, replace(request, probe=None))
         async with aclosing(inner) as events:
             async for event in events:
                 if isinstance(event, TurnFinished):
-                    passage.turn = event.turn
+                    probe.turn = event.turn
                 yield event
 
 
-def _seen(before: Turn, after: Turn, name: str) -> tuple[Turn, TurnDiff]:
+def _track_edits(before: Turn, after: Turn, name: str) -> tuple[Turn, TurnDiff]:
     """What changed, and the new Turn with the added blocks marked."""
-    changes = _difference(before, after)
+    changes = _diff_turns(before, after)
     unmarked = {block.id for block in changes.added if block.origin == "user"}
     if unmarked:
         after = after.with_blocks(
@@ -81,7 +81,7 @@ def _seen(before: Turn, after: Turn, name: str) -> tuple[Turn, TurnDiff]:
     return after, changes
 
 
-def _difference(before: Turn, after: Turn) -> TurnDiff:
+def _diff_turns(before: Turn, after: Turn) -> TurnDiff:
     """The difference; quick where nothing changed or blocks were only appended."""
     shared = len(before.blocks)
     if len(after.blocks) >= shared and all(map(is_, before.blocks, after.blocks)):

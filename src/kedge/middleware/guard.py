@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from operator import is_
 from typing import Any, Literal, TypeVar, cast
 
-from kedge.engines.protocol import Engine, Events, Middleware, Request
+from kedge.engines.base import Engine, Events, Middleware, Request
 from kedge.errors import Blocked, EngineError
 from kedge.events import (
     AnomalyNoted,
@@ -27,7 +27,7 @@ from kedge.events import (
     ToolCallStarted,
 )
 from kedge.events.run import AnswerFinished, ToolFinished, ToolStarted, TurnFinished
-from kedge.middleware.wrapping import Wrapped
+from kedge.middleware.base import BaseMiddleware
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -49,22 +49,22 @@ from kedge.turns import (
 )
 
 Direction = Literal["in", "out", "both"]
-Edit = Callable[[str], str]
+TextEdit = Callable[[str], str]
 B = TypeVar("B", bound=Block)
 
-SEALED = "encrypted_content"
-_FRAME = frozenset({"type", "id", "call_id", "status", "role", SEALED})
+ENCRYPTED_CONTENT = "encrypted_content"
+_STRUCTURAL_FIELDS = frozenset({"type", "id", "call_id", "status", "role", ENCRYPTED_CONTENT})
 """Members of an item that hold no words, or words that nobody but the provider can read."""
-_PASSED = (ResponseStarted, ItemStarted, ToolCallStarted, AnomalyNoted)
+_CONTENT_FREE_EVENTS = (ResponseStarted, ItemStarted, ToolCallStarted, AnomalyNoted)
 """The stream's events that hold no content and need not be held back."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class GuardRule:
     """One rule: what to look for, where, and what to do about it."""
 
     name: str
-    edit: Edit
+    edit: TextEdit
     """Returns the text as it may stay; a text that comes back changed has matched."""
     direction: Direction = "both"
     block: bool = False
@@ -73,43 +73,45 @@ class Rule:
 
 def redact(
     pattern: str, replacement: str = "[redacted]", *, name: str = "", direction: Direction = "both"
-) -> Rule:
+) -> GuardRule:
     """Replace what matches a regular expression."""
     compiled = re.compile(pattern)
-    return Rule(name or pattern, lambda text: compiled.sub(replacement, text), direction)
+    return GuardRule(name or pattern, lambda text: compiled.sub(replacement, text), direction)
 
 
-def block(pattern: str, *, name: str = "", direction: Direction = "both") -> Rule:
+def block(pattern: str, *, name: str = "", direction: Direction = "both") -> GuardRule:
     """Stop a Turn in which something matches a regular expression."""
     compiled = re.compile(pattern)
-    return Rule(name or pattern, lambda text: compiled.sub("", text), direction, block=True)
+    return GuardRule(name or pattern, lambda text: compiled.sub("", text), direction, block=True)
 
 
-def guard(*rules: Rule) -> Middleware:
+def guard(*rules: GuardRule) -> Middleware:
     """Apply rules (see ``redact``, ``block`` and ``Rule``) to all text that passes."""
     way_in = tuple(rule for rule in rules if rule.direction in ("in", "both"))
     way_out = tuple(rule for rule in rules if rule.direction in ("out", "both"))
 
     def wrap(engine: Engine) -> Engine:
-        return _Guard(engine, way_in, way_out)
+        return _GuardMiddleware(engine, way_in, way_out)
 
     return wrap
 
 
-class _Guard(Wrapped):
+class _GuardMiddleware(BaseMiddleware):
     name = "guard"
 
-    def __init__(self, inner: Engine, way_in: tuple[Rule, ...], way_out: tuple[Rule, ...]) -> None:
+    def __init__(
+        self, inner: Engine, input_rules: tuple[GuardRule, ...], output_rules: tuple[GuardRule, ...]
+    ) -> None:
         super().__init__(inner)
-        self.way_in, self.way_out = way_in, way_out
+        self.input_rules, self.output_rules = input_rules, output_rules
 
     def enter(self, turn: Turn) -> Turn:
         """Apply the rules for the way in."""
-        return guarded(turn, self.way_in)
+        return apply_rules(turn, self.input_rules)
 
     def leave(self, turn: Turn) -> Turn:
         """Apply the rules for the way out."""
-        return guarded(turn, self.way_out)
+        return apply_rules(turn, self.output_rules)
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """The inner engine's events; with rules for the way out, text only when it is whole."""
@@ -119,28 +121,28 @@ class _Guard(Wrapped):
                     match event:
                         case TurnFinished():
                             yield TurnFinished(self.leave(event.turn))
-                        case AnswerFinished() if self.way_out:
-                            for told in self._told(event):
+                        case AnswerFinished() if self.output_rules:
+                            for told in self._replay_answer(event):
                                 yield told
-                        case ToolStarted() | ToolFinished() if self.way_out:
-                            yield self._tool(event)
-                        case _ if self.way_out and _holds_content(event):
+                        case ToolStarted() | ToolFinished() if self.output_rules:
+                            yield self._guard_tool_event(event)
+                        case _ if self.output_rules and _has_content(event):
                             pass
                         case _:
                             yield event
         except EngineError as error:
             error.turn = self.leave(error.turn) if error.turn else None
-            error.partial = tuple(_guarded(each, self.way_out) for each in error.partial)
+            error.partial = tuple(_guard_block(each, self.output_rules) for each in error.partial)
             raise
 
-    def _tool(self, event: ToolStarted | ToolFinished) -> Event:
-        call = _guarded(event.call, self.way_out)
+    def _guard_tool_event(self, event: ToolStarted | ToolFinished) -> Event:
+        call = _guard_block(event.call, self.output_rules)
         if isinstance(event, ToolStarted):
             return replace(event, call=call)
-        return replace(event, call=call, result=_guarded(event.result, self.way_out))
+        return replace(event, call=call, result=_guard_block(event.result, self.output_rules))
 
-    def _told(self, event: AnswerFinished) -> Iterable[TextDelta | AnswerFinished]:
-        blocks = tuple(_guarded(each, self.way_out) for each in event.outcome.blocks)
+    def _replay_answer(self, event: AnswerFinished) -> Iterable[TextDelta | AnswerFinished]:
+        blocks = tuple(_guard_block(each, self.output_rules) for each in event.outcome.blocks)
         for each in blocks:
             if isinstance(each, AssistantBlock) and each.text:
                 yield TextDelta(each.text, each.item_id)
@@ -148,18 +150,18 @@ class _Guard(Wrapped):
         yield replace(event, outcome=outcome, turn=self.leave(event.turn))
 
 
-def guarded(turn: Turn, rules: tuple[Rule, ...]) -> Turn:
+def apply_rules(turn: Turn, rules: tuple[GuardRule, ...]) -> Turn:
     """The Turn with the rules applied to every text in it; raises ``Blocked``."""
-    return turn.with_blocks(_guarded(each, rules) for each in turn.blocks) if rules else turn
+    return turn.with_blocks(_guard_block(each, rules) for each in turn.blocks) if rules else turn
 
 
-def _holds_content(event: object) -> bool:
-    return isinstance(event, StreamEvent) and not isinstance(event, _PASSED)
+def _has_content(event: object) -> bool:
+    return isinstance(event, StreamEvent) and not isinstance(event, _CONTENT_FREE_EVENTS)
 
 
-def _guarded(each: B, rules: tuple[Rule, ...]) -> B:
+def _guard_block(each: B, rules: tuple[GuardRule, ...]) -> B:
     for rule in rules:
-        changed = cast("B", _edited(each, rule.edit))  # a block stays what it is
+        changed = cast("B", _edit_block(each, rule.edit))  # a block stays what it is
         if changed is not each:
             if rule.block:
                 raise Blocked(rule.name, f"a {each.kind} block")
@@ -167,21 +169,21 @@ def _guarded(each: B, rules: tuple[Rule, ...]) -> B:
     return each
 
 
-def _edited(each: Block, edit: Edit) -> Block:
+def _edit_block(each: Block, edit: TextEdit) -> Block:
     """The block with every text in it edited; the very same block if nothing changed."""
-    changed = _edited_content(each, edit)
-    extra = _edited_inside(changed.extra, edit)
+    changed = _edit_block_content(each, edit)
+    extra = _edit_json(changed.extra, edit)
     return changed if extra is changed.extra else replace(changed, extra=extra)
 
 
-def _edited_content(each: Block, edit: Edit) -> Block:
+def _edit_block_content(each: Block, edit: TextEdit) -> Block:
     match each:
         case UserBlock() | ToolResultBlock():
-            parts = tuple(_edited_part(part, edit) for part in each.parts)
-            return each if _are_same(parts, each.parts) else replace(each, parts=parts)
+            parts = tuple(_edit_part(part, edit) for part in each.parts)
+            return each if _all_identical(parts, each.parts) else replace(each, parts=parts)
         case AssistantBlock():
-            spoken = tuple(_edited_part(part, edit) for part in each.parts)
-            return each if _are_same(spoken, each.parts) else replace(each, parts=spoken)  # pyright: ignore[reportArgumentType]
+            spoken = tuple(_edit_part(part, edit) for part in each.parts)
+            return each if _all_identical(spoken, each.parts) else replace(each, parts=spoken)  # pyright: ignore[reportArgumentType]
         case SystemBlock():
             text = edit(each.text)
             return each if text == each.text else replace(each, text=text)
@@ -190,27 +192,27 @@ def _edited_content(each: Block, edit: Edit) -> Block:
             return each if arguments == each.arguments else replace(each, arguments=arguments)
         case ReasoningBlock():
             shown = (*each.summary, *each.texts, each.extra)
-            same = all(_edited_inside(told, edit) is told for told in shown)
+            same = all(_edit_json(told, edit) is told for told in shown)
             return each if same else ReasoningBlock(id=each.id)
         case OpaqueBlock():
-            item = _edited_inside(each.item, edit)
-            return each if item is each.item else replace(each, item=_unsealed(item))
+            item = _edit_json(each.item, edit)
+            return each if item is each.item else replace(each, item=_drop_encrypted(item))
         case UnknownBlock():
-            form = _edited_inside(each.form, edit)
+            form = _edit_json(each.form, edit)
             return each if form is each.form else replace(each, form=form)
         case _:
             return each
 
 
-def _edited_part(part: Part, edit: Edit) -> Part:
+def _edit_part(part: Part, edit: TextEdit) -> Part:
     match part:
         case TextPart() | RefusalPart():
             text = edit(part.text)
             # Annotations and the like speak of the text as it was.
-            same = text == part.text and _edited_inside(part.extra, edit) is part.extra
+            same = text == part.text and _edit_json(part.extra, edit) is part.extra
             return part if same else type(part)(text)
         case OpaquePart():
-            content = _edited_inside(part.content, edit)
+            content = _edit_json(part.content, edit)
             return part if content is part.content else OpaquePart(content)
         case FilePart():
             name = edit(part.filename)
@@ -219,7 +221,7 @@ def _edited_part(part: Part, edit: Edit) -> Part:
             return part
 
 
-def _edited_inside(value: Any, edit: Edit) -> Any:
+def _edit_json(value: Any, edit: TextEdit) -> Any:
     """A JSON value with the texts inside edited; the very same value if nothing changed."""
     match value:
         case str():
@@ -228,22 +230,22 @@ def _edited_inside(value: Any, edit: Edit) -> Any:
         case Mapping():
             given = cast("Mapping[str, Any]", value)
             members = {
-                name: member if name in _FRAME else _edited_inside(member, edit)
+                name: member if name in _STRUCTURAL_FIELDS else _edit_json(member, edit)
                 for name, member in given.items()
             }
-            return given if _are_same(members.values(), given.values()) else FrozenMap(members)
+            return given if _all_identical(members.values(), given.values()) else FrozenMap(members)
         case tuple():
             listed = cast("tuple[Any, ...]", value)
-            told = tuple(_edited_inside(each, edit) for each in listed)
-            return listed if _are_same(told, listed) else told
+            told = tuple(_edit_json(each, edit) for each in listed)
+            return listed if _all_identical(told, listed) else told
         case _:
             return value
 
 
-def _unsealed(item: FrozenMap) -> FrozenMap:
+def _drop_encrypted(item: FrozenMap) -> FrozenMap:
     """The item without what is sealed in it: that may hold what was edited outside of it."""
-    return FrozenMap({name: each for name, each in item.items() if name != SEALED})
+    return FrozenMap({name: each for name, each in item.items() if name != ENCRYPTED_CONTENT})
 
 
-def _are_same(some: Iterable[object], others: Iterable[object]) -> bool:
-    return all(map(is_, some, others))
+def _all_identical(left: Iterable[object], right: Iterable[object]) -> bool:
+    return all(map(is_, left, right))

@@ -7,7 +7,7 @@ and end of answers, WARNING fallbacks and healing, ERROR failures. No record hol
 import logging
 from contextlib import aclosing
 
-from kedge.engines.protocol import Engine, Events, Middleware, Request
+from kedge.engines.base import Engine, Events, Middleware, Request
 from kedge.errors import KedgeError
 from kedge.events import Event, ResponseStarted
 from kedge.events.run import (
@@ -20,7 +20,7 @@ from kedge.events.run import (
     ToolFinished,
     TurnEdited,
 )
-from kedge.middleware.wrapping import Wrapped
+from kedge.middleware.base import BaseMiddleware
 from kedge.observe import TRACE, Logger, get_logger
 from kedge.turns import Turn
 
@@ -29,12 +29,12 @@ def log(name: str = "kedge.run") -> Middleware:
     """Log what passes under this name."""
 
     def wrap(engine: Engine) -> Engine:
-        return _Log(engine, get_logger(name))
+        return _LogMiddleware(engine, get_logger(name))
 
     return wrap
 
 
-class _Log(Wrapped):
+class _LogMiddleware(BaseMiddleware):
     name = "log"
 
     def __init__(self, inner: Engine, logger: Logger) -> None:
@@ -47,7 +47,7 @@ class _Log(Wrapped):
         try:
             async with aclosing(self.inner.events(turn, request)) as events:
                 async for event in events:
-                    level, words, fields = told(event)
+                    level, words, fields = describe_event(event)
                     self.logger.log(level, words, turn_id=turn.id, **fields)
                     yield event
         except KedgeError as error:
@@ -55,7 +55,7 @@ class _Log(Wrapped):
             raise
 
 
-def told(event: Event) -> tuple[int, str, dict[str, object]]:
+def describe_event(event: Event) -> tuple[int, str, dict[str, object]]:
     """What a log says of an event: level, words, fields."""
     match event:
         case RequestPlanned(plan):

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Literal
 
-from kedge.engines.protocol import Engine, Middleware
-from kedge.middleware.wrapping import Wrapped
+from kedge.engines.base import Engine, Middleware
+from kedge.middleware.base import BaseMiddleware
 from kedge.observe import get_logger
 from kedge.planning import Problem, find_problems
 from kedge.turns import Block, ToolCallBlock, Turn, tool_result
@@ -17,43 +17,43 @@ from kedge.turns import Block, ToolCallBlock, Turn, tool_result
 log = get_logger(__name__)
 
 NAME = "repair"
-WORDS = "This call was interrupted: the tool was not run, or its result was lost."
+INTERRUPTED_TEXT = "This call was interrupted: the tool was not run, or its result was lost."
 
-How = Literal["complete", "remove"]
+UnansweredPolicy = Literal["complete", "remove"]
 
 
-def repair(unanswered: How = "complete") -> Middleware:
+def repair(unanswered: UnansweredPolicy = "complete") -> Middleware:
     """Complete (or remove) calls without a result; remove results without a call."""
 
     def wrap(engine: Engine) -> Engine:
-        return _Repair(engine, unanswered)
+        return _RepairMiddleware(engine, unanswered)
 
     return wrap
 
 
-class _Repair(Wrapped):
+class _RepairMiddleware(BaseMiddleware):
     name = NAME
 
-    def __init__(self, inner: Engine, unanswered: How) -> None:
+    def __init__(self, inner: Engine, unanswered: UnansweredPolicy) -> None:
         super().__init__(inner)
-        self.unanswered: How = unanswered
+        self.unanswered: UnansweredPolicy = unanswered
 
     def enter(self, turn: Turn) -> Turn:
         """Mend what stands in the way of sending."""
-        return repaired(turn, self.unanswered)
+        return repair_turn(turn, self.unanswered)
 
 
-def repaired(turn: Turn, unanswered: How = "complete") -> Turn:
+def repair_turn(turn: Turn, unanswered: UnansweredPolicy = "complete") -> Turn:
     """The Turn with every call answered once and every result called for."""
     # What is one too many goes first: a call that was made twice may have its answer then. Every round
     # leaves fewer calls and results that do not add up, so this ends.
     while problems := find_problems(turn):
         surplus = [problem for problem in problems if problem.kind != "unanswered"]
-        turn = _mended(turn, surplus or problems, unanswered)
+        turn = _fix_problems(turn, surplus or problems, unanswered)
     return turn
 
 
-def _mended(turn: Turn, problems: Sequence[Problem], unanswered: How) -> Turn:
+def _fix_problems(turn: Turn, problems: Sequence[Problem], unanswered: UnansweredPolicy) -> Turn:
     for problem in problems:
         log.warning("repaired: %s", problem.kind, call_id=problem.call_id, turn_id=turn.id)
     wrong = {problem.block_id: problem.kind for problem in problems}
@@ -66,15 +66,17 @@ def _mended(turn: Turn, problems: Sequence[Problem], unanswered: How) -> Turn:
             kept.append(block)
         elif kind == "unanswered" and completes and isinstance(block, ToolCallBlock):
             kept.append(block)
-            results.append(tool_result(block.call_id, WORDS, custom=block.custom, origin=NAME))
+            results.append(
+                tool_result(block.call_id, INTERRUPTED_TEXT, custom=block.custom, origin=NAME)
+            )
         # Behind the whole answer that made the calls: in between would tear it apart.
-        if results and not (following and _belongs(following, block)):
+        if results and not (following and _is_same_response(following, block)):
             kept += results
             results = []
     return turn.with_blocks(kept)
 
 
-def _belongs(block: Block, made: Block) -> bool:
-    if made.response_id:
-        return block.response_id == made.response_id
+def _is_same_response(block: Block, previous: Block) -> bool:
+    if previous.response_id:
+        return block.response_id == previous.response_id
     return isinstance(block, ToolCallBlock) and not block.response_id

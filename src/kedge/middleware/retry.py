@@ -10,10 +10,10 @@ from contextlib import aclosing
 
 import anyio
 
-from kedge.engines.protocol import Engine, Events, Middleware, Request
+from kedge.engines.base import Engine, Events, Middleware, Request
 from kedge.errors import EngineError
-from kedge.events.run import SHOWN, ToolStarted
-from kedge.middleware.wrapping import Wrapped
+from kedge.events.run import VISIBLE_EVENTS, ToolStarted
+from kedge.middleware.base import BaseMiddleware
 from kedge.observe import get_logger
 from kedge.planning import get_state, set_state
 from kedge.turns import Turn
@@ -29,19 +29,24 @@ def retry(
     """Try up to ``attempts`` times, waiting as long as the server asks, or longer each time."""
 
     def wrap(engine: Engine) -> Engine:
-        return _Retry(engine, attempts, first, longest, sleep)
+        return _RetryMiddleware(engine, attempts, first, longest, sleep)
 
     return wrap
 
 
-class _Retry(Wrapped):
+class _RetryMiddleware(BaseMiddleware):
     name = "retry"
 
     def __init__(
-        self, inner: Engine, attempts: int, first: float, longest: float, sleep: Sleep
+        self, inner: Engine, attempts: int, initial_wait: float, max_wait: float, sleep: Sleep
     ) -> None:
         super().__init__(inner)
-        self.attempts, self.first, self.longest, self.sleep = attempts, first, longest, sleep
+        self.attempts, self.initial_wait, self.max_wait, self.sleep = (
+            attempts,
+            initial_wait,
+            max_wait,
+            sleep,
+        )
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """The events of the first attempt that succeeds, or that showed something."""
@@ -50,7 +55,7 @@ class _Retry(Wrapped):
             try:
                 async with aclosing(self.inner.events(turn, request)) as events:
                     async for event in events:
-                        streamed = request.streaming and isinstance(event, SHOWN)
+                        streamed = request.streaming and isinstance(event, VISIBLE_EVENTS)
                         shown = shown or streamed or isinstance(event, ToolStarted)
                         yield event
                     return
@@ -60,13 +65,13 @@ class _Retry(Wrapped):
                 # The same Turn again, for the inner middlewares will change it again; only what was
                 # learnt about the server's memory is kept.
                 turn = set_state(turn, get_state(error.turn)) if error.turn else turn
-                wait = self._wait(error, attempt)
+                wait = self._backoff(error, attempt)
                 log.warning("attempt %d failed; trying again in %.1f s", attempt, wait)
             await self.sleep(wait)
 
-    def _wait(self, error: EngineError, attempt: int) -> float:
+    def _backoff(self, error: EngineError, attempt: int) -> float:
         if error.retry_after is not None:
-            return min(error.retry_after, self.longest)
+            return min(error.retry_after, self.max_wait)
         # Spread out, so that many clients of one server do not come back at once.
         jitter = 0.5 + random.random() / 2  # noqa: S311
-        return min(self.first * 2 ** (attempt - 1), self.longest) * jitter
+        return min(self.initial_wait * 2 ** (attempt - 1), self.max_wait) * jitter

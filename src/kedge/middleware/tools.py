@@ -11,27 +11,25 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from kedge.engines.protocol import Engine, Events, Middleware, Request
+from kedge.engines.base import Engine, Events, Middleware, Request
 from kedge.events.run import ToolFinished, ToolStarted, TurnFinished
-from kedge.middleware.wrapping import Wrapped
+from kedge.middleware.base import BaseMiddleware
 from kedge.observe import count, get_logger, measure
 from kedge.planning import find_problems
-from kedge.tools import AnyTool, Approve, Toolbox
-from kedge.tools.execute import each_run
+from kedge.tools import AnyTool, Approver, Toolbox
+from kedge.tools.execute import iter_runs
 from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, tool_result
 
 log = get_logger(__name__)
 
 NAME = "tools"
-LIMIT_WORDS = (
-    "Not run: the limit of {rounds} rounds of tool calls is reached. Answer without tools."
-)
+LIMIT_TEXT = "Not run: the limit of {rounds} rounds of tool calls is reached. Answer without tools."
 
 
 def tools(
     *functions: AnyTool | Callable[..., Any],
     toolbox: Toolbox | None = None,
-    approve: Approve | None = None,
+    approve: Approver | None = None,
     max_rounds: int = 16,
 ) -> Middleware:
     """Offer tools to the model, and run those it calls, for at most ``max_rounds`` rounds.
@@ -41,16 +39,16 @@ def tools(
     box = toolbox.with_tools(*functions) if toolbox else Toolbox(*functions)
 
     def wrap(engine: Engine) -> Engine:
-        return _Tools(engine, box, approve, max_rounds)
+        return _ToolsMiddleware(engine, box, approve, max_rounds)
 
     return wrap
 
 
-class _Tools(Wrapped):
+class _ToolsMiddleware(BaseMiddleware):
     name = NAME
 
     def __init__(
-        self, inner: Engine, toolbox: Toolbox, approve: Approve | None, max_rounds: int
+        self, inner: Engine, toolbox: Toolbox, approve: Approver | None, max_rounds: int
     ) -> None:
         super().__init__(inner)
         self.toolbox, self.approve, self.max_rounds = toolbox, approve, max_rounds
@@ -67,14 +65,14 @@ class _Tools(Wrapped):
                         turn = event.turn
                     else:
                         yield event
-            calls = open_calls(turn)
+            calls = find_open_calls(turn)
             ours = [call for call in calls if call.name not in foreign]
             if not calls:
                 yield TurnFinished(turn)
                 return
             if rounds == self.max_rounds:
                 break
-            async with aclosing(self._run(turn, ours)) as events:
+            async with aclosing(self._run_calls(turn, ours)) as events:
                 async for event in events:
                     if isinstance(event, TurnFinished):
                         turn = event.turn
@@ -82,17 +80,17 @@ class _Tools(Wrapped):
                         yield event
             if len(ours) < len(calls):
                 break
-            request = _freed(request)
-        async with aclosing(self._last(turn, request, foreign)) as events:
+            request = _release_tool_choice(request)
+        async with aclosing(self._finish_at_limit(turn, request, foreign)) as events:
             async for event in events:
                 yield event
 
-    async def _run(self, turn: Turn, calls: Sequence[ToolCallBlock]) -> Events:
+    async def _run_calls(self, turn: Turn, calls: Sequence[ToolCallBlock]) -> Events:
         """Run calls side by side, and tell each result as it comes; the Turn with all comes last."""
         for call in calls:
             yield ToolStarted(call)
         results: dict[str, ToolResultBlock] = {}
-        finished = each_run(self.toolbox, calls, approve=self.approve, origin=NAME)
+        finished = iter_runs(self.toolbox, calls, approve=self.approve, origin=NAME)
         async with aclosing(finished) as runs:
             async for run in runs:
                 results[run.call.id] = run.result
@@ -101,15 +99,15 @@ class _Tools(Wrapped):
                 yield ToolFinished(run.call, run.result, run.seconds, run.outcome)
         yield TurnFinished(turn.append(*(results[call.id] for call in calls)))
 
-    async def _last(self, turn: Turn, request: Request, foreign: set[str]) -> Events:
+    async def _finish_at_limit(self, turn: Turn, request: Request, foreign: set[str]) -> Events:
         """Leave no call of ours open: at the limit, answer them and ask for words instead."""
-        calls = open_calls(turn)
+        calls = find_open_calls(turn)
         left = [call for call in calls if call.name not in foreign]
         if not left:
             yield TurnFinished(turn)
             return
         log.warning("the limit of %d rounds of tool calls is reached", self.max_rounds)
-        turn = self._refused(turn, left)
+        turn = self._reject_calls(turn, left)
         if len(left) < len(calls):  # the model cannot go on before the caller has answered
             yield TurnFinished(turn)
             return
@@ -119,17 +117,17 @@ class _Tools(Wrapped):
                 if not isinstance(event, TurnFinished):
                     yield event
                     continue
-                still = [call for call in open_calls(event.turn) if call.name not in foreign]
-                yield TurnFinished(self._refused(event.turn, still))
+                still = [call for call in find_open_calls(event.turn) if call.name not in foreign]
+                yield TurnFinished(self._reject_calls(event.turn, still))
 
-    def _refused(self, turn: Turn, calls: Sequence[ToolCallBlock]) -> Turn:
-        words = LIMIT_WORDS.format(rounds=self.max_rounds)
+    def _reject_calls(self, turn: Turn, calls: Sequence[ToolCallBlock]) -> Turn:
+        words = LIMIT_TEXT.format(rounds=self.max_rounds)
         return turn.append(
             *(tool_result(c.call_id, words, custom=c.custom, origin=NAME) for c in calls)
         )
 
 
-def open_calls(turn: Turn) -> list[ToolCallBlock]:
+def find_open_calls(turn: Turn) -> list[ToolCallBlock]:
     """The calls of the Turn that have no result yet, in order."""
     waiting = {p.block_id for p in find_problems(turn) if p.kind == "unanswered"}
     if not waiting:
@@ -137,7 +135,7 @@ def open_calls(turn: Turn) -> list[ToolCallBlock]:
     return [b for b in turn.blocks if b.id in waiting and isinstance(b, ToolCallBlock)]
 
 
-def _freed(request: Request) -> Request:
+def _release_tool_choice(request: Request) -> Request:
     """After the first round the model may answer: a forced choice would be made for ever."""
     choice = request.params.get("tool_choice")
     if choice is None or choice in ("auto", "none"):

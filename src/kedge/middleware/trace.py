@@ -17,11 +17,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from kedge.engines.protocol import Engine, Events, Middleware, Request, innermost
+from kedge.engines.base import Engine, Events, Middleware, Request, unwrap
 from kedge.errors import CannotConnect, EngineError
 from kedge.events import Event
 from kedge.events.run import (
-    SHOWN,
+    VISIBLE_EVENTS,
     AnswerFinished,
     FellBack,
     Healed,
@@ -30,10 +30,10 @@ from kedge.events.run import (
     ToolStarted,
     TurnFinished,
 )
-from kedge.middleware.wrapping import Wrapped
-from kedge.observe import gen_ai
-from kedge.observe.logs import BOUND
-from kedge.observe.messages import system_parts, told_messages
+from kedge.middleware.base import BaseMiddleware
+from kedge.observe import otel
+from kedge.observe.logs import BOUND_FIELDS
+from kedge.observe.otel import system_parts, to_messages
 from kedge.planning import RequestPlan, get_state
 from kedge.turns import Turn
 
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
     from opentelemetry.util.types import AttributeValue
 
-_PARAMS = {
-    "max_output_tokens": gen_ai.REQUEST_MAX_TOKENS,
-    "temperature": gen_ai.REQUEST_TEMPERATURE,
-    "top_p": gen_ai.REQUEST_TOP_P,
+_REQUEST_ATTRIBUTES = {
+    "max_output_tokens": otel.REQUEST_MAX_TOKENS,
+    "temperature": otel.REQUEST_TEMPERATURE,
+    "top_p": otel.REQUEST_TOP_P,
 }
-_FINISHED = {"completed": "stop", "incomplete": "length", "failed": "error", "cut": "error"}
-_TOOL_FAILED = frozenset({"failed", "timeout", "invalid", "unknown", "cancelled", "refused"})
+_FINISH_REASONS = {"completed": "stop", "incomplete": "length", "failed": "error", "cut": "error"}
+_FAILED_OUTCOMES = frozenset({"failed", "timeout", "invalid", "unknown", "cancelled", "refused"})
 
 
 def trace(
@@ -56,19 +56,22 @@ def trace(
     """Make spans of what passes, with this tracer or the program's own.
 
     ``agent`` names what is run, in the span's name. ``content`` puts messages, arguments and results
-    into the spans; by default the environment says (``gen_ai.CAPTURE`` is the variable's name).
+    into the spans; by default the environment says (``otel.CAPTURE`` is the variable's name).
     """
-    made = tracer or _tracer()
+    made = tracer or _get_tracer()
     if content is None:
-        content = os.environ.get(gen_ai.CAPTURE, "").strip().lower() in gen_ai.CAPTURING
+        content = (
+            os.environ.get(otel.CAPTURE_CONTENT_ENV, "").strip().lower()
+            in otel.CAPTURE_ENABLED_VALUES
+        )
 
     def wrap(engine: Engine) -> Engine:
-        return _Trace(engine, made, content, agent)
+        return _TraceMiddleware(engine, made, content, agent)
 
     return wrap
 
 
-def _tracer() -> "Tracer":
+def _get_tracer() -> "Tracer":
     try:
         from opentelemetry.trace import get_tracer
     except ImportError as error:
@@ -76,7 +79,7 @@ def _tracer() -> "Tracer":
     return get_tracer("kedge")
 
 
-class _Trace(Wrapped):
+class _TraceMiddleware(BaseMiddleware):
     name = "trace"
 
     def __init__(self, inner: Engine, tracer: "Tracer", content: bool, agent: str) -> None:
@@ -87,7 +90,7 @@ class _Trace(Wrapped):
         """The inner engine's events, as spans."""
         from opentelemetry.trace import use_span
 
-        spans = _Spans(self, turn, request)
+        spans = _RunSpans(self, turn, request)
         quiet: dict[str, Any] = {"record_exception": False, "set_status_on_exception": False}
         try:
             async with aclosing(self.inner.events(turn, request)) as events:
@@ -97,7 +100,7 @@ class _Trace(Wrapped):
                         event = await anext(events, None)
                     if event is None:
                         break
-                    spans.see(event)
+                    spans.record(event)
                     yield event
         except BaseException as error:
             spans.fail(error)
@@ -106,199 +109,201 @@ class _Trace(Wrapped):
             spans.end()
 
 
-class _Spans:
+class _RunSpans:
     """The spans of one run while it is under way."""
 
-    def __init__(self, trace: _Trace, turn: Turn, request: Request) -> None:
+    def __init__(self, trace: _TraceMiddleware, turn: Turn, request: Request) -> None:
         from time import perf_counter
 
-        engine = innermost(trace.inner)
+        engine = unwrap(trace.inner)
         self.now = perf_counter
         self.tracer, self.content = trace.tracer, trace.content
         self.turn, self.request = turn, request
         self.model = request.model or str(getattr(engine, "model", ""))
         named = trace.agent
-        self.common = _without_nothing(
+        self.common = _drop_empty(
             {
-                gen_ai.PROVIDER: gen_ai.PROVIDERS.get(engine.name, engine.name) or "unknown",
-                gen_ai.CONVERSATION_ID: conversation_of(turn),
+                otel.PROVIDER: otel.PROVIDER_NAMES.get(engine.name, engine.name) or "unknown",
+                otel.CONVERSATION_ID: get_conversation_id(turn),
             }
         )
-        self.run = self._start(
-            f"{gen_ai.INVOKE_AGENT} {named}" if named else gen_ai.INVOKE_AGENT,
+        self.run = self._start_span(
+            f"{otel.INVOKE_AGENT} {named}" if named else otel.INVOKE_AGENT,
             {
-                gen_ai.OPERATION: gen_ai.INVOKE_AGENT,
-                gen_ai.REQUEST_MODEL: self.model,
-                "gen_ai.agent.name": named,
+                otel.OPERATION: otel.INVOKE_AGENT,
+                otel.REQUEST_MODEL: self.model,
+                "otel.agent.name": named,
             },
         )
-        self.asking: Span | None = None
-        self.asked_at, self.shown = 0.0, True
-        self.tools: dict[str, tuple[Span, int]] = {}
+        self.request_span: Span | None = None
+        self.requested_at, self.has_output = 0.0, True
+        self.tool_spans: dict[str, tuple[Span, int]] = {}
 
-    def see(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """Open and close spans as an event tells."""
         match event:
             case RequestPlanned(plan):
-                self._ask(plan)
+                self._start_request(plan)
             case AnswerFinished():
-                self._answered(event)
-            case FellBack(reason) if self.asking:
-                self.asking.set_attribute(gen_ai.FALLBACK, reason)
+                self._record_response(event)
+            case FellBack(reason) if self.request_span:
+                self.request_span.set_attribute(otel.FALLBACK, reason)
             case Healed(reason):
-                self.run.add_event("kedge.healed", {gen_ai.HEALED: reason})
+                self.run.add_event("kedge.healed", {otel.HEALED: reason})
                 self._close_request(f"healed:{reason}")
             case ToolStarted():
-                self._tool(event)
+                self._start_tool(event)
             case ToolFinished():
-                self._tool_done(event)
+                self._end_tool(event)
             case TurnFinished(turn):
-                self._finished(turn)
-            case _ if not self.shown and isinstance(event, SHOWN) and self.asking:
-                self.shown = True
-                self.asking.set_attribute(gen_ai.FIRST_CHUNK, self.now() - self.asked_at)
+                self._record_conversation(turn)
+            case _ if (
+                not self.has_output and isinstance(event, VISIBLE_EVENTS) and self.request_span
+            ):
+                self.has_output = True
+                self.request_span.set_attribute(otel.FIRST_CHUNK, self.now() - self.requested_at)
             case _:
                 pass
 
     def fail(self, error: BaseException) -> None:
         """Mark what was under way as failed, by the kind of the error: its words may quote."""
-        kind = _kind(error)
+        kind = _error_type(error)
         if isinstance(error, GeneratorExit):
             kind = "cancelled"
         self._close_request(kind)
-        _mark(self.run, kind)
+        _mark_error(self.run, kind)
 
     def end(self) -> None:
         """Close whatever is open."""
         self._close_request("")
-        for span, _ in self.tools.values():
-            _mark(span, "cancelled")
+        for span, _ in self.tool_spans.values():
+            _mark_error(span, "cancelled")
             span.end()
-        self.tools.clear()
+        self.tool_spans.clear()
         self.run.end()
 
-    def _ask(self, plan: RequestPlan) -> None:
+    def _start_request(self, plan: RequestPlan) -> None:
         from opentelemetry.trace import SpanKind
 
         self._close_request("")
-        self.asked_at, self.shown = self.now(), False
+        self.requested_at, self.has_output = self.now(), False
         params = self.request.params
-        self.asking = self._start(
-            f"{gen_ai.CHAT} {self.model}".strip(),
+        self.request_span = self._start_span(
+            f"{otel.CHAT} {self.model}".strip(),
             {
-                gen_ai.OPERATION: gen_ai.CHAT,
-                gen_ai.REQUEST_MODEL: self.model,
-                gen_ai.REQUEST_STREAM: self.request.streaming,
-                **{ours: params.get(theirs) for theirs, ours in _PARAMS.items()},
-                gen_ai.MODE: plan.mode,
-                gen_ai.ANCHOR: plan.previous_response_id,
-                gen_ai.DELTA_BLOCKS: plan.delta_blocks,
-                gen_ai.FULL_BLOCKS: plan.full_blocks,
-                gen_ai.DELTA_BYTES: plan.delta_bytes,
-                gen_ai.FULL_BYTES: plan.full_bytes,
-                gen_ai.FALLBACK: plan.fallback,
+                otel.OPERATION: otel.CHAT,
+                otel.REQUEST_MODEL: self.model,
+                otel.REQUEST_STREAM: self.request.streaming,
+                **{ours: params.get(theirs) for theirs, ours in _REQUEST_ATTRIBUTES.items()},
+                otel.MODE: plan.mode,
+                otel.ANCHOR: plan.previous_response_id,
+                otel.DELTA_BLOCKS: plan.delta_blocks,
+                otel.FULL_BLOCKS: plan.full_blocks,
+                otel.DELTA_BYTES: plan.delta_bytes,
+                otel.FULL_BYTES: plan.full_bytes,
+                otel.FALLBACK: plan.fallback,
             },
             kind=SpanKind.CLIENT,
         )
         if self.content:
-            _put(self.asking, gen_ai.INPUT_MESSAGES, told_messages(plan.delta))
-            _put(self.asking, gen_ai.SYSTEM_INSTRUCTIONS, system_parts(plan.instructions))
+            _set_json(self.request_span, otel.INPUT_MESSAGES, to_messages(plan.delta))
+            _set_json(self.request_span, otel.SYSTEM_INSTRUCTIONS, system_parts(plan.instructions))
 
-    def _answered(self, event: AnswerFinished) -> None:
-        span, outcome = self.asking, event.outcome
+    def _record_response(self, event: AnswerFinished) -> None:
+        span, outcome = self.request_span, event.outcome
         if span is None:
             return
         usage = outcome.usage
         told: dict[str, Any] = {
-            gen_ai.RESPONSE_ID: outcome.response_id,
-            gen_ai.RESPONSE_MODEL: outcome.model,
-            gen_ai.FINISH_REASONS: [_FINISHED[outcome.status]],
+            otel.RESPONSE_ID: outcome.response_id,
+            otel.RESPONSE_MODEL: outcome.model,
+            otel.FINISH_REASONS: [_FINISH_REASONS[outcome.status]],
         }
         if usage:
             told |= {
-                gen_ai.INPUT_TOKENS: usage.input_tokens,
-                gen_ai.OUTPUT_TOKENS: usage.output_tokens,
-                gen_ai.CACHE_READ_TOKENS: usage.cached_tokens,
-                gen_ai.CACHE_WRITE_TOKENS: usage.cache_write_tokens,
-                gen_ai.REASONING_TOKENS: usage.reasoning_tokens,
+                otel.INPUT_TOKENS: usage.input_tokens,
+                otel.OUTPUT_TOKENS: usage.output_tokens,
+                otel.CACHE_READ_TOKENS: usage.cached_tokens,
+                otel.CACHE_WRITE_TOKENS: usage.cache_write_tokens,
+                otel.REASONING_TOKENS: usage.reasoning_tokens,
             }
-        span.set_attributes(_without_nothing(told))
+        span.set_attributes(_drop_empty(told))
         if self.content:
-            _put(span, gen_ai.OUTPUT_MESSAGES, told_messages(outcome.blocks))
+            _set_json(span, otel.OUTPUT_MESSAGES, to_messages(outcome.blocks))
         self._close_request("" if outcome.completed else outcome.code or outcome.status)
 
     def _close_request(self, error: str) -> None:
-        if self.asking is not None:
+        if self.request_span is not None:
             if error:
-                _mark(self.asking, error)
-            self.asking.end()
-            self.asking = None
+                _mark_error(self.request_span, error)
+            self.request_span.end()
+            self.request_span = None
 
-    def _tool(self, event: ToolStarted) -> None:
+    def _start_tool(self, event: ToolStarted) -> None:
         from time import time_ns
 
         call = event.call
         start = time_ns()
-        span = self._start(
-            f"{gen_ai.EXECUTE_TOOL} {call.name}",
+        span = self._start_span(
+            f"{otel.EXECUTE_TOOL} {call.name}",
             {
-                gen_ai.OPERATION: gen_ai.EXECUTE_TOOL,
-                gen_ai.TOOL_NAME: call.name,
-                gen_ai.TOOL_CALL_ID: call.call_id,
-                gen_ai.TOOL_TYPE: "function",
+                otel.OPERATION: otel.EXECUTE_TOOL,
+                otel.TOOL_NAME: call.name,
+                otel.TOOL_CALL_ID: call.call_id,
+                otel.TOOL_TYPE: "function",
             },
             start_time=start,
         )
         if self.content:
-            span.set_attribute(gen_ai.TOOL_ARGUMENTS, call.arguments)
-        self.tools[call.id] = span, start
+            span.set_attribute(otel.TOOL_ARGUMENTS, call.arguments)
+        self.tool_spans[call.id] = span, start
 
-    def _tool_done(self, event: ToolFinished) -> None:
-        span, start = self.tools.pop(event.call.id, (None, 0))
+    def _end_tool(self, event: ToolFinished) -> None:
+        span, start = self.tool_spans.pop(event.call.id, (None, 0))
         if span is None:
             return
-        span.set_attribute(gen_ai.OUTCOME, event.outcome)
-        if event.outcome in _TOOL_FAILED:
-            _mark(span, event.outcome)
+        span.set_attribute(otel.OUTCOME, event.outcome)
+        if event.outcome in _FAILED_OUTCOMES:
+            _mark_error(span, event.outcome)
         if self.content:
-            span.set_attribute(gen_ai.TOOL_RESULT, event.result.text)
+            span.set_attribute(otel.TOOL_RESULT, event.result.text)
         # Tools run side by side and are told of together: each ended when it ended.
         span.end(start + int(event.seconds * 1e9))
 
-    def _finished(self, turn: Turn) -> None:
-        if conversation := conversation_of(turn):
-            self.run.set_attribute(gen_ai.CONVERSATION_ID, conversation)
+    def _record_conversation(self, turn: Turn) -> None:
+        if conversation := get_conversation_id(turn):
+            self.run.set_attribute(otel.CONVERSATION_ID, conversation)
 
-    def _start(self, name: str, attributes: Mapping[str, Any], **options: Any) -> "Span":
+    def _start_span(self, name: str, attributes: Mapping[str, Any], **options: Any) -> "Span":
         from opentelemetry.trace import set_span_in_context
 
         context = set_span_in_context(self.run) if hasattr(self, "run") else None
-        told = _without_nothing({**self.common, **attributes})
+        told = _drop_empty({**self.common, **attributes})
         return self.tracer.start_span(name, context, attributes=told, **options)
 
 
-def conversation_of(turn: Turn) -> str:
+def get_conversation_id(turn: Turn) -> str:
     """The id of the conversation that a Turn belongs to, where there is one."""
-    return BOUND.get().get("conversation_id", "") or get_state(turn).conversation_id
+    return BOUND_FIELDS.get().get("conversation_id", "") or get_state(turn).conversation_id
 
 
-def _without_nothing(told: Mapping[str, Any]) -> "dict[str, AttributeValue]":
-    return {name: value for name, value in told.items() if value is not None and value != ""}
+def _drop_empty(attributes: Mapping[str, Any]) -> "dict[str, AttributeValue]":
+    return {name: value for name, value in attributes.items() if value is not None and value != ""}
 
 
-def _put(span: "Span", name: str, value: Iterable[Any]) -> None:
+def _set_json(span: "Span", name: str, value: Iterable[Any]) -> None:
     if listed := list(value):
         span.set_attribute(name, json.dumps(listed, ensure_ascii=False))
 
 
-def _kind(error: BaseException) -> str:
+def _error_type(error: BaseException) -> str:
     if isinstance(error, EngineError):
         return error.code or (str(error.status) if error.status else type(error).__name__)
     return type(error).__name__
 
 
-def _mark(span: "Span", kind: str) -> None:
+def _mark_error(span: "Span", kind: str) -> None:
     from opentelemetry.trace import Status, StatusCode
 
-    span.set_attribute(gen_ai.ERROR_TYPE, kind)
+    span.set_attribute(otel.ERROR_TYPE, kind)
     span.set_status(Status(StatusCode.ERROR))

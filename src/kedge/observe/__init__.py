@@ -3,19 +3,19 @@
 ``kedge.observe.prometheus`` gives the counts to Prometheus, ``kedge.middleware.trace`` makes spans.
 """
 
-from kedge.observe.formats import JsonFormatter, TextFormatter, log_to_stderr
-from kedge.observe.logs import TRACE, Ids, Logger, bound, get_logger
+from kedge.observe.log_formats import JsonFormatter, TextFormatter, log_to_stderr
+from kedge.observe.logs import TRACE, ContextFilter, Logger, bind_fields, get_logger
 from kedge.observe.metrics import METRICS, Metric, count, measure, reset, samples, snapshot
 
 __all__ = [
     "METRICS",
     "TRACE",
-    "Ids",
+    "ContextFilter",
     "JsonFormatter",
     "Logger",
     "Metric",
     "TextFormatter",
-    "bound",
+    "bind_fields",
     "count",
     "get_logger",
     "log_to_stderr",
@@ -24,3 +24,7 @@ __all__ = [
     "samples",
     "snapshot",
 ]
+
+# Names of version 0.1, which keep working.
+Ids = ContextFilter
+bound = bind_fields

@@ -18,19 +18,19 @@ TRACE = 5
 logging.addLevelName(TRACE, "TRACE")
 logging.getLogger("kedge").addHandler(logging.NullHandler())  # a library is silent unless asked
 
-BOUND: ContextVar[Mapping[str, str]] = ContextVar("kedge_log_fields", default={})  # noqa: B039 - read only
+BOUND_FIELDS: ContextVar[Mapping[str, str]] = ContextVar("kedge_log_fields", default={})  # noqa: B039 - read only
 """The ids that every record has at present. Use ``bound``, unless you set it for single steps."""
 
 
 @contextmanager
-def bound(**ids: str) -> Generator[None]:
+def bind_fields(**ids: str) -> Generator[None]:
     """Give these ids to every record until the block ends; empty ones are left out."""
-    before = BOUND.get()
-    BOUND.set({**before, **{name: value for name, value in ids.items() if value}})
+    before = BOUND_FIELDS.get()
+    BOUND_FIELDS.set({**before, **{name: value for name, value in ids.items() if value}})
     try:
         yield
     finally:
-        BOUND.set(before)  # not by token: an abandoned generator may end in another context
+        BOUND_FIELDS.set(before)  # not by token: an abandoned generator may end in another context
 
 
 class Logger(logging.LoggerAdapter[logging.Logger]):
@@ -42,7 +42,7 @@ class Logger(logging.LoggerAdapter[logging.Logger]):
             return
         exc_info = fields.pop("exc_info", None)
         given = {name: value for name, value in fields.items() if value not in (None, "")}
-        extra = {"kedge": {**BOUND.get(), **given}}
+        extra = {"kedge": {**BOUND_FIELDS.get(), **given}}
         self.logger.log(level, msg, *args, exc_info=exc_info, extra=extra, stacklevel=3)
 
     def trace(self, msg: object, *args: object, **fields: Any) -> None:
@@ -55,15 +55,15 @@ def get_logger(name: str) -> Logger:
     return Logger(logging.getLogger(name), {})
 
 
-def fields_of(record: logging.LogRecord) -> Mapping[str, Any]:
+def get_fields(record: logging.LogRecord) -> Mapping[str, Any]:
     """The ids of a record; one of a plain logger has those that are bound while it is handled."""
-    return getattr(record, "kedge", None) or BOUND.get()
+    return getattr(record, "kedge", None) or BOUND_FIELDS.get()
 
 
-class Ids(logging.Filter):
+class ContextFilter(logging.Filter):
     """For a handler of your own: gives every record its ids as ``record.kedge``."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Let every record pass, with its ids."""
-        record.kedge = fields_of(record)
+        record.kedge = get_fields(record)
         return True

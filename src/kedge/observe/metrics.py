@@ -15,13 +15,13 @@ from typing import Literal
 
 Labels = tuple[tuple[str, str], ...]
 
-MOST_SERIES = 64
+MAX_SERIES = 64
 """How many sets of label values a metric may have before the rest becomes ``other``."""
 OTHER = "other"
-_WORD = re.compile(r"[A-Za-z0-9_.+/{}-]{1,48}")
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9_.+/{}-]{1,48}")
 
 _MILLISECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 1000)
-_QUICK = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5)
+_SHORT_SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5)
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _COUNTS = (0, 1, 2, 3, 5, 10, 20, 50, 100, 500, 1000)
 
@@ -45,9 +45,9 @@ class Sample:
     bucket alone, and at the end what was above them all.
     """
 
-    times: int = 0
+    count: int = 0
     value: float = 0.0
-    filled: tuple[int, ...] = ()
+    bucket_counts: tuple[int, ...] = ()
 
 
 _TABLE = (
@@ -119,7 +119,7 @@ _TABLE = (
         "histogram",
         "Seconds that an operation of the store took",
         ("operation",),
-        _QUICK,
+        _SHORT_SECONDS,
     ),
     Metric(
         "server_requests_total",
@@ -144,7 +144,7 @@ _TABLE = (
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _TABLE}
 
 _lock = threading.Lock()
-_values: dict[str, dict[Labels, list[float]]] = {}
+_registry: dict[str, dict[Labels, list[float]]] = {}
 
 
 def count(name: str, amount: float = 1, **labels: str) -> None:
@@ -162,7 +162,7 @@ def snapshot() -> dict[str, dict[Labels, tuple[int, float]]]:
     with _lock:
         return {
             name: {labels: (int(entry[0]), entry[1]) for labels, entry in series.items()}
-            for name, series in _values.items()
+            for name, series in _registry.items()
         }
 
 
@@ -174,14 +174,14 @@ def samples() -> dict[str, dict[Labels, Sample]]:
                 labels: Sample(int(entry[0]), entry[1], tuple(map(int, entry[2:])))
                 for labels, entry in series.items()
             }
-            for name, series in _values.items()
+            for name, series in _registry.items()
         }
 
 
 def reset() -> None:
     """Forget every count; for tests."""
     with _lock:
-        _values.clear()
+        _registry.clear()
 
 
 def _update(name: str, labels: Mapping[str, str], value: float) -> None:
@@ -190,10 +190,10 @@ def _update(name: str, labels: Mapping[str, str], value: float) -> None:
         raise KeyError(f"{name} takes the labels {metric.labels}, not {tuple(labels)}")
     key = tuple(labels.items())
     with _lock:
-        series = _values.setdefault(name, {})
+        series = _registry.setdefault(name, {})
         entry = series.get(key)
         if entry is None:
-            key = _bounded(key, len(series))
+            key = _limit_labels(key, len(series))
             room = len(metric.buckets) + 1 if metric.buckets else 0
             entry = series.setdefault(key, [0, 0.0, *([0] * room)])
         entry[0] += 1
@@ -202,8 +202,8 @@ def _update(name: str, labels: Mapping[str, str], value: float) -> None:
             entry[2 + bisect_left(metric.buckets, value)] += 1
 
 
-def _bounded(labels: Labels, series: int) -> Labels:
+def _limit_labels(labels: Labels, series: int) -> Labels:
     """The labels as they may be kept: few, and plain words."""
-    if series >= MOST_SERIES:
+    if series >= MAX_SERIES:
         return tuple((name, OTHER) for name, _ in labels)
-    return tuple((name, text if _WORD.fullmatch(text) else OTHER) for name, text in labels)
+    return tuple((name, text if _LABEL_VALUE.fullmatch(text) else OTHER) for name, text in labels)

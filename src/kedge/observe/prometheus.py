@@ -26,8 +26,8 @@ class TableCollector(Collector):
         """Every metric of the table, as it is now."""
         seen = metrics.samples()
         for metric in METRICS.values():
-            series = seen.get(metric.name) or _untouched(metric)
-            yield _family(metric, series)
+            series = seen.get(metric.name) or _zero_samples(metric)
+            yield _build_family(metric, series)
 
 
 def render(accept: str = "") -> tuple[bytes, str]:
@@ -38,39 +38,41 @@ def render(accept: str = "") -> tuple[bytes, str]:
     return encode(registry), content_type
 
 
-def _untouched(metric: metrics.Metric) -> dict[Labels, Sample]:
+def _zero_samples(metric: metrics.Metric) -> dict[Labels, Sample]:
     """Zero for what has no labels; a gauge that nobody set is not known."""
     if metric.labels or metric.kind == "gauge":
         return {}
-    return {(): Sample(filled=(0,) * (len(metric.buckets) + 1))}
+    return {(): Sample(bucket_counts=(0,) * (len(metric.buckets) + 1))}
 
 
-def _family(metric: metrics.Metric, series: dict[Labels, Sample]) -> Metric:
+def _build_family(metric: metrics.Metric, series: dict[Labels, Sample]) -> Metric:
     match metric.kind:
         case "counter":
             family = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
             for labels, sample in series.items():
-                family.add_metric(_values(labels), sample.value)
+                family.add_metric(_label_values(labels), sample.value)
         case "gauge":
             family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
             for labels, sample in series.items():
-                family.add_metric(_values(labels), sample.value)
+                family.add_metric(_label_values(labels), sample.value)
         case "histogram":
             family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
             for labels, sample in series.items():
-                family.add_metric(_values(labels), _cumulative(metric, sample), sample.value)
+                family.add_metric(
+                    _label_values(labels), _cumulative_buckets(metric, sample), sample.value
+                )
     return family
 
 
-def _values(labels: Labels) -> list[str]:
+def _label_values(labels: Labels) -> list[str]:
     return [value for _, value in labels]
 
 
-def _cumulative(metric: metrics.Metric, sample: Sample) -> list[tuple[str, float]]:
+def _cumulative_buckets(metric: metrics.Metric, sample: Sample) -> list[tuple[str, float]]:
     """Buckets as Prometheus counts them: everything up to each bound."""
     bounds: Iterable[str] = [*(format(bound, "g") for bound in metric.buckets), "+Inf"]
     total, result = 0, list[tuple[str, float]]()
-    for bound, number in zip(bounds, sample.filled, strict=True):
+    for bound, number in zip(bounds, sample.bucket_counts, strict=True):
         total += number
         result.append((bound, total))
     return result

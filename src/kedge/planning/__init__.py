@@ -1,12 +1,24 @@
 """Digests, anchors and the plan: what to send, and why."""
 
-from kedge.planning.anchors import REASONS, RETENTION, AnchorRecord, Reason, Rejected, Status
-from kedge.planning.calls import Problem
+from kedge.planning.anchor_lookup import (
+    anchor_problem,
+    blocks_after_response,
+    find_best_anchor,
+    is_valid_anchor,
+)
+from kedge.planning.anchors import (
+    DEFAULT_RETENTION,
+    REASONS,
+    AnchorRecord,
+    Reason,
+    RejectedAnchor,
+    Status,
+)
 from kedge.planning.canonical import canonical
-from kedge.planning.ledger import covered_count, prefix_digest
+from kedge.planning.digests import covered_count, prefix_digest
 from kedge.planning.plan import RequestPlan, find_problems, plan_request
 from kedge.planning.record import record_response, tag_blocks
-from kedge.planning.render import build_input_from_blocks, instructions_of, render
+from kedge.planning.render import build_input_from_blocks, get_instructions, render
 from kedge.planning.state import (
     MODES,
     ConversationState,
@@ -16,23 +28,18 @@ from kedge.planning.state import (
     load_record,
     set_state,
 )
-from kedge.planning.structure import (
-    anchor_problem,
-    blocks_after_response,
-    find_best_anchor,
-    is_valid_anchor,
-)
+from kedge.planning.tool_pairing import Problem
 
 __all__ = [
+    "DEFAULT_RETENTION",
     "MODES",
     "REASONS",
-    "RETENTION",
     "AnchorRecord",
     "ConversationState",
     "Mode",
     "Problem",
     "Reason",
-    "Rejected",
+    "RejectedAnchor",
     "RequestPlan",
     "Status",
     "anchor_problem",
@@ -43,8 +50,8 @@ __all__ = [
     "dump_record",
     "find_best_anchor",
     "find_problems",
+    "get_instructions",
     "get_state",
-    "instructions_of",
     "is_valid_anchor",
     "load_record",
     "plan_request",
@@ -54,3 +61,8 @@ __all__ = [
     "set_state",
     "tag_blocks",
 ]
+
+# Names of version 0.1, which keep working.
+RETENTION = DEFAULT_RETENTION
+Rejected = RejectedAnchor
+instructions_of = get_instructions

@@ -8,8 +8,8 @@ the record says whether the server can still be asked for it.
 from dataclasses import dataclass
 from typing import Literal
 
-from kedge.planning.ledger import Ledger
-from kedge.turns.sealed import sealed
+from kedge.planning.digests import PrefixIndex
+from kedge.turns.immutable import immutable
 
 Status = Literal["completed", "incomplete", "failed", "cancelled", "lost"]
 Reason = Literal[
@@ -37,13 +37,13 @@ REASONS: dict[Reason, str] = {
 }
 """Every reason to refuse a candidate, in plain words."""
 
-RETENTION = 30 * 24 * 3600.0
+DEFAULT_RETENTION = 30 * 24 * 3600.0
 """Seconds for which a provider keeps a response, unless told otherwise."""
-MARGIN = 3600.0
+EXPIRY_MARGIN = 3600.0
 """Seconds before its expiry from which on a response is no longer relied on."""
 
 
-@sealed
+@immutable
 @dataclass(frozen=True, slots=True)
 class AnchorRecord:
     """What is known about one stored response.
@@ -75,7 +75,7 @@ class AnchorRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class RejectedAnchor:
     """A candidate that was refused, and why."""
 
     response_id: str
@@ -86,10 +86,10 @@ class Rejected:
         return f"{self.response_id}: {REASONS[self.reason]}"
 
 
-def proves(record: AnchorRecord, ledger: Ledger, covered: int) -> bool:
+def matches_prefix(record: AnchorRecord, index: PrefixIndex, covered: int) -> bool:
     """Whether the first blocks are exactly what the record's response remembers."""
     count = record.block_count
-    return 0 < count <= covered and ledger.digest(count) == record.digest
+    return 0 < count <= covered and index.digest(count) == record.digest
 
 
 def is_expired(record: AnchorRecord, now: float) -> bool:
@@ -101,12 +101,12 @@ def is_expired(record: AnchorRecord, now: float) -> bool:
     if record.expires_at is None:
         return False
     retention = record.expires_at - record.created_at
-    margin = min(MARGIN, max(retention, 0.0) / 20)
+    margin = min(EXPIRY_MARGIN, max(retention, 0.0) / 20)
     root_expires = (record.root_created_at or record.created_at) + retention
     return now >= min(record.expires_at, root_expires) - margin
 
 
-def unusable(
+def unavailable_reason(
     record: AnchorRecord, *, scope: str, now: float, max_depth: int | None = None
 ) -> Reason | None:
     """Why the server cannot be asked for this response, whatever the Turn says."""

@@ -27,43 +27,43 @@ from kedge.turns import (
     UnknownBlock,
     UserBlock,
 )
-from kedge.turns.essence import essence, without_nulls
-from kedge.turns.frozen import thaw
+from kedge.turns.frozen_json import thaw
+from kedge.turns.server_fields import drop_nulls, strip_server_fields
 
-Form = dict[str, Any]
+CanonicalForm = dict[str, Any]
 
 _encode = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
 ).encode
 
 
-def canonical(block: Block) -> Form | None:
+def canonical(block: Block) -> CanonicalForm | None:
     """What a model can see of this block, as plain JSON values; ``None`` for reasoning.
 
     Compare ``canonical_json``: Python takes true for 1.
     """
     match block:
         case UserBlock() | AssistantBlock():
-            return {"kind": block.kind, "parts": [_part(part) for part in block.parts]}
+            return {"kind": block.kind, "parts": [_canonical_part(part) for part in block.parts]}
         case SystemBlock():
             return {"kind": block.kind, "role": block.role, "text": block.text}
         case ToolCallBlock():
             call = {"call_id": block.call_id, "name": block.name, "arguments": block.arguments}
-            return {"kind": block.kind, **call, **_custom(block)}
+            return {"kind": block.kind, **call, **_custom_member(block)}
         case ToolResultBlock():
-            parts = [_part(part) for part in block.parts]
+            parts = [_canonical_part(part) for part in block.parts]
             return {
                 "kind": block.kind,
                 "call_id": block.call_id,
                 "parts": parts,
-                **_custom(block),
+                **_custom_member(block),
             }
         case ReasoningBlock():
             return None
         case OpaqueBlock():
-            return {"kind": block.kind, "item": thaw(essence(block.item))}
+            return {"kind": block.kind, "item": thaw(strip_server_fields(block.item))}
         case UnknownBlock():
-            return {"kind": block.kind, "form": thaw(without_nulls(block.form))}
+            return {"kind": block.kind, "form": thaw(drop_nulls(block.form))}
         case _:
             raise AssertionError(block.kind)
 
@@ -74,22 +74,22 @@ def canonical_json(block: Block) -> bytes | None:
     Every block of a Turn comes through here once, so the common kinds are written by hand; the
     bytes are those that ``json.dumps`` would write.
     """
-    write = _WRITERS.get(type(block))
+    write = _ENCODERS.get(type(block))
     if write is not None:
         return write(block).encode()
     form = canonical(block)
     return None if form is None else _encode(form).encode()
 
 
-def _user(block: UserBlock) -> str:
-    return f'{{"kind":"user","parts":{_parts(block.parts)}}}'
+def _encode_user(block: UserBlock) -> str:
+    return f'{{"kind":"user","parts":{_encode_parts(block.parts)}}}'
 
 
-def _assistant(block: AssistantBlock) -> str:
-    return f'{{"kind":"assistant","parts":{_parts(block.parts)}}}'
+def _encode_assistant(block: AssistantBlock) -> str:
+    return f'{{"kind":"assistant","parts":{_encode_parts(block.parts)}}}'
 
 
-def _tool_call(block: ToolCallBlock) -> str:
+def _encode_tool_call(block: ToolCallBlock) -> str:
     custom = '"custom":true,' if block.custom else ""
     return (
         f'{{"arguments":{_quote(block.arguments)},"call_id":{_quote(block.call_id)},'
@@ -97,27 +97,27 @@ def _tool_call(block: ToolCallBlock) -> str:
     )
 
 
-def _tool_result(block: ToolResultBlock) -> str:
+def _encode_tool_result(block: ToolResultBlock) -> str:
     custom = '"custom":true,' if block.custom else ""
-    call_id, parts = _quote(block.call_id), _parts(block.parts)
+    call_id, parts = _quote(block.call_id), _encode_parts(block.parts)
     return f'{{"call_id":{call_id},{custom}"kind":"tool_result","parts":{parts}}}'
 
 
-_WRITERS: dict[type[Block], Callable[[Any], str]] = {
-    UserBlock: _user,
-    AssistantBlock: _assistant,
-    ToolCallBlock: _tool_call,
-    ToolResultBlock: _tool_result,
+_ENCODERS: dict[type[Block], Callable[[Any], str]] = {
+    UserBlock: _encode_user,
+    AssistantBlock: _encode_assistant,
+    ToolCallBlock: _encode_tool_call,
+    ToolResultBlock: _encode_tool_result,
 }
 
 
-def _parts(parts: tuple[Part, ...]) -> str:
+def _encode_parts(parts: tuple[Part, ...]) -> str:
     if len(parts) == 1 and isinstance(text := parts[0], TextPart):
         return f'[{{"text":{_quote(text.text)},"type":"text"}}]'
-    return _encode([_part(part) for part in parts])
+    return _encode([_canonical_part(part) for part in parts])
 
 
-def _part(part: Part) -> Form:
+def _canonical_part(part: Part) -> CanonicalForm:
     match part:
         case TextPart():
             return {"type": "text", "text": part.text}
@@ -125,17 +125,17 @@ def _part(part: Part) -> Form:
             return {"type": "refusal", "text": part.text}
         case ImagePart():
             source = {"url": part.url, "file_id": part.file_id}
-            return {"type": "image", "detail": part.detail, **_given(source)}
+            return {"type": "image", "detail": part.detail, **_drop_empty(source)}
         case FilePart():
             source = {"url": part.url, "data": part.data, "file_id": part.file_id}
-            return {"type": "file", "filename": part.filename, **_given(source)}
+            return {"type": "file", "filename": part.filename, **_drop_empty(source)}
         case _:
-            return {"type": "opaque", "content": thaw(without_nulls(part.content))}
+            return {"type": "opaque", "content": thaw(drop_nulls(part.content))}
 
 
-def _custom(block: ToolCallBlock | ToolResultBlock) -> Form:
+def _custom_member(block: ToolCallBlock | ToolResultBlock) -> CanonicalForm:
     return {"custom": True} if block.custom else {}
 
 
-def _given(members: dict[str, str]) -> dict[str, str]:
+def _drop_empty(members: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in members.items() if value}

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kedge.planning.anchors import REASONS, Rejected
+from kedge.planning.anchors import REASONS, RejectedAnchor
 
 if TYPE_CHECKING:
     from kedge.planning.plan import RequestPlan
 
-SHOWN = 5
+MAX_LISTED = 5
 """How many rejected candidates and problems are told one by one."""
 
 _ADVICE = {
@@ -18,43 +18,43 @@ _ADVICE = {
     "lost": "Nothing to do: the whole history is at hand and is sent again.",
 }
 
-_KINDS = {"reasoning": "reasoning"}
+_KIND_NAMES = {"reasoning": "reasoning"}
 
 
 def explain(plan: "RequestPlan") -> str:
     """A few lines that a user can act on."""
-    lines = [headline(plan)]
-    lines += [f"Not used: {refusal(each, plan)}" for each in plan.rejected[:SHOWN]]
-    if len(plan.rejected) > SHOWN:
-        lines.append(f"Not used: {len(plan.rejected) - SHOWN} more.")
+    lines = [format_headline(plan)]
+    lines += [f"Not used: {describe_rejection(each, plan)}" for each in plan.rejected[:MAX_LISTED]]
+    if len(plan.rejected) > MAX_LISTED:
+        lines.append(f"Not used: {len(plan.rejected) - MAX_LISTED} more.")
     if plan.fallback in _ADVICE:
         lines.append(_ADVICE[plan.fallback])
-    lines += _left_out(plan)
-    lines += [f"Cannot be sent: {problem}." for problem in plan.problems[:SHOWN]]
-    if len(plan.problems) > SHOWN:
-        lines.append(f"Cannot be sent: {len(plan.problems) - SHOWN} more of these.")
+    lines += _describe_omitted(plan)
+    lines += [f"Cannot be sent: {problem}." for problem in plan.problems[:MAX_LISTED]]
+    if len(plan.problems) > MAX_LISTED:
+        lines.append(f"Cannot be sent: {len(plan.problems) - MAX_LISTED} more of these.")
     return "\n".join(lines)
 
 
-def size(count: int) -> str:
+def format_size(count: int) -> str:
     """A number of bytes as a person would say it."""
     return f"{count} bytes" if count < 1000 else f"{count / 1000:.1f} kB"
 
 
-def headline(plan: "RequestPlan") -> str:
+def format_headline(plan: "RequestPlan") -> str:
     """One sentence: what is sent, and on what."""
-    full = f"{_blocks(plan.full_blocks)}, about {size(plan.full_bytes)}"
+    full = f"{_format_block_count(plan.full_blocks)}, about {format_size(plan.full_bytes)}"
     if plan.anchor is None:
-        return f"Sending everything ({full}): {_why_full(plan)}."
+        return f"Sending everything ({full}): {_full_send_reason(plan)}."
     where = f"conversation {plan.conversation_id}" if plan.conversation_id else "its memory"
-    sent = f"{_blocks(plan.delta_blocks)}, about {size(plan.delta_bytes)}"
+    sent = f"{_format_block_count(plan.delta_blocks)}, about {format_size(plan.delta_bytes)}"
     return (
         f"Chained on {plan.anchor.response_id}: sending {sent}; "
         f"{where} already holds the rest of {full}."
     )
 
 
-def _why_full(plan: "RequestPlan") -> str:
+def _full_send_reason(plan: "RequestPlan") -> str:
     if plan.mode == "stateless":
         return "stateless mode"
     if plan.rejected:
@@ -62,7 +62,7 @@ def _why_full(plan: "RequestPlan") -> str:
     return "the server has no response of this conversation yet"
 
 
-def refusal(rejected: Rejected, plan: "RequestPlan") -> str:
+def describe_rejection(rejected: RejectedAnchor, plan: "RequestPlan") -> str:
     """One sentence: which response is not built on, and why."""
     record = rejected.record
     words = f"{rejected.response_id}, because {REASONS[rejected.reason]}"
@@ -77,15 +77,15 @@ def refusal(rejected: Rejected, plan: "RequestPlan") -> str:
     return f"{words} (somewhere in blocks {start + 1} to {record.block_count})."
 
 
-def _left_out(plan: "RequestPlan") -> Iterator[str]:
+def _describe_omitted(plan: "RequestPlan") -> Iterator[str]:
     """What is not sent of the delta, and why."""
-    kinds = Counter(_KINDS.get(block.kind, "compaction") for block in plan.left_out)
+    kinds = Counter(_KIND_NAMES.get(block.kind, "compaction") for block in plan.left_out)
     for kind, count in kinds.items():
         yield (
-            f"Left out: {_blocks(count)} of {kind}. It is sent only to the provider that made it, "
+            f"Left out: {_format_block_count(count)} of {kind}. It is sent only to the provider that made it, "
             "and only while nothing of what it was made from has changed."
         )
 
 
-def _blocks(count: int) -> str:
+def _format_block_count(count: int) -> str:
     return f"{count} block{'' if count == 1 else 's'}"

@@ -11,14 +11,24 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from kedge.errors import Unsendable
-from kedge.planning.anchors import AnchorRecord, Reason, Rejected, proves, unusable
-from kedge.planning.calls import Problem
-from kedge.planning.ledger import Ledger, ledger_of
-from kedge.planning.proof import barrier_of, conversation_scope, proved
-from kedge.planning.render import build_input_from_blocks, instructions_of, left_out
-from kedge.planning.state import ConversationState, Mode, by_reach, get_state
+from kedge.planning.anchors import (
+    AnchorRecord,
+    Reason,
+    RejectedAnchor,
+    matches_prefix,
+    unavailable_reason,
+)
+from kedge.planning.digests import PrefixIndex, get_prefix_index
+from kedge.planning.render import build_input_from_blocks, find_omitted, get_instructions
+from kedge.planning.reusable_items import (
+    conversation_scope,
+    find_compaction_start,
+    find_reusable_ids,
+)
+from kedge.planning.state import ConversationState, Mode, anchor_sort_key, get_state
+from kedge.planning.tool_pairing import Problem
 from kedge.turns import Block, ReasoningBlock, Turn
-from kedge.turns.wire import Item
+from kedge.turns.responses_items import Item
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +40,7 @@ class RequestPlan:
     anchor: AnchorRecord | None
     delta: tuple[Block, ...]
     """The blocks that are sent: those after the anchor, or all of them."""
-    rejected: tuple[Rejected, ...]
+    rejected: tuple[RejectedAnchor, ...]
     """The candidates that would have saved more, with the reason why each was refused."""
     problems: tuple[Problem, ...]
     full_blocks: int
@@ -83,7 +93,7 @@ class RequestPlan:
     @property
     def left_out(self) -> tuple[Block, ...]:
         """The blocks of the delta that are not sent: reasoning and compactions without proof."""
-        return left_out(self.delta, self.intact, unsealed=self.unsealed)
+        return find_omitted(self.delta, self.intact, unsealed=self.unsealed)
 
     def without_reasoning(self) -> "RequestPlan":
         """The same plan, with no encrypted reasoning in it."""
@@ -113,11 +123,11 @@ def plan_request(
     how many responses of a chain the server is known to remember. ``unsealed`` tells of a server that
     wants its reasoning back although it does not seal it.
     """
-    ledger, state = ledger_of(turn), get_state(turn)
+    ledger, state = get_prefix_index(turn), get_state(turn)
     length = len(turn.blocks) - turn.lead
-    barrier = barrier_of(turn, scope, state)
+    barrier = find_compaction_start(turn, scope, state)
     first = barrier or 0
-    question = _Question(
+    question = _CandidateCheck(
         ledger,
         covered=ledger.count(length),
         barrier=None if barrier is None else ledger.count(barrier),
@@ -125,8 +135,8 @@ def plan_request(
         now=now,
         max_depth=None if mode == "conversation" else max_depth,
     )
-    anchor, rejected = _choose(_candidates(mode, state, extra), question)
-    start = ledger.end(anchor.block_count) if anchor else first
+    anchor, rejected = _choose_anchor(_iter_candidates(mode, state, extra), question)
+    start = ledger.end_position(anchor.block_count) if anchor else first
     return RequestPlan(
         mode=mode,
         scope=scope,
@@ -135,11 +145,11 @@ def plan_request(
         rejected=rejected,
         problems=find_problems(turn, first),
         full_blocks=length - first,
-        full_bytes=ledger.weight(first, length),
-        delta_bytes=ledger.weight(start, length),
-        instructions=instructions_of(turn),
+        full_bytes=ledger.byte_size(first, length),
+        delta_bytes=ledger.byte_size(start, length),
+        instructions=get_instructions(turn),
         conversation_id=state.conversation_id if mode == "conversation" and anchor else "",
-        intact=proved(turn, start, scope, state, barrier),
+        intact=find_reusable_ids(turn, start, scope, state, barrier),
         unsealed=unsealed,
         barrier=question.barrier,
         digest=ledger.digest(question.covered),
@@ -150,38 +160,42 @@ def plan_request(
 
 def find_problems(turn: Turn, first: int = 0) -> tuple[Problem, ...]:
     """What stands in the way of sending the Turn's body, from position ``first`` on."""
-    return ledger_of(turn).problems(turn.blocks, turn.lead, first)
+    return get_prefix_index(turn).problems(turn.blocks, turn.lead, first)
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class _CandidateCheck:
     """What is asked of a candidate: to prove, and to be there for the asking."""
 
-    ledger: Ledger
+    index: PrefixIndex
     covered: int
     barrier: int | None
     scope: str
     now: float
     max_depth: int | None
 
-    def refusal(self, record: AnchorRecord) -> Reason | None:
+    def rejection_reason(self, record: AnchorRecord) -> Reason | None:
         """Why this record is no anchor; ``None`` if it is one."""
-        reason = unusable(record, scope=self.scope, now=self.now, max_depth=self.max_depth)
+        reason = unavailable_reason(
+            record, scope=self.scope, now=self.now, max_depth=self.max_depth
+        )
         if reason or record.block_count <= 0:
             return reason or "unproven"
         # What a server remembers from before the newest compaction is not what we would send.
-        stands = record.barrier == self.barrier and proves(record, self.ledger, self.covered)
+        stands = record.barrier == self.barrier and matches_prefix(record, self.index, self.covered)
         return None if stands else "changed"
 
 
-def _candidates(
+def _iter_candidates(
     mode: Mode, state: ConversationState, extra: Iterable[AnchorRecord]
 ) -> Iterator[AnchorRecord]:
     """The records that may be tried, longest prefix first, then the newest."""
     if mode == "chained":
-        news = sorted((each for each in extra if _is_news(each, state)), key=by_reach)
+        news = sorted(
+            (each for each in extra if _is_new_candidate(each, state)), key=anchor_sort_key
+        )
         anchors = reversed(state.anchors)
-        merged = heapq.merge(reversed(news), anchors, key=by_reach, reverse=True)
+        merged = heapq.merge(reversed(news), anchors, key=anchor_sort_key, reverse=True)
         yield from merged if news else anchors
     elif mode == "conversation" and state.conversation_id:
         record = state.anchor(state.previous_response_id)
@@ -190,20 +204,20 @@ def _candidates(
             yield replace(record, expires_at=None)
 
 
-def _is_news(record: AnchorRecord, state: ConversationState) -> bool:
+def _is_new_candidate(record: AnchorRecord, state: ConversationState) -> bool:
     """Whether a record from elsewhere says more than the state; what the state calls lost is lost."""
-    twin = state.twin(record)
+    twin = state.find_matching(record)
     return twin is None or (twin != record and twin.status != "lost")
 
 
-def _choose(
-    candidates: Iterable[AnchorRecord], question: _Question
-) -> tuple[AnchorRecord | None, tuple[Rejected, ...]]:
+def _choose_anchor(
+    candidates: Iterable[AnchorRecord], check: _CandidateCheck
+) -> tuple[AnchorRecord | None, tuple[RejectedAnchor, ...]]:
     """The first candidate that holds, and those before it that do not."""
-    rejected: list[Rejected] = []
+    rejected: list[RejectedAnchor] = []
     for record in candidates:
-        reason = question.refusal(record)
+        reason = check.rejection_reason(record)
         if reason is None:
             return record, tuple(rejected)
-        rejected.append(Rejected(record.response_id, reason, record))
+        rejected.append(RejectedAnchor(record.response_id, reason, record))
     return None, tuple(rejected)

@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from kedge.planning.anchors import RETENTION, AnchorRecord, Status, proves
-from kedge.planning.ledger import covered_count, is_compaction, ledger_of, prefix_digest
+from kedge.planning.anchors import DEFAULT_RETENTION, AnchorRecord, Status, matches_prefix
+from kedge.planning.digests import covered_count, get_prefix_index, is_compaction, prefix_digest
 from kedge.planning.plan import RequestPlan
-from kedge.planning.proof import ENGINE, conversation_scope, derived_from
+from kedge.planning.reusable_items import ENGINE_ORIGIN, conversation_scope, derived_digests
 from kedge.planning.state import ConversationState, get_state, set_state
 from kedge.turns import OUTPUT_INDEX, RESPONSE_ID, Block, FrozenMap, Turn
 
-KEPT_STALE = 64
+MAX_STALE_ANCHORS = 64
 """How many records that no longer prove are kept, in case that an edit is undone."""
 
 
@@ -19,18 +19,22 @@ def tag_blocks(blocks: Iterable[Block], response_id: str) -> list[Block]:
     """Mark blocks as made by this response, in this order."""
     tag = {RESPONSE_ID: response_id} if response_id else {}
     return [
-        block if _is_tagged(block, response_id) else _tagged(block, {OUTPUT_INDEX: index}, tag)
+        block if _is_tagged(block, response_id) else _tag_block(block, {OUTPUT_INDEX: index}, tag)
         for index, block in enumerate(blocks)
     ]
 
 
 def _is_tagged(block: Block, response_id: str) -> bool:
     tags = block.metadata
-    return block.origin == ENGINE and OUTPUT_INDEX in tags and block.response_id == response_id
+    return (
+        block.origin == ENGINE_ORIGIN and OUTPUT_INDEX in tags and block.response_id == response_id
+    )
 
 
-def _tagged(block: Block, place: dict[str, Any], tag: dict[str, Any]) -> Block:
-    return replace(block, origin=ENGINE, metadata=FrozenMap({**place, **block.metadata, **tag}))
+def _tag_block(block: Block, position: dict[str, Any], tag: dict[str, Any]) -> Block:
+    return replace(
+        block, origin=ENGINE_ORIGIN, metadata=FrozenMap({**position, **block.metadata, **tag})
+    )
 
 
 def record_response(
@@ -42,7 +46,7 @@ def record_response(
     created_at: float,
     status: Status = "completed",
     stored: bool = True,
-    retention: float | None = RETENTION,
+    retention: float | None = DEFAULT_RETENTION,
     conversation_id: str = "",
     head: bool = True,
 ) -> Turn:
@@ -69,34 +73,34 @@ def record_response(
         stored=stored,
         created_at=created_at,
         expires_at=None if retention is None else created_at + retention,
-        barrier=_barrier(turn, output, plan),
-        derived=derived_from(output),
+        barrier=_find_compaction_start(turn, output, plan),
+        derived=derived_digests(output),
     )
-    state = pruned(get_state(turn).with_anchor(record), turn)
+    state = prune_anchors(get_state(turn).with_anchor(record), turn)
     if status == "completed" and head:
         state = replace(state, previous_response_id=response_id, conversation_id=conversation_id)
     return set_state(turn, state)
 
 
-def pruned(state: ConversationState, turn: Turn) -> ConversationState:
+def prune_anchors(state: ConversationState, turn: Turn) -> ConversationState:
     """The state without most of the records that no longer prove, once these are the most of it.
 
     A conversation that is edited or compacted time and again would carry them along for good.
     """
     covered = covered_count(turn)
-    if len(state.anchors) <= 2 * (covered + KEPT_STALE):
+    if len(state.anchors) <= 2 * (covered + MAX_STALE_ANCHORS):
         return state
-    ledger = ledger_of(turn)
-    stale = [record for record in state.anchors if not proves(record, ledger, covered)]
-    newest = sorted(stale, key=lambda record: record.created_at)[-KEPT_STALE:]
+    ledger = get_prefix_index(turn)
+    stale = [record for record in state.anchors if not matches_prefix(record, ledger, covered)]
+    newest = sorted(stale, key=lambda record: record.created_at)[-MAX_STALE_ANCHORS:]
     dropped = {id(record) for record in stale} - {id(record) for record in newest}
-    return state.keeping(record for record in state.anchors if id(record) not in dropped)
+    return state.with_anchors(record for record in state.anchors if id(record) not in dropped)
 
 
-def _barrier(turn: Turn, output: list[Block], plan: RequestPlan) -> int | None:
+def _find_compaction_start(turn: Turn, output: list[Block], plan: RequestPlan) -> int | None:
     """Where the server's memory begins: with a compaction in the output, or as it was planned."""
     compactions = [index for index, block in enumerate(output) if is_compaction(block)]
     if not compactions:
         return plan.barrier
     position = len(turn.blocks) - turn.lead - len(output) + compactions[-1]
-    return ledger_of(turn).count(position)
+    return get_prefix_index(turn).count(position)

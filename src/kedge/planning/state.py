@@ -12,22 +12,22 @@ from typing import Any, Literal, cast
 
 from kedge.planning.anchors import AnchorRecord
 from kedge.turns import Turn
-from kedge.turns.frozen import thaw
+from kedge.turns.frozen_json import thaw
 
 Mode = Literal["chained", "stateless", "conversation"]
 MODES: tuple[Mode, ...] = ("chained", "stateless", "conversation")
 STATE_KEY = "kedge.state"
 
 
-def by_reach(record: AnchorRecord) -> tuple[int, float]:
+def anchor_sort_key(record: AnchorRecord) -> tuple[int, float]:
     """The order of records: by the length of the prefix that they cover, then by age."""
     return (record.block_count, record.created_at)
 
 
-_response_id = attrgetter("response_id")
+_get_response_id = attrgetter("response_id")
 
 
-class _Sorted(tuple[AnchorRecord, ...]):
+class _SortedAnchors(tuple[AnchorRecord, ...]):
     """Records that are in order already, so that nobody sorts them again."""
 
     __slots__ = ()
@@ -47,23 +47,25 @@ class ConversationState:
     anchors: tuple[AnchorRecord, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.anchors, _Sorted):
-            object.__setattr__(self, "anchors", _Sorted(sorted(self.anchors, key=by_reach)))
+        if not isinstance(self.anchors, _SortedAnchors):
+            object.__setattr__(
+                self, "anchors", _SortedAnchors(sorted(self.anchors, key=anchor_sort_key))
+            )
 
     def anchor(self, response_id: str) -> AnchorRecord | None:
         """The record of this response."""
-        if response_id not in map(_response_id, self.anchors):  # at the speed of C
+        if response_id not in map(_get_response_id, self.anchors):  # at the speed of C
             return None
         for record in reversed(self.anchors):
             if record.response_id == response_id:
                 return record
         return None
 
-    def twin(self, record: AnchorRecord) -> AnchorRecord | None:
+    def find_matching(self, record: AnchorRecord) -> AnchorRecord | None:
         """What is written down here about the response of a record from elsewhere."""
-        anchors, place = self.anchors, by_reach(record)
-        start = bisect_left(anchors, place, key=by_reach)
-        stop = bisect_right(anchors, place, lo=start, key=by_reach)
+        anchors, place = self.anchors, anchor_sort_key(record)
+        start = bisect_left(anchors, place, key=anchor_sort_key)
+        stop = bisect_right(anchors, place, lo=start, key=anchor_sort_key)
         for each in anchors[start:stop]:
             if (each.response_id, each.scope) == (record.response_id, record.scope):
                 return each
@@ -72,16 +74,16 @@ class ConversationState:
     def with_anchor(self, record: AnchorRecord) -> "ConversationState":
         """Write a record down; it takes the place of an earlier one for the same response."""
         name, scope, kept = record.response_id, record.scope, self.anchors
-        if name in map(_response_id, kept):
+        if name in map(_get_response_id, kept):
             kept = tuple(each for each in kept if (each.response_id, each.scope) != (name, scope))
-        place = bisect_right(kept, by_reach(record), key=by_reach)
-        return replace(self, anchors=_Sorted((*kept[:place], record, *kept[place:])))
+        place = bisect_right(kept, anchor_sort_key(record), key=anchor_sort_key)
+        return replace(self, anchors=_SortedAnchors((*kept[:place], record, *kept[place:])))
 
-    def keeping(self, anchors: Iterable[AnchorRecord]) -> "ConversationState":
+    def with_anchors(self, anchors: Iterable[AnchorRecord]) -> "ConversationState":
         """The same state with only these of its records."""
         return replace(self, anchors=tuple(anchors))
 
-    def without(self, lost: Iterable[str]) -> "ConversationState":
+    def mark_lost(self, lost: Iterable[str]) -> "ConversationState":
         """Mark responses as lost: the server said that they are gone."""
         gone = frozenset(lost)
         anchors = (
@@ -91,7 +93,7 @@ class ConversationState:
             for each in self.anchors
         )
         previous = "" if self.previous_response_id in gone else self.previous_response_id
-        return replace(self, anchors=_Sorted(anchors), previous_response_id=previous)
+        return replace(self, anchors=_SortedAnchors(anchors), previous_response_id=previous)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; members at their default are left out."""
@@ -104,7 +106,7 @@ class ConversationState:
         return {name: value for name, value in form.items() if value}
 
 
-_EMPTY = ConversationState()
+_EMPTY_STATE = ConversationState()
 
 
 def get_state(turn: Turn) -> ConversationState:
@@ -112,7 +114,11 @@ def get_state(turn: Turn) -> ConversationState:
     value = turn.data.get(STATE_KEY)
     if isinstance(value, ConversationState):
         return value
-    return _load(cast("Mapping[str, Any]", thaw(value))) if isinstance(value, Mapping) else _EMPTY
+    return (
+        _load_state(cast("Mapping[str, Any]", thaw(value)))
+        if isinstance(value, Mapping)
+        else _EMPTY_STATE
+    )
 
 
 def set_state(turn: Turn, state: ConversationState) -> Turn:
@@ -122,11 +128,11 @@ def set_state(turn: Turn, state: ConversationState) -> Turn:
 
 def dump_record(record: AnchorRecord) -> dict[str, Any]:
     """Write a record as plain JSON values; members at their default are left out."""
-    members = ((name, getattr(record, name)) for name in _READERS)
+    members = ((name, getattr(record, name)) for name in _FIELD_READERS)
     return {
         name: list(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else value
         for name, value in members
-        if value != _DEFAULTS[name]
+        if value != _FIELD_DEFAULTS[name]
     }
 
 
@@ -136,12 +142,14 @@ def load_record(form: object) -> AnchorRecord | None:
         return None
     members = cast("dict[str, Any]", form)
     try:
-        return AnchorRecord(**{n: read(members[n]) for n, read in _READERS.items() if n in members})
+        return AnchorRecord(
+            **{n: read(members[n]) for n, read in _FIELD_READERS.items() if n in members}
+        )
     except (TypeError, OverflowError):
         return None
 
 
-def _load(form: Mapping[str, Any]) -> ConversationState:
+def _load_state(form: Mapping[str, Any]) -> ConversationState:
     mode = form.get("mode")
     previous, conversation = form.get("previous_response_id"), form.get("conversation_id")
     listed = form.get("anchors")
@@ -154,49 +162,49 @@ def _load(form: Mapping[str, Any]) -> ConversationState:
     )
 
 
-def _text(value: object) -> str:
+def _read_text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError
     return value
 
 
-def _count(value: object) -> int:
+def _read_count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError
     return value
 
 
-def _time(value: object) -> float:
+def _read_time(value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError
     return float(value)
 
 
-def _flag(value: object) -> bool:
+def _read_bool(value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError
     return value
 
 
-def _texts(value: object) -> tuple[str, ...]:
+def _read_texts(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise TypeError
-    return tuple(map(_text, cast("list[object]", value)))
+    return tuple(map(_read_text, cast("list[object]", value)))
 
 
 # How each member of a record is read; a reader refuses with a TypeError.
-_READERS: dict[str, Callable[[object], Any]] = {
-    "response_id": _text,
-    "scope": _text,
-    "digest": _text,
-    "block_count": _count,
-    "depth": _count,
-    "root_created_at": _time,
-    "status": _text,
-    "stored": _flag,
-    "created_at": _time,
-    "expires_at": lambda value: None if value is None else _time(value),
-    "barrier": lambda value: None if value is None else _count(value),
-    "derived": _texts,
+_FIELD_READERS: dict[str, Callable[[object], Any]] = {
+    "response_id": _read_text,
+    "scope": _read_text,
+    "digest": _read_text,
+    "block_count": _read_count,
+    "depth": _read_count,
+    "root_created_at": _read_time,
+    "status": _read_text,
+    "stored": _read_bool,
+    "created_at": _read_time,
+    "expires_at": lambda value: None if value is None else _read_time(value),
+    "barrier": lambda value: None if value is None else _read_count(value),
+    "derived": _read_texts,
 }
-_DEFAULTS = {each.name: each.default for each in fields(AnchorRecord)}
+_FIELD_DEFAULTS = {each.name: each.default for each in fields(AnchorRecord)}

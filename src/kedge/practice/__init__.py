@@ -7,6 +7,33 @@ else of Kedge. Its phrases are listed in ``docs/practice.md``.
 
 from kedge.practice.model import answer
 from kedge.practice.script import Script
-from kedge.practice.values import Ask, Call, Part, Refuse, Reply, Say, Think
+from kedge.practice.values import (
+    MessageOutput,
+    OutputPart,
+    PracticeOutput,
+    PracticeRequest,
+    ReasoningOutput,
+    RefusalOutput,
+    ToolCallOutput,
+)
 
-__all__ = ["Ask", "Call", "Part", "Refuse", "Reply", "Say", "Script", "Think", "answer"]
+__all__ = [
+    "MessageOutput",
+    "OutputPart",
+    "PracticeOutput",
+    "PracticeRequest",
+    "ReasoningOutput",
+    "RefusalOutput",
+    "Script",
+    "ToolCallOutput",
+    "answer",
+]
+
+# Names of version 0.1, which keep working.
+Ask = PracticeRequest
+Call = ToolCallOutput
+Part = OutputPart
+Refuse = RefusalOutput
+Reply = PracticeOutput
+Say = MessageOutput
+Think = ReasoningOutput

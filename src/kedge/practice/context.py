@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from kedge.practice.values import Item
 
-CALLS = ("function_call", "custom_tool_call")
+CALL_TYPES = ("function_call", "custom_tool_call")
 CLIENT_ROLES = ("user", "system", "developer")
 
 
@@ -27,18 +27,18 @@ def is_output(item: Item) -> bool:
     return str(item.get("type", "")).endswith("_output")
 
 
-def is_own(item: Item) -> bool:
+def is_model_item(item: Item) -> bool:
     """Whether the item is one of the model's: an answer, a call, a thought."""
     return not (is_output(item) or is_message(item, *CLIENT_ROLES))
 
 
-def text_of(content: object) -> str:
+def extract_text(content: object) -> str:
     """Read the plain text of a content: a string, one part, or a list of parts."""
     match content:
         case str():
             return content
         case list() | tuple():
-            texts = (text_of(part) for part in cast("Sequence[object]", content))
+            texts = (extract_text(part) for part in cast("Sequence[object]", content))
             return " ".join(text for text in texts if text)
         case dict():
             return _part_text(cast("dict[str, Any]", content))
@@ -59,9 +59,9 @@ def _part_text(part: Item) -> str:
             return ""
 
 
-def messages(items: Sequence[Item], *roles: str) -> list[str]:
+def message_texts(items: Sequence[Item], *roles: str) -> list[str]:
     """Collect the texts of the messages of these roles, oldest first."""
-    return [text_of(item.get("content")) for item in items if is_message(item, *roles)]
+    return [extract_text(item.get("content")) for item in items if is_message(item, *roles)]
 
 
 def message_count(items: Sequence[Item]) -> int:
@@ -69,15 +69,15 @@ def message_count(items: Sequence[Item]) -> int:
     return [item.get("type", "message") for item in items].count("message")
 
 
-def last_said(items: Sequence[Item]) -> str:
+def last_user_text(items: Sequence[Item]) -> str:
     """Read the newest user message; empty where the user has said nothing."""
     for item in reversed(items):
         if is_message(item, "user"):
-            return text_of(item.get("content"))
+            return extract_text(item.get("content"))
     return ""
 
 
-def since_last_said(items: Sequence[Item]) -> Sequence[Item]:
+def items_after_last_user(items: Sequence[Item]) -> Sequence[Item]:
     """Give the items after the newest user message: the round of tools that is going on."""
     for i in range(len(items) - 1, -1, -1):
         if is_message(items[i], "user"):
@@ -85,7 +85,7 @@ def since_last_said(items: Sequence[Item]) -> Sequence[Item]:
     return items
 
 
-def results(items: Sequence[Item]) -> list[tuple[str, str]]:
+def tool_results(items: Sequence[Item]) -> list[tuple[str, str]]:
     """Name of the tool and text of its output, for each result among these items."""
     names = {
         str(item.get("call_id")): str(item.get("name") or "the tool")
@@ -93,13 +93,13 @@ def results(items: Sequence[Item]) -> list[tuple[str, str]]:
         if "call_id" in item and not is_output(item)
     }
     return [
-        (names.get(str(item.get("call_id")), "the tool"), text_of(item.get("output")))
+        (names.get(str(item.get("call_id")), "the tool"), extract_text(item.get("output")))
         for item in items
         if is_output(item)
     ]
 
 
-def answers_so_far(items: Sequence[Item]) -> int:
+def count_answers(items: Sequence[Item]) -> int:
     """How many answers the model has given: runs of its items between those of the client."""
-    own = [is_own(item) for item in items]
+    own = [is_model_item(item) for item in items]
     return sum(now and not before for before, now in zip([False, *own], own, strict=False))

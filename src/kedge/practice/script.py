@@ -16,60 +16,78 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from kedge.errors import InvalidScript
-from kedge.practice.context import answers_so_far, last_said, messages, results, since_last_said
+from kedge.practice.context import (
+    count_answers,
+    items_after_last_user,
+    last_user_text,
+    message_texts,
+    tool_results,
+)
 from kedge.practice.model import answer
-from kedge.practice.values import Ask, Call, Part, Refuse, Reply, Say, Think
+from kedge.practice.values import (
+    MessageOutput,
+    OutputPart,
+    PracticeOutput,
+    PracticeRequest,
+    ReasoningOutput,
+    RefusalOutput,
+    ToolCallOutput,
+)
 
-Condition = Callable[[Ask, Any], bool]
+ScriptCondition = Callable[[PracticeRequest, Any], bool]
 
 
 def _contains(text: str, wanted: str) -> bool:
     return wanted.casefold() in text.casefold()
 
 
-def _when(ask: Ask, wanted: str) -> bool:
-    return _contains(last_said(ask.items), wanted)
+def _matches_last_message(request: PracticeRequest, wanted: str) -> bool:
+    return _contains(last_user_text(request.items), wanted)
 
 
-def _sees(ask: Ask, wanted: str) -> bool:
-    return any(_contains(text, wanted) for text in messages(ask.items))
+def _matches_any_message(request: PracticeRequest, wanted: str) -> bool:
+    return any(_contains(text, wanted) for text in message_texts(request.items))
 
 
-def _after(ask: Ask, tool: str) -> bool:
-    return any(name == tool for name, _ in results(since_last_said(ask.items)))
+def _follows_tool_result(request: PracticeRequest, tool: str) -> bool:
+    return any(name == tool for name, _ in tool_results(items_after_last_user(request.items)))
 
 
-def _turn(ask: Ask, number: int) -> bool:
-    return answers_so_far(ask.items) + 1 == number
+def _is_answer_number(request: PracticeRequest, number: int) -> bool:
+    return count_answers(request.items) + 1 == number
 
 
-CONDITIONS: Mapping[str, tuple[type, Condition]] = {
-    "when": (str, _when),
-    "sees": (str, _sees),
-    "after": (str, _after),
-    "turn": (int, _turn),
+CONDITIONS: Mapping[str, tuple[type, ScriptCondition]] = {
+    "when": (str, _matches_last_message),
+    "sees": (str, _matches_any_message),
+    "after": (str, _follows_tool_result),
+    "turn": (int, _is_answer_number),
 }
-TEXTS: Mapping[str, Callable[[str], Part]] = {"think": Think, "say": Say, "refuse": Refuse}
-KEYS = (*CONDITIONS, *TEXTS, "call", "pace")
+TEXT_PARTS: Mapping[str, Callable[[str], OutputPart]] = {
+    "think": ReasoningOutput,
+    "say": MessageOutput,
+    "refuse": RefusalOutput,
+}
+ENTRY_KEYS = (*CONDITIONS, *TEXT_PARTS, "call", "pace")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ScriptEntry:
     """One answer of a script, with the conditions under which it is given."""
 
-    conditions: tuple[tuple[Condition, Any], ...]
-    reply: Reply
+    conditions: tuple[tuple[ScriptCondition, Any], ...]
+    output: PracticeOutput
 
-    def holds(self, ask: Ask) -> bool:
+    def matches(self, request: PracticeRequest) -> bool:
         """Whether every condition holds."""
-        return all(condition(ask, wanted) for condition, wanted in self.conditions)
+        return all(condition(request, wanted) for condition, wanted in self.conditions)
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
     """Fixed answers, tried in order; the practice model speaks where none applies."""
 
-    lines: tuple[Line, ...]
+    entries: tuple[ScriptEntry, ...]
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -85,76 +103,94 @@ class Script:
         return cls.from_data(data, path.name)
 
     @classmethod
-    def from_data(cls, data: object, place: str = "script") -> Self:
+    def from_data(cls, data: object, location: str = "script") -> Self:
         """Make a script of what a file holds; ``place`` leads the messages of errors."""
-        table = _table(data, place, ("answers",))
-        answers = _typed(table.get("answers"), list, f"{place}: answers")
-        return cls(tuple(_line(entry, f"{place}: answers[{i}]") for i, entry in enumerate(answers)))
+        table = _check_table(data, location, ("answers",))
+        answers = _check_type(table.get("answers"), list, f"{location}: answers")
+        return cls(
+            tuple(
+                _parse_entry(entry, f"{location}: answers[{i}]") for i, entry in enumerate(answers)
+            )
+        )
 
-    def answer(self, ask: Ask) -> Reply:
+    def answer(self, request: PracticeRequest) -> PracticeOutput:
         """Give the first answer that applies, or the practice model's own."""
-        for line in self.lines:
-            if line.holds(ask):
-                return line.reply
-        return answer(ask)
+        for line in self.entries:
+            if line.matches(request):
+                return line.output
+        return answer(request)
 
 
-NAMES = {str: "a text", int: "a whole number", float: "a number", list: "a list", dict: "a table"}
+TYPE_NAMES = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    dict: "a table",
+}
 
 
-def _typed(value: Any, kind: type, place: str) -> Any:
+def _check_type(value: Any, kind: type, location: str) -> Any:
     fits = isinstance(value, (int, float) if kind is float else kind)
     if not fits or isinstance(value, bool):
-        raise InvalidScript(place, f"must be {NAMES[kind]}")
+        raise InvalidScript(location, f"must be {TYPE_NAMES[kind]}")
     return value
 
 
-def _table(value: object, place: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    table = cast("dict[str, Any]", _typed(value, dict, place))
+def _check_table(value: object, location: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    table = cast("dict[str, Any]", _check_type(value, dict, location))
     unknown = sorted(set(table) - set(keys))
     if unknown:
-        raise InvalidScript(place, f"has no place for {unknown[0]!r}; it takes {', '.join(keys)}")
+        raise InvalidScript(
+            location, f"has no place for {unknown[0]!r}; it takes {', '.join(keys)}"
+        )
     return table
 
 
-def _line(entry: object, place: str) -> Line:
-    table = _table(entry, place, KEYS)
+def _parse_entry(entry: object, location: str) -> ScriptEntry:
+    table = _check_table(entry, location, ENTRY_KEYS)
     conditions = tuple(
-        (condition, _typed(table[key], kind, f"{place}.{key}"))
+        (condition, _check_type(table[key], kind, f"{location}.{key}"))
         for key, (kind, condition) in CONDITIONS.items()
         if key in table
     )
-    return Line(conditions, _reply(table, place))
+    return ScriptEntry(conditions, _parse_output(table, location))
 
 
-def _reply(table: Mapping[str, Any], place: str) -> Reply:
-    parts: list[Part] = [
-        make(_typed(table[key], str, f"{place}.{key}"))
-        for key, make in TEXTS.items()
+def _parse_output(table: Mapping[str, Any], location: str) -> PracticeOutput:
+    parts: list[OutputPart] = [
+        make(_check_type(table[key], str, f"{location}.{key}"))
+        for key, make in TEXT_PARTS.items()
         if key in table
     ]
     calls = table.get("call", [])
     for i, entry in enumerate(cast("list[object]", calls if isinstance(calls, list) else [calls])):
-        parts.append(_call(entry, f"{place}.call" + (f"[{i}]" if isinstance(calls, list) else "")))
+        parts.append(
+            _parse_call(entry, f"{location}.call" + (f"[{i}]" if isinstance(calls, list) else ""))
+        )
     if not parts:
-        raise InvalidScript(place, "answers nothing; give it one of think, say, refuse, call")
-    pace = float(_typed(table.get("pace", 0.0), float, f"{place}.pace"))
-    if not 0 <= pace <= MOST_PACE:
-        raise InvalidScript(f"{place}.pace", f"must be between 0 and {MOST_PACE:g} seconds")
-    return Reply(tuple(parts), pace)
+        raise InvalidScript(location, "answers nothing; give it one of think, say, refuse, call")
+    pace = float(_check_type(table.get("pace", 0.0), float, f"{location}.pace"))
+    if not 0 <= pace <= MAX_PACE:
+        raise InvalidScript(f"{location}.pace", f"must be between 0 and {MAX_PACE:g} seconds")
+    return PracticeOutput(tuple(parts), pace)
 
 
-MOST_PACE = 60.0
+MAX_PACE = 60.0
 
 
-def _call(entry: object, place: str) -> Call:
-    table = _table(entry, place, ("name", "arguments", "input"))
-    name = _typed(table.get("name"), str, f"{place}.name")
+def _parse_call(entry: object, location: str) -> ToolCallOutput:
+    table = _check_table(entry, location, ("name", "arguments", "input"))
+    name = _check_type(table.get("name"), str, f"{location}.name")
     if "input" in table:
         if "arguments" in table:
-            raise InvalidScript(place, "takes arguments (a function) or input (custom), not both")
-        return Call(name, _typed(table["input"], str, f"{place}.input"), custom=True)
+            raise InvalidScript(
+                location, "takes arguments (a function) or input (custom), not both"
+            )
+        return ToolCallOutput(
+            name, _check_type(table["input"], str, f"{location}.input"), custom=True
+        )
     arguments = table.get("arguments", {})
     if isinstance(arguments, str):
-        return Call(name, arguments)
-    return Call(name, json.dumps(_typed(arguments, dict, f"{place}.arguments")))
+        return ToolCallOutput(name, arguments)
+    return ToolCallOutput(name, json.dumps(_check_type(arguments, dict, f"{location}.arguments")))

@@ -8,7 +8,7 @@ Item = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PracticeRequest:
     """One request: the effective context, oldest item first, and the settings that shape it."""
 
     items: Sequence[Item]
@@ -21,28 +21,28 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Think:
+class ReasoningOutput:
     """A reasoning item."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class MessageOutput:
     """A message with one text part."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefusalOutput:
     """A message with one refusal part."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCallOutput:
     """A call of an offered tool; a custom tool takes ``arguments`` as free text."""
 
     name: str
@@ -50,12 +50,12 @@ class Call:
     custom: bool = False
 
 
-Part = Think | Say | Refuse | Call
+OutputPart = ReasoningOutput | MessageOutput | RefusalOutput | ToolCallOutput
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class PracticeOutput:
     """An answer in parts; ``pace`` is the seconds between two streamed chunks."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[OutputPart, ...]
     pace: float = 0.0

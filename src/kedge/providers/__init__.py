@@ -11,11 +11,11 @@ from typing import Any
 
 from kedge.engines import Engine
 from kedge.errors import CannotConnect
-from kedge.providers.known import PROVIDERS
+from kedge.providers.registry import PROVIDERS
 
-GROUP = "kedge.providers"
+ENTRY_POINT_GROUP = "kedge.providers"
 
-__all__ = ["GROUP", "connect", "providers"]
+__all__ = ["ENTRY_POINT_GROUP", "connect", "providers"]
 
 
 def connect(model: str, **settings: Any) -> Engine:
@@ -37,12 +37,16 @@ def connect(model: str, **settings: Any) -> Engine:
 
 def providers() -> dict[str, Callable[..., Engine]]:
     """Every provider by name; those of other packages come after ours and cannot replace them."""
-    found = {entry.name: _lazy(entry) for entry in entry_points(group=GROUP)}
+    found = {entry.name: _load_lazily(entry) for entry in entry_points(group=ENTRY_POINT_GROUP)}
     return {**found, **PROVIDERS}
 
 
-def _lazy(entry: Any) -> Callable[..., Engine]:
+def _load_lazily(entry: Any) -> Callable[..., Engine]:
     def make(rest: str, **settings: Any) -> Engine:
         return entry.load()(rest, **settings)
 
     return make
+
+
+# Names of version 0.1, which keep working.
+GROUP = ENTRY_POINT_GROUP

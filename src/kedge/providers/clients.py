@@ -1,13 +1,13 @@
 """The clients that carry requests: whose key they use, and which scope that makes."""
 
+import hashlib
 import os
 from base64 import b64encode
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from kedge.engines.scopes import make_scope
-from kedge.engines.transport import NO_KEY
+from kedge.engines.transport import PLACEHOLDER_KEY
 from kedge.errors import CannotConnect
 
 if TYPE_CHECKING:
@@ -16,29 +16,50 @@ if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
     from openai import AsyncOpenAI
 
-_SETTINGS = ("timeout", "max_retries", "organization", "project", "default_headers")
-_OWNERS = {"organization": "OPENAI_ORG_ID", "project": "OPENAI_PROJECT_ID"}
-_TELLING = frozenset(
+
+_HASH_KEY = b"kedge.scope/1"
+
+
+def make_scope(provider: str, base_url: str, *credentials: str | None) -> str:
+    """A name such as ``openai/api.openai.com/v1/5f2c…`` for what shares one memory."""
+    parts = urlsplit(base_url)
+    host = (parts.hostname or "") + (f":{parts.port}" if parts.port else "")
+    names = [provider, host + parts.path.rstrip("/"), hash_account(*credentials)]
+    return "/".join(name for name in names if name).replace(" ", "%20")
+
+
+def hash_account(*credentials: str | None) -> str:
+    """A short name for an account that does not give its credentials away."""
+    known = [credential for credential in credentials if credential]
+    if not known:
+        return ""
+    joined = "\0".join(known).encode()
+    return hashlib.blake2b(joined, key=_HASH_KEY, digest_size=8).hexdigest()
+
+
+_CLIENT_SETTINGS = ("timeout", "max_retries", "organization", "project", "default_headers")
+_OWNER_VARIABLES = {"organization": "OPENAI_ORG_ID", "project": "OPENAI_PROJECT_ID"}
+_ACCOUNT_HEADERS = frozenset(
     {"authorization", "api-key", "x-api-key", "openai-organization", "openai-project"}
 )
 """Headers that tell one account from another."""
 
 
-def openai_client(
+def prepare_openai_client(
     provider: str, base_url: str, api_key: str | None, settings: dict[str, Any]
 ) -> "tuple[Callable[[], AsyncOpenAI], str]":
     """What makes an openai client, and its scope; takes the client's own out of ``settings``."""
-    base_url, own = _own(base_url, settings)
-    key, owners = _checked(provider, api_key), _owners(provider, own)
-    scope = _scope(provider, base_url, key, own, settings, *owners.values())
+    base_url, own = _split_settings(base_url, settings)
+    key, owners = _check_key(provider, api_key), _resolve_owners(provider, own)
+    scope = _resolve_scope(provider, base_url, key, own, settings, *owners.values())
     given: dict[str, str] = own.pop("default_headers", None) or {}
 
     def make_client() -> "AsyncOpenAI":
         from openai import AsyncOpenAI, DefaultAioHttpClient
 
-        headers = {} if provider == "openai" else _withheld(key or NO_KEY)
+        headers = {} if provider == "openai" else _suppress_env_headers(key or PLACEHOLDER_KEY)
         made = AsyncOpenAI(
-            api_key=key or NO_KEY,
+            api_key=key or PLACEHOLDER_KEY,
             base_url=base_url,
             http_client=DefaultAioHttpClient(),  # the client's own other one, of half the cost
             **own,
@@ -51,7 +72,7 @@ def openai_client(
     return make_client, scope
 
 
-def _withheld(key: str) -> dict[str, Any]:
+def _suppress_env_headers(key: str) -> dict[str, Any]:
     """Headers against those that the client reads from the environment: they are OpenAI's alone."""
     from openai import Omit
 
@@ -61,29 +82,32 @@ def _withheld(key: str) -> dict[str, Any]:
     return {name: authorised.get(name.lower(), Omit()) for name in names}
 
 
-def anthropic_client(
+def prepare_anthropic_client(
     provider: str, base_url: str, api_key: str | None, settings: dict[str, Any]
 ) -> "tuple[Callable[[], AsyncAnthropic], str]":
     """What makes an anthropic client, and its scope; takes the client's own out of ``settings``."""
     if find_spec("anthropic") is None:
         raise CannotConnect(f"{provider} needs a package: pip install 'kedge[anthropic]'")
-    base_url, own = _own(base_url, settings)
-    key = _checked(provider, api_key)
-    scope = _scope(provider, base_url, key, own, settings)
+    base_url, own = _split_settings(base_url, settings)
+    key = _check_key(provider, api_key)
+    scope = _resolve_scope(provider, base_url, key, own, settings)
 
     def make_client() -> "AsyncAnthropic":
         from anthropic import AsyncAnthropic, DefaultAioHttpClient
 
         return AsyncAnthropic(
-            api_key=key or NO_KEY, base_url=base_url, http_client=DefaultAioHttpClient(), **own
+            api_key=key or PLACEHOLDER_KEY,
+            base_url=base_url,
+            http_client=DefaultAioHttpClient(),
+            **own,
         )
 
     return make_client, scope
 
 
-def _own(base_url: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _split_settings(base_url: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The address and the client's own settings; a password in the address becomes a header."""
-    own = {name: settings.pop(name) for name in _SETTINGS if name in settings}
+    own = {name: settings.pop(name) for name in _CLIENT_SETTINGS if name in settings}
     who, at, place = urlsplit(base_url).netloc.rpartition("@")
     if not at:
         return base_url, own
@@ -95,21 +119,21 @@ def _own(base_url: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return base_url.replace(f"{who}@{place}", place, 1), own
 
 
-def _scope(
+def _resolve_scope(
     provider: str,
     base_url: str,
     key: str,
-    own: dict[str, Any],
+    client_settings: dict[str, Any],
     settings: dict[str, Any],
     *owners: str | None,
 ) -> str:
-    headers: dict[str, str] = own.get("default_headers") or {}
-    telling = [value for name, value in sorted(headers.items()) if name.lower() in _TELLING]
+    headers: dict[str, str] = client_settings.get("default_headers") or {}
+    telling = [value for name, value in sorted(headers.items()) if name.lower() in _ACCOUNT_HEADERS]
     given = settings.pop("scope", None)
     return given or make_scope(provider, base_url, key, *owners, *telling)
 
 
-def _checked(provider: str, api_key: str | None) -> str:
+def _check_key(provider: str, api_key: str | None) -> str:
     """The key, without the line end of the file it was read from."""
     key = (api_key or "").strip()
     if not (key.isascii() and key.isprintable()):
@@ -117,9 +141,10 @@ def _checked(provider: str, api_key: str | None) -> str:
     return key
 
 
-def _owners(provider: str, given: dict[str, Any]) -> dict[str, str | None]:
+def _resolve_owners(provider: str, client_settings: dict[str, Any]) -> dict[str, str | None]:
     """On whose account requests go: as given, for OpenAI else as in the environment."""
     return {
-        name: given.get(name) or (os.environ.get(variable) if provider == "openai" else None)
-        for name, variable in _OWNERS.items()
+        name: client_settings.get(name)
+        or (os.environ.get(variable) if provider == "openai" else None)
+        for name, variable in _OWNER_VARIABLES.items()
     }

@@ -21,82 +21,82 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kedge.server import errors
-from kedge.server.wire import Item
+from kedge.server.json_codec import Item
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ClientCallType:
     """A type of call that the client must answer: its name in English and its keys."""
 
-    words: str
+    label: str
     keys: tuple[str, ...] = ("call_id",)
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class CallOutputType:
     """A type of answer: the type of call it answers, its name in English and its key."""
 
     call: str
-    words: str
+    label: str
     key: str = "call_id"
 
 
-CALLS: Mapping[str, Call] = {
-    "function_call": Call("function call"),
-    "custom_tool_call": Call("custom tool call"),
-    "apply_patch_call": Call("apply patch call"),
-    "shell_call": Call("shell call"),
-    "computer_call": Call("computer call"),
+CALL_TYPES: Mapping[str, ClientCallType] = {
+    "function_call": ClientCallType("function call"),
+    "custom_tool_call": ClientCallType("custom tool call"),
+    "apply_patch_call": ClientCallType("apply patch call"),
+    "shell_call": ClientCallType("shell call"),
+    "computer_call": ClientCallType("computer call"),
     # Its output has no call_id: clients send the call's id or, as often, its call_id.
-    "local_shell_call": Call("local shell call", ("call_id", "id")),
-    "mcp_approval_request": Call("mcp approval request", ("id",)),
+    "local_shell_call": ClientCallType("local shell call", ("call_id", "id")),
+    "mcp_approval_request": ClientCallType("mcp approval request", ("id",)),
 }
-OUTPUTS: Mapping[str, Output] = {
-    "function_call_output": Output("function_call", "function call output"),
-    "custom_tool_call_output": Output("custom_tool_call", "custom tool call output"),
-    "apply_patch_call_output": Output("apply_patch_call", "apply patch call output"),
-    "shell_call_output": Output("shell_call", "shell call output"),
-    "computer_call_output": Output("computer_call", "computer call output"),
-    "local_shell_call_output": Output("local_shell_call", "local shell call output", "id"),
-    "mcp_approval_response": Output(
+OUTPUT_TYPES: Mapping[str, CallOutputType] = {
+    "function_call_output": CallOutputType("function_call", "function call output"),
+    "custom_tool_call_output": CallOutputType("custom_tool_call", "custom tool call output"),
+    "apply_patch_call_output": CallOutputType("apply_patch_call", "apply patch call output"),
+    "shell_call_output": CallOutputType("shell_call", "shell call output"),
+    "computer_call_output": CallOutputType("computer_call", "computer call output"),
+    "local_shell_call_output": CallOutputType("local_shell_call", "local shell call output", "id"),
+    "mcp_approval_response": CallOutputType(
         "mcp_approval_request", "mcp approval response", "approval_request_id"
     ),
 }
 
-NOT_BY_MODEL = frozenset(
-    {*OUTPUTS, "additional_tools", "configuration_update", "compaction_trigger", "message"}
+CLIENT_ITEM_TYPES = frozenset(
+    {*OUTPUT_TYPES, "additional_tools", "configuration_update", "compaction_trigger", "message"}
 )
 """Types of items that no model writes, but for a message of the assistant."""
 
 
-class Known(Protocol):
+class ItemLookup(Protocol):
     """What the server can tell of an item by its id alone."""
 
-    def item(self, id: str) -> Item | None:
+    def find_item(self, id: str) -> Item | None:
         """Find a stored item."""
 
-    def reasoning_before(self, id: str) -> str | None:
+    def find_reasoning_before(self, id: str) -> str | None:
         """Name the reasoning item that stood directly before this one when a model wrote it."""
 
 
-class Nothing:
+class EmptyItemLookup:
     """A server that has stored nothing."""
 
-    def item(self, id: str) -> Item | None:
+    def find_item(self, id: str) -> Item | None:
         """Find nothing."""
 
-    def reasoning_before(self, id: str) -> str | None:
+    def find_reasoning_before(self, id: str) -> str | None:
         """Know of no reasoning."""
 
 
-NOTHING = Nothing()
+EMPTY_LOOKUP = EmptyItemLookup()
 
 
-FEW = 8
+MERGE_COUNT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Ids:
+class IdSet:
     """A set that only grows, in versions that share what they have in common.
 
     The ids lie in several sets, small ones last; whenever eight of about the same size have come
@@ -108,14 +108,14 @@ class Ids:
     def __contains__(self, id: str) -> bool:
         return any(id in one for one in self.sets)
 
-    def plus(self, new: Collection[str]) -> "Ids":
+    def union(self, new: Collection[str]) -> "IdSet":
         """Return a version that holds these too."""
         if not new:
             return self
         sets = (*self.sets, frozenset(new))
-        while len(sets) >= FEW and len(sets[-FEW]) <= 2 * len(sets[-1]):
-            sets = (*sets[:-FEW], frozenset[str]().union(*sets[-FEW:]))
-        return Ids(sets)
+        while len(sets) >= MERGE_COUNT and len(sets[-MERGE_COUNT]) <= 2 * len(sets[-1]):
+            sets = (*sets[:-MERGE_COUNT], frozenset[str]().union(*sets[-MERGE_COUNT:]))
+        return IdSet(sets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +124,13 @@ class OpenCall:
 
     type: str
     keys: tuple[str, ...]
-    may_wait: bool
+    is_async: bool
 
 
-Open = Mapping[tuple[str, str], OpenCall]
+OpenCalls = Mapping[tuple[str, str], OpenCall]
 """Calls without an answer yet, by their type and each of their keys."""
 
-Orphan = tuple[str, str]
+OrphanOutput = tuple[str, str]
 """An output without a call: its type and its key."""
 
 
@@ -138,75 +138,79 @@ Orphan = tuple[str, str]
 class Coherence:
     """What must be known of a context to judge what comes after it."""
 
-    ids: Ids
-    open: Open
-    orphan: Orphan | None = None
+    ids: IdSet
+    open_calls: OpenCalls
+    orphan: OrphanOutput | None = None
 
     def extend(self, items: Sequence[Item]) -> "Coherence":
         """Return what is known after these items."""
         ids = [id for item in items if (id := item.get("id")) is not None]
-        return Coherence(self.ids.plus(ids), *self.followed(items))
+        return Coherence(self.ids.union(ids), *self.track_calls(items))
 
-    def followed(self, items: Iterable[Item]) -> "tuple[Open, Orphan | None]":
+    def track_calls(self, items: Iterable[Item]) -> "tuple[OpenCalls, OrphanOutput | None]":
         """Return which calls are open after these items, and the first output without a call."""
-        open = dict(self.open)
+        open = dict(self.open_calls)
         orphan = self.orphan
         for item in items:
-            missed = follow(item, open)
+            missed = track_call(item, open)
             orphan = orphan or missed
         return open, orphan
 
 
-def check_complete(open: Open, orphan: Orphan | None) -> None:
+def check_calls_answered(open_calls: OpenCalls, orphan: OrphanOutput | None) -> None:
     """Refuse an output without a call, then a call without an output."""
     if orphan is not None:
         type, key = orphan
-        raise errors.NO_TOOL_CALL(output=OUTPUTS[type].words, call_id=key)
-    for call in open.values():
-        if not call.may_wait:
-            raise errors.NO_TOOL_OUTPUT(call=CALLS[call.type].words, call_id=call.keys[0])
+        raise errors.NO_TOOL_CALL(output=OUTPUT_TYPES[type].label, call_id=key)
+    for call in open_calls.values():
+        if not call.is_async:
+            raise errors.NO_TOOL_OUTPUT(call=CALL_TYPES[call.type].label, call_id=call.keys[0])
 
 
-def follow(item: Item, open: dict[tuple[str, str], OpenCall]) -> Orphan | None:
+def track_call(item: Item, open_calls: dict[tuple[str, str], OpenCall]) -> OrphanOutput | None:
     """Open or close a call as this item does; name an output that answers none."""
     type: str = item.get("type") or "message"
-    call = CALLS.get(type)
+    call = CALL_TYPES.get(type)
     if call is not None:
         keys = tuple(item[key] for key in call.keys if item.get(key))
         opened = OpenCall(type, keys, item.get("async") is True)
-        open.update({(type, key): opened for key in keys})
-    output = OUTPUTS.get(type)
+        open_calls.update({(type, key): opened for key in keys})
+    output = OUTPUT_TYPES.get(type)
     if output is not None:
         key: str = item[output.key]
-        answered = open.get((output.call, key))
+        answered = open_calls.get((output.call, key))
         if answered is None:
             return type, key
         for name in answered.keys:
-            open.pop((output.call, name), None)
+            open_calls.pop((output.call, name), None)
     if type == "compaction":
         # What came before is no longer there, so nothing of it can wait for an answer.
-        open.clear()
+        open_calls.clear()
     return None
 
 
-START = Coherence(Ids(), {})
+EMPTY_COHERENCE = Coherence(IdSet(), {})
 """Before anything was said."""
 
 
-def check_context(context: Sequence[Item], new: Sequence[Item], known: Known = NOTHING) -> None:
+def check_context(
+    context: Sequence[Item], new: Sequence[Item], lookup: ItemLookup = EMPTY_LOOKUP
+) -> None:
     """Check new items against a whole context; ``check_request`` does so without reading it."""
-    check_request(START.extend(context), new, known)
+    check_request(EMPTY_COHERENCE.extend(context), new, lookup)
 
 
-def check_request(before: Coherence, new: Sequence[Item], known: Known = NOTHING) -> None:
+def check_request(
+    before: Coherence, new: Sequence[Item], lookup: ItemLookup = EMPTY_LOOKUP
+) -> None:
     """Refuse a request whose items do not fit what came before."""
-    check_ids(before, new)
-    check_reasoning(new, known)
-    check_trigger(new)
-    check_complete(*before.followed(new))
+    check_duplicate_ids(before, new)
+    check_reasoning(new, lookup)
+    check_compaction_trigger(new)
+    check_calls_answered(*before.track_calls(new))
 
 
-def check_ids(before: Coherence, new: Sequence[Item]) -> None:
+def check_duplicate_ids(before: Coherence, new: Sequence[Item]) -> None:
     """Refuse an item that is there already, in the context or among the new ones."""
     seen: set[str] = set()
     for item in new:
@@ -219,48 +223,52 @@ def check_ids(before: Coherence, new: Sequence[Item]) -> None:
         seen.add(id)
 
 
-def check_reasoning(new: Sequence[Item], known: Known) -> None:
+def check_reasoning(new: Sequence[Item], lookup: ItemLookup) -> None:
     """Refuse reasoning that is unknown or leads nowhere, and an item that lost its reasoning."""
     for index, item in enumerate(new):
         id = item.get("id")
         if item.get("type") == "reasoning":
-            if id is not None and not item.get("encrypted_content") and known.item(id) is None:
+            if (
+                id is not None
+                and not item.get("encrypted_content")
+                and lookup.find_item(id) is None
+            ):
                 raise errors.ITEM_NOT_FOUND(id=id)
-            if index + 1 == len(new) or not by_model(new[index + 1]):
-                raise errors.REASONING_LAST(id=id or "")
-        elif id is not None and by_model(item):
-            needed = known.reasoning_before(id)
+            if index + 1 == len(new) or not is_model_output(new[index + 1]):
+                raise errors.REASONING_WITHOUT_ITEM(id=id or "")
+        elif id is not None and is_model_output(item):
+            needed = lookup.find_reasoning_before(id)
             if needed is not None and (index == 0 or new[index - 1].get("id") != needed):
                 type = item.get("type") or "message"
                 raise errors.REASONING_MISSING(id=id, type=type, reasoning=needed)
 
 
-def by_model(item: Item) -> bool:
+def is_model_output(item: Item) -> bool:
     """Tell whether a model wrote this item."""
     type = item.get("type") or "message"
-    return type not in NOT_BY_MODEL or item.get("role") == "assistant"
+    return type not in CLIENT_ITEM_TYPES or item.get("role") == "assistant"
 
 
-def check_trigger(new: Sequence[Item]) -> None:
+def check_compaction_trigger(new: Sequence[Item]) -> None:
     """Refuse a compaction trigger that is not the last item."""
     for index, item in enumerate(new):
         if item.get("type") == "compaction_trigger" and index + 1 < len(new):
-            raise errors.TRIGGER_NOT_LAST(path=f"input[{index}]")
+            raise errors.COMPACTION_TRIGGER_NOT_LAST(path=f"input[{index}]")
 
 
-def check_sealed(new: Sequence[Item], opens: Callable[[str], Any]) -> None:
+def check_encrypted_content(new: Sequence[Item], decrypt: Callable[[str], Any]) -> None:
     """Refuse encrypted content that this server cannot read: ``opens`` gives None for it."""
     for item in new:
         content = item.get("encrypted_content")
-        if content and opens(content) is None:
-            raise errors.ENCRYPTED_CONTENT_REFUSED(content=f"{content[:4]}...")
+        if content and decrypt(content) is None:
+            raise errors.INVALID_ENCRYPTED_CONTENT(content=f"{content[:4]}...")
 
 
-def resolve(new: Sequence[Item], known: Known) -> Sequence[Item]:
+def resolve_references(new: Sequence[Item], lookup: ItemLookup) -> Sequence[Item]:
     """Replace references by the items they refer to, or refuse the first that is not there."""
     if not any(_is_reference(item) for item in new):
         return new
-    return [_referred(item["id"], known) if _is_reference(item) else item for item in new]
+    return [_find_referenced(item["id"], lookup) if _is_reference(item) else item for item in new]
 
 
 def _is_reference(item: Item) -> bool:
@@ -268,8 +276,8 @@ def _is_reference(item: Item) -> bool:
     return type == "item_reference" or (type is None and "role" not in item)
 
 
-def _referred(id: str, known: Known) -> Item:
-    found = known.item(id)
+def _find_referenced(id: str, lookup: ItemLookup) -> Item:
+    found = lookup.find_item(id)
     if found is None:
         raise errors.ITEM_NOT_FOUND(id=id)
     return found

@@ -11,58 +11,60 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kedge.server.sealing import Sealer
-from kedge.server.wire import Item
+from kedge.server.encrypted_content import ContentCipher
+from kedge.server.json_codec import Item
 from kedge.tokens import count_items
 
-TRIGGER = "compaction_trigger"
-QUOTED = 200
+TRIGGER_TYPE = "compaction_trigger"
+MAX_QUOTE_CHARS = 200
 """How much of the last thing that was left out a note quotes."""
 
-LASTING = frozenset({"user", "system", "developer"})
+RETAINED_ROLES = frozenset({"user", "system", "developer"})
 
 
-def is_triggered(items: Sequence[Item]) -> bool:
+def has_compaction_trigger(items: Sequence[Item]) -> bool:
     """Whether the input ends with a compaction trigger."""
-    return bool(items) and items[-1]["type"] == TRIGGER
+    return bool(items) and items[-1]["type"] == TRIGGER_TYPE
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
+class CompactedContext:
     """What stands for a context: what is kept of it, and a note of what was left out.
 
     ``summary`` is what the model has to say of that.
     """
 
-    left_out: Sequence[Item]
-    kept: Sequence[Item]
+    omitted_items: Sequence[Item]
+    retained_items: Sequence[Item]
     summary: str = ""
 
     @property
     def items(self) -> list[Item]:
         """The items that stand for the context, the note first."""
-        return [*_note(self.left_out, self.summary), *self.kept]
+        return [*_build_note(self.omitted_items, self.summary), *self.retained_items]
 
 
-def compact(items: Sequence[Item], most: int) -> Compacted:
+def compact(items: Sequence[Item], max_tokens: int) -> CompactedContext:
     """Choose what stands for these items, in about ``most`` tokens.
 
     The newest message of the user is kept however long it is, and so is the end of what came
     after it, cut only where no call loses its output and no item its reasoning.
     """
-    start = newest_exchange(items)
+    start = find_newest_exchange(items)
     asked = [item for item in items[start : start + 1] if item.get("role") == "user"]
     since = items[start + len(asked) :]
-    most -= count_items(asked)
-    end = _end(since, most)
-    most -= count_items(end)
-    kept = _fitting([item for item in items[:start] if item.get("role") in LASTING], most)
+    max_tokens -= count_items(asked)
+    end = _fit_tail(since, max_tokens)
+    max_tokens -= count_items(end)
+    kept = _fit_items(
+        [item for item in items[:start] if item.get("role") in RETAINED_ROLES], max_tokens
+    )
     held = {id(item) for item in (*kept, *asked, *end)}
     left_out = [item for item in items if id(item) not in held]
-    return Compacted(left_out, [*kept, *asked, *end])
+    return CompactedContext(left_out, [*kept, *asked, *end])
 
 
-def newest_exchange(items: Sequence[Item]) -> int:
+def find_newest_exchange(items: Sequence[Item]) -> int:
     """Find where the newest exchange begins: at the user's last message, or at the beginning."""
     for index in range(len(items) - 1, -1, -1):
         if items[index].get("role") == "user":
@@ -70,7 +72,7 @@ def newest_exchange(items: Sequence[Item]) -> int:
     return 0
 
 
-def _end(items: Sequence[Item], most: int) -> Sequence[Item]:
+def _fit_tail(items: Sequence[Item], max_tokens: int) -> Sequence[Item]:
     """Cut off the longest end that fits, or the shortest there is."""
     tokens = 0
     needed: set[str] = set()
@@ -78,7 +80,7 @@ def _end(items: Sequence[Item], most: int) -> Sequence[Item]:
     for index in range(len(items) - 1, -1, -1):
         item = items[index]
         tokens += count_items([item])
-        if best is not None and tokens > most:
+        if best is not None and tokens > max_tokens:
             break
         needed ^= {item["call_id"]} if "call_id" in item else set()
         if not needed and (index == 0 or items[index - 1]["type"] != "reasoning"):
@@ -86,41 +88,43 @@ def _end(items: Sequence[Item], most: int) -> Sequence[Item]:
     return items if best is None else items[best:]
 
 
-def compaction_item(sealer: Sealer, id: str, kept: Sequence[Item]) -> dict[str, Any]:
+def build_compaction_item(
+    cipher: ContentCipher, id: str, retained_items: Sequence[Item]
+) -> dict[str, Any]:
     """Make the item that carries what was kept."""
-    return {"id": id, "type": "compaction", "encrypted_content": sealer.seal(kept)}
+    return {"id": id, "type": "compaction", "encrypted_content": cipher.encrypt(retained_items)}
 
 
-def read_out(sealer: Sealer, items: Sequence[Item]) -> Sequence[Item]:
+def expand_compaction(cipher: ContentCipher, items: Sequence[Item]) -> Sequence[Item]:
     """Show items that may begin with a compaction as a model sees them."""
     if not items or items[0]["type"] != "compaction":
         return items
-    kept: list[Item] = sealer.open(items[0]["encrypted_content"])
+    kept: list[Item] = cipher.decrypt(items[0]["encrypted_content"])
     return [*kept, *items[1:]]
 
 
-def _fitting(items: Sequence[Item], most: int) -> list[Item]:
+def _fit_items(items: Sequence[Item], max_tokens: int) -> list[Item]:
     """Keep the first item and then the newest ones, as long as they fit, in their order."""
     chosen: set[int] = set()
     for index in [*range(min(1, len(items))), *range(len(items) - 1, 0, -1)]:
-        most -= count_items([items[index]])
-        if most < 0:
+        max_tokens -= count_items([items[index]])
+        if max_tokens < 0:
             break
         chosen.add(index)
     return [item for index, item in enumerate(items) if index in chosen]
 
 
-def _note(left_out: Sequence[Item], summary: str) -> list[Item]:
-    if not left_out:
+def _build_note(omitted_items: Sequence[Item], summary: str) -> list[Item]:
+    if not omitted_items:
         return []
-    counts = Counter(item.get("role") or item["type"] for item in left_out)
+    counts = Counter(item.get("role") or item["type"] for item in omitted_items)
     listed = ", ".join(f"{number} {what}" for what, number in counts.items())
     text = f"Earlier items of this conversation were compacted: {listed}."
-    said = [words for item in left_out if (words := _said(item))]
+    said = [words for item in omitted_items if (words := _assistant_text(item))]
     if summary:
         text += f" In summary: {summary}"
     elif said:
-        text += f" The last of them said: {said[-1][:QUOTED]}"
+        text += f" The last of them said: {said[-1][:MAX_QUOTE_CHARS]}"
     return [
         {
             "type": "message",
@@ -130,7 +134,7 @@ def _note(left_out: Sequence[Item], summary: str) -> list[Item]:
     ]
 
 
-def _said(item: Item) -> str:
+def _assistant_text(item: Item) -> str:
     if item.get("role") != "assistant":
         return ""
     return " ".join(part.get("text", "") for part in item["content"])

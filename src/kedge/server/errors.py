@@ -32,13 +32,13 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = _sendable(message)
+        self.message = _escape_surrogates(message)
         self.status = status
         self.type = type
-        self.param = None if param is None else _sendable(param)
+        self.param = None if param is None else _escape_surrogates(param)
         self.code = code
         self.headers = dict(headers or {})
-        self.situation: Situation | None = None
+        self.template: ErrorTemplate | None = None
         self.values: Mapping[str, str] = {}
 
     def body(self) -> dict[str, Any]:
@@ -53,13 +53,13 @@ class ApiError(Exception):
         }
 
 
-def _sendable(text: str) -> str:
+def _escape_surrogates(text: str) -> str:
     """Spell out lone surrogates, which a request may contain and no answer can."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class ErrorTemplate:
     """One way a request can be wrong; ``message`` and ``param`` are templates over its values."""
 
     message: str
@@ -70,7 +70,7 @@ class Situation:
 
     def __call__(self, **values: object) -> ApiError:
         """Make the error of this situation for the given values."""
-        shown = {name: _clipped(value) for name, value in values.items()}
+        shown = {name: _truncate_value(value) for name, value in values.items()}
         error = ApiError(
             self.message.format_map(shown),
             status=self.status,
@@ -78,376 +78,380 @@ class Situation:
             param=None if self.param is None else self.param.format_map(shown),
             code=self.code,
         )
-        error.situation, error.values = self, shown
+        error.template, error.values = self, shown
         return error
 
 
-LONGEST_ECHO = 1000
+MAX_ECHO_CHARS = 1000
 """How much of a client's own value an error repeats: enough to find it, never a whole upload."""
 
 
-def _clipped(value: object) -> str:
+def _truncate_value(value: object) -> str:
     text = str(value)
-    return text if len(text) <= LONGEST_ECHO else text[:LONGEST_ECHO] + "…"
+    return text if len(text) <= MAX_ECHO_CHARS else text[:MAX_ECHO_CHARS] + "…"
 
 
 # The shape of a request.
-MISSING = Situation(
+MISSING_PARAMETER = ErrorTemplate(
     "Missing required parameter: '{path}'.", param="{path}", code="missing_required_parameter"
 )
-UNKNOWN = Situation("Unknown parameter: '{path}'.", param="{path}", code="unknown_parameter")
-UNKNOWN_WITH_SUGGESTION = Situation(
+UNKNOWN_PARAMETER = ErrorTemplate(
+    "Unknown parameter: '{path}'.", param="{path}", code="unknown_parameter"
+)
+UNKNOWN_WITH_SUGGESTION = ErrorTemplate(
     "Unknown parameter: '{path}'. Did you mean {suggestion}?",
     param="{path}",
     code="unknown_parameter",
 )
-MOVED = Situation(
+MOVED_PARAMETER = ErrorTemplate(
     "Unsupported parameter: '{path}'. In the Responses API, this parameter has moved to '{to}'. "
     "Try again with the new parameter. See the API documentation for more information: "
     "https://platform.openai.com/docs/api-reference/responses/create.",
     code="unsupported_parameter",
 )
-WRONG_TYPE = Situation(
+INVALID_TYPE = ErrorTemplate(
     "Invalid type for '{path}': expected {expected}, but got {got} instead.",
     param="{path}",
     code="invalid_type",
 )
-WRONG_VALUE = Situation(
+INVALID_VALUE = ErrorTemplate(
     "Invalid value: '{value}'. Supported values are: {supported}.",
     param="{path}",
     code="invalid_value",
 )
-INTEGER_TOO_SMALL = Situation(
+INTEGER_TOO_SMALL = ErrorTemplate(
     "Invalid '{path}': integer below minimum value. Expected a value >= {least}, "
     "but got {value} instead.",
     param="{path}",
     code="integer_below_min_value",
 )
-INTEGER_TOO_LARGE = Situation(
+INTEGER_TOO_LARGE = ErrorTemplate(
     "Invalid '{path}': integer above maximum value. Expected a value <= {most}, "
     "but got {value} instead.",
     param="{path}",
     code="integer_above_max_value",
 )
-DECIMAL_TOO_SMALL = Situation(
+DECIMAL_TOO_SMALL = ErrorTemplate(
     "Invalid '{path}': decimal below minimum value. Expected a value >= {least}, "
     "but got {value} instead.",
     param="{path}",
     code="decimal_below_min_value",
 )
-DECIMAL_TOO_LARGE = Situation(
+DECIMAL_TOO_LARGE = ErrorTemplate(
     "Invalid '{path}': decimal above maximum value. Expected a value <= {most}, "
     "but got {value} instead.",
     param="{path}",
     code="decimal_above_max_value",
 )
-STRING_EMPTY = Situation(
+STRING_EMPTY = ErrorTemplate(
     "Invalid '{path}': empty string. Expected a string with minimum length {least}, "
     "but got an empty string instead.",
     param="{path}",
     code="empty_string",
 )
-STRING_TOO_SHORT = Situation(
+STRING_TOO_SHORT = ErrorTemplate(
     "Invalid '{path}': string too short. Expected a string with minimum length {least}, "
     "but got a string with length {length} instead.",
     param="{path}",
     code="string_below_min_length",
 )
-STRING_TOO_LONG = Situation(
+STRING_TOO_LONG = ErrorTemplate(
     "Invalid '{path}': string too long. Expected a string with maximum length {most}, "
     "but got a string with length {length} instead.",
     param="{path}",
     code="string_above_max_length",
 )
-STRING_OFF_PATTERN = Situation(
+STRING_PATTERN_MISMATCH = ErrorTemplate(
     "Invalid '{path}': string does not match pattern. Expected a string that matches the "
     "pattern '{pattern}'.",
     param="{path}",
     code="invalid_value",
 )
-ARRAY_EMPTY = Situation(
+ARRAY_EMPTY = ErrorTemplate(
     "Invalid '{path}': empty array. Expected an array with minimum length {least}, "
     "but got an empty array instead.",
     param="{path}",
     code="empty_array",
 )
-ARRAY_TOO_LONG = Situation(
+ARRAY_TOO_LONG = ErrorTemplate(
     "Invalid '{path}': array too long. Expected an array with maximum length {most}, "
     "but got an array with length {length} instead.",
     param="{path}",
     code="array_above_max_length",
 )
-OBJECT_TOO_LARGE = Situation(
+OBJECT_TOO_LARGE = ErrorTemplate(
     "Invalid '{path}': too many properties. Expected an object with at most {most} properties, "
     "but got an object with {length} properties instead.",
     param="{path}",
     code="object_above_max_properties",
 )
-WRONG_PREFIX = Situation(
+INVALID_ID_PREFIX = ErrorTemplate(
     "Invalid '{path}': '{value}'. Expected an ID that begins with '{prefix}'.",
     param="{path}",
     code="invalid_value",
 )
-WRONG_CHARACTERS = Situation(
+INVALID_ID_CHARACTERS = ErrorTemplate(
     "Invalid '{path}': '{value}'. Expected an ID that contains letters, numbers, underscores, "
     "or dashes, but this value contained additional characters.",
     param="{path}",
     code="invalid_value",
 )
-CONTEXT_MANAGEMENT_UNSUPPORTED = Situation(
+CONTEXT_MANAGEMENT_UNSUPPORTED = ErrorTemplate(
     "Unsupported context_management type: '{type}'.", param="context_management"
 )
 
 # What a request refers to.
-PREVIOUS_RESPONSE_NOT_FOUND = Situation(
+PREVIOUS_RESPONSE_NOT_FOUND = ErrorTemplate(
     "Previous response with id '{id}' not found.",
     param="previous_response_id",
     code="previous_response_not_found",
 )
-ZERO_DATA_RETENTION = Situation(
+ZERO_DATA_RETENTION = ErrorTemplate(
     "Previous response cannot be used for this organization due to Zero Data Retention.",
     param="previous_response_id",
     code="unsupported_parameter",
 )
-MUTUALLY_EXCLUSIVE = Situation(
+MUTUALLY_EXCLUSIVE = ErrorTemplate(
     "Mutually exclusive parameters: ''. Ensure you are only providing one of: 'pre..._id' or "
     "'conversation'.",
     code="mutually_exclusive_parameters",
 )
-NOTHING_TO_ANSWER = Situation(
+INPUT_REQUIRED = ErrorTemplate(
     "One of \"input\" or \"previous_response_id\" or 'prompt' or 'conversation' must be provided.",
     code="missing_required_parameter",
 )
-CONVERSATION_NOT_FOUND = Situation("Conversation with id '{id}' not found.", status=404)
-CONVERSATION_LOCKED = Situation(
+CONVERSATION_NOT_FOUND = ErrorTemplate("Conversation with id '{id}' not found.", status=404)
+CONVERSATION_LOCKED = ErrorTemplate(
     "Another process is currently operating on this conversation. Please retry in a few seconds.",
     param="conversation",
     code="conversation_locked",
 )
-PROMPT_NOT_FOUND = Situation("Prompt with id '{id}' not found.", status=404)
-RESPONSE_NOT_FOUND = Situation("Response with id '{id}' not found.", status=404)
-ITEM_NOT_FOUND = Situation(
+PROMPT_NOT_FOUND = ErrorTemplate("Prompt with id '{id}' not found.", status=404)
+RESPONSE_NOT_FOUND = ErrorTemplate("Response with id '{id}' not found.", status=404)
+ITEM_NOT_FOUND = ErrorTemplate(
     "Item with id '{id}' not found. Items are not persisted when `store` is set to false. "
     "Try again with `store` set to true, or remove this item from your input.",
     param="input",
     status=404,
 )
-MODEL_NOT_FOUND = Situation(
+MODEL_NOT_FOUND = ErrorTemplate(
     "The requested model '{model}' does not exist.", param="model", code="model_not_found"
 )
-MODEL_UNKNOWN = Situation(
+MODEL_NOT_ACCESSIBLE = ErrorTemplate(
     "The model '{model}' does not exist or you do not have access to it.",
     param="model",
     code="model_not_found",
     status=404,
 )
-TOOLS_MISSING = Situation(
+TOOLS_MISSING = ErrorTemplate(
     "Tool choice 'required' must be specified with 'tools' parameter.", param="tool_choice"
 )
-TOOL_NOT_OFFERED = Situation(
+TOOL_NOT_OFFERED = ErrorTemplate(
     "Tool choice '{choice}' not found in 'tools' parameter.", param="tool_choice"
 )
-CANNOT_CANCEL = Situation("Cannot cancel a synchronous response.")
-CANNOT_CANCEL_ENDED = Situation("Cannot cancel a {status} response.", param="response_id")
-CANNOT_DELETE = Situation("Cannot delete an in-flight response.")
-NOT_IN_BACKGROUND = Situation(
+CANNOT_CANCEL_SYNCHRONOUS = ErrorTemplate("Cannot cancel a synchronous response.")
+CANNOT_CANCEL_FINISHED = ErrorTemplate("Cannot cancel a {status} response.", param="response_id")
+CANNOT_DELETE_IN_FLIGHT = ErrorTemplate("Cannot delete an in-flight response.")
+NOT_IN_BACKGROUND = ErrorTemplate(
     "This response cannot be streamed because it was not created with background=true.",
     param="stream",
 )
 
 # How a request's items fit together.
-NO_TOOL_OUTPUT = Situation("No tool output found for {call} {call_id}.", param="input")
-NO_TOOL_CALL = Situation("No tool call found for {output} with call_id {call_id}.", param="input")
-REASONING_LAST = Situation(
+NO_TOOL_OUTPUT = ErrorTemplate("No tool output found for {call} {call_id}.", param="input")
+NO_TOOL_CALL = ErrorTemplate(
+    "No tool call found for {output} with call_id {call_id}.", param="input"
+)
+REASONING_WITHOUT_ITEM = ErrorTemplate(
     "Item '{id}' of type 'reasoning' was provided without its required following item.",
     param="input",
 )
-REASONING_MISSING = Situation(
+REASONING_MISSING = ErrorTemplate(
     "Item '{id}' of type '{type}' was provided without its required 'reasoning' item: "
     "'{reasoning}'.",
     param="input",
 )
-DUPLICATE_ITEM = Situation(
+DUPLICATE_ITEM = ErrorTemplate(
     "Duplicate item found with id {id}. Remove duplicate items from your input and try again.",
     param="input",
 )
-ENCRYPTED_CONTENT_REFUSED = Situation(
+INVALID_ENCRYPTED_CONTENT = ErrorTemplate(
     "The encrypted content {content} could not be verified. "
     "Reason: Encrypted content could not be decrypted or parsed.",
     code="invalid_encrypted_content",
 )
-CONTEXT_TOO_LONG = Situation(
+CONTEXT_TOO_LONG = ErrorTemplate(
     "Your input exceeds the context window of this model. Please adjust your input and try again.",
     param="input",
     code="context_length_exceeded",
 )
 
 # The socket around it.
-BAD_STREAM_ID = Situation(
+INVALID_STREAM_ID = ErrorTemplate(
     "The 'stream_id' field must be a non-empty string with at most 256 characters and may only "
     "contain letters, numbers, underscores, hyphens, and periods.",
     param="stream_id",
     code="invalid_stream_id",
 )
-TOO_MANY_LANES = Situation(
+TOO_MANY_LANES = ErrorTemplate(
     "This WebSocket connection has reached its maximum number of distinct stream IDs ({most}). "
     "Reuse an existing stream_id or open a new WebSocket connection.",
     param="stream_id",
     code="websocket_stream_limit_reached",
 )
-SOCKET_TOO_OLD = Situation(
+CONNECTION_EXPIRED = ErrorTemplate(
     "Responses websocket connection limit reached ({minutes} minutes). Create a new websocket "
     "connection to continue.",
     code="websocket_connection_limit_reached",
 )
 
 # The HTTP around it.
-NOT_JSON = Situation(
+INVALID_JSON = ErrorTemplate(
     "We could not parse the JSON body of your request. (HINT: This likely means you aren't using "
     "your HTTP library correctly. The OpenAI API expects a JSON payload, but what was sent was "
     "not valid JSON. If you have trouble figuring out how to fix this, please contact us through "
     "our help center at help.openai.com.)"
 )
-WRONG_CONTENT_TYPE = Situation(
+UNSUPPORTED_CONTENT_TYPE = ErrorTemplate(
     "Unsupported content type: '{got}'. This API method only accepts 'application/json' requests, "
     "but you specified the header 'Content-Type: {got}'. Please try again with a supported "
     "content type.",
     code="unsupported_content_type",
 )
-UNKNOWN_ROUTE = Situation("Invalid URL ({method} {path})", status=404)
-WRONG_METHOD = Situation(
+UNKNOWN_ROUTE = ErrorTemplate("Invalid URL ({method} {path})", status=404)
+METHOD_NOT_ALLOWED = ErrorTemplate(
     "Not allowed to {method} on {path}. (HINT: Perhaps you meant to use a different HTTP method?)",
     status=405,
     code="method_not_supported",
 )
-KEY_MISSING = Situation(
+API_KEY_MISSING = ErrorTemplate(
     "You didn't provide an API key. You need to provide your API key in an Authorization header "
     "using Bearer auth (i.e. Authorization: Bearer YOUR_KEY).",
     status=401,
 )
-KEY_REFUSED = Situation("Incorrect API key provided.", status=401, code="invalid_api_key")
-RATE_LIMITED = Situation(
+API_KEY_INVALID = ErrorTemplate("Incorrect API key provided.", status=401, code="invalid_api_key")
+RATE_LIMITED = ErrorTemplate(
     "Rate limit reached for requests. Please try again in {seconds}s.",
     status=429,
     type="requests",
     code="rate_limit_exceeded",
 )
-OVERLOADED = Situation(
+OVERLOADED = ErrorTemplate(
     "The server is currently overloaded with other requests. Sorry about that! You can retry your "
     "request, or contact us through our help center at help.openai.com if the error persists.",
     status=503,
     type="server_error",
     code="server_is_overloaded",
 )
-SERVER_FAILED = Situation(
+INTERNAL_ERROR = ErrorTemplate(
     "The server had an error while processing your request. Sorry about that!",
     status=500,
     type="server_error",
 )
 
 # Ours: the hosted API's own words for these have not been published.
-PREVIOUS_RESPONSE_UNFINISHED = Situation(
+PREVIOUS_RESPONSE_UNFINISHED = ErrorTemplate(
     "Previous response with id '{id}' is {status}. Only a finished response can be continued: "
     "continue from an earlier one, or send the whole conversation as input.",
     param="previous_response_id",
     code="previous_response_not_completed",
 )
-TRIGGER_NOT_LAST = Situation(
+COMPACTION_TRIGGER_NOT_LAST = ErrorTemplate(
     "Invalid '{path}': a compaction_trigger must be the last input item.",
     param="{path}",
     code="invalid_value",
 )
-BODY_NOT_OBJECT = Situation(
+BODY_NOT_OBJECT = ErrorTemplate(
     "Invalid type for the request body: expected an object, but got {got} instead.",
     code="invalid_type",
 )
-CONVERSATION_ZERO_DATA_RETENTION = Situation(
+CONVERSATION_ZERO_DATA_RETENTION = ErrorTemplate(
     "Conversations cannot be used for this organization due to Zero Data Retention.",
     param="conversation",
     code="unsupported_parameter",
 )
-BACKGROUND_ON_SOCKET = Situation(
+BACKGROUND_ON_SOCKET = ErrorTemplate(
     "'background' is not supported over WebSocket. Leave it out, or create the response with "
     "POST /v1/responses.",
     param="background",
     code="unsupported_parameter",
 )
-TOO_MANY_WAITING = Situation(
+WEBSOCKET_QUEUE_FULL = ErrorTemplate(
     "Too many requests wait on this WebSocket connection. Wait for some of them to be answered, "
     "or open another connection.",
     status=429,
     type="requests",
     code="websocket_queue_full",
 )
-SERVER_STOPPING = Situation(
+SERVER_STOPPING = ErrorTemplate(
     "The server is about to stop. Create a new websocket connection in a moment.",
     status=503,
     type="server_error",
     code="server_stopping",
 )
-ORIGIN_REFUSED = Situation(
+ORIGIN_NOT_ALLOWED = ErrorTemplate(
     "This server is for programs, not for web pages: a connection that names another origin is "
     "refused.",
     status=403,
     code="origin_not_allowed",
 )
-BACKGROUND_UNSTORED = Situation(
+BACKGROUND_UNSTORED = ErrorTemplate(
     "A response can only run in the background if it is stored. Leave 'background' out, or let "
     "'store' be true.",
     param="background",
     code="unsupported_parameter",
 )
-BACKGROUND_FULL = Situation(
+BACKGROUND_QUEUE_FULL = ErrorTemplate(
     "Too many responses wait to be written in the background. Please try again in a moment.",
     status=429,
     type="requests",
     code="rate_limit_exceeded",
 )
-CONVERSATION_ITEM_NOT_FOUND = Situation(
+CONVERSATION_ITEM_NOT_FOUND = ErrorTemplate(
     "Item with id '{id}' not found in conversation '{conversation}'.", status=404
 )
-NO_SUCH_PLACE = Situation(
+CURSOR_NOT_FOUND = ErrorTemplate(
     "Invalid 'after': there is no item with id '{id}' in this list.",
     param="after",
     code="invalid_value",
 )
-STREAM_NOT_KEPT = Situation(
+STREAM_NOT_AVAILABLE = ErrorTemplate(
     "This response cannot be streamed from there: it was not created with stream=true, or its "
     "events are no longer kept. Leave 'stream' out to retrieve it.",
     param="stream",
     code="stream_not_kept",
 )
-HOST_REFUSED = Situation(
+HOST_NOT_ALLOWED = ErrorTemplate(
     "This server is for programs on its own machine and does not answer to that name. Use "
     "127.0.0.1 or localhost.",
     status=403,
     code="host_not_allowed",
 )
-HEADERS_TOO_LARGE = Situation(
+HEADERS_TOO_LARGE = ErrorTemplate(
     "The headers of the request are larger than {most} bytes.",
     status=431,
     code="request_headers_too_large",
 )
-READ_TOO_SLOW = Situation(
+REQUEST_TIMEOUT = ErrorTemplate(
     "The request body did not arrive within {seconds} seconds.",
     status=408,
     code="request_timeout",
 )
-BODY_TOO_LARGE = Situation(
+BODY_TOO_LARGE = ErrorTemplate(
     "The request body is larger than {most} bytes. Send less, or start the server with a larger "
     "--max-body-mb.",
     status=413,
     code="request_too_large",
 )
-TOO_DEEP = Situation(
+NESTING_TOO_DEEP = ErrorTemplate(
     "Invalid '{path}': nested too deeply. Expected at most {most} levels.",
     param="{path}",
     code="object_above_max_depth",
 )
-NOT_A_NUMBER = Situation(
+INVALID_NUMBER = ErrorTemplate(
     "Invalid '{path}': {value} is not a JSON number.", param="{path}", code="invalid_value"
 )
-NOT_UNICODE = Situation(
+LONE_SURROGATE = ErrorTemplate(
     "Invalid '{path}': string contains a lone surrogate, which is not a character.",
     param="{path}",
     code="invalid_value",

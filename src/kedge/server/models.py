@@ -13,49 +13,59 @@ from typing import Any, Literal, Protocol, assert_never
 
 from anyio import sleep
 
-from kedge.practice import Ask, Call, Part, Refuse, Reply, Say, Script, Think, answer
+from kedge.practice import (
+    MessageOutput,
+    OutputPart,
+    PracticeOutput,
+    PracticeRequest,
+    ReasoningOutput,
+    RefusalOutput,
+    Script,
+    ToolCallOutput,
+    answer,
+)
 from kedge.tokens import count_text
 
-Kind = Literal["text", "refusal", "reasoning", "function_call", "custom_tool_call"]
+ItemKind = Literal["text", "refusal", "reasoning", "function_call", "custom_tool_call"]
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class ItemOpened:
     """An output item begins; a call has a ``name``, and a ``call_id`` where the model chose one."""
 
-    kind: Kind
+    kind: ItemKind
     name: str = ""
     call_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class ItemDelta:
     """The open item grows by some text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class ItemClosed:
     """The open item is whole.
 
     ``stop`` is the stop sequence at which the answer ended, where one did. ``kept`` is what the
     model wants back with its thought, sealed, when the thought is sent again: any JSON value.
     """
 
-    stop: str = ""
-    kept: Any = None
+    stop_sequence: str = ""
+    model_data: Any = None
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class OutputTruncated:
     """The model had to stop early; an item that is still open stays incomplete."""
 
     reason: Literal["max_output_tokens", "content_filter"]
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class ModelUsage:
     """The tokens of the whole answer, where the model counts them itself.
 
     ``cached`` is a part of ``input``, ``reasoning`` a part of ``output``.
@@ -68,16 +78,16 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class ItemAdded:
     """A whole item of a type that only the Responses API has, as the model wrote it."""
 
     item: Mapping[str, Any]
 
 
-Piece = Opened | Grown | Closed | Stopped | Counted | Added
+OutputEvent = ItemOpened | ItemDelta | ItemClosed | OutputTruncated | ModelUsage | ItemAdded
 
 
-def _nothing(_: str) -> Any:
+def _no_model_data(_: str) -> Any:
     return None
 
 
@@ -90,12 +100,12 @@ class Prompt:
     gives back what a model wanted kept with a thought, by the thought's encrypted content.
     """
 
-    ask: Ask
+    ask: PracticeRequest
     body: Mapping[str, Any]
-    live: bool = False
-    most: int | None = None
+    stream: bool = False
+    max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    unseal: Callable[[str], Any] = _nothing
+    decrypt_reasoning: Callable[[str], Any] = _no_model_data
 
 
 class Model(Protocol):
@@ -110,7 +120,7 @@ class Model(Protocol):
     window: int
     grace: float
 
-    def answer(self, prompt: Prompt) -> AsyncIterator[Piece]:
+    def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
         """Write the answer to a prompt, piece by piece.
 
         What stands in the way is raised as an ``ApiError``; everything else is a bug.
@@ -127,7 +137,7 @@ class Model(Protocol):
 
 
 @asynccontextmanager
-async def written(model: Model, prompt: Prompt) -> AsyncGenerator[AsyncIterator[Piece]]:
+async def stream_output(model: Model, prompt: Prompt) -> AsyncGenerator[AsyncIterator[OutputEvent]]:
     """The pieces of an answer; when nobody wants the rest, the model is stopped."""
     pieces = model.answer(prompt)
     try:
@@ -137,7 +147,7 @@ async def written(model: Model, prompt: Prompt) -> AsyncGenerator[AsyncIterator[
             await pieces.aclose()
 
 
-WINDOW = 400_000
+DEFAULT_WINDOW = 400_000
 """The context window of the practice model, in tokens, where none is chosen."""
 
 
@@ -145,21 +155,23 @@ class PracticeModel:
     """The practice model, or a script, at a chosen pace: seconds between two streamed chunks."""
 
     def __init__(
-        self, script: Script | None = None, *, pace: float = 0.0, window: int = WINDOW
+        self, script: Script | None = None, *, pace: float = 0.0, window: int = DEFAULT_WINDOW
     ) -> None:
         self.name = "practice"
         self.window = window
         self.grace = 0.0
         self.pace = pace
-        self._answer: Callable[[Ask], Reply] = script.answer if script else answer
+        self._answer: Callable[[PracticeRequest], PracticeOutput] = (
+            script.answer if script else answer
+        )
 
-    async def answer(self, prompt: Prompt) -> AsyncIterator[Piece]:
+    async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
         """Write the practice model's answer; only a watched one is cut up and paced."""
         reply = self._answer(prompt.ask)
-        pace = (reply.pace or self.pace) if prompt.live else 0.0
-        for piece in _pieces(reply.parts, prompt.live, prompt.most):
+        pace = (reply.pace or self.pace) if prompt.stream else 0.0
+        for piece in _iter_output(reply.parts, prompt.stream, prompt.max_tokens):
             yield piece
-            if pace and isinstance(piece, Grown):
+            if pace and isinstance(piece, ItemDelta):
                 await sleep(pace)
 
     async def summarise(self, items: Sequence[Mapping[str, Any]]) -> str:
@@ -170,31 +182,33 @@ class PracticeModel:
         """Hold nothing."""
 
 
-def _pieces(parts: tuple[Part, ...], live: bool, most: int | None) -> Iterator[Piece]:
+def _iter_output(
+    parts: tuple[OutputPart, ...], stream: bool, max_tokens: int | None
+) -> Iterator[OutputEvent]:
     for part in parts:
-        yield _opening(part)
-        text = part.arguments if isinstance(part, Call) else part.text
-        if most is not None:
-            text, most, cut = _fitted(text, most)
-            yield from map(Grown, _chunks(text, live))
+        yield _open_item(part)
+        text = part.arguments if isinstance(part, ToolCallOutput) else part.text
+        if max_tokens is not None:
+            text, max_tokens, cut = _truncate_text(text, max_tokens)
+            yield from map(ItemDelta, _split_chunks(text, stream))
             if cut:
-                yield Stopped("max_output_tokens")
+                yield OutputTruncated("max_output_tokens")
                 return
         else:
-            yield from map(Grown, _chunks(text, live))
-        yield Closed()
+            yield from map(ItemDelta, _split_chunks(text, stream))
+        yield ItemClosed()
 
 
-def _opening(part: Part) -> Opened:
+def _open_item(part: OutputPart) -> ItemOpened:
     match part:
-        case Say():
-            return Opened("text")
-        case Refuse():
-            return Opened("refusal")
-        case Think():
-            return Opened("reasoning")
-        case Call():
-            return Opened("custom_tool_call" if part.custom else "function_call", part.name)
+        case MessageOutput():
+            return ItemOpened("text")
+        case RefusalOutput():
+            return ItemOpened("refusal")
+        case ReasoningOutput():
+            return ItemOpened("reasoning")
+        case ToolCallOutput():
+            return ItemOpened("custom_tool_call" if part.custom else "function_call", part.name)
         case _:
             assert_never(part)
 
@@ -202,19 +216,19 @@ def _opening(part: Part) -> Opened:
 _WORD = re.compile(r"\s*\S+\s?|\s+")
 
 
-def _chunks(text: str, live: bool) -> list[str]:
-    return _WORD.findall(text) if live else [text]
+def _split_chunks(text: str, stream: bool) -> list[str]:
+    return _WORD.findall(text) if stream else [text]
 
 
-def _fitted(text: str, most: int) -> tuple[str, int, bool]:
+def _truncate_text(text: str, max_tokens: int) -> tuple[str, int, bool]:
     """Cut a text to its first ``most`` tokens; say how many are left and whether it was cut."""
     tokens = count_text(text)
-    if tokens <= most:
-        return text, most - tokens, False
+    if tokens <= max_tokens:
+        return text, max_tokens - tokens, False
     least, beyond = 0, len(text)
     while beyond - least > 1:
         middle = (least + beyond) // 2
-        if count_text(text[:middle]) <= most:
+        if count_text(text[:middle]) <= max_tokens:
             least = middle
         else:
             beyond = middle

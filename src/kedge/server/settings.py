@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from kedge.server.auth import LOOPBACK_NAMES
 from kedge.server.faults import Faults
-from kedge.server.guard import LOOPBACK_NAMES
 from kedge.server.models import Model, PracticeModel
-from kedge.server.sqlite import IN_MEMORY
+from kedge.server.storage.database import IN_MEMORY
 
 DAY = 86_400.0
 

@@ -15,14 +15,68 @@ the end of this module, for the server to call when their turn comes:
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
 from kedge.server import errors
-from kedge.server.shapes import parameters
-from kedge.server.shapes.branches import Object
-from kedge.server.shapes.language import kind_of
+from kedge.server.json_codec import Item
+from kedge.server.schema import requests
+from kedge.server.schema.base import describe_json_type
+from kedge.server.schema.containers import Object
+
+ToolParam = Mapping[str, Any]
+
+TOOL_ITEM_TYPES = frozenset({"additional_tools", "tool_search_output"})
+"""Types of items that offer tools."""
+
+TOOL_NAME_KEYS = {"function": "name", "custom": "name", "mcp": "server_label"}
+"""By what a tool of this type is chosen; every other is chosen by its type."""
+
+
+def check_tool_choice(body: Mapping[str, Any], context: Sequence[Item]) -> None:
+    """Refuse to be made to call a tool that nobody offered; ``seen`` is the whole context."""
+    choice = body.get("tool_choice")
+    if choice in (None, "auto", "none"):
+        return
+    offered = list(_flatten_namespaces(body.get("tools") or ()))
+    if choice == "required":
+        if not offered and not list(_iter_item_tools(context)):
+            raise errors.TOOLS_MISSING()
+        return
+    chosen: Sequence[ToolParam] = choice["tools"] if choice["type"] == "allowed_tools" else [choice]
+    for one in chosen:
+        if not _is_offered(one, offered) and not _is_offered(one, list(_iter_item_tools(context))):
+            raise errors.TOOL_NOT_OFFERED(choice=_tool_name(one))
+
+
+def _iter_item_tools(context: Sequence[Item]) -> Iterator[ToolParam]:
+    for item in context:
+        if item.get("type") in TOOL_ITEM_TYPES:
+            yield from _flatten_namespaces(item["tools"])
+
+
+def _flatten_namespaces(tools: Sequence[ToolParam]) -> Iterator[ToolParam]:
+    for tool in tools:
+        if tool["type"] == "namespace":
+            yield from tool["tools"]
+        else:
+            yield tool
+
+
+def _is_offered(chosen: ToolParam, offered: Sequence[ToolParam]) -> bool:
+    key = TOOL_NAME_KEYS.get(str(chosen.get("type")), "type")
+    if key == "type":
+        # Versions of one tool share the beginning of their type: web_search_preview_2025_03_11.
+        kind = str(chosen.get("type"))
+        return any(kind.startswith(one["type"]) or one["type"].startswith(kind) for one in offered)
+    return any(
+        one["type"] == chosen.get("type") and one.get(key) == chosen.get(key) for one in offered
+    )
+
+
+def _tool_name(chosen: ToolParam) -> object:
+    return chosen.get(TOOL_NAME_KEYS.get(str(chosen.get("type")), "type"))
 
 
 def parse_body(raw: bytes) -> object:
@@ -31,67 +85,73 @@ def parse_body(raw: bytes) -> object:
     Of two equal keys the last one wins, as everywhere.
     """
     try:
-        return json.loads(raw.decode(), parse_constant=_refuse_constant)
+        return json.loads(raw.decode(), parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         # ValueError covers bad UTF-8, bad JSON and integers of thousands of digits.
-        raise errors.NOT_JSON() from None
+        raise errors.INVALID_JSON() from None
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RequestSchema:
     """The body of one endpoint: its parameters, which are required, which have moved away."""
 
-    known: Object
+    params: Object
     required: tuple[str, ...] = ()
     moved: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def check(self, body: object) -> dict[str, Any]:
         """Check that the required are there and nothing is unknown; then each in its order."""
         if type(body) is not dict:
-            raise errors.BODY_NOT_OBJECT(got=kind_of(body))
+            raise errors.BODY_NOT_OBJECT(got=describe_json_type(body))
         held = cast("dict[str, Any]", body)
         for name in self.required:
             if name not in held:
-                raise self._missing(name, held)
-        if not held.keys() <= self.known.members.keys():
-            raise self._unknown(held)
-        self.known.check(held, None)
+                raise self._missing_error(name, held)
+        if not held.keys() <= self.params.members.keys():
+            raise self._unknown_error(held)
+        self.params.check(held, None)
         return held
 
-    def _missing(self, name: str, held: Mapping[str, Any]) -> errors.ApiError:
+    def _missing_error(self, name: str, body: Mapping[str, Any]) -> errors.ApiError:
         for old, new in self.moved.items():
-            if new == name and old in held:
-                return errors.MOVED(path=old, to=new)
-        return errors.MISSING(path=name)
+            if new == name and old in body:
+                return errors.MOVED_PARAMETER(path=old, to=new)
+        return errors.MISSING_PARAMETER(path=name)
 
-    def _unknown(self, held: Mapping[str, Any]) -> errors.ApiError:
-        known = self.known.members
-        name = next(name for name in held if name not in known)
+    def _unknown_error(self, body: Mapping[str, Any]) -> errors.ApiError:
+        known = self.params.members
+        name = next(name for name in body if name not in known)
         if name in self.moved:
-            return errors.MOVED(path=name, to=self.moved[name])
-        near = nearest(name, [other for other in known if other not in held])
+            return errors.MOVED_PARAMETER(path=name, to=self.moved[name])
+        near = find_similar(name, [other for other in known if other not in body])
         if near:
             suggestion = " or ".join(f"'{other}'" for other in near)
             return errors.UNKNOWN_WITH_SUGGESTION(path=name, suggestion=suggestion)
-        return errors.UNKNOWN(path=name)
+        return errors.UNKNOWN_PARAMETER(path=name)
 
 
-_CREATE = Request(Object(parameters.CREATE), required=("model", "input"), moved=parameters.MOVED)
-_MESSAGE = Request(Object(parameters.MESSAGE), required=("model", "input"), moved=parameters.MOVED)
-_INPUT_TOKENS = Request(Object(parameters.INPUT_TOKENS))
-_COMPACT = Request(Object(parameters.COMPACT), required=("model",))
-_CONVERSATION_CREATE = Request(Object(parameters.CONVERSATION_CREATE))
-_CONVERSATION_UPDATE = Request(Object(parameters.CONVERSATION_UPDATE), required=("metadata",))
-_CONVERSATION_ITEMS = Request(Object(parameters.CONVERSATION_ITEMS), required=("items",))
+_CREATE = RequestSchema(
+    Object(requests.CREATE_RESPONSE),
+    required=("model", "input"),
+    moved=requests.MOVED_PARAMETERS,
+)
+_SOCKET_CREATE = RequestSchema(
+    Object(requests.SOCKET_CREATE), required=("model", "input"), moved=requests.MOVED_PARAMETERS
+)
+_INPUT_TOKENS = RequestSchema(Object(requests.INPUT_TOKENS))
+_COMPACT = RequestSchema(Object(requests.COMPACT_RESPONSE), required=("model",))
+_CONVERSATION_CREATE = RequestSchema(Object(requests.CONVERSATION_CREATE))
+_CONVERSATION_UPDATE = RequestSchema(Object(requests.CONVERSATION_UPDATE), required=("metadata",))
+_CONVERSATION_ITEMS = RequestSchema(Object(requests.CONVERSATION_ITEMS), required=("items",))
 
 
 def check_create(body: object, *, on_socket: bool = False) -> None:
     """Check a request to ``POST /v1/responses``, or the same as a message on a socket."""
-    held = (_MESSAGE if on_socket else _CREATE).check(body)
+    held = (_SOCKET_CREATE if on_socket else _CREATE).check(body)
     for entry in held.get("context_management") or ():
         if entry["type"] != "compaction":
             raise errors.CONTEXT_MANAGEMENT_UNSUPPORTED(type=entry["type"])
@@ -140,20 +200,20 @@ def check_not_empty(body: Mapping[str, Any]) -> None:
     if body.get("input"):
         return
     if body.get("previous_response_id") is None and body.get("conversation") is None:
-        raise errors.NOTHING_TO_ANSWER()
+        raise errors.INPUT_REQUIRED()
 
 
 MAX_DISTANCE = 2
 
 
-def nearest(name: str, known: Sequence[str]) -> list[str]:
+def find_similar(name: str, candidates: Sequence[str]) -> list[str]:
     """Find at most two known names within two edits of this one, the nearest first."""
-    near = ((distance(name, other), other) for other in known)
+    near = ((edit_distance(name, other), other) for other in candidates)
     ranked = sorted((pair for pair in near if pair[0] <= MAX_DISTANCE), key=lambda pair: pair[0])
     return [other for _, other in ranked[:2]]
 
 
-def distance(one: str, other: str) -> int:
+def edit_distance(one: str, other: str) -> int:
     """Count the insertions, deletions and substitutions between two names (up to three)."""
     if abs(len(one) - len(other)) > MAX_DISTANCE:
         return MAX_DISTANCE + 1

@@ -1,35 +1,40 @@
 """The store: conversations that last, with their trees of nodes and their responses."""
 
-from kedge.store.opening import open_store
-from kedge.store.rows import (
+from kedge.store.conversation_tree import Telemetry
+from kedge.store.open import open_store
+from kedge.store.records import (
     Claim,
     ConversationRow,
     Damage,
     Differences,
-    Exchange,
     Hit,
     Incident,
-    Loaded,
+    LoadedPath,
     Node,
     ResponseRow,
+    StoredExchange,
     ToolRow,
 )
 from kedge.store.store import Store
-from kedge.store.trees import Accounts
 
 __all__ = [
-    "Accounts",
     "Claim",
     "ConversationRow",
     "Damage",
     "Differences",
-    "Exchange",
     "Hit",
     "Incident",
-    "Loaded",
+    "LoadedPath",
     "Node",
     "ResponseRow",
     "Store",
+    "StoredExchange",
+    "Telemetry",
     "ToolRow",
     "open_store",
 ]
+
+# Names of version 0.1, which keep working.
+Accounts = Telemetry
+Exchange = StoredExchange
+Loaded = LoadedPath

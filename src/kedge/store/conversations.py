@@ -6,10 +6,10 @@ from typing import Any
 
 from kedge.errors import NotInStore
 from kedge.planning import Mode
+from kedge.store.block_codec import encode
 from kedge.store.database import Row, Tx
-from kedge.store.forms import encode
 from kedge.store.nodes import insert_root
-from kedge.store.rows import ConversationRow
+from kedge.store.records import ConversationRow
 
 _COLUMNS = (
     "c.id, c.title, c.archived, c.head, c.mode, c.retention, c.data, c.forked_from, c.forked_at, "
@@ -29,27 +29,27 @@ def create(
     now: float,
 ) -> ConversationRow:
     """A new conversation, on a tree of its own."""
-    number = _insert(tx, name, title, mode, retention, data, now)
+    number = _insert_conversation(tx, name, title, mode, retention, data, now)
     root = insert_root(tx, number, now)
     tx.run("UPDATE conversations SET tree = ?, head = ? WHERE number = ?", (root, root, number))
     set_tags(tx, number, tags)
-    return select(tx, name)
+    return select_conversation(tx, name)
 
 
 def fork(
     tx: Tx, name: str, origin: ConversationRow, at: int, title: str, now: float
 ) -> ConversationRow:
     """A new conversation on the tree of another one, with its head at a node of it."""
-    number = _insert(tx, name, title, origin.mode, origin.retention, origin.data, now)
+    number = _insert_conversation(tx, name, title, origin.mode, origin.retention, origin.data, now)
     tx.run(
         "UPDATE conversations SET tree = ?, head = ?, forked_from = ?, forked_at = ? WHERE number = ?",
         (origin.tree, at, origin.id, at, number),
     )
     set_tags(tx, number, origin.tags)
-    return select(tx, name)
+    return select_conversation(tx, name)
 
 
-def _insert(
+def _insert_conversation(
     tx: Tx,
     name: str,
     title: str,
@@ -66,15 +66,15 @@ def _insert(
     )
 
 
-def select(tx: Tx, name: str, lock: str = "") -> ConversationRow:
+def select_conversation(tx: Tx, name: str, lock: str = "") -> ConversationRow:
     """The conversation with this id."""
     rows = tx.rows(f"SELECT {_COLUMNS} FROM conversations c WHERE c.id = ? {lock}", (name,))
     if not rows:
         raise NotInStore(f"there is no conversation {name!r} in this store")
-    return _row(rows[0], _tags(tx, [rows[0][-1]]))
+    return _conversation_from_row(rows[0], _select_tags(tx, [rows[0][-1]]))
 
 
-def select_all(
+def select_conversations(
     tx: Tx, *, tag: str | None, archived: bool | None, limit: int, before: float | None
 ) -> list[ConversationRow]:
     """Conversations, the one that changed last first."""
@@ -93,13 +93,13 @@ def select_all(
         "ORDER BY c.updated_at DESC, c.number DESC LIMIT ?",
         (*values, limit),
     )
-    tags = _tags(tx, [row[-1] for row in rows])
-    return [_row(row, tags) for row in rows]
+    tags = _select_tags(tx, [row[-1] for row in rows])
+    return [_conversation_from_row(row, tags) for row in rows]
 
 
 def update(tx: Tx, name: str, changes: Mapping[str, Any], now: float) -> ConversationRow:
     """Change a conversation's members."""
-    row = select(tx, name)
+    row = select_conversation(tx, name)
     columns = {k: v for k, v in changes.items() if k != "tags"}
     if "data" in columns:
         columns["data"] = encode(dict(columns["data"])) if columns["data"] else None
@@ -111,7 +111,7 @@ def update(tx: Tx, name: str, changes: Mapping[str, Any], now: float) -> Convers
     if "tags" in changes:
         tx.run("DELETE FROM tags WHERE conversation = ?", (row.number,))
         set_tags(tx, row.number, changes["tags"])
-    return select(tx, name)
+    return select_conversation(tx, name)
 
 
 def set_tags(tx: Tx, number: int, tags: Iterable[str]) -> None:
@@ -120,7 +120,7 @@ def set_tags(tx: Tx, number: int, tags: Iterable[str]) -> None:
     tx.run_many("INSERT INTO tags (conversation, tag) VALUES (?, ?)", rows)
 
 
-def head_of(tx: Tx, number: int) -> int:
+def select_head(tx: Tx, number: int) -> int:
     """Where the head is."""
     rows = tx.rows("SELECT head FROM conversations WHERE number = ?", (number,))
     if not rows:
@@ -128,7 +128,7 @@ def head_of(tx: Tx, number: int) -> int:
     return rows[0][0]
 
 
-def _tags(tx: Tx, numbers: list[int]) -> dict[int, list[str]]:
+def _select_tags(tx: Tx, numbers: list[int]) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     if numbers:
         marks = ", ".join("?" * len(numbers))
@@ -138,7 +138,7 @@ def _tags(tx: Tx, numbers: list[int]) -> dict[int, list[str]]:
     return found
 
 
-def _row(row: Row, tags: Mapping[int, list[str]]) -> ConversationRow:
+def _conversation_from_row(row: Row, tags: Mapping[int, list[str]]) -> ConversationRow:
     (
         name,
         title,

@@ -21,7 +21,7 @@ class Tx(Protocol):
     """One transaction, inside a worker thread."""
 
     dialect: "Dialect"
-    careful: bool
+    is_retry: bool
     """Whether an earlier attempt met another transaction, and nothing should be taken for granted."""
 
     def rows(self, sql: str, values: Values = ()) -> list[Row]:
@@ -40,7 +40,7 @@ class Tx(Protocol):
         """Insert a row, and get the number that it was given as its ``key``; 0 if there was one."""
         ...
 
-    def add(self, addition: "Addition") -> tuple[int, bool] | None:
+    def add_node(self, insert: "NodeInsert") -> tuple[int, bool] | None:
         """Add a node in one statement: its number, and whether the head moved.
 
         ``None`` if it has to be done step by step; a number of 0 if the conversation is gone.
@@ -49,18 +49,18 @@ class Tx(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Addition:
+class NodeInsert:
     """A node that goes on in its parent's branch, with all that belongs to it."""
 
     node: Row
     """Its values, from the tree on."""
     blocks: Sequence[tuple[bytes, str]]
     """Hashes and texts."""
-    response: Callable[[], str] | None
+    encode_response: Callable[[], str] | None
     """Writes the row of the response that made it, as JSON."""
     head: int | None
     """Where the head is moved from."""
-    alone: bool
+    single_statement: bool
     """Whether nothing else is done in its transaction."""
 
 
@@ -71,19 +71,19 @@ class Dialect:
     name: str
     types: Mapping[str, str]
     """What stands for ``{serial}``, ``{bytes}`` and the like in migrations."""
-    guard_links: str
+    lock_links: str
     """Keeps everyone else from adding links until the end of the transaction."""
-    share_links: str
+    lock_links_shared: str
     """Waits for whoever guards the links."""
-    lock: str
+    for_update: str
     """Keeps a selected row from being changed until the end of the transaction."""
-    hold: str
+    for_key_share: str
     """Keeps a selected row from being deleted until the end of the transaction."""
-    guard_schema: str
+    lock_schema: str
     """Keeps everyone else from changing the schema until the end of the transaction."""
-    match: str
+    text_match: str
     """The condition that a text holds the words of a query."""
-    tables: str
+    list_tables: str
     """A query for the names of the tables that there are."""
 
 
@@ -104,7 +104,7 @@ class Database(ABC):
         """
 
     @abstractmethod
-    async def reclaim(self, *, whole: bool = False) -> None:
+    async def reclaim(self, *, vacuum: bool = False) -> None:
         """Overwrite what was deleted; if ``whole``, give the space back too."""
 
     @abstractmethod
@@ -112,7 +112,7 @@ class Database(ABC):
         """Let go of threads and connections."""
 
 
-class timed:  # noqa: N801 - read as a word: "with timed("read")"
+class OperationTimer:
     """Measures how long an operation of the store takes, waiting for its turn included."""
 
     __slots__ = ("_operation", "_start")

@@ -16,19 +16,19 @@ from typing import Any, cast
 from kedge.errors import NotInStore
 from kedge.planning import AnchorRecord, ConversationState
 from kedge.planning.state import MODES
-from kedge.store.database import Addition, Row, Tx
-from kedge.store.forms import encode, hash_of, read_blocks
+from kedge.store.block_codec import decode_blocks, encode, hash_block
+from kedge.store.database import NodeInsert, Row, Tx
+from kedge.store.records import Differences, LoadedPath, Node, NodeKind, ResponseRow
 from kedge.store.responses import (
-    RECORD,
+    ANCHOR_COLUMNS,
+    anchor_from_row,
+    encode_response,
     insert_response,
-    record_of,
-    response_form,
-    scope_number,
+    intern_scope,
 )
-from kedge.store.rows import Differences, Kind, Loaded, Node, ResponseRow
-from kedge.turns.frozen import EMPTY, FrozenMap, thaw
+from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
 
-NODE = (
+NODE_COLUMNS = (
     "n.id, n.tree, n.branch, n.parent, n.conversation, n.kind, n.kept, n.length, n.depth, n.memory, "
     "n.created_at"
 )
@@ -36,7 +36,7 @@ Json = dict[str, Any]
 
 # Which places of which branches make up the path to a node: the newest branch whole, of each one before
 # it only what the next keeps.
-_PATH = """
+_PATH_CTE = """
 WITH RECURSIVE path (branch, stop) AS (
     SELECT branch, length FROM nodes WHERE id = ?
     UNION ALL
@@ -45,31 +45,31 @@ WITH RECURSIVE path (branch, stop) AS (
     WHERE first.kept > 0
 )
 """
-_BLOCKS = f"""{_PATH}
+_SELECT_BLOCKS = f"""{_PATH_CTE}
 SELECT l.place, b.body FROM path CROSS JOIN links l CROSS JOIN blocks b
 WHERE l.branch = path.branch AND l.place < path.stop AND b.id = l.block
 """
-_RECORDS = f"""{_PATH}
-SELECT {RECORD} FROM path CROSS JOIN nodes n CROSS JOIN responses r
+_SELECT_RECORDS = f"""{_PATH_CTE}
+SELECT {ANCHOR_COLUMNS} FROM path CROSS JOIN nodes n CROSS JOIN responses r
 WHERE n.tree = ? AND n.branch = path.branch AND n.length <= path.stop AND r.node = n.id
 AND r.digest IS NOT NULL
 """
-_LINE = f"""
+_SELECT_ANCESTRY = f"""
 WITH RECURSIVE line AS (
-    SELECT {NODE} FROM nodes n WHERE n.id = ?
+    SELECT {NODE_COLUMNS} FROM nodes n WHERE n.id = ?
     UNION ALL
-    SELECT {NODE} FROM line JOIN nodes n ON n.id = line.parent
+    SELECT {NODE_COLUMNS} FROM line JOIN nodes n ON n.id = line.parent
 ) SELECT * FROM line ORDER BY depth
 """
-_BELOW = f"""
+_SELECT_NEWEST_DESCENDANT = f"""
 WITH RECURSIVE below (id) AS (
     SELECT id FROM nodes WHERE id = ?
     UNION ALL
     SELECT n.id FROM below JOIN nodes n ON n.parent = below.id
     WHERE n.tree = ? AND n.kind IN ('answered', 'results')
-) SELECT {NODE} FROM nodes n JOIN below ON below.id = n.id ORDER BY n.id DESC LIMIT 1
+) SELECT {NODE_COLUMNS} FROM nodes n JOIN below ON below.id = n.id ORDER BY n.id DESC LIMIT 1
 """
-_COMMON = f"""
+_SELECT_COMMON_ANCESTOR = f"""
 WITH RECURSIVE lefts (id, parent) AS (
     SELECT id, parent FROM nodes WHERE id = ?
     UNION ALL SELECT n.id, n.parent FROM lefts JOIN nodes n ON n.id = lefts.parent
@@ -77,10 +77,10 @@ WITH RECURSIVE lefts (id, parent) AS (
     SELECT id, parent FROM nodes WHERE id = ?
     UNION ALL SELECT n.id, n.parent FROM rights JOIN nodes n ON n.id = rights.parent
 )
-SELECT {NODE} FROM nodes n JOIN lefts ON lefts.id = n.id JOIN rights ON rights.id = n.id
+SELECT {NODE_COLUMNS} FROM nodes n JOIN lefts ON lefts.id = n.id JOIN rights ON rights.id = n.id
 ORDER BY n.depth DESC LIMIT 1
 """
-_DIFFERENCES = """
+_SELECT_DIFFERENCES = """
 WITH RECURSIVE path (side, branch, stop) AS (
     SELECT CASE WHEN id = ? THEN 0 ELSE 1 END, branch, length FROM nodes WHERE id IN (?, ?)
     UNION ALL
@@ -100,22 +100,24 @@ JOIN blocks b ON b.id = line.block ORDER BY line.side, line.place
 """
 
 
-def node_of(row: Row) -> Node:
+def node_from_row(row: Row) -> Node:
     """The node in a row of the columns ``NODE``."""
     return Node(*row)
 
 
 def select_node(tx: Tx, node: int, tree: int) -> Node:
     """The node with this number, which must be one of this tree."""
-    rows = tx.rows(f"SELECT {NODE} FROM nodes n WHERE n.id = ? AND n.tree = ?", (node, tree))
+    rows = tx.rows(
+        f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.id = ? AND n.tree = ?", (node, tree)
+    )
     if not rows:
         raise NotInStore(f"there is no node {node} in this conversation")
-    return node_of(rows[0])
+    return node_from_row(rows[0])
 
 
 def insert_root(tx: Tx, number: int, now: float) -> int:
     """The first node of a tree, which holds nothing."""
-    root = _insert(tx, Node(0, 0, 0, 0, number, "root", 0, 0, 0, None, now))
+    root = _insert_node_row(tx, Node(0, 0, 0, 0, number, "root", 0, 0, 0, None, now))
     tx.run("UPDATE nodes SET tree = id, branch = id WHERE id = ?", (root,))
     return root
 
@@ -126,14 +128,14 @@ def insert_node(
     bodies: Sequence[str],
     *,
     number: int,
-    kind: Kind,
+    kind: NodeKind,
     now: float,
     kept: int | None = None,
     memory: str | None = None,
     response: ResponseRow | None = None,
     scope: int = 0,
     head: int | None = None,
-    alone: bool = False,
+    single_statement: bool = False,
 ) -> tuple[Node, bool]:
     """Add a node below ``parent`` that keeps ``kept`` blocks (all by default) and adds these.
 
@@ -142,7 +144,7 @@ def insert_node(
     """
     appends = kept is None or kept == parent.length
     kept = parent.length if kept is None else kept
-    blocks = [(hash_of(body), body) for body in bodies]
+    blocks = [(hash_block(body), body) for body in bodies]
     node = Node(
         0,
         parent.tree,
@@ -156,25 +158,25 @@ def insert_node(
         memory,
         now,
     )
-    scope = scope or scope_number(tx, response.scope) if response else 0
+    scope = scope or intern_scope(tx, response.scope) if response else 0
     if node.branch:
-        form = partial(response_form, response, number, scope) if response else None
-        made = tx.add(Addition(_values(node), blocks, form, head, alone))
+        form = partial(encode_response, response, number, scope) if response else None
+        made = tx.add_node(NodeInsert(_node_values(node), blocks, form, head, single_statement))
         if made and not made[0]:
             raise NotInStore("the conversation was deleted meanwhile")
         if made:
             return replace(node, id=made[0]), made[1]
     if (
-        tx.dialect.share_links
+        tx.dialect.lock_links_shared
     ):  # first the links, then the conversation: whoever deletes does the same
-        tx.run(tx.dialect.share_links)
-    if head is None or tx.dialect.hold:  # or moving the head will tell whether it is there
-        hold(tx, number)
-    node = _insert_slowly(tx, node, blocks, response, scope)
+        tx.run(tx.dialect.lock_links_shared)
+    if head is None or tx.dialect.for_key_share:  # or moving the head will tell whether it is there
+        lock_conversation(tx, number)
+    node = _insert_stepwise(tx, node, blocks, response, scope)
     return node, head is not None and move_head(tx, number, head, node.id, now)
 
 
-def _insert_slowly(
+def _insert_stepwise(
     tx: Tx,
     node: Node,
     blocks: Sequence[tuple[bytes, str]],
@@ -183,8 +185,8 @@ def _insert_slowly(
 ) -> Node:
     """Add a node step by step, on its parent's branch or on one of its own."""
     # If somebody has gone on in the branch, the links will tell, and this is run again with care.
-    goes_on = node.branch and (not tx.careful or _is_free(tx, node))
-    made = _insert(tx, node)
+    goes_on = node.branch and (not tx.is_retry or _is_branch_tip(tx, node))
+    made = _insert_node_row(tx, node)
     branch = node.branch if goes_on else made
     if not goes_on:
         tx.run("UPDATE nodes SET branch = id WHERE id = ?", (made,))
@@ -195,12 +197,12 @@ def _insert_slowly(
     )
     if response:
         insert_response(tx, response, node=made, number=node.conversation, scope=scope)
-    return Node(made, node.tree, branch, *_values(node)[2:])
+    return Node(made, node.tree, branch, *_node_values(node)[2:])
 
 
-def hold(tx: Tx, number: int) -> None:
+def lock_conversation(tx: Tx, number: int) -> None:
     """Keep a conversation from being deleted until the end of the transaction."""
-    query = f"SELECT 1 FROM conversations WHERE number = ? {tx.dialect.hold}"
+    query = f"SELECT 1 FROM conversations WHERE number = ? {tx.dialect.for_key_share}"
     if not tx.rows(query, (number,)):
         raise NotInStore("the conversation was deleted meanwhile")
 
@@ -211,21 +213,21 @@ def move_head(tx: Tx, number: int, expected: int, head: int, now: float) -> bool
     return tx.run(moved, (head, now, number, expected)) > 0
 
 
-def _is_free(tx: Tx, node: Node) -> bool:
+def _is_branch_tip(tx: Tx, node: Node) -> bool:
     """Whether nobody has gone on in the branch."""
     taken = "SELECT 1 FROM links WHERE branch = ? AND place = ?"
     return not tx.rows(taken, (node.branch, node.kept))
 
 
-def _insert(tx: Tx, node: Node) -> int:
+def _insert_node_row(tx: Tx, node: Node) -> int:
     return tx.insert(
         "INSERT INTO nodes (tree, branch, parent, conversation, kind, kept, length, depth, memory, "
         "created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        _values(node),
+        _node_values(node),
     )
 
 
-def _values(node: Node) -> Row:
+def _node_values(node: Node) -> Row:
     """What a node is written as, from its tree on."""
     return (
         node.tree,
@@ -245,18 +247,18 @@ def insert_blocks(tx: Tx, blocks: Sequence[tuple[bytes, str]], number: int) -> l
     """Store blocks, each once; the numbers that they have."""
     insert = "INSERT INTO blocks (hash, owner, body) VALUES (?, ?, ?) ON CONFLICT (hash) DO NOTHING"
     return [
-        tx.insert(insert, (name, number, body)) or _shared(tx, name, number, body)
+        tx.insert(insert, (name, number, body)) or _share_block(tx, name, number, body)
         for name, body in blocks
     ]
 
 
-def _shared(tx: Tx, name: bytes, number: int, body: str) -> int:
+def _share_block(tx: Tx, digest: bytes, number: int, body: str) -> int:
     """The number of a block that was there already; one that several use has no owner."""
-    if tx.dialect.share_links:  # or it could be deleted before our link to it is seen
-        tx.run(tx.dialect.share_links)
-    found = tx.rows("SELECT id, owner FROM blocks WHERE hash = ?", (name,))
+    if tx.dialect.lock_links_shared:  # or it could be deleted before our link to it is seen
+        tx.run(tx.dialect.lock_links_shared)
+    found = tx.rows("SELECT id, owner FROM blocks WHERE hash = ?", (digest,))
     if not found:
-        return insert_blocks(tx, [(name, body)], number)[0]
+        return insert_blocks(tx, [(digest, body)], number)[0]
     block, owner = found[0]
     if owner is not None and owner != number:
         tx.run("UPDATE blocks SET owner = NULL WHERE id = ?", (block,))
@@ -265,50 +267,50 @@ def _shared(tx: Tx, name: bytes, number: int, body: str) -> int:
 
 def load_path(
     tx: Tx, node: Node, *, scopes: dict[int, str], mode: str | None, retention: float | None
-) -> Loaded:
+) -> LoadedPath:
     """The blocks and the anchors on the path to a node."""
-    rows = tx.rows(_BLOCKS, (node.id,))
+    rows = tx.rows(_SELECT_BLOCKS, (node.id,))
     rows.sort(key=itemgetter(0))
-    found = tx.rows(_RECORDS, (node.id, node.tree))
+    found = tx.rows(_SELECT_RECORDS, (node.id, node.tree))
     if any(row[1] not in scopes for row in found):
         scopes.update(tx.rows("SELECT number, name FROM scopes"))
-    records = [record_of(row, scopes, retention) for row in found]
-    memory, data = read_memory(node.memory, records, mode)
-    return Loaded(node, tuple(read_blocks([body for _, body in rows])), memory, data)
+    records = [anchor_from_row(row, scopes, retention) for row in found]
+    memory, data = decode_node_state(node.memory, records, mode)
+    return LoadedPath(node, tuple(decode_blocks([body for _, body in rows])), memory, data)
 
 
 def load_bodies(tx: Tx, node: Node) -> list[str]:
     """The texts of the blocks on the path to a node."""
-    return [body for _, body in sorted(tx.rows(_BLOCKS, (node.id,)))]
+    return [body for _, body in sorted(tx.rows(_SELECT_BLOCKS, (node.id,)))]
 
 
-def load_line(tx: Tx, node: int) -> list[Node]:
+def load_ancestry(tx: Tx, node: int) -> list[Node]:
     """The nodes from the root to this one."""
-    return [node_of(row) for row in tx.rows(_LINE, (node,))]
+    return [node_from_row(row) for row in tx.rows(_SELECT_ANCESTRY, (node,))]
 
 
-def newest_below(tx: Tx, node: int, tree: int) -> Node:
+def find_newest_descendant(tx: Tx, node: int, tree: int) -> Node:
     """The newest of the nodes that a question led to, itself included."""
-    rows = tx.rows(_BELOW, (node, tree))
-    return node_of(rows[0])
+    rows = tx.rows(_SELECT_NEWEST_DESCENDANT, (node, tree))
+    return node_from_row(rows[0])
 
 
-def common_ancestor(tx: Tx, left: int, right: int) -> Node:
+def find_common_ancestor(tx: Tx, left: int, right: int) -> Node:
     """The newest node that is on both paths."""
-    return node_of(tx.rows(_COMMON, (left, right))[0])
+    return node_from_row(tx.rows(_SELECT_COMMON_ANCESTOR, (left, right))[0])
 
 
-def differences(tx: Tx, left: Node, right: Node) -> Differences:
+def diff_paths(tx: Tx, left: Node, right: Node) -> Differences:
     """What each path has after the blocks that both begin with."""
     if left.id == right.id:
         return Differences(left.length, (), ())
-    rows = tx.rows(_DIFFERENCES, (left.id, left.id, right.id))
+    rows = tx.rows(_SELECT_DIFFERENCES, (left.id, left.id, right.id))
     shared = min((place for _, place, _ in rows), default=min(left.length, right.length))
-    sides = [read_blocks([body for side, _, body in rows if side == which]) for which in (0, 1)]
+    sides = [decode_blocks([body for side, _, body in rows if side == which]) for which in (0, 1)]
     return Differences(shared, tuple(sides[0]), tuple(sides[1]))
 
 
-def write_memory(state: ConversationState, data: FrozenMap, mode: str | None) -> str | None:
+def encode_node_state(state: ConversationState, data: FrozenMap, mode: str | None) -> str | None:
     """What a node says beyond its responses and the conversation's own mode; usually nothing."""
     form: Json = {
         "mode": None if state.mode == mode else state.mode,
@@ -322,7 +324,7 @@ def write_memory(state: ConversationState, data: FrozenMap, mode: str | None) ->
     return encode(form) if form else None
 
 
-def read_memory(
+def decode_node_state(
     text: str | None, records: Sequence[AnchorRecord], mode: str | None
 ) -> tuple[ConversationState, FrozenMap]:
     """The state that a Turn carries, from its records and from what its node says."""

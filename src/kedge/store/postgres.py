@@ -24,8 +24,8 @@ from kedge.errors import (
     StoreReadOnly,
     StoreUnreachable,
 )
-from kedge.store.database import Addition, Database, Dialect, Row, Tx, Values, timed
-from kedge.store.forms import encode
+from kedge.store.block_codec import encode
+from kedge.store.database import Database, Dialect, NodeInsert, OperationTimer, Row, Tx, Values
 
 if TYPE_CHECKING:
     import psycopg
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CONNECTIONS = 4
-_QUIET = logging.NullHandler()
-WAITING = 64
+MAX_CONNECTIONS = 4
+_NULL_HANDLER = logging.NullHandler()
+MAX_THREADS = 64
 """How many transactions may wait for a connection at the same time."""
-ATTEMPTS = 8
+MAX_ATTEMPTS = 8
 
 POSTGRESQL = Dialect(
     name="postgresql",
@@ -48,16 +48,16 @@ POSTGRESQL = Dialect(
         "bytes": "BYTEA",
         "clustered": "",
     },
-    guard_links="LOCK TABLE links IN SHARE ROW EXCLUSIVE MODE",
-    share_links="LOCK TABLE links IN ROW EXCLUSIVE MODE",
-    lock="FOR UPDATE",
-    hold="FOR KEY SHARE",
-    guard_schema="SELECT pg_advisory_xact_lock(5461729823)",
-    match="texts.words @@ plainto_tsquery('simple', ?)",
-    tables="SELECT tablename FROM pg_tables WHERE schemaname = current_schema()",
+    lock_links="LOCK TABLE links IN SHARE ROW EXCLUSIVE MODE",
+    lock_links_shared="LOCK TABLE links IN ROW EXCLUSIVE MODE",
+    for_update="FOR UPDATE",
+    for_key_share="FOR KEY SHARE",
+    lock_schema="SELECT pg_advisory_xact_lock(5461729823)",
+    text_match="texts.words @@ plainto_tsquery('simple', ?)",
+    list_tables="SELECT tablename FROM pg_tables WHERE schemaname = current_schema()",
 )
 
-_WRONG = ("password authentication failed", "no password supplied", "does not exist")
+_PERMANENT_ERRORS = ("password authentication failed", "no password supplied", "does not exist")
 """In the words of the server: what no second try will mend."""
 
 # What the server reports, by the beginning of its SQLSTATE: our error, and its words.
@@ -74,14 +74,14 @@ _ERRORS: dict[str, tuple[type[StoreError], str]] = {
     "08": (StoreUnreachable, "the connection to the server broke; try again"),
     "XX": (StoreDamaged, "the server reports damage"),
 }
-_AGAIN = ("40001", "40P01", "23505", "22012")
+_RETRYABLE_STATES = ("40001", "40P01", "23505", "22012")
 """Two transactions met: a serialisation failure, a deadlock, both took the same place; or one statement
 cannot do it, see ``_ADD``."""
 
 
 # Every statement is a journey to the server and back, so what is done for each exchange is one. It
 # fails as a whole (by a division by zero) if not every block is new.
-_ADD = b"""
+_INSERT_NODE = b"""
 WITH alive AS (
     SELECT number FROM conversations WHERE number = %(number)s FOR KEY SHARE
 ), given AS (
@@ -113,12 +113,12 @@ SELECT node.id, (SELECT COUNT(*) FROM moved),
     1 / (CASE WHEN (SELECT COUNT(*) FROM made) = %(count)s THEN 1 ELSE 0 END)
 FROM node
 """
-_COLUMNS = (
+_NODE_COLUMNS = (
     "tree", "branch", "parent", "number", "kind", "kept", "length", "depth", "memory", "now"
 )  # fmt: skip
 
 
-class _Tx:
+class _PostgresTx:
     """A transaction on one connection, which begins with its first statement.
 
     ``careful`` once it met another one.
@@ -126,46 +126,46 @@ class _Tx:
 
     dialect = POSTGRESQL
 
-    def __init__(self, cursor: "psycopg.Cursor[Any]", *, careful: bool = False) -> None:
+    def __init__(self, cursor: "psycopg.Cursor[Any]", *, is_retry: bool = False) -> None:
         self._cursor = cursor
-        self.careful = careful
-        self.begun = False
-        self.alone = False
+        self.is_retry = is_retry
+        self.in_transaction = False
+        self.single_statement = False
 
     def rows(self, sql: str, values: Values = ()) -> list[Row]:
-        return self._run(_marked(sql), values).fetchall()
+        return self._run(_convert_placeholders(sql), values).fetchall()
 
     def run(self, sql: str, values: Values = ()) -> int:
-        return self._run(_marked(sql), values or None).rowcount
+        return self._run(_convert_placeholders(sql), values or None).rowcount
 
     def run_many(self, sql: str, rows: Iterable[Values]) -> None:
         self.begin()
-        self._cursor.executemany(_marked(sql), rows)
+        self._cursor.executemany(_convert_placeholders(sql), rows)
 
     def insert(self, sql: str, values: Values, key: str = "id") -> int:
-        found = self._run(_marked(f"{sql} RETURNING {key}"), values).fetchone()
+        found = self._run(_convert_placeholders(f"{sql} RETURNING {key}"), values).fetchone()
         return found[0] if found else 0
 
-    def add(self, addition: Addition) -> tuple[int, bool] | None:
-        if self.careful:
+    def add_node(self, insert: NodeInsert) -> tuple[int, bool] | None:
+        if self.is_retry:
             return None
-        values: dict[str, Any] = dict(zip(_COLUMNS, addition.node, strict=True))
-        values["blocks"] = encode([[name.hex(), body] for name, body in addition.blocks])
-        values["count"] = len(addition.blocks)
-        values["response"] = addition.response() if addition.response else "{}"
-        values["answers"] = addition.response is not None
-        values["head"] = -1 if addition.head is None else addition.head
-        if addition.alone:
-            self.alone = not self.begun
+        values: dict[str, Any] = dict(zip(_NODE_COLUMNS, insert.node, strict=True))
+        values["blocks"] = encode([[name.hex(), body] for name, body in insert.blocks])
+        values["count"] = len(insert.blocks)
+        values["response"] = insert.encode_response() if insert.encode_response else "{}"
+        values["answers"] = insert.encode_response is not None
+        values["head"] = -1 if insert.head is None else insert.head
+        if insert.single_statement:
+            self.single_statement = not self.in_transaction
         else:
             self.begin()
-        found = self._cursor.execute(_ADD, values).fetchone()
+        found = self._cursor.execute(_INSERT_NODE, values).fetchone()
         return (found[0], bool(found[1])) if found else (0, False)
 
     def begin(self) -> None:
         """Begin, unless that was done: a statement that is alone needs no words around it."""
-        if not self.begun:
-            self.begun = True
+        if not self.in_transaction:
+            self.in_transaction = True
             self._cursor.execute(b"BEGIN")
 
     def _run(self, sql: Any, values: Values | None) -> "psycopg.Cursor[Any]":
@@ -174,7 +174,7 @@ class _Tx:
 
 
 @cache
-def _marked(sql: str) -> Any:
+def _convert_placeholders(sql: str) -> Any:
     """The statement with this driver's marks for values."""
     return sql.replace("?", "%s").encode()
 
@@ -185,16 +185,16 @@ class PostgresDatabase(Database):
     dialect = POSTGRESQL
 
     def __init__(
-        self, url: str, *, connections: int = CONNECTIONS, wait_seconds: float = 10.0
+        self, url: str, *, connections: int = MAX_CONNECTIONS, wait_seconds: float = 10.0
     ) -> None:
         self._url = url
         self._wait_seconds = wait_seconds
         self._connect_timeout = max(2, int(wait_seconds))
-        self._driver, pool_class = _driver()
-        self._failure: psycopg.Error | None = None
+        self._driver, pool_class = _import_driver()
+        self._connect_error: psycopg.Error | None = None
         self._pool: ConnectionPool[Any] = pool_class(
             url,
-            connection_class=self._connection_class(),
+            connection_class=self._build_connection_class(),
             kwargs={
                 "autocommit": True,  # a transaction is begun by the first statement that needs it
                 "connect_timeout": self._connect_timeout,
@@ -205,22 +205,22 @@ class PostgresDatabase(Database):
             timeout=wait_seconds,
             reconnect_timeout=wait_seconds,
             num_workers=1,
-            check=_check,
+            check=_check_connection,
             open=False,
         )
-        self._threads = ThreadPoolExecutor(WAITING, "kedge-store")
+        self._executor = ThreadPoolExecutor(MAX_THREADS, "kedge-store")
 
     async def read(self, work: Callable[[Tx], T]) -> T:
         """Run queries against one consistent state."""
-        with timed("read"):
-            return await self._in(self._reading, work)
+        with OperationTimer("read"):
+            return await self._run_in_thread(self._read_sync, work)
 
     async def write(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction."""
-        with timed("write"):
-            return await self._in(self._writing, work)
+        with OperationTimer("write"):
+            return await self._run_in_thread(self._write_sync, work)
 
-    async def reclaim(self, *, whole: bool = False) -> None:
+    async def reclaim(self, *, vacuum: bool = False) -> None:
         """Nothing to do: the server reuses space by itself."""
 
     async def aclose(self) -> None:
@@ -228,53 +228,55 @@ class PostgresDatabase(Database):
         await asyncio.get_running_loop().run_in_executor(None, self._close)
 
     def _close(self) -> None:
-        self._threads.shutdown()
+        self._executor.shutdown()
         self._pool.close()
 
-    async def _in(self, how: Callable[[Callable[[Tx], T]], T], work: Callable[[Tx], T]) -> T:
+    async def _run_in_thread(
+        self, runner: Callable[[Callable[[Tx], T]], T], work: Callable[[Tx], T]
+    ) -> T:
         try:
-            future = asyncio.get_running_loop().run_in_executor(self._threads, how, work)
+            future = asyncio.get_running_loop().run_in_executor(self._executor, runner, work)
         except RuntimeError:
             raise StoreError("the store is closed; open it again") from None
         return await future
 
-    def _reading(self, work: Callable[[Tx], T]) -> T:
-        return self._translated(lambda: self._again(work, reads=True))
+    def _read_sync(self, work: Callable[[Tx], T]) -> T:
+        return self._translate_errors(lambda: self._retry(work, read_only=True))
 
-    def _writing(self, work: Callable[[Tx], T]) -> T:
-        return self._translated(lambda: self._again(work, reads=False))
+    def _write_sync(self, work: Callable[[Tx], T]) -> T:
+        return self._translate_errors(lambda: self._retry(work, read_only=False))
 
-    def _again(self, work: Callable[[Tx], T], *, reads: bool) -> T:
+    def _retry(self, work: Callable[[Tx], T], *, read_only: bool) -> T:
         """Run a transaction until it meets nobody; a dead connection is replaced once."""
-        for attempt in range(ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             try:
-                return self._transaction(work, reads=reads, careful=attempt > 0)
+                return self._run_transaction(work, read_only=read_only, is_retry=attempt > 0)
             except self._driver.Error as error:
-                met = error.sqlstate in _AGAIN and attempt < ATTEMPTS - 1
-                if not met and not (attempt == 0 and _died(error)):
+                met = error.sqlstate in _RETRYABLE_STATES and attempt < MAX_ATTEMPTS - 1
+                if not met and not (attempt == 0 and _is_disconnect(error)):
                     raise
         raise AssertionError("the last attempt returns or raises")
 
-    def _transaction(self, work: Callable[[Tx], T], *, reads: bool, careful: bool) -> T:
+    def _run_transaction(self, work: Callable[[Tx], T], *, read_only: bool, is_retry: bool) -> T:
         if self._pool.closed:
             # A pool tries again and again; the first connection tells at once what is wrong.
             self._driver.connect(self._url, connect_timeout=self._connect_timeout).close()
             self._pool.open()
         with self._pool.connection() as connection, connection.cursor() as cursor:
-            tx = _Tx(cursor, careful=careful)
-            if reads:
-                tx.begun = True
+            tx = _PostgresTx(cursor, is_retry=is_retry)
+            if read_only:
+                tx.in_transaction = True
                 cursor.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             try:
                 result = work(tx)
             except BaseException as error:
-                if tx.alone and _is_silent(error):
-                    raise _InDoubt from error
-                if tx.begun:
+                if tx.single_statement and _is_silent_disconnect(error):
+                    raise _CommitUnknown from error
+                if tx.in_transaction:
                     with suppress(self._driver.Error):
                         connection.rollback()
                 raise
-            if tx.begun:
+            if tx.in_transaction:
                 self._commit(connection)
             return result
 
@@ -283,47 +285,49 @@ class PostgresDatabase(Database):
             connection.commit()
         except self._driver.OperationalError as error:
             # It may have been committed: to run it again could do it twice.
-            raise _InDoubt from error
+            raise _CommitUnknown from error
 
-    def _translated(self, work: Callable[[], T]) -> T:
+    def _translate_errors(self, work: Callable[[], T]) -> T:
         from psycopg_pool import PoolTimeout
 
         try:
             return work()
         except PoolTimeout:
-            failure = self._failure
+            failure = self._connect_error
             if failure is not None:
-                raise self._error(failure) from None
-            words = f"{self._where()}: every connection was busy for {self._wait_seconds:g} s; try again"
+                raise self._to_store_error(failure) from None
+            words = f"{self._safe_url()}: every connection was busy for {self._wait_seconds:g} s; try again"
             raise StoreBusy(words) from None
-        except _InDoubt as doubt:
-            words = f"{self._where()}: the connection broke at the end of a transaction, which may "
+        except _CommitUnknown as doubt:
+            words = (
+                f"{self._safe_url()}: the connection broke at the end of a transaction, which may "
+            )
             raise StoreUnreachable(
                 f"{words}or may not be there; look before trying again"
             ) from doubt
         except self._driver.Error as error:
-            raise self._error(error) from None
+            raise self._to_store_error(error) from None
 
-    def _error(self, error: "psycopg.Error") -> StoreError:
+    def _to_store_error(self, error: "psycopg.Error") -> StoreError:
         """Our own error for one of the driver's; its words may hold the address, so ours are our own."""
-        state, where = error.sqlstate or "", self._where()
+        state, where = error.sqlstate or "", self._safe_url()
         for length in (5, 3, 2):
             if state[:length] in _ERRORS:
                 kind, words = _ERRORS[state[:length]]
                 return kind(f"{where}: {words}")
         if not state and isinstance(error, self._driver.OperationalError):
-            if any(words in str(error) for words in _WRONG):
+            if any(words in str(error) for words in _PERMANENT_ERRORS):
                 return CannotOpenStore(f"{where}: the user, the password or the database is wrong")
             return StoreUnreachable(f"{where}: no answer from the server; is it running?")
         told = error.diag.message_primary or type(error).__name__
         return StoreError(f"{where}: PostgreSQL says: {told}")
 
-    def _where(self) -> str:
+    def _safe_url(self) -> str:
         """The address, without user and password."""
         parts = urlsplit(self._url)
         return f"postgresql://{parts.hostname or ''}{parts.path}"
 
-    def _connection_class(self) -> Any:
+    def _build_connection_class(self) -> Any:
         """A connection that leaves word of why it could not be made."""
         plain: Any = self._driver.Connection
 
@@ -331,30 +335,30 @@ class PostgresDatabase(Database):
             try:
                 made = plain.connect(*args, **kwargs)
             except self._driver.Error as error:
-                self._failure = error
+                self._connect_error = error
                 raise
-            self._failure = None
+            self._connect_error = None
             return made
 
         return type("Connection", (plain,), {"connect": classmethod(connect)})
 
 
-class _InDoubt(Exception):
+class _CommitUnknown(Exception):
     """The connection broke while a transaction was being committed."""
 
 
-def _check(connection: "psycopg.Connection[Any]") -> None:
+def _check_connection(connection: "psycopg.Connection[Any]") -> None:
     """Ask a connection that has something to say while idle: mostly, that it was closed."""
     if select.select([connection.fileno()], [], [], 0)[0]:
         connection.execute(b"SELECT 1")
 
 
-def _is_silent(error: BaseException) -> bool:
+def _is_silent_disconnect(error: BaseException) -> bool:
     """Whether the connection broke without a word from the server."""
     return type(error).__name__ == "OperationalError" and not getattr(error, "sqlstate", None)
 
 
-def _died(error: "psycopg.Error") -> bool:
+def _is_disconnect(error: "psycopg.Error") -> bool:
     """Whether the connection itself died, rather than the statement."""
     state = error.sqlstate or ""
     return type(error).__name__ in ("OperationalError", "AdminShutdown", "InterfaceError") and (
@@ -362,7 +366,7 @@ def _died(error: "psycopg.Error") -> bool:
     )
 
 
-def _driver() -> tuple[Any, Any]:
+def _import_driver() -> tuple[Any, Any]:
     try:
         import psycopg
         from psycopg_pool import ConnectionPool
@@ -370,5 +374,5 @@ def _driver() -> tuple[Any, Any]:
         words = "PostgreSQL needs its driver: pip install 'kedge[postgres]'"
         raise CannotOpenStore(words) from None
     # The pool logs every failed try; ours is the one error that comes of them.
-    logging.getLogger("psycopg.pool").addHandler(_QUIET)
+    logging.getLogger("psycopg.pool").addHandler(_NULL_HANDLER)
     return psycopg, ConnectionPool

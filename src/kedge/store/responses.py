@@ -6,51 +6,53 @@ from dataclasses import fields
 from typing import Any
 
 from kedge.planning import AnchorRecord, Status
+from kedge.store.block_codec import encode
 from kedge.store.database import Row, Tx
-from kedge.store.forms import encode
-from kedge.store.rows import ResponseRow
+from kedge.store.records import ResponseRow
 
-ALGORITHM = "sha256:"
-COLUMNS: tuple[str, ...] = tuple(
+DIGEST_PREFIX = "sha256:"
+RESPONSE_COLUMNS: tuple[str, ...] = tuple(
     each.name for each in fields(ResponseRow) if each.name not in ("node", "parent", "conversation")
 )
-_TEXTS = frozenset({"provider_response_id", "anchor", "reason", "healed", "error", "lost_reason"})
+_NULLABLE_TEXTS = frozenset(
+    {"provider_response_id", "anchor", "reason", "healed", "error", "lost_reason"}
+)
 """Members that are an empty string here and NULL there."""
 
 _INSERT = (
-    f"INSERT INTO responses (node, conversation, {', '.join(COLUMNS)}) "
-    f"VALUES ({', '.join('?' * (len(COLUMNS) + 2))})"
+    f"INSERT INTO responses (node, conversation, {', '.join(RESPONSE_COLUMNS)}) "
+    f"VALUES ({', '.join('?' * (len(RESPONSE_COLUMNS) + 2))})"
 )
 _SELECT = (
-    f"SELECT {', '.join(f'r.{name}' for name in COLUMNS if name != 'scope')}, s.name, "
+    f"SELECT {', '.join(f'r.{name}' for name in RESPONSE_COLUMNS if name != 'scope')}, s.name, "
     "r.node, n.parent, c.id FROM responses r JOIN scopes s ON s.number = r.scope "
     "JOIN nodes n ON n.id = r.node JOIN conversations c ON c.number = r.conversation "
 )
-_READ = tuple(name for name in COLUMNS if name != "scope")
+_READ_COLUMNS = tuple(name for name in RESPONSE_COLUMNS if name != "scope")
 
 
 def insert_response(tx: Tx, row: ResponseRow, *, node: int, number: int, scope: int) -> None:
     """Write a response down, for the node that it made."""
-    tx.run(_INSERT, (node, number, *_values(row, scope)))
+    tx.run(_INSERT, (node, number, *_response_values(row, scope)))
 
 
-def response_form(row: ResponseRow, number: int, scope: int) -> str:
+def encode_response(row: ResponseRow, number: int, scope: int) -> str:
     """The same row as JSON, for a statement that takes it in one piece."""
-    form = dict(zip(COLUMNS, _values(row, scope), strict=True))
+    form = dict(zip(RESPONSE_COLUMNS, _response_values(row, scope), strict=True))
     digest = form["digest"]
     form["conversation"] = number
     form["digest"] = f"\\x{digest.hex()}" if digest else None
     return encode(form)
 
 
-def _values(row: ResponseRow, scope: int) -> Row:
+def _response_values(row: ResponseRow, scope: int) -> Row:
     return (
         row.provider,
         scope,
-        _text(row.provider_response_id),
-        _text(row.model) or "",
+        _clean_text(row.provider_response_id),
+        _clean_text(row.model) or "",
         row.mode,
-        _text(row.anchor),
+        _clean_text(row.anchor),
         row.reason or None,
         row.healed or None,
         row.sent_blocks,
@@ -65,7 +67,7 @@ def _values(row: ResponseRow, scope: int) -> Row:
         row.first_token_seconds,
         row.seconds,
         row.status,
-        _text(row.error),
+        _clean_text(row.error),
         row.created_at,
         row.expires_at,
         int(row.stored),
@@ -79,7 +81,7 @@ def _values(row: ResponseRow, scope: int) -> Row:
     )
 
 
-def scope_number(tx: Tx, name: str) -> int:
+def intern_scope(tx: Tx, name: str) -> int:
     """The number of a scope, given to it when it is first seen."""
     found = tx.rows("SELECT number FROM scopes WHERE name = ?", (name,))
     if not found:
@@ -90,29 +92,33 @@ def scope_number(tx: Tx, name: str) -> int:
 
 def select_responses(tx: Tx, where: str = "", values: Sequence[Any] = ()) -> list[ResponseRow]:
     """The responses for which a condition holds, in the order of their nodes."""
-    return [_row(row) for row in tx.rows(f"{_SELECT} {where} ORDER BY r.node", values)]
+    return [
+        _response_from_row(row) for row in tx.rows(f"{_SELECT} {where} ORDER BY r.node", values)
+    ]
 
 
-def _row(row: Row) -> ResponseRow:
-    members = dict(zip(_READ, row, strict=False))
-    for name in _TEXTS:
+def _response_from_row(row: Row) -> ResponseRow:
+    members = dict(zip(_READ_COLUMNS, row, strict=False))
+    for name in _NULLABLE_TEXTS:
         members[name] = members[name] or ""
-    scope, node, parent, conversation = row[len(_READ) :]
+    scope, node, parent, conversation = row[len(_READ_COLUMNS) :]
     members["digest"] = unpack_digest(members["digest"])
     members["derived"] = tuple(json.loads(members["derived"])) if members["derived"] else ()
     members["stored"] = bool(members["stored"])
     return ResponseRow(**members, scope=scope, node=node, parent=parent, conversation=conversation)
 
 
-RECORD = (
+ANCHOR_COLUMNS = (
     "r.provider_response_id, r.scope, r.digest, r.block_count, r.depth, r.root_created_at, r.status, "
     "r.stored, r.created_at, r.expires_at, r.barrier, r.derived"
 )
 """The columns of a response that make its anchor."""
-_STATUS: dict[str, Status] = {"refused": "failed", "cut": "failed"}
+_ANCHOR_STATUS: dict[str, Status] = {"refused": "failed", "cut": "failed"}
 
 
-def record_of(row: Row, scopes: dict[int, str], retention: float | None = None) -> AnchorRecord:
+def anchor_from_row(
+    row: Row, scopes: dict[int, str], retention: float | None = None
+) -> AnchorRecord:
     """The anchor that a row of the columns ``RECORD`` holds."""
     name, scope, digest, count, depth, root, status, stored, created, expires, barrier, derived = (
         row
@@ -126,7 +132,7 @@ def record_of(row: Row, scopes: dict[int, str], retention: float | None = None) 
         count,
         depth,
         root,
-        _STATUS.get(status) or status,
+        _ANCHOR_STATUS.get(status) or status,
         bool(stored),
         created,
         expires,
@@ -137,14 +143,14 @@ def record_of(row: Row, scopes: dict[int, str], retention: float | None = None) 
 
 def pack_digest(digest: str) -> bytes | None:
     """A digest as bytes, to save space; every digest of ours has one algorithm."""
-    return bytes.fromhex(digest.removeprefix(ALGORITHM)) if digest else None
+    return bytes.fromhex(digest.removeprefix(DIGEST_PREFIX)) if digest else None
 
 
 def unpack_digest(digest: bytes | None) -> str:
     """A digest as planning knows it."""
-    return f"{ALGORITHM}{bytes(digest).hex()}" if digest else ""
+    return f"{DIGEST_PREFIX}{bytes(digest).hex()}" if digest else ""
 
 
-def _text(value: str) -> str | None:
+def _clean_text(value: str) -> str | None:
     """Text that any database can hold; nothing for none."""
     return value.replace("\0", "\ufffd") if value else None

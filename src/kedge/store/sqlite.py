@@ -23,12 +23,12 @@ from kedge.errors import (
     StoreFull,
     StoreReadOnly,
 )
-from kedge.store.database import Addition, Database, Dialect, Row, Tx, Values, timed
+from kedge.store.database import Database, Dialect, NodeInsert, OperationTimer, Row, Tx, Values
 
 T = TypeVar("T")
 
 MEMORY = ":memory:"
-READERS = 4
+MAX_READERS = 4
 CHECKPOINT_PAGES = 4_000
 """When the journal is written back: every exchange changes the same few pages, so later is less."""
 
@@ -41,13 +41,13 @@ SQLITE = Dialect(
         "bytes": "BLOB",
         "clustered": " WITHOUT ROWID",
     },
-    guard_links="",  # a writer is alone
-    share_links="",
-    lock="",
-    hold="",
-    guard_schema="",
-    match="texts MATCH ?",
-    tables="SELECT name FROM sqlite_master WHERE type = 'table'",
+    lock_links="",  # a writer is alone
+    lock_links_shared="",
+    for_update="",
+    for_key_share="",
+    lock_schema="",
+    text_match="texts MATCH ?",
+    list_tables="SELECT name FROM sqlite_master WHERE type = 'table'",
 )
 
 # The full-text index is written anew, without what was deleted, and the journal is emptied.
@@ -56,7 +56,7 @@ _RECLAIM = (
     "PRAGMA wal_checkpoint (TRUNCATE)",
 )
 
-_WHOLE = ("VACUUM",)
+_VACUUM = ("VACUUM",)
 
 # What SQLite reports, by its primary result code: the error that we raise, and its words.
 _ERRORS: dict[int, tuple[type[StoreError], str]] = {
@@ -71,13 +71,13 @@ _ERRORS: dict[int, tuple[type[StoreError], str]] = {
 }
 
 
-class _Tx:
+class _SQLiteTx:
     """A transaction on one connection."""
 
     dialect = SQLITE
 
-    def __init__(self, connection: sqlite3.Connection, *, careful: bool = False) -> None:
-        self.careful = careful
+    def __init__(self, connection: sqlite3.Connection, *, is_retry: bool = False) -> None:
+        self.is_retry = is_retry
         self._execute = connection.execute
         self._executemany = connection.executemany
 
@@ -94,7 +94,7 @@ class _Tx:
         cursor = self._execute(sql, values)
         return cursor.lastrowid or 0 if cursor.rowcount else 0
 
-    def add(self, addition: Addition) -> None:
+    def add_node(self, insert: NodeInsert) -> None:
         return None  # a statement costs next to nothing here
 
 
@@ -109,29 +109,31 @@ class SQLiteDatabase(Database):
         self._read_only = read_only
         self._writer = ThreadPoolExecutor(1, "kedge-store-writer")
         alone = path == MEMORY
-        self._readers = self._writer if alone else ThreadPoolExecutor(READERS, "kedge-store-reader")
+        self._readers = (
+            self._writer if alone else ThreadPoolExecutor(MAX_READERS, "kedge-store-reader")
+        )
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
 
     async def read(self, work: Callable[[Tx], T]) -> T:
         """Run queries in a reader thread."""
-        with timed("read"):
-            return await self._in(self._readers, self._reading, work)
+        with OperationTimer("read"):
+            return await self._run_in_thread(self._readers, self._read_sync, work)
 
     async def write(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction in the writer thread."""
-        with timed("write"):
-            return await self._in(self._writer, self._writing, work)
+        with OperationTimer("write"):
+            return await self._run_in_thread(self._writer, self._write_sync, work)
 
-    async def reclaim(self, *, whole: bool = False) -> None:
+    async def reclaim(self, *, vacuum: bool = False) -> None:
         """Overwrite what was deleted, also in the index and in the journal."""
 
         def work() -> None:
-            connection = self._connection()
-            for statement in (*(_WHOLE if whole else ()), *_RECLAIM):
+            connection = self._get_connection()
+            for statement in (*(_VACUUM if vacuum else ()), *_RECLAIM):
                 connection.execute(statement).fetchall()
 
-        await self._in(self._writer, self._translated, work)
+        await self._run_in_thread(self._writer, self._translate_errors, work)
 
     async def aclose(self) -> None:
         """Stop the threads, then close what they had open."""
@@ -145,38 +147,38 @@ class SQLiteDatabase(Database):
         while self._connections:
             self._connections.pop().close()
 
-    async def _in(
-        self, threads: ThreadPoolExecutor, how: Callable[[Callable[..., T]], T], work: Any
+    async def _run_in_thread(
+        self, executor: ThreadPoolExecutor, runner: Callable[[Callable[..., T]], T], work: Any
     ) -> T:
         try:
-            future = asyncio.get_running_loop().run_in_executor(threads, how, work)
+            future = asyncio.get_running_loop().run_in_executor(executor, runner, work)
         except RuntimeError:
             raise StoreError("the store is closed; open it again") from None
         return await future
 
-    def _reading(self, work: Callable[[Tx], T]) -> T:
-        return self._translated(lambda: self._transaction("BEGIN", work))
+    def _read_sync(self, work: Callable[[Tx], T]) -> T:
+        return self._translate_errors(lambda: self._run_transaction("BEGIN", work))
 
-    def _writing(self, work: Callable[[Tx], T]) -> T:
+    def _write_sync(self, work: Callable[[Tx], T]) -> T:
         try:
             try:
-                return self._transaction("BEGIN IMMEDIATE", work)
+                return self._run_transaction("BEGIN IMMEDIATE", work)
             except sqlite3.IntegrityError:
-                return self._transaction("BEGIN IMMEDIATE", work, careful=True)
+                return self._run_transaction("BEGIN IMMEDIATE", work, is_retry=True)
         except sqlite3.Error as error:
-            raise _translated(error, self.path) from error
+            raise _to_store_error(error, self.path) from error
 
-    def _translated(self, work: Callable[[], T]) -> T:
+    def _translate_errors(self, work: Callable[[], T]) -> T:
         try:
             return work()
         except sqlite3.Error as error:
-            raise _translated(error, self.path) from error
+            raise _to_store_error(error, self.path) from error
 
-    def _transaction(self, begin: str, work: Callable[[Tx], T], *, careful: bool = False) -> T:
-        connection = self._connection()
+    def _run_transaction(self, begin: str, work: Callable[[Tx], T], *, is_retry: bool = False) -> T:
+        connection = self._get_connection()
         connection.execute(begin)
         try:
-            result = work(_Tx(connection, careful=careful))
+            result = work(_SQLiteTx(connection, is_retry=is_retry))
             connection.execute("COMMIT")
         except BaseException:
             with suppress(sqlite3.Error):  # a full disk has rolled back already
@@ -184,7 +186,7 @@ class SQLiteDatabase(Database):
             raise
         return result
 
-    def _connection(self) -> sqlite3.Connection:
+    def _get_connection(self) -> sqlite3.Connection:
         connection = getattr(self._local, "connection", None)
         if connection is None:
             connection = self._local.connection = self._connect()
@@ -196,7 +198,7 @@ class SQLiteDatabase(Database):
         if target != MEMORY:
             mode = "ro" if self._read_only else "rwc"
             if not self._read_only:
-                _make_private(target)
+                _create_private_file(target)
             target = f"{Path(target).absolute().as_uri()}?mode={mode}"
         connection = sqlite3.connect(
             target,
@@ -218,7 +220,7 @@ class SQLiteDatabase(Database):
         return connection
 
 
-def _make_private(path: str) -> None:
+def _create_private_file(path: str) -> None:
     """Make the file, for nobody else to read; SQLite gives its other files the mode of this one.
 
     Only where there is none: to close a file drops every lock that this process has on it.
@@ -227,7 +229,7 @@ def _make_private(path: str) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
-def _translated(error: sqlite3.Error, path: str) -> StoreError:
+def _to_store_error(error: sqlite3.Error, path: str) -> StoreError:
     """Our own error for one of SQLite's."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     kind, words = _ERRORS.get(code, (StoreError, f"SQLite says: {error}"))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kedge.testing.network import NetworkForbidden, forbid_network
 
 if TYPE_CHECKING:
-    from kedge.testing.serving import TestServer, serve
+    from kedge.testing.server import TestServer, serve
 
 __all__ = ["NetworkForbidden", "TestServer", "forbid_network", "serve"]
 
@@ -25,6 +25,6 @@ def __getattr__(name: str) -> Any:
     """Load the server when it is first asked for: pytest loads this package in every run."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from kedge.testing import serving
+    from kedge.testing import server
 
-    return getattr(serving, name)
+    return getattr(server, name)

@@ -27,11 +27,11 @@ def forbid_network() -> Generator[None]:
     )
 
     def checked_connect(self: socket.socket, address: Any) -> None:
-        _check(self.family, address)
+        _check_address(self.family, address)
         connect(self, address)
 
     def checked_connect_ex(self: socket.socket, address: Any) -> int:
-        _check(self.family, address)
+        _check_address(self.family, address)
         return connect_ex(self, address)
 
     def checked_resolve(host: Any, *args: Any, **kwargs: Any) -> Any:
@@ -50,7 +50,7 @@ def forbid_network() -> Generator[None]:
         socket.getaddrinfo = resolve
 
 
-def _check(family: int, address: Any) -> None:
+def _check_address(family: int, address: Any) -> None:
     if family in (socket.AF_INET, socket.AF_INET6) and not _is_local(address[0]):
         raise NetworkForbidden(f"a test tried to reach {address[0]}; use kedge.testing.serve()")
 

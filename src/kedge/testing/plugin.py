@@ -7,13 +7,13 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kedge.testing.serving import TestServer
+    from kedge.testing.server import TestServer
 
 
 @pytest.fixture
 def kedge_server() -> "Iterator[TestServer]":
     """A Responses API server of its own for the test, empty, on a free port of this machine."""
-    from kedge.testing.serving import serve
+    from kedge.testing.server import serve
 
     with serve() as server:
         yield server

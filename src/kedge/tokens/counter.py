@@ -6,19 +6,103 @@ their hash, so that the memory never holds on to a megabyte of somebody's text.
 """
 
 import hashlib
+import re
+from binascii import a2b_base64
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, lru_cache
+from importlib.resources import files
 from threading import Lock
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from kedge.tokens.items import as_json, count_all
-from kedge.tokens.pieces import pieces
-from kedge.tokens.vocabulary import encoding
+from kedge.errors import BrokenInstallation
+from kedge.tokens.items import count_each, to_compact_json
 
-SHORT = 1_024
-REMEMBERED = 16_384
-REMEMBERED_LONG = 4_096
+if TYPE_CHECKING:
+    from tiktoken import Encoding
+
+
+MAX_BLANK_RUN = 100_000
+CHUNK_LENGTH = 65_536
+# Blanks as the expression of tiktoken sees them: Python's \s also holds the separators 1c to 1f.
+_BLANK = r"[^\S\r\n\x1c-\x1f]"
+
+
+def compile_long_run(length: int) -> re.Pattern[str]:
+    """Match a whole run of at least this many blanks, unless a line break ends it."""
+    return re.compile(rf"(?<!{_BLANK}){_BLANK}{{{length},}}+(?![\r\n])")
+
+
+_LONG_RUN_PATTERN = compile_long_run(MAX_BLANK_RUN)
+
+
+def split_text(text: str) -> Iterator[str]:
+    """Cut the text into parts whose counts add up to its own; nearly always there is one."""
+    start = 0
+    if len(text) >= MAX_BLANK_RUN:
+        for run in _LONG_RUN_PATTERN.finditer(text):
+            stop = run.end() if run.end() == len(text) else run.end() - 1
+            yield text[start : run.start()]
+            for at in range(run.start(), stop, CHUNK_LENGTH):
+                yield text[at : min(at + CHUNK_LENGTH, stop)]
+            start = stop
+    yield text[start:] if start else text
+
+
+VOCABULARY_FILE = "o200k_base.tiktoken.gz"
+VOCABULARY_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
+SPECIAL_TOKENS = {"<|endoftext|>": 199999, "<|endofprompt|>": 200018}
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+SPLIT_PATTERN = "|".join(
+    (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SUFFIX}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIX}",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
+
+_load_lock = Lock()
+
+
+def get_encoding() -> "Encoding":
+    """Give the o200k_base encoding, built at the first call."""
+    with _load_lock:
+        return _build_encoding()
+
+
+@cache
+def _build_encoding() -> "Encoding":
+    from tiktoken import Encoding
+
+    words = read_vocabulary().split()
+    # A line is a token and its rank, and the ranks are the line numbers; the hash vouches for it.
+    ranks = dict(zip(map(a2b_base64, words[::2]), range(len(words) // 2), strict=True))
+    return Encoding(
+        "o200k_base", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens=SPECIAL_TOKENS
+    )
+
+
+def read_vocabulary() -> bytes:
+    """Read the vocabulary as it was published, and check that it is that."""
+    import gzip
+
+    content = gzip.decompress(files("kedge.tokens").joinpath(VOCABULARY_FILE).read_bytes())
+    if hashlib.sha256(content).hexdigest() != VOCABULARY_SHA256:
+        raise BrokenInstallation(
+            f"the vocabulary {VOCABULARY_FILE} inside the kedge package is damaged; reinstall kedge"
+        )
+    return content
+
+
+MAX_SHORT_TEXT = 1_024
+MAX_CACHED_SHORT = 16_384
+MAX_CACHED_LONG = 4_096
 
 
 class TokenCounter(Protocol):
@@ -38,39 +122,39 @@ class TiktokenCounter:
 
     def __init__(self) -> None:
         # Bound to the instance, so that the memory goes when the counter goes.
-        self._short = lru_cache(maxsize=REMEMBERED)(_count)
-        self._long: OrderedDict[bytes, int] = OrderedDict()
+        self._count_short = lru_cache(maxsize=MAX_CACHED_SHORT)(_count_uncached)
+        self._long_cache: OrderedDict[bytes, int] = OrderedDict()
         self._lock = Lock()
 
     def count_text(self, text: str) -> int:
         """Count the tokens of a text; special tokens in it are read as ordinary text."""
-        return self._short(text) if len(text) <= SHORT else self._count_long(text)
+        return self._count_short(text) if len(text) <= MAX_SHORT_TEXT else self._count_long(text)
 
     def count_items(self, items: Iterable[Mapping[str, Any]]) -> int:
         """Count the tokens of wire items; additive over the items."""
-        return count_all(items, self.count_text)
+        return count_each(items, self.count_text)
 
     def count_json(self, value: object) -> int:
         """Count the tokens of a value written as compact JSON: tools, formats."""
-        return self.count_text(as_json(value))
+        return self.count_text(to_compact_json(value))
 
     def _count_long(self, text: str) -> int:
         key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
         with self._lock:
-            if (known := self._long.get(key)) is not None:
-                self._long.move_to_end(key)
+            if (known := self._long_cache.get(key)) is not None:
+                self._long_cache.move_to_end(key)
                 return known
-        tokens = _count(text)  # outside the lock: a long text takes its time
+        tokens = _count_uncached(text)  # outside the lock: a long text takes its time
         with self._lock:
-            self._long[key] = tokens
-            while len(self._long) > REMEMBERED_LONG:
-                self._long.popitem(last=False)
+            self._long_cache[key] = tokens
+            while len(self._long_cache) > MAX_CACHED_LONG:
+                self._long_cache.popitem(last=False)
         return tokens
 
 
-def _count(text: str) -> int:
-    encode = encoding().encode_ordinary
-    return sum(len(encode(piece)) for piece in pieces(text))
+def _count_uncached(text: str) -> int:
+    encode = get_encoding().encode_ordinary
+    return sum(len(encode(piece)) for piece in split_text(text))
 
 
 DEFAULT_COUNTER = TiktokenCounter()

@@ -19,14 +19,14 @@ from typing import Any, cast
 
 CountText = Callable[[str], int]
 
-PER_ITEM = 4
-IMAGE = 765  # a 1024 x 1024 picture at high detail
-SMALL_IMAGE = 85
-FILE = 1_000
-SOUND = 1_000
+ITEM_OVERHEAD = 4
+IMAGE_TOKENS = 765  # a 1024 x 1024 picture at high detail
+LOW_DETAIL_IMAGE_TOKENS = 85
+FILE_TOKENS = 1_000
+AUDIO_TOKENS = 1_000
 
 # The members of an item that a model reads. An item of another type is counted as JSON.
-READ: Mapping[str, tuple[str, ...]] = {
+COUNTED_FIELDS: Mapping[str, tuple[str, ...]] = {
     "message": ("content",),
     "function_call": ("name", "arguments"),
     "function_call_output": ("output",),
@@ -35,36 +35,36 @@ READ: Mapping[str, tuple[str, ...]] = {
     "reasoning": ("summary", "content"),
     "compaction": (),
 }
-ESTIMATES: Mapping[str, int] = {
-    "input_image": IMAGE,
-    "computer_screenshot": IMAGE,
-    "input_file": FILE,
-    "input_audio": SOUND,
+PART_ESTIMATES: Mapping[str, int] = {
+    "input_image": IMAGE_TOKENS,
+    "computer_screenshot": IMAGE_TOKENS,
+    "input_file": FILE_TOKENS,
+    "input_audio": AUDIO_TOKENS,
 }
-SILENT = ("id", "call_id", "status")
+UNCOUNTED_FIELDS = ("id", "call_id", "status")
 
 
 def count_item(item: Mapping[str, Any], count_text: CountText) -> int:
     """Count one wire item; any item, however odd, has a count."""
     kind = item.get("type") or "message"
-    members = READ.get(kind) if isinstance(kind, str) else None
+    members = COUNTED_FIELDS.get(kind) if isinstance(kind, str) else None
     if members is None:
-        return PER_ITEM + _unknown(item, count_text)
+        return ITEM_OVERHEAD + _count_unknown(item, count_text)
     tokens = 0
     for member in members:
         if (content := item.get(member)) is not None:
-            tokens += _content(content, count_text)
+            tokens += _count_content(content, count_text)
     if not tokens and isinstance(sealed := item.get("encrypted_content"), str):
         tokens = len(sealed) * 3 // 16  # base64 of about four bytes a token
-    return PER_ITEM + tokens
+    return ITEM_OVERHEAD + tokens
 
 
-def count_all(items: Iterable[Mapping[str, Any]], count_text: CountText) -> int:
+def count_each(items: Iterable[Mapping[str, Any]], count_text: CountText) -> int:
     """Count wire items, one by one."""
     return sum([count_item(item, count_text) for item in items])
 
 
-def as_json(value: object) -> str:
+def to_compact_json(value: object) -> str:
     """Write any value as compact JSON, for counting only."""
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
@@ -72,31 +72,33 @@ def as_json(value: object) -> str:
         return ""  # keys that are no text, a circle, a well without a bottom: nothing to read
 
 
-def _content(content: object, count_text: CountText) -> int:
+def _count_content(content: object, count_text: CountText) -> int:
     if isinstance(content, list | tuple):
-        return sum([_piece(part, count_text) for part in cast("Sequence[object]", content)])
-    return _piece(content, count_text)
+        return sum([_count_piece(part, count_text) for part in cast("Sequence[object]", content)])
+    return _count_piece(content, count_text)
 
 
-def _piece(piece: object, count_text: CountText) -> int:
+def _count_piece(piece: object, count_text: CountText) -> int:
     if isinstance(piece, str):
         return count_text(piece)
     if isinstance(piece, dict | Mapping):  # dict first: the check for a Mapping is slow
-        return _part(cast("Mapping[str, Any]", piece), count_text)
-    return count_text(as_json(piece))
+        return _count_part(cast("Mapping[str, Any]", piece), count_text)
+    return count_text(to_compact_json(piece))
 
 
-def _part(part: Mapping[str, Any], count_text: CountText) -> int:
+def _count_part(part: Mapping[str, Any], count_text: CountText) -> int:
     for member in ("text", "refusal"):
         if isinstance(text := part.get(member), str):
             return count_text(text)
     kind = part.get("type")
     if kind == "input_image" and part.get("detail") == "low":
-        return SMALL_IMAGE
-    if isinstance(kind, str) and kind in ESTIMATES:
-        return ESTIMATES[kind]
-    return _unknown(part, count_text)
+        return LOW_DETAIL_IMAGE_TOKENS
+    if isinstance(kind, str) and kind in PART_ESTIMATES:
+        return PART_ESTIMATES[kind]
+    return _count_unknown(part, count_text)
 
 
-def _unknown(value: Mapping[str, Any], count_text: CountText) -> int:
-    return count_text(as_json({key: value[key] for key in value if key not in SILENT}))
+def _count_unknown(value: Mapping[str, Any], count_text: CountText) -> int:
+    return count_text(
+        to_compact_json({key: value[key] for key in value if key not in UNCOUNTED_FIELDS})
+    )

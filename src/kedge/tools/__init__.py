@@ -4,10 +4,10 @@
 calls of a model: validated, approved, in parallel, each with exactly one result.
 """
 
-from kedge.tools.approval import Allow, Approve, Decision, Edit, Refuse
+from kedge.tools.approval import Allow, Approver, Decision, Deny, Edit
+from kedge.tools.call_runner import OnRun, ToolOutcome, ToolRun
 from kedge.tools.execute import run_calls
 from kedge.tools.output import MAX_OUTPUT
-from kedge.tools.record import OnRun, Outcome, ToolRun
 from kedge.tools.registry import AnyTool, Toolbox
 from kedge.tools.tool import Grammar, Tool, tool
 
@@ -15,16 +15,21 @@ __all__ = [
     "MAX_OUTPUT",
     "Allow",
     "AnyTool",
-    "Approve",
+    "Approver",
     "Decision",
+    "Deny",
     "Edit",
     "Grammar",
     "OnRun",
-    "Outcome",
-    "Refuse",
     "Tool",
+    "ToolOutcome",
     "ToolRun",
     "Toolbox",
     "run_calls",
     "tool",
 ]
+
+# Names of version 0.1, which keep working.
+Approve = Approver
+Outcome = ToolOutcome
+Refuse = Deny

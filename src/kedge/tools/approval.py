@@ -22,7 +22,7 @@ class Allow:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class Deny:
     """The call does not run; the model is told the reason."""
 
     reason: str = ""
@@ -36,11 +36,11 @@ class Edit:
     tell: bool = True
 
 
-Decision = Allow | Refuse | Edit
-Approve = Callable[[ToolCallBlock], Decision | bool | Awaitable[Decision | bool]]
+Decision = Allow | Deny | Edit
+Approver = Callable[[ToolCallBlock], Decision | bool | Awaitable[Decision | bool]]
 
 
-async def ask(approve: Approve, call: ToolCallBlock) -> Decision:
+async def request_approval(approve: Approver, call: ToolCallBlock) -> Decision:
     """What the approver says."""
     if is_async(approve):
         said = approve(call)
@@ -48,19 +48,19 @@ async def ask(approve: Approve, call: ToolCallBlock) -> Decision:
         said = await to_thread.run_sync(approve, call, abandon_on_cancel=True)
     decided = await said if isawaitable(said) else said
     match decided:
-        case Allow() | Refuse() | Edit():
+        case Allow() | Deny() | Edit():
             return decided
         case True:
             return Allow()
         case False:
-            return Refuse()
+            return Deny()
         case _:  # pyright: ignore[reportUnnecessaryComparison] - not every caller checks types
             raise TypeError(
                 f"an approver answers Allow(), Refuse(reason) or Edit(arguments), not {decided!r:.100}"
             )
 
 
-def edited(call: ToolCallBlock, edit: Edit) -> ToolCallBlock:
+def apply_edit(call: ToolCallBlock, edit: Edit) -> ToolCallBlock:
     """The call with the approver's arguments."""
     return tool_call(
         call.name,

@@ -13,38 +13,47 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails, ValidationError
 
-Step = str | int
-Place = tuple[Step, ...]
+PathStep = str | int
+ArgumentPath = tuple[PathStep, ...]
 
-LONGEST_EXPECTATION = 400
-MOST_PROBLEMS = 12
+MAX_EXPECTED_CHARS = 400
+MAX_PROBLEMS = 12
 
 
-def problems(error: "ValidationError", written: str, schema: Mapping[str, Any]) -> list[str]:
+def describe_errors(error: "ValidationError", text: str, schema: Mapping[str, Any]) -> list[str]:
     """One line for each argument that does not fit the schema, given as plain dicts."""
     from pydantic_core import from_json
 
     details = error.errors(include_url=False, include_context=False)
     if details[0]["type"] in ("json_invalid", "string_unicode"):
-        return [f"the arguments are not valid JSON ({_reason(details[0])}); write one JSON object"]
-    value: object = from_json(written)
-    if type(value) in JSON_NAMES:
-        return [f"the arguments are {JSON_NAMES[type(value)]}; write one JSON object"]
-    lines = [_line(place, found, schema) for place, found in _by_place(details, value).items()]
-    more = len(lines) - MOST_PROBLEMS
-    return lines[:MOST_PROBLEMS] + ([f"and {more} more"] if more > 0 else [])
+        return [
+            f"the arguments are not valid JSON ({_error_reason(details[0])}); write one JSON object"
+        ]
+    value: object = from_json(text)
+    if type(value) in JSON_TYPE_NAMES:
+        return [f"the arguments are {JSON_TYPE_NAMES[type(value)]}; write one JSON object"]
+    lines = [
+        _describe_problem(place, found, schema)
+        for place, found in _group_by_path(details, value).items()
+    ]
+    more = len(lines) - MAX_PROBLEMS
+    return lines[:MAX_PROBLEMS] + ([f"and {more} more"] if more > 0 else [])
 
 
-def missing_or_unknown(value: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
+def check_argument_names(value: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
     """The same for a schema written by hand, as far as its names go."""
     known: Mapping[str, Any] = schema.get("properties", {})
-    lines = [_required((name,), schema) for name in schema.get("required", ()) if name not in value]
+    lines = [
+        _describe_missing((name,), schema)
+        for name in schema.get("required", ())
+        if name not in value
+    ]
     if schema.get("additionalProperties") is False:
-        lines += [_unknown((name,), known) for name in value if name not in known]
+        lines += [_describe_unknown((name,), known) for name in value if name not in known]
     return lines
 
 
-JSON_NAMES: dict[type, str] = {
+JSON_TYPE_NAMES: dict[type, str] = {
     list: "an array",
     str: "a string",
     int: "a number",
@@ -54,18 +63,18 @@ JSON_NAMES: dict[type, str] = {
 }
 
 
-def _by_place(
+def _group_by_path(
     details: Iterable["ErrorDetails"], value: object
-) -> dict[Place, list["ErrorDetails"]]:
-    found: dict[Place, list[ErrorDetails]] = {}
+) -> dict[ArgumentPath, list["ErrorDetails"]]:
+    found: dict[ArgumentPath, list[ErrorDetails]] = {}
     for detail in details:
-        found.setdefault(_place(detail, value), []).append(detail)
+        found.setdefault(_argument_path(detail, value), []).append(detail)
     return found
 
 
-def _place(detail: "ErrorDetails", value: Any) -> Place:
+def _argument_path(detail: "ErrorDetails", value: Any) -> ArgumentPath:
     """The steps that exist in what was written, and the one that is missing."""
-    place: list[Step] = []
+    place: list[PathStep] = []
     for i, step in enumerate(detail["loc"]):
         absent = detail["type"] == "missing" and i == len(detail["loc"]) - 1
         try:
@@ -77,49 +86,51 @@ def _place(detail: "ErrorDetails", value: Any) -> Place:
     return tuple(place)
 
 
-def _line(place: Place, found: Sequence["ErrorDetails"], schema: Mapping[str, Any]) -> str:
+def _describe_problem(
+    path: ArgumentPath, found: Sequence["ErrorDetails"], schema: Mapping[str, Any]
+) -> str:
     kinds = {detail["type"] for detail in found}
     if kinds == {"missing"}:
-        return _required(place, schema)
+        return _describe_missing(path, schema)
     if kinds == {"extra_forbidden"}:
-        return _unknown(place, _schema_at(place[:-1], schema).get("properties", {}))
-    reasons = "; or: ".join(dict.fromkeys(_reason(detail) for detail in found))
-    return f"{_shown(place)}: {reasons}{_expected(place, schema)}"
+        return _describe_unknown(path, _find_schema(path[:-1], schema).get("properties", {}))
+    reasons = "; or: ".join(dict.fromkeys(_error_reason(detail) for detail in found))
+    return f"{_format_path(path)}: {reasons}{_format_expected(path, schema)}"
 
 
-def _required(place: Place, schema: Mapping[str, Any]) -> str:
-    return f"{_shown(place)}: it is required and was not given{_expected(place, schema)}"
+def _describe_missing(path: ArgumentPath, schema: Mapping[str, Any]) -> str:
+    return f"{_format_path(path)}: it is required and was not given{_format_expected(path, schema)}"
 
 
-def _unknown(place: Place, known: Iterable[str]) -> str:
+def _describe_unknown(path: ArgumentPath, known: Iterable[str]) -> str:
     names = list(known)
-    guess = get_close_matches(str(place[-1]), names, n=1)
+    guess = get_close_matches(str(path[-1]), names, n=1)
     hint = f"did you mean {guess[0]}?" if guess else f"there are: {', '.join(names) or 'none'}"
-    return f"{_shown(place)}: there is no such argument; {hint}"
+    return f"{_format_path(path)}: there is no such argument; {hint}"
 
 
-def _reason(detail: "ErrorDetails") -> str:
+def _error_reason(detail: "ErrorDetails") -> str:
     message = detail["msg"].removeprefix("Invalid JSON: ").removeprefix("Value error, ")
     return message.replace("Input should", "it should", 1)
 
 
-def _shown(place: Place) -> str:
-    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
+def _format_path(path: ArgumentPath) -> str:
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return "".join(steps).removeprefix(".") or "the arguments"
 
 
-def _expected(place: Place, schema: Mapping[str, Any]) -> str:
-    wanted = _schema_at(place, schema)
+def _format_expected(path: ArgumentPath, schema: Mapping[str, Any]) -> str:
+    wanted = _find_schema(path, schema)
     shown = {key: value for key, value in wanted.items() if key not in ("default", "$defs")}
     text = json.dumps(shown, ensure_ascii=False)
-    return f"; expected {text}" if shown and len(text) <= LONGEST_EXPECTATION else ""
+    return f"; expected {text}" if shown and len(text) <= MAX_EXPECTED_CHARS else ""
 
 
-def _schema_at(place: Place, root: Mapping[str, Any]) -> Mapping[str, Any]:
+def _find_schema(path: ArgumentPath, root: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the schema says about this place, or nothing where a union leaves it open."""
     here = root
-    for step in place:
-        here = _unless_null(here, root)
+    for step in path:
+        here = _strip_null(here, root)
         inner: object = None
         if isinstance(step, int):
             inner = here.get("items")
@@ -129,17 +140,17 @@ def _schema_at(place: Place, root: Mapping[str, Any]) -> Mapping[str, Any]:
             inner = here.get("additionalProperties")
         if not isinstance(inner, Mapping):
             return {}
-        here = _resolved(cast("Mapping[str, Any]", inner), root)
+        here = _resolve_ref(cast("Mapping[str, Any]", inner), root)
     return here
 
 
-def _unless_null(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+def _strip_null(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
     """What an optional value is when it is there."""
     choices = [c for c in schema.get("anyOf", ()) if c.get("type") != "null"]
-    return _resolved(choices[0], root) if len(choices) == 1 else schema
+    return _resolve_ref(choices[0], root) if len(choices) == 1 else schema
 
 
-def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolve_ref(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
     reference = schema.get("$ref")
     if not isinstance(reference, str):
         return schema

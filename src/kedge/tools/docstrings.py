@@ -13,7 +13,7 @@ from typing import Literal
 Topic = Literal["parameters", "returns", "left out", "text"]
 Style = Literal["google", "numpy"]
 
-TOPICS: dict[str, Topic] = {
+SECTION_TOPICS: dict[str, Topic] = {
     "args": "parameters",
     "arguments": "parameters",
     "parameters": "parameters",
@@ -28,7 +28,7 @@ TOPICS: dict[str, Topic] = {
     "warns": "left out",
     "todo": "left out",
 }
-FIELDS: dict[str, Topic] = {
+SPHINX_TOPICS: dict[str, Topic] = {
     "param": "parameters",
     "parameter": "parameters",
     "arg": "parameters",
@@ -43,7 +43,7 @@ FIELDS: dict[str, Topic] = {
     "type": "left out",
 }
 UNDERLINE = re.compile(r"-{3,}\s*$")
-ENTRIES: dict[Style, re.Pattern[str]] = {
+ENTRY_PATTERNS: dict[Style, re.Pattern[str]] = {
     "google": re.compile(r"(\*{0,2}\w+)\s*(?:\(.*?\))?\s*:\s*(.*)$"),
     "numpy": re.compile(r"(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?()$"),
 }
@@ -58,96 +58,98 @@ class Docstring:
     parameters: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def read_docstring(text: str | None) -> Docstring:
+def parse_docstring(text: str | None) -> Docstring:
     """Read a docstring in any of the three styles."""
     if not text:
         return Docstring()
     found = Docstring()
     prose: list[str] = []
     returns = ""
-    for topic, style, lines in _sections(cleandoc(text).splitlines()):
+    for topic, style, lines in _split_sections(cleandoc(text).splitlines()):
         match topic:
             case "text":
                 prose += lines
             case "returns":
-                returns = _joined(lines)
+                returns = _join_lines(lines)
             case "parameters":
-                found.parameters |= dict(_entries(lines, style))
+                found.parameters |= dict(_parse_entries(lines, style))
             case "left out":
                 pass
-    found.description = _paragraphs(prose)
+    found.description = _join_paragraphs(prose)
     if returns:
         found.description = f"{found.description}\n\nReturns: {returns}".strip()
     return found
 
 
-def _sections(lines: list[str]) -> Iterator[tuple[Topic, Style, list[str]]]:
+def _split_sections(lines: list[str]) -> Iterator[tuple[Topic, Style, list[str]]]:
     """Cut the docstring into runs of lines with one topic each."""
     at = 0
     while at < len(lines):
         line, rest = lines[at], lines[at + 1 :]
-        topic = TOPICS.get(line.strip().removesuffix(":").lower())
+        topic = SECTION_TOPICS.get(line.strip().removesuffix(":").lower())
         if topic and rest and UNDERLINE.match(rest[0]):
-            body = _until_underlined(rest[1:])
+            body = _take_until_header(rest[1:])
             yield topic, "numpy", body
             at += 2 + len(body)
-        elif topic and line.endswith(":") and (body := _indented(rest)):
+        elif topic and line.endswith(":") and (body := _take_indented(rest)):
             yield topic, "google", body
             at += 1 + len(body)
-        elif (sphinx := SPHINX_FIELD.match(line)) and (topic := FIELDS.get(sphinx[1])):
-            body = _indented(rest)
-            yield topic, "google", _sphinx_entry(topic, sphinx, body)
+        elif (sphinx := SPHINX_FIELD.match(line)) and (topic := SPHINX_TOPICS.get(sphinx[1])):
+            body = _take_indented(rest)
+            yield topic, "google", _format_sphinx_entry(topic, sphinx, body)
             at += 1 + len(body)
         else:
             yield "text", "google", [line]
             at += 1
 
 
-def _indented(lines: Sequence[str]) -> list[str]:
+def _take_indented(lines: Sequence[str]) -> list[str]:
     """The lines up to the next one that starts at the margin."""
     margin = (i for i, line in enumerate(lines) if line.strip() and not line[0].isspace())
     return list(lines[: next(margin, len(lines))])
 
 
-def _until_underlined(lines: Sequence[str]) -> list[str]:
+def _take_until_header(lines: Sequence[str]) -> list[str]:
     """The lines up to the next NumPy header."""
     headers = (i for i in range(len(lines) - 1) if UNDERLINE.match(lines[i + 1]))
     return list(lines[: next(headers, len(lines))])
 
 
-def _sphinx_entry(topic: Topic, sphinx: re.Match[str], body: list[str]) -> list[str]:
+def _format_sphinx_entry(topic: Topic, sphinx: re.Match[str], body: list[str]) -> list[str]:
     text = " ".join([sphinx[3], *(line.strip() for line in body)])
     name = sphinx[2].split()[-1] if sphinx[2] else ""
     return [f"{name}: {text}"] if topic == "parameters" else [text]
 
 
-def _entries(lines: list[str], style: Style) -> Iterator[tuple[str, str]]:
+def _parse_entries(lines: list[str], style: Style) -> Iterator[tuple[str, str]]:
     """The parameters of a section, each with its text; ``x, y : int`` gives both the same."""
-    margin = min((_indent(line) for line in lines if line.strip()), default=0)
+    margin = min((_indent_width(line) for line in lines if line.strip()), default=0)
     names: list[str] = []
     texts: list[str] = []
     for line in lines:
-        start = ENTRIES[style].match(line, margin) if line[margin : margin + 1].strip() else None
+        start = (
+            ENTRY_PATTERNS[style].match(line, margin) if line[margin : margin + 1].strip() else None
+        )
         if start:
-            yield from ((name, _joined(texts)) for name in names)
-            names, texts = _names(start[1]), [start[2]]
+            yield from ((name, _join_lines(texts)) for name in names)
+            names, texts = _split_names(start[1]), [start[2]]
         else:
             texts.append(line)
-    yield from ((name, _joined(texts)) for name in names)
+    yield from ((name, _join_lines(texts)) for name in names)
 
 
-def _names(listed: str) -> list[str]:
+def _split_names(listed: str) -> list[str]:
     return [name.strip(" *") for name in listed.split(",")]
 
 
-def _indent(line: str) -> int:
+def _indent_width(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _joined(lines: Sequence[str]) -> str:
+def _join_lines(lines: Sequence[str]) -> str:
     return " ".join(" ".join(lines).split())
 
 
-def _paragraphs(lines: list[str]) -> str:
+def _join_paragraphs(lines: list[str]) -> str:
     """The prose, with the empty lines that removed sections left behind closed up."""
     return re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip() for line in lines)).strip()

@@ -13,11 +13,10 @@ from collections.abc import AsyncGenerator, Sequence
 import anyio
 from anyio.abc import TaskGroup
 
-from kedge.tools.approval import Approve
+from kedge.tools.approval import Approver
+from kedge.tools.call_runner import CallContext, CallRunner, OnRun, ToolRun
 from kedge.tools.output import MAX_OUTPUT
-from kedge.tools.record import OnRun, ToolRun
 from kedge.tools.registry import Toolbox
-from kedge.tools.settle import CallTerms, Settling
 from kedge.turns import ToolCallBlock, ToolResultBlock
 
 
@@ -25,7 +24,7 @@ async def run_calls(
     toolbox: Toolbox,
     calls: Sequence[ToolCallBlock],
     *,
-    approve: Approve | None = None,
+    approve: Approver | None = None,
     on_run: OnRun | None = None,
     max_output: int = MAX_OUTPUT,
     origin: str = "tools",
@@ -36,22 +35,22 @@ async def run_calls(
     each call as soon as it has a result; it must neither block nor fail. Text beyond ``max_output``
     characters is cut, visibly. The results carry ``origin``.
     """
-    terms = CallTerms(toolbox, approve, on_run, max_output, origin, anyio.Lock())
-    settling = [Settling(terms, call) for call in calls]
+    terms = CallContext(toolbox, approve, on_run, max_output, origin, anyio.Lock())
+    settling = [CallRunner(terms, call) for call in calls]
     escaped: list[BaseException] = []
     try:
         async with anyio.create_task_group() as group:
             for each in settling:
-                group.start_soon(_settle, each, group, escaped)
+                group.start_soon(_run_call, each, group, escaped)
     finally:
-        results = [each.settled().result for each in settling]
+        results = [each.get_record().result for each in settling]
     if escaped:
         raise escaped[0]
     return results
 
 
-async def each_run(
-    toolbox: Toolbox, calls: Sequence[ToolCallBlock], *, approve: Approve | None, origin: str
+async def iter_runs(
+    toolbox: Toolbox, calls: Sequence[ToolCallBlock], *, approve: Approver | None, origin: str
 ) -> AsyncGenerator[ToolRun]:
     """Run calls side by side and give the record of each as soon as it has a result.
 
@@ -77,10 +76,10 @@ async def each_run(
             await asyncio.gather(work, return_exceptions=True)
 
 
-async def _settle(each: Settling, group: TaskGroup, escaped: list[BaseException]) -> None:
+async def _run_call(runner: CallRunner, group: TaskGroup, escaped: list[BaseException]) -> None:
     """Bring one call to its result; what must not become one is raised by ``run_calls``."""
     try:
-        await each.settle()
+        await runner.run()
     except anyio.get_cancelled_exc_class():
         raise
     except BaseException as error:  # noqa: BLE001 - raised again by run_calls, out of any group

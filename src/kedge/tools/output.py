@@ -24,10 +24,10 @@ MAX_OUTPUT = 100_000
 """Characters of text that one result may have, unless the caller says otherwise."""
 MAX_ATTACHMENT = 20_000_000
 """Characters that an image or a file may have in its data URL."""
-PARTS = (TextPart, RefusalPart, ImagePart, FilePart, OpaquePart)
+PART_TYPES = (TextPart, RefusalPart, ImagePart, FilePart, OpaquePart)
 
 # The first bytes of what a model can look at.
-PICTURES: tuple[tuple[bytes, str], ...] = (
+IMAGE_SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
     (b"GIF87a", "image/gif"),
@@ -35,23 +35,23 @@ PICTURES: tuple[tuple[bytes, str], ...] = (
 )
 
 
-def output_parts(value: object) -> tuple[Part, ...]:
+def to_parts(value: object) -> tuple[Part, ...]:
     """The parts for a returned value."""
     match value:
         case ToolResultBlock():
-            return tuple(map(_part, value.parts)) or (TextPart(""),)
+            return tuple(map(_to_part, value.parts)) or (TextPart(""),)
         case list() | tuple() if _has_attachments(cast("list[object]", value)):
-            return tuple(map(_part, cast("list[object]", value)))
+            return tuple(map(_to_part, cast("list[object]", value)))
         case _:
-            return (_part(value),)
+            return (_to_part(value),)
 
 
-def bounded(parts: Iterable[Part], limit: int) -> tuple[Part, ...]:
+def truncate_parts(parts: Iterable[Part], limit: int) -> tuple[Part, ...]:
     """The parts with at most ``limit`` characters of text, and a mark where something was cut."""
-    return tuple(_cut(parts, limit))
+    return tuple(_iter_truncated(parts, limit))
 
 
-def sendable(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """The text with lone surrogates replaced, which no wire can carry."""
     return (
         text
@@ -62,27 +62,29 @@ def sendable(text: str) -> str:
 
 def _has_attachments(members: Iterable[object]) -> bool:
     return any(
-        isinstance(member, PARTS) or (isinstance(member, bytes) and _media_type(member))
+        isinstance(member, PART_TYPES) or (isinstance(member, bytes) and _detect_media_type(member))
         for member in members
     )
 
 
-def _part(value: object) -> Part:
+def _to_part(value: object) -> Part:
     match value:
         case str():
-            return TextPart(sendable(str.__str__(value)))  # an enum that is a text is its value
+            return TextPart(
+                replace_surrogates(str.__str__(value))
+            )  # an enum that is a text is its value
         case RefusalPart():
             return TextPart(value.text)  # only a model can refuse
         case TextPart() | ImagePart() | FilePart() | OpaquePart():
             return value
         case bytes() | bytearray() | memoryview():
-            return _bytes_part(bytes(value))  # pyright: ignore[reportUnknownArgumentType]
+            return _bytes_to_part(bytes(value))  # pyright: ignore[reportUnknownArgumentType]
         case _:
-            return TextPart(_json(value))
+            return TextPart(_to_json(value))
 
 
-def _bytes_part(content: bytes) -> Part:
-    media_type = _media_type(content)
+def _bytes_to_part(content: bytes) -> Part:
+    media_type = _detect_media_type(content)
     if media_type == "application/pdf":
         return file(content, filename="result.pdf", media_type=media_type)
     if media_type:
@@ -93,40 +95,42 @@ def _bytes_part(content: bytes) -> Part:
         return TextPart(f"[{len(content):,} bytes that are neither text nor an image]")
 
 
-def _media_type(content: bytes) -> str:
+def _detect_media_type(content: bytes) -> str:
     if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
         return "image/webp"
     if content.startswith(b"%PDF-"):
         return "application/pdf"
-    return next((kind for start, kind in PICTURES if content.startswith(start)), "")
+    return next((kind for start, kind in IMAGE_SIGNATURES if content.startswith(start)), "")
 
 
-def _json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     from pydantic_core import PydanticSerializationError, to_json
 
     try:
         written = to_json(value, fallback=str, inf_nan_mode="strings", bytes_mode="base64")
     except (PydanticSerializationError, ValueError, RecursionError):
-        return sendable(str(value))  # it holds itself, or text that UTF-8 cannot say
+        return replace_surrogates(str(value))  # it holds itself, or text that UTF-8 cannot say
     return written.decode()
 
 
-def _cut(parts: Iterable[Part], limit: int) -> Iterator[Part]:
+def _iter_truncated(parts: Iterable[Part], limit: int) -> Iterator[Part]:
     left = max(limit, 0)
     for part in parts:
         match part:
             case TextPart() if len(part.text) > left:
                 mark = f"\n[cut: {left:,} of {len(part.text):,} characters are shown]"
-                yield TextPart(sendable(part.text[:left]) + mark)
+                yield TextPart(replace_surrogates(part.text[:left]) + mark)
                 left = 0
             case TextPart():
                 left -= len(part.text)
                 yield part
-            case ImagePart() | FilePart() if _size(part) > MAX_ATTACHMENT:
-                yield TextPart(f"[left out: an attachment of {_size(part):,} characters]")
+            case ImagePart() | FilePart() if _attachment_size(part) > MAX_ATTACHMENT:
+                yield TextPart(
+                    f"[left out: an attachment of {_attachment_size(part):,} characters]"
+                )
             case _:
                 yield part
 
 
-def _size(part: ImagePart | FilePart) -> int:
+def _attachment_size(part: ImagePart | FilePart) -> int:
     return len(part.url) + (len(part.data) if isinstance(part, FilePart) else 0)

@@ -51,11 +51,11 @@ class Toolbox(Mapping[str, AnyTool]):
     def without(self, *names: str) -> "Toolbox":
         """These tools but the named ones, which must be there."""
         left_out = {self[name].name for name in names}
-        return Toolbox(*_others(self._tools.values(), left_out))
+        return Toolbox(*_exclude(self._tools.values(), left_out))
 
     def __repr__(self) -> str:
         return f"<Toolbox {', '.join(self._tools) or 'empty'}>"
 
 
-def _others(tools: Iterable[AnyTool], left_out: set[str]) -> Iterator[AnyTool]:
-    return (each for each in tools if each.name not in left_out)
+def _exclude(tools: Iterable[AnyTool], names: set[str]) -> Iterator[AnyTool]:
+    return (each for each in tools if each.name not in names)

@@ -13,12 +13,12 @@ from functools import partial
 from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 from kedge.errors import InvalidTool
-from kedge.tools.docstrings import read_docstring
+from kedge.tools.docstrings import parse_docstring
 from kedge.turns import ToolCallBlock
 
 Function = Callable[..., Any]
 
-UNFIT = {
+UNSUPPORTED_KINDS = {
     inspect.Parameter.POSITIONAL_ONLY: "is positional-only; a model names its arguments",
     inspect.Parameter.VAR_POSITIONAL: "takes any number of values; take a list instead",
     inspect.Parameter.VAR_KEYWORD: "takes any names; write each argument out, or take a dict",
@@ -27,7 +27,7 @@ REQUIRED: Any = inspect.Parameter.empty
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class ToolArgument:
     """One argument that a model may give."""
 
     name: str
@@ -37,71 +37,73 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class ToolSignature:
     """A function as a tool: its arguments, what it does, and who receives the call."""
 
-    function: str
+    function_name: str
     description: str
-    arguments: tuple[Argument, ...]
-    receives_call: str = ""
+    arguments: tuple[ToolArgument, ...]
+    call_parameter: str = ""
 
 
-def read_signature(function: Function) -> Signature:
+def parse_signature(function: Function) -> ToolSignature:
     """Read a function; raise ``InvalidTool`` for what no model could call."""
-    name = name_of(function)
-    _check_kind(function, name)
-    hints = _hints(function, name)
-    documented = read_docstring(_docstring(function))
-    arguments: list[Argument] = []
+    name = get_function_name(function)
+    _check_callable(function, name)
+    hints = _resolve_hints(function, name)
+    documented = parse_docstring(_get_docstring(function))
+    arguments: list[ToolArgument] = []
     receives_call = ""
-    for parameter in _parameters(function, name):
-        if bare(hints.get(parameter.name)) is ToolCallBlock:
+    for parameter in _list_parameters(function, name):
+        if strip_annotated(hints.get(parameter.name)) is ToolCallBlock:
             receives_call = parameter.name
             continue
-        annotation = _annotation(parameter, hints, name)
-        text = _text_in(annotation) or documented.parameters.get(parameter.name, "")
-        arguments.append(Argument(parameter.name, annotation, parameter.default, text))
-    return Signature(name, documented.description, tuple(arguments), receives_call)
+        annotation = _get_annotation(parameter, hints, name)
+        text = _find_description(annotation) or documented.parameters.get(parameter.name, "")
+        arguments.append(ToolArgument(parameter.name, annotation, parameter.default, text))
+    return ToolSignature(name, documented.description, tuple(arguments), receives_call)
 
 
-def name_of(function: Function) -> str:
+def get_function_name(function: Function) -> str:
     """What the function is called, seen through ``partial``; an object goes by its class."""
-    function = _unbound(function)
+    function = _unwrap_partial(function)
     return getattr(function, "__name__", type(function).__name__)
 
 
-def code_of(function: Function) -> Function:
+def unwrap_callable(function: Function) -> Function:
     """The plain function or method that a callable runs in the end."""
-    function = _unbound(function)
+    function = _unwrap_partial(function)
     return function if inspect.isroutine(function) else function.__call__  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def is_async(function: Function) -> bool:
     """Whether calling it gives a coroutine."""
-    return inspect.iscoroutinefunction(code_of(function))
+    return inspect.iscoroutinefunction(unwrap_callable(function))
 
 
-def _unbound(function: Function) -> Function:
+def _unwrap_partial(function: Function) -> Function:
     return (
-        _unbound(cast("partial[Any]", function).func) if isinstance(function, partial) else function
+        _unwrap_partial(cast("partial[Any]", function).func)
+        if isinstance(function, partial)
+        else function
     )
 
 
-def bare(annotation: Any) -> Any:
+def strip_annotated(annotation: Any) -> Any:
     """The type in ``Annotated[type, …]``."""
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
-def _check_kind(function: object, name: str) -> None:
+def _check_callable(function: object, name: str) -> None:
     if not callable(function) or inspect.isclass(function):
         kind = "a class" if inspect.isclass(function) else f"a {type(function).__name__}"
         raise InvalidTool(name, f"it is {kind}; give a function")
-    code = code_of(function)
+    code = unwrap_callable(function)
     if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
         raise InvalidTool(name, "it yields; a tool returns its result once, so collect it first")
 
 
-def _parameters(function: Function, name: str) -> list[inspect.Parameter]:
+def _list_parameters(function: Function, name: str) -> list[inspect.Parameter]:
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
@@ -109,14 +111,14 @@ def _parameters(function: Function, name: str) -> list[inspect.Parameter]:
     bound: dict[str, Any] = function.keywords if isinstance(function, partial) else {}
     kept = [parameter for parameter in parameters if parameter.name not in bound]
     for parameter in kept:
-        if problem := UNFIT.get(parameter.kind):
+        if problem := UNSUPPORTED_KINDS.get(parameter.kind):
             raise InvalidTool(name, f"parameter {parameter.name} {problem}")
     return kept
 
 
-def _hints(function: Function, name: str) -> dict[str, Any]:
+def _resolve_hints(function: Function, name: str) -> dict[str, Any]:
     try:
-        return get_type_hints(code_of(function), include_extras=True)
+        return get_type_hints(unwrap_callable(function), include_extras=True)
     except NameError as error:
         raise InvalidTool(
             name,
@@ -127,7 +129,7 @@ def _hints(function: Function, name: str) -> dict[str, Any]:
         raise InvalidTool(name, f"its annotations cannot be read: {error}") from error
 
 
-def _annotation(parameter: inspect.Parameter, hints: dict[str, Any], name: str) -> Any:
+def _get_annotation(parameter: inspect.Parameter, hints: dict[str, Any], name: str) -> Any:
     if parameter.name in hints:
         return hints[parameter.name]
     if parameter.name == "self":
@@ -137,7 +139,7 @@ def _annotation(parameter: inspect.Parameter, hints: dict[str, Any], name: str) 
     )
 
 
-def _text_in(annotation: Any) -> str:
+def _find_description(annotation: Any) -> str:
     """The text of ``Annotated[int, "text"]``, or of a ``Doc``."""
     if get_origin(annotation) is not Annotated:
         return ""
@@ -145,9 +147,9 @@ def _text_in(annotation: Any) -> str:
     return next((text for text in texts if isinstance(text, str)), "")
 
 
-def _docstring(function: Function) -> str | None:
+def _get_docstring(function: Function) -> str | None:
     """The docstring of what the user wrote, not the one of ``partial`` or of ``object``."""
-    function = _unbound(function)
+    function = _unwrap_partial(function)
     if inspect.isroutine(function):
         return inspect.getdoc(function)
-    return code_of(function).__doc__ or type(function).__doc__
+    return unwrap_callable(function).__doc__ or type(function).__doc__

@@ -12,16 +12,22 @@ from functools import partial
 from typing import Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from kedge.errors import InvalidTool
-from kedge.tools.limits import Limit
-from kedge.tools.schema import Reader, free_form, frozen, function_schema, written_schema
-from kedge.tools.signature import Signature, name_of, read_signature
+from kedge.tools.concurrency import ConcurrencyLimit
+from kedge.tools.schema import (
+    ArgumentReader,
+    build_explicit_schema,
+    build_free_form,
+    build_function_schema,
+    freeze_schema,
+)
+from kedge.tools.signature import ToolSignature, get_function_name, parse_signature
 from kedge.turns import FrozenMap
-from kedge.turns.frozen import thaw
+from kedge.turns.frozen_json import thaw
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+NAME_PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,7 @@ class Grammar:
     definition: str
 
 
-class Terms(TypedDict, total=False):
+class ExecutionOptions(TypedDict, total=False):
     """How the calls of a tool are run."""
 
     timeout: float | None
@@ -49,7 +55,7 @@ class Terms(TypedDict, total=False):
     """True: never runs unless approved. False: is never asked about. None: if there is who to ask."""
 
 
-class Options(Terms, total=False):
+class ToolOptions(ExecutionOptions, total=False):
     """Everything that can be said about a tool besides its function."""
 
     name: str
@@ -68,7 +74,7 @@ class Tool(Generic[P, R]):
     name: str
     description: str
     function: Callable[P, R]
-    reader: Reader
+    reader: ArgumentReader
     strict: bool = False
     custom: bool = False
     grammar: Grammar | None = None
@@ -79,14 +85,16 @@ class Tool(Generic[P, R]):
     concurrency: int | None = None
     approval: bool | None = None
     parameters: FrozenMap = field(init=False)
-    limit: Limit | None = field(init=False)
+    limit: ConcurrencyLimit | None = field(init=False)
 
     def __post_init__(self) -> None:
-        for name, fits, wanted in CHECKS:
+        for name, fits, wanted in FIELD_CHECKS:
             if not fits(getattr(self, name)):
                 raise InvalidTool(self.name, f"its {name} must be {wanted}")
-        object.__setattr__(self, "parameters", frozen(self.reader))
-        object.__setattr__(self, "limit", Limit(self.concurrency) if self.concurrency else None)
+        object.__setattr__(self, "parameters", freeze_schema(self.reader))
+        object.__setattr__(
+            self, "limit", ConcurrencyLimit(self.concurrency) if self.concurrency else None
+        )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, with none of the terms."""
@@ -96,7 +104,12 @@ class Tool(Generic[P, R]):
         """The tool as the Responses API wants it."""
         described = {"description": self.description} if self.description else {}
         if self.custom:
-            return {"type": "custom", "name": self.name, **described, **_format(self.grammar)}
+            return {
+                "type": "custom",
+                "name": self.name,
+                **described,
+                **_grammar_format(self.grammar),
+            }
         return {
             "type": "function",
             "name": self.name,
@@ -118,9 +131,13 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-Check = tuple[str, Callable[[Any], bool], str]
-CHECKS: tuple[Check, ...] = (
-    ("name", lambda v: bool(NAME.fullmatch(v)), "1 to 64 letters, digits, _ or -; give it a name="),
+FieldCheck = tuple[str, Callable[[Any], bool], str]
+FIELD_CHECKS: tuple[FieldCheck, ...] = (
+    (
+        "name",
+        lambda v: bool(NAME_PATTERN.fullmatch(v)),
+        "1 to 64 letters, digits, _ or -; give it a name=",
+    ),
     ("timeout", lambda v: v is None or (_is_duration(v) and v > 0), "a positive number of seconds"),
     ("retries", lambda v: _is_count(v) and v >= 0, "0 or more"),
     ("retry_wait", lambda v: _is_duration(v) and v >= 0, "0 or more seconds"),
@@ -128,7 +145,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def _format(grammar: Grammar | None) -> dict[str, Any]:
+def _grammar_format(grammar: Grammar | None) -> dict[str, Any]:
     if grammar is None:
         return {}
     described = {"syntax": grammar.syntax, "definition": grammar.definition}
@@ -136,34 +153,36 @@ def _format(grammar: Grammar | None) -> dict[str, Any]:
 
 
 @overload
-def tool(function: Callable[P, R], /, **options: Unpack[Options]) -> Tool[P, R]: ...
+def tool(function: Callable[P, R], /, **options: Unpack[ToolOptions]) -> Tool[P, R]: ...
 @overload
-def tool(**options: Unpack[Options]) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
-def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[Options]) -> Any:
+def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
     """Make a tool of a typed function: ``@tool``, ``@tool(timeout=5)`` or ``tool(f, name="g")``."""
-    return partial(_make, options) if function is None else _make(options, function)
+    return partial(_make_tool, options) if function is None else _make_tool(options, function)
 
 
-def _make(options: Options, function: Callable[P, R]) -> Tool[P, R]:
+def _make_tool(options: ToolOptions, function: Callable[P, R]) -> Tool[P, R]:
     if isinstance(function, Tool):
         raise InvalidTool(function.name, "it is one already; dataclasses.replace changes its terms")
     terms: Any = dict(options)
     by_hand = terms.pop("parameters", None)
-    name = terms.pop("name", "") or name_of(function)
+    name = terms.pop("name", "") or get_function_name(function)
     if terms.get("grammar"):
         terms["custom"] = True
     if by_hand is not None:
         if terms.get("custom"):
             raise InvalidTool(name, "a custom tool takes free text and has no parameters")
         terms.setdefault("description", "")
-        return Tool(name=name, function=function, reader=written_schema(name, by_hand), **terms)
-    signature = read_signature(function)
+        return Tool(
+            name=name, function=function, reader=build_explicit_schema(name, by_hand), **terms
+        )
+    signature = parse_signature(function)
     terms.setdefault("description", signature.description)
-    reader = _reader(name, signature, options)
+    reader = _build_reader(name, signature, options)
     return Tool(name=name, function=function, reader=reader, **terms)
 
 
-def _reader(name: str, signature: Signature, options: Options) -> Reader:
+def _build_reader(name: str, signature: ToolSignature, options: ToolOptions) -> ArgumentReader:
     if options.get("custom") or options.get("grammar"):
-        return free_form(name, signature)
-    return function_schema(name, signature, strict=options.get("strict", False))
+        return build_free_form(name, signature)
+    return build_function_schema(name, signature, strict=options.get("strict", False))

@@ -14,11 +14,19 @@ from kedge.turns.blocks import (
     UnknownBlock,
     UserBlock,
 )
+from kedge.turns.constructors import (
+    assistant,
+    opaque,
+    reasoning,
+    system,
+    tool_call,
+    tool_result,
+    user,
+)
 from kedge.turns.diff import TurnDiff, diff
-from kedge.turns.frozen import FrozenMap
+from kedge.turns.frozen_json import FrozenMap
 from kedge.turns.ids import new_id
-from kedge.turns.jsonform import dump, dump_block, dumps, load, load_block, loads
-from kedge.turns.make import assistant, opaque, reasoning, system, tool_call, tool_result, user
+from kedge.turns.json_codec import dump, dump_block, dumps, load, load_block, loads
 from kedge.turns.parts import (
     FilePart,
     ImagePart,
@@ -29,8 +37,8 @@ from kedge.turns.parts import (
     file,
     image,
 )
+from kedge.turns.responses_items import block_from_item, item_from_block
 from kedge.turns.turn import Turn, new_blocks_not_in, snapshot_block_ids
-from kedge.turns.wire import block_from_item, item_from_block
 
 __all__ = [
     "ITEM_ID",

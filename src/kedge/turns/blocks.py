@@ -12,19 +12,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from kedge.errors import InvalidJSON, InvalidTurn
-from kedge.turns.essence import essence
-from kedge.turns.frozen import EMPTY, FrozenMap, check_text, frozen_map
+from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
 from kedge.turns.ids import new_id
+from kedge.turns.immutable import check_text_field, freeze_extra, immutable, set_field
 from kedge.turns.parts import (
-    PARTS,
-    SPOKEN,
+    ASSISTANT_PART_TYPES,
+    PART_TYPES,
+    AssistantPart,
     Part,
     RefusalPart,
-    SpokenPart,
     TextPart,
     check_parts,
 )
-from kedge.turns.sealed import keep_extra, keep_text, put, sealed
+from kedge.turns.server_fields import strip_server_fields
 
 RESPONSE_ID = "response_id"
 """Metadata key: the response that made this block. Only engines write it."""
@@ -33,19 +33,19 @@ ITEM_ID = "item_id"
 OUTPUT_INDEX = "output_index"
 """Metadata key: the place of this item in its response's output."""
 
-Kind = Literal[
+BlockKind = Literal[
     "user", "assistant", "reasoning", "tool_call", "tool_result", "system", "opaque", "unknown"
 ]
-KNOWN_KINDS: frozenset[str] = frozenset(get_args(Kind)) - {"unknown"}
+KNOWN_KINDS: frozenset[str] = frozenset(get_args(BlockKind)) - {"unknown"}
 Role = Literal["system", "developer"]
 
 
-@sealed
+@immutable
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class Block:
     """One piece of a conversation; see the subclasses."""
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[BlockKind]
     id: str = ""
     metadata: FrozenMap = EMPTY
     origin: str = "user"
@@ -56,15 +56,15 @@ class Block:
     def __post_init__(self) -> None:
         name = self.id
         if name == "":
-            put(self, "id", new_id("blk"))
+            set_field(self, "id", new_id("blk"))
         elif type(name) is not str or not name.isascii():
-            put(self, "id", check_text(name, "id"))
+            set_field(self, "id", check_text(name, "id"))
         if self.origin not in ("user", "engine"):
-            keep_text(self, "origin", self.origin)
+            check_text_field(self, "origin", self.origin)
         if self.metadata is not EMPTY and type(self.metadata) is not FrozenMap:
-            put(self, "metadata", frozen_map(self.metadata, "metadata"))
+            set_field(self, "metadata", freeze_map(self.metadata, "metadata"))
         if self.extra is not EMPTY:
-            keep_extra(self, "kind")
+            freeze_extra(self, "kind")
         self._check()
 
     def _check(self) -> None:
@@ -105,21 +105,21 @@ class Block:
         return hash((self.kind, self.content))
 
     def __repr__(self) -> str:
-        from kedge.turns.show import describe  # show knows every kind of block
+        from kedge.turns.formatting import describe  # show knows every kind of block
 
         return f"<{self.kind} {describe(self)}>"
 
 
-@sealed
+@immutable
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class UserBlock(Block):
     """What the user said."""
 
-    kind: ClassVar[Kind] = "user"
+    kind: ClassVar[BlockKind] = "user"
     parts: tuple[Part, ...]
 
     def _check(self) -> None:
-        _keep_parts(self, PARTS, "a user block")
+        _normalize_parts(self, PART_TYPES, "a user block")
 
     @property
     def content(self) -> tuple[object, ...]:
@@ -129,19 +129,19 @@ class UserBlock(Block):
     @property
     def text(self) -> str:
         """The text parts, joined."""
-        return joined_text(self.parts)
+        return join_text(self.parts)
 
 
-@sealed
+@immutable
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class AssistantBlock(Block):
     """What the model said: text, or a refusal."""
 
-    kind: ClassVar[Kind] = "assistant"
-    parts: tuple[SpokenPart, ...]
+    kind: ClassVar[BlockKind] = "assistant"
+    parts: tuple[AssistantPart, ...]
 
     def _check(self) -> None:
-        _keep_parts(self, SPOKEN, "an assistant block")
+        _normalize_parts(self, ASSISTANT_PART_TYPES, "an assistant block")
 
     @property
     def content(self) -> tuple[object, ...]:
@@ -151,7 +151,7 @@ class AssistantBlock(Block):
     @property
     def text(self) -> str:
         """The text parts, joined; a refusal is not text."""
-        return joined_text(self.parts)
+        return join_text(self.parts)
 
     @property
     def refusal(self) -> str:
@@ -159,12 +159,12 @@ class AssistantBlock(Block):
         return "".join(part.text for part in self.parts if isinstance(part, RefusalPart))
 
 
-@sealed
+@immutable
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SystemBlock(Block):
     """Instructions. Leading ones are sent afresh with every request; later ones stay in place."""
 
-    kind: ClassVar[Kind] = "system"
+    kind: ClassVar[BlockKind] = "system"
     text: str
     role: Role = "system"
 
@@ -179,12 +179,12 @@ class SystemBlock(Block):
         return (self.role, self.text)
 
 
-@sealed
+@immutable
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ToolCallBlock(Block):
     """The model asks for a tool. ``arguments`` is the exact string that the model wrote."""
 
-    kind: ClassVar[Kind] = "tool_call"
+    kind: ClassVar[BlockKind] = "tool_call"
     name: str
     arguments: str
     call_id: str
@@ -192,7 +192,7 @@ class ToolCallBlock(Block):
 
     def _check(self) -> None:
         _check_texts(self, "name", "arguments", "call_id")
-        _check_flag(self.custom)
+        _check_bool(self.custom)
         if not self.call_id:
             raise InvalidTurn("a tool call needs a call_id")
 
@@ -202,20 +202,20 @@ class ToolCallBlock(Block):
         return (self.call_id, self.name, self.arguments, self.custom)
 
 
-@sealed
+@immutable
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ToolResultBlock(Block):
     """What a tool answered to the call with this ``call_id``."""
 
-    kind: ClassVar[Kind] = "tool_result"
+    kind: ClassVar[BlockKind] = "tool_result"
     call_id: str
     parts: tuple[Part, ...]
     custom: bool = False
 
     def _check(self) -> None:
-        _keep_parts(self, PARTS, "a tool result")
+        _normalize_parts(self, PART_TYPES, "a tool result")
         _check_texts(self, "call_id")
-        _check_flag(self.custom)
+        _check_bool(self.custom)
         if not self.call_id:
             raise InvalidTurn("a tool result needs the call_id of its call")
 
@@ -227,22 +227,22 @@ class ToolResultBlock(Block):
     @property
     def text(self) -> str:
         """The text parts, joined."""
-        return joined_text(self.parts)
+        return join_text(self.parts)
 
 
-@sealed
+@immutable
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ReasoningBlock(Block):
     """What the model thought, as far as the provider tells: summaries, text, encrypted content."""
 
-    kind: ClassVar[Kind] = "reasoning"
+    kind: ClassVar[BlockKind] = "reasoning"
     summary: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
     encrypted_content: str = ""
 
     def _check(self) -> None:
-        put(self, "summary", _as_texts(self.summary, "summary"))
-        put(self, "texts", _as_texts(self.texts, "texts"))
+        set_field(self, "summary", _to_text_tuple(self.summary, "summary"))
+        set_field(self, "texts", _to_text_tuple(self.texts, "texts"))
         _check_texts(self, "encrypted_content")
 
     @property
@@ -251,19 +251,19 @@ class ReasoningBlock(Block):
         return (self.summary, self.texts, self.encrypted_content)
 
 
-@sealed
+@immutable
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class OpaqueBlock(Block):
     """A provider's item of a type that Kedge does not interpret, kept losslessly.
 
-    Like every block it is compared by what a model sees: see ``kedge.turns.essence``.
+    Like every block it is compared by what a model sees: see ``kedge.turns.responses_items``.
     """
 
-    kind: ClassVar[Kind] = "opaque"
+    kind: ClassVar[BlockKind] = "opaque"
     item: FrozenMap
 
     def _check(self) -> None:
-        put(self, "item", frozen_map(self.item, "item"))
+        set_field(self, "item", freeze_map(self.item, "item"))
         if not isinstance(self.item.get("type"), str):
             raise InvalidTurn("an opaque block's item needs a type")
 
@@ -275,19 +275,19 @@ class OpaqueBlock(Block):
     @property
     def content(self) -> tuple[object, ...]:
         """The item, without provider id, status and nulls."""
-        return (essence(self.item),)
+        return (strip_server_fields(self.item),)
 
 
-@sealed
+@immutable
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class UnknownBlock(Block):
     """A block of a kind that a newer Kedge wrote; ``form`` keeps its JSON form."""
 
-    kind: ClassVar[Kind] = "unknown"
+    kind: ClassVar[BlockKind] = "unknown"
     form: FrozenMap
 
     def _check(self) -> None:
-        put(self, "form", frozen_map(self.form, "form"))
+        set_field(self, "form", freeze_map(self.form, "form"))
         kind = self.form.get("kind")
         if not isinstance(kind, str) or kind in KNOWN_KINDS:
             raise InvalidTurn("the form of an unknown block needs a kind that is not known")
@@ -300,31 +300,31 @@ class UnknownBlock(Block):
         return (self.form,)
 
 
-def joined_text(parts: tuple[Part, ...]) -> str:
+def join_text(parts: tuple[Part, ...]) -> str:
     """The text parts, joined."""
     return "".join(part.text for part in parts if isinstance(part, TextPart))
 
 
 def _check_texts(block: Block, *names: str) -> None:
     for name in names:
-        keep_text(block, name, getattr(block, name))
+        check_text_field(block, name, getattr(block, name))
 
 
-def _keep_parts(
+def _normalize_parts(
     block: "UserBlock | AssistantBlock | ToolResultBlock", allowed: tuple[type[Any], ...], what: str
 ) -> None:
     parts = block.parts
     if type(parts) is tuple and len(parts) == 1 and type(parts[0]) is TextPart:
         return  # one text, as nearly always
-    put(block, "parts", check_parts(parts, allowed, what))
+    set_field(block, "parts", check_parts(parts, allowed, what))
 
 
-def _check_flag(custom: object) -> None:
+def _check_bool(custom: object) -> None:
     if not isinstance(custom, bool):
         raise InvalidJSON("custom", f"expected a bool, got {type(custom).__name__}")
 
 
-def _as_texts(texts: Iterable[str], name: str) -> tuple[str, ...]:
+def _to_text_tuple(texts: Iterable[str], name: str) -> tuple[str, ...]:
     if texts == ():
         return ()
     if isinstance(texts, str) or not isinstance(texts, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -42,18 +42,18 @@ def diff(old: Turn, new: Turn) -> TurnDiff:
         added=tuple(block for block in new.blocks if block.id not in before),
         removed=tuple(block for block in old.blocks if block.id not in after),
         modified=tuple((before[b.id], b) for b in stayed if before[b.id] != b),
-        moved=_moved(old, stayed),
+        moved=_find_moved(old, stayed),
     )
 
 
-def _moved(old: Turn, stayed: list[Block]) -> tuple[Block, ...]:
+def _find_moved(old: Turn, common: list[Block]) -> tuple[Block, ...]:
     """The fewest blocks that explain a new order: all but a longest run that kept its order."""
     place = {block.id: index for index, block in enumerate(old.blocks)}
-    kept = _longest_increasing([place[block.id] for block in stayed])
-    return tuple(block for index, block in enumerate(stayed) if index not in kept)
+    kept = _longest_increasing_indices([place[block.id] for block in common])
+    return tuple(block for index, block in enumerate(common) if index not in kept)
 
 
-def _longest_increasing(values: list[int]) -> set[int]:
+def _longest_increasing_indices(values: list[int]) -> set[int]:
     """The indices of a longest increasing subsequence of distinct values (patience sorting)."""
     tops: list[int] = []
     top_indices: list[int] = []

@@ -10,27 +10,27 @@ import threading
 import time
 
 _lock = threading.Lock()
-_last = 0
-_process = secrets.token_hex(5)
+_last_tick = 0
+_process_suffix = secrets.token_hex(5)
 
 
 def new_id(prefix: str) -> str:
     """Make an id such as ``blk_18a3f0c2b4d5e6f71a2b3c4d5e``."""
-    global _last  # noqa: PLW0603 - one clock for the process
+    global _last_tick  # noqa: PLW0603 - one clock for the process
     with _lock:
         tick = time.time_ns()
-        if tick <= _last:
-            tick = _last + 1
-        _last = tick
-    return f"{prefix}_{tick:016x}{_process}"
+        if tick <= _last_tick:
+            tick = _last_tick + 1
+        _last_tick = tick
+    return f"{prefix}_{tick:016x}{_process_suffix}"
 
 
-def _be_another_process() -> None:
+def _reset_after_fork() -> None:
     """After a fork: other random bits, and a lock that nobody holds."""
-    global _lock, _process  # noqa: PLW0603 - they belong to the process
+    global _lock, _process_suffix  # noqa: PLW0603 - they belong to the process
     _lock = threading.Lock()
-    _process = secrets.token_hex(5)
+    _process_suffix = secrets.token_hex(5)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_be_another_process)
+    os.register_at_fork(after_in_child=_reset_after_fork)

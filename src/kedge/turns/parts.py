@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar, cast
 
 from kedge.errors import InvalidTurn
-from kedge.turns.frozen import EMPTY, FrozenMap, check_text, frozen_map
-from kedge.turns.sealed import keep_extra, keep_text, put, sealed
+from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
+from kedge.turns.immutable import check_text_field, freeze_extra, immutable, set_field
 
 Detail = Literal["auto", "low", "high", "original"]
 
 
-def _shown(part: "Part") -> str:
-    from kedge.turns.show import show_part  # show knows every type of part
+def _format_part(part: "Part") -> str:
+    from kedge.turns.formatting import format_part  # show knows every type of part
 
-    return show_part(part)
+    return format_part(part)
 
 
-@sealed
+@immutable
 @dataclass(frozen=True, slots=True)
 class TextPart:
     """Text. ``extra`` keeps what a provider attached to it, such as annotations."""
@@ -31,17 +31,17 @@ class TextPart:
     extra: FrozenMap = field(default=EMPTY, compare=False, kw_only=True)
 
     def __repr__(self) -> str:
-        return _shown(self)
+        return _format_part(self)
 
     def __post_init__(self) -> None:
         text = self.text
         if type(text) is not str or not text.isascii():
-            put(self, "text", check_text(text, "text"))
+            set_field(self, "text", check_text(text, "text"))
         if self.extra is not EMPTY:
-            keep_extra(self, "type")
+            freeze_extra(self, "type")
 
 
-@sealed
+@immutable
 @dataclass(frozen=True, slots=True)
 class RefusalPart:
     """The words with which a model refused."""
@@ -50,15 +50,15 @@ class RefusalPart:
     extra: FrozenMap = field(default=EMPTY, compare=False, kw_only=True)
 
     def __repr__(self) -> str:
-        return _shown(self)
+        return _format_part(self)
 
     def __post_init__(self) -> None:
-        keep_text(self, "text", self.text)
+        check_text_field(self, "text", self.text)
         if self.extra is not EMPTY:
-            keep_extra(self, "type")
+            freeze_extra(self, "type")
 
 
-@sealed
+@immutable
 @dataclass(frozen=True, slots=True)
 class ImagePart:
     """An image, by URL (a data URL holds the bytes themselves) or by a provider's file id."""
@@ -69,14 +69,14 @@ class ImagePart:
     extra: FrozenMap = field(default=EMPTY, compare=False, kw_only=True)
 
     def __repr__(self) -> str:
-        return _shown(self)
+        return _format_part(self)
 
     def __post_init__(self) -> None:
         _check_texts(self, "url", "detail", "file_id")
-        _exactly_one("an image", url=self.url, file_id=self.file_id)
+        _require_exactly_one("an image", url=self.url, file_id=self.file_id)
 
 
-@sealed
+@immutable
 @dataclass(frozen=True, slots=True)
 class FilePart:
     """A file, by URL, by content (a data URL) or by a provider's file id."""
@@ -88,14 +88,14 @@ class FilePart:
     extra: FrozenMap = field(default=EMPTY, compare=False, kw_only=True)
 
     def __repr__(self) -> str:
-        return _shown(self)
+        return _format_part(self)
 
     def __post_init__(self) -> None:
         _check_texts(self, "url", "data", "file_id", "filename")
-        _exactly_one("a file", url=self.url, data=self.data, file_id=self.file_id)
+        _require_exactly_one("a file", url=self.url, data=self.data, file_id=self.file_id)
 
 
-@sealed
+@immutable
 @dataclass(frozen=True, slots=True)
 class OpaquePart:
     """A part of a kind that Kedge does not know, kept as it came."""
@@ -104,18 +104,18 @@ class OpaquePart:
     extra: FrozenMap = field(default=EMPTY, compare=False, kw_only=True)
 
     def __repr__(self) -> str:
-        return _shown(self)
+        return _format_part(self)
 
     def __post_init__(self) -> None:
-        put(self, "content", frozen_map(self.content, "content"))
+        set_field(self, "content", freeze_map(self.content, "content"))
         if self.extra is not EMPTY:
-            keep_extra(self, "type")
+            freeze_extra(self, "type")
 
 
 Part = TextPart | RefusalPart | ImagePart | FilePart | OpaquePart
-SpokenPart = TextPart | RefusalPart | OpaquePart
-PARTS = (TextPart, RefusalPart, ImagePart, FilePart, OpaquePart)
-SPOKEN = (TextPart, RefusalPart, OpaquePart)
+AssistantPart = TextPart | RefusalPart | OpaquePart
+PART_TYPES = (TextPart, RefusalPart, ImagePart, FilePart, OpaquePart)
+ASSISTANT_PART_TYPES = (TextPart, RefusalPart, OpaquePart)
 """What a model says is made of."""
 
 P = TypeVar("P")
@@ -160,12 +160,12 @@ def check_parts(parts: Iterable[P], allowed: tuple[type[P], ...], what: str) -> 
 
 def _check_texts(part: ImagePart | FilePart, *names: str) -> None:
     for name in names:
-        keep_text(part, name, getattr(part, name))
+        check_text_field(part, name, getattr(part, name))
     if part.extra is not EMPTY:
-        keep_extra(part, "type")
+        freeze_extra(part, "type")
 
 
-def _exactly_one(what: str, **choices: str) -> None:
+def _require_exactly_one(what: str, **choices: str) -> None:
     given = [name for name, value in choices.items() if value]
     if len(given) != 1:
         raise InvalidTurn(

@@ -13,12 +13,12 @@ from typing import Any, NoReturn, final, overload
 
 from kedge.errors import InvalidTurn
 from kedge.turns.blocks import Block, SystemBlock
-from kedge.turns.frozen import EMPTY, FrozenMap, check_text, frozen_map
+from kedge.turns.formatting import DEFAULT_WIDTH, format_table, shorten
+from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
 from kedge.turns.ids import new_id
-from kedge.turns.sealed import put
-from kedge.turns.show import WIDTH, shorten, table
+from kedge.turns.immutable import set_field
 
-MEMBERS = frozenset({"format", "version", "id", "data", "blocks"})
+TURN_MEMBERS = frozenset({"format", "version", "id", "data", "blocks"})
 """The members of a Turn's JSON form; ``extra`` keeps any others."""
 
 
@@ -30,7 +30,7 @@ class Memo:
     more, because a longer Turn shares it. The two are one member so that threads see them together.
     """
 
-    known: tuple[object, int] = (None, 0)
+    entry: tuple[object, int] = (None, 0)
 
 
 @final
@@ -65,11 +65,11 @@ class Turn:
         blocks = tuple(blocks)
         _check_blocks(blocks)
         id = new_id("turn") if id == "" else check_text(id, "id")  # noqa: A001
-        kept = frozen_map(extra, "extra")
-        if taken := MEMBERS & kept.keys():
+        kept = freeze_map(extra, "extra")
+        if taken := TURN_MEMBERS & kept.keys():
             raise InvalidTurn(f"extra holds {min(taken)!r}, which is a member of its own")
-        ids = _distinct_ids(blocks)
-        return _turn(blocks, id, frozen_map(data, "data"), kept, ids, Memo())
+        ids = _collect_unique_ids(blocks)
+        return _build_turn(blocks, id, freeze_map(data, "data"), kept, ids, Memo())
 
     def __init_subclass__(cls) -> NoReturn:
         raise TypeError("Turn has no subclasses; keep what belongs to it in its data")
@@ -96,7 +96,7 @@ class Turn:
         if bounded and len(added) == len(blocks) and ids.isdisjoint(added):
             ids |= added  # other continuations may be in it too: it need only know all of ours
         else:
-            ids = _distinct_ids(together)
+            ids = _collect_unique_ids(together)
         return self._derive(together, ids, len(self.blocks))
 
     def insert(self, index: int, block: Block) -> "Turn":
@@ -132,7 +132,7 @@ class Turn:
     def with_data(self, members: Mapping[str, Any] | None = None, /, **more: Any) -> "Turn":
         """Return this Turn with further data; a member set to ``None`` is removed."""
         data = self.data.with_members({**(members or {}), **more})
-        return _turn(self.blocks, self.id, data, self.extra, self._ids, self.memo)
+        return _build_turn(self.blocks, self.id, data, self.extra, self._ids, self.memo)
 
     def index(self, block_id: str) -> int:
         """The place of the block with this id."""
@@ -153,18 +153,18 @@ class Turn:
             ids.add(block.id)
         return self._derive((*self.blocks[:start], *blocks, *self.blocks[stop:]), ids, start)
 
-    def _derive(self, blocks: tuple[Block, ...], ids: set[str], same: int) -> "Turn":
+    def _derive(self, blocks: tuple[Block, ...], ids: set[str], shared: int) -> "Turn":
         """Make the Turn whose first ``same`` blocks are ours, sharing what still holds."""
-        kept = same - self.lead
+        kept = shared - self.lead
         lead = count_leading(blocks)
         if kept < 0 or (kept == 0 and lead != self.lead):
             # The change is among the leading system blocks. Any that reaches into the body makes it
             # longer or shorter; a body of the same length is the same.
             body = len(self.blocks) - self.lead
             kept = body if len(blocks) - lead == body else 0
-        value, described = self.memo.known
+        value, described = self.memo.entry
         memo = Memo((value, min(described, kept)))
-        return _turn(blocks, self.id, self.data, self.extra, ids, memo)
+        return _build_turn(blocks, self.id, self.data, self.extra, ids, memo)
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -201,11 +201,11 @@ class Turn:
         return _rebuild, (self.blocks, self.id, self.data, self.extra)
 
     def __str__(self) -> str:
-        return f"{self!r}\n{table(self.blocks)}" if self.blocks else repr(self)
+        return f"{self!r}\n{format_table(self.blocks)}" if self.blocks else repr(self)
 
     def __repr__(self) -> str:
         count = len(self.blocks)
-        return f"<Turn {shorten(self.id, WIDTH)}, {count} block{'' if count == 1 else 's'}>"
+        return f"<Turn {shorten(self.id, DEFAULT_WIDTH)}, {count} block{'' if count == 1 else 's'}>"
 
 
 def snapshot_block_ids(turn: Turn) -> frozenset[str]:
@@ -233,7 +233,7 @@ def _check_blocks(blocks: Iterable[object]) -> None:
             raise InvalidTurn(f"a Turn holds blocks, not {type(block).__name__}; see kedge.user")
 
 
-def _distinct_ids(blocks: tuple[Block, ...]) -> set[str]:
+def _collect_unique_ids(blocks: tuple[Block, ...]) -> set[str]:
     ids = {block.id for block in blocks}
     if len(ids) != len(blocks):
         seen: set[str] = set()
@@ -242,7 +242,7 @@ def _distinct_ids(blocks: tuple[Block, ...]) -> set[str]:
     return ids
 
 
-def _turn(
+def _build_turn(
     blocks: tuple[Block, ...],
     id: str,  # noqa: A002
     data: FrozenMap,
@@ -251,13 +251,13 @@ def _turn(
     memo: Memo,
 ) -> Turn:
     turn = object.__new__(Turn)
-    put(turn, "blocks", blocks)
-    put(turn, "id", id)
-    put(turn, "data", data)
-    put(turn, "extra", extra)
-    put(turn, "lead", count_leading(blocks))
-    put(turn, "memo", memo)
-    put(turn, "_ids", ids)
+    set_field(turn, "blocks", blocks)
+    set_field(turn, "id", id)
+    set_field(turn, "data", data)
+    set_field(turn, "extra", extra)
+    set_field(turn, "lead", count_leading(blocks))
+    set_field(turn, "memo", memo)
+    set_field(turn, "_ids", ids)
     return turn
 
 

@@ -12,189 +12,188 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from kedge.analytics import Selection, analyse
 from kedge.conversation import Conversation
 from kedge.store import ConversationRow
-from kedge.store.overview import Overview, overview, tree_of
+from kedge.store.listing import ConversationSummary, list_summaries, read_tree
 from kedge.turns import dump_block, system, user
-from kedge.web import models
-from kedge.web.chains import chain_of
-from kedge.web.desk import find_node, overview_status
-from kedge.web.finding import find_conversations
-from kedge.web.operations import Call, Operation, encode_event, openapi
-from kedge.web.turns import options_of, place, plan_shape, tell, turn_shape
+from kedge.web import schemas
+from kedge.web.chain_graph import build_chain_graph
+from kedge.web.openapi import ApiCall, Operation, build_openapi, encode_event
+from kedge.web.send import resolve_turn, send_options, stream_turn, to_plan_shape, to_turn_shape
+from kedge.web.service import find_conversations, find_node, overview_status
 
 DAY = 86_400.0
 JSONL = "application/jsonl"
 
 
-async def list_conversations(call: Call) -> BaseModel:
+async def list_conversations(call: ApiCall) -> BaseModel:
     """A page of conversations."""
-    asked: models.ListQuery = call.query
-    rows, total = await find_conversations(call.desk.store, asked)
-    now = call.desk.clock()
-    return models.ConversationPage(
-        data=[_overview_shape(each, now) for each in rows],
+    asked: schemas.ListQuery = call.query
+    rows, total = await find_conversations(call.service.store, asked)
+    now = call.service.clock()
+    return schemas.ConversationPage(
+        data=[_to_overview(each, now) for each in rows],
         total=total,
         limit=asked.limit,
         offset=asked.offset,
     )
 
 
-async def create_conversation(call: Call) -> BaseModel:
+async def create_conversation(call: ApiCall) -> BaseModel:
     """A new conversation."""
-    given: models.NewConversation = call.body
+    given: schemas.NewConversation = call.body
     made = await Conversation.create(
-        call.desk.store,
-        call.desk.engine,
+        call.service.store,
+        call.service.engine,
         title=given.title,
         tags=given.tags,
         blocks=[system(given.system)] if given.system else [],
         mode=given.mode,
     )
-    return _shape(made.row)
+    return _to_conversation(made.row)
 
 
-async def read_conversation(call: Call) -> BaseModel:
+async def read_conversation(call: ApiCall) -> BaseModel:
     """One conversation with its sums."""
-    row = await call.desk.store.conversation(call.text("id"))
-    found, _ = await overview(call.desk.store, shown="all", only=[row.id])
-    return _overview_shape(found[0], call.desk.clock())
+    row = await call.service.store.conversation(call.path_text("id"))
+    found, _ = await list_summaries(call.service.store, show="all", ids=[row.id])
+    return _to_overview(found[0], call.service.clock())
 
 
-async def change_conversation(call: Call) -> BaseModel:
+async def change_conversation(call: ApiCall) -> BaseModel:
     """Another title, other tags, put away or back."""
-    given: models.Changes = call.body
-    row = await call.desk.store.update(
-        call.text("id"), title=given.title, tags=given.tags, archived=given.archived
+    given: schemas.ConversationUpdate = call.body
+    row = await call.service.store.update(
+        call.path_text("id"), title=given.title, tags=given.tags, archived=given.archived
     )
-    return _shape(row)
+    return _to_conversation(row)
 
 
-async def delete_conversation(call: Call) -> Response:
+async def delete_conversation(call: ApiCall) -> Response:
     """Delete a conversation for good."""
-    await call.desk.store.delete(call.text("id"))
+    await call.service.store.delete(call.path_text("id"))
     return Response(status_code=204)
 
 
-async def read_turns(call: Call) -> BaseModel:
+async def read_turns(call: ApiCall) -> BaseModel:
     """What was said, as blocks."""
-    row, node = await _place(call)
-    loaded = await call.desk.store.load(row, node)
-    return models.TurnPage(
+    row, node = await _resolve_node(call)
+    loaded = await call.service.store.load(row, node)
+    return schemas.TurnPage(
         conversation=row.id, node=node, blocks=[dump_block(block) for block in loaded.blocks]
     )
 
 
-async def take_turn(call: Call) -> BaseModel | Response:
+async def take_turn(call: ApiCall) -> BaseModel | Response:
     """Say something, and get the answer: whole, or as server-sent events."""
-    given: models.NewTurn = call.body
-    ask = await place(call.desk, call.text("id"), given)
+    given: schemas.NewTurn = call.body
+    ask = await resolve_turn(call.service, call.path_text("id"), given)
     if not given.stream:
-        reply = await ask.talk.send(*ask.blocks, at=ask.at, **options_of(given))
-        return turn_shape(reply)
+        reply = await ask.conversation.send(*ask.blocks, at=ask.at, **send_options(given))
+        return to_turn_shape(reply)
 
     async def told() -> AsyncGenerator[bytes]:
-        async for event in tell(ask, given):
+        async for event in stream_turn(ask, given):
             yield encode_event(event)
 
     return StreamingResponse(told(), media_type="text/event-stream")
 
 
-async def read_chain(call: Call) -> BaseModel:
+async def read_chain(call: ApiCall) -> BaseModel:
     """The tree of responses."""
-    row = await call.desk.store.conversation(call.text("id"))
-    tree = await tree_of(call.desk.store, row)
-    chain = chain_of(tree, call.desk.clock())
+    row = await call.service.store.conversation(call.path_text("id"))
+    tree = await read_tree(call.service.store, row)
+    chain = build_chain_graph(tree, call.service.clock())
     stored = {node.id: node for node in tree.nodes}
-    return models.ChainShape(
+    return schemas.ChainShape(
         conversation=row.id,
         head=int(chain.head or 0),
         nodes=[
-            models.NodeShape(
+            schemas.NodeShape(
                 node=int(node.id),
                 parent=int(node.parent or 0),
                 kind=stored[int(node.id)].kind,
                 label=node.label,
                 marks=sorted(node.marks),
                 created_at=stored[int(node.id)].created_at,
-                response=_response(tree.responses.get(int(node.id))),
+                response=_to_response(tree.responses.get(int(node.id))),
             )
             for node in chain.nodes
         ],
     )
 
 
-async def plan_turn(call: Call) -> BaseModel:
+async def plan_turn(call: ApiCall) -> BaseModel:
     """What would be sent now, and why: nothing is sent."""
-    asked: models.PlanQuery = call.query
-    row, node = await _place(call)
-    turn = (await call.desk.store.load(row, node)).turn(row.id)
+    asked: schemas.PlanQuery = call.query
+    row, node = await _resolve_node(call)
+    turn = (await call.service.store.load(row, node)).turn(row.id)
     turn = turn.append(user(asked.text)) if asked.text else turn
-    return plan_shape(call.desk.engine.plan(turn))
+    return to_plan_shape(call.service.engine.plan(turn))
 
 
-async def read_plan(call: Call) -> BaseModel:
+async def read_plan(call: ApiCall) -> BaseModel:
     """What a past request sent, and why."""
-    card = await call.desk.card(call.text("id"), call.number("node"))
+    card = await call.service.load_plan_card(call.path_text("id"), call.path_int("node"))
     row = card.row
-    return models.PlanShape(
+    return schemas.PlanShape(
         mode=row.mode,
         previous_response_id=row.anchor,
         delta_blocks=row.sent_blocks,
         full_blocks=row.sent_blocks + row.saved_blocks,
         delta_bytes=row.sent_bytes,
         full_bytes=row.sent_bytes + row.saved_bytes,
-        rejected=[models.RefusedShape.model_validate(each) for each in card.refused],
+        rejected=[schemas.RejectedShape.model_validate(each) for each in card.refused],
         problems=[],
         explanation="\n".join((card.headline, *card.notes)),
     )
 
 
-async def fork_conversation(call: Call) -> BaseModel:
+async def fork_conversation(call: ApiCall) -> BaseModel:
     """A conversation of its own that goes on from somewhere in this one."""
-    given: models.NewFork = call.body
-    store = call.desk.store
-    row = await store.conversation(call.text("id"))
+    given: schemas.NewFork = call.body
+    store = call.service.store
+    row = await store.conversation(call.path_text("id"))
     at = given.previous_response_id or (str(given.at) if given.at is not None else "")
-    node = find_node(await tree_of(store, row), at) if at else row.head
-    return _shape(await store.fork(row, node, given.title or row.title))
+    node = find_node(await read_tree(store, row), at) if at else row.head
+    return _to_conversation(await store.fork(row, node, given.title or row.title))
 
 
-async def export_conversation(call: Call) -> Response:
+async def export_conversation(call: ApiCall) -> Response:
     """A conversation with everything that belongs to it, one JSON object a line."""
-    row = await call.desk.store.conversation(call.text("id"))
+    row = await call.service.store.conversation(call.path_text("id"))
     name = f'attachment; filename="{row.id}.jsonl"'
-    lines = await call.desk.store.export(row)
+    lines = await call.service.store.export(row)
     return Response(lines, media_type=JSONL, headers={"content-disposition": name})
 
 
-async def read_analytics(call: Call) -> BaseModel:
+async def read_analytics(call: ApiCall) -> BaseModel:
     """The responses of a range of time, added up."""
-    asked: models.RangeQuery = call.query
-    until = math.nextafter(call.desk.clock(), math.inf) if asked.until is None else asked.until
+    asked: schemas.RangeQuery = call.query
+    until = math.nextafter(call.service.clock(), math.inf) if asked.until is None else asked.until
     since = max(until - DAY, 0.0) if asked.since is None else asked.since
     selection = Selection(since, until, asked.model, asked.provider, asked.conversation)
-    return models.AnalyticsShape.model_validate(await analyse(call.desk.store, selection))
+    return schemas.AnalyticsShape.model_validate(await analyse(call.service.store, selection))
 
 
-async def _place(call: Call) -> tuple[ConversationRow, int]:
-    row = await call.desk.store.conversation(call.text("id"))
+async def _resolve_node(call: ApiCall) -> tuple[ConversationRow, int]:
+    row = await call.service.store.conversation(call.path_text("id"))
     if not call.query.at:
         return row, row.head
-    return row, find_node(await tree_of(call.desk.store, row), call.query.at)
+    return row, find_node(await read_tree(call.service.store, row), call.query.at)
 
 
-def _shape(row: ConversationRow) -> models.ConversationShape:
-    return models.ConversationShape.model_validate(_members(row))
+def _to_conversation(row: ConversationRow) -> schemas.ConversationShape:
+    return schemas.ConversationShape.model_validate(_conversation_fields(row))
 
 
-def _members(row: ConversationRow) -> dict[str, Any]:
-    names = models.ConversationShape.model_fields
+def _conversation_fields(row: ConversationRow) -> dict[str, Any]:
+    names = schemas.ConversationShape.model_fields
     return {**{name: getattr(row, name) for name in names}, "tags": list(row.tags)}
 
 
-def _overview_shape(each: Overview, now: float) -> models.OverviewShape:
-    return models.OverviewShape.model_validate(
+def _to_overview(each: ConversationSummary, now: float) -> schemas.OverviewShape:
+    return schemas.OverviewShape.model_validate(
         {
-            **_members(each.row),
+            **_conversation_fields(each.row),
             "first_words": each.first_words,
             "last_answer": each.last_answer,
             "status": overview_status(each, now),
@@ -211,74 +210,74 @@ def _overview_shape(each: Overview, now: float) -> models.OverviewShape:
     )
 
 
-def _response(row: object) -> models.ResponseShape | None:
+def _to_response(row: object) -> schemas.ResponseShape | None:
     if row is None:
         return None
-    names = set(models.ResponseShape.model_fields) - {"response_id"}
+    names = set(schemas.ResponseShape.model_fields) - {"response_id"}
     members = {name: getattr(row, name) for name in names}
     members["response_id"] = getattr(row, "provider_response_id", "")
-    return models.ResponseShape.model_validate(members)
+    return schemas.ResponseShape.model_validate(members)
 
 
-_ONE = "/api/conversations/{id}"
+_CONVERSATION_PATH = "/api/conversations/{id}"
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET", "/api/conversations", list_conversations, "List conversations",
-        models.ConversationPage, query=models.ListQuery,
+        schemas.ConversationPage, query=schemas.ListQuery,
     ),
     Operation(
         "POST", "/api/conversations", create_conversation, "Start a conversation",
-        models.ConversationShape, body=models.NewConversation, status=201,
+        schemas.ConversationShape, body=schemas.NewConversation, status=201,
     ),
     Operation(
-        "GET", _ONE, read_conversation, "Read a conversation", models.OverviewShape, errors=(404,)
+        "GET", _CONVERSATION_PATH, read_conversation, "Read a conversation", schemas.OverviewShape, errors=(404,)
     ),
     Operation(
-        "PATCH", _ONE, change_conversation, "Rename, tag or archive a conversation",
-        models.ConversationShape, body=models.Changes, errors=(404,),
+        "PATCH", _CONVERSATION_PATH, change_conversation, "Rename, tag or archive a conversation",
+        schemas.ConversationShape, body=schemas.ConversationUpdate, errors=(404,),
     ),
     Operation(
-        "DELETE", _ONE, delete_conversation, "Delete a conversation for good", status=204, errors=(404,)
+        "DELETE", _CONVERSATION_PATH, delete_conversation, "Delete a conversation for good", status=204, errors=(404,)
     ),
     Operation(
-        "GET", f"{_ONE}/turns", read_turns, "Read what was said", models.TurnPage,
-        query=models.PathQuery, errors=(404,),
+        "GET", f"{_CONVERSATION_PATH}/turns", read_turns, "Read what was said", schemas.TurnPage,
+        query=schemas.PathQuery, errors=(404,),
     ),
     Operation(
-        "POST", f"{_ONE}/turns", take_turn, "Say something and get the answer", models.TurnShape,
-        body=models.NewTurn, media="text/event-stream", errors=(404, 409, 502, 503),
+        "POST", f"{_CONVERSATION_PATH}/turns", take_turn, "Say something and get the answer", schemas.TurnShape,
+        body=schemas.NewTurn, media_type="text/event-stream", errors=(404, 409, 502, 503),
     ),
     Operation(
-        "GET", f"{_ONE}/chain", read_chain, "Read the tree of responses", models.ChainShape,
+        "GET", f"{_CONVERSATION_PATH}/chain", read_chain, "Read the tree of responses", schemas.ChainShape,
         errors=(404,),
     ),
     Operation(
-        "GET", f"{_ONE}/plan", plan_turn, "Plan the next request without sending it",
-        models.PlanShape, query=models.PlanQuery, errors=(404,),
+        "GET", f"{_CONVERSATION_PATH}/plan", plan_turn, "Plan the next request without sending it",
+        schemas.PlanShape, query=schemas.PlanQuery, errors=(404,),
     ),
     Operation(
-        "GET", f"{_ONE}/plans/{{node:int}}", read_plan, "Read the plan of a past request",
-        models.PlanShape, errors=(404,),
+        "GET", f"{_CONVERSATION_PATH}/plans/{{node:int}}", read_plan, "Read the plan of a past request",
+        schemas.PlanShape, errors=(404,),
     ),
     Operation(
-        "POST", f"{_ONE}/fork", fork_conversation, "Fork a conversation", models.ConversationShape,
-        body=models.NewFork, status=201, errors=(404,),
+        "POST", f"{_CONVERSATION_PATH}/fork", fork_conversation, "Fork a conversation", schemas.ConversationShape,
+        body=schemas.NewFork, status=201, errors=(404,),
     ),
     Operation(
-        "GET", f"{_ONE}/export", export_conversation, "Export a conversation", media=JSONL,
+        "GET", f"{_CONVERSATION_PATH}/export", export_conversation, "Export a conversation", media_type=JSONL,
         errors=(404,),
     ),
     Operation(
         "GET", "/api/analytics", read_analytics, "Add up the responses of a range of time",
-        models.AnalyticsShape, query=models.RangeQuery,
+        schemas.AnalyticsShape, query=schemas.RangeQuery,
     ),
 )  # fmt: skip
 """Everything that the API can do."""
 
-DOCUMENT = openapi(OPERATIONS, version("kedge"))
+OPENAPI_DOCUMENT = build_openapi(OPERATIONS, version("kedge"))
 
 
 async def read_openapi(_: Request) -> Response:
     """The OpenAPI document."""
-    return JSONResponse(DOCUMENT)
+    return JSONResponse(OPENAPI_DOCUMENT)

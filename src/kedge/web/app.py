@@ -9,12 +9,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kedge.errors import KedgeError, NotInStore
-from kedge.server.access import Access
+from kedge.server.request_log import AccessLogMiddleware
 from kedge.web import api, pages
-from kedge.web.desk import Desk
-from kedge.web.operations import Refused, explain
-from kedge.web.rendering import page
-from kedge.web.security import Fence, Terms, refusal
+from kedge.web.openapi import RequestError, map_error
+from kedge.web.security import PageAuth, PageAuthMiddleware, error_response
+from kedge.web.service import ConversationService
+from kedge.web.templating import render_page
 
 ROUTES = [
     *pages.ROUTES,
@@ -35,51 +35,53 @@ def _on_http_error(request: Request, error: Exception) -> Response:
                 "there is nothing here; /api/openapi.json tells what there is",
             )
         )
-        answer = refusal(error.status_code, code, words)
+        answer = error_response(error.status_code, code, words)
         answer.headers.update(error.headers or {})
         return answer
-    return _error_page(error.status_code, "Nothing here", "There is no such page.")
+    return _render_error(error.status_code, "Nothing here", "There is no such page.")
 
 
 def _on_kedge_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, KedgeError)  # noqa: S101 - registered for these only
-    status, code, message = explain(error)
+    status, code, message = map_error(error)
     if request.url.path.startswith("/api/"):
-        return refusal(status, code, message)
+        return error_response(status, code, message)
     title = "Not found" if isinstance(error, NotInStore) else "That did not work"
-    return _error_page(status, title, f"{message[:1].upper()}{message[1:]}.")
+    return _render_error(status, title, f"{message[:1].upper()}{message[1:]}.")
 
 
-def _on_refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)  # noqa: S101 - registered for these only
-    return _error_page(error.status, "That is too much", f"{error.message}.")
+def _on_request_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)  # noqa: S101 - registered for these only
+    return _render_error(error.status, "That is too much", f"{error.message}.")
 
 
-def _error_page(status: int, title: str, words: str) -> Response:
-    return page("error.html", here="", status=status, title=title, words=words)
+def _render_error(status: int, title: str, message: str) -> Response:
+    return render_page("error.html", here="", status=status, title=title, words=message)
 
 
-def create_page(desk: Desk, terms: Terms | None = None, base_url: str = "") -> Starlette:
+def create_page(
+    service: ConversationService, auth: PageAuth | None = None, base_url: str = ""
+) -> Starlette:
     """Build the ASGI app of the page; ``base_url`` is told to people who want to use a client."""
-    terms = terms or Terms()
+    auth = auth or PageAuth()
     app = Starlette(
         routes=ROUTES,
-        middleware=[Middleware(Access), Middleware(Fence, terms=terms)],
+        middleware=[Middleware(AccessLogMiddleware), Middleware(PageAuthMiddleware, terms=auth)],
         exception_handlers={
             HTTPException: _on_http_error,
             KedgeError: _on_kedge_error,
-            Refused: _on_refused,
+            RequestError: _on_request_error,
         },
     )
     app.router.redirect_slashes = False
-    app.state.desk = desk
-    app.state.terms = terms
+    app.state.service = service
+    app.state.auth = auth
     app.state.base_url = base_url
     app.state.stopping = lambda: False
     return app
 
 
-class Beside:
+class PathDispatch:
     """A server and a page as one app: the server's paths go to the server, all others to the page.
 
     Each has its own middleware, so that a cookie of the page opens nothing of the server.
@@ -91,11 +93,11 @@ class Beside:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on to whom it belongs."""
-        mine = scope["type"] == "http" and not is_servers(scope["path"])
+        mine = scope["type"] == "http" and not is_server_path(scope["path"])
         app: ASGIApp = self.page if mine else self.server
         await app(scope, receive, send)
 
 
-def is_servers(path: str) -> bool:
+def is_server_path(path: str) -> bool:
     """Whether a path belongs to the server beside the page."""
     return path in ("/v1", "/healthz", "/metrics") or path.startswith("/v1/")

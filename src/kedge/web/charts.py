@@ -14,11 +14,11 @@ from typing import Literal
 from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 600, 140
-FORMS = ("solid", "hollow", "dashed")
+SERIES_STYLES = ("solid", "hollow", "dashed")
 """How the first, second and third series of a chart are told apart."""
 
 _ids = count(1)
-Show = Callable[[float], str]
+ValueFormatter = Callable[[float], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,16 @@ class Chart:
     """What is drawn: a title, the names of the places along the axis, and the series."""
 
     title: str
-    places: Sequence[str]
+    labels: Sequence[str]
     series: Sequence[Series]
-    show: Show = "{:,.0f}".format
+    format_value: ValueFormatter = "{:,.0f}".format
     kind: Literal["bars", "lines"] = "bars"
-    end: str = ""
+    end_label: str = ""
     """What stands at the end of the axis, if not the name of the last place."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class RankedBar:
     """One bar of a ranking."""
 
     name: str
@@ -52,12 +52,14 @@ class Ranked:
     hint: str = ""
 
 
-def draw(chart: Chart) -> Markup:
+def draw_chart(chart: Chart) -> Markup:
     """A chart over time as a figure, or words that say that there is nothing yet."""
-    most = _ceiling(chart)
-    if most <= 0 or not chart.places:
-        return _figure(chart.title, Markup("<p class='nothing'>Nothing in this range yet.</p>"))
-    shapes = _bars(chart, most) if chart.kind == "bars" else _lines(chart, most)
+    most = _axis_max(chart)
+    if most <= 0 or not chart.labels:
+        return _wrap_figure(
+            chart.title, Markup("<p class='nothing'>Nothing in this range yet.</p>")
+        )
+    shapes = _draw_bars(chart, most) if chart.kind == "bars" else _draw_lines(chart, most)
     number = next(_ids)
     svg = Markup(
         '<svg class="plot" viewBox="0 0 {w} {h}" preserveAspectRatio="none" role="img" '
@@ -68,30 +70,32 @@ def draw(chart: Chart) -> Markup:
         h=HEIGHT,
         n=number,
         title=chart.title,
-        desc=describe(chart),
-        grid=_grid(),
+        desc=describe_chart(chart),
+        grid=_draw_grid(),
         shapes=shapes,
     )
     axis = Markup('<div class="axis"><span>{}</span><span>{}</span><span>{}</span></div>').format(
-        chart.places[0], chart.places[len(chart.places) // 2], chart.end or chart.places[-1]
+        chart.labels[0], chart.labels[len(chart.labels) // 2], chart.end_label or chart.labels[-1]
     )
-    top = Markup('<span class="most">{}</span>').format(chart.show(most))
-    return _figure(
+    top = Markup('<span class="most">{}</span>').format(chart.format_value(most))
+    return _wrap_figure(
         chart.title,
-        _legend(chart) + Markup('<div class="frame">') + top + svg + Markup("</div>") + axis,
+        _draw_legend(chart) + Markup('<div class="frame">') + top + svg + Markup("</div>") + axis,
     )
 
 
-def rank(title: str, rows: Sequence[Ranked], nothing: str = "Nothing in this range yet.") -> Markup:
+def draw_ranking(
+    title: str, rows: Sequence[RankedBar], empty_text: str = "Nothing in this range yet."
+) -> Markup:
     """Bars side by side with their names and values, the largest first."""
     if not rows:
-        return _figure(title, Markup("<p class='nothing'>{}</p>").format(nothing))
+        return _wrap_figure(title, Markup("<p class='nothing'>{}</p>").format(empty_text))
     most = max(row.value for row in rows) or 1
-    lines = Markup("").join(_ranked(row, most) for row in rows)
-    return _figure(title, Markup('<dl class="ranking">{}</dl>').format(lines))
+    lines = Markup("").join(_draw_ranked_bar(row, most) for row in rows)
+    return _wrap_figure(title, Markup('<dl class="ranking">{}</dl>').format(lines))
 
 
-def share_bar(part: float, whole: float, label: str) -> Markup:
+def draw_share_bar(part: float, whole: float, label: str) -> Markup:
     """How much of something was taken, as one bar with words for those who do not see it."""
     width = 100 * min(max(part / whole, 0), 1) if whole else 0
     shown = max(width, 0.6) if part else 0
@@ -103,20 +107,20 @@ def share_bar(part: float, whole: float, label: str) -> Markup:
     ).format(label, f"{shown:.2f}")
 
 
-def describe(chart: Chart) -> str:
+def describe_chart(chart: Chart) -> str:
     """The chart in words: the newest and the highest value of each series."""
-    return " ".join(_words(series, chart) for series in chart.series)
+    return " ".join(_describe_series(series, chart) for series in chart.series)
 
 
-def _words(series: Series, chart: Chart) -> str:
+def _describe_series(series: Series, chart: Chart) -> str:
     known = [value for value in series.values if value is not None]
     if not known:
         return f"{series.name}: no values."
-    newest, most = chart.show(known[-1]), chart.show(max(known))
+    newest, most = chart.format_value(known[-1]), chart.format_value(max(known))
     return f"{series.name}: {newest} at the end, {most} at most."
 
 
-def _ceiling(chart: Chart) -> float:
+def _axis_max(chart: Chart) -> float:
     """A round number that no value passes: bars are stacked, lines are not."""
     if chart.kind == "bars":
         tops = [sum(value or 0 for value in column) for column in _columns(chart)]
@@ -136,38 +140,38 @@ def _columns(chart: Chart) -> Iterable[tuple[float | None, ...]]:
     return zip(*(series.values for series in chart.series), strict=True)
 
 
-def _grid() -> Markup:
+def _draw_grid() -> Markup:
     lines = "".join(f"M0 {HEIGHT * part / 4:g}H{WIDTH}" for part in range(4))
     return Markup('<path class="grid" d="{}"/>').format(lines + f"M0 {HEIGHT}H{WIDTH}")
 
 
-def _bars(chart: Chart, most: float) -> Markup:
-    step = WIDTH / len(chart.places)
+def _draw_bars(chart: Chart, max_value: float) -> Markup:
+    step = WIDTH / len(chart.labels)
     gap = min(step * 0.25, 4)
     groups = [
-        _stack(chart, place, column, most, (place * step + gap / 2, step - gap))
+        _draw_stack(chart, place, column, max_value, (place * step + gap / 2, step - gap))
         for place, column in enumerate(_columns(chart))
     ]
     return Markup("").join(groups)
 
 
-def _stack(
+def _draw_stack(
     chart: Chart,
-    place: int,
+    index: int,
     column: Sequence[float | None],
-    most: float,
+    max_value: float,
     where: tuple[float, float],
 ) -> Markup:
     x, width = where
     bottom = float(HEIGHT)
     pieces: list[Markup] = []
     said: list[str] = []
-    for form, series, value in zip(FORMS, chart.series, column, strict=False):
+    for form, series, value in zip(SERIES_STYLES, chart.series, column, strict=False):
         if not value:
             continue
-        height = HEIGHT * value / most
+        height = HEIGHT * value / max_value
         bottom -= height
-        said.append(f"{series.name} {chart.show(value)}")
+        said.append(f"{series.name} {chart.format_value(value)}")
         pieces.append(
             Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>').format(
                 form, f"{x:.2f}", f"{bottom:.2f}", f"{width:.2f}", f"{height:.2f}"
@@ -175,55 +179,56 @@ def _stack(
         )
     if not pieces:
         return Markup("")
-    title = f"{chart.places[place]}: {', '.join(said)}"
+    title = f"{chart.labels[index]}: {', '.join(said)}"
     return Markup("<g><title>{}</title>{}</g>").format(title, Markup("").join(pieces))
 
 
-def _lines(chart: Chart, most: float) -> Markup:
+def _draw_lines(chart: Chart, max_value: float) -> Markup:
     return Markup("").join(
-        _line(form, series, chart, most) for form, series in zip(FORMS, chart.series, strict=False)
+        _draw_line(form, series, chart, max_value)
+        for form, series in zip(SERIES_STYLES, chart.series, strict=False)
     )
 
 
-def _line(form: str, series: Series, chart: Chart, most: float) -> Markup:
-    step = WIDTH / max(len(chart.places) - 1, 1)
+def _draw_line(form: str, series: Series, chart: Chart, max_value: float) -> Markup:
+    step = WIDTH / max(len(chart.labels) - 1, 1)
     points: list[str] = []
     pen = "M"
     for place, value in enumerate(series.values):
         if value is None:
             pen = "M"
             continue
-        points.append(f"{pen}{place * step:.1f} {HEIGHT - HEIGHT * value / most:.1f}")
+        points.append(f"{pen}{place * step:.1f} {HEIGHT - HEIGHT * value / max_value:.1f}")
         # A value that stands alone is a dot: a line of no length with round ends.
         if pen == "M":
             points.append("h0.01")
         pen = "L"
     return Markup('<path class="stroke {}" d="{}"><title>{}</title></path>').format(
-        form, "".join(points), _words(series, chart)
+        form, "".join(points), _describe_series(series, chart)
     )
 
 
-def _legend(chart: Chart) -> Markup:
+def _draw_legend(chart: Chart) -> Markup:
     if len(chart.series) < 2:
         return Markup("")
     keys = [
         Markup('<li><span class="key {}{}" aria-hidden="true"></span>{}</li>').format(
             "line " if chart.kind == "lines" else "", form, series.name
         )
-        for form, series in zip(FORMS, chart.series, strict=False)
+        for form, series in zip(SERIES_STYLES, chart.series, strict=False)
     ]
     return Markup('<ul class="legend">{}</ul>').format(Markup("").join(keys))
 
 
-def _ranked(row: Ranked, most: float) -> Markup:
-    bar = share_bar(row.value, most, f"{row.name}: {row.shown}")
+def _draw_ranked_bar(row: RankedBar, max_value: float) -> Markup:
+    bar = draw_share_bar(row.value, max_value, f"{row.name}: {row.shown}")
     hint = Markup(' title="{}"').format(row.hint) if row.hint else Markup("")
     return Markup("<dt{}>{}</dt><dd>{}<span>{}</span></dd>").format(
         hint, escape(row.name), bar, row.shown
     )
 
 
-def _figure(title: str, body: Markup) -> Markup:
+def _wrap_figure(title: str, body: Markup) -> Markup:
     return Markup('<figure class="chart"><figcaption>{}</figcaption>{}</figure>').format(
         title, body
     )

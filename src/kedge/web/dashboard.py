@@ -3,77 +3,297 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
+from markupsafe import Markup
 from starlette.responses import StreamingResponse
 
-from kedge.analytics import Selection, analyse, analyse_over_time
+from kedge.analytics import Analytics, Bucket, Count, Selection, analyse, analyse_over_time
 from kedge.observe import snapshot
-from kedge.store.overview import pulse
-from kedge.web.desk import Desk
-from kedge.web.figures import BUCKETS, RANGES, Counts, figures, tiles
-from kedge.web.rendering import render
-from kedge.web.views import Choice, Dashboard
+from kedge.planning import REASONS
+from kedge.store.listing import get_revision
+from kedge.web.charts import Chart, RankedBar, Series, ValueFormatter, draw_chart, draw_ranking
+from kedge.web.plan_card import HEALING_TEXTS
+from kedge.web.service import ConversationService
+from kedge.web.templating import render
+from kedge.web.views import Dashboard, LinkChoice, Tile
+from kedge.web.words import (
+    NO_VALUE,
+    format_cost,
+    format_duration,
+    format_number,
+    format_percent,
+    format_size,
+)
 
-TICK = 0.25
+BUCKET_COUNT = 30
+NOW_LABEL = "now"
+RANGES: Mapping[str, tuple[str, float]] = {
+    "15m": ("15 min", 900.0),
+    "1h": ("1 h", 3600.0),
+    "24h": ("24 h", 86_400.0),
+    "7d": ("7 days", 7 * 86_400.0),
+    "30d": ("30 days", 30 * 86_400.0),
+}
+"""The ranges that can be chosen: their name, and how many seconds they are."""
+DEFAULT_RANGE = "24h"
+
+_LENGTH_BINS = ((1, "1"), (3, "2 to 3"), (7, "4 to 7"), (15, "8 to 15"), (31, "16 to 31"))
+_LAST_LENGTH_BIN = "32 and more"
+_SUCCESS_STATUSES = frozenset({"completed"})
+_REASON_TEXTS: Mapping[str, str] = {**REASONS, **HEALING_TEXTS}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessCounts:
+    """What this process counted by itself, beside the store."""
+
+    plan_seconds: float | None = None
+    """How long finding an anchor took, on average."""
+    call_ids: Mapping[str, int] | None = None
+    """Tool calls by how their id was found."""
+
+
+def build_tiles(stats: Analytics, counts: ProcessCounts) -> tuple[Tile, ...]:
+    """The figures at the top."""
+    sent, tokens = stats.requests, stats.tokens
+    total = sent.total
+    fallbacks = sum(each.count for each in sent.fallbacks)
+    healed = sum(each.count for each in sent.healed)
+    return (
+        Tile("Requests", format_number(total), f"{format_percent(sent.chained, total)} chained"),
+        Tile(
+            "Average delta",
+            f"{sent.sent_blocks / total:.1f} blocks" if total else NO_VALUE,
+            f"of {(sent.sent_blocks + sent.saved_blocks) / (total or 1):.1f} on average",
+        ),
+        Tile(
+            "Fallback rate",
+            format_percent(fallbacks, total),
+            f"{fallbacks:,} of {total:,} sent in full",
+        ),
+        Tile(
+            "Not sent again",
+            format_size(sent.saved_bytes),
+            f"{format_percent(sent.saved_bytes, sent.sent_bytes + sent.saved_bytes)} of full sends",
+        ),
+        Tile(
+            "Cached tokens",
+            format_percent(tokens.cached, tokens.input),
+            f"of {format_number(tokens.input)} input, {format_number(tokens.output)} output",
+        ),
+        Tile(
+            "First token", format_duration(stats.latency.first_token_median), _describe_p95(stats)
+        ),
+        Tile(
+            "Finding the anchor",
+            format_duration(counts.plan_seconds),
+            "on average, in this process",
+        ),
+        Tile(
+            "Went wrong",
+            format_number(total - sent.succeeded),
+            f"{healed} healed, {_describe_cost(stats)}",
+        ),
+    )
+
+
+def _describe_p95(stats: Analytics) -> str:
+    return f"median; 95 % within {format_duration(stats.latency.first_token_p95)}"
+
+
+def _describe_cost(stats: Analytics) -> str:
+    return f"{format_cost(stats.cost.dollars)} spent" if stats.cost.priced else "no cost known"
+
+
+def build_charts(
+    stats: Analytics, buckets: Sequence[Bucket], counts: ProcessCounts
+) -> tuple[Markup, ...]:
+    """The charts below."""
+    return (
+        _draw_stacked(
+            buckets,
+            "Requests",
+            {
+                "chained": [each.chained for each in buckets],
+                "in full": [each.requests - each.chained for each in buckets],
+            },
+            format_number,
+        ),
+        _draw_stacked(
+            buckets,
+            "Bytes",
+            {
+                "sent": [each.sent_bytes for each in buckets],
+                "not sent again": [each.saved_bytes for each in buckets],
+            },
+            format_size,
+        ),
+        _draw_latency(buckets),
+        _draw_stacked(
+            buckets,
+            "Input tokens",
+            {
+                "cached": [each.tokens.cached for each in buckets],
+                "not cached": [each.tokens.input - each.tokens.cached for each in buckets],
+            },
+            format_number,
+        ),
+        draw_ranking(
+            "Fallbacks by reason",
+            _rank_counts(stats.requests.fallbacks),
+            "Nothing had to be sent in full.",
+        ),
+        draw_ranking("Rejections and healings", _rank_failures(stats), "Nothing went wrong."),
+        draw_ranking("Length of chains", _rank_lengths(stats), "No chains yet."),
+        draw_ranking(
+            "Tool calls by how their id was found", _rank_calls(counts), "No tool calls yet."
+        ),
+    )
+
+
+def _draw_stacked(
+    buckets: Sequence[Bucket],
+    title: str,
+    series: Mapping[str, Sequence[float]],
+    format_value: ValueFormatter,
+) -> Markup:
+    named = [Series(name, values) for name, values in series.items()]
+    return draw_chart(
+        Chart(title, bucket_labels(buckets), named, format_value, end_label=NOW_LABEL)
+    )
+
+
+def _draw_latency(buckets: Sequence[Bucket]) -> Markup:
+    return draw_chart(
+        Chart(
+            "Time to the first token",
+            bucket_labels(buckets),
+            [
+                Series("median", [each.latency.first_token_median for each in buckets]),
+                Series("95th percentile", [each.latency.first_token_p95 for each in buckets]),
+            ],
+            format_duration,
+            "lines",
+            NOW_LABEL,
+        )
+    )
+
+
+def bucket_labels(buckets: Sequence[Bucket]) -> list[str]:
+    """The names of the pieces of time."""
+    whole = buckets[-1].end - buckets[0].start if buckets else 0
+    form = "%H:%M" if whole <= 86_400 * 1.5 else "%d %b"
+    return [datetime.fromtimestamp(each.start, UTC).strftime(form) for each in buckets]
+
+
+def _rank_counts(counts: Sequence[Count]) -> list[RankedBar]:
+    ordered = sorted(counts, key=lambda each: -each.count)
+    return [
+        RankedBar(
+            each.name, each.count, format_number(each.count), _REASON_TEXTS.get(each.name, "")
+        )
+        for each in ordered
+    ]
+
+
+def _rank_failures(stats: Analytics) -> list[RankedBar]:
+    sent = stats.requests
+    counts = [each for each in sent.statuses if each.name not in _SUCCESS_STATUSES]
+    counts += [Count(f"healed: {each.name}", each.count) for each in sent.healed]
+    counts += [
+        Count("forgotten by the server", sent.forgotten),
+        Count("without an id", sent.without_id),
+    ]
+    return _rank_counts([each for each in counts if each.count])
+
+
+def _rank_lengths(stats: Analytics) -> list[RankedBar]:
+    sums = dict.fromkeys([*(name for _, name in _LENGTH_BINS), _LAST_LENGTH_BIN], 0)
+    for length, times in stats.chains.lengths:
+        sums[next((name for most, name in _LENGTH_BINS if length <= most), _LAST_LENGTH_BIN)] += (
+            times
+        )
+    return [RankedBar(name, times, format_number(times)) for name, times in sums.items() if times]
+
+
+def _rank_calls(counts: ProcessCounts) -> list[RankedBar]:
+    found = counts.call_ids or {}
+    return [
+        RankedBar(name, times, format_number(times))
+        for name, times in sorted(found.items())
+        if times
+    ]
+
+
+POLL_INTERVAL = 0.25
 """Seconds between two looks at whether something happened, or the server stops."""
-QUIET = 60
+HEARTBEAT_TICKS = 60
 """After how many looks without news something is sent all the same, to see who is still there."""
 
 
-async def look(desk: Desk, chosen: str) -> Dashboard:
+async def build_dashboard(service: ConversationService, range_name: str) -> Dashboard:
     """The figures of a range that ends now."""
-    seen = await beat(desk)
-    until = desk.clock()
-    since = until - RANGES[chosen][1]
+    seen = await read_change_token(service)
+    until = service.clock()
+    since = until - RANGES[range_name][1]
     selection = Selection(since, math.nextafter(until, math.inf))
-    found = await analyse(desk.store, selection)
+    found = await analyse(service.store, selection)
     ranges = tuple(
-        Choice(title, f"/dashboard?range={name}", name == chosen)
+        LinkChoice(title, f"/dashboard?range={name}", name == range_name)
         for name, (title, _) in RANGES.items()
     )
     if not found.requests.total:
-        return Dashboard((), (), ranges, chosen, seen, empty=True)
-    buckets, counts = await analyse_over_time(desk.store, selection, buckets=BUCKETS), counted()
-    return Dashboard(tiles(found, counts), figures(found, buckets, counts), ranges, chosen, seen)
+        return Dashboard((), (), ranges, range_name, seen, empty=True)
+    buckets, counts = (
+        await analyse_over_time(service.store, selection, buckets=BUCKET_COUNT),
+        read_process_counts(),
+    )
+    return Dashboard(
+        build_tiles(found, counts), build_charts(found, buckets, counts), ranges, range_name, seen
+    )
 
 
-def counted() -> Counts:
+def read_process_counts() -> ProcessCounts:
     """What this process counted by itself."""
     seen = snapshot()
     plans = seen.get("responses_anchor_detection_duration_ms", {}).values()
     times, total = sum(each[0] for each in plans), sum(each[1] for each in plans)
     calls = seen.get("tool_call_ids_total", {})
-    return Counts(
+    return ProcessCounts(
         total / times / 1000 if times else None,
         {labels[0][1]: int(value) for labels, (_, value) in calls.items()},
     )
 
 
-async def beat(desk: Desk) -> str:
+async def read_change_token(service: ConversationService) -> str:
     """A word that changes whenever something happened."""
-    return "-".join(map(str, await pulse(desk.store)))
+    return "-".join(map(str, await get_revision(service.store)))
 
 
 def stream_figures(
-    desk: Desk, chosen: str, seen: str, stopping: Callable[[], bool]
+    service: ConversationService, range_name: str, seen: str, is_stopping: Callable[[], bool]
 ) -> StreamingResponse:
     """Server-sent events with the figures, drawn; ``seen`` is the beat of the page that asks."""
-    return StreamingResponse(_figures(desk, chosen, seen, stopping), media_type="text/event-stream")
+    return StreamingResponse(
+        _iter_figures(service, range_name, seen, is_stopping), media_type="text/event-stream"
+    )
 
 
-async def _figures(
-    desk: Desk, chosen: str, seen: str, stopping: Callable[[], bool]
+async def _iter_figures(
+    service: ConversationService, range_name: str, seen: str, is_stopping: Callable[[], bool]
 ) -> AsyncGenerator[bytes]:
     yield b"retry: 1000\n\n"
     quiet = 0
-    while not stopping():
-        now = await beat(desk)
+    while not is_stopping():
+        now = await read_change_token(service)
         quiet = 0 if now != seen else quiet + 1
         if now != seen:
             seen = now
-            html = render("figures.html", view=await look(desk, chosen))
+            html = render("figures.html", view=await build_dashboard(service, range_name))
             yield b"event: figures\ndata: " + json.dumps(html).encode() + b"\n\n"
-        elif quiet % QUIET == 0:
+        elif quiet % HEARTBEAT_TICKS == 0:
             yield b": still here\n\n"
-        await asyncio.sleep(TICK)
+        await asyncio.sleep(POLL_INTERVAL)

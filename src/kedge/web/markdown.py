@@ -16,9 +16,9 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markupsafe import Markup
 
-SCHEMES = frozenset({"http", "https", "mailto"})
+SAFE_SCHEMES = frozenset({"http", "https", "mailto"})
 """Where a link may lead."""
-LONGEST = 100_000
+MAX_LENGTH = 100_000
 """Characters beyond which a text is shown as it is: no parser should be given a novel."""
 
 _REL = "noopener noreferrer nofollow ugc"
@@ -26,9 +26,9 @@ _REL = "noopener noreferrer nofollow ugc"
 
 def to_html(text: str) -> Markup:
     """Markdown as safe HTML."""
-    if len(text) > LONGEST:
+    if len(text) > MAX_LENGTH:
         return Markup("<pre class='plain'>{}</pre>").format(text)
-    return Markup(_parser().render(text))  # noqa: S704 - the parser escapes what it is given
+    return Markup(_get_parser().render(text))  # noqa: S704 - the parser escapes what it is given
 
 
 def is_safe_link(url: str) -> bool:
@@ -39,7 +39,7 @@ def is_safe_link(url: str) -> bool:
         return False
     if any(ord(character) < 33 for character in url):
         return False
-    return parts.scheme.lower() in SCHEMES and bool(parts.netloc or parts.scheme == "mailto")
+    return parts.scheme.lower() in SAFE_SCHEMES and bool(parts.netloc or parts.scheme == "mailto")
 
 
 class _Renderer(RendererHTML):
@@ -79,7 +79,7 @@ class _Renderer(RendererHTML):
 
 
 @lru_cache(maxsize=1)
-def _parser() -> MarkdownIt:
+def _get_parser() -> MarkdownIt:
     options: dict[str, Any] = {"html": False, "linkify": False, "maxNesting": 20}
     parser = MarkdownIt("commonmark", options, renderer_cls=_Renderer)
     parser.enable(["table", "strikethrough"])

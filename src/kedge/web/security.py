@@ -20,9 +20,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kedge.server.access import report
+from kedge.server.request_log import log_failure
 
-POLICY = "; ".join(
+CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",
         "script-src 'self'",
@@ -34,102 +34,104 @@ POLICY = "; ".join(
         "base-uri 'none'",
     )
 )
-HEADERS = {
-    "content-security-policy": POLICY,
+SECURITY_HEADERS = {
+    "content-security-policy": CONTENT_SECURITY_POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=()",
 }
-COOKIE = "kedge_page"
+SESSION_COOKIE = "kedge_page"
 SESSION_SECONDS = 30 * 86_400
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 SAFE_SITES = frozenset({"same-origin", "none"})
-OPEN_PATHS = ("/static/", "/login")
+PUBLIC_PATHS = ("/static/", "/login")
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class PageAuth:
     """Who may come in. ``hosts`` are the names answered to, None for any."""
 
     token: str | None = None
     hosts: frozenset[str] | None = None
     clock: Callable[[], float] = time.time
 
-    def sign(self, expires: int) -> str:
+    def sign_session(self, expires: int) -> str:
         """A session that the holder of the token may have until then."""
         mac = hmac.new(
             (self.token or "").encode(), f"kedge.page/1 {expires}".encode(), hashlib.sha256
         )
         return f"{expires}.{mac.hexdigest()}"
 
-    def session(self) -> str:
+    def new_session(self) -> str:
         """A fresh session."""
-        return self.sign(int(self.clock()) + SESSION_SECONDS)
+        return self.sign_session(int(self.clock()) + SESSION_SECONDS)
 
-    def is_session(self, value: str) -> bool:
+    def is_valid_session(self, value: str) -> bool:
         """Whether a cookie is a session that still lasts."""
         expires, _, _ = value.partition(".")
         if not (expires.isascii() and expires.isdecimal()) or len(expires) > 15:
             return False
-        return int(expires) > self.clock() and _same(value, self.sign(int(expires)))
+        return int(expires) > self.clock() and _is_equal(value, self.sign_session(int(expires)))
 
-    def is_token(self, value: str) -> bool:
+    def is_valid_token(self, value: str) -> bool:
         """Whether somebody knows the token."""
-        return self.token is not None and _same(value, self.token)
+        return self.token is not None and _is_equal(value, self.token)
 
 
-class Fence:
+class PageAuthMiddleware:
     """Middleware that refuses strangers and sends the policy with every answer."""
 
-    def __init__(self, app: ASGIApp, terms: Terms) -> None:
+    def __init__(self, app: ASGIApp, terms: PageAuth) -> None:
         self._app = app
-        self._terms = terms
+        self._auth = terms
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it; either way with our headers."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        app = self.objection(scope) or self._app
-        guarded = _Guarded(send)
+        app = self.check_request(scope) or self._app
+        guarded = _SecuredSend(send)
         try:
             await app(scope, receive, guarded)
         except Exception as error:
             # Its words may quote a conversation: they are for debugging only.
-            report("the page met a bug of its own", error)
+            log_failure("the page met a bug of its own", error)
             if guarded.started:
                 raise  # too late to say anything: the connection must break
-            await refusal(500, "bug", "the page met a bug of its own; the log tells more")(
+            await error_response(500, "bug", "the page met a bug of its own; the log tells more")(
                 scope, receive, guarded
             )
 
-    def objection(self, scope: Scope) -> Response | None:
+    def check_request(self, scope: Scope) -> Response | None:
         """The refusal that a request deserves, if any."""
         headers = Headers(scope=scope)
-        if self._terms.hosts is not None and host_name(headers) not in self._terms.hosts:
-            return refusal(403, "wrong_host", "this page answers to loopback names only")
-        if scope["method"] not in SAFE_METHODS and not is_own_write(headers):
-            return refusal(403, "cross_site", "a write must come from the page itself, as JSON")
-        if self._terms.token is None or scope["path"].startswith(OPEN_PATHS):
+        if self._auth.hosts is not None and host_name(headers) not in self._auth.hosts:
+            return error_response(403, "wrong_host", "this page answers to loopback names only")
+        if scope["method"] not in SAFE_METHODS and not is_same_origin_write(headers):
+            return error_response(
+                403, "cross_site", "a write must come from the page itself, as JSON"
+            )
+        if self._auth.token is None or scope["path"].startswith(PUBLIC_PATHS):
             return None
-        if self._is_known(headers):
+        if self._is_authenticated(headers):
             return None
         if scope["path"].startswith("/api/") or scope["method"] not in SAFE_METHODS:
-            return refusal(
+            return error_response(
                 401, "token_needed", "send the server's token as Authorization: Bearer …"
             )
         return RedirectResponse("/login", 303)
 
-    def _is_known(self, headers: Headers) -> bool:
+    def _is_authenticated(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._terms.is_token(given.strip()):
+        if scheme.lower() == "bearer" and self._auth.is_valid_token(given.strip()):
             return True
-        return self._terms.is_session(_cookie(headers))
+        return self._auth.is_valid_session(_read_session_cookie(headers))
 
 
-def is_own_write(headers: Headers) -> bool:
+def is_same_origin_write(headers: Headers) -> bool:
     """Whether a write comes from the page or from a program, and not from another web site."""
     if headers.get("sec-fetch-site", "none") not in SAFE_SITES:
         return False
@@ -151,25 +153,25 @@ def host_name(headers: Headers) -> str:
     return name.partition(":")[0]
 
 
-def refusal(status: int, code: str, message: str) -> Response:
+def error_response(status: int, code: str, message: str) -> Response:
     """An error of the JSON API."""
     return JSONResponse({"error": {"code": code, "message": message}}, status)
 
 
-def _cookie(headers: Headers) -> str:
+def _read_session_cookie(headers: Headers) -> str:
     cookie = SimpleCookie()
     try:
         cookie.load(headers.get("cookie", ""))
     except CookieError:
         return ""
-    return cookie[COOKIE].value if COOKIE in cookie else ""
+    return cookie[SESSION_COOKIE].value if SESSION_COOKIE in cookie else ""
 
 
-def _same(given: str, wanted: str) -> bool:
+def _is_equal(given: str, wanted: str) -> bool:
     return hmac.compare_digest(given.encode(), wanted.encode())
 
 
-class _Guarded:
+class _SecuredSend:
     """Sends what is sent, with our headers."""
 
     def __init__(self, send: Send) -> None:
@@ -180,7 +182,7 @@ class _Guarded:
         if message["type"] == "http.response.start":
             self.started = True
             headers = MutableHeaders(scope=message)
-            for name, value in HEADERS.items():
+            for name, value in SECURITY_HEADERS.items():
                 headers.setdefault(name, value)
             headers.setdefault("cache-control", "no-store")
         await self._send(message)

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from kedge.store import ResponseRow
-from kedge.web.layout import Layout, Sums
+from kedge.web.chain_graph import Layout, Totals
 
-NO_MARKUP = Markup("")
+EMPTY_MARKUP = Markup("")
 
 
 @dataclass(frozen=True, slots=True)
-class ConversationRow:
+class ConversationListItem:
     """One line of the list of conversations."""
 
     id: str
@@ -33,7 +33,7 @@ class ConversationRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LinkChoice:
     """One of several links of which one is chosen: a filter, an order, a range."""
 
     name: str
@@ -45,12 +45,12 @@ class Choice:
 class ConversationList:
     """A page of the list of conversations."""
 
-    rows: tuple[ConversationRow, ...]
+    rows: tuple[ConversationListItem, ...]
     total: int
     first: int
     query: str
-    filters: tuple[Choice, ...]
-    orders: tuple[Choice, ...]
+    filters: tuple[LinkChoice, ...]
+    orders: tuple[LinkChoice, ...]
     previous: str = ""
     next: str = ""
 
@@ -61,7 +61,7 @@ class ConversationList:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Attachment:
     """An image of a message: shown if its bytes are here, named and linked if they are elsewhere."""
 
     alt: str
@@ -70,16 +70,16 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class MessageView:
     """One block, as it is shown in a chat."""
 
     id: str
     kind: str
     title: str
-    html: Markup = NO_MARKUP
+    html: Markup = EMPTY_MARKUP
     text: str = ""
     hint: str = ""
-    images: tuple[Picture, ...] = ()
+    images: tuple[Attachment, ...] = ()
     tags: tuple[str, ...] = ()
     sent: bool = False
 
@@ -96,10 +96,10 @@ class BlockMark:
     @property
     def letter(self) -> str:
         """What stands for the kind of block."""
-        return _LETTERS.get(self.kind, "?")
+        return _KIND_LETTERS.get(self.kind, "?")
 
 
-_LETTERS = {
+_KIND_LETTERS = {
     "user": "U",
     "assistant": "A",
     "reasoning": "R",
@@ -111,7 +111,7 @@ _LETTERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RejectedCandidate:
     """A candidate that was not built on, and why."""
 
     response_id: str
@@ -135,14 +135,14 @@ class PlanCard:
     row: ResponseRow
     headline: str
     blocks: tuple[BlockMark, ...] = ()
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RejectedCandidate, ...] = ()
     notes: tuple[str, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
     raw: tuple[RawExchange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ExchangeView:
     """What one request brought: what was said before it, and what came back.
 
     ``node`` is where the answer is kept, ``before`` where the conversation stood before the question.
@@ -151,8 +151,8 @@ class Exchange:
     node: int
     before: int
     response_id: str
-    asked: tuple[Message, ...]
-    answered: tuple[Message, ...]
+    asked: tuple[MessageView, ...]
+    answered: tuple[MessageView, ...]
     row: ResponseRow
     status: str = "completed"
     error: str = ""
@@ -170,7 +170,7 @@ class Branch:
 
     tip: str
     label: str
-    sums: Sums
+    sums: Totals
     is_head: bool = False
 
 
@@ -188,10 +188,10 @@ class ConversationView:
     chosen: str
     chosen_label: str
     head: str
-    path: tuple[Exchange, ...]
-    pending: tuple[Message, ...]
+    path: tuple[ExchangeView, ...]
+    pending: tuple[MessageView, ...]
     branches: tuple[Branch, ...]
-    sums: Sums
+    sums: Totals
     omitted: int = 0
     """Exchanges of the path that are older than what is shown."""
 
@@ -204,13 +204,13 @@ class Comparison:
     name: str
     left: str
     right: str
-    common: tuple[Exchange, ...]
-    left_path: tuple[Exchange, ...]
-    right_path: tuple[Exchange, ...]
+    common: tuple[ExchangeView, ...]
+    left_path: tuple[ExchangeView, ...]
+    right_path: tuple[ExchangeView, ...]
     left_label: str
     right_label: str
-    left_sums: Sums
-    right_sums: Sums
+    left_sums: Totals
+    right_sums: Totals
     common_count: int
 
 
@@ -229,7 +229,7 @@ class Dashboard:
 
     tiles: tuple[Tile, ...]
     charts: tuple[Markup, ...]
-    ranges: tuple[Choice, ...]
+    ranges: tuple[LinkChoice, ...]
     range: str
     seen: str
     """What had happened when this was drawn; see ``dashboard.beat``."""

@@ -11,26 +11,25 @@ paid for again: call it again with the same ``workflow``.
 
 from kedge.workflows.debate import debate
 from kedge.workflows.events import (
-    Answered,
-    Asked,
-    Judged,
-    Ruled,
+    AnswerJudged,
+    QuestionAnswered,
+    QuestionAsked,
+    RoundRuled,
     WorkflowEvent,
     WorkflowFinished,
     WorkflowStarted,
 )
-from kedge.workflows.judges import ModelJudge
-from kedge.workflows.refine import refine
-from kedge.workflows.reviewing import (
-    Exchange,
+from kedge.workflows.history import (
     Workflow,
     WorkflowChain,
+    WorkflowExchange,
     list_workflows,
     load_workflow,
 )
-from kedge.workflows.steps import steps
-from kedge.workflows.values import (
-    Argument,
+from kedge.workflows.judges import ModelJudge
+from kedge.workflows.refine import refine
+from kedge.workflows.results import (
+    DebateArgument,
     DebateResult,
     RefineResult,
     Round,
@@ -41,18 +40,18 @@ from kedge.workflows.values import (
     StepsResult,
     Verdict,
 )
+from kedge.workflows.steps import steps
 
 __all__ = [
-    "Answered",
-    "Argument",
-    "Asked",
+    "AnswerJudged",
+    "DebateArgument",
     "DebateResult",
-    "Exchange",
-    "Judged",
     "ModelJudge",
+    "QuestionAnswered",
+    "QuestionAsked",
     "RefineResult",
     "Round",
-    "Ruled",
+    "RoundRuled",
     "Ruling",
     "Side",
     "Step",
@@ -62,6 +61,7 @@ __all__ = [
     "Workflow",
     "WorkflowChain",
     "WorkflowEvent",
+    "WorkflowExchange",
     "WorkflowFinished",
     "WorkflowStarted",
     "debate",
@@ -70,3 +70,11 @@ __all__ = [
     "refine",
     "steps",
 ]
+
+# Names of version 0.1, which keep working.
+Answered = QuestionAnswered
+Argument = DebateArgument
+Asked = QuestionAsked
+Exchange = WorkflowExchange
+Judged = AnswerJudged
+Ruled = RoundRuled

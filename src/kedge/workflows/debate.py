@@ -14,36 +14,42 @@ import anyio
 from kedge.errors import InvalidWorkflow, KedgeError
 from kedge.events import Usage
 from kedge.store import Store
-from kedge.workflows.chains import Role, new_workflow_id
-from kedge.workflows.events import Ruled, Watch, WorkflowFinished, WorkflowStarted, unwatched
-from kedge.workflows.forms import form_of
-from kedge.workflows.judges import ModelJudge, ask_form, bench_settings
-from kedge.workflows.refine import title_of
-from kedge.workflows.values import Argument, DebateResult, Ruling, Side
+from kedge.workflows.events import (
+    RoundRuled,
+    WorkflowCallback,
+    WorkflowFinished,
+    WorkflowStarted,
+    ignore_event,
+)
+from kedge.workflows.judges import ModelJudge, ask_structured, judge_settings
+from kedge.workflows.refine import make_title
+from kedge.workflows.results import DebateArgument, DebateResult, Ruling, Side
+from kedge.workflows.roles import Role, new_workflow_id
+from kedge.workflows.structured_output import to_output_schema
 
-JUDGE = "judge"
-OPENING = """\
+JUDGE_ROLE = "judge"
+OPENING_PROMPT = """\
 You take part in a debate, as {name}. The question:
 {question}
 {brief}
 Give your position and your best reasons, in a few sentences."""
-REBUTTAL = """\
+REBUTTAL_PROMPT = """\
 {said}
 
 Challenge what is wrong in that, and answer what was said against you. Where you were wrong, say so."""
-JUDGE_FIRST = """\
+JUDGE_OPENING_PROMPT = """\
 You judge a debate, by this rubric:
 {rubric}
 
 The question:
 {question}
 """
-JUDGE_ROUND = "Round {number}:\n{said}\n\nIs it decided, and who has won?"
-JUDGE_LAST = "Round {number}, the last:\n{said}\n\nDecide now: who has won?"
+JUDGE_ROUND_PROMPT = "Round {number}:\n{said}\n\nIs it decided, and who has won?"
+JUDGE_LAST_PROMPT = "Round {number}, the last:\n{said}\n\nDecide now: who has won?"
 
-Opinion = Ruling | str | None
-DebateFunction = Callable[[tuple[Argument, ...]], Opinion | Awaitable[Opinion]]
-DebateJudge = ModelJudge | DebateFunction
+RulingValue = Ruling | str | None
+DebateJudgeFunction = Callable[[tuple[DebateArgument, ...]], RulingValue | Awaitable[RulingValue]]
+DebateJudge = ModelJudge | DebateJudgeFunction
 
 
 async def debate(
@@ -54,7 +60,7 @@ async def debate(
     store: Store,
     rounds: int = 3,
     workflow: str = "",
-    watch: Watch = unwatched,
+    watch: WorkflowCallback = ignore_event,
     spec: dict[str, Any] | None = None,
     **settings: Any,
 ) -> DebateResult:
@@ -64,7 +70,7 @@ async def debate(
     of the winner, or ``None`` to go on. With the id of a ``workflow`` that was interrupted, it goes on
     where that stood. ``settings`` are those of ``Conversation``. ``spec`` is kept with the workflow.
     """
-    _check(sides, rounds)
+    _validate_debate(sides, rounds)
     workflow = workflow or new_workflow_id()
     kept = {
         "question": question,
@@ -84,30 +90,34 @@ async def debate(
                 lead=number == 0,
                 spec=kept,
                 watch=watch,
-                title=f"{side.name}: {title_of(question)}",
+                title=f"{side.name}: {make_title(question)}",
                 settings=settings,
             )
             open_roles.push_async_callback(role.aclose)
             roles.append(role)
-        bench = await _bench(workflow, judge, store, watch, settings)
+        bench = await _open_judge(workflow, judge, store, watch, settings)
         if bench:
             open_roles.push_async_callback(bench.aclose)
-        watch(WorkflowStarted(workflow, "debate", rounds, roles[0].resumed))
+        watch(WorkflowStarted(workflow, "debate", rounds, roles[0].is_resumed))
         return await _Debate(sides, roles, bench, judge, question, rounds).run()
 
 
-def _check(sides: Sequence[Side], rounds: int) -> None:
+def _validate_debate(sides: Sequence[Side], rounds: int) -> None:
     names = [side.name for side in sides]
     if len(names) < 2 or len(set(names)) < len(names):
         raise InvalidWorkflow("a debate needs two or more sides, each with a name of its own")
-    if JUDGE in names or "" in names or any("/" in name for name in names):
+    if JUDGE_ROLE in names or "" in names or any("/" in name for name in names):
         raise InvalidWorkflow("a side is not called 'judge', and its name has no slash")
     if rounds < 1:
         raise InvalidWorkflow("a debate needs at least one round")
 
 
-async def _bench(
-    workflow: str, judge: DebateJudge, store: Store, watch: Watch, settings: dict[str, Any]
+async def _open_judge(
+    workflow: str,
+    judge: DebateJudge,
+    store: Store,
+    watch: WorkflowCallback,
+    settings: dict[str, Any],
 ) -> Role | None:
     if not isinstance(judge, ModelJudge):
         if not callable(judge):
@@ -116,14 +126,14 @@ async def _bench(
     return await Role.open(
         workflow,
         "debate",
-        JUDGE,
+        JUDGE_ROLE,
         store=store,
         engine=judge.engine,
         lead=False,
         spec={},
         watch=watch,
         title=f"The judge of {workflow}",
-        settings=bench_settings(settings),
+        settings=judge_settings(settings),
     )
 
 
@@ -134,14 +144,14 @@ class _Debate:
         self,
         sides: Sequence[Side],
         roles: list[Role],
-        bench: Role | None,
+        judge_role: Role | None,
         judge: DebateJudge,
         question: str,
         rounds: int,
     ) -> None:
         self.sides = sides
         self.roles = roles
-        self.bench = bench
+        self.judge_role = judge_role
         self.judge = judge
         self.question = question
         self.rounds = rounds
@@ -149,29 +159,31 @@ class _Debate:
 
     async def run(self) -> DebateResult:
         """Round after round."""
-        said: list[Argument] = []
+        said: list[DebateArgument] = []
         ruling = Ruling(over=False)
         number = 0
         for number in range(1, self.rounds + 1):
-            said.extend(await self._round(number, said))
-            ruling = await self._ruling(number, tuple(said))
+            said.extend(await self._run_round(number, said))
+            ruling = await self._resolve_ruling(number, tuple(said))
             if ruling.over:
                 break
-        return await self._result(tuple(said), ruling, number)
+        return await self._build_result(tuple(said), ruling, number)
 
-    async def _round(self, number: int, said: Sequence[Argument]) -> list[Argument]:
+    async def _run_round(
+        self, number: int, arguments: Sequence[DebateArgument]
+    ) -> list[DebateArgument]:
         """Every side speaks, all at once: nobody has heard what the others say in this round."""
-        spoken: dict[int, Argument] = {}
+        spoken: dict[int, DebateArgument] = {}
         failed: dict[int, KedgeError] = {}
 
         async def speak(place: int) -> None:
             role = self.roles[place]
             try:
-                reply = await role.ask(number, self._question(place, said))
+                reply = await role.ask(number, self._build_question(place, arguments))
             except KedgeError as error:  # the others finish what they are paid for
                 failed[place] = error
                 return
-            spoken[place] = Argument(
+            spoken[place] = DebateArgument(
                 number, role.role, reply.text, reply.node, role.conversation.id, reply.stored
             )
 
@@ -182,51 +194,55 @@ class _Debate:
             raise failed[min(failed)]
         return [spoken[place] for place in range(len(self.roles))]
 
-    def _question(self, place: int, said: Sequence[Argument]) -> str:
-        side = self.sides[place]
-        if not said:
+    def _build_question(self, index: int, arguments: Sequence[DebateArgument]) -> str:
+        side = self.sides[index]
+        if not arguments:
             brief = f"You stand for this: {side.brief}" if side.brief else ""
-            return OPENING.format(name=side.name, question=self.question, brief=brief)
-        newest = [each for each in said[-len(self.sides) :] if each.side != side.name]
-        return REBUTTAL.format(said=_quoted(newest))
+            return OPENING_PROMPT.format(name=side.name, question=self.question, brief=brief)
+        newest = [each for each in arguments[-len(self.sides) :] if each.side != side.name]
+        return REBUTTAL_PROMPT.format(said=_quote_arguments(newest))
 
-    async def _ruling(self, number: int, said: tuple[Argument, ...]) -> Ruling:
+    async def _resolve_ruling(self, number: int, arguments: tuple[DebateArgument, ...]) -> Ruling:
         """What was ruled stays ruled."""
         known: list[dict[str, Any]] = self.lead.notes.setdefault("rulings", [])
         if number <= len(known):
             ruling = Ruling(**known[number - 1])
         else:
-            ruling = await self._ruled(number, said)
+            ruling = await self._judge_round(number, arguments)
             if ruling.winner and ruling.winner not in {side.name for side in self.sides}:
                 raise InvalidWorkflow(
                     f"the judge names a winner who took no part: {ruling.winner!r}"
                 )
             known.append({"over": ruling.over, "winner": ruling.winner, "reason": ruling.reason})
-            await self.lead.note(rulings=known)
-        self.lead.watch(Ruled(self.lead.workflow, number, ruling))
+            await self.lead.update_notes(rulings=known)
+        self.lead.watch(RoundRuled(self.lead.workflow, number, ruling))
         return ruling
 
-    async def _ruled(self, number: int, said: tuple[Argument, ...]) -> Ruling:
-        if self.bench and isinstance(self.judge, ModelJudge):
-            return await self._model_ruled(self.bench, self.judge.rubric, number, said)
-        opinion = cast("DebateFunction", self.judge)(said)
+    async def _judge_round(self, number: int, arguments: tuple[DebateArgument, ...]) -> Ruling:
+        if self.judge_role and isinstance(self.judge, ModelJudge):
+            return await self._judge_with_model(
+                self.judge_role, self.judge.rubric, number, arguments
+            )
+        opinion = cast("DebateJudgeFunction", self.judge)(arguments)
         if inspect.isawaitable(opinion):
             opinion = await opinion
-        return _as_ruling(opinion)
+        return _to_ruling(opinion)
 
-    async def _model_ruled(
-        self, bench: Role, rubric: str, number: int, said: tuple[Argument, ...]
+    async def _judge_with_model(
+        self, judge_role: Role, rubric: str, number: int, arguments: tuple[DebateArgument, ...]
     ) -> Ruling:
         last = number == self.rounds
-        words = JUDGE_LAST if last else JUDGE_ROUND
-        text = words.format(number=number, said=_quoted(said[-len(self.sides) :]))
+        words = JUDGE_LAST_PROMPT if last else JUDGE_ROUND_PROMPT
+        text = words.format(number=number, said=_quote_arguments(arguments[-len(self.sides) :]))
         if number == 1:
-            text = f"{JUDGE_FIRST.format(rubric=rubric, question=self.question)}\n{text}"
-        value = await ask_form(bench, number, text, form_of(self._schema()))
+            text = f"{JUDGE_OPENING_PROMPT.format(rubric=rubric, question=self.question)}\n{text}"
+        value = await ask_structured(
+            judge_role, number, text, to_output_schema(self._ruling_schema())
+        )
         winner = "" if value["winner"] == "nobody" else value["winner"]
         return Ruling(last or value["decided"], winner, value["reason"])
 
-    def _schema(self) -> dict[str, Any]:
+    def _ruling_schema(self) -> dict[str, Any]:
         names = [side.name for side in self.sides]
         return {
             "title": "ruling",
@@ -240,18 +256,18 @@ class _Debate:
             "additionalProperties": False,
         }
 
-    async def _result(
-        self, said: tuple[Argument, ...], ruling: Ruling, rounds: int
+    async def _build_result(
+        self, arguments: tuple[DebateArgument, ...], ruling: Ruling, rounds: int
     ) -> DebateResult:
         status = "decided" if ruling.over else "undecided"
         if self.lead.notes.get("status") != status:
-            await self.lead.note(status=status, rounds=rounds)
-        everyone = [*self.roles, *([self.bench] if self.bench else [])]
+            await self.lead.update_notes(status=status, rounds=rounds)
+        everyone = [*self.roles, *([self.judge_role] if self.judge_role else [])]
         self.lead.watch(WorkflowFinished(self.lead.workflow, "debate", ruling.over))
         return DebateResult(
             workflow=self.lead.workflow,
             question=self.question,
-            arguments=said,
+            arguments=arguments,
             ruling=ruling,
             rounds=rounds,
             conversations={role.role: role.conversation.id for role in everyone},
@@ -259,20 +275,20 @@ class _Debate:
         )
 
 
-def _as_ruling(opinion: object) -> Ruling:
-    match opinion:
+def _to_ruling(value: object) -> Ruling:
+    match value:
         case Ruling():
-            return opinion
+            return value
         case None:
             return Ruling(over=False)
         case str():
-            return Ruling(over=True, winner=opinion)
+            return Ruling(over=True, winner=value)
         case _:
             raise InvalidWorkflow(
                 "the judge of a debate says a Ruling, the name of the winner, or None, "
-                f"not a {type(opinion).__name__}"
+                f"not a {type(value).__name__}"
             )
 
 
-def _quoted(said: Sequence[Argument]) -> str:
-    return "\n\n".join(f"{each.side} says:\n{each.text}" for each in said)
+def _quote_arguments(arguments: Sequence[DebateArgument]) -> str:
+    return "\n\n".join(f"{each.side} says:\n{each.text}" for each in arguments)

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from kedge.workflows.values import Ruling, Verdict
+from kedge.workflows.results import Ruling, Verdict
 
-Kind = Literal["refine", "debate", "steps"]
+WorkflowKind = Literal["refine", "debate", "steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,14 +14,14 @@ class WorkflowStarted:
     """A workflow began, or goes on after an interruption."""
 
     workflow: str
-    kind: Kind
+    kind: WorkflowKind
     total: int
     """How many rounds or steps there will be at most."""
     resumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QuestionAsked:
     """A question is on its way."""
 
     workflow: str
@@ -30,7 +30,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class QuestionAnswered:
     """An answer came; ``stored`` if it was there already and nothing was sent."""
 
     workflow: str
@@ -41,7 +41,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class AnswerJudged:
     """The judge of a refinement has spoken; or an answer of a step did not fit."""
 
     workflow: str
@@ -51,7 +51,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Ruled:
+class RoundRuled:
     """The judge of a debate has spoken."""
 
     workflow: str
@@ -64,13 +64,20 @@ class WorkflowFinished:
     """The workflow is over; ``passed`` is ``None`` where there is nothing to pass."""
 
     workflow: str
-    kind: Kind
+    kind: WorkflowKind
     passed: bool | None = None
 
 
-WorkflowEvent = WorkflowStarted | Asked | Answered | Judged | Ruled | WorkflowFinished
-Watch = Callable[[WorkflowEvent], None]
+WorkflowEvent = (
+    WorkflowStarted
+    | QuestionAsked
+    | QuestionAnswered
+    | AnswerJudged
+    | RoundRuled
+    | WorkflowFinished
+)
+WorkflowCallback = Callable[[WorkflowEvent], None]
 
 
-def unwatched(_: WorkflowEvent) -> None:
+def ignore_event(_: WorkflowEvent) -> None:
     """Nobody looks."""

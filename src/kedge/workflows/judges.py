@@ -7,14 +7,14 @@ from typing import Any, cast
 
 from kedge.engines import Engine
 from kedge.errors import InvalidWorkflow, WorkflowFailed
-from kedge.workflows.chains import Role
-from kedge.workflows.forms import Form, Misfit, form_of
-from kedge.workflows.values import Verdict
+from kedge.workflows.results import Verdict
+from kedge.workflows.roles import Role
+from kedge.workflows.structured_output import OutputSchema, SchemaMismatch, to_output_schema
 
-Opinion = Verdict | bool | float | str
-JudgeFunction = Callable[[str], Opinion | Awaitable[Opinion]]
+VerdictValue = Verdict | bool | float | str
+JudgeFunction = Callable[[str], VerdictValue | Awaitable[VerdictValue]]
 
-GOOD_ENOUGH = 1.0
+PASSING_SCORE = 1.0
 """The score from which on an answer passes, if a judge gives scores."""
 
 
@@ -32,7 +32,7 @@ class ModelJudge:
 
 Judge = JudgeFunction | ModelJudge | Mapping[str, Any] | type[Any]
 
-VERDICT: dict[str, Any] = {
+VERDICT_SCHEMA: dict[str, Any] = {
     "title": "verdict",
     "type": "object",
     "properties": {
@@ -42,7 +42,7 @@ VERDICT: dict[str, Any] = {
     "required": ["passed", "critique"],
     "additionalProperties": False,
 }
-FIRST = """\
+FIRST_PROMPT = """\
 You judge an answer to a task, by this rubric:
 {rubric}
 
@@ -53,75 +53,80 @@ The answer:
 {answer}
 
 Does it meet the rubric? If not, say in a few words what to do better."""
-LATER = """\
+LATER_PROMPT = """\
 The answer was changed:
 {answer}
 
 Does it meet the rubric now?"""
-AGAIN = """\
+RETRY_PROMPT = """\
 That was not readable:
 {problems}
 
 Write only the JSON object."""
 
 
-def bench_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def judge_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a judge's conversation shares with those that are judged: not their tools."""
     return {name: settings[name] for name in ("lease", "price") if name in settings}
 
 
-def form_judge(given: Any) -> Form | None:
+def find_judge_schema(given: Any) -> OutputSchema | None:
     """The form that a judge asks for, if it is one."""
-    is_form = isinstance(given, Mapping | Form) or (
+    is_form = isinstance(given, Mapping | OutputSchema) or (
         isinstance(given, type) and hasattr(given, "model_json_schema")
     )
-    return form_of(given) if is_form else None
+    return to_output_schema(given) if is_form else None
 
 
-async def judged_by_function(judge: JudgeFunction, answer: str) -> Verdict:
+async def judge_with_function(judge: JudgeFunction, answer: str) -> Verdict:
     """What a function thinks of an answer."""
     said = judge(answer)
     if inspect.isawaitable(said):
         said = await said
-    return _as_verdict(said)
+    return _to_verdict(said)
 
 
-def _as_verdict(said: object) -> Verdict:
-    match said:
+def _to_verdict(value: object) -> Verdict:
+    match value:
         case Verdict():
-            return said
+            return value
         case bool():
-            return Verdict(said)
+            return Verdict(value)
         case int() | float():
-            return Verdict(said >= GOOD_ENOUGH, score=float(said))
+            return Verdict(value >= PASSING_SCORE, score=float(value))
         case str():
-            return Verdict(not said, said)
+            return Verdict(not value, value)
         case _:
             raise InvalidWorkflow(
                 "a judge says True or False, a score, a critique (empty if all is well) or a Verdict, "
-                f"not a {type(said).__name__}"
+                f"not a {type(value).__name__}"
             )
 
 
-def judged_by_form(form: Form, answer: str) -> Verdict:
+def judge_with_schema(schema: OutputSchema, answer: str) -> Verdict:
     """Whether an answer has a form."""
     try:
-        form.read(answer)
-    except Misfit as misfit:
+        schema.parse(answer)
+    except SchemaMismatch as misfit:
         return Verdict(passed=False, critique=f"The answer must fit its schema:\n{misfit}")
     return Verdict(passed=True)
 
 
-async def judged_by_model(role: Role, rubric: str, task: str, number: int, answer: str) -> Verdict:
+async def judge_with_model(role: Role, rubric: str, task: str, number: int, answer: str) -> Verdict:
     """What a model thinks of an answer, on the judge's chain."""
-    words = FIRST if number == 1 else LATER
-    value = await ask_form(
-        role, number, words.format(rubric=rubric, task=task, answer=answer), form_of(VERDICT)
+    words = FIRST_PROMPT if number == 1 else LATER_PROMPT
+    value = await ask_structured(
+        role,
+        number,
+        words.format(rubric=rubric, task=task, answer=answer),
+        to_output_schema(VERDICT_SCHEMA),
     )
     return Verdict(value["passed"], "" if value["passed"] else value["critique"])
 
 
-async def ask_form(role: Role, number: int, text: str, form: Form, tries: int = 3) -> Any:
+async def ask_structured(
+    role: Role, number: int, text: str, schema: OutputSchema, tries: int = 3
+) -> Any:
     """Ask for an answer of a form; one that does not fit is asked for again.
 
     Answers that are in the store already are no tries: who resumes what failed so, tries again.
@@ -129,18 +134,18 @@ async def ask_form(role: Role, number: int, text: str, form: Form, tries: int = 
     said, attempt, left = text, 1, tries
     while left:
         part = f".{attempt}" if attempt > 1 else ""
-        reply = await role.ask(number, said, part=part, **form.options())
+        reply = await role.ask(number, said, part=part, **schema.request_options())
         try:
-            return form.read(reply.text)
-        except Misfit as misfit:
-            said = AGAIN.format(problems=misfit)
+            return schema.parse(reply.text)
+        except SchemaMismatch as misfit:
+            said = RETRY_PROMPT.format(problems=misfit)
         attempt, left = attempt + 1, left - (not reply.stored)
     raise WorkflowFailed(
         role.workflow, f"the {role.role} did not answer in the form asked for, {tries} times"
     )
 
 
-def as_function(judge: Any) -> JudgeFunction:
+def check_judge_function(judge: Any) -> JudgeFunction:
     """The judge as a function, or a refusal."""
     if not callable(judge):
         raise InvalidWorkflow(

@@ -6,28 +6,34 @@ from kedge.conversation import Conversation
 from kedge.engines import Engine
 from kedge.errors import InvalidWorkflow
 from kedge.store import Store
-from kedge.workflows.chains import Role, new_workflow_id
-from kedge.workflows.events import Judged, Watch, WorkflowFinished, WorkflowStarted, unwatched
+from kedge.workflows.events import (
+    AnswerJudged,
+    WorkflowCallback,
+    WorkflowFinished,
+    WorkflowStarted,
+    ignore_event,
+)
 from kedge.workflows.judges import (
     Judge,
     ModelJudge,
-    as_function,
-    bench_settings,
-    form_judge,
-    judged_by_form,
-    judged_by_function,
-    judged_by_model,
+    check_judge_function,
+    find_judge_schema,
+    judge_settings,
+    judge_with_function,
+    judge_with_model,
+    judge_with_schema,
 )
-from kedge.workflows.values import RefineResult, Round, Verdict
+from kedge.workflows.results import RefineResult, Round, Verdict
+from kedge.workflows.roles import Role, new_workflow_id
 
-AUTHOR = "author"
-JUDGE = "judge"
-AGAIN = """\
+AUTHOR_ROLE = "author"
+JUDGE_ROLE = "judge"
+RETRY_PROMPT = """\
 That is not right yet.
 {critique}
 
 Try again, and give the whole answer."""
-NO_CRITIQUE = "It does not meet what was asked for."
+DEFAULT_CRITIQUE = "It does not meet what was asked for."
 
 
 async def refine(
@@ -39,8 +45,8 @@ async def refine(
     conversation: Conversation | None = None,
     rounds: int = 4,
     workflow: str = "",
-    again: str = AGAIN,
-    watch: Watch = unwatched,
+    again: str = RETRY_PROMPT,
+    watch: WorkflowCallback = ignore_event,
     spec: dict[str, Any] | None = None,
     **settings: Any,
 ) -> RefineResult:
@@ -55,11 +61,11 @@ async def refine(
         raise InvalidWorkflow("a refinement needs at least one round")
     workflow = workflow or new_workflow_id()
     kept = {"task": task, "rounds": rounds, **(spec or {})}
-    author = await _author(workflow, task, store, engine, conversation, kept, watch, settings)
+    author = await _open_author(workflow, task, store, engine, conversation, kept, watch, settings)
     bench: Role | None = None
     try:
-        bench = await _bench(author, judge, watch, settings)
-        watch(WorkflowStarted(workflow, "refine", rounds, author.resumed))
+        bench = await _open_judge(author, judge, watch, settings)
+        watch(WorkflowStarted(workflow, "refine", rounds, author.is_resumed))
         return await _Refinement(author, bench, judge, task, rounds, again).run()
     finally:
         for role in (author, bench):
@@ -67,49 +73,53 @@ async def refine(
                 await role.aclose()
 
 
-async def _author(
+async def _open_author(
     workflow: str,
     task: str,
     store: Store | None,
     engine: Engine | str | None,
     conversation: Conversation | None,
     spec: dict[str, Any],
-    watch: Watch,
+    watch: WorkflowCallback,
     settings: dict[str, Any],
 ) -> Role:
     if conversation is not None:
-        return await Role.adopt(workflow, "refine", AUTHOR, conversation, spec=spec, watch=watch)
+        return await Role.adopt(
+            workflow, "refine", AUTHOR_ROLE, conversation, spec=spec, watch=watch
+        )
     if store is None or engine is None:
         raise InvalidWorkflow("a workflow needs a conversation, or a store and an engine")
     return await Role.open(
         workflow,
         "refine",
-        AUTHOR,
+        AUTHOR_ROLE,
         store=store,
         engine=engine,
         lead=True,
         spec=spec,
         watch=watch,
-        title=title_of(task),
+        title=make_title(task),
         settings=settings,
     )
 
 
-async def _bench(author: Role, judge: Judge, watch: Watch, settings: dict[str, Any]) -> Role | None:
+async def _open_judge(
+    author: Role, judge: Judge, watch: WorkflowCallback, settings: dict[str, Any]
+) -> Role | None:
     """The judge's own chain, if it is a model."""
     if not isinstance(judge, ModelJudge):
         return None
     return await Role.open(
         author.workflow,
         "refine",
-        JUDGE,
+        JUDGE_ROLE,
         store=author.conversation.store,
         engine=judge.engine,
         lead=False,
         spec={},
         watch=watch,
         title=f"The judge of {author.workflow}",
-        settings=bench_settings(settings),
+        settings=judge_settings(settings),
     )
 
 
@@ -117,12 +127,18 @@ class _Refinement:
     """One refinement on its way."""
 
     def __init__(
-        self, author: Role, bench: Role | None, judge: Judge, task: str, rounds: int, again: str
+        self,
+        author: Role,
+        judge_role: Role | None,
+        judge: Judge,
+        task: str,
+        rounds: int,
+        again: str,
     ) -> None:
         self.author = author
-        self.bench = bench
+        self.judge_role = judge_role
         self.judge = judge
-        self.form = None if isinstance(judge, ModelJudge) else form_judge(judge)
+        self.schema = None if isinstance(judge, ModelJudge) else find_judge_schema(judge)
         self.task = task
         self.rounds = rounds
         self.again = again
@@ -130,24 +146,24 @@ class _Refinement:
     async def run(self) -> RefineResult:
         """Round after round."""
         done: list[Round] = []
-        options = self.form.options() if self.form else {}
+        options = self.schema.request_options() if self.schema else {}
         question = self.task
         for number in range(1, self.rounds + 1):
             reply = await self.author.ask(number, question, **options)
-            verdict = await self._verdict(number, reply.text)
+            verdict = await self._resolve_verdict(number, reply.text)
             done.append(Round(number, question, reply.text, verdict, reply.node, reply.stored))
             if verdict.passed:
                 break
-            question = self.again.replace("{critique}", verdict.critique or NO_CRITIQUE)
-        return await self._result(tuple(done))
+            question = self.again.replace("{critique}", verdict.critique or DEFAULT_CRITIQUE)
+        return await self._build_result(tuple(done))
 
-    async def _verdict(self, number: int, answer: str) -> Verdict:
+    async def _resolve_verdict(self, number: int, answer: str) -> Verdict:
         """What was judged stays judged: the next question was made of it."""
         known: list[dict[str, Any]] = self.author.notes.setdefault("verdicts", [])
         if number <= len(known):
             verdict = Verdict(**known[number - 1])
         else:
-            verdict = await self._judged(number, answer)
+            verdict = await self._judge_answer(number, answer)
             known.append(
                 {
                     "passed": verdict.passed,
@@ -155,23 +171,25 @@ class _Refinement:
                     "score": verdict.score,
                 }
             )
-            await self.author.note(verdicts=known)
-        self.author.watch(Judged(self.author.workflow, AUTHOR, number, verdict))
+            await self.author.update_notes(verdicts=known)
+        self.author.watch(AnswerJudged(self.author.workflow, AUTHOR_ROLE, number, verdict))
         return verdict
 
-    async def _judged(self, number: int, answer: str) -> Verdict:
-        if isinstance(self.judge, ModelJudge) and self.bench:
-            return await judged_by_model(self.bench, self.judge.rubric, self.task, number, answer)
-        if self.form:
-            return judged_by_form(self.form, answer)
-        return await judged_by_function(as_function(self.judge), answer)
+    async def _judge_answer(self, number: int, answer: str) -> Verdict:
+        if isinstance(self.judge, ModelJudge) and self.judge_role:
+            return await judge_with_model(
+                self.judge_role, self.judge.rubric, self.task, number, answer
+            )
+        if self.schema:
+            return judge_with_schema(self.schema, answer)
+        return await judge_with_function(check_judge_function(self.judge), answer)
 
-    async def _result(self, rounds: tuple[Round, ...]) -> RefineResult:
+    async def _build_result(self, rounds: tuple[Round, ...]) -> RefineResult:
         last = rounds[-1]
         status = "passed" if last.verdict.passed else "failed"
         if self.author.notes.get("status") != status:
-            await self.author.note(status=status, rounds=len(rounds))
-        usage = self.author.usage + self.bench.usage if self.bench else self.author.usage
+            await self.author.update_notes(status=status, rounds=len(rounds))
+        usage = self.author.usage + self.judge_role.usage if self.judge_role else self.author.usage
         self.author.watch(WorkflowFinished(self.author.workflow, "refine", last.verdict.passed))
         return RefineResult(
             workflow=self.author.workflow,
@@ -183,7 +201,7 @@ class _Refinement:
         )
 
 
-def title_of(text: str, longest: int = 80) -> str:
+def make_title(text: str, max_length: int = 80) -> str:
     """The first line of a text, as a title."""
     line = text.strip().splitlines()[0] if text.strip() else ""
-    return line if len(line) <= longest else line[: longest - 1] + "…"
+    return line if len(line) <= max_length else line[: max_length - 1] + "…"

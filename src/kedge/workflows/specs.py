@@ -16,17 +16,17 @@ from typing import Any, cast
 from kedge.errors import InvalidWorkflow
 from kedge.store import Store
 from kedge.workflows.debate import debate
-from kedge.workflows.events import Kind, Watch, unwatched
+from kedge.workflows.events import WorkflowCallback, WorkflowKind, ignore_event
 from kedge.workflows.judges import ModelJudge
 from kedge.workflows.refine import refine
+from kedge.workflows.results import DebateResult, RefineResult, Side, Step, StepsResult
 from kedge.workflows.steps import steps
-from kedge.workflows.values import DebateResult, RefineResult, Side, Step, StepsResult
 
-Spec = dict[str, Any]
-Result = RefineResult | DebateResult | StepsResult
+WorkflowSpec = dict[str, Any]
+WorkflowResult = RefineResult | DebateResult | StepsResult
 
-_JUDGE = ("function", "schema", "rubric", "model")
-_KEYS: Mapping[Kind, Mapping[str, type | tuple[type, ...]]] = {
+_JUDGE_KEYS = ("function", "schema", "rubric", "model")
+_KEYS: Mapping[WorkflowKind, Mapping[str, type | tuple[type, ...]]] = {
     "refine": {"model": str, "task": str, "rounds": int, "judge": dict, "folder": str},
     "debate": {
         "question": str,
@@ -38,19 +38,19 @@ _KEYS: Mapping[Kind, Mapping[str, type | tuple[type, ...]]] = {
     },
     "steps": {"model": str, "inputs": dict, "steps": list, "folder": str},
 }
-_REQUIRED: Mapping[Kind, tuple[str, ...]] = {
+_REQUIRED: Mapping[WorkflowKind, tuple[str, ...]] = {
     "refine": ("task", "judge"),
     "debate": ("question", "sides", "judge"),
     "steps": ("steps",),
 }
-_WORDS = {str: "a text", int: "a whole number", dict: "a table", list: "a list"}
+_TYPE_NAMES = {str: "a text", int: "a whole number", dict: "a table", list: "a list"}
 
 
-def read_spec(path: str | Path) -> Spec:
+def read_spec(path: str | Path) -> WorkflowSpec:
     """A workflow from a TOML file."""
     file = Path(path)
     try:
-        data: Spec = tomllib.loads(file.read_text(encoding="utf-8"))
+        data: WorkflowSpec = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidWorkflow(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -59,7 +59,7 @@ def read_spec(path: str | Path) -> Spec:
     return {**data, "folder": str(file.absolute().parent)}
 
 
-def check_spec(kind: Kind, spec: Spec) -> None:
+def check_spec(kind: WorkflowKind, spec: WorkflowSpec) -> None:
     """Refuse what cannot be, by name."""
     for key, value in spec.items():
         wanted = _KEYS[kind].get(key)
@@ -67,15 +67,20 @@ def check_spec(kind: Kind, spec: Spec) -> None:
             there = ", ".join(name for name in _KEYS[kind] if name != "folder")
             raise InvalidWorkflow(f"a {kind} has no place for {key!r}; it takes {there}")
         if not isinstance(value, wanted) or isinstance(value, bool):
-            raise InvalidWorkflow(f"{key} of a {kind} must be {_WORDS[cast('type', wanted)]}")
+            raise InvalidWorkflow(f"{key} of a {kind} must be {_TYPE_NAMES[cast('type', wanted)]}")
     for key in _REQUIRED[kind]:
         if not spec.get(key):
             raise InvalidWorkflow(f"a {kind} needs {key!r}: in its file, or as an option")
 
 
 async def run_spec(
-    kind: Kind, spec: Spec, store: Store, *, workflow: str = "", watch: Watch = unwatched
-) -> Result:
+    kind: WorkflowKind,
+    spec: WorkflowSpec,
+    store: Store,
+    *,
+    workflow: str = "",
+    watch: WorkflowCallback = ignore_event,
+) -> WorkflowResult:
     """Run a workflow that is given as data."""
     check_spec(kind, spec)
     return await _RUNNERS[kind](
@@ -83,34 +88,34 @@ async def run_spec(
     )
 
 
-async def _refine(spec: Spec, store: Store, common: dict[str, Any]) -> Result:
+async def _run_refine(spec: WorkflowSpec, store: Store, common: dict[str, Any]) -> WorkflowResult:
     model = spec.get("model", "practice")
-    judge = _judge(spec, model)
+    judge = _build_judge(spec, model)
     rounds = spec.get("rounds", 4)
     return await refine(
         spec["task"], judge=judge, store=store, engine=model, rounds=rounds, **common
     )
 
 
-async def _debate(spec: Spec, store: Store, common: dict[str, Any]) -> Result:
+async def _run_debate(spec: WorkflowSpec, store: Store, common: dict[str, Any]) -> WorkflowResult:
     model = spec.get("model", "practice")
     sides: list[Side] = []
     for place, given in enumerate(cast("list[object]", spec["sides"])):
-        side = _table(given, f"sides[{place}]", ("name", "model", "brief"), ("name",))
+        side = _check_table(given, f"sides[{place}]", ("name", "model", "brief"), ("name",))
         sides.append(Side(side["name"], side.get("model") or model, side.get("brief", "")))
     if spec["judge"].get("schema"):
         raise InvalidWorkflow("the judge of a debate is a function or a rubric")
-    judge = _judge(spec, model)
+    judge = _build_judge(spec, model)
     rounds = spec.get("rounds", 3)
     return await debate(sides, spec["question"], judge=judge, store=store, rounds=rounds, **common)
 
 
-async def _steps(spec: Spec, store: Store, common: dict[str, Any]) -> Result:
+async def _run_steps(spec: WorkflowSpec, store: Store, common: dict[str, Any]) -> WorkflowResult:
     pipeline: list[Step] = []
     for place, given in enumerate(cast("list[object]", spec["steps"])):
         keys = ("name", "prompt", "schema", "attempts")
-        step = _table(given, f"steps[{place}]", keys, ("name", "prompt"))
-        form = _schema(step["schema"], spec) if "schema" in step else None
+        step = _check_table(given, f"steps[{place}]", keys, ("name", "prompt"))
+        form = _load_schema(step["schema"], spec) if "schema" in step else None
         pipeline.append(Step(step["name"], step["prompt"], form, step.get("attempts", 3)))
     return await steps(
         pipeline,
@@ -121,15 +126,15 @@ async def _steps(spec: Spec, store: Store, common: dict[str, Any]) -> Result:
     )
 
 
-_RUNNERS: Mapping[Kind, Callable[[Spec, Store, dict[str, Any]], Any]] = {
-    "refine": _refine,
-    "debate": _debate,
-    "steps": _steps,
+_RUNNERS: Mapping[WorkflowKind, Callable[[WorkflowSpec, Store, dict[str, Any]], Any]] = {
+    "refine": _run_refine,
+    "debate": _run_debate,
+    "steps": _run_steps,
 }
 
 
-def _judge(spec: Spec, model: str) -> Any:
-    given = _table(spec["judge"], "judge", _JUDGE, ())
+def _build_judge(spec: WorkflowSpec, model: str) -> Any:
+    given = _check_table(spec["judge"], "judge", _JUDGE_KEYS, ())
     named = [key for key in ("function", "schema", "rubric") if given.get(key)]
     if len(named) != 1:
         raise InvalidWorkflow("a judge is a function, a schema or a rubric: name one of them")
@@ -137,12 +142,12 @@ def _judge(spec: Spec, model: str) -> Any:
         case "function":
             return load_function(given["function"], spec.get("folder", ""))
         case "schema":
-            return _schema(given["schema"], spec)
+            return _load_schema(given["schema"], spec)
         case _:
             return ModelJudge(given.get("model") or model, given["rubric"])
 
 
-def _schema(given: object, spec: Spec) -> Any:
+def _load_schema(given: object, spec: WorkflowSpec) -> Any:
     """A schema as a table, or as the name of a JSON file."""
     if not isinstance(given, str):
         return given
@@ -155,20 +160,20 @@ def _schema(given: object, spec: Spec) -> Any:
         raise InvalidWorkflow(f"{path} is no valid JSON: {error}") from error
 
 
-def _table(
-    given: object, place: str, keys: tuple[str, ...], required: tuple[str, ...]
+def _check_table(
+    given: object, location: str, keys: tuple[str, ...], required: tuple[str, ...]
 ) -> dict[str, Any]:
     if not isinstance(given, dict):
-        raise InvalidWorkflow(f"{place} must be a table")
+        raise InvalidWorkflow(f"{location} must be a table")
     table = cast("dict[str, Any]", given)
     unknown = sorted(set(table) - set(keys))
     if unknown:
         raise InvalidWorkflow(
-            f"{place} has no place for {unknown[0]!r}; it takes {', '.join(keys)}"
+            f"{location} has no place for {unknown[0]!r}; it takes {', '.join(keys)}"
         )
     for key in required:
         if not isinstance(table.get(key), str) or not table[key]:
-            raise InvalidWorkflow(f"{place} needs {key!r}, a text")
+            raise InvalidWorkflow(f"{location} needs {key!r}, a text")
     return table
 
 
@@ -178,7 +183,7 @@ def load_function(path: str, folder: str = "") -> Callable[..., Any]:
     if not module_name or not name:
         raise InvalidWorkflow(f"a function is named as module:function, not {path!r}")
     try:
-        module = _module(module_name, Path(folder))
+        module = _import_module(module_name, Path(folder))
     except ImportError as error:
         raise InvalidWorkflow(f"cannot import {module_name!r} for {path!r}: {error}") from error
     function = getattr(module, name, None)
@@ -187,7 +192,7 @@ def load_function(path: str, folder: str = "") -> Callable[..., Any]:
     return function
 
 
-def _module(name: str, folder: Path) -> Any:
+def _import_module(name: str, folder: Path) -> Any:
     file = folder / f"{name}.py"
     if not name.isidentifier() or not file.is_file():
         return importlib.import_module(name)

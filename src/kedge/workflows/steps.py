@@ -7,14 +7,20 @@ from kedge.conversation import Conversation, Reply
 from kedge.engines import Engine
 from kedge.errors import InvalidWorkflow, WorkflowFailed
 from kedge.store import Store
-from kedge.workflows.chains import Role, new_workflow_id
-from kedge.workflows.events import Judged, Watch, WorkflowFinished, WorkflowStarted, unwatched
-from kedge.workflows.forms import Form, Misfit, form_of
-from kedge.workflows.templates import check_names, filled
-from kedge.workflows.values import Step, StepResult, StepsResult, Verdict
+from kedge.workflows.events import (
+    AnswerJudged,
+    WorkflowCallback,
+    WorkflowFinished,
+    WorkflowStarted,
+    ignore_event,
+)
+from kedge.workflows.results import Step, StepResult, StepsResult, Verdict
+from kedge.workflows.roles import Role, new_workflow_id
+from kedge.workflows.structured_output import OutputSchema, SchemaMismatch, to_output_schema
+from kedge.workflows.templates import check_names, fill_template
 
-ROLE = "steps"
-AGAIN = """\
+STEPS_ROLE = "steps"
+RETRY_PROMPT = """\
 That does not have the form asked for:
 {problems}
 
@@ -29,7 +35,7 @@ async def steps(
     engine: Engine | str | None = None,
     conversation: Conversation | None = None,
     workflow: str = "",
-    watch: Watch = unwatched,
+    watch: WorkflowCallback = ignore_event,
     spec: dict[str, Any] | None = None,
     **settings: Any,
 ) -> StepsResult:
@@ -40,16 +46,16 @@ async def steps(
     ``Conversation``. ``spec`` is kept with the workflow.
     """
     given = dict(inputs or {})
-    _check(pipeline, given)
+    _validate_pipeline(pipeline, given)
     workflow = workflow or new_workflow_id()
     kept = {"steps": [step.name for step in pipeline], "inputs": given, **(spec or {})}
     if conversation is not None:
-        role = await Role.adopt(workflow, "steps", ROLE, conversation, spec=kept, watch=watch)
+        role = await Role.adopt(workflow, "steps", STEPS_ROLE, conversation, spec=kept, watch=watch)
     elif store is not None and engine is not None:
         role = await Role.open(
             workflow,
             "steps",
-            ROLE,
+            STEPS_ROLE,
             store=store,
             engine=engine,
             lead=True,
@@ -60,14 +66,14 @@ async def steps(
         )
     else:
         raise InvalidWorkflow("a workflow needs a conversation, or a store and an engine")
-    watch(WorkflowStarted(workflow, "steps", len(pipeline), role.resumed))
+    watch(WorkflowStarted(workflow, "steps", len(pipeline), role.is_resumed))
     try:
-        return await _run(role, pipeline, given)
+        return await _run_pipeline(role, pipeline, given)
     finally:
         await role.aclose()
 
 
-def _check(pipeline: Sequence[Step], inputs: Mapping[str, Any]) -> None:
+def _validate_pipeline(pipeline: Sequence[Step], inputs: Mapping[str, Any]) -> None:
     if not pipeline:
         raise InvalidWorkflow("a pipeline needs at least one step")
     known = set(inputs)
@@ -78,44 +84,48 @@ def _check(pipeline: Sequence[Step], inputs: Mapping[str, Any]) -> None:
         known.add(step.name)
 
 
-async def _run(role: Role, pipeline: Sequence[Step], inputs: Mapping[str, Any]) -> StepsResult:
+async def _run_pipeline(
+    role: Role, pipeline: Sequence[Step], inputs: Mapping[str, Any]
+) -> StepsResult:
     values = dict(inputs)
     done: list[StepResult] = []
     for number, step in enumerate(pipeline, 1):
-        question = filled(step.prompt, values, f"the step {step.name}")
-        form = form_of(step.result, step.name) if step.result is not None else None
-        result = await _step(role, number, step, question, form)
-        values[step.name] = form.plain(result.value) if form else result.value
+        question = fill_template(step.prompt, values, f"the step {step.name}")
+        form = to_output_schema(step.result, step.name) if step.result is not None else None
+        result = await _run_step(role, number, step, question, form)
+        values[step.name] = form.to_json(result.value) if form else result.value
         done.append(result)
     if role.notes.get("status") != "finished":
-        await role.note(status="finished")
+        await role.update_notes(status="finished")
     role.watch(WorkflowFinished(role.workflow, "steps"))
     return StepsResult(role.workflow, role.conversation.id, tuple(done), role.usage)
 
 
-async def _step(
-    role: Role, number: int, step: Step, question: str, form: Form | None
+async def _run_step(
+    role: Role, number: int, step: Step, question: str, schema: OutputSchema | None
 ) -> StepResult:
     """One step, asked again where the answer does not fit; what is stored is no attempt any more."""
     asked, attempt, left = question, 1, step.attempts
     while left:
         part = "" if attempt == 1 else f".{attempt}"
-        reply = await role.ask(number, asked, part=part, **(form.options() if form else {}))
-        if form is None:
-            return _result(step, question, reply, reply.text, attempt)
+        reply = await role.ask(
+            number, asked, part=part, **(schema.request_options() if schema else {})
+        )
+        if schema is None:
+            return _build_result(step, question, reply, reply.text, attempt)
         try:
-            return _result(step, question, reply, form.read(reply.text), attempt)
-        except Misfit as misfit:
+            return _build_result(step, question, reply, schema.parse(reply.text), attempt)
+        except SchemaMismatch as misfit:
             verdict = Verdict(passed=False, critique=str(misfit))
-            role.watch(Judged(role.workflow, role.role, number, verdict))
-            asked = AGAIN.format(problems=misfit)
+            role.watch(AnswerJudged(role.workflow, role.role, number, verdict))
+            asked = RETRY_PROMPT.format(problems=misfit)
         attempt, left = attempt + 1, left - (not reply.stored)
-    await role.note(status="failed")
+    await role.update_notes(status="failed")
     raise WorkflowFailed(
         role.workflow,
         f"the answer to the step {step.name} did not have its form, {step.attempts} times",
     )
 
 
-def _result(step: Step, question: str, reply: Reply, value: Any, attempts: int) -> StepResult:
+def _build_result(step: Step, question: str, reply: Reply, value: Any, attempts: int) -> StepResult:
     return StepResult(step.name, question, reply.text, value, reply.node, attempts, reply.stored)

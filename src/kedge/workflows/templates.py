@@ -11,14 +11,14 @@ from typing import Any, cast
 
 from kedge.errors import InvalidWorkflow
 
-_PLACE = re.compile(r"\{\{|\}\}|\{(?P<path>[A-Za-z_][\w.]*)\}|(?P<stray>[{}])")
+_PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(?P<path>[A-Za-z_][\w.]*)\}|(?P<stray>[{}])")
 _BRACES = {"{{": "{", "}}": "}"}
 
 
-def names_in(template: str, where: str) -> set[str]:
+def find_names(template: str, where: str) -> set[str]:
     """The names that a template uses."""
     names: set[str] = set()
-    for place in _PLACE.finditer(template):
+    for place in _PLACEHOLDER.finditer(template):
         if place["stray"]:
             raise InvalidWorkflow(
                 f"{where}: there is a lone {place['stray']!r} in the prompt; write it twice to mean it"
@@ -30,24 +30,24 @@ def names_in(template: str, where: str) -> set[str]:
 
 def check_names(template: str, known: Collection[str], where: str) -> None:
     """Refuse a template that uses what will not be there."""
-    unknown = sorted(names_in(template, where) - set(known))
+    unknown = sorted(find_names(template, where) - set(known))
     if unknown:
         there = ", ".join(sorted(known)) or "nothing yet"
         raise InvalidWorkflow(f"{where}: the prompt uses {unknown[0]!r}; there is {there}")
 
 
-def filled(template: str, values: Mapping[str, Any], where: str) -> str:
+def fill_template(template: str, values: Mapping[str, Any], where: str) -> str:
     """The template with its places filled in."""
 
     def fill(place: re.Match[str]) -> str:
         if place[0] in _BRACES:
             return _BRACES[place[0]]
-        return _shown(_found(place["path"], values, where))
+        return _format_value(_lookup_value(place["path"], values, where))
 
-    return _PLACE.sub(fill, template)
+    return _PLACEHOLDER.sub(fill, template)
 
 
-def _found(path: str, values: Mapping[str, Any], where: str) -> Any:
+def _lookup_value(path: str, values: Mapping[str, Any], where: str) -> Any:
     here: Any = values
     for step in path.split("."):
         match here:
@@ -60,5 +60,5 @@ def _found(path: str, values: Mapping[str, Any], where: str) -> Any:
     return here
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

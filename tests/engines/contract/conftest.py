@@ -61,7 +61,7 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="module")
 async def engines(running: TestServer) -> AsyncIterator[dict[str, Engine]]:
     """An engine of each kind, with default settings."""
-    made = {name: opened(running, name) for name in ENGINES}
+    made = {name: open_engine(running, name) for name in ENGINES}
     yield made
     for engine in made.values():
         await engine.aclose()
@@ -74,7 +74,7 @@ def engine(engines: dict[str, Engine], name: str, server: TestServer) -> Engine:
     return engines[name]
 
 
-def opened(server: TestServer, name: str, **settings: Any) -> Engine:
+def open_engine(server: TestServer, name: str, **settings: Any) -> Engine:
     """An engine of this kind, with any settings."""
     model, own = ENGINES[name](server)
     return connect(model, **{"max_retries": 0, **own, **settings})

@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import pytest
 
-from engines.contract.conftest import ENGINES, STATELESS, opened
+from engines.contract.conftest import ENGINES, STATELESS, open_engine
 from kedge.engines import Engine
 from kedge.errors import (
     EngineError,
@@ -139,7 +139,7 @@ async def test_what_may_succeed_later_is_tried_again(
 ) -> None:
     """By the provider's own client, as often as it was told."""
     server.faults.set(fault, times=1)
-    async with opened(server, name, max_retries=1) as engine:
+    async with open_engine(server, name, max_retries=1) as engine:
         assert len(await engine.run(SUM)) == 2
     assert [each.status for each in server.requests][-1] == 200
 

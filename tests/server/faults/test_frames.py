@@ -5,15 +5,23 @@ from typing import Any
 
 import pytest
 
-from kedge.server.faults.frames import DONE, Duplicated, Edited, Frames, Reordered, Step, framed
+from kedge.server.faults.frames import (
+    DONE,
+    DuplicateStep,
+    EditStep,
+    FrameRewriter,
+    ReorderStep,
+    StreamStep,
+    encode_frame,
+)
 
 EVENTS = [{"type": kind, "sequence_number": n} for n, kind in enumerate("aabac")]
-STREAM = b"".join(map(framed, EVENTS)) + DONE
+STREAM = b"".join(map(encode_frame, EVENTS)) + DONE
 
 
-def shown(steps: list[Step], size: int = 7) -> str:
+def apply_steps(steps: list[StreamStep], size: int = 7) -> str:
     """Feed a stream in pieces; show the numbers of the events that come out."""
-    frames = Frames(steps)
+    frames = FrameRewriter(steps)
     out = [
         frame for at in range(0, len(STREAM), size) for frame in frames.feed(STREAM[at : at + size])
     ]
@@ -26,21 +34,21 @@ def shown(steps: list[Step], size: int = 7) -> str:
     ("steps", "expected"),
     [
         ([], "01234"),
-        ([Duplicated(None)], "0011223344"),
-        ([Duplicated("b")], "012234"),
-        ([Reordered(None)], "10324"),
-        ([Reordered("b")], "01324"),
-        ([Reordered("c")], "01234"),
-        ([Duplicated("b"), Reordered(None)], "102243"),
+        ([DuplicateStep(None)], "0011223344"),
+        ([DuplicateStep("b")], "012234"),
+        ([ReorderStep(None)], "10324"),
+        ([ReorderStep("b")], "01324"),
+        ([ReorderStep("c")], "01234"),
+        ([DuplicateStep("b"), ReorderStep(None)], "102243"),
     ],
 )
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_events_pass_in_the_order_that_the_steps_make(
-    steps: list[Step], expected: str, size: int
+    steps: list[StreamStep], expected: str, size: int
 ) -> None:
     """However the bytes are chunked, nothing is lost and the terminator comes last."""
     again = [type(step)(step._only) for step in steps]  # type: ignore[attr-defined]
-    assert shown(list(again), size) == expected
+    assert apply_steps(list(again), size) == expected
 
 
 def test_an_edit_changes_each_event() -> None:
@@ -49,4 +57,4 @@ def test_an_edit_changes_each_event() -> None:
     def edit(event: dict[str, Any]) -> None:
         event["sequence_number"] += 5
 
-    assert shown([Edited(edit)]) == "56789"
+    assert apply_steps([EditStep(edit)]) == "56789"

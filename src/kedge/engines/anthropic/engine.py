@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kedge.engines.anthropic.params import SAMPLING, TABLE, fitted, tool
-from kedge.engines.anthropic.render import messages
-from kedge.engines.protocol import Request
+from kedge.engines.anthropic.params import PARAM_RULES, SAMPLING_RULES, map_tool, reconcile_body
+from kedge.engines.anthropic.render import render_messages
+from kedge.engines.base import Request
+from kedge.engines.param_mapping import map_params, merge
 from kedge.engines.stateless import StatelessEngine
-from kedge.engines.translating import merge, translated
 from kedge.engines.transport import Sdk
 from kedge.errors import EngineError, ServerFailed
 from kedge.events.anthropic import AnthropicDecoder
@@ -17,7 +17,7 @@ from kedge.turns import Turn
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
 
-COUNTED = ("model", "messages", "system", "tools", "tool_choice", "thinking")
+COUNTED_MEMBERS = ("model", "messages", "system", "tools", "tool_choice", "thinking")
 """What of a request is sent to have its tokens counted."""
 
 
@@ -42,40 +42,40 @@ class AnthropicEngine(StatelessEngine):
         **settings: Any,
     ) -> None:
         super().__init__(model, make_client=make_client, scope=scope, provider=provider, **settings)
-        self._table = TABLE if sampling else {**TABLE, **SAMPLING}
+        self._param_rules = PARAM_RULES if sampling else {**PARAM_RULES, **SAMPLING_RULES}
 
     async def count_tokens(self, turn: Turn, **options: Any) -> int:
         """Ask the server how many tokens this Turn is."""
-        body = self._body(self.plan(turn), Request.of(**options), self.params)
-        asked = {name: body[name] for name in COUNTED if body.get(name) is not None}
+        body = self._build_body(self.plan(turn), Request.of(**options), self.params)
+        asked = {name: body[name] for name in COUNTED_MEMBERS if body.get(name) is not None}
         if asked["messages"] and asked["messages"][-1]["role"] == "assistant":
             # The API counts only what it would answer; a word of the user's costs next to nothing.
             asked["messages"].append({"role": "user", "content": "."})
-        told = await self.transport.call("post", f"{self.path}/count_tokens", json=asked)
+        told = await self.transport.request_json("post", f"{self.path}/count_tokens", json=asked)
         tokens = told.get("input_tokens")
         if not isinstance(tokens, int):
             raise ServerFailed("the server did not say how many tokens", provider=self.name)
         return tokens
 
-    def _decoder(self) -> AnthropicDecoder:
+    def _make_decoder(self) -> AnthropicDecoder:
         return AnthropicDecoder()
 
-    def _body(
+    def _build_body(
         self, plan: RequestPlan, request: Request, params: Mapping[str, Any]
     ) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": request.model or self.model,
-            "messages": messages(plan, self.name),
+            "messages": render_messages(plan, self.name),
         }
         if plan.instructions is not None:
             body["system"] = plan.instructions
         if request.tools:
-            body["tools"] = [tool(each) for each in request.tools]
+            body["tools"] = [map_tool(each) for each in request.tools]
         if request.streaming:
             body["stream"] = True
-        merge(body, translated(params, self._table))
-        return fitted(body)
+        merge(body, map_params(params, self._param_rules))
+        return reconcile_body(body)
 
-    def _refuses_reasoning(self, error: EngineError) -> bool:
+    def _is_reasoning_rejected(self, error: EngineError) -> bool:
         words = error.message
         return error.status == 400 and "Invalid" in words and "thinking" in words

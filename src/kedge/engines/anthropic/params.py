@@ -3,26 +3,35 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kedge.engines.translating import Members, Rule, Table, by_type, inside, named, only, without
+from kedge.engines.param_mapping import (
+    Members,
+    ParamRule,
+    ParamRules,
+    map_by_type,
+    map_members,
+    omit,
+    reject_unless,
+    rename,
+)
 from kedge.errors import UnsupportedParameter
 
-MAX_TOKENS = 16_384
+DEFAULT_MAX_TOKENS = 16_384
 """The limit of an answer that gives none: this API wants one. All models since Claude 4 allow it."""
 
-STATEFUL = "this API has no memory: leave it out"
+NO_SERVER_STATE = "this API has no memory: leave it out"
 NO_SAMPLING = (
     "the API's newest version has no sampling: leave it out, or ask for an older version with "
     "default_headers={'anthropic-version': '2023-06-01'}"
 )
-SAMPLING_UNTIL = "2026-10-21"
+NO_SAMPLING_VERSION = "2026-10-21"
 """The version of the API that no longer takes sampling parameters."""
 
 
-def tool(definition: Mapping[str, Any]) -> Members:
+def map_tool(definition: Mapping[str, Any]) -> Members:
     """A function of the Responses API; a tool in this API's own shape goes as it is."""
     match definition.get("type"):
         case "function":
-            told = without(definition, "type", "parameters", "strict")
+            told = omit(definition, "type", "parameters", "strict")
             told["input_schema"] = definition.get("parameters") or {"type": "object"}
             return {**told, "strict": True} if definition.get("strict") else told
         case "custom" if "input_schema" not in definition:
@@ -32,105 +41,105 @@ def tool(definition: Mapping[str, Any]) -> Members:
             return dict(definition)
 
 
-def _choice(kind: str) -> Rule:
+def _map_choice(kind: str) -> ParamRule:
     return lambda _: {"tool_choice": {"type": kind}}
 
 
-def _chosen(choice: Mapping[str, Any]) -> Members:
+def _map_named_choice(choice: Mapping[str, Any]) -> Members:
     return {"tool_choice": {"type": "tool", "name": choice.get("name")}}
 
 
-def _parallel(allowed: Any) -> Members:
+def _map_parallel_calls(allowed: Any) -> Members:
     return {} if allowed else {"tool_choice": {"disable_parallel_tool_use": True}}
 
 
-def _format(form: Mapping[str, Any]) -> Members:
-    told = {"type": "json_schema", "schema": form.get("schema")}
+def _map_format(text_format: Mapping[str, Any]) -> Members:
+    told = {"type": "json_schema", "schema": text_format.get("schema")}
     return {"output_config": {"format": told}}
 
 
-def _effort(effort: Any) -> Members:
+def _map_effort(effort: Any) -> Members:
     if effort == "none":
         return {"thinking": {"type": "disabled"}}
     told = "low" if effort == "minimal" else effort
     return {"output_config": {"effort": told}, "thinking": {"type": "adaptive"}}
 
 
-def _budget(tokens: Any) -> Members:
+def _map_budget(tokens: Any) -> Members:
     return {"thinking": {"type": "enabled", "budget_tokens": tokens}}
 
 
-def _metadata(given: Any) -> Members:
-    unsaid = sorted(set(given) - {"user_id"})
+def _map_metadata(metadata: Any) -> Members:
+    unsaid = sorted(set(metadata) - {"user_id"})
     if unsaid:
         raise UnsupportedParameter(f"metadata.{unsaid[0]}", "only user_id is taken: leave it out")
-    return {"metadata": dict(given)}
+    return {"metadata": dict(metadata)}
 
 
-def _stop(stop: Any) -> Members:
+def _map_stop(stop: Any) -> Members:
     return {"stop_sequences": [stop] if isinstance(stop, str) else list(stop)}
 
 
 _NO_JSON = "give a schema: {'type': 'json_schema', 'schema': …}"
-_CHOICES: Table = {
-    "auto": _choice("auto"),
-    "none": _choice("none"),
-    "required": _choice("any"),
-    "function": _chosen,
-    "any": named("tool_choice"),
-    "tool": named("tool_choice"),
+_CHOICES: ParamRules = {
+    "auto": _map_choice("auto"),
+    "none": _map_choice("none"),
+    "required": _map_choice("any"),
+    "function": _map_named_choice,
+    "any": rename("tool_choice"),
+    "tool": rename("tool_choice"),
 }
-_FORMATS: Table = {
+_FORMATS: ParamRules = {
     "text": lambda _: {},
-    "json_schema": _format,
-    "json_object": only("text.format 'json_object'", _NO_JSON),
+    "json_schema": _map_format,
+    "json_object": reject_unless("text.format 'json_object'", _NO_JSON),
 }
-_REASONING: Table = {
-    "effort": _effort,
-    "budget_tokens": _budget,
-    "max_tokens": _budget,
+_REASONING: ParamRules = {
+    "effort": _map_effort,
+    "budget_tokens": _map_budget,
+    "max_tokens": _map_budget,
     "summary": lambda _: {"thinking": {"display": "summarized"}},
 }
-TABLE: Table = {
-    "max_output_tokens": named("max_tokens"),
-    "tool_choice": by_type("tool_choice", _CHOICES),
-    "parallel_tool_calls": _parallel,
-    "text": inside(
+PARAM_RULES: ParamRules = {
+    "max_output_tokens": rename("max_tokens"),
+    "tool_choice": map_by_type("tool_choice", _CHOICES),
+    "parallel_tool_calls": _map_parallel_calls,
+    "text": map_members(
         "text",
         {
-            "format": by_type("text.format", _FORMATS),
-            "verbosity": only("text.verbosity", "say it in a system block", "medium"),
+            "format": map_by_type("text.format", _FORMATS),
+            "verbosity": reject_unless("text.verbosity", "say it in a system block", "medium"),
         },
     ),
-    "reasoning": inside("reasoning", _REASONING),
-    "stop": _stop,
-    "metadata": _metadata,
+    "reasoning": map_members("reasoning", _REASONING),
+    "stop": _map_stop,
+    "metadata": _map_metadata,
     "user": lambda user: {"metadata": {"user_id": user}},
     "safety_identifier": lambda user: {"metadata": {"user_id": user}},
-    "instructions": only("instructions", "put a system block in front of the Turn"),
-    "truncation": only("truncation", "compact the Turn instead", "disabled"),
-    "background": only("background", STATEFUL, False),
-    "store": only("store", STATEFUL, False),
-    "include": only("include", STATEFUL, [], ()),
-    "previous_response_id": only("previous_response_id", STATEFUL),
-    "conversation": only("conversation", STATEFUL),
-    "prompt": only("prompt", STATEFUL),
-    "max_tool_calls": only("max_tool_calls", "limit the rounds of the middleware tools"),
-    "top_logprobs": only("top_logprobs", "leave it out", 0),
+    "instructions": reject_unless("instructions", "put a system block in front of the Turn"),
+    "truncation": reject_unless("truncation", "compact the Turn instead", "disabled"),
+    "background": reject_unless("background", NO_SERVER_STATE, False),
+    "store": reject_unless("store", NO_SERVER_STATE, False),
+    "include": reject_unless("include", NO_SERVER_STATE, [], ()),
+    "previous_response_id": reject_unless("previous_response_id", NO_SERVER_STATE),
+    "conversation": reject_unless("conversation", NO_SERVER_STATE),
+    "prompt": reject_unless("prompt", NO_SERVER_STATE),
+    "max_tool_calls": reject_unless("max_tool_calls", "limit the rounds of the middleware tools"),
+    "top_logprobs": reject_unless("top_logprobs", "leave it out", 0),
 }
 """How each parameter is put."""
-SAMPLING: Table = {
-    name: only(name, NO_SAMPLING, 1, 1.0) for name in ("temperature", "top_p", "top_k")
+SAMPLING_RULES: ParamRules = {
+    name: reject_unless(name, NO_SAMPLING, 1, 1.0) for name in ("temperature", "top_p", "top_k")
 }
 """Parameters that only older versions of the API take."""
 
 
-def fitted(body: Members) -> Members:
+def reconcile_body(body: Members) -> Members:
     """The body with what its parts ask of each other."""
     choice: Members = {"type": "auto", **(body.get("tool_choice") or {})}
     thinking: Members = {"type": "adaptive", **(body.get("thinking") or {})}
     budget = thinking.get("budget_tokens")
-    limit = MAX_TOKENS + (budget if isinstance(budget, int) else 0)
+    limit = DEFAULT_MAX_TOKENS + (budget if isinstance(budget, int) else 0)
     fit: Members = {"max_tokens": body.get("max_tokens") or limit}
     if "tool_choice" in body:
         idle = not body.get("tools") and choice["type"] in ("auto", "none")

@@ -12,9 +12,15 @@ import base64
 import json
 from typing import Any, cast
 
-from kedge.engines.speech import CallIds, Heard, Said, passages, unsupported
+from kedge.engines.message_groups import (
+    AssistantGroup,
+    CallIds,
+    UserGroup,
+    group_by_role,
+    unsupported_block,
+)
 from kedge.errors import UnsupportedBlock
-from kedge.events.anthropic_blocks import NATIVE, REDACTED
+from kedge.events.anthropic import NATIVE_KEY, REDACTED_REASONING
 from kedge.planning import RequestPlan
 from kedge.turns import (
     AssistantBlock,
@@ -32,78 +38,84 @@ from kedge.turns import (
     ToolCallBlock,
     ToolResultBlock,
 )
-from kedge.turns.frozen import thaw
+from kedge.turns.frozen_json import thaw
 
 Content = dict[str, Any]
 Message = dict[str, Any]
 
-CALL_ID = r"[a-zA-Z0-9_-]+"
+CALL_ID_PATTERN = r"[a-zA-Z0-9_-]+"
 """The call ids that the API takes, each only once; others go by another."""
-IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
-NATIVE_PARTS = ("document", "search_result", "container_upload", "image", "text")
+IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+NATIVE_PART_TYPES = ("document", "search_result", "container_upload", "image", "text")
 """Parts of the user's content that may be given in this API's own shape."""
 
 
-def messages(plan: RequestPlan, provider: str) -> list[Message]:
+def render_messages(plan: RequestPlan, provider: str) -> list[Message]:
     """The messages for what a plan sends; what cannot be said raises ``UnsupportedBlock``."""
-    writer = _Writer(provider)
+    writer = _AnthropicRenderer(provider)
     found: list[Message] = []
-    for passage in passages(plan, provider):
+    for passage in group_by_role(plan, provider):
         match passage:
-            case Said():
-                content = writer.said(passage)
+            case AssistantGroup():
+                content = writer.render_assistant(passage)
                 found += [{"role": "assistant", "content": content}] if content else []
-            case Heard():
-                found += writer.heard(passage)
+            case UserGroup():
+                found += writer.render_user(passage)
     return found
 
 
-class _Writer:
+class _AnthropicRenderer:
     def __init__(self, provider: str) -> None:
         self.provider = provider
-        self.ids = CallIds(CALL_ID, unique=True)
+        self.ids = CallIds(CALL_ID_PATTERN, unique=True)
 
-    def said(self, passage: Said) -> list[Content]:
+    def render_assistant(self, group: AssistantGroup) -> list[Content]:
         content: list[Content] = []
-        for block in passage.blocks:
+        for block in group.blocks:
             match block:
                 case AssistantBlock():
-                    content += [self._spoken(part, block) for part in block.parts if _says(part)]
+                    content += [
+                        self._render_output_part(part, block)
+                        for part in block.parts
+                        if _has_content(part)
+                    ]
                 case ToolCallBlock():
-                    content.append(self._call(block))
+                    content.append(self._render_call(block))
                 case ReasoningBlock():
-                    content.append(_thought(block))
+                    content.append(_render_reasoning(block))
                 case OpaqueBlock():
-                    content.append(self._native(block))
+                    content.append(self._render_native(block))
         return content
 
-    def heard(self, passage: Heard) -> list[Message]:
-        content = [self._result(block) for block in passage.results]
+    def render_user(self, group: UserGroup) -> list[Message]:
+        content = [self._render_result(block) for block in group.results]
         system: list[str] = []
-        for block in passage.words:
+        for block in group.inputs:
             if isinstance(block, SystemBlock):
                 system.append(block.text)
                 continue
-            parts = [self._part(part, block) for part in block.parts if _says(part)]
+            parts = [
+                self._render_input_part(part, block) for part in block.parts if _has_content(part)
+            ]
             if not parts:
-                raise unsupported(block, self.provider, "give it words", "it is empty")
+                raise unsupported_block(block, self.provider, "give it words", "it is empty")
             content += parts
         if not content:
             remedy = "move it directly before or behind a user block"
-            raise unsupported(passage.words[0], self.provider, remedy, "it stands alone")
+            raise unsupported_block(group.inputs[0], self.provider, remedy, "it stands alone")
         said = {"role": "user", "content": content}
         return [said, {"role": "system", "content": "\n\n".join(system)}] if system else [said]
 
-    def _call(self, block: ToolCallBlock) -> Content:
+    def _render_call(self, block: ToolCallBlock) -> Content:
         return {
             "type": "tool_use",
-            "id": self.ids.called(block),
+            "id": self.ids.assign(block),
             "name": block.name,
-            "input": self._input(block),
-            **_kept(block),
+            "input": self._parse_arguments(block),
+            **_get_native_members(block),
         }
 
-    def _input(self, block: ToolCallBlock) -> Content:
+    def _parse_arguments(self, block: ToolCallBlock) -> Content:
         value: object
         try:
             value = json.loads(block.arguments.strip() or "{}")
@@ -113,107 +125,117 @@ class _Writer:
         if isinstance(value, dict) and not block.custom:
             return cast("Content", value)
         remedy = "correct the arguments, or remove the call and its result"
-        raise unsupported(block, self.provider, remedy, "its arguments are no JSON object")
+        raise unsupported_block(block, self.provider, remedy, "its arguments are no JSON object")
 
-    def _native(self, block: OpaqueBlock) -> Content:
+    def _render_native(self, block: OpaqueBlock) -> Content:
         """A block of a kind that only this API knows."""
         known = block.type == "server_tool_use" or block.type.endswith("_tool_result")
         summary = block.type == "compaction" and "encrypted_content" not in block.item
-        if known or summary or block.type in NATIVE_PARTS:
+        if known or summary or block.type in NATIVE_PART_TYPES:
             return thaw(block.item)
-        raise unsupported(block, self.provider, "remove it or say it in words")
+        raise unsupported_block(block, self.provider, "remove it or say it in words")
 
-    def _result(self, block: ToolResultBlock) -> Content:
+    def _render_result(self, block: ToolResultBlock) -> Content:
         content: str | list[Content]
         if len(block.parts) == 1 and isinstance(block.parts[0], TextPart):
             content = block.parts[0].text
         else:
-            content = [self._part(part, block) for part in block.parts if _says(part)]
-        call_id = self.ids.answered(block)
+            content = [
+                self._render_input_part(part, block) for part in block.parts if _has_content(part)
+            ]
+        call_id = self.ids.resolve(block)
         return {"type": "tool_result", "tool_use_id": call_id, "content": content}
 
-    def _spoken(self, part: Part, block: Block) -> Content:
+    def _render_output_part(self, part: Part, block: Block) -> Content:
         match part:
             case TextPart():
-                return {"type": "text", "text": part.text, **_citations(part)}
+                return {"type": "text", "text": part.text, **_render_citations(part)}
             case RefusalPart():
                 return {"type": "text", "text": part.text}  # to refuse, this API has only words
             case _:
-                raise unsupported(block, self.provider, "say it in words")
+                raise unsupported_block(block, self.provider, "say it in words")
 
-    def _part(self, part: Part, block: Block) -> Content:
+    def _render_input_part(self, part: Part, block: Block) -> Content:
         match part:
             case TextPart():
                 return {"type": "text", "text": part.text}
             case ImagePart():
-                return {"type": "image", "source": self._image(part, block)}
+                return {"type": "image", "source": self._render_image_source(part, block)}
             case FilePart():
                 title = {"title": part.filename} if part.filename else {}
-                return {"type": "document", "source": self._file(part, block), **title}
-            case OpaquePart() if part.content.get("type") in NATIVE_PARTS:
+                return {
+                    "type": "document",
+                    "source": self._render_file_source(part, block),
+                    **title,
+                }
+            case OpaquePart() if part.content.get("type") in NATIVE_PART_TYPES:
                 return thaw(part.content)
             case _:
-                raise self._foreign(block, "it holds a foreign part")
+                raise self._unsupported_part(block, "it holds a foreign part")
 
-    def _image(self, part: ImagePart, block: Block) -> Content:
+    def _render_image_source(self, part: ImagePart, block: Block) -> Content:
         if part.file_id:
             return {"type": "file", "file_id": part.file_id}
         if not part.url.startswith("data:"):
             return {"type": "url", "url": part.url}
-        media_type, data = _read_data_url(part.url)
-        if media_type not in IMAGES:
-            raise self._foreign(block, f"it holds an image of type {media_type or 'unknown'}")
+        media_type, data = _parse_data_url(part.url)
+        if media_type not in IMAGE_TYPES:
+            raise self._unsupported_part(
+                block, f"it holds an image of type {media_type or 'unknown'}"
+            )
         return {"type": "base64", "media_type": media_type, "data": data}
 
-    def _file(self, part: FilePart, block: Block) -> Content:
+    def _render_file_source(self, part: FilePart, block: Block) -> Content:
         if part.file_id:
             return {"type": "file", "file_id": part.file_id}
         if part.url:
             return {"type": "url", "url": part.url}
-        media_type, data = _read_data_url(part.data)
+        media_type, data = _parse_data_url(part.data)
         if media_type == "application/pdf":
             return {"type": "base64", "media_type": media_type, "data": data}
         if media_type.startswith("text/"):
             try:
                 text = base64.b64decode("".join(data.split()), validate=True).decode()
             except ValueError:  # no base64, or no UTF-8
-                raise self._foreign(block, "it holds a file whose text cannot be read") from None
+                raise self._unsupported_part(
+                    block, "it holds a file whose text cannot be read"
+                ) from None
             return {"type": "text", "media_type": "text/plain", "data": text}
-        raise self._foreign(block, f"it holds a file of type {media_type or 'unknown'}")
+        raise self._unsupported_part(block, f"it holds a file of type {media_type or 'unknown'}")
 
-    def _foreign(self, block: Block, what: str) -> UnsupportedBlock:
-        return unsupported(block, self.provider, "remove that part", what)
+    def _unsupported_part(self, block: Block, detail: str) -> UnsupportedBlock:
+        return unsupported_block(block, self.provider, "remove that part", detail)
 
 
-def _thought(block: ReasoningBlock) -> Content:
-    if _native_item(block) == REDACTED:
+def _render_reasoning(block: ReasoningBlock) -> Content:
+    if _get_native_item(block) == REDACTED_REASONING:
         return {"type": "redacted_thinking", "data": block.encrypted_content}
     thought = "".join(block.texts)
     return {"type": "thinking", "thinking": thought, "signature": block.encrypted_content}
 
 
-def _kept(block: Block) -> Content:
+def _get_native_members(block: Block) -> Content:
     """What this API told of a call besides what every API tells."""
-    kept = _native_item(block)
+    kept = _get_native_item(block)
     return thaw(kept) if isinstance(kept, FrozenMap) else {}
 
 
-def _native_item(block: Block) -> object:
+def _get_native_item(block: Block) -> object:
     item = block.extra.get("item")
-    return item.get(NATIVE) if isinstance(item, FrozenMap) else None
+    return item.get(NATIVE_KEY) if isinstance(item, FrozenMap) else None
 
 
-def _citations(part: TextPart) -> Content:
+def _render_citations(part: TextPart) -> Content:
     cited = part.extra.get("citations")
     return {"citations": thaw(cited)} if isinstance(cited, tuple) else {}
 
 
-def _says(part: Part) -> bool:
+def _has_content(part: Part) -> bool:
     """Whether a part says anything: this API takes no text without words."""
     return not isinstance(part, TextPart) or bool(part.text.strip())
 
 
-def _read_data_url(url: str) -> tuple[str, str]:
+def _parse_data_url(url: str) -> tuple[str, str]:
     """The media type and the content of ``data:<type>;base64,<content>``; no type if it is none."""
     head, comma, data = url.partition(",")
     if not comma or not head.startswith("data:") or not head.endswith(";base64"):

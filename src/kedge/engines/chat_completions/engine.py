@@ -3,20 +3,20 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kedge.engines.chat_completions.params import check_count, table, tool
-from kedge.engines.chat_completions.render import messages
-from kedge.engines.protocol import Request
+from kedge.engines.base import Request
+from kedge.engines.chat_completions.params import build_param_rules, check_choice_count, map_tool
+from kedge.engines.chat_completions.render import render_messages
+from kedge.engines.param_mapping import map_params
 from kedge.engines.stateless import StatelessEngine
-from kedge.engines.translating import translated
 from kedge.errors import EngineError
-from kedge.events.chat import ChatDecoder
+from kedge.events.chat_completions import ChatDecoder
 from kedge.planning import RequestPlan
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-MAX_TOKENS = "max_tokens"
-IDLE: dict[str, tuple[Any, ...]] = {
+DEFAULT_LIMIT_PARAM = "max_tokens"
+TOOL_ONLY_PARAMS: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("auto", "none"),
     "parallel_tool_calls": (True, False),
 }
@@ -43,48 +43,52 @@ class ChatCompletionsEngine(StatelessEngine):
         make_client: "Callable[[], AsyncOpenAI]",
         scope: str,
         provider: str = "chat",
-        max_tokens: str = MAX_TOKENS,
+        max_tokens: str = DEFAULT_LIMIT_PARAM,
         max_call_id: int | None = None,
         replay_reasoning: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(model, make_client=make_client, scope=scope, provider=provider, **settings)
-        self._table = table(max_tokens)
+        self._param_rules = build_param_rules(max_tokens)
         self._max_call_id = max_call_id
-        self._unsealed = replay_reasoning
+        self._replay_reasoning = replay_reasoning
 
-    def _decoder(self) -> ChatDecoder:
+    def _make_decoder(self) -> ChatDecoder:
         return ChatDecoder()
 
-    def _body(
+    def _build_body(
         self, plan: RequestPlan, request: Request, params: Mapping[str, Any]
     ) -> dict[str, Any]:
-        check_count(params)
+        check_choice_count(params)
         body: dict[str, Any] = {
             "model": request.model or self.model,
-            "messages": messages(plan, self.name, self._max_call_id),
+            "messages": render_messages(plan, self.name, self._max_call_id),
         }
         if request.tools:
-            body["tools"] = [tool(each) for each in request.tools]
+            body["tools"] = [map_tool(each) for each in request.tools]
         if request.streaming:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        more = translated(params, self._table)
+        more = map_params(params, self._param_rules)
         if "tools" not in {**body, **more}:
-            more = {k: v for k, v in more.items() if k not in IDLE or v not in IDLE[k]}
-        return {**body, **more, **self._streaming(body, more, params)}
+            more = {
+                k: v
+                for k, v in more.items()
+                if k not in TOOL_ONLY_PARAMS or v not in TOOL_ONLY_PARAMS[k]
+            }
+        return {**body, **more, **self._build_stream_options(body, more, params)}
 
-    def _refuses_reasoning(self, error: EngineError) -> bool:
-        return self._unsealed and self._wants(error)
+    def _is_reasoning_rejected(self, error: EngineError) -> bool:
+        return self._replay_reasoning and self._mentions_reasoning(error)
 
-    def _wants_reasoning(self, error: EngineError) -> bool:
-        return not self._unsealed and self._wants(error)
+    def _is_reasoning_missing(self, error: EngineError) -> bool:
+        return not self._replay_reasoning and self._mentions_reasoning(error)
 
     @staticmethod
-    def _wants(error: EngineError) -> bool:
+    def _mentions_reasoning(error: EngineError) -> bool:
         return error.status in (400, 422) and "reasoning_content" in error.message
 
     @staticmethod
-    def _streaming(body: Any, more: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+    def _build_stream_options(body: Any, more: Any, params: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a stream, with ours among them, unless the caller wants none."""
         if "stream_options" not in body:
             return {}

@@ -7,7 +7,14 @@ string, which every server understands.
 
 from typing import Any
 
-from kedge.engines.speech import CallIds, Heard, Passage, Said, passages, unsupported
+from kedge.engines.message_groups import (
+    AssistantGroup,
+    CallIds,
+    MessageGroup,
+    UserGroup,
+    group_by_role,
+    unsupported_block,
+)
 from kedge.planning import RequestPlan
 from kedge.turns import (
     AssistantBlock,
@@ -24,88 +31,90 @@ from kedge.turns import (
     ToolResultBlock,
     UserBlock,
 )
-from kedge.turns.frozen import thaw
+from kedge.turns.frozen_json import thaw
 
 Message = dict[str, Any]
 
 
-def messages(plan: RequestPlan, provider: str, max_call_id: int | None = None) -> list[Message]:
+def render_messages(
+    plan: RequestPlan, provider: str, max_call_id: int | None = None
+) -> list[Message]:
     """The messages for what a plan sends; what cannot be said raises ``UnsupportedBlock``."""
     ids, found = CallIds(f".{{1,{max_call_id or ''}}}"), list[Message]()
     if plan.instructions is not None:
         found.append({"role": "system", "content": plan.instructions})
-    for passage in passages(plan, provider):
-        found += _Writer(provider, ids).passage(passage)
+    for passage in group_by_role(plan, provider):
+        found += _ChatRenderer(provider, ids).render(passage)
     return found
 
 
-class _Writer:
+class _ChatRenderer:
     def __init__(self, provider: str, ids: CallIds) -> None:
         self.provider = provider
         self.ids = ids
 
-    def passage(self, passage: Passage) -> list[Message]:
-        match passage:
-            case Said():
-                return self._said(passage)
-            case Heard():
-                results = [self._result(block) for block in passage.results]
-                return [*results, *map(self._words, passage.words)]
+    def render(self, group: MessageGroup) -> list[Message]:
+        match group:
+            case AssistantGroup():
+                return self._render_assistant(group)
+            case UserGroup():
+                results = [self._render_result(block) for block in group.results]
+                return [*results, *map(self._render_input, group.inputs)]
 
-    def _said(self, passage: Said) -> list[Message]:
+    def _render_assistant(self, group: AssistantGroup) -> list[Message]:
         found: list[Message] = []
-        for block in passage.blocks:
+        for block in group.blocks:
             match block:
                 case AssistantBlock():
-                    parts = [self._spoken(part, block) for part in block.parts]
+                    parts = [self._render_output_part(part, block) for part in block.parts]
                     message = _open_message(found, "tool_calls", "reasoning_content")
                     message["content"] = [*message.get("content", ()), *parts]
                 case ToolCallBlock():
                     message = found[-1] if found else _open_message(found)
-                    message.setdefault("tool_calls", []).append(self._call(block))
+                    message.setdefault("tool_calls", []).append(self._render_call(block))
                 case ReasoningBlock():
                     message = _open_message(found, "tool_calls")
                     thought = message.get("reasoning_content", "") + "".join(block.texts)
                     message["reasoning_content"] = thought
                 case _:
-                    raise unsupported(block, self.provider, "remove it or say it in words")
+                    raise unsupported_block(block, self.provider, "remove it or say it in words")
         for message in found:
             if "content" in message:
-                message["content"] = _plain(message["content"])
+                message["content"] = _simplify_content(message["content"])
         return found
 
-    def _call(self, block: ToolCallBlock) -> Message:
-        call_id = self.ids.called(block)
+    def _render_call(self, block: ToolCallBlock) -> Message:
+        call_id = self.ids.assign(block)
         if block.custom:
             told = {"name": block.name, "input": block.arguments}
             return {"id": call_id, "type": "custom", "custom": told}
         told = {"name": block.name, "arguments": block.arguments}
         return {"id": call_id, "type": "function", "function": told}
 
-    def _result(self, block: ToolResultBlock) -> Message:
+    def _render_result(self, block: ToolResultBlock) -> Message:
         for part in block.parts:
             if not isinstance(part, TextPart):
                 remedy = "put it into a user block behind the result"
-                raise unsupported(block, self.provider, remedy, "its results are text")
-        content = _plain([self._part(part, block) for part in block.parts])
-        return {"role": "tool", "tool_call_id": self.ids.answered(block), "content": content}
+                raise unsupported_block(block, self.provider, remedy, "its results are text")
+        content = _simplify_content([self._render_input_part(part, block) for part in block.parts])
+        return {"role": "tool", "tool_call_id": self.ids.resolve(block), "content": content}
 
-    def _words(self, block: UserBlock | SystemBlock) -> Message:
+    def _render_input(self, block: UserBlock | SystemBlock) -> Message:
         if isinstance(block, SystemBlock):
             return {"role": block.role, "content": block.text}
-        content = _plain([self._part(part, block) for part in block.parts])
+        content = _simplify_content([self._render_input_part(part, block) for part in block.parts])
         return {"role": "user", "content": content}
 
-    def _spoken(self, part: Part, block: Block) -> Message:
+    def _render_output_part(self, part: Part, block: Block) -> Message:
         match part:
             case TextPart():
                 return {"type": "text", "text": part.text}
             case RefusalPart():
                 return {"type": "refusal", "refusal": part.text}
             case _:
-                raise unsupported(block, self.provider, "say it in words")
+                raise unsupported_block(block, self.provider, "say it in words")
 
-    def _part(self, part: Part, block: Block) -> Message:
+    def _render_input_part(self, part: Part, block: Block) -> Message:
         match part:
             case TextPart():
                 return {"type": "text", "text": part.text}
@@ -114,27 +123,31 @@ class _Writer:
                 return {"type": "image_url", "image_url": {"url": part.url, **detail}}
             case ImagePart():
                 remedy = "give the image itself, by kedge.image"
-                raise unsupported(block, self.provider, remedy, "it holds an image by its file id")
+                raise unsupported_block(
+                    block, self.provider, remedy, "it holds an image by its file id"
+                )
             case FilePart() if not part.url:
                 source = {"file_data": part.data} if part.data else {"file_id": part.file_id}
                 named = {"filename": part.filename} if part.filename else {}
                 return {"type": "file", "file": {**source, **named}}
             case FilePart():
                 remedy = "give the file itself, by kedge.file"
-                raise unsupported(block, self.provider, remedy, "it holds a file by its address")
+                raise unsupported_block(
+                    block, self.provider, remedy, "it holds a file by its address"
+                )
             case OpaquePart() if _is_native(part):
                 return thaw(part.content)
             case _:
-                raise unsupported(
+                raise unsupported_block(
                     block, self.provider, "remove that part", "it holds a foreign part"
                 )
 
 
-def _open_message(found: list[Message], *joined: str) -> Message:
+def _open_message(messages: list[Message], *members: str) -> Message:
     """The message that goes on: the last one if it has any of these members, else a new one."""
-    if not found or not any(name in found[-1] for name in joined):
-        found.append({"role": "assistant"})
-    return found[-1]
+    if not messages or not any(name in messages[-1] for name in members):
+        messages.append({"role": "assistant"})
+    return messages[-1]
 
 
 def _is_native(part: OpaquePart) -> bool:
@@ -143,7 +156,7 @@ def _is_native(part: OpaquePart) -> bool:
     return kind == "input_audio" or not kind.startswith(("input_", "output_", "computer_"))
 
 
-def _plain(parts: list[Message]) -> str | list[Message]:
+def _simplify_content(parts: list[Message]) -> str | list[Message]:
     """A string, where there is one text and nothing else."""
     if len(parts) == 1 and parts[0].keys() == {"type", "text"}:
         return parts[0]["text"]

@@ -4,6 +4,6 @@
 lets them strike. Read the page on faults in the documentation first.
 """
 
-from kedge.server.faults.language import KINDS, Fault, Faults, parse
+from kedge.server.faults.spec import KINDS, Fault, Faults, parse
 
 __all__ = ["KINDS", "Fault", "Faults", "parse"]

@@ -11,28 +11,28 @@ from typing import Any, cast
 from starlette.types import Scope
 
 from kedge.server import errors
-from kedge.server.access import Exchange
-from kedge.server.coherence import CALLS, OUTPUTS
-from kedge.server.faults.frames import Duplicated, Reordered, Step
-from kedge.server.faults.language import Fault
+from kedge.server.anthropic.errors import INVALID_SIGNATURE
+from kedge.server.anthropic.parse import THINKING_TYPES
+from kedge.server.coherence import CALL_TYPES, OUTPUT_TYPES
+from kedge.server.error_response import render_error
+from kedge.server.faults.frames import DuplicateStep, ReorderStep, StreamStep
 from kedge.server.faults.refusals import NOT_FOUND, UNSUPPORTED
-from kedge.server.messages.order import THOUGHTS
-from kedge.server.messages.refusals import SIGNATURE_REFUSED
-from kedge.server.refusing import refusal
-from kedge.server.wire import encode
+from kedge.server.faults.spec import Fault
+from kedge.server.json_codec import encode
+from kedge.server.request_log import RecordedRequest
 
 Body = dict[str, Any]
 Headers = list[tuple[bytes, bytes]]
 
-MOST_NAMELESS = 10_000
+MAX_WITHHELD_CALL_IDS = 10_000
 
 
-RESPONSES = "/v1/responses"
+RESPONSES_PATH = "/v1/responses"
 """The one endpoint that remembers."""
 
 
 @dataclass(slots=True)
-class Asked:
+class FaultedRequest:
     """One request that faults may strike: its bytes, its JSON, and what has struck it so far.
 
     ``nameless`` are the calls whose ``call_id`` was withheld, by the ids of their items.
@@ -42,54 +42,54 @@ class Asked:
     raw: bytes
     body: Body
     forget: Callable[[], None]
-    spend: Callable[[Fault], None]
-    nameless: dict[str, str]
-    exchange: Exchange | None = None
-    struck: set[str] = field(default_factory=set[str])
+    consume: Callable[[Fault], None]
+    withheld_call_ids: dict[str, str]
+    access_record: RecordedRequest | None = None
+    applied_faults: set[str] = field(default_factory=set[str])
 
     @property
-    def remembers(self) -> bool:
+    def is_stateful(self) -> bool:
         """Whether the endpoint has a memory that can fail."""
-        return self.scope["path"] == RESPONSES
+        return self.scope["path"] == RESPONSES_PATH
 
-    def strike(self, fault: Fault) -> Fault:
+    def record_fault(self, fault: Fault) -> Fault:
         """Note, once, that a fault changes this request or its answer."""
-        if fault.name not in self.struck:
-            self.struck.add(fault.name)
-            self.spend(fault)
+        if fault.name not in self.applied_faults:
+            self.applied_faults.add(fault.name)
+            self.consume(fault)
         return fault
 
-    def record(self) -> None:
+    def update_access_record(self) -> None:
         """Let the record of this request show what was sent, not what the server was given."""
-        if self.exchange is not None:
-            self.exchange.raw, self.exchange.body = self.raw, self.body
+        if self.access_record is not None:
+            self.access_record.raw, self.access_record.body = self.raw, self.body
 
-    def request(self) -> bytes:
+    def build_request_body(self) -> bytes:
         """Return what the server shall read: an output may name a nameless call by its item."""
         given = self.body.get("input")
-        if not self.nameless or not isinstance(given, list):
+        if not self.withheld_call_ids or not isinstance(given, list):
             return self.raw
         # A call that the client replays under the item's id needs no help.
         replayed = {
-            str(item.get("call_id")) for item in _items(self.body["input"]) if _is_call(item)
+            str(item.get("call_id")) for item in _select_dicts(self.body["input"]) if _is_call(item)
         }
-        items = [self._named(item, replayed) for item in cast("list[Any]", given)]
+        items = [self._restore_call_id(item, replayed) for item in cast("list[Any]", given)]
         with suppress(ValueError):  # what cannot be written the server will refuse as it came
             return encode(self.body | {"input": items})
         return self.raw
 
-    def _named(self, item: Any, replayed: set[str]) -> Any:
+    def _restore_call_id(self, item: Any, replayed: set[str]) -> Any:
         if not isinstance(item, dict):
             return item
         held = cast("Body", item)
-        output = OUTPUTS.get(str(held.get("type")))
+        output = OUTPUT_TYPES.get(str(held.get("type")))
         given = str(output and held.get(output.key))
-        name = None if given in replayed else self.nameless.get(given)
+        name = None if given in replayed else self.withheld_call_ids.get(given)
         return held if output is None or name is None else held | {output.key: name}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class FaultResponse:
     """An answer given in the server's place."""
 
     status: int
@@ -97,15 +97,15 @@ class Answer:
     headers: Headers = field(default_factory=Headers)
 
 
-def _refused(asked: Asked, error: errors.ApiError) -> Answer:
-    return Answer(*refusal(asked.scope, error))
+def _error_response(request: FaultedRequest, error: errors.ApiError) -> FaultResponse:
+    return FaultResponse(*render_error(request.scope, error))
 
 
-def _status(fault: Fault, asked: Asked) -> Answer:
+def _status_response(fault: Fault, request: FaultedRequest) -> FaultResponse:
     after = fault.options["retry_after"]
     situations = {
         429: errors.RATE_LIMITED(seconds=f"{after or 0:g}"),
-        500: errors.SERVER_FAILED(),
+        500: errors.INTERNAL_ERROR(),
     }
     refused = situations.get(fault.value) or errors.ApiError(
         "The server refuses this request on purpose.",
@@ -113,75 +113,75 @@ def _status(fault: Fault, asked: Asked) -> Answer:
         type="server_error" if fault.value >= 500 else "invalid_request_error",
     )
     headers = [] if after is None else [(b"retry-after", f"{after:g}".encode())]
-    return Answer(fault.value, refusal(asked.scope, refused)[1], headers)
+    return FaultResponse(fault.value, render_error(request.scope, refused)[1], headers)
 
 
-def _forget_all(fault: Fault, asked: Asked) -> None:
-    if asked.remembers:
-        asked.strike(fault)
-        asked.forget()
+def _forget_all(fault: Fault, request: FaultedRequest) -> None:
+    if request.is_stateful:
+        request.record_fault(fault)
+        request.forget()
 
 
-def _refuse_previous(fault: Fault, asked: Asked) -> Answer | None:
-    if not asked.remembers or asked.body.get("previous_response_id") is None:
+def _reject_previous_response(fault: Fault, request: FaultedRequest) -> FaultResponse | None:
+    if not request.is_stateful or request.body.get("previous_response_id") is None:
         return None
     refusal = UNSUPPORTED[fault.value]
-    return Answer(refusal.status, refusal.body)
+    return FaultResponse(refusal.status, refusal.body)
 
 
-def _refuse_empty(_: Fault, asked: Asked) -> Answer | None:
-    if not asked.remembers or asked.body.get("input") not in ([], ""):
+def _reject_empty_input(_: Fault, request: FaultedRequest) -> FaultResponse | None:
+    if not request.is_stateful or request.body.get("input") not in ([], ""):
         return None
-    return _refused(asked, errors.NOTHING_TO_ANSWER())
+    return _error_response(request, errors.INPUT_REQUIRED())
 
 
-def _refuse_encrypted(_: Fault, asked: Asked) -> Answer | None:
-    for item in _items(asked.body.get("input")):
+def _reject_encrypted_reasoning(_: Fault, request: FaultedRequest) -> FaultResponse | None:
+    for item in _select_dicts(request.body.get("input")):
         if item.get("type") == "reasoning" and item.get("encrypted_content"):
             content = f"{item['encrypted_content'][:4]}..."
-            return _refused(asked, errors.ENCRYPTED_CONTENT_REFUSED(content=content))
-    for index, message in enumerate(_items(asked.body.get("messages"))):
-        for part, block in enumerate(_items(message.get("content"))):
-            if block.get("type") in THOUGHTS:
-                return _refused(asked, SIGNATURE_REFUSED(index=index, part=part))
+            return _error_response(request, errors.INVALID_ENCRYPTED_CONTENT(content=content))
+    for index, message in enumerate(_select_dicts(request.body.get("messages"))):
+        for part, block in enumerate(_select_dicts(message.get("content"))):
+            if block.get("type") in THINKING_TYPES:
+                return _error_response(request, INVALID_SIGNATURE(index=index, part=part))
     return None
 
 
-BEFORE: Mapping[str, Callable[[Fault, Asked], Answer | None]] = {
-    "status": _status,
+RESPONSE_OVERRIDES: Mapping[str, Callable[[Fault, FaultedRequest], FaultResponse | None]] = {
+    "status": _status_response,
     "forget_all": _forget_all,
-    "refuse_previous_response_id": _refuse_previous,
-    "refuse_empty_input": _refuse_empty,
-    "refuse_encrypted_reasoning": _refuse_encrypted,
+    "refuse_previous_response_id": _reject_previous_response,
+    "refuse_empty_input": _reject_empty_input,
+    "refuse_encrypted_reasoning": _reject_encrypted_reasoning,
 }
 """What may happen instead of an answer, in this order."""
 
 
-def _items(value: object) -> list[Body]:
+def _select_dicts(value: object) -> list[Body]:
     held = cast("list[Any]", value) if isinstance(value, list) else []
     return [item for item in held if isinstance(item, dict)]
 
 
 def _is_call(item: Body) -> bool:
-    return str(item.get("type")) in CALLS
+    return str(item.get("type")) in CALL_TYPES
 
 
-def _said(event: Body) -> Iterable[Body]:
+def _iter_output_items(event: Body) -> Iterable[Body]:
     """List the output items that an event carries, alone or within its response."""
-    yield from _items([event.get("item")])
-    yield from _items(event.get("response", {}).get("output"))
+    yield from _select_dicts([event.get("item")])
+    yield from _select_dicts(event.get("response", {}).get("output"))
 
 
-def _unname(event: Body, asked: Asked, *, empty: bool) -> bool:
+def _remove_call_ids(event: Body, request: FaultedRequest, *, empty: bool) -> bool:
     """Take the name off every call, under whichever key this API gives it."""
     changed = False
-    for call, key in _calls(event):
+    for call, key in _iter_calls(event):
         if not call.get(key):
             continue
-        if asked.remembers:
-            asked.nameless[call["id"]] = call[key]
-            if len(asked.nameless) > MOST_NAMELESS:
-                del asked.nameless[next(iter(asked.nameless))]
+        if request.is_stateful:
+            request.withheld_call_ids[call["id"]] = call[key]
+            if len(request.withheld_call_ids) > MAX_WITHHELD_CALL_IDS:
+                del request.withheld_call_ids[next(iter(request.withheld_call_ids))]
         del call[key]
         if empty:
             call[key] = ""
@@ -189,16 +189,16 @@ def _unname(event: Body, asked: Asked, *, empty: bool) -> bool:
     return changed
 
 
-def _calls(event: Body) -> Iterable[tuple[Body, str]]:
+def _iter_calls(event: Body) -> Iterable[tuple[Body, str]]:
     """List the calls that an event or a whole answer carries, each with the key of its name."""
-    for item in _said(event):
+    for item in _iter_output_items(event):
         if _is_call(item):
             yield item, "call_id"
     whole: Body = event.get("response", event)
-    for choice in _items(whole.get("choices")):
-        for message in _items([choice.get("delta"), choice.get("message")]):
-            yield from ((call, "id") for call in _items(message.get("tool_calls")))
-    for block in _items([event.get("content_block"), *_items(whole.get("content"))]):
+    for choice in _select_dicts(whole.get("choices")):
+        for message in _select_dicts([choice.get("delta"), choice.get("message")]):
+            yield from ((call, "id") for call in _select_dicts(message.get("tool_calls")))
+    for block in _select_dicts([event.get("content_block"), *_select_dicts(whole.get("content"))]):
         if block.get("type") == "tool_use":
             yield block, "id"
 
@@ -216,32 +216,34 @@ def _omit_echo(fault: Fault, event: Body) -> bool:
     return True
 
 
-EDITS: Mapping[str, Callable[[Fault, Asked, Body], bool]] = {
+EVENT_EDITS: Mapping[str, Callable[[Fault, FaultedRequest, Body], bool]] = {
     "forget_silently": lambda fault, _, event: _omit_echo(fault, event),
-    "omit_call_id": lambda _, asked, event: _unname(event, asked, empty=False),
-    "empty_call_id": lambda _, asked, event: _unname(event, asked, empty=True),
+    "omit_call_id": lambda _, asked, event: _remove_call_ids(event, asked, empty=False),
+    "empty_call_id": lambda _, asked, event: _remove_call_ids(event, asked, empty=True),
     "omit_response_id": lambda _, __, event: _omit_response_id(event),
 }
 """What may happen to the content of an answer; each says whether it changed anything."""
 
 
-def not_found_as(fault: Fault | None, asked: Asked, body: Body) -> Answer | None:
+def translate_not_found(
+    fault: Fault | None, request: FaultedRequest, body: Body
+) -> FaultResponse | None:
     """Say in another server's words that the previous response was not found, if it was not."""
     code = cast("Body", body.get("error") or {}).get("code")
     if fault is None or code != errors.PREVIOUS_RESPONSE_NOT_FOUND.code:
         return None
-    refusal = NOT_FOUND[asked.strike(fault).value]
-    return Answer(refusal.status, refusal.filled(asked.body["previous_response_id"]))
+    refusal = NOT_FOUND[request.record_fault(fault).value]
+    return FaultResponse(refusal.status, refusal.render(request.body["previous_response_id"]))
 
 
-MEMORY: Mapping[str, Callable[[Fault], int]] = {
+HISTORY_LIMITS: Mapping[str, Callable[[Fault], int]] = {
     "forget_silently": lambda _: 0,
     "remember": lambda fault: fault.value,
 }
 """How many responses of the past are left to see."""
 
-ORDER: Mapping[str, Callable[[Fault], Step]] = {
-    "duplicate_events": lambda fault: Duplicated(fault.options["only"]),
-    "reorder_events": lambda fault: Reordered(fault.options["only"]),
+STREAM_STEPS: Mapping[str, Callable[[Fault], StreamStep]] = {
+    "duplicate_events": lambda fault: DuplicateStep(fault.options["only"]),
+    "reorder_events": lambda fault: ReorderStep(fault.options["only"]),
 }
 """What may happen to the events of a stream."""

@@ -8,117 +8,119 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from kedge.server.wire import encode
+from kedge.server.json_codec import encode
 
-Event = dict[str, Any]
-END = b"\n\n"
+StreamEvent = dict[str, Any]
+FRAME_END = b"\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
-def kind_of(event: Event) -> str:
+def event_type(event: StreamEvent) -> str:
     """Name the type of an event; the chunks of a chat have only that of their object."""
     return str(event.get("type") or event.get("object") or "")
 
 
-class Step(Protocol):
+class StreamStep(Protocol):
     """Something that happens to the events of a stream."""
 
-    def take(self, event: Event) -> Iterable[Event]:
+    def process(self, event: StreamEvent) -> Iterable[StreamEvent]:
         """Let an event pass, changed or not, once, twice or later."""
         ...
 
-    def rest(self) -> Iterable[Event]:
+    def flush(self) -> Iterable[StreamEvent]:
         """Let go of what was held back."""
         ...
 
 
-class Edited:
+class EditStep:
     """Every event is changed in place."""
 
-    def __init__(self, edit: Callable[[Event], None]) -> None:
+    def __init__(self, edit: Callable[[StreamEvent], None]) -> None:
         self._edit = edit
 
-    def take(self, event: Event) -> Iterable[Event]:
+    def process(self, event: StreamEvent) -> Iterable[StreamEvent]:
         """Change the event."""
         self._edit(event)
         return (event,)
 
-    def rest(self) -> Iterable[Event]:
+    def flush(self) -> Iterable[StreamEvent]:
         """Hold nothing back."""
         return ()
 
 
-class Duplicated:
+class DuplicateStep:
     """Every event comes twice, or those of one type."""
 
     def __init__(self, only: str | None) -> None:
         self._only = only
 
-    def take(self, event: Event) -> Iterable[Event]:
+    def process(self, event: StreamEvent) -> Iterable[StreamEvent]:
         """Repeat the event."""
-        return (event, event) if self._only in (None, kind_of(event)) else (event,)
+        return (event, event) if self._only in (None, event_type(event)) else (event,)
 
-    def rest(self) -> Iterable[Event]:
+    def flush(self) -> Iterable[StreamEvent]:
         """Hold nothing back."""
         return ()
 
 
-class Reordered:
+class ReorderStep:
     """Every event changes places with the next, or those of one type."""
 
     def __init__(self, only: str | None) -> None:
         self._only = only
-        self._held: Event | None = None
+        self._pending: StreamEvent | None = None
 
-    def take(self, event: Event) -> Iterable[Event]:
+    def process(self, event: StreamEvent) -> Iterable[StreamEvent]:
         """Hold an event back until the next has passed."""
-        if self._held is not None:
-            held, self._held = self._held, None
+        if self._pending is not None:
+            held, self._pending = self._pending, None
             return event, held
-        if self._only in (None, kind_of(event)):
-            self._held = event
+        if self._only in (None, event_type(event)):
+            self._pending = event
             return ()
         return (event,)
 
-    def rest(self) -> Iterable[Event]:
+    def flush(self) -> Iterable[StreamEvent]:
         """Let go of a last event that nothing followed."""
-        return () if self._held is None else (self._held,)
+        return () if self._pending is None else (self._pending,)
 
 
-class Frames:
+class FrameRewriter:
     """Bytes in, frames out."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[StreamStep]) -> None:
         self._steps = steps
         self._buffer = b""
 
     def feed(self, data: bytes) -> Iterable[bytes]:
         """Take bytes as they come; give every frame that is whole."""
-        *whole, self._buffer = (self._buffer + data).split(END)
+        *whole, self._buffer = (self._buffer + data).split(FRAME_END)
         for block in whole:
-            frame = block + END
+            frame = block + FRAME_END
             if frame == DONE:
-                yield from self.rest()
+                yield from self.flush()
                 yield frame
             elif not self._steps:
                 yield frame
             else:
                 event = json.loads(block.partition(b"data: ")[2])
-                yield from map(framed, self._through([event], self._steps))
+                yield from map(encode_frame, self._apply_steps([event], self._steps))
 
-    def rest(self) -> Iterable[bytes]:
+    def flush(self) -> Iterable[bytes]:
         """Let go of what the steps held back, once, at the end."""
         steps, self._steps = self._steps, ()
         for number, step in enumerate(steps):
-            yield from map(framed, self._through(step.rest(), steps[number + 1 :]))
+            yield from map(encode_frame, self._apply_steps(step.flush(), steps[number + 1 :]))
 
-    def _through(self, events: Iterable[Event], steps: Sequence[Step]) -> Iterable[Event]:
+    def _apply_steps(
+        self, events: Iterable[StreamEvent], steps: Sequence[StreamStep]
+    ) -> Iterable[StreamEvent]:
         for step in steps:
-            events = [out for event in events for out in step.take(event)]
+            events = [out for event in events for out in step.process(event)]
         return events
 
 
-def framed(event: Event) -> bytes:
+def encode_frame(event: StreamEvent) -> bytes:
     """Write one event as the server does."""
     if "type" not in event:
         return b"data: %b\n\n" % encode(event)

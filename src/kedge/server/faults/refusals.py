@@ -11,29 +11,29 @@ from kedge.server.errors import PREVIOUS_RESPONSE_NOT_FOUND, ZERO_DATA_RETENTION
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ChainRejection:
     """An answer that refuses; ``body`` is a template over the id that was asked for."""
 
     status: int
     body: dict[str, Any]
 
-    def filled(self, id: str) -> dict[str, Any]:
+    def render(self, id: str) -> dict[str, Any]:
         """Write the body for this id."""
-        return _filled(self.body, id)
+        return _render_template(self.body, id)
 
 
-def _filled(value: Any, id: str) -> Any:
+def _render_template(value: Any, id: str) -> Any:
     match value:
         case str():
             return value.replace("{id}", id)
         case dict():
             members = cast("dict[str, Any]", value)
-            return {key: _filled(one, id) for key, one in members.items()}
+            return {key: _render_template(one, id) for key, one in members.items()}
         case _:
             return value
 
 
-def _error(message: str, *, param: str | None, code: str | int | None) -> dict[str, Any]:
+def _error_body(message: str, *, param: str | None, code: str | int | None) -> dict[str, Any]:
     return {
         "error": {
             "message": message,
@@ -44,34 +44,36 @@ def _error(message: str, *, param: str | None, code: str | int | None) -> dict[s
     }
 
 
-NOT_FOUND: Mapping[str, Refusal] = {
-    "openai": Refusal(400, PREVIOUS_RESPONSE_NOT_FOUND(id="{id}").body()),
-    "vllm": Refusal(
-        404, _error("Response with id '{id}' not found.", param="response_id", code=404)
+NOT_FOUND: Mapping[str, ChainRejection] = {
+    "openai": ChainRejection(400, PREVIOUS_RESPONSE_NOT_FOUND(id="{id}").body()),
+    "vllm": ChainRejection(
+        404, _error_body("Response with id '{id}' not found.", param="response_id", code=404)
     ),
-    "ogx": Refusal(404, {"detail": "Response '{id}' not found."}),
-    "smg": Refusal(
+    "ogx": ChainRejection(404, {"detail": "Response '{id}' not found."}),
+    "smg": ChainRejection(
         400,
-        _error(
+        _error_body(
             "Previous response with id '{id}' not found.",
             param=None,
             code="previous_response_not_found",
         ),
     ),
-    "xai": Refusal(
+    "xai": ChainRejection(
         404,
         {"code": "not-found", "error": ZERO_DATA_RETENTION().message},
     ),
     # Made up: a wording that nobody has seen, so that only the code can be understood.
-    "code": Refusal(
+    "code": ChainRejection(
         400,
-        _error("We have no recollection of that.", param=None, code="previous_response_not_found"),
+        _error_body(
+            "We have no recollection of that.", param=None, code="previous_response_not_found"
+        ),
     ),
 }
 """An unknown previous response, by the server that would say so."""
 
-UNSUPPORTED: Mapping[str, Refusal] = {
-    "llama.cpp": Refusal(
+UNSUPPORTED: Mapping[str, ChainRejection] = {
+    "llama.cpp": ChainRejection(
         400,
         {
             "error": {
@@ -81,6 +83,6 @@ UNSUPPORTED: Mapping[str, Refusal] = {
             }
         },
     ),
-    "zdr": Refusal(ZERO_DATA_RETENTION().status, ZERO_DATA_RETENTION().body()),
+    "zdr": ChainRejection(ZERO_DATA_RETENTION().status, ZERO_DATA_RETENTION().body()),
 }
 """A previous response of any kind, by the server that takes none."""

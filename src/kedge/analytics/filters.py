@@ -1,0 +1,59 @@
+"""Which rows are counted: a selection as a condition in SQL, with its values."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from kedge.analytics.results import Selection
+
+ANSWERED = "r.status IN ('completed', 'lost')"
+"""An answer that was lost later was an answer."""
+NOT_FALLBACK_REASONS = ("new", "stateless", "conversation")
+"""Reasons for a full request that are none: there was nothing to chain on, or nobody wanted to."""
+FALLBACK = (
+    "r.anchor IS NULL AND r.reason IS NOT NULL "
+    f"AND r.reason NOT IN ({', '.join(repr(each) for each in NOT_FALLBACK_REASONS)})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SqlCondition:
+    """A condition on responses ``r``, and the values for its places."""
+
+    sql: str
+    values: tuple[Any, ...] = ()
+
+    def and_(self, sql: str, *values: Any) -> "SqlCondition":
+        """Both conditions."""
+        return SqlCondition(f"{self.sql} AND {sql}", (*self.values, *values))
+
+
+def build_condition(selection: Selection) -> SqlCondition:
+    """The condition that the responses of a selection fulfil."""
+    found = SqlCondition("1 = 1")
+    if selection.since is not None:
+        found = found.and_("r.created_at >= ?", selection.since)
+    if selection.until is not None:
+        found = found.and_("r.created_at < ?", selection.until)
+    if selection.model:
+        found = found.and_("r.model = ?", selection.model)
+    if selection.provider:
+        found = found.and_("r.provider = ?", selection.provider)
+    if selection.conversation:
+        numbered = "(SELECT number FROM conversations WHERE id = ?)"
+        found = found.and_(f"r.conversation = {numbered}", selection.conversation)
+    return found
+
+
+def build_time_condition(selection: Selection, column: str) -> SqlCondition:
+    """The condition that a time is in the range of a selection."""
+    found = SqlCondition("1 = 1")
+    if selection.since is not None:
+        found = found.and_(f"{column} >= ?", selection.since)
+    if selection.until is not None:
+        found = found.and_(f"{column} < ?", selection.until)
+    return found
+
+
+def has_response_filter(selection: Selection) -> bool:
+    """Whether a selection is about certain responses, and not only about a time."""
+    return bool(selection.model or selection.provider or selection.conversation)

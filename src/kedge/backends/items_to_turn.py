@@ -1,0 +1,144 @@
+"""From what the server asks to what an engine takes: items become a Turn.
+
+The server's context is the truth here, so every item becomes a block. Two things need care. Ids that
+the server gave its items mean nothing upstream and stay here. And a thought of the model comes back
+sealed, together with the digest of the conversation that it followed: if that is what it still follows,
+the thought is put in its place with a record that lets the engine send it again; otherwise it is
+left out.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kedge.errors import InvalidTurn
+from kedge.planning import AnchorRecord, ConversationState, set_state
+from kedge.planning.digests import get_prefix_index
+from kedge.planning.reusable_items import derived_digests
+from kedge.practice import PracticeRequest
+from kedge.server.coherence import is_model_output
+from kedge.turns import (
+    OUTPUT_INDEX,
+    RESPONSE_ID,
+    Block,
+    ReasoningBlock,
+    Turn,
+    block_from_item,
+    dump_block,
+    load_block,
+    system,
+)
+
+Item = Mapping[str, Any]
+DecryptReasoning = Callable[[str], Any]
+
+ID_PAIRED_TYPES = frozenset({"local_shell_call", "local_shell_call_output", "mcp_approval_request"})
+"""Types of items that find each other by their ids, which are therefore kept."""
+
+
+def pack_reasoning(block: ReasoningBlock, prefix_digest: str) -> Any:
+    """What to keep sealed with a thought; None for one that nobody can send again."""
+    if not block.encrypted_content:
+        return None
+    return {"block": dump_block(block), "before": prefix_digest}
+
+
+@dataclass(slots=True)
+class _ResponseSpan:
+    """The output of one response upstream, as far as its thoughts tell of it."""
+
+    response_id: str
+    prefix_digest: str
+    start: int
+    stop: int
+    output_index: int
+
+
+@dataclass(slots=True)
+class _TurnBuilder:
+    """Blocks as they are read, and the outputs among them that began with a thought."""
+
+    decrypt_reasoning: DecryptReasoning
+    blocks: list[Block] = field(default_factory=list[Block])
+    spans: list[_ResponseSpan] = field(default_factory=list[_ResponseSpan])
+    current: _ResponseSpan | None = None
+
+    def add(self, item: Item) -> None:
+        """Take the next item."""
+        if item.get("type") == "reasoning":
+            self._add_reasoning(item)
+            return
+        block = block_from_item(_strip_id(item))
+        if self.current is not None and is_model_output(item):
+            self.current.output_index += 1
+            self.current.stop += 1
+            tags = {RESPONSE_ID: self.current.response_id, OUTPUT_INDEX: self.current.output_index}
+            block = block.with_metadata(tags).with_origin("engine")
+        else:
+            self.current = None
+        self.blocks.append(block)
+
+    def _add_reasoning(self, item: Item) -> None:
+        sealed = item.get("encrypted_content")
+        thought = _unpack_reasoning(self.decrypt_reasoning(sealed)) if sealed else None
+        if thought is None:
+            return  # of another model, or told in words only
+        block, before = thought
+        place = block.metadata.get(OUTPUT_INDEX)
+        if self.current is None or self.current.response_id != block.response_id:
+            at = len(self.blocks)
+            self.current = _ResponseSpan(block.response_id, before, at, at, -1)
+            self.spans.append(self.current)
+        self.current.output_index = (
+            place if isinstance(place, int) else self.current.output_index + 1
+        )
+        self.current.stop += 1
+        self.blocks.append(block)
+
+
+def _unpack_reasoning(payload: Any) -> tuple[ReasoningBlock, str] | None:
+    try:
+        block = load_block(payload["block"])
+        before = payload["before"]
+    except (InvalidTurn, KeyError, TypeError):
+        return None
+    if not isinstance(block, ReasoningBlock) or not isinstance(before, str):
+        return None
+    return (block, before) if block.response_id else None
+
+
+def _strip_id(item: Item) -> Item:
+    if item.get("type") in ID_PAIRED_TYPES:
+        return item
+    return {name: value for name, value in item.items() if name != "id"}
+
+
+def build_turn(ask: PracticeRequest, decrypt_reasoning: DecryptReasoning, scope: str) -> Turn:
+    """The Turn that says what the server asks; ``scope`` is the engine's."""
+    reading = _TurnBuilder(decrypt_reasoning)
+    for item in ask.items:
+        reading.add(item)
+    lead = [system(ask.instructions)] if ask.instructions else []
+    turn = Turn([*lead, *reading.blocks])
+    records = tuple(_build_records(turn, reading.spans, scope, len(lead)))
+    return set_state(turn, ConversationState(anchors=records)) if records else turn
+
+
+def _build_records(
+    turn: Turn, spans: list[_ResponseSpan], scope: str, offset: int
+) -> Iterator[AnchorRecord]:
+    """Vouch for the thoughts whose conversation is the one that they followed."""
+    ledger = get_prefix_index(turn)
+    for run in spans:
+        start, stop = run.start + offset - turn.lead, run.stop + offset - turn.lead
+        if start < 0 or ledger.digest(ledger.count(start)) != run.prefix_digest:
+            continue
+        covered = ledger.count(stop)
+        yield AnchorRecord(
+            response_id=run.response_id,
+            scope=scope,
+            digest=ledger.digest(covered),
+            block_count=covered,
+            stored=False,
+            derived=derived_digests(turn.blocks[turn.lead + start : turn.lead + stop]),
+        )

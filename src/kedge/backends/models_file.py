@@ -1,0 +1,180 @@
+"""Several models in one server, from a TOML file.
+
+    default = "small"
+
+    [models.small]
+    model = "ollama:llama3.2"
+    window = 8192
+
+    [models.claude]
+    model = "anthropic:claude-opus-5-5"
+    key_env = "ANTHROPIC_API_KEY"
+
+Every mistake is an ``InvalidSetting`` of one line that says where and what would be right. A key never
+stands in the file, only the name of the environment variable that holds it.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast
+
+from kedge.backends.engine_model import DEFAULT_WINDOW, EngineModel
+from kedge.errors import CannotConnect, InvalidSetting
+from kedge.practice import Script
+from kedge.providers import connect
+from kedge.server.models import Model, PracticeModel
+
+BUILTIN_MODELS = ("practice", "script")
+"""Models that need no engine: they answer inside the server."""
+
+
+def open_model(
+    model: str,
+    *,
+    name: str = "",
+    pace: float = 0.0,
+    window: int | None = None,
+    tokens: float = 1.0,
+    stateless: bool = False,
+    params: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Model:
+    """Make a model of the server from a model string.
+
+    ``window`` and ``tokens`` say how much it sees, as in ``EngineModel``; ``stateless`` never chains
+    upstream; ``params`` go along with every request. Further settings are those of ``connect``, such
+    as ``api_key``.
+    """
+    kind, _, rest = model.partition(":")
+    if kind in BUILTIN_MODELS:
+        if kind == "script" and not rest:
+            raise CannotConnect("which file? Write script:answers.json")
+        script = Script.load(rest) if kind == "script" else None
+        made = PracticeModel(script, pace=pace, **({"window": window} if window else {}))
+        made.name = name or made.name
+        return made
+    # Whoever asks this server can try again as well as it could.
+    engine = connect(model, **{"max_retries": 0, **settings})
+    shown = name or rest.rpartition("#")[2] or kind
+    return EngineModel(
+        shown,
+        engine,
+        window=window or DEFAULT_WINDOW,
+        tokens=tokens,
+        stateless=stateless,
+        params=params,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """One key that a model may have: its type, how that is called, the least it may be."""
+
+    type: type | tuple[type, ...]
+    description: str
+    minimum: float | None = None
+
+
+MODEL_FIELDS: Mapping[str, FieldSpec] = {
+    "model": FieldSpec(str, "a model string, such as 'ollama:llama3.2'"),
+    "key_env": FieldSpec(str, "the name of the environment variable that holds the key"),
+    "base_url": FieldSpec(str, "an address"),
+    "window": FieldSpec(int, "a whole number of tokens", 1),
+    "tokens": FieldSpec((int, float), "a number above 0", 0.01),
+    "stateless": FieldSpec(bool, "true or false"),
+    "timeout": FieldSpec((int, float), "a number of seconds", 0.001),
+    "pace": FieldSpec((int, float), "a number of seconds", 0),
+    "params": FieldSpec(dict, "a table of parameters"),
+}
+"""What may be said of a model."""
+SECRET_KEYS = ("api_key", "key", "token", "password", "secret")
+"""Keys that people try, and that do not belong into a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The models of a file by name, and the one that answers to all other names."""
+
+    models: Mapping[str, Model]
+    default: str | None = None
+
+
+def load_models(path: str | Path) -> Models:
+    """Read a file of models and connect each of them."""
+    form = _read_toml(Path(path))
+    where = Path(path).name
+    _check_keys(form, ("default", "models"), where)
+    tables = form.get("models")
+    if not isinstance(tables, dict) or not tables:
+        raise InvalidSetting(f"{where}: no models; write a table [models.NAME] for each")
+    named = cast("dict[str, Any]", tables)
+    models = {name: _load_model(name, table, where) for name, table in named.items()}
+    default = form.get("default")
+    if default is not None and default not in models:
+        known = ", ".join(models)
+        raise InvalidSetting(f"{where}: default must be one of {known}, not {default!r}")
+    return Models(models, default)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InvalidSetting(f"cannot read {path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSetting(f"{path.name} is not TOML: {error}") from None
+
+
+def _check_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    for key in table:
+        if key in known:
+            continue
+        if key in SECRET_KEYS:
+            raise InvalidSetting(
+                f"{where}: {key} does not belong into a file; put the key into the environment and "
+                'name the variable: key_env = "MY_KEY"'
+            )
+        close = get_close_matches(key, known, 1)
+        hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
+        raise InvalidSetting(f"{where}: there is no {key!r}; {hint}")
+
+
+def _load_model(name: str, table: Any, file: str) -> Model:
+    where = f"{file}: models.{name}"
+    if not isinstance(table, dict):
+        raise InvalidSetting(f"{where} must be a table with a model")
+    members = cast("dict[str, Any]", table)
+    _check_keys(members, tuple(MODEL_FIELDS), where)
+    for key, value in members.items():
+        _check_value(value, MODEL_FIELDS[key], f"{where}.{key}")
+    if "model" not in members:
+        raise InvalidSetting(f'{where} needs a model: model = "ollama:llama3.2"')
+    settings = {key: value for key, value in members.items() if key not in ("model", "key_env")}
+    try:
+        return open_model(members["model"], name=name, **settings, **_read_key(members, where))
+    except CannotConnect as error:
+        raise CannotConnect(f"{where}: {error}") from error
+
+
+def _check_value(value: object, spec: FieldSpec, where: str) -> None:
+    wrong = not isinstance(value, spec.type)
+    if isinstance(value, bool) and spec.type is not bool:
+        wrong = True
+    if not wrong and spec.minimum is not None:
+        wrong = cast("float", value) < spec.minimum
+    if wrong:
+        raise InvalidSetting(f"{where} must be {spec.description}")
+
+
+def _read_key(members: Mapping[str, Any], where: str) -> dict[str, Any]:
+    variable = members.get("key_env")
+    if variable is None:
+        return {}
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise CannotConnect(f"{where}: the environment has no {variable}; set it to the key")
+    return {"api_key": key}

@@ -1,0 +1,187 @@
+"""One line of a batch: its conversation in the store, turn after turn, each paid for once.
+
+The id of the conversation is made of the batch's name and the line's id, and the keys of its turns of
+their numbers. Whoever has this line to do (again, or in another process) gets the answers that are there.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from kedge.batch.input_file import BatchLine
+from kedge.batch.rate_limit import RateLimiter
+from kedge.batch.results import LineResult
+from kedge.conversation import Conversation, Reply
+from kedge.engines import Engine
+from kedge.errors import KedgeError, KeyReused, NotInStore
+from kedge.middleware import retry, system_prompt
+from kedge.providers import connect
+from kedge.store import Store, open_store
+
+BATCH_KEY = "batch"
+DEFAULT_LEASE = 20.0
+CHANGED_PROMPT_ERROR = (
+    "prompt {number} of this line is not the one that was sent under its id before; "
+    "give the line a new id, or the batch a new name"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJob:
+    """What the lines of a batch have in common; JSON can say it, so it can go to other processes."""
+
+    name: str
+    """The name of the batch: its conversations and keys begin with it."""
+    store_url: str
+    model: str
+    concurrency: int = 8
+    attempts: int = 4
+    """How often a request is tried that may succeed later."""
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    lease: float = DEFAULT_LEASE
+    params: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The work as JSON can say it; ``Work(**plain)`` is it again."""
+        return asdict(self)
+
+
+class BatchContext:
+    """Where lines are worked on in one process: the store, the engines and the pace that they share."""
+
+    def __init__(self, work: BatchJob, store: Store, rate_limiter: RateLimiter) -> None:
+        self.work = work
+        self.store = store
+        self.rate_limiter = rate_limiter
+        self._engines: dict[str, Engine] = {}
+
+    @classmethod
+    async def open(cls, work: BatchJob, *, share: int = 1) -> "BatchContext":
+        """A desk of its own; ``share`` desks keep the limits together."""
+        store = await open_store(work.store_url)
+        requests, tokens = work.requests_per_minute, work.tokens_per_minute
+        pace = RateLimiter(
+            requests=_divide_limit(requests, share), tokens=_divide_limit(tokens, share)
+        )
+        return cls(work, store, pace)
+
+    async def aclose(self) -> None:
+        """Let go of connections."""
+        for engine in self._engines.values():
+            await engine.aclose()
+        await self.store.aclose()
+
+    def conversation_id(self, line: BatchLine) -> str:
+        """The id of the conversation of a line."""
+        return f"{self.work.name}.{line.id}"
+
+    async def open_conversation(self, line: BatchLine) -> Conversation:
+        """The conversation of a line: as it is in the store, or a new one."""
+        name = self.conversation_id(line)
+        layers = [retry(self.work.attempts), self.rate_limiter]
+        if line.system:
+            layers.insert(0, system_prompt(line.system))
+        settings: dict[str, Any] = {"middleware": layers, "lease": self.work.lease}
+        engine = self._get_engine(line.model or self.work.model)
+        try:
+            return await Conversation.open(self.store, name, engine, **settings)
+        except NotInStore:
+            return await Conversation.create(
+                self.store,
+                engine,
+                id=name,
+                title=line.prompts[0][:80],
+                tags=(BATCH_KEY, f"{BATCH_KEY}:{self.work.name}"),
+                data={BATCH_KEY: {"name": self.work.name, "line": line.id}},
+                **settings,
+            )
+
+    async def send_prompt(self, conversation: Conversation, line: BatchLine, number: int) -> Reply:
+        """One turn of a line."""
+        key = f"{self.work.name}/{line.id}/{number}"
+        options = {**self.work.params, **line.params}
+        return await conversation.send(line.prompts[number], key=key, **options)
+
+    def _get_engine(self, model: str) -> Engine:
+        if model not in self._engines:
+            self._engines[model] = connect(model)
+        return self._engines[model]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnResult:
+    """The answer to one turn, or why there is none; JSON can say it, so it can be kept as a step."""
+
+    answer: str = ""
+    error: str = ""
+    kind: str = ""
+    retryable: bool = False
+
+
+async def send_turn(context: BatchContext, line: BatchLine, number: int) -> TurnResult:
+    """One turn of a line; an error of ours is its result."""
+    try:
+        talk = await context.open_conversation(line)
+        return TurnResult((await context.send_prompt(talk, line, number)).text)
+    except KeyReused as error:
+        return TurnResult(
+            error=CHANGED_PROMPT_ERROR.format(number=number + 1), kind=type(error).__name__
+        )
+    except KedgeError as error:
+        retryable = bool(getattr(error, "retryable", False))
+        return TurnResult(error=str(error), kind=type(error).__name__, retryable=retryable)
+
+
+TurnFunction = Callable[[int], Awaitable[TurnResult]]
+
+
+async def run_conversation(
+    context: BatchContext, line: BatchLine, turn_function: TurnFunction | None = None
+) -> LineResult:
+    """Have the conversation of a line; an error ends it, but not the batch.
+
+    ``turns`` takes the turn of a number, where somebody else keeps the steps.
+    """
+    began = time.perf_counter()
+    answers: list[str] = []
+    last = TurnResult()
+    for number in range(len(line.prompts)):
+        last = await (turn_function(number) if turn_function else send_turn(context, line, number))
+        if last.kind:
+            break
+        answers.append(last.answer)
+    return await _build_result(context, line, answers, last, time.perf_counter() - began)
+
+
+async def _build_result(
+    context: BatchContext, line: BatchLine, answers: list[str], last: TurnResult, seconds: float
+) -> LineResult:
+    """What became of it, with what the store knows about its cost."""
+    name = context.conversation_id(line)
+    try:
+        rows = await context.store.responses(await context.store.conversation(name))
+    except KedgeError:  # it never began, or the store is gone: then there is nothing to add up
+        rows = []
+    costs = [row.cost for row in rows if row.cost is not None]
+    return LineResult(
+        id=line.id,
+        status="failed" if last.kind else "completed",
+        answers=tuple(answers),
+        conversation=name if rows else "",
+        model=line.model or context.work.model,
+        input_tokens=sum(row.input_tokens or 0 for row in rows),
+        cached_tokens=sum(row.cached_tokens or 0 for row in rows),
+        output_tokens=sum(row.output_tokens or 0 for row in rows),
+        cost=sum(costs) if costs else None,
+        seconds=round(seconds, 3),
+        error=last.error,
+        kind=last.kind,
+        retryable=last.retryable,
+    )
+
+
+def _divide_limit(limit: int, share: int) -> int:
+    """A share of a limit; a limit that is there does not vanish by being shared."""
+    return max(limit // share, 1) if limit else 0

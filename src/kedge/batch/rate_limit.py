@@ -1,0 +1,134 @@
+"""Pace: no more requests and no more tokens in any minute than was allowed.
+
+The last minute is kept as a list, so no window of sixty seconds ever holds more than its limit. What a
+request will take is not known before it comes back; until then it counts as much as requests took so far
+on average. A server that asks for a pause (``retry_after``) holds up everyone.
+"""
+
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+
+from kedge.engines import Engine
+from kedge.engines.base import Events, Request
+from kedge.errors import InvalidSetting, RateLimited
+from kedge.events.run import AnswerFinished
+from kedge.middleware import BaseMiddleware
+from kedge.turns import Turn
+
+WINDOW_SECONDS = 60.0
+DEFAULT_PAUSE = 1.0
+"""Seconds for which nobody sends anything after a refusal that does not say for how long."""
+MAX_SLEEP = 5.0
+"""The longest time to wait before looking again."""
+
+
+@dataclass(slots=True, eq=False)
+class Permit:
+    """One request on its way; tell it how many tokens it took."""
+
+    started: float
+    tokens: int | None = None
+
+
+class RateLimiter:
+    """At most so many requests and tokens a minute; 0 for no limit."""
+
+    def __init__(
+        self,
+        *,
+        requests: int = 0,
+        tokens: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+    ) -> None:
+        if requests < 0 or tokens < 0:
+            raise InvalidSetting("a limit per minute is 0 (none) or more")
+        self.requests, self.tokens = requests, tokens
+        self._clock, self._sleep = clock, sleep
+        self._recent: deque[Permit] = deque()
+        self._finished = 0
+        self._finished_tokens = 0
+        self._paused_until = 0.0
+        self._lock = anyio.Lock()
+
+    @asynccontextmanager
+    async def request(self) -> AsyncGenerator[Permit]:
+        """Wait until a request may go out; set ``tokens`` of the ticket when it has come back."""
+        # One at a time waits at the head of the line: first come, first served.
+        async with self._lock:
+            while (wait := self._wait_seconds()) > 0:
+                await self._sleep(min(wait, MAX_SLEEP))
+            ticket = Permit(self._clock())
+            self._recent.append(ticket)
+        try:
+            yield ticket
+        finally:
+            if ticket.tokens is None:
+                ticket.tokens = 0
+            else:
+                self._finished += 1
+                self._finished_tokens += ticket.tokens
+
+    def pause(self, seconds: float) -> None:
+        """Let nobody send anything for so long."""
+        self._paused_until = max(self._paused_until, self._clock() + seconds)
+
+    def __call__(self, engine: Engine) -> Engine:
+        """The engine at this pace: a pace is a middleware, inside of those that send again."""
+        return _RateLimitedEngine(engine, self)
+
+    def _wait_seconds(self) -> float:
+        """How long the next request has to wait."""
+        now = self._clock()
+        while self._recent and self._recent[0].started <= now - WINDOW_SECONDS:
+            self._recent.popleft()
+        waits = [self._paused_until - now]
+        if self.requests and len(self._recent) >= self.requests:
+            waits.append(
+                self._recent[len(self._recent) - self.requests].started + WINDOW_SECONDS - now
+            )
+        if self.tokens and self._recent:
+            waits.append(self._token_wait_seconds(now))
+        return max(waits)
+
+    def _token_wait_seconds(self, now: float) -> float:
+        """Until so many of the oldest are a minute old that the rest leaves room for one more."""
+        typical = self._finished_tokens / self._finished if self._finished else 0.0
+        costs = [typical if each.tokens is None else each.tokens for each in self._recent]
+        spent = sum(costs) + typical
+        for ticket, cost in zip(self._recent, costs, strict=True):
+            if spent <= self.tokens:
+                return 0.0
+            spent -= cost
+            if spent <= self.tokens or ticket is self._recent[-1]:
+                return ticket.started + WINDOW_SECONDS - now
+        return 0.0
+
+
+class _RateLimitedEngine(BaseMiddleware):
+    """Waits for its turn, and tells what it took."""
+
+    name = "pace"
+
+    def __init__(self, inner: Engine, limiter: RateLimiter) -> None:
+        super().__init__(inner)
+        self.limiter = limiter
+
+    async def events(self, turn: Turn, request: Request) -> Events:
+        """The inner engine's events, when they may begin."""
+        async with self.limiter.request() as ticket:
+            try:
+                async with aclosing(self.inner.events(turn, request)) as events:
+                    async for event in events:
+                        if isinstance(event, AnswerFinished) and event.outcome.usage:
+                            usage = event.outcome.usage
+                            ticket.tokens = usage.input_tokens + usage.output_tokens
+                        yield event
+            except RateLimited as error:
+                self.limiter.pause(error.retry_after or DEFAULT_PAUSE)
+                raise

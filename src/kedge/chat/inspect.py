@@ -1,0 +1,78 @@
+"""What is inside state bytes, for a person: and if it would be discarded, why."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kedge.chat.encryption import StateCipher, is_encrypted
+from kedge.chat.state import DiscardedState, DiscardReason, decode_state
+
+
+@dataclass(frozen=True, slots=True)
+class StateReport:
+    """What state bytes hold. It quotes no message."""
+
+    usable: bool
+    size: int
+    """Bytes, as given."""
+    reason: DiscardReason | None = None
+    """Why it would be discarded, in a word."""
+    problem: str = ""
+    """The same in a sentence."""
+    encrypted: bool = False
+    version: int | None = None
+    provider: str = ""
+    blocks: int = 0
+    processed_length: int = 0
+    responses: int = 0
+    """How many responses of the server are remembered as anchors."""
+    kinds: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def pending(self) -> int:
+        """How many blocks no model has seen yet."""
+        return max(0, self.blocks - self.processed_length)
+
+    def __str__(self) -> str:
+        if not self.size:
+            return "no state: a fresh conversation"
+        sealed = ", encrypted" if self.encrypted else ""
+        lines = [f"{self.size} bytes{sealed}, version {self.version or 'unknown'}"]
+        if self.provider:
+            lines[0] += f", provider {self.provider}"
+        if self.usable:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())
+            lines.append(f"blocks: {self.blocks} ({kinds or 'none'}), pending: {self.pending}")
+            lines.append(f"responses to chain on: {self.responses}")
+        else:
+            lines.append(f"would be discarded: {self.problem}")
+        return "\n".join(lines)
+
+
+def build_report(data: bytes, provider: str | None, cipher: StateCipher | None) -> StateReport:
+    """Look into state bytes; without a ``provider`` any will do. Never raises."""
+    if not data:
+        return StateReport(True, 0)
+    found = decode_state(data, provider, cipher)
+    known: dict[str, Any] = {"size": len(data), "encrypted": is_encrypted(data)}
+    if isinstance(found, DiscardedState):
+        version, name = found.members.get("version"), found.members.get("provider")
+        return StateReport(
+            False,
+            **known,
+            reason=found.reason,
+            problem=str(found),
+            version=version if type(version) is int else None,
+            provider=name[:80] if isinstance(name, str) else "",
+        )
+    return StateReport(
+        True,
+        **known,
+        version=found.version,
+        provider=found.provider,
+        blocks=len(found.blocks),
+        processed_length=found.processed_length,
+        responses=len(found.conversation_state.anchors),
+        kinds=Counter(block.kind for block in found.blocks),
+    )

@@ -1,0 +1,260 @@
+"""Blocks and anchors as they stand in state bytes: their JSON form, with everything said once.
+
+Content that is one plain text is a member ``text``. What an engine noted about a block (response, place
+in its output, item id) is a member ``from``, which points into a list of response ids. An anchor has only
+the members in which it differs from the one before. A block whose own members would get in the way of
+this is kept whole, under ``as_is``.
+
+Every block passes here at every call, so the common ones are written and read by hand. The long way round
+is ``dump_block`` and ``load_block``, and gives the same.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from json.encoder import encode_basestring as quote
+from math import isfinite
+from operator import attrgetter
+from types import NoneType
+from typing import Any, cast
+
+from kedge.planning import AnchorRecord
+from kedge.turns import (
+    ITEM_ID,
+    OUTPUT_INDEX,
+    RESPONSE_ID,
+    AssistantBlock,
+    Block,
+    FrozenMap,
+    TextPart,
+    ToolCallBlock,
+    ToolResultBlock,
+    UnknownBlock,
+    UserBlock,
+    dump_block,
+    load_block,
+)
+from kedge.turns.frozen_json import EMPTY, check_text, thaw, unchecked_map
+
+Json = dict[str, Any]
+ResponseIndex = Callable[[str], int]
+"""Gives a response id its place in the list of responses."""
+
+encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+ENGINE, USER = "engine", "user"
+_RESERVED_KEYS = frozenset({"text", "from", "as_is"})
+_COMMON_KEYS = frozenset({"kind", "id", "metadata", "origin"})
+_MAX_OUTPUT_INDEX = 1_000_000
+_PART_KINDS = frozenset({"user", "assistant", "tool_result"})
+
+
+def encode_blocks(blocks: Iterable[Block], response_index: ResponseIndex) -> str:
+    """Write blocks as a JSON array."""
+    return f"[{','.join([_encode_block(block, response_index) for block in blocks])}]"
+
+
+def decode_blocks(forms: Iterable[Json], responses: Sequence[str]) -> list[Block]:
+    """Read what ``write_blocks`` wrote, parsed; raises ``ValueError`` and the like for anything else."""
+    return [_decode_block(form, responses) for form in forms]
+
+
+def _encode_block(block: Block, response_index: ResponseIndex) -> str:
+    extra = block.extra
+    write = None if extra else _ENCODERS.get(type(block))
+    content = write(block) if write else ""
+    if not content:
+        if isinstance(block, UnknownBlock) or not _RESERVED_KEYS.isdisjoint(extra):
+            return f'{{"as_is":{encode(dump_block(block))}}}'
+        content = _encode_generic(block)
+    if block.metadata is EMPTY:
+        noted = "" if block.origin == USER else f',"origin":{quote(block.origin)}'
+    else:
+        noted = _encode_metadata(block, response_index)
+    return f'{{"kind":"{block.kind}","id":{quote(block.id)}{noted}{content}}}'
+
+
+def _encode_metadata(block: Block, response_index: ResponseIndex) -> str:
+    """Metadata and origin; what an engine notes in its short form."""
+    metadata, origin = block.metadata, block.origin
+    try:
+        response_id, place = metadata[RESPONSE_ID], metadata[OUTPUT_INDEX]
+        item_id = metadata[ITEM_ID]
+    except KeyError:
+        response_id = place = item_id = None
+    if type(response_id) is not str or type(place) is not int or type(item_id) is not str:
+        told = "" if origin == USER else f',"origin":{quote(origin)}'
+        return f'{told},"metadata":{encode(thaw(metadata))}'
+    told = "" if origin == ENGINE else f',"origin":{quote(origin)}'
+    came = f',"from":[{response_index(response_id)},{place},{quote(item_id)}]{told}'
+    if len(metadata) == 3:
+        return came
+    rest = {k: v for k, v in metadata.items() if k not in (RESPONSE_ID, OUTPUT_INDEX, ITEM_ID)}
+    return f'{came},"metadata":{encode(thaw(FrozenMap(rest)))}'
+
+
+def _encode_generic(block: Block) -> str:
+    """The members of this kind of block, and any that Kedge does not interpret."""
+    form = dump_block(block)
+    members = encode({name: form[name] for name in form if name not in _COMMON_KEYS})[1:-1]
+    return f",{members}" if members else ""
+
+
+def _encode_text(block: UserBlock | AssistantBlock | ToolResultBlock) -> str:
+    """Content that is one plain text; nothing for any other."""
+    parts = block.parts
+    if len(parts) == 1 and type(part := parts[0]) is TextPart and not part.extra:
+        return f',"text":{quote(part.text)}'
+    return ""
+
+
+def _encode_result(block: ToolResultBlock) -> str:
+    text = "" if block.custom else _encode_text(block)
+    return f',"call_id":{quote(block.call_id)}{text}' if text else ""
+
+
+def _encode_call(block: ToolCallBlock) -> str:
+    if block.custom:
+        return ""
+    said = f',"name":{quote(block.name)},"arguments":{quote(block.arguments)}'
+    return f'{said},"call_id":{quote(block.call_id)}'
+
+
+# The common kinds; what they cannot write, or write as nothing, goes the long way round.
+_ENCODERS: dict[type[Block], Callable[[Any], str]] = {
+    UserBlock: _encode_text,
+    AssistantBlock: _encode_text,
+    ToolResultBlock: _encode_result,
+    ToolCallBlock: _encode_call,
+}
+
+
+def _decode_block(form: Json, responses: Sequence[str]) -> Block:
+    """Read one block; those that have nothing but what is common go the short way."""
+    try:
+        kind, size, noted, origin = form["kind"], len(form), EMPTY, USER
+        if "from" in form:
+            size, noted, origin = size - 1, _decode_metadata(form["from"], responses), ENGINE
+        if kind in _TEXT_BLOCKS and size == 3:
+            said = (TextPart(form["text"]),)
+            return _TEXT_BLOCKS[kind](said, id=form["id"], metadata=noted, origin=origin)
+        if kind == "tool_result" and size == 4:
+            said = (TextPart(form["text"]),)
+            return ToolResultBlock(
+                form["call_id"], said, id=form["id"], metadata=noted, origin=origin
+            )
+        if kind == "tool_call" and size == 5:
+            name, arguments, call_id = form["name"], form["arguments"], form["call_id"]
+            return ToolCallBlock(
+                name, arguments, call_id, id=form["id"], metadata=noted, origin=origin
+            )
+    except KeyError:
+        pass  # other members than the common ones
+    return _decode_generic(form, responses)
+
+
+_TEXT_BLOCKS: dict[str, type[UserBlock | AssistantBlock]] = {
+    "user": UserBlock,
+    "assistant": AssistantBlock,
+}
+
+
+def _decode_generic(form: Json, responses: Sequence[str]) -> Block:
+    if "kind" not in form:
+        return load_block(form["as_is"])
+    plain = dict(form)
+    if "from" in plain:
+        noted = _decode_metadata(plain.pop("from"), responses)
+        plain = {"origin": ENGINE, **plain, "metadata": {**noted, **plain.get("metadata", {})}}
+    if "text" in plain and plain["kind"] in _PART_KINDS:
+        plain["parts"] = [{"type": "text", "text": plain.pop("text")}]
+    return load_block(plain)
+
+
+def _decode_metadata(source: Sequence[Any], responses: Sequence[str]) -> FrozenMap:
+    number, place, item_id = source
+    if type(number) is not int or number < 0:
+        raise ValueError("a block points at no response")
+    members = {RESPONSE_ID: responses[number], OUTPUT_INDEX: place, ITEM_ID: item_id}
+    plain = (
+        type(place) is int
+        and place < _MAX_OUTPUT_INDEX
+        and type(item_id) is str
+        and item_id.isascii()
+    )
+    return unchecked_map(members) if plain else FrozenMap(members)
+
+
+def encode_anchors(records: Iterable[AnchorRecord], response_index: ResponseIndex) -> str:
+    """Write anchors as a JSON array; each has what is new against the one before."""
+    written: list[str] = []
+    before = _DEFAULTS
+    for record in records:
+        values = (response_index(record.response_id), *_anchor_values(record))
+        members = [
+            f"{name}{_encode_value(value)}"
+            for name, value, last in zip(_KEY_PREFIXES, values, before, strict=True)
+            if value is not last and value != last
+        ]
+        written.append(f"{{{','.join(members)}}}")
+        before = values
+    return f"[{','.join(written)}]"
+
+
+def decode_anchors(forms: Iterable[Json], responses: Sequence[str]) -> list[AnchorRecord]:
+    """Read what ``write_anchors`` wrote, parsed; raises ``ValueError`` and the like otherwise."""
+    members: Json = dict(zip(_ANCHOR_TYPES, _DEFAULTS, strict=True))
+    rows: list[tuple[Any, ...]] = []
+    for form in forms:
+        members.update(form)
+        if _DERIVED in form:
+            members[_DERIVED] = _decode_texts(form[_DERIVED])
+        rows.append(tuple(members.values()))
+    for column, kinds in zip(zip(*rows, strict=True), _ANCHOR_TYPES.values(), strict=bool(rows)):
+        if not kinds.issuperset(map(type, column)):
+            raise ValueError("an anchor has a member of another type")
+    if any(row[0] < 0 for row in rows):
+        raise ValueError("an anchor points at no response")
+    return [AnchorRecord(responses[int(row[0])], *row[1:]) for row in rows]
+
+
+def _decode_texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError("an anchor has a member of another type")  # noqa: TRY004 - of the bytes
+    return tuple([check_text(each, _DERIVED) for each in cast("list[object]", value)])
+
+
+def _encode_value(value: object) -> str:
+    if type(value) is str:
+        return quote(value)
+    if type(value) is int:
+        return repr(value)
+    if type(value) is float:
+        return repr(value) if isfinite(value) else "null"  # such as a time that never comes
+    return encode(value)
+
+
+_RESPONSE, _DERIVED = "response", "derived"
+_ANCHOR_TYPES: dict[str, frozenset[type]] = {
+    _RESPONSE: frozenset({int}),
+    "scope": frozenset({str}),
+    "digest": frozenset({str}),
+    "block_count": frozenset({int}),
+    "depth": frozenset({int}),
+    "root_created_at": frozenset({int, float}),
+    "status": frozenset({str}),
+    "stored": frozenset({bool}),
+    "created_at": frozenset({int, float}),
+    "expires_at": frozenset({int, float, NoneType}),
+    "barrier": frozenset({int, NoneType}),
+    _DERIVED: frozenset({tuple}),
+}
+"""The members of an anchor, in the order of the record, and the types they have."""
+
+_RECORD_FIELDS = {each.name: each for each in fields(AnchorRecord)}
+_KEY_PREFIXES = [f"{quote(name)}:" for name in _ANCHOR_TYPES]
+_DEFAULTS: tuple[Any, ...] = (
+    -1,
+    *(_RECORD_FIELDS[name].default for name in list(_ANCHOR_TYPES)[1:]),
+)
+_anchor_values: Callable[[AnchorRecord], tuple[Any, ...]] = attrgetter(*list(_ANCHOR_TYPES)[1:])

@@ -1,0 +1,272 @@
+"""What every command shares: ``--json``, ``-v``, settings as options, and errors of one line.
+
+A command is made with ``@command()``. An error of ours becomes one line and a hint and exit code 1, a
+wrong use exit code 2 (click's own); ``-v`` adds the traceback, and log records from a level on. With
+``--json`` results and errors are JSON.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import IO, Any, TypeVar
+
+import click
+
+from kedge import errors
+from kedge.config import SETTINGS, Config, Setting, load_config
+from kedge.errors import KedgeError
+
+HINTS: dict[type[BaseException], str] = {
+    errors.NotAuthorised: "'kedge doctor' tells which keys are set.",
+    errors.CannotConnect: "'kedge doctor' tells which keys are set, and what is missing.",
+    errors.RateLimited: "Wait a little, and try again.",
+    errors.Unreachable: "Is the server running? 'kedge doctor --online' looks.",
+    errors.ServerFailed: "It may work later; the conversation is as it was.",
+    errors.StreamCut: "It may work later; the conversation is as it was.",
+    errors.InvalidJSON: "Is the text UTF-8? 'iconv -f latin1 -t utf-8' converts it.",
+    errors.InvalidSetting: "'kedge doctor' tells whether anything else is wrong.",
+}
+
+
+def find_hint(error: BaseException) -> str:
+    """A line of advice, or nothing."""
+    for kind in type(error).__mro__:
+        if kind in HINTS:
+            return HINTS[kind]
+    return ""
+
+
+COLUMN_GAP = "  "
+
+
+def echo(text: str = "") -> None:
+    """Print a line; colours only reach a terminal."""
+    click.echo(text)
+
+
+def echo_json(value: Any) -> None:
+    """Print a value as JSON: indented on a terminal, one line in a pipe."""
+    indent = 2 if sys.stdout.isatty() else None
+    click.echo(json.dumps(value, ensure_ascii=False, indent=indent, default=str))
+
+
+def dim(text: str) -> str:
+    """What matters less."""
+    return click.style(text, dim=True)
+
+
+def print_table(
+    headers: Sequence[str], rows: Iterable[Sequence[object]], *, width: int = 0
+) -> None:
+    """Print columns; on a terminal the last one is cut to what fits."""
+    listed = [[_format_cell(cell) for cell in row] for row in rows]
+    plain = [[click.unstyle(cell) for cell in row] for row in listed]
+    widths = [
+        max(len(header), *(len(row[i]) for row in plain)) if plain else len(header)
+        for i, header in enumerate(headers)
+    ]
+    echo(dim(_format_row(headers, headers, widths)))
+    room = width or _terminal_width()
+    for row, bare in zip(listed, plain, strict=True):
+        echo(_format_row(_truncate_row(row, bare, widths, room), bare, widths))
+
+
+def _format_cell(value: object) -> str:
+    return "" if value is None else " ".join(str(value).split())
+
+
+def _format_row(cells: Sequence[str], plain: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [
+        cell + " " * (width - len(text))
+        for cell, text, width in zip(cells, plain, widths, strict=True)
+    ]
+    return COLUMN_GAP.join(padded).rstrip()
+
+
+def _terminal_width() -> int:
+    """How wide the terminal is; anything else is as wide as need be."""
+    if not sys.stdout.isatty():
+        return 0
+    from shutil import get_terminal_size
+
+    return get_terminal_size().columns
+
+
+def _truncate_row(row: list[str], plain: list[str], widths: list[int], max_width: int) -> list[str]:
+    before = sum(widths[:-1]) + len(COLUMN_GAP) * (len(widths) - 1)
+    left = max_width - before
+    if not max_width or left >= len(plain[-1]) or left < 8:
+        return row
+    return [*row[:-1], plain[-1][: left - 1] + "…"]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+VERBOSE_KEY = "kedge.verbose"
+SOURCES_KEY = "kedge.flags"
+_LOG_LEVELS = ("", "warning", "info", "debug", "trace")
+
+
+class CommandError(click.ClickException):
+    """An error as the command line tells it."""
+
+    exit_code = 1
+
+    def __init__(self, error: BaseException, *, as_json: bool, verbose: bool) -> None:
+        super().__init__(_error_message(error))
+        self.error = error
+        self.hint = find_hint(error)
+        self.as_json, self.verbose = as_json, verbose
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """One line, a hint, and the traceback for those who asked."""
+        if self.verbose:
+            click.echo("".join(traceback.format_exception(self.error)), err=True, nl=False)
+        if self.as_json:
+            told = {"error": self.message, "kind": type(self.error).__name__, "hint": self.hint}
+            click.echo(json.dumps(told, ensure_ascii=False), err=True)
+            return
+        click.echo(f"{click.style('Error', fg='red')}: {self.message}", err=True)
+        if self.hint:
+            click.echo(click.style(f"Hint: {self.hint}", dim=True), err=True)
+
+
+def _error_message(error: BaseException) -> str:
+    if isinstance(error, KedgeError):
+        return " ".join(str(error).split())
+    return f"a mistake in kedge itself: {type(error).__name__}; run it again with -v and report it"
+
+
+class Command(click.Command):
+    """A command whose failures are told in one line.
+
+    ``log_level`` is from which level on it shows log records when nobody asked otherwise. One that is
+    ``tolerant`` runs with a broken configuration, too.
+    """
+
+    log_level: str = ""
+    tolerant: bool = False
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            self._configure_logging(ctx)
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except BrokenPipeError:
+            # Whoever read our output has enough; let the interpreter find no pipe to flush into.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise click.exceptions.Exit(1) from None
+        except Exception as error:
+            raise _command_error(ctx, error) from error
+
+    def _configure_logging(self, ctx: click.Context) -> None:
+        """Show log records, to those who asked for them, or as the command usually does."""
+        asked: int = ctx.meta.get(VERBOSE_KEY, 0)
+        level, form = _LOG_LEVELS[min(asked, len(_LOG_LEVELS) - 1)], "text"
+        try:
+            config = get_config(ctx)
+            level, form = level or config["log_level"] or self.log_level, config["log_format"]
+        except CommandError:
+            if not self.tolerant:
+                raise
+        if level:
+            from kedge.observe import log_to_stderr
+
+            log_to_stderr(level, form)
+
+
+def command(
+    name: str | None = None, *, log_level: str = "", tolerant: bool = False, **attributes: Any
+) -> Callable[[Callable[..., Any]], Command]:
+    """Make a command of a function; it takes ``as_json`` beside its own parameters."""
+
+    def wrap(function: Callable[..., Any]) -> Command:
+        function = click.option(
+            "-v",
+            "--verbose",
+            count=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_set_verbose,
+            help="Show more.",
+        )(function)
+        function = click.option(
+            "--json", "as_json", is_flag=True, is_eager=True, help="Answer in JSON, for scripts."
+        )(function)
+        made = click.command(name, cls=Command, **attributes)(function)
+        made.log_level, made.tolerant = log_level, tolerant
+        made.params.sort(key=lambda each: each.name in ("as_json", "verbose"))  # these come last
+        return made
+
+    return wrap
+
+
+def _set_verbose(ctx: click.Context, _: click.Parameter, value: int) -> int:
+    ctx.meta[VERBOSE_KEY] = max(value, ctx.meta.get(VERBOSE_KEY, 0))
+    return value
+
+
+def setting_option(name: str, parameter: str = "", **attributes: Any) -> Callable[[F], F]:
+    """An option for a setting of the table: a flag, else the environment, the file, the default."""
+    known = SETTINGS[name]
+
+    def find(ctx: click.Context, _: click.Parameter, given: Any) -> Any:
+        config = get_config(ctx)
+        try:
+            found = config.find(name, None if given is None else known.check(given, known.flag))
+        except KedgeError as error:
+            raise _command_error(ctx, error) from error
+        ctx.meta.setdefault(SOURCES_KEY, {})[name] = found.source
+        return found.value
+
+    default = f"default: {known.default_text}; " if known.default_text else ""
+    told = f"{attributes.pop('help', known.help)}  [{default}{known.env}]"
+    flags = (f"{known.flag}/--no-{known.flag[2:]}",) if known.kind == "switch" else (known.flag,)
+    return click.option(
+        *flags,
+        parameter or known.key,
+        default=None,
+        type=_param_type(known),
+        callback=find,
+        help=told,
+        **attributes,
+    )
+
+
+def _param_type(setting: Setting) -> Any:
+    if setting.choices:
+        return click.Choice(setting.choices)
+    match setting.kind:
+        case "integer":
+            return click.IntRange(_to_int(setting.minimum), _to_int(setting.maximum))
+        case "number":
+            return click.FloatRange(setting.minimum, setting.maximum)
+        case "switch":
+            return bool
+        case "text":
+            return str
+
+
+def _to_int(bound: float | None) -> int | None:
+    return None if bound is None else int(bound)
+
+
+def get_config(ctx: click.Context | None = None) -> Config:
+    """The configuration of this call, read once."""
+    ctx = ctx or click.get_current_context()
+    meta = ctx.meta
+    if "kedge.config" not in meta:
+        try:
+            meta["kedge.config"] = load_config()
+        except KedgeError as error:
+            raise _command_error(ctx, error) from error
+    return meta["kedge.config"]
+
+
+def _command_error(ctx: click.Context, error: Exception) -> CommandError:
+    as_json = bool(ctx.params.get("as_json"))
+    return CommandError(error, as_json=as_json, verbose=bool(ctx.meta.get(VERBOSE_KEY)))

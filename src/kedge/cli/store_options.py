@@ -1,0 +1,159 @@
+"""What the commands about conversations share: the store, and which conversation is meant.
+
+A conversation is named by its id, the beginning of its id, or its title. A store that is only looked at
+is never made.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from kedge.cli.base import get_config, setting_option
+from kedge.config import mask_url, store_file, store_url
+from kedge.errors import KedgeError, NotInStore
+
+if TYPE_CHECKING:
+    from kedge.store import ConversationRow, Node, Store
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+IN_MEMORY = "sqlite://:memory:"
+MIN_PREFIX = 4
+"""How many characters of an id must be given at least."""
+MAX_CONVERSATIONS = 100_000
+MAX_NAMED = 5
+"""How many of those are named that have one title."""
+MAX_COMPLETIONS = 500
+"""How many conversations a shell is told of."""
+MODEL_KEY = "model"
+"""The member of a conversation's data that holds the model string it was held with."""
+
+
+def store_option(function: F) -> F:
+    """``--store``: where the conversations are."""
+    return setting_option("store", metavar="FILE|ADDRESS")(function)
+
+
+def complete_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """The titles and ids that a shell may offer; a store that cannot be read offers none."""
+    try:
+        rows = run_with_store(
+            lambda store: store.conversations(limit=MAX_COMPLETIONS), given=_configured_store()
+        )
+    except KedgeError:
+        return []
+    names = [name for row in rows for name in (row.title, row.id) if name]
+    return [name for name in names if name.startswith(incomplete) and " " not in name]
+
+
+def _configured_store() -> str:
+    from kedge.config import load_config
+
+    return load_config()["store"]
+
+
+def conversation_argument(function: F) -> F:
+    """``CONVERSATION``: an id, its beginning, or a title."""
+    return click.argument("conversation", shell_complete=complete_names)(function)
+
+
+def model_option(function: F) -> F:
+    """``--model``: as whom a conversation is looked at; by default, with whom it was held."""
+    words = "A model string.  [default: the conversation's own, else the configured one]"
+    return click.option("--model", help=words)(function)
+
+
+def model_data(model: str) -> dict[str, str]:
+    """What a conversation keeps of the model it is held with; an address with a password in it is not."""
+    return {} if mask_url(model) != model else {MODEL_KEY: model}
+
+
+def resolve_model(row: "ConversationRow", given: str | None = None) -> str:
+    """The model that is meant: as given, else the conversation's own, else the configured one."""
+    kept = row.data.get(MODEL_KEY)
+    return given or (kept if isinstance(kept, str) and kept else get_config()["model"])
+
+
+@asynccontextmanager
+async def use_store(given: str, *, make: bool = False) -> "AsyncGenerator[Store]":
+    """The store for as long as the block lasts; ``make`` says that it may be a new one."""
+    from kedge.store import open_store
+
+    address = store_url(given, create=make)
+    file = store_file(address)
+    if file and not make and not file.exists():
+        raise NotInStore(
+            f"there are no conversations yet: {file} is not there; "
+            "'kedge chat --conversation NAME' starts one"
+        )
+    async with await open_store(address) as store:
+        yield store
+
+
+def run_with_store(
+    work: "Callable[[Store], Awaitable[T]]", *, given: str | None = None, make: bool = False
+) -> T:
+    """Run this on the store, to its end."""
+    from kedge.event_loops import run_sync
+
+    address: str = get_config()["store"] if given is None else given
+
+    async def run() -> T:
+        async with use_store(address, make=make) as store:
+            return await work(store)
+
+    return run_sync(run())
+
+
+async def find_conversation(store: "Store", name: str) -> "ConversationRow":
+    """The conversation that is meant."""
+    found = await lookup_conversation(store, name)
+    if found is None:
+        raise NotInStore(
+            f"there is no conversation {name!r}; 'kedge conversations' lists those there are"
+        )
+    return found
+
+
+async def lookup_conversation(store: "Store", name: str) -> "ConversationRow | None":
+    """The conversation with this id, title or beginning of an id; a fork only by a title of its own."""
+    try:
+        return await store.conversation(name)
+    except NotInStore:
+        pass
+    rows = await store.conversations(archived=None, limit=MAX_CONVERSATIONS)
+    if titled := [row for row in rows if row.title == name]:
+        return _choose_by_title(titled)
+    begun = [row for row in rows if row.id.startswith(name)] if len(name) >= MIN_PREFIX else []
+    if len(begun) > 1:
+        raise NotInStore(f"{len(begun)} conversations begin with {name!r}; give more of the id")
+    return begun[0] if begun else None
+
+
+def _choose_by_title(titled: "list[ConversationRow]") -> "ConversationRow":
+    """The one that is meant by a title: where several have it, the one that is no fork of another."""
+    ids = {row.id for row in titled}
+    own = [row for row in titled if row.forked_from not in ids]
+    if len(own) > 1:
+        listed = ", ".join(row.id for row in own[:MAX_NAMED])
+        raise NotInStore(
+            f"{len(own)} conversations are called {own[0].title!r}; say which: {listed}"
+        )
+    return own[0]
+
+
+async def find_node(store: "Store", row: "ConversationRow", at: str) -> "Node":
+    """The node that is meant: its number, ``head``, or the id of a response."""
+    if at in ("", "head"):
+        return await store.node(row, row.head)
+    if at.isascii() and at.isdecimal():
+        return await store.node(row, int(at))
+    found = await store.node_of_response(row, at)
+    if found is None:
+        raise NotInStore(
+            f"there is no node and no response {at!r} in this conversation; 'kedge tree' shows them"
+        )
+    return found

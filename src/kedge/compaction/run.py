@@ -1,0 +1,119 @@
+"""Running a compactor: it may fail, and it may be wrong, and neither may cost the conversation.
+
+A compactor is somebody's code and may ask a model. If it raises, or leaves a call without its result,
+what it made is not used: the conversation goes on uncompacted, and a note says why.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kedge.compaction.base import (
+    CompactionRequest,
+    CompactionResult,
+    Compactor,
+    Occasion,
+    component_name,
+    unchanged_result,
+)
+from kedge.engines import Engine
+from kedge.events import Usage
+from kedge.observe import count, get_logger
+from kedge.planning import ConversationState, covered_count, get_state, prefix_digest, set_state
+from kedge.planning.tool_pairing import ToolPairing
+from kedge.tokens import DEFAULT_COUNTER, TokenCounter
+from kedge.turns import Block, SystemBlock, Turn
+
+log = get_logger("kedge.compaction.run")
+
+
+async def run_compactor(compactor: Compactor, request: CompactionRequest) -> CompactionResult:
+    """Run a compactor; whatever it does wrong, the result is one that can be used."""
+    by = component_name(compactor)
+    try:
+        result = await compactor.compact(request)
+        flaw = _find_defect(request, result)
+    except Exception as error:  # somebody else's code, and the answer is paid for
+        log.debug("how compaction failed", exc_info=error)
+        flaw = type(error).__name__
+        result = None
+    if result is not None and not flaw:
+        return result
+    log.warning("compaction failed, the conversation stays as it is: %s by %s", flaw, by)
+    count("compactions_total", by=by, outcome="failed")
+    return unchanged_result(request, by, f"{by} failed ({flaw}); nothing was changed")
+
+
+async def compact_turn(
+    turn: Turn,
+    compactor: Compactor,
+    *,
+    engine: Engine | None = None,
+    usage: Usage | None = None,
+    counter: TokenCounter = DEFAULT_COUNTER,
+    occasion: Occasion = "answered",
+) -> tuple[Turn, CompactionResult]:
+    """Compact a Turn: the Turn to go on with, and what was done. Never raises."""
+    request = CompactionRequest(
+        turn.body,
+        turn.leading,
+        usage=usage,
+        engine=engine,
+        counter=counter,
+        occasion=occasion,
+        state=get_state(turn),
+    )
+    result = await run_compactor(compactor, request)
+    record_result(result, occasion, turn.id)
+    if not result.changed:
+        return turn, result
+    blocks = (*turn.leading, *result.blocks)
+    short = Turn(blocks, id=turn.id, data=turn.data, extra=turn.extra)
+    return set_state(short, prune_anchors(short)), result
+
+
+def prune_anchors(turn: Turn) -> ConversationState:
+    """The Turn's state with the anchors that still hold: a cut can never be undone."""
+    state, covered = get_state(turn), covered_count(turn)
+    kept = tuple(
+        record
+        for record in state.anchors
+        if 0 < record.block_count <= covered
+        and prefix_digest(turn, record.block_count) == record.digest
+    )
+    if any(record.response_id == state.previous_response_id for record in kept):
+        return replace(state, anchors=kept)
+    return replace(state, anchors=kept, previous_response_id="", conversation_id="")
+
+
+def record_result(result: CompactionResult, occasion: Occasion, turn_id: str) -> None:
+    """Tell the log and the metrics what compaction did."""
+    if result.changed:
+        count("compactions_total", by=result.by, outcome="compacted")
+        count("compaction_blocks_removed_total", len(result.removed))
+        count("compaction_tokens_saved_total", _tokens_saved(result))
+        log.info("%s (%s)", str(result), occasion, turn_id=turn_id)
+    elif result.notes:
+        count("compactions_total", by=result.by, outcome="refused")
+        log.warning("%s (%s)", str(result), occasion, turn_id=turn_id)
+
+
+def _tokens_saved(result: CompactionResult) -> int:
+    return max(0, (result.tokens_before or 0) - (result.tokens_after or 0))
+
+
+def _find_defect(request: CompactionRequest, result: CompactionResult) -> str:
+    """What is wrong with a result: calls or results that stand alone and did not before."""
+    if not result.changed:
+        return ""
+    Turn(result.blocks)  # raises for what are no blocks, or the same block twice
+    if not result.blocks or isinstance(result.blocks[0], SystemBlock):
+        return "it left nothing, or a system block in front"
+    new = _find_problems(result.blocks) - _find_problems(request.blocks)
+    return f"it left {len(new)} calls or results alone" if new else ""
+
+
+def _find_problems(blocks: Sequence[Block]) -> set[tuple[str, str]]:
+    pairing = ToolPairing()
+    for index, block in enumerate(blocks):
+        pairing.add(index, block)
+    return {(problem.kind, problem.call_id) for problem in pairing.problems(blocks, 0)}

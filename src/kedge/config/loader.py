@@ -1,0 +1,159 @@
+"""What holds now: a flag, else the environment, else the file, else the default; and which it was."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from kedge.config.paths import CONFIG_ENV, config_path
+from kedge.config.settings import SETTINGS, Scalar, Setting, format_value
+from kedge.errors import InvalidSetting
+
+
+def read_config_file(path: Path, *, required: bool = False) -> Mapping[str, Scalar]:
+    """The settings that the file gives, by name; nothing if there is no file and none is needed."""
+    import tomllib
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        if required:
+            raise InvalidSetting(f"{path} is not there, though {CONFIG_ENV} names it") from None
+        return {}
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
+        raise InvalidSetting(f"{path} cannot be read: {reason}") from error
+    try:
+        parsed = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidSetting(f"{path} is no TOML: {error}") from error
+    return {name: _check_value(name, value, path, text) for name, value in _flatten(parsed)}
+
+
+def _flatten(table: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        name = f"{section}.{key}" if section else key
+        if isinstance(value, Mapping):
+            yield from _flatten(value, name)  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            yield name, value
+
+
+def _check_value(name: str, value: object, path: Path, text: str) -> Scalar:
+    where = f"{path}, line {find_line(name, text)}:"
+    setting = SETTINGS.get(name)
+    if setting is None:
+        raise InvalidSetting(f"{where} there is no setting {name!r}{_suggest(name)}")
+    return setting.check(value, f"{where} {setting.name}")
+
+
+def _suggest(name: str) -> str:
+    close = get_close_matches(name, SETTINGS, n=1) or [
+        each for each in SETTINGS if each.rpartition(".")[2] == name.rpartition(".")[2]
+    ]
+    hint = f"; did you mean {_format_key(SETTINGS[close[0]])}?" if close else ""
+    return hint or "; 'kedge config' lists those there are"
+
+
+def _format_key(setting: Setting) -> str:
+    return f"{setting.key} under [{setting.section}]" if setting.section else setting.key
+
+
+def find_line(name: str, text: str) -> int:
+    """The line on which a key stands, as well as a look at the text can tell."""
+    section, _, key = name.rpartition(".")
+    pattern = re.compile(rf"""\s*["']?{re.escape(key)}["']?\s*=""")
+    dotted = re.compile(rf"\s*{re.escape(name)}\s*=")
+    current = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := re.match(r"\s*\[\s*([^\]]+?)\s*\]", line):
+            current = found[1]
+        elif (current == section and pattern.match(line)) or (not current and dotted.match(line)):
+            return number
+    return 1
+
+
+Source = Literal["flag", "environment", "file", "default"]
+
+
+@dataclass(frozen=True, slots=True)
+class SettingValue:
+    """The value of a setting, and where it came from."""
+
+    setting: Setting
+    value: Scalar = field(repr=False)  # it may be a secret
+    source: Source
+    location: str = ""
+
+    @property
+    def display_value(self) -> str:
+        """The value as it may be shown: secrets masked."""
+        return mask_value(self.setting, self.value)
+
+
+class Config:
+    """The settings as they hold for this process."""
+
+    def __init__(self, path: Path, file: Mapping[str, Scalar], environ: Mapping[str, str]) -> None:
+        self.path = path
+        self._file = file
+        self._environ = environ
+
+    @property
+    def file_values(self) -> Mapping[str, Scalar]:
+        """What the file gives, by name."""
+        return self._file
+
+    def find(self, name: str, flag: Scalar | None = None) -> SettingValue:
+        """The value of a setting; ``flag`` is what the command line gave, if it did."""
+        setting = SETTINGS[name]
+        if flag is not None:
+            return SettingValue(setting, flag, "flag", setting.flag)
+        if given := self._environ.get(setting.env):
+            return SettingValue(
+                setting, setting.parse(given, setting.env), "environment", setting.env
+            )
+        if name in self._file:
+            return SettingValue(setting, self._file[name], "file", str(self.path))
+        return SettingValue(setting, setting.default, "default")
+
+    def __getitem__(self, name: str) -> Any:
+        return self.find(name).value
+
+    def __iter__(self) -> Iterator[SettingValue]:
+        return (self.find(name) for name in SETTINGS)
+
+
+def load_config(environ: Mapping[str, str] = os.environ) -> Config:
+    """Read the file; every value is checked when it is asked for, those of the file at once."""
+    path = config_path()
+    return Config(path, read_config_file(path, required=bool(environ.get(CONFIG_ENV))), environ)
+
+
+def mask_value(setting: Setting, value: Scalar) -> str:
+    """A value as it may be shown."""
+    text = format_value(value)
+    match setting.secret:
+        case "whole":
+            return mask(text)
+        case "url":
+            return mask_url(text)
+        case _:
+            return text
+
+
+def mask(secret: str) -> str:
+    """A secret that its owner can recognise and nobody can use."""
+    secret = secret.strip()
+    if not secret:
+        return ""
+    return f"{secret[:3]}…{secret[-4:]}" if len(secret) >= 20 else "…"
+
+
+def mask_url(url: str) -> str:
+    """An address without the password in it, wherever it stands."""
+    url = re.sub(r"(?<=://)([^/@:]*):[^/?#\s]*@", r"\1:…@", url)
+    return re.sub(r"(?i)((?:^|[\s?&])[a-z_]*password=)('[^']*'|[^&\s]*)", r"\1…", url)

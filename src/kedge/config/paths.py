@@ -1,0 +1,47 @@
+"""Where a platform keeps the data and the configuration of programs."""
+
+import os
+import sys
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+CONFIG_ENV = "KEDGE_CONFIG"
+"""The environment variable that names another configuration file."""
+
+
+def data_dir() -> Path:
+    """The folder for databases."""
+    home = Path.home()
+    if sys.platform == "darwin":
+        folder = home / "Library" / "Application Support"
+    elif sys.platform == "win32":
+        folder = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    else:
+        folder = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
+    return folder / "kedge"
+
+
+def store_url(given: str = "", *, create: bool = True) -> str:
+    """The address of the store: a file's or a database's, or the usual file, whose folder is made."""
+    if "://" in given:
+        return given
+    if not given and create:
+        data_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = Path(given).expanduser() if given else data_dir() / "kedge.db"
+    return f"sqlite:///{quote(str(path))}"
+
+
+def store_file(url: str) -> Path | None:
+    """The file that the address of a store names, if it names one."""
+    if not url.startswith("sqlite:///") or ":memory:" in url:
+        return None
+    return Path(unquote(url.removeprefix("sqlite:///").partition("?")[0]))
+
+
+def config_path() -> Path:
+    """The configuration file, whether it is there or not."""
+    if given := os.environ.get(CONFIG_ENV):
+        return Path(given).expanduser()
+    import click
+
+    return Path(click.get_app_dir("kedge")) / "config.toml"

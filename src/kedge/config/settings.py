@@ -1,0 +1,205 @@
+"""The one table of settings: names, types, defaults and words.
+
+Flags, environment variables, keys of the file, ``kedge config`` and the documentation all come from it. A
+name with a dot stands in a section of the file: ``serve.port`` is ``port`` under ``[serve]``, the flag
+``--port`` of ``kedge serve``, and ``KEDGE_SERVE_PORT`` in the environment.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from kedge.errors import InvalidSetting
+
+CHAINING_ENV = "ENABLE_RESPONSE_BOUNDARY_TRACKING"
+_FALSE_VALUES = frozenset({"0", "false", "off", "no"})
+
+
+def is_chaining_enabled() -> bool:
+    """Whether chaining is allowed; it is, unless the environment says no."""
+    return os.environ.get(CHAINING_ENV, "1").strip().lower() not in _FALSE_VALUES
+
+
+SettingKind = Literal["text", "integer", "number", "switch"]
+Scalar = str | int | float | bool
+
+_BOOLEAN_WORDS: Mapping[str, bool] = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+_KIND_NAMES: Mapping[SettingKind, str] = {
+    "text": "a text",
+    "integer": "a whole number",
+    "number": "a number",
+    "switch": "true or false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting. ``secret`` values are shown masked, a ``url`` without its password."""
+
+    name: str
+    kind: SettingKind
+    default: Scalar
+    help: str
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    secret: Literal["", "whole", "url"] = ""
+    env_override: str = ""
+    default_label: str = ""
+    """What the default is in words, where the value does not tell."""
+
+    @property
+    def env(self) -> str:
+        """The environment variable."""
+        return self.env_override or f"KEDGE_{self.name.upper().replace('.', '_')}"
+
+    @property
+    def section(self) -> str:
+        """The section of the file, or nothing."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def key(self) -> str:
+        """The key in its section, and the name of the flag."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def flag(self) -> str:
+        """The flag of a command."""
+        return f"--{self.key.replace('_', '-')}"
+
+    @property
+    def default_text(self) -> str:
+        """The default as a person reads it."""
+        return self.default_label or format_value(self.default)
+
+    def parse(self, text: str, where: str) -> Scalar:
+        """Take a value from text, as the environment and flags give it."""
+        reading: Mapping[SettingKind, Callable[[str], Scalar]] = {
+            "text": str,
+            "integer": int,
+            "number": float,
+            "switch": lambda word: _BOOLEAN_WORDS[word.strip().lower()],
+        }
+        try:
+            value = reading[self.kind](text)
+        except (ValueError, KeyError):
+            raise self._invalid(text, where) from None
+        return self.check(value, where)
+
+    def check(self, value: object, where: str) -> Scalar:
+        """Give the value back if it may be, or say what it may be."""
+        match self.kind, value:
+            case ("switch", bool()) | ("text", str()):
+                pass
+            case ("integer", int()) | ("number", int() | float()) if not isinstance(value, bool):
+                self._check_range(value, where)
+            case _:
+                raise self._invalid(value, where)
+        if self.choices and value not in ("", *self.choices):
+            raise InvalidSetting(f"{where} must be one of {', '.join(self.choices)}, not {value!r}")
+        return value
+
+    def _check_range(self, value: float, where: str) -> None:
+        enough = self.minimum is None or value >= self.minimum
+        if not (enough and (self.maximum is None or value <= self.maximum)):  # so written for NaN
+            bounds = [f"at least {self.minimum:g}"] if self.minimum is not None else []
+            bounds += [f"at most {self.maximum:g}"] if self.maximum is not None else []
+            raise InvalidSetting(
+                f"{where} must be {' and '.join(bounds) or 'a number'}, not {value:g}"
+            )
+
+    def _invalid(self, value: object, where: str) -> InvalidSetting:
+        shown = "what it is" if self.secret else repr(value)
+        return InvalidSetting(f"{where} must be {_KIND_NAMES[self.kind]}, not {shown}")
+
+
+def format_value(value: Scalar) -> str:
+    """A value as it is written in the file, without quotes."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+_LOG_LEVELS = ("error", "warning", "info", "debug", "trace")
+
+_TABLE = (
+    Setting("model", "text", "practice", "The model that commands talk with: a model string."),
+    Setting(
+        "mode",
+        "text",
+        "",
+        "How the server's memory is used.",
+        choices=("chained", "stateless", "conversation"),
+        default_label="chained",
+    ),
+    Setting("system", "text", "", "Instructions for the model.", default_label="none"),
+    Setting(
+        "store",
+        "text",
+        "",
+        "Where conversations are kept: a file, or the address of a PostgreSQL database.",
+        secret="url",
+        default_label="kedge.db in the user's data folder",
+    ),
+    Setting(
+        "log_level",
+        "text",
+        "",
+        "From which level on log records are shown.",
+        choices=_LOG_LEVELS,
+        default_label="none; info for serve",
+    ),
+    Setting("log_format", "text", "text", "How they are written.", choices=("text", "json")),
+    Setting("trace", "switch", False, "Make OpenTelemetry spans (extra otel)."),
+    Setting("timeout", "number", 10.0, "Seconds that doctor waits for a server.", minimum=0.1),
+    Setting("serve.host", "text", "127.0.0.1", "Address to listen on."),
+    Setting(
+        "serve.port", "integer", 8484, "Port to listen on; 0 for any.", minimum=0, maximum=65535
+    ),
+    Setting(
+        "serve.db",
+        "text",
+        "",
+        "Where responses are kept; ':memory:' for nowhere.",
+        default_label="server.db in the user's data folder",
+    ),
+    Setting(
+        "serve.token",
+        "text",
+        "",
+        "What clients must send as their key. Needed on any address but loopback.",
+        secret="whole",
+        env_override="KEDGE_SERVER_TOKEN",
+        default_label="none",
+    ),
+    Setting("serve.retention_days", "number", 30.0, "How long responses are kept.", minimum=0.0001),
+    Setting("serve.zero_data_retention", "switch", False, "Keep nothing; chaining is refused."),
+    Setting(
+        "serve.model",
+        "text",
+        "practice",
+        "What answers: 'practice', 'script:FILE' for fixed answers, or a model string.",
+    ),
+    Setting(
+        "serve.models",
+        "text",
+        "",
+        "A TOML file of several models by name, in the place of one (docs/backends.md).",
+        default_label="none",
+    ),
+    Setting(
+        "serve.pace", "number", 0.0, "Seconds between two words of a stream.", minimum=0, maximum=60
+    ),
+    Setting("serve.page", "switch", True, "Show the page at '/', with the API behind it."),
+    Setting("serve.keep_bodies", "switch", False, "Keep the raw JSON of the page's requests."),
+    Setting(
+        "serve.max_body_mb", "number", 32.0, "The largest request, in megabytes.", minimum=0.001
+    ),
+)
+SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in _TABLE}
+"""Every setting by its name."""

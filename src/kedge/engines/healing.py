@@ -1,0 +1,202 @@
+"""When a server refuses a request that another way of sending might save.
+
+Servers say "I do not remember that response" in many shapes. The decision goes by status, code and
+param first and by wording last, because wording changes without notice. Everything here concerns a
+request that was sent on a server's memory; any other refusal is an error.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kedge.errors import EngineError
+from kedge.events import ResponseStarted, Usage
+from kedge.events.run import HealReason
+from kedge.planning import RequestPlan
+from kedge.turns import TextPart, ToolResultBlock, UserBlock
+
+_COUNT_CHANGING_PARAMS = ("truncation", "context_management", "prompt", "reasoning")
+"""Parameters that make a server count other tokens than it was sent."""
+_OVERHEAD_TOKENS = 64
+"""Tokens that a server may add to a request for its own use."""
+_BLOCK_OVERHEAD_BYTES = 128
+"""Bytes of a block's canonical form and frame that are not its text."""
+_MIN_ANCHOR_BYTES = 4_000
+"""Bytes of text that the anchor must hold before their absence can be told."""
+_MAX_TOKEN_BYTES = 10
+"""Bytes of an unusually long token."""
+
+
+def detect_echo_mismatch(started: ResponseStarted, plan: RequestPlan) -> bool:
+    """Whether the server says itself that it started from something else."""
+    wanted = plan.previous_response_id
+    return bool(wanted) and started.echoed and started.previous_response_id != wanted
+
+
+def detect_lost_context(usage: Usage | None, plan: RequestPlan, body: Mapping[str, Any]) -> bool:
+    """Whether the server counted no more than the delta, where the Turn holds far more."""
+    if usage is None or not usage.input_tokens or not plan.anchor:
+        return False
+    if any(_affects_token_count(body.get(name)) for name in _COUNT_CHANGING_PARAMS):
+        return False
+    # A cheap look before the exact one: could all that the anchor holds have gone into so few tokens?
+    held = plan.full_blocks - plan.delta_blocks
+    held_text = plan.full_bytes - plan.delta_bytes - held * _BLOCK_OVERHEAD_BYTES
+    if held_text < _MIN_ANCHOR_BYTES or usage.input_tokens * _MAX_TOKEN_BYTES > held_text:
+        return False
+    return usage.input_tokens <= _count_delta_tokens(plan, body)
+
+
+def _affects_token_count(value: object) -> bool:
+    return value not in (None, "disabled") and (
+        not isinstance(value, Mapping) or "context" in value
+    )
+
+
+def _count_delta_tokens(plan: RequestPlan, body: Mapping[str, Any]) -> float:
+    """The tokens of what was sent, generously; none where pictures make counting a guess."""
+    from kedge.tokens import count_items, count_json, count_text
+
+    spoken = (block for block in plan.delta if isinstance(block, UserBlock | ToolResultBlock))
+    if not all(isinstance(part, TextPart) for block in spoken for part in block.parts):
+        return 0
+    sent = count_items(body["input"]) + count_text(plan.instructions or "")
+    tools = body.get("tools")
+    return (sent + (count_json(tools) if tools else 0)) * 1.25 + _OVERHEAD_TOKENS
+
+
+BASE_COOLDOWN = 60.0
+MAX_COOLDOWN = 3_600.0
+
+
+class ChainBreaker:
+    """Whether one server may be chained on now."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._unsupported = False
+        self._failures = 0
+        self._open_until = 0.0
+
+    @property
+    def open_reason(self) -> Literal["", "unsupported", "forgot"]:
+        """Why it should not be chained on now; empty if it may be."""
+        if self._unsupported:
+            return "unsupported"
+        return "forgot" if self._failures and self._clock() < self._open_until else ""
+
+    def record_unsupported(self) -> None:
+        """It says that it does not chain."""
+        self._unsupported = True
+
+    def record_loss(self) -> None:
+        """It answered without the memory it was asked for."""
+        rest = min(BASE_COOLDOWN * 2.0**self._failures, MAX_COOLDOWN)
+        self._failures = min(self._failures + 1, 16)
+        self._open_until = self._clock() + rest
+
+    def record_success(self) -> None:
+        """It answered a chained request, and nothing speaks against its memory."""
+        self._failures = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSummary:
+    """What matters of the request that was refused."""
+
+    previous_response_id: str = ""
+    conversation_id: str = ""
+    has_reasoning: bool = False
+    requests_reasoning: bool = False
+    has_empty_input: bool = False
+
+    @property
+    def is_chained(self) -> bool:
+        """Whether the request relied on the server's memory."""
+        return bool(self.previous_response_id or self.conversation_id)
+
+
+HealRule = Callable[[EngineError, RequestSummary], bool]
+
+_CLIENT_ERRORS = frozenset({400, 404, 410, 422, 501})
+_CHAIN_PARAMS = frozenset({"previous_response_id", "response_id"})
+_GONE_CODES = frozenset({"previous_response_not_found", "response_not_found"})
+_UNRELATED_404_CODES = frozenset(
+    {"model_not_found", "invalid_model", "unknown_url", "not_found_route"}
+)
+_UNSUPPORTED_PATTERN = re.compile(
+    r"zero data retention|(does not|doesn't|not) support|unsupported|not implemented|stateless"
+    r"|cannot be used",
+    re.IGNORECASE,
+)
+_CHAIN_PATTERN = re.compile(r"previous[_ ]response", re.IGNORECASE)
+_PAIRING_PATTERN = re.compile(r"no tool (call|output) found for", re.IGNORECASE)
+_ENCRYPTED_PATTERN = re.compile(r"encrypted[_ ]content", re.IGNORECASE)
+
+
+def _mentions_chain(error: EngineError) -> bool:
+    return error.param in _CHAIN_PARAMS or bool(_CHAIN_PATTERN.search(error.message))
+
+
+def _is_chaining_unsupported(error: EngineError, summary: RequestSummary) -> bool:
+    if not summary.previous_response_id or error.code in _GONE_CODES:
+        return False
+    if error.code == "unsupported_parameter" and error.param in _CHAIN_PARAMS:
+        return True
+    return _mentions_chain(error) and bool(_UNSUPPORTED_PATTERN.search(error.message))
+
+
+def _is_response_missing(error: EngineError, summary: RequestSummary) -> bool:
+    if not summary.previous_response_id:
+        return False
+    if error.code in _GONE_CODES or error.param in _CHAIN_PARAMS:
+        return True
+    if error.status == 404:
+        return error.code not in _UNRELATED_404_CODES and error.param != "model"
+    named = summary.previous_response_id in error.message
+    # A chain that adds up here and not there is one that the server remembers only in part.
+    return named or bool(
+        _CHAIN_PATTERN.search(error.message) or _PAIRING_PATTERN.search(error.message)
+    )
+
+
+def _is_conversation_missing(error: EngineError, summary: RequestSummary) -> bool:
+    if not summary.conversation_id or error.code == "conversation_locked":
+        return False
+    return error.status in (404, 410) or bool(_PAIRING_PATTERN.search(error.message))
+
+
+def _is_reasoning_rejected(error: EngineError, summary: RequestSummary) -> bool:
+    refused = error.code == "invalid_encrypted_content"
+    return summary.has_reasoning and (refused or bool(_ENCRYPTED_PATTERN.search(error.message)))
+
+
+def _is_include_rejected(error: EngineError, summary: RequestSummary) -> bool:
+    about = error.param.startswith("include") or bool(_ENCRYPTED_PATTERN.search(error.message))
+    return summary.requests_reasoning and about
+
+
+def _is_empty_input_rejected(error: EngineError, summary: RequestSummary) -> bool:
+    return summary.has_empty_input and summary.is_chained and error.param in ("input", "")
+
+
+HEAL_RULES: tuple[tuple[HealReason, HealRule], ...] = (
+    ("reasoning", _is_reasoning_rejected),
+    ("include", _is_include_rejected),
+    ("unsupported", _is_chaining_unsupported),
+    ("empty_input", _is_empty_input_rejected),
+    ("gone", _is_response_missing),
+    ("conversation", _is_conversation_missing),
+)
+"""Every refusal that can be healed, in the order in which they are looked for."""
+
+
+def classify_error(error: EngineError, summary: RequestSummary) -> HealReason | None:
+    """How to heal this refusal, or ``None`` if it is an error like any other."""
+    if error.status is not None and error.status not in _CLIENT_ERRORS:
+        return None
+    for reason, applies in HEAL_RULES:
+        if applies(error, summary):
+            return reason
+    return None

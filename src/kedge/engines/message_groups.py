@@ -1,0 +1,150 @@
+"""A Turn as the stateless APIs see it: what the model said, and what it heard, by turns.
+
+These APIs know no items, only messages of two sides, and they are strict about one thing: the results of
+calls come directly behind the message that made the calls, before anything else. So blocks are gathered
+into passages, ``Said`` and ``Heard``, and within what was heard the results come first.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from kedge.errors import UnsupportedBlock
+from kedge.planning import RequestPlan
+from kedge.turns import (
+    AssistantBlock,
+    Block,
+    OpaqueBlock,
+    ReasoningBlock,
+    SystemBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    UnknownBlock,
+    UserBlock,
+)
+
+OutputBlock = AssistantBlock | ToolCallBlock | ReasoningBlock | OpaqueBlock
+
+
+@dataclass(slots=True)
+class AssistantGroup:
+    """What the model said in one go: words, calls, thoughts, and what only its provider reads."""
+
+    blocks: list[OutputBlock] = field(default_factory=list[OutputBlock])
+
+    @property
+    def calls(self) -> list[ToolCallBlock]:
+        """The calls among it."""
+        return [block for block in self.blocks if isinstance(block, ToolCallBlock)]
+
+
+@dataclass(slots=True)
+class UserGroup:
+    """What the model heard before it went on: results first, then words."""
+
+    results: list[ToolResultBlock] = field(default_factory=list[ToolResultBlock])
+    inputs: list[UserBlock | SystemBlock] = field(default_factory=list[UserBlock | SystemBlock])
+
+
+MessageGroup = AssistantGroup | UserGroup
+
+
+def group_by_role(plan: RequestPlan, provider: str) -> list[MessageGroup]:
+    """What a plan sends, by turns; every call with its results directly behind it."""
+    plan.check()
+    left_out = {block.id for block in plan.left_out}
+    found = _group_blocks((block for block in plan.delta if block.id not in left_out), provider)
+    _check_tool_results(found, provider)
+    return found
+
+
+def _group_blocks(blocks: Iterable[Block], provider: str) -> list[MessageGroup]:
+    found: list[MessageGroup] = []
+    for block in blocks:
+        match block:
+            case AssistantBlock() | ToolCallBlock() | ReasoningBlock() | OpaqueBlock():
+                _open_assistant_group(found).blocks.append(block)
+            case ToolResultBlock():
+                _open_user_group(found).results.append(block)
+            case UserBlock() | SystemBlock():
+                _open_user_group(found).inputs.append(block)
+            case UnknownBlock():
+                raise UnsupportedBlock(
+                    f"block {block.id} is of a kind this Kedge does not know "
+                    f"({block.form.get('kind')!r}); remove it or use a newer Kedge"
+                )
+            case _:
+                raise unsupported_block(block, provider, "remove it")
+    return found
+
+
+def _open_assistant_group(groups: list[MessageGroup]) -> AssistantGroup:
+    if groups and isinstance(last := groups[-1], AssistantGroup):
+        return last
+    groups.append(made := AssistantGroup())
+    return made
+
+
+def _open_user_group(groups: list[MessageGroup]) -> UserGroup:
+    if groups and isinstance(last := groups[-1], UserGroup):
+        return last
+    groups.append(made := UserGroup())
+    return made
+
+
+def _check_tool_results(groups: Sequence[MessageGroup], provider: str) -> None:
+    """Refuse results that do not come before the model goes on: these APIs cannot say that."""
+    for before, after in pairwise((UserGroup(), *groups, UserGroup())):
+        late: list[ToolCallBlock | ToolResultBlock] = []
+        if isinstance(before, AssistantGroup) and isinstance(after, UserGroup):
+            answered = {result.call_id for result in after.results}
+            late += [call for call in before.calls if call.call_id not in answered]
+        if isinstance(after, UserGroup):
+            called = (
+                {call.call_id for call in before.calls}
+                if isinstance(before, AssistantGroup)
+                else ()
+            )
+            late += [result for result in after.results if result.call_id not in called]
+        for block in late:
+            remedy = "move the result directly behind its call, or remove both"
+            raise unsupported_block(
+                block, provider, remedy, f"the result of {block.call_id} comes later"
+            )
+
+
+class CallIds:
+    """The ids that calls go by at a provider that takes only some ids, and each only once."""
+
+    def __init__(self, allowed: str, *, unique: bool = False) -> None:
+        self._allowed = re.compile(allowed, re.DOTALL)
+        self._unique = unique
+        self._assigned: dict[str, str] = {}
+        self._used: set[str] = set()
+
+    def assign(self, call: ToolCallBlock) -> str:
+        """The id for a call: its own, if the provider takes it."""
+        name = call.call_id
+        if not self._allowed.fullmatch(name) or (self._unique and name in self._used):
+            mixed = f"kedge.call/1 {len(self._used) if name in self._used else ''} {name}"
+            name = "call_" + hashlib.sha256(mixed.encode()).hexdigest()[:24]
+        self._used.add(name)
+        self._assigned[call.call_id] = name
+        return name
+
+    def resolve(self, result: ToolResultBlock) -> str:
+        """The id under which a call is answered."""
+        return self._assigned.get(result.call_id, result.call_id)
+
+
+def unsupported_block(
+    block: Block, provider: str, remedy: str, detail: str = ""
+) -> UnsupportedBlock:
+    """The error for a block that a provider cannot express: which, why, and what to do."""
+    kind = f"opaque {block.type}" if isinstance(block, OpaqueBlock) else block.kind
+    why = f": {detail}" if detail else ""
+    return UnsupportedBlock(
+        f"{provider} cannot express block {block.id} ({kind}){why}; {remedy} before sending"
+    )

@@ -1,0 +1,90 @@
+"""Parameters, from the names of the Responses API into those of another.
+
+Common parameters are given to every engine in one language, and each engine has a table that says how its
+provider puts them. A parameter that is not in the table is not known to Kedge and goes through as it
+is; one that is known and cannot be said raises, for to leave it out would change the answer silently.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from kedge.errors import UnsupportedParameter
+
+Members = dict[str, Any]
+ParamRule = Callable[[Any], Members]
+"""From the value of a parameter to the members of the body that say the same."""
+ParamRules = Mapping[str, ParamRule]
+
+
+def map_params(params: Mapping[str, Any], rules: ParamRules) -> Members:
+    """The members of the body that say what these parameters say; ``None`` is like nothing given."""
+    body: Members = {}
+    for name, value in params.items():
+        if value is not None:
+            merge(body, rules[name](value) if name in rules else {name: value})
+    return body
+
+
+def merge(body: Members, more: Mapping[str, Any]) -> None:
+    """Add members; objects of one name become one object."""
+    for name, value in more.items():
+        there = body.get(name)
+        if isinstance(there, dict) and isinstance(value, Mapping):
+            body[name] = {**cast("Members", there), **cast("Mapping[str, Any]", value)}
+        else:
+            body[name] = value
+
+
+def rename(name: str) -> ParamRule:
+    """The same value under another name."""
+    return lambda value: {name: value}
+
+
+def reject_unless(param: str, remedy: str, *allowed: Any) -> ParamRule:
+    """Nothing, for values that change nothing; any other cannot be said."""
+
+    def rule(value: Any) -> Members:
+        if any(value == each and type(value) is type(each) for each in allowed):
+            return {}
+        raise UnsupportedParameter(param, remedy)
+
+    return rule
+
+
+def map_members(param: str, rules: ParamRules) -> ParamRule:
+    """An object, each of its members by a table of its own; unknown ones cannot be said."""
+
+    def rule(value: Any) -> Members:
+        body: Members = {}
+        for name, member in _require_object(param, value).items():
+            if member is None:
+                continue
+            if name not in rules:
+                raise UnsupportedParameter(f"{param}.{name}", "leave it out")
+            merge(body, rules[name](member))
+        return body
+
+    return rule
+
+
+def map_by_type(param: str, rules: ParamRules) -> ParamRule:
+    """An object or a word, by its type; an unknown one cannot be said."""
+
+    def rule(value: Any) -> Members:
+        kind = value if isinstance(value, str) else _require_object(param, value).get("type")
+        if not isinstance(kind, str) or kind not in rules:
+            raise UnsupportedParameter(f"{param} {kind!r}", f"use one of {', '.join(rules)}")
+        return rules[kind](value)
+
+    return rule
+
+
+def omit(value: Mapping[str, Any], *names: str) -> Members:
+    """The members of an object but for these and for nulls."""
+    return {k: v for k, v in value.items() if k not in names and v is not None}
+
+
+def _require_object(param: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise UnsupportedParameter(param, "give an object")
+    return cast("Mapping[str, Any]", value)

@@ -1,0 +1,63 @@
+"""In which way a request is sent, and the body that this makes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kedge.engines.healing import RequestSummary
+from kedge.planning import Mode, RequestPlan
+
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+
+
+@dataclass(frozen=True, slots=True)
+class SendOptions:
+    """In which way a request is sent: what healing changes."""
+
+    mode: Mode
+    full: bool = False
+    """Send everything, whatever anchors there are."""
+    reasoning: bool = True
+    """Send encrypted reasoning along."""
+    include: bool = True
+    """Ask for encrypted reasoning where the server will not keep its own."""
+
+
+def build_request_body(
+    plan: RequestPlan,
+    options: SendOptions,
+    *,
+    model: str,
+    tools: tuple[Mapping[str, Any], ...],
+    streaming: bool,
+    params: Mapping[str, Any],
+    conversation_id: str = "",
+) -> dict[str, Any]:
+    """The body of the request; ``params`` of the caller beat what is set here."""
+    body: dict[str, Any] = {"model": model, "input": plan.input(), "stream": streaming}
+    if plan.instructions is not None:
+        body["instructions"] = plan.instructions
+    if conversation_id:
+        body["conversation"] = conversation_id
+    elif plan.anchor:
+        body["previous_response_id"] = plan.previous_response_id
+    if tools:
+        body["tools"] = list(tools)
+    if options.mode == "stateless":
+        body["store"] = False
+    body |= params
+    if body.get("store") is False and options.include:
+        body["include"] = list(dict.fromkeys([*body.get("include", ()), ENCRYPTED_REASONING]))
+    return body
+
+
+def summarize_request(body: Mapping[str, Any], options: SendOptions) -> RequestSummary:
+    """What decides whether a refusal of this request can be healed."""
+    items = body["input"]
+    return RequestSummary(
+        previous_response_id=body.get("previous_response_id", ""),
+        conversation_id=body.get("conversation", ""),
+        has_reasoning=options.reasoning and any(item["type"] == "reasoning" for item in items),
+        requests_reasoning=options.include and "include" in body,
+        has_empty_input=not items,
+    )

@@ -1,0 +1,185 @@
+"""What becomes of an answer: blocks and an anchor in the Turn, or an error that loses nothing."""
+
+import json
+import re
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from anyio import move_on_after
+
+from kedge.engines.transport import RawResponse
+from kedge.errors import AnswerIncomplete, EngineError, ServerFailed, StreamCut
+from kedge.events import Outcome, ResponseFailed, StreamEvent, StreamFailed
+from kedge.events.decoder import StreamDecoder
+from kedge.observe import count, get_logger
+from kedge.planning import RequestPlan, Status, get_state, record_response, tag_blocks
+from kedge.turns import Turn
+
+DRAIN_SECONDS = 0.1
+"""Seconds that a server has to end its stream after the answer's end, to keep the connection."""
+
+
+async def read_response(
+    decoder: StreamDecoder, raw: RawResponse, redact: Callable[[str], str]
+) -> AsyncGenerator[StreamEvent]:
+    """The events of an answer, whole or as they come, without the key; the reply is closed after."""
+    async with aclosing(raw):
+        if not raw.is_stream:
+            for event in await _read_body(decoder, raw):
+                yield _redact_event(event, redact)
+            return
+        async with aclosing(_read_stream(decoder, raw)) as events:
+            async for event in events:
+                yield _redact_event(event, redact)
+
+
+async def _read_stream(decoder: StreamDecoder, raw: RawResponse) -> AsyncGenerator[StreamEvent]:
+    """The events of a stream up to the end of the answer; a broken connection is told last."""
+    cut: StreamCut | None = None
+    try:
+        async with aclosing(raw.chunks()) as chunks:
+            async for chunk in chunks:
+                over = False
+                for event in decoder.feed(chunk):
+                    over = over or isinstance(event, StreamFailed)
+                    yield event
+                if over or decoder.ended:
+                    for event in await _drain(decoder, chunks):
+                        yield event
+                    break
+    except StreamCut as error:
+        cut = error
+    for event in decoder.close():
+        yield event
+    if cut:
+        raise cut
+
+
+async def _drain(decoder: StreamDecoder, chunks: AsyncGenerator[bytes]) -> list[StreamEvent]:
+    """What follows the end of the answer, from a server that does not take its time over it."""
+    found: list[StreamEvent] = []
+    with move_on_after(DRAIN_SECONDS):
+        async for chunk in chunks:
+            found += decoder.feed(chunk)
+    return found
+
+
+async def _read_body(decoder: StreamDecoder, raw: RawResponse) -> list[StreamEvent]:
+    """The events that a whole response amounts to."""
+    body = await raw.body()
+    whole = _parse_body(body, decoder, raw)
+    # Only an escape can hide half a character; to look for one is cheaper than to walk the answer.
+    return decoder.feed_whole(whole, repair=b"\\u" in body)
+
+
+def _redact_event(event: StreamEvent, redact: Callable[[str], str]) -> StreamEvent:
+    """The event, without the key where a server repeats it."""
+    if not isinstance(event, StreamFailed | ResponseFailed):
+        return event
+    return replace(event, message=redact(event.message), code=redact(event.code))
+
+
+def _parse_body(body: bytes, decoder: StreamDecoder, raw: RawResponse) -> dict[str, Any]:
+    try:
+        response = json.loads(body)
+    except ValueError:
+        response = None
+    # What holds nothing of an answer is none, not even an empty one: some gateways report their
+    # troubles in an object of their own, with status 200.
+    if not isinstance(response, dict) or not response.keys() & decoder.RESPONSE_FIELDS:
+        words = "the server answered with something that is not a response"
+        raise ServerFailed(words, provider=raw.provider, request_id=raw.request_id, retryable=True)
+    return response  # pyright: ignore[reportUnknownVariableType]
+
+
+log = get_logger("kedge.engines.response_reader")
+
+_PERMANENT_CODES = re.compile(
+    r"^(invalid|unsupported|empty|image)_|policy|content_filter|moderation|_not_found|quota|billing"
+    r"|context_length|_too_(large|small|long)|max_tokens"
+)
+"""Codes of failures that lie in the request or the account: sent again, it would fail again."""
+
+
+def record_outcome(
+    turn: Turn,
+    outcome: Outcome,
+    plan: RequestPlan,
+    *,
+    now: float,
+    stored: bool,
+    retention: float | None,
+    conversation_id: str = "",
+    lost: bool = False,
+    stateful: bool = True,
+) -> Turn:
+    """The Turn with the answer's blocks; its response becomes an anchor only if it can be one.
+
+    ``lost`` tells that what the server remembers is not what the Turn says, ``remembered`` whether the
+    API has a memory at all.
+    """
+    blocks = outcome.blocks if outcome.completed else outcome.whole_blocks
+    if outcome.status not in ("completed", "incomplete"):
+        return turn
+    flaw = _find_anchor_problem(turn, outcome)
+    if flaw:
+        if stateful:
+            log.warning("no anchor: %s", flaw, response_id=outcome.response_id, turn_id=turn.id)
+            count("responses_without_id_total")
+        return turn.append(*tag_blocks(blocks, outcome.response_id)) if blocks else turn
+    status: Status = "incomplete"
+    if outcome.completed:
+        status = "lost" if lost else "completed"
+    log.trace("tagging %d blocks", len(blocks), response_id=outcome.response_id)
+    return record_response(
+        turn,
+        blocks,
+        response_id=outcome.response_id,
+        plan=plan,
+        created_at=now,
+        status=status,
+        stored=stored,
+        retention=retention,
+        conversation_id=conversation_id,
+        head=stateful,
+    )
+
+
+def raise_for_outcome(
+    outcome: Outcome, provider: str, turn: Turn, cut: StreamCut | None = None
+) -> None:
+    """Raise unless the answer is whole; ``broken`` tells how its connection ended, if badly."""
+    error: EngineError
+    match outcome.status:
+        case "completed":
+            return
+        case "incomplete":
+            words = f"the answer stopped before its end ({outcome.reason or 'no reason given'})"
+            error = AnswerIncomplete(words, provider=provider, code=outcome.reason)
+        case "failed":
+            words = outcome.message or "the server gave up on the response"
+            retryable = not _PERMANENT_CODES.search(outcome.code)
+            error = ServerFailed(words, provider=provider, code=outcome.code, retryable=retryable)
+        case "cut":
+            words = "the stream ended before the answer did; nothing of the Turn is lost"
+            error = cut or StreamCut(words, provider=provider, retryable=True)
+    error.turn = turn
+    error.partial = outcome.blocks
+    raise error
+
+
+def attach_context(error: EngineError, turn: Turn, plan: RequestPlan) -> EngineError:
+    """The error with the Turn to go on from and the plan, unless it has them."""
+    error.plan = error.plan or plan
+    error.turn = error.turn or turn
+    return error
+
+
+def _find_anchor_problem(turn: Turn, outcome: Outcome) -> str:
+    if not outcome.response_id:
+        return "the response came without an id"
+    if get_state(turn).anchor(outcome.response_id):
+        return "the response came with the id of an earlier one"
+    return "" if outcome.blocks else "the answer is empty"

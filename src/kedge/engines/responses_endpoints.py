@@ -1,0 +1,122 @@
+"""Server-side conversation objects, for the mode of that name.
+
+An object can move behind our back: somebody else, or a retry of ours, may have appended to it. So before
+each send its last item is compared with the one we know, and a difference starts a new object.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from kedge.engines.transport import Transport
+from kedge.errors import InvalidTurn, RequestRefused, ServerFailed
+from kedge.events import Usage, fields
+from kedge.observe import get_logger
+from kedge.planning import RequestPlan, get_state, set_state
+from kedge.planning.canonical import canonical_json
+from kedge.turns import Block, ReasoningBlock, Turn, block_from_item
+
+
+async def count_tokens(transport: Transport, plans: tuple[RequestPlan, ...], **params: Any) -> int:
+    """Ask how many tokens the context of the first plan that the server takes has."""
+    told = await _post(transport, "/responses/input_tokens", plans, params)
+    tokens = told.get("input_tokens")
+    if not isinstance(tokens, int):
+        raise ServerFailed("the server did not say how many tokens", provider=transport.provider)
+    return tokens
+
+
+async def compact(
+    transport: Transport, plans: tuple[RequestPlan, ...], **params: Any
+) -> tuple[list[Block], Usage]:
+    """Ask for the items that stand for the context of the first plan that the server takes."""
+    told = await _post(transport, "/responses/compact", plans, params)
+    output = told.get("output")
+    if not isinstance(output, list) or not output:
+        raise ServerFailed("the server gave nothing back", provider=transport.provider)
+    blocks = [block_from_item(item) for item in cast("list[dict[str, Any]]", output)]
+    return blocks, fields.read_usage(told) or Usage()
+
+
+async def _post(
+    transport: Transport, path: str, plans: tuple[RequestPlan, ...], params: dict[str, Any]
+) -> dict[str, Any]:
+    for plan in plans:
+        body = {"input": plan.input(), **params}
+        if plan.instructions is not None:
+            body["instructions"] = plan.instructions
+        if plan.anchor:
+            body["previous_response_id"] = plan.previous_response_id
+        try:
+            return await transport.request_json("post", path, json=body)
+        except RequestRefused as error:
+            if plan is not plans[-1] and error.status in (400, 404):
+                continue
+            raise
+    raise AssertionError("there is always a plan")
+
+
+log = get_logger("kedge.engines.responses_endpoints")
+
+
+class ConversationObjects:
+    """The conversation objects of one server."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def create(self) -> str:
+        """Make an empty object."""
+        try:
+            made = await self._transport.request_json("post", "/conversations", json={})
+        except RequestRefused as error:
+            if error.status == 404:
+                error.message = "this server has no conversation objects; use another mode"
+            raise
+        if not isinstance(made.get("id"), str):
+            raise ServerFailed("the server made a conversation object without an id")
+        return made["id"]
+
+    async def detach_if_changed(self, turn: Turn) -> Turn:
+        """Return the Turn; without its object, if that is no longer what we know."""
+        state = get_state(turn)
+        if not state.conversation_id:
+            return turn
+        known = _find_last_block(turn, state.previous_response_id)
+        last = await self._fetch_last_item(state.conversation_id)
+        if known is not None and last is not None and _is_same_item(last, known):
+            return turn
+        log.warning(
+            "the conversation object is not as we left it; starting a new one",
+            conversation_id=state.conversation_id,
+            turn_id=turn.id,
+        )
+        return set_state(turn, replace(state, conversation_id=""))
+
+    async def _fetch_last_item(self, conversation_id: str) -> Mapping[str, Any] | None:
+        path = f"/conversations/{conversation_id}/items"
+        try:
+            listed = await self._transport.request_json("get", path, order="desc", limit=4)
+        except RequestRefused as error:
+            if error.status in (404, 410):
+                return None
+            raise
+        items = cast("list[Mapping[str, Any]]", listed.get("data", []))
+        return next((item for item in items if item.get("type") != "reasoning"), None)
+
+
+def _find_last_block(turn: Turn, response_id: str) -> Block | None:
+    """The last block that the object should hold: the end of the newest response in it."""
+    for block in reversed(turn.blocks):
+        if block.response_id == response_id and not isinstance(block, ReasoningBlock):
+            return block
+    return None
+
+
+def _is_same_item(item: Mapping[str, Any], block: Block) -> bool:
+    if block.item_id and item.get("id"):
+        return item["id"] == block.item_id
+    try:
+        return canonical_json(block_from_item(item)) == canonical_json(block)
+    except InvalidTurn:
+        return False

@@ -1,9 +1,0 @@
-"""The Responses API over WebSocket: a few connections, each with lanes, and what they remember.
-
-``lanes`` is one lane, ``connection`` one connection with its reader, ``pool`` finds the lane for a
-request, ``transport`` has the face of the HTTP transport.
-"""
-
-from kedge.engines.sockets.transport import SocketTransport
-
-__all__ = ["SocketTransport"]

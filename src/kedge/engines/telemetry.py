@@ -1,0 +1,109 @@
+"""What an engine tells the log and the metrics about its requests."""
+
+from kedge.errors import EngineError
+from kedge.events import Outcome
+from kedge.events.tool_calls import ToolCallState
+from kedge.observe import count, get_logger, measure
+from kedge.planning import RequestPlan
+
+log = get_logger("kedge.engines")
+
+KNOWN_CODES = frozenset(
+    {
+        "context_length_exceeded",
+        "conversation_locked",
+        "insufficient_quota",
+        "invalid_api_key",
+        "invalid_encrypted_content",
+        "invalid_prompt",
+        "invalid_request_error",
+        "invalid_type",
+        "invalid_value",
+        "missing_required_parameter",
+        "model_not_found",
+        "previous_response_not_found",
+        "rate_limit_exceeded",
+        "server_error",
+        "unknown_parameter",
+        "unsupported_parameter",
+        "unsupported_value",
+    }
+)
+"""The codes that are counted by name. A server may write anything there, and labels must be few."""
+
+
+def record_plan(plan: RequestPlan, seconds: float) -> None:
+    """A plan was made."""
+    measure("responses_anchor_detection_duration_ms", seconds * 1000)
+    for each in plan.rejected:
+        log.trace("candidate refused: %s", each.reason, response_id=each.response_id)
+    log.debug(
+        "anchor %s; delta of %d among %d blocks",
+        plan.previous_response_id or "none",
+        plan.delta_blocks,
+        plan.full_blocks,
+    )
+
+
+def record_request(plan: RequestPlan, size: int) -> None:
+    """A request is about to be sent."""
+    kind = "stateless" if plan.anchor is None else "chained"
+    count(f"responses_{kind}_requests_total")
+    if plan.fallback:
+        count("responses_fallback_total", reason=plan.fallback)
+        log.warning("no anchor holds (%s); sending everything", plan.fallback)
+    measure("responses_delta_blocks_count", plan.delta_blocks)
+    measure("responses_chain_depth", plan.anchor.depth if plan.anchor else 0)
+    count("responses_bytes_sent_total", size)
+    count("responses_bytes_full_total", plan.full_bytes)
+    way = "in full" if plan.anchor is None else "chained"
+    log.info("request sent: %s, %d bytes", way, size, response_id=plan.previous_response_id)
+
+
+def record_mode_change(mode: str, requested: str, reason: str) -> None:
+    """A request goes out in another mode than was asked for."""
+    count("responses_mode_changed_total", reason=reason)
+    log.warning("mode %s instead of %s: %s", mode, requested, reason)
+
+
+def record_error(error: EngineError) -> None:
+    """The server refused a request, failed at it, or could not be reached."""
+    kind = type(error).__name__
+    code = error.code or str(error.status or kind)
+    known = not error.code or error.code in KNOWN_CODES
+    count("responses_rejected_total", code=code if known else "other")
+    log.error(
+        "the server did not answer a request: %s, %s", kind, code, request_id=error.request_id
+    )
+
+
+def record_healing(reason: str, response_id: str) -> None:
+    """A refused request is sent again in another way."""
+    count("responses_healed_total", reason=reason)
+    log.warning("healing a request: %s", reason, response_id=response_id)
+
+
+def record_lost_context(response_id: str) -> None:
+    """The server answered without the memory it was asked for, and the answer was shown."""
+    count("responses_forgotten_total")
+    log.warning(
+        "the server answered without the memory it was asked for; the answer may be wrong, and "
+        "later requests will send everything",
+        response_id=response_id,
+    )
+
+
+def record_completion(outcome: Outcome, calls: ToolCallState) -> None:
+    """An answer is over."""
+    log.info("answer %s", outcome.status, response_id=outcome.response_id)
+    if outcome.usage:
+        count("tokens_total", outcome.usage.input_tokens, kind="input")
+        count("tokens_total", outcome.usage.cached_tokens, kind="cached")
+        count("tokens_total", outcome.usage.output_tokens, kind="output")
+    for name, number in (
+        ("extracted", calls.extracted),
+        ("fallen_back", calls.fallen_back),
+        ("failed", calls.failed),
+    ):
+        if number:
+            count("tool_call_ids_total", number, outcome=name)

@@ -1,0 +1,132 @@
+"""One lane of a connection: a response at a time, its messages, and what the server remembers of it.
+
+The server remembers the newest response of each lane for as long as the connection lives, stored or not.
+A continuation that fails on the lane of its parent makes it forget that; so do we.
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, cast
+
+
+@dataclass(frozen=True, slots=True)
+class SocketMessage:
+    """One message of a server: its bytes, and what it says."""
+
+    data: bytes
+    payload: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """Its type."""
+        return str(self.payload.get("type") or ("error" if "error" in self.payload else ""))
+
+    @property
+    def is_rejection(self) -> bool:
+        """Whether it refuses a request; an error within a stream has its number there."""
+        return self.kind == "error" and "sequence_number" not in self.payload
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing follows of its response."""
+        return self.kind in TERMINAL_TYPES or self.is_rejection
+
+    @property
+    def response_id(self) -> str:
+        """The response that it tells of as a whole, if it does."""
+        response = self.payload.get("response")
+        found = cast("dict[str, Any]", response) if isinstance(response, dict) else {}
+        return str(found.get("id") or "")
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """What is wrong, if it is an error."""
+        error = self.payload.get("error") if self.kind == "error" else None
+        return cast("dict[str, Any]", error) if isinstance(error, dict) else {}
+
+
+MAX_BUFFERED_BYTES = 32 * 1024 * 1024
+"""Bytes that may wait for a reader. One who is further behind is cut off, so that others may go on."""
+TERMINAL_TYPES = frozenset(
+    {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
+)
+REMEMBERED_TYPES = frozenset({"response.completed", "response.incomplete"})
+
+
+class LaneFailed(Exception):
+    """The connection was closed, or the reader fell too far behind."""
+
+
+class Lane:
+    """One lane. ``name`` is its ``stream_id``; the lane without one has an empty name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.latest_id = ""
+        """The response that the server remembers for this lane."""
+        self.busy = False
+        self.abandoned = False
+        """Whether nobody reads the response that is on it."""
+        self.finished = False
+        """Whether the last message of that response has come."""
+        self._overflowed = False
+        self._started = False
+        self._previous_id = ""
+        self._parent_id = ""
+        self._inbox: deque[SocketMessage] = deque()
+        self._buffered_bytes = 0
+        self._wakeup = asyncio.Event()
+        self._failure = ""
+
+    def begin(self, parent_id: str) -> None:
+        """Take a request that continues ``after``, or nothing."""
+        self.busy, self.abandoned, self.finished, self._overflowed = True, False, False, False
+        self._parent_id, self._failure, self._started = parent_id, "", False
+        self._inbox.clear()
+        self._buffered_bytes = 0
+
+    def receive(self, message: SocketMessage) -> None:
+        """Take a message from the server."""
+        if self._is_stale(message):
+            return
+        self._update_state(message)
+        if not self.abandoned and not self._overflowed:
+            self._inbox.append(message)
+            self._buffered_bytes += len(message.data)
+            if self._buffered_bytes > MAX_BUFFERED_BYTES:
+                self.fail("the reader of an answer fell too far behind")
+                self._overflowed = True
+            self._wakeup.set()
+
+    def fail(self, reason: str) -> None:
+        """Say that no more messages will come."""
+        self._failure = reason
+        self._wakeup.set()
+
+    async def next_message(self) -> SocketMessage:
+        """The next message; raises ``Lost``."""
+        while not self._inbox:
+            if self._failure:
+                raise LaneFailed(self._failure)
+            self._wakeup.clear()
+            await self._wakeup.wait()
+        message = self._inbox.popleft()
+        self._buffered_bytes -= len(message.data)
+        return message
+
+    def _is_stale(self, message: SocketMessage) -> bool:
+        """Whether it belongs to the response before: one that was said twice may come late."""
+        if not self._started:
+            known = bool(message.response_id) and message.response_id == self._previous_id
+            self._started = message.kind == "error" or ("response" in message.payload and not known)
+        return not self._started
+
+    def _update_state(self, message: SocketMessage) -> None:
+        """Keep up with what the server remembers, and with how far it is."""
+        if message.is_last:
+            self.finished, self._previous_id = True, message.response_id
+        if message.kind in REMEMBERED_TYPES:
+            self.latest_id = message.response_id
+        elif message.is_last and self.latest_id == self._parent_id:
+            self.latest_id = ""

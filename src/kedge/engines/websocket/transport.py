@@ -1,0 +1,229 @@
+"""A transport with the face of the other one, which sends responses over WebSocket.
+
+Everything else (objects, audits, counting) goes over HTTP as before. A refusal that comes as a message is
+the same error as one that comes with a status; a connection that ends in the middle of an answer is a cut
+stream. What only a connection remembered is lost with it: the next plan sends everything.
+"""
+
+import json
+from asyncio import sleep, timeout
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from kedge.engines.transport import Transport, no_telemetry_headers, tap_request
+from kedge.engines.websocket.connection import CONNECTION_LIMIT_CODE, SocketConnection
+from kedge.engines.websocket.lane import Lane, LaneFailed, SocketMessage
+from kedge.engines.websocket.pool import ConnectionPool
+from kedge.errors import EngineError, RequestRefused, StreamCut, Unreachable
+from kedge.event_loops import PerLoop
+from kedge.planning import AnchorRecord
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+    from openai.resources.responses.responses import AsyncResponsesConnection
+
+    from kedge.engines.base import WireTap
+
+DEFAULT_CONNECTIONS, DEFAULT_LANES = 4, 16
+"""How many connections there are at most, and how many responses at once on each of them."""
+MAX_RECORDS_CHECKED = 256
+"""How many of a Turn's newest records are looked through for what a connection remembers."""
+INITIAL_BACKOFF, MAX_BACKOFF = 0.5, 8.0
+MAX_RETRY_AFTER = 60.0
+"""Seconds that a server may ask us to wait for, as with the official client over HTTP."""
+MAX_ROTATIONS = 3
+"""How often a request is taken to a younger connection because the server found one too old."""
+
+
+@dataclass(slots=True)
+class SocketResponse:
+    """An answer on a lane; close it when done with it."""
+
+    pool: ConnectionPool
+    connection: SocketConnection
+    lane: Lane
+    provider: str
+    read_timeout: float | None
+    first_message: SocketMessage
+    on_body: "Callable[[bytes], None] | None"
+    request_id: str = ""
+    is_stream: bool = True
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        """The messages as they come, up to the last, each as an event of a stream."""
+        message, came = self.first_message, list[bytes]()
+        try:
+            while True:
+                if self.on_body:
+                    came.append(message.data)
+                yield b"data: %b\n\n" % b" ".join(message.data.splitlines())
+                if message.is_last:
+                    return
+                message = await self._next_message()
+        finally:
+            if self.on_body:
+                self.on_body(b"\n".join(came))
+
+    async def body(self) -> bytes:
+        """Nothing: there are no whole answers here."""
+        return b""
+
+    async def aclose(self) -> None:
+        """Give the lane back."""
+        self.pool.release(self.connection, self.lane)
+
+    async def _next_message(self) -> SocketMessage:
+        try:
+            async with timeout(self.read_timeout):
+                return await self.lane.next_message()
+        except (LaneFailed, TimeoutError) as error:
+            words = f"the answer broke off: {str(error) or 'the server fell silent'}"
+            raise StreamCut(words, provider=self.provider, retryable=True) from None
+
+
+class SocketTransport(Transport):
+    """Sends responses to one server over WebSocket, and everything else over HTTP."""
+
+    def __init__(
+        self,
+        make_client: "Callable[[], AsyncOpenAI]",
+        provider: str,
+        *,
+        connections: int = DEFAULT_CONNECTIONS,
+        lanes: int = DEFAULT_LANES,
+    ) -> None:
+        super().__init__(make_client, provider)
+        self._pools = PerLoop(
+            lambda: ConnectionPool(self._open_socket, connections=connections, lanes=lanes),
+            lambda pool: pool.aclose(),
+        )
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop."""
+        await self._pools.aclose()
+        await super().aclose()
+
+    def serialize(self, body: dict[str, Any]) -> bytes:
+        """The request as it is sent: a socket always streams, so nobody asks for it."""
+        return super().serialize({name: body[name] for name in body if name != "stream"})
+
+    def live_anchors(self, records: Iterable[AnchorRecord]) -> tuple[AnchorRecord, ...]:
+        """The unstored records that a live connection makes good, as if they were stored."""
+        pool = self._pools.get_existing()
+        live = pool.live_response_ids() if pool else frozenset[str]()
+        newest = (record for record, _ in zip(records, range(MAX_RECORDS_CHECKED), strict=False))
+        return tuple(
+            replace(record, stored=True)
+            for record in (newest if live else ())
+            if not record.stored and record.response_id in live
+        )
+
+    async def create_response(
+        self,
+        content: bytes,
+        body: dict[str, Any],
+        *,
+        retry: bool = True,
+        tap: "WireTap | None" = None,
+    ) -> SocketResponse:
+        """Send a request for a response; the reply must be closed."""
+        with tap_request(tap, content):
+            return await self._send_with_retries(content, body, retry=retry, tap=tap)
+
+    async def _send_with_retries(
+        self, content: bytes, body: dict[str, Any], *, retry: bool, tap: "WireTap | None"
+    ) -> SocketResponse:
+        left = self.client.max_retries if retry else 0
+        rotations, pause = MAX_ROTATIONS, INITIAL_BACKOFF
+        while True:
+            try:
+                return await self._send(content, body.get("previous_response_id") or "", tap)
+            except EngineError as error:
+                if error.code == CONNECTION_LIMIT_CODE and rotations:
+                    rotations -= 1
+                elif left and error.retryable:
+                    left -= 1
+                    after: float | None = getattr(error, "retry_after", None)
+                    if after is not None and not 0 <= after <= MAX_RETRY_AFTER:
+                        raise  # whoever asked should know, rather than wait in silence
+                    await sleep(pause if after is None else after)
+                    pause = min(pause * 2, MAX_BACKOFF)
+                else:
+                    raise
+
+    async def _send(self, content: bytes, parent_id: str, tap: "WireTap | None") -> SocketResponse:
+        pool = self._pools.get()
+        connection, lane = await pool.acquire(parent_id)
+        try:
+            first = await self._send_on_lane(connection, lane, content)
+        except BaseException:
+            pool.release(connection, lane)
+            raise
+        if first.is_rejection:
+            pool.release(connection, lane)
+            raise self._error_from_message(first)
+
+        def tell(came: bytes) -> None:
+            if tap:
+                tap(content, self.redact(came.decode("utf-8", "replace")).encode(), 200)
+
+        told = tell if tap else None
+        return SocketResponse(
+            pool, connection, lane, self.provider, self._read_timeout(), first, told
+        )
+
+    async def _send_on_lane(
+        self, connection: SocketConnection, lane: Lane, content: bytes
+    ) -> SocketMessage:
+        from websockets.exceptions import WebSocketException
+
+        try:
+            async with timeout(self._read_timeout()):
+                await connection.send(lane, content)
+                return await lane.next_message()
+        except TimeoutError:
+            words = "the server did not answer in time"
+            raise Unreachable(words, provider=self.provider, retryable=True) from None
+        except LaneFailed as lost:
+            words = f"nothing came of the answer: {lost}"
+            raise StreamCut(words, provider=self.provider, retryable=True) from None
+        except (WebSocketException, OSError) as error:
+            words = f"the connection ended before the request was sent ({type(error).__name__})"
+            raise Unreachable(words, provider=self.provider, retryable=True) from None
+
+    def _error_from_message(self, message: SocketMessage) -> EngineError:
+        status = message.payload.get("status")
+        given = message.error.get("headers")
+        headers = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+        words = json.dumps({"error": message.payload.get("error")})
+        return self.build_error(status if isinstance(status, int) else 400, words, headers)
+
+    async def _open_socket(self) -> "AsyncResponsesConnection":
+        from websockets.exceptions import InvalidStatus, WebSocketException
+
+        try:
+            manager = self.client.responses.connect(extra_headers=no_telemetry_headers(self.sdk))
+            return await manager.enter()
+        except InvalidStatus as error:
+            raise self._error_from_handshake(error) from None
+        except (WebSocketException, OSError, TimeoutError) as error:
+            words = f"could not open a WebSocket to the server ({type(error).__name__})"
+            raise Unreachable(words, provider=self.provider, retryable=True) from None
+
+    def _error_from_handshake(self, error: Any) -> EngineError:
+        response = error.response
+        status: int = response.status_code
+        words = (response.body or b"").decode("utf-8", "replace")
+        refused = self.build_error(status, words, response.headers)
+        # Many answer to a path that takes no sockets with 403 and without a word.
+        if type(refused) is RequestRefused or (status == 403 and not words):
+            said = f"this server takes no WebSocket ({status}): leave transport='websocket' out"
+            return RequestRefused(said, provider=self.provider, status=status)
+        return refused
+
+    def _read_timeout(self) -> float | None:
+        """Seconds of silence after which an answer is given up: as long as the client waits."""
+        given = self.client.timeout
+        seconds = getattr(given, "read", given)
+        return float(seconds) if isinstance(seconds, int | float) else None

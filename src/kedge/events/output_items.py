@@ -1,0 +1,346 @@
+"""The items of a response as they grow, each in its slot.
+
+A slot is found by the item's id, a call's also by its ``call_id``; an id that nobody has heard of yet may
+belong to the only open item of that type at the same place, for not every server keeps to its ids.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+from kedge.errors import InvalidTurn
+from kedge.events.surrogates import repair_surrogates
+from kedge.events.tool_calls import match_items
+from kedge.events.types import (
+    PARTIAL,
+    Event,
+    ItemCompleted,
+    ItemStarted,
+    PartCompleted,
+    PartKind,
+    ReasoningDelta,
+    RefusalDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallCompleted,
+    ToolCallRenamed,
+    ToolCallStarted,
+)
+from kedge.turns import (
+    ITEM_ID,
+    OUTPUT_INDEX,
+    RESPONSE_ID,
+    AssistantBlock,
+    Block,
+    ReasoningBlock,
+    RefusalPart,
+    TextPart,
+    ToolCallBlock,
+    block_from_item,
+    new_id,
+)
+
+log = logging.getLogger("kedge.events.output_items")
+
+Item = Mapping[str, Any]
+
+MESSAGE, REASONING, FUNCTION_CALL, CUSTOM_CALL = (
+    "message",
+    "reasoning",
+    "function_call",
+    "custom_tool_call",
+)
+"""The types of item that can be built from deltas; every other type needs its finished item."""
+CALL_TYPES = (FUNCTION_CALL, CUSTOM_CALL)
+
+
+@dataclass(slots=True)
+class PartBuilder:
+    """The text of one part: pieces, until somebody says the whole of it."""
+
+    pieces: list[str] = field(default_factory=list[str])
+    is_complete: bool = False
+
+    @property
+    def text(self) -> str:
+        """All of it so far; halves of characters that meet here become one."""
+        return repair_surrogates("".join(self.pieces))
+
+    def complete(self, text: str) -> None:
+        """Take the whole text; an empty one after words is a server's omission."""
+        if self.is_complete or (self.pieces and not text):
+            self.is_complete = True
+            return
+        if self.pieces and (known := self.text) != text:
+            log.warning(
+                "a part's whole text (%d characters) differs from its deltas (%d characters); "
+                "the whole text counts",
+                len(text),
+                len(known),
+            )
+        self.pieces, self.is_complete = [text], True
+
+
+@dataclass(slots=True)
+class ItemBuilder:
+    """One item of output as it grows."""
+
+    type: str
+    output_index: int
+    item_id: str = ""
+    block_id: str = field(default_factory=lambda: new_id("blk"))
+    item: Item | None = None
+    """The finished item."""
+    parts: dict[tuple[PartKind, int], PartBuilder] = field(
+        default_factory=dict[tuple[PartKind, int], PartBuilder]
+    )
+    call_id: str = ""
+    name: str = ""
+    arguments: PartBuilder = field(default_factory=PartBuilder)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the whole item is known, from the item itself or, of a call, from its words."""
+        return self.item is not None or (self.type in CALL_TYPES and self.arguments.is_complete)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the provider itself calls the item unfinished."""
+        return self.item is not None and self.item.get("status") in ("incomplete", "in_progress")
+
+    @property
+    def has_content(self) -> bool:
+        """Whether there is anything that a block could be built from."""
+        return bool(self.item or self.parts or self.call_id)
+
+    def set_item(self, item: Item) -> None:
+        """Take the finished item; the first one counts, and a different second one is logged."""
+        if self.item is None:
+            self.item = item
+        elif self.item != item and _items_differ(
+            self._with_call_id(self.item), self._with_call_id(item)
+        ):
+            log.warning(
+                "item %r of type %r is not the same in the finished response as in the stream; "
+                "the stream's counts",
+                self.item_id,
+                self.type,
+            )
+
+    def build_block(self, response_id: str, origin: str, *, partial: bool = False) -> Block | None:
+        """The block, as far as it can be built; ``None`` if there is nothing to build it from."""
+        metadata = {
+            RESPONSE_ID: response_id,
+            ITEM_ID: self.item_id,
+            OUTPUT_INDEX: self.output_index,
+            PARTIAL: partial or None,
+        }
+        kept = {name: value for name, value in metadata.items() if value not in ("", None)}
+        identity = {"id": self.block_id, "origin": origin, "metadata": kept}
+        if self.item is not None:
+            return block_from_item(self._with_call_id(self.item), **identity)
+        return self._build_from_deltas(identity)
+
+    def _with_call_id(self, item: Item) -> Item:
+        """The item under the id that its call goes by now."""
+        if self.type in CALL_TYPES and self.call_id and item.get("call_id") != self.call_id:
+            return {**item, "call_id": self.call_id}
+        return item
+
+    def _build_from_deltas(self, identity: Any) -> Block | None:
+        if self.type == MESSAGE:
+            parts = tuple(
+                RefusalPart(text) if kind == "refusal" else TextPart(text)
+                for kind, text in self._iter_texts("text", "refusal")
+            )
+            return AssistantBlock(parts, **identity) if parts else None
+        if self.type == REASONING:
+            summary = tuple(text for _, text in self._iter_texts("summary"))
+            texts = tuple(text for _, text in self._iter_texts("reasoning"))
+            return ReasoningBlock(summary, texts, **identity) if summary or texts else None
+        if self.type in CALL_TYPES and self.name and self.call_id:
+            custom = self.type == CUSTOM_CALL
+            return ToolCallBlock(self.name, self.arguments.text, self.call_id, custom, **identity)
+        return None
+
+    def _iter_texts(self, *kinds: PartKind) -> Iterator[tuple[PartKind, str]]:
+        for (kind, _), part in sorted(self.parts.items(), key=lambda entry: entry[0][1]):
+            if kind in kinds and (text := part.text):
+                yield kind, text
+
+
+def _items_differ(one: Item, other: Item) -> bool:
+    """Whether two items say different things to a model."""
+    try:
+        return block_from_item(one) != block_from_item(other)
+    except InvalidTurn:
+        return True
+
+
+class OutputBuilder:
+    """The slots of one response."""
+
+    def __init__(self) -> None:
+        self._items: list[ItemBuilder] = []
+        self._by_item: dict[str, ItemBuilder] = {}
+        self._by_call: dict[str, ItemBuilder] = {}
+        self._by_index: dict[int, list[ItemBuilder]] = {}
+        self._last_index = -1
+
+    def sorted_items(self) -> list[ItemBuilder]:
+        """The slots in the order of the output."""
+        return sorted(self._items, key=attrgetter("output_index"))
+
+    def add_text(self, event: TextDelta) -> None:
+        """Text of a message."""
+        part = self._find_part(MESSAGE, event, "text", event.content_index)
+        if not part.is_complete:
+            part.pieces.append(event.delta)
+
+    def add_refusal(self, event: RefusalDelta) -> None:
+        """Words of a refusal."""
+        part = self._find_part(MESSAGE, event, "refusal", event.content_index)
+        if not part.is_complete:
+            part.pieces.append(event.delta)
+
+    def add_reasoning(self, event: ReasoningDelta) -> None:
+        """A piece of a summary or of the reasoning itself."""
+        part = self._find_part(REASONING, event, event.kind, event.index)
+        if not part.is_complete:
+            part.pieces.append(event.delta)
+
+    def complete_part(self, event: PartCompleted) -> None:
+        """The whole of a part."""
+        kind = MESSAGE if event.kind in ("text", "refusal") else REASONING
+        self._find_part(kind, event, event.kind, event.index).complete(event.text)
+
+    def start_call(self, event: ToolCallStarted) -> None:
+        """A call begins."""
+        if event.call_id not in self._by_call:
+            kind = CUSTOM_CALL if event.custom else FUNCTION_CALL
+            slot = self._add_item(kind, event.item_id, event.output_index)
+            slot.call_id, slot.name = event.call_id, event.name
+            self._by_call[event.call_id] = slot
+
+    def add_arguments(self, event: ToolArgumentsDelta) -> None:
+        """Some of a call's arguments."""
+        slot = self._by_call.get(event.call_id)
+        if slot is not None and not slot.arguments.is_complete:
+            slot.arguments.pieces.append(event.delta)
+
+    def rename_call(self, event: ToolCallRenamed) -> None:
+        """The provider's own id of a call."""
+        slot = self._by_call.pop(event.was, None)
+        if slot is not None:
+            slot.call_id = event.call_id
+            self._by_call[event.call_id] = slot
+
+    def complete_call(self, event: ToolCallCompleted) -> None:
+        """A call is whole."""
+        self.start_call(
+            ToolCallStarted(
+                event.call_id, event.name, event.item_id, event.output_index, event.custom
+            )
+        )
+        slot = self._by_call[event.call_id]
+        slot.name = event.name
+        slot.arguments = PartBuilder([event.arguments], is_complete=True)
+
+    def start_item(self, event: ItemStarted) -> None:
+        """An item begins."""
+        self._find_item(event.type, event.item_id, event.output_index, match_other_ids=False)
+
+    def complete_item(self, event: ItemCompleted) -> None:
+        """An item is whole; the first to say so counts."""
+        item_id, item_type, call_id = _item_keys(event.item)
+        slot = self._by_call.get(call_id)
+        if slot is None:
+            slot = self._find_item(item_type, item_id, event.output_index)
+        slot.set_item(event.item)
+
+    def merge_listed(self, items: tuple[Item, ...]) -> None:
+        """The finished response lists its items; what the stream did not bring is taken from there."""
+        listed = list(enumerate(items))
+        known = match_items(
+            listed,
+            self._items,
+            (lambda at: _item_keys(at[1])[2], lambda slot: slot.call_id),
+            (lambda at: id(self._by_item.get(_item_keys(at[1])[0])), id),
+            (lambda at: (at[0], _item_keys(at[1])[1]), lambda slot: (slot.output_index, slot.type)),
+            (lambda at: _item_keys(at[1])[1], lambda slot: slot.type),
+        )
+        for (at, item), slot in zip(listed, known, strict=True):
+            item_id, item_type, call_id = _item_keys(item)
+            filled = slot or self._add_item(item_type, item_id, at)
+            filled.call_id = filled.call_id or call_id
+            filled.set_item(item)
+
+    # Finding the slot that an event speaks of.
+
+    def _find_part(self, kind: str, event: Any, part: PartKind, index: int) -> PartBuilder:
+        slot = self._by_item.get(event.item_id)
+        if slot is None:
+            slot = self._find_item(kind, event.item_id, event.output_index)
+        key = (part, index)
+        found = slot.parts.get(key)
+        if found is None:
+            found = slot.parts[key] = PartBuilder()
+        return found
+
+    def _find_item(
+        self, kind: str, item_id: str, output_index: int, *, match_other_ids: bool = True
+    ) -> ItemBuilder:
+        """The slot of this item, or the only open one at its place, or a new one."""
+        slot = self._by_item.get(item_id)
+        if slot is not None and slot.item and output_index not in (-1, slot.output_index):
+            slot = None  # that item is whole; this is another one under the same id
+        if slot is None:
+            here = [
+                slot
+                for slot in self._by_index.get(output_index, ())
+                if slot.type == kind
+                and slot.item is None
+                and (match_other_ids or not (slot.item_id and item_id))
+            ]
+            slot = here[0] if len(here) == 1 else self._add_item(kind, item_id, output_index)
+        if item_id:
+            slot.item_id = slot.item_id or item_id
+            self._by_item[item_id] = slot
+        return slot
+
+    def _add_item(self, kind: str, item_id: str, output_index: int) -> ItemBuilder:
+        place = output_index if output_index >= 0 else self._last_index + 1
+        self._last_index = max(self._last_index, place)
+        slot = ItemBuilder(kind, place, item_id)
+        self._items.append(slot)
+        self._by_index.setdefault(output_index, []).append(slot)
+        if item_id:
+            self._by_item[item_id] = slot
+        return slot
+
+
+def _item_keys(item: Item) -> tuple[str, str, str]:
+    """The item's id, its type, and its call id if it is a call."""
+    item_id, item_type, call_id = item.get("id"), item.get("type", MESSAGE), item.get("call_id")
+    return (
+        item_id if isinstance(item_id, str) else "",
+        item_type if isinstance(item_type, str) else "",
+        call_id if isinstance(call_id, str) and item_type in CALL_TYPES else "",
+    )
+
+
+EVENT_HANDLERS: dict[type[Event], Callable[[OutputBuilder, Any], None]] = {
+    TextDelta: OutputBuilder.add_text,
+    RefusalDelta: OutputBuilder.add_refusal,
+    ReasoningDelta: OutputBuilder.add_reasoning,
+    PartCompleted: OutputBuilder.complete_part,
+    ToolCallStarted: OutputBuilder.start_call,
+    ToolArgumentsDelta: OutputBuilder.add_arguments,
+    ToolCallRenamed: OutputBuilder.rename_call,
+    ToolCallCompleted: OutputBuilder.complete_call,
+    ItemStarted: OutputBuilder.start_item,
+    ItemCompleted: OutputBuilder.complete_item,
+}
+"""What fills the slots, and how."""

@@ -1,0 +1,44 @@
+"""How an engine is wrapped for a conversation.
+
+Compaction is outermost, then comes the caller's middleware, then tools, and repair next to the engine.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from kedge.compaction import Compactor
+from kedge.engines import Engine, Middleware
+from kedge.middleware import compact, with_middleware
+from kedge.middleware.repair import repair as repairing
+from kedge.middleware.tools import tools as tooling
+from kedge.tokens import DEFAULT_COUNTER, TokenCounter
+from kedge.tools import Toolbox
+from kedge.tools.registry import AnyTool
+
+Tools = Toolbox | Iterable[AnyTool | Callable[..., Any]]
+"""What may be given for tools: a toolbox, or functions."""
+
+
+def with_default_middleware(
+    engine: Engine,
+    *,
+    tools: Tools = (),
+    middleware: Sequence[Middleware] = (),
+    compactor: Compactor | None = None,
+    counter: TokenCounter = DEFAULT_COUNTER,
+    resend_limit: int | None = None,
+    repair: bool = True,
+    innermost: Sequence[Middleware] = (),
+) -> Engine:
+    """The engine with everything around it; ``innermost`` sees a Turn just as it is sent."""
+    toolbox = tools if isinstance(tools, Toolbox) else Toolbox(*tools)
+    stack = [*middleware]
+    if compactor is not None:
+        stack.insert(
+            0, compact(compactor, engine=engine, counter=counter, resend_limit=resend_limit)
+        )
+    if toolbox:
+        stack.append(tooling(toolbox=toolbox))
+    if repair:
+        stack.append(repairing())
+    return with_middleware(engine, *stack, *innermost)

@@ -1,0 +1,157 @@
+"""Calls and their results: which blocks open a call, which answer one, and what does not add up.
+
+A server refuses a context in which a call of the client's tools has no result or a result has no
+call. The rules are a table, so that the items of hosted tool kinds take part as well.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from kedge.turns import Block, FrozenMap, OpaqueBlock, ToolCallBlock, ToolResultBlock
+
+ProblemKind = Literal["unanswered", "orphan", "answered_twice", "called_twice"]
+
+# Provider items that Kedge carries as they are: type -> (family, opens?, the members they join on).
+_OPAQUE_CALL_TYPES: dict[str, tuple[str, bool, tuple[str, ...]]] = {
+    "computer_call": ("computer", True, ("call_id",)),
+    "computer_call_output": ("computer", False, ("call_id",)),
+    "shell_call": ("shell", True, ("call_id",)),
+    "shell_call_output": ("shell", False, ("call_id",)),
+    "apply_patch_call": ("apply_patch", True, ("call_id",)),
+    "apply_patch_call_output": ("apply_patch", False, ("call_id",)),
+    # Its output has no call_id: clients send the call's id or, as often, its call_id.
+    "local_shell_call": ("local_shell", True, ("call_id", "id")),
+    "local_shell_call_output": ("local_shell", False, ("id",)),
+    "mcp_approval_request": ("mcp_approval", True, ("id",)),
+    "mcp_approval_response": ("mcp_approval", False, ("approval_request_id",)),
+}
+
+_PROBLEM_MESSAGES: dict[ProblemKind, str] = {
+    "unanswered": "call {call_id}{named} has no result; add one or remove the call",
+    "orphan": "the result for {call_id} has no call before it; remove it or restore the call",
+    "answered_twice": "call {call_id}{named} has a second result; remove one of them",
+    "called_twice": "call {call_id}{named} is made again before it was answered; use a new call_id",
+}
+
+
+CallKey = tuple[str, str]
+"""A family of calls, and the id that joins a call and its result."""
+CallEffect = tuple[bool, tuple[CallKey, ...]]
+"""What a block does to the set of open calls: open one, or answer one; under any of these keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A call or a result that stands in the way of sending the Turn."""
+
+    kind: ProblemKind
+    call_id: str
+    block_id: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        named = f" ({self.name})" if self.name else ""
+        return _PROBLEM_MESSAGES[self.kind].format(call_id=self.call_id, named=named)
+
+
+class PairingIssue(NamedTuple):
+    """Where in a sequence of blocks something does not add up, and what."""
+
+    position: int
+    kind: ProblemKind
+
+
+def call_effect(block: Block) -> CallEffect | None:
+    """What this block opens or answers, if anything."""
+    if isinstance(block, ToolCallBlock):
+        return True, (("custom" if block.custom else "function", block.call_id),)
+    if isinstance(block, ToolResultBlock):
+        return False, (("custom" if block.custom else "function", block.call_id),)
+    if isinstance(block, OpaqueBlock) and block.type in _OPAQUE_CALL_TYPES:
+        family, opens, members = _OPAQUE_CALL_TYPES[block.type]
+        given = (block.item.get(member) for member in members)
+        keys = tuple((family, key) for key in given if isinstance(key, str))
+        return (opens, keys) if keys else None
+    return None
+
+
+def is_async_call(block: Block) -> bool:
+    """Whether this call may go unanswered for now: the model made it to be answered later."""
+    item = block.item if isinstance(block, OpaqueBlock) else block.extra.get("item")
+    return isinstance(item, FrozenMap) and item.get("async") is True
+
+
+class ToolPairing:
+    """The running account of calls and results along a sequence of blocks."""
+
+    __slots__ = ("answered", "issues", "open", "positions")
+
+    def __init__(self) -> None:
+        self.open: dict[
+            CallKey, tuple[int, tuple[CallKey, ...]]
+        ] = {}  # where, and all keys of the call
+        self.answered: set[CallKey] = set()
+        self.issues: list[PairingIssue] = []
+        self.positions: list[int] = []  # the positions of all calls and results
+
+    def add(self, position: int, block: Block) -> None:
+        """Take the next block into account."""
+        move = call_effect(block)
+        if move is None:
+            return
+        self.positions.append(position)
+        opens, keys = move
+        if opens:
+            self._open(position, keys)
+        elif keys[0] in self.open:
+            for key in self.open[keys[0]][1]:
+                self.open.pop(key, None)
+                self.answered.add(key)
+        else:
+            kind = "answered_twice" if keys[0] in self.answered else "orphan"
+            self.issues.append(PairingIssue(position, kind))
+
+    def _open(self, position: int, keys: tuple[CallKey, ...]) -> None:
+        if any(key in self.open for key in keys):
+            self.issues.append(PairingIssue(position, "called_twice"))
+        for key in keys:
+            self.open[key] = (position, keys)
+
+    def copy(self, blocks: Sequence[Block], start: int = 0, offset: int = 0) -> "ToolPairing":
+        """An account of its own, from position ``start`` to the end of ``blocks``.
+
+        Position 0 is ``blocks[offset]``.
+        """
+        pairing, moves = ToolPairing(), self.positions
+        stop = len(blocks) - offset
+        for position in moves[bisect_left(moves, start) : bisect_left(moves, stop)]:
+            pairing.add(position, blocks[offset + position])
+        return pairing
+
+    def ends_before(self, stop: int) -> bool:
+        """Whether this is the account of nothing from ``stop`` on."""
+        return not self.positions or self.positions[-1] < stop
+
+    def problems(self, blocks: Sequence[Block], offset: int) -> tuple[Problem, ...]:
+        """What does not add up, in the order of the blocks; position 0 is ``blocks[offset]``."""
+        if not self.open and not self.issues:
+            return ()
+        waiting = {position for position, _ in self.open.values()}
+        unanswered = [
+            PairingIssue(position, "unanswered")
+            for position in waiting
+            if not is_async_call(blocks[offset + position])
+        ]
+        return tuple(
+            _build_problem(blocks[offset + fault.position], fault.kind)
+            for fault in sorted([*self.issues, *unanswered])
+        )
+
+
+def _build_problem(block: Block, kind: ProblemKind) -> Problem:
+    move = call_effect(block)
+    assert move is not None  # noqa: S101 - only blocks with a move get into the account
+    name = block.name if isinstance(block, ToolCallBlock) else ""
+    return Problem(kind, move[1][0][1], block.id, name)

@@ -1,0 +1,221 @@
+"""What the model remembers: quoting, counting and searching the context, and the facts in it.
+
+"Earlier" never includes the question itself, so a server that has forgotten everything is caught
+by the first question about the past.
+"""
+
+import re
+
+from kedge.practice.context import extract_text, is_message, is_output, message_texts, tool_results
+from kedge.practice.rule import (
+    TextResult,
+    Utterance,
+    pluralize,
+    prefix_rule,
+    quote_text,
+    search_rule,
+)
+
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth",
+            "tenth")  # fmt: skip
+ORDINAL_PATTERN = rf"{'|'.join(ORDINALS)}|\d{{1,6}}(?:st|nd|rd|th)|last|previous|latest"
+SPEECH_VERBS = (
+    r"(?:say|said|write|written|ask|asked|answer|answered|reply|replied|tell you|told you)"
+)
+ROLES_BY_PRONOUN = {"i": ("user",), "my": ("user",), "you": ("assistant",), "your": ("assistant",)}
+FACT_PATTERN = re.compile(r"\bmy ([\w' -]{1,60}?) (?:is|are) ([^.!?\n]{1,200})", re.IGNORECASE)
+
+
+def earlier_texts(utterance: Utterance, *roles: str) -> list[str]:
+    """Collect the messages of these roles, without the one that asks."""
+    items = utterance.request.items
+    for i in range(len(items) - 1, -1, -1):
+        if is_message(items[i], "user"):
+            return message_texts([*items[:i], *items[i + 1 :]], *roles)
+    return message_texts(items, *roles)
+
+
+def quote_message(utterance: Utterance, match: re.Match[str]) -> TextResult:
+    """Quote one message: the first, the last, the n-th, of the user or of the model."""
+    whose = match["whose"].lower()
+    found = re.search(rf"\b({ORDINAL_PATTERN})\b", match["which"] or "", re.IGNORECASE)
+    which = found[1].lower() if found else "last"
+    theirs = earlier_texts(utterance, *ROLES_BY_PRONOUN.get(whose, ("user", "assistant")))
+    position = _find_index(which, len(theirs))
+    if not 0 <= position < len(theirs):
+        return TextResult(
+            f"I cannot see it: {_describe_count(len(theirs), whose)} before this one."
+        )
+    subject = {"i": "You", "my": "You", "you": "I", "your": "I"}.get(whose)
+    text = theirs[position]
+    if subject is None:
+        return TextResult(f"The {which} message is: {quote_text(text)}", text)
+    return TextResult(f"{subject} said {which}: {quote_text(text)}", text)
+
+
+def _find_index(which: str, count: int) -> int:
+    if which in ORDINALS:
+        return ORDINALS.index(which)
+    if which[0].isdigit():
+        return int(which[:-2]) - 1
+    return count - 1
+
+
+def _describe_count(count: int, whose: str) -> str:
+    owner = {"i": " of yours", "my": " of yours", "you": " of mine", "your": " of mine"}
+    number = "no message" if count == 0 else f"only {pluralize(count, 'message')}"
+    return f"there is {number}{owner.get(whose, '')}"
+
+
+def list_messages(utterance: Utterance, match: re.Match[str]) -> TextResult:
+    """List the messages so far, with numbers."""
+    whose = (match["whose"] or "").lower()
+    said = earlier_texts(utterance, *ROLES_BY_PRONOUN.get(whose, ("user", "assistant")))
+    if not said:
+        return TextResult("Nothing has been said before this message.", [])
+    return TextResult("\n".join(f"{i}. {text}" for i, text in enumerate(said, 1)), said)
+
+
+# What is counted, in the order in which it is told.
+COUNTED_ROLES = (
+    ("of yours", ("user",)),
+    ("of mine", ("assistant",)),
+    ("of the system", ("system", "developer")),
+)
+
+
+def count_messages(utterance: Utterance, _: re.Match[str]) -> TextResult:
+    """Count the messages and, where there are any, the tool results and thoughts."""
+    items = utterance.request.items
+    counts = [
+        (sum(is_message(item, *roles) for item in items), owner) for owner, roles in COUNTED_ROLES
+    ]
+    total = sum(number for number, _ in counts)
+    shares = ", ".join(f"{number} {owner}" for number, owner in counts if number)
+    more = [
+        pluralize(number, noun)
+        for number, noun in (
+            (sum(map(is_output, items)), "tool result"),
+            (sum(item.get("type") == "reasoning" for item in items), "thought"),
+        )
+        if number
+    ]
+    also = f" Also {' and '.join(more)}." if more else ""
+    return TextResult(f"I can see {pluralize(total, 'message')}: {shares}.{also}", total)
+
+
+def recall_fact(utterance: Utterance, match: re.Match[str]) -> TextResult | None:
+    """Answer "What is my …?" from "My … is …", the newest statement first."""
+    wanted = _normalize(match[1])
+    for text in reversed(earlier_texts(utterance, "user")):
+        for name, value in reversed(FACT_PATTERN.findall(text)):
+            if _normalize(name) == wanted:
+                verb = "are" if match[0].lower().split()[1] == "are" else "is"
+                return TextResult(f"Your {name.strip()} {verb} {value.strip()}.", value.strip())
+    return TextResult(f"You have not told me your {match[1].strip()}.")
+
+
+def _normalize(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+def search_messages(utterance: Utterance, match: re.Match[str]) -> TextResult:
+    """Search the earlier messages for a text."""
+    wanted = match[1].strip().strip("\"'“”").rstrip("?.! ")
+    for i, text in enumerate(
+        earlier_texts(utterance, "user", "assistant", "system", "developer"), 1
+    ):
+        if wanted and wanted.lower() in text.lower():
+            return TextResult(f"Yes, in message {i}: {quote_text(text)}", True)
+    return TextResult(f"No, I can see nothing about {quote_text(wanted)}.", False)
+
+
+def quote_instructions(utterance: Utterance, _: re.Match[str]) -> TextResult:
+    """Quote the instructions of this request and the system texts of the context."""
+    system = message_texts(utterance.request.items, "system", "developer")
+    texts = [text for text in (utterance.request.instructions, *system) if text]
+    if not texts:
+        return TextResult("I have no instructions.")
+    told = " ".join(map(quote_text, texts))
+    return TextResult(f"My instructions are: {told}", "\n".join(texts))
+
+
+def quote_last_result(utterance: Utterance, _: re.Match[str]) -> TextResult:
+    """Quote the newest tool result of the whole context."""
+    known = tool_results(utterance.request.items)
+    if not known:
+        return TextResult("I can see no tool result.")
+    name, output = known[-1]
+    return TextResult(f"{name} said last: {quote_text(output)}", output)
+
+
+def quote_last_reasoning(utterance: Utterance, _: re.Match[str]) -> TextResult:
+    """Quote the newest reasoning that can be read."""
+    thoughts = [item for item in utterance.request.items if item.get("type") == "reasoning"]
+    if not thoughts:
+        return TextResult("I can see no thought of mine.")
+    text = extract_text(thoughts[-1].get("content")) or extract_text(thoughts[-1].get("summary"))
+    return TextResult(
+        f"I thought: {quote_text(text)}" if text else "My last thought is sealed.", text
+    )
+
+
+RULES = (
+    search_rule(
+        "list the messages",
+        ("what",),
+        rf"\bwhat (?:did|have) (?P<whose>i|you|we) {SPEECH_VERBS} (?:so far|until now|in all|altogether)",
+        list_messages,
+    ),
+    prefix_rule(
+        "list the messages",
+        ("repeat", "list"),
+        r"(?:repeat|list) (?:everything|all|all the messages|the messages)"
+        r"(?: (?:that )?(?P<whose>i|you|we)(?: have)? said)?(?: so far)?\W*\Z",
+        list_messages,
+    ),
+    search_rule(
+        "quote a message",
+        ("what",),
+        rf"\bwhat (?:did|have) (?P<whose>i|you) (?:just )?{SPEECH_VERBS}\b(?P<which>[^?.!]*)",
+        quote_message,
+    ),
+    search_rule(
+        "quote a message",
+        ("what", "quote", "repeat"),
+        r"\b(?:what (?:was|is)|quote|repeat) (?P<whose>my|your|the) "
+        rf"(?P<which>{ORDINAL_PATTERN}) (?:message|question|answer|sentence|thing)\b",
+        quote_message,
+    ),
+    search_rule(
+        "count the messages",
+        ("messages",),
+        r"\b(?:how many|count (?:the|my|our|all)) messages\b",
+        count_messages,
+    ),
+    search_rule(
+        "quote the instructions",
+        ("instructions",),
+        r"\b(?:what (?:are|were)|repeat|quote) your instructions\b",
+        quote_instructions,
+    ),
+    search_rule(
+        "quote a tool result",
+        ("tool",),
+        r"\bwhat (?:did (?:the|your|that)(?: last)? tool (?:say|answer|return)"
+        r"|was the(?: last)? tool (?:result|output))\b",
+        quote_last_result,
+    ),
+    search_rule(
+        "quote a thought", ("think",), r"\bwhat did you (?:just )?think\b", quote_last_reasoning
+    ),
+    search_rule(
+        "recall a fact", (" my ",), r"\bwhat (?:is|are) my ([\w' -]{1,60}?)\s*\??\s*\Z", recall_fact
+    ),
+    search_rule(
+        "search the messages",
+        ("remember", "did i"),
+        r"\b(?:do you remember|did i (?:mention|say anything about|tell you about))\b(.{1,200})",
+        search_messages,
+    ),
+)

@@ -1,0 +1,274 @@
+"""Calling tools: which ones a sentence asks for, in which order, with which arguments.
+
+A sentence is cut at the tool names in it; what follows a name is about that call. "Then" between
+two calls makes the second wait for the result of the first. Which calls are still to be made is told
+by the calls that already follow the user's message, so the model needs no memory of its own.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from kedge.practice.context import CALL_TYPES, is_model_item, items_after_last_user, tool_results
+from kedge.practice.rule import TextResult, Utterance, prefix_rule, quote_text, search_rule
+from kedge.practice.schema_sample import as_schema, sample_value
+from kedge.practice.sentence_values import MAX_SENTENCE_LENGTH, QUOTED, SentenceValues
+from kedge.practice.values import Item, PracticeRequest, ToolCallOutput
+
+MAX_CALLS = 64
+VERBS = ("call", "use", "run", "invoke", "try", "execute")
+VERB = rf"(?:{'|'.join(VERBS)})"
+CALL_PATTERN = re.compile(rf"\b{VERB}\b", re.IGNORECASE)
+NO_CALL_PATTERN = re.compile(
+    rf"\b(?:do not|don't|never|without|not)\s+(?:{VERB}|calling|using)\b", re.IGNORECASE
+)
+EVERY_TOOL_PATTERN = re.compile(
+    rf"\b{VERB}\s+(?:all|both|every|each)\b[\w\s]*\btools?\b", re.IGNORECASE
+)
+THEN_PATTERN = re.compile(r"\b(?:then|after that|afterwards)\b", re.IGNORECASE)
+TWICE_PATTERN = re.compile(r"\b(?:twice|two times)\b", re.IGNORECASE)
+RESULT_PATTERN = re.compile(r"\b(?:the|its|that)\s+(?:result|answer|output)\b", re.IGNORECASE)
+WORD_PATTERN = re.compile(r"[\w.-]*\w")
+CLAUSE_TAIL = re.compile(
+    rf"(?:[\s,;]+(?:and|then|also|after that|afterwards|{VERB}|the|tool|tools))+[\s,;]*\Z",
+    re.IGNORECASE,
+)
+CLAUSE_HEAD = re.compile(r"\A(?:\s*\btools?\b)?(?:\s*\bwith\b)?[\s:,]*", re.IGNORECASE)
+# Words of a tool's name that tell it from no other, and words that open a request.
+COMMON_WORDS = set(
+    re.findall(r"\w+", "a an the get set fetch find do make show tell lookup tool of and")
+)
+REQUEST_WORDS = set(
+    re.findall(r"\w+", "get show tell find check look fetch give search book send create")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """A call that a sentence asks for: the tool, the words about it, and its place in line."""
+
+    tool: Item
+    text: str
+    step: int = 0
+
+
+def offered_tools(request: PracticeRequest) -> dict[str, Item]:
+    """Name the tools that may be called: functions and custom tools that ``tool_choice`` allows."""
+    if not request.tools or request.tool_choice == "none":
+        return {}
+    named = {
+        str(tool["name"]): tool
+        for tool in request.tools
+        if tool.get("type", "function") in ("function", "custom") and tool.get("name")
+    }
+    allowed = _allowed_names(request.tool_choice)
+    return named if allowed is None else {name: named[name] for name in named if name in allowed}
+
+
+def _allowed_names(choice: str | Mapping[str, Any]) -> set[str] | None:
+    if isinstance(choice, str):
+        return None
+    match choice.get("type"):
+        case "function" | "custom":
+            return {str(choice.get("name"))}
+        case "allowed_tools":
+            tools = cast("Sequence[Item]", choice.get("tools", ()))
+            return {str(tool.get("name")) for tool in tools}
+        case _:
+            return None
+
+
+def must_call(request: PracticeRequest) -> bool:
+    """Whether ``tool_choice`` leaves nothing but a call."""
+    choice = request.tool_choice
+    if isinstance(choice, str):
+        return choice == "required"
+    if choice.get("type") == "allowed_tools":
+        return choice.get("mode") == "required"
+    return choice.get("type") in ("function", "custom")
+
+
+def make_forced_calls(utterance: Utterance) -> tuple[ToolCallOutput, ...]:
+    """Make the calls that the sentence asks for or, where it asks for none, of the best tool."""
+    tools = offered_tools(utterance.request)
+    if not tools:
+        return ()
+    due = _make_next_calls(utterance, _plan_calls(utterance.sentence, tools))
+    best = _match_tool(utterance.sentence, tools) or next(iter(tools.values()))
+    return due or (_make_call(utterance, PlannedCall(best, utterance.sentence)),)
+
+
+def make_named_calls(utterance: Utterance, _: object = None) -> tuple[ToolCallOutput, ...] | None:
+    """Make the calls that the sentence names."""
+    tools = offered_tools(utterance.request)
+    return (
+        (_make_next_calls(utterance, _plan_calls(utterance.sentence, tools)) or None)
+        if tools
+        else None
+    )
+
+
+def make_implied_call(utterance: Utterance, _: re.Match[str]) -> tuple[ToolCallOutput, ...] | None:
+    """Make the call that a question or a request has the words for."""
+    tools = offered_tools(utterance.request)
+    if not tools:
+        return None
+    opening_word = utterance.sentence.lower().partition(" ")[0]
+    if not utterance.sentence.rstrip().endswith("?") and opening_word not in REQUEST_WORDS:
+        return None
+    tool = _match_tool(utterance.sentence, tools)
+    return (
+        (_make_next_calls(utterance, [PlannedCall(tool, utterance.sentence)]) or None)
+        if tool
+        else None
+    )
+
+
+def _make_next_calls(
+    utterance: Utterance, planned: Sequence[PlannedCall]
+) -> tuple[ToolCallOutput, ...]:
+    """Make the next calls of a plan: those of its current step, one by one where need be."""
+    made = sum(
+        item.get("type") in CALL_TYPES for item in items_after_last_user(utterance.request.items)
+    )
+    rest = planned[made:]
+    step = [each for each in rest if each.step == rest[0].step]
+    if not utterance.request.parallel_tool_calls:
+        step = step[:1]
+    return tuple(_make_call(utterance, each) for each in step)
+
+
+def _plan_calls(sentence: str, tools: Mapping[str, Item]) -> list[PlannedCall]:
+    """Cut the sentence at the tools it names."""
+    sentence = sentence[:MAX_SENTENCE_LENGTH]
+    if NO_CALL_PATTERN.search(sentence):
+        return []
+    if every := EVERY_TOOL_PATTERN.search(sentence):
+        return [PlannedCall(tool, sentence[every.end() :]) for tool in tools.values()][:MAX_CALLS]
+    places = _find_mentions(sentence, tools)
+    wanted: list[PlannedCall] = []
+    step = 0
+    for i, (name, _, end) in enumerate(places):
+        stop = places[i + 1][1] if i + 1 < len(places) else len(sentence)
+        words = sentence[end:stop]
+        clause = words if stop == len(sentence) else CLAUSE_TAIL.sub("", words)
+        again = TWICE_PATTERN.search(clause)
+        wanted += [PlannedCall(tools[name], TWICE_PATTERN.sub("", clause), step)] * (
+            2 if again else 1
+        )
+        step += bool(THEN_PATTERN.search(words[len(clause) :]))
+    return wanted[:MAX_CALLS]
+
+
+def _find_mentions(sentence: str, tools: Mapping[str, Item]) -> list[tuple[str, int, int]]:
+    """Find the tool names of a sentence, with their places.
+
+    A name that is an ordinary word counts only after a word like "call" or as the first word.
+    """
+    known = {name.lower(): name for name in tools}
+    calling = CALL_PATTERN.search(sentence)
+    start = calling.end() if calling else len(sentence)
+    return [
+        (name, word.start(), word.end())
+        for word in WORD_PATTERN.finditer(sentence)
+        if (name := known.get(word[0].lower())) is not None
+        and sentence[: word.start()][-1:] not in ("=", ":", '"', "'", "“", "/")
+        and ("_" in name or word.start() == 0 or word.start() > start)
+    ]
+
+
+def _match_tool(sentence: str, tools: Mapping[str, Item]) -> Item | None:
+    """Find the tool whose name has most of its own words in the sentence, and no others."""
+    said = set(re.findall(r"[a-z0-9]+", sentence.lower()))
+    best: tuple[int, Item] | None = None
+    for name, tool in tools.items():
+        split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
+        words = set(re.findall(r"[a-z0-9]+", split.lower())) - COMMON_WORDS
+        if words and words <= said and (best is None or len(words) > best[0]):
+            best = (len(words), tool)
+    return best[1] if best else None
+
+
+def _make_call(utterance: Utterance, planned: PlannedCall) -> ToolCallOutput:
+    name = str(planned.tool["name"])
+    words = CLAUSE_HEAD.sub("", planned.text).strip()
+    known = tool_results(items_after_last_user(utterance.request.items))
+    result = known[-1][1] if known and RESULT_PATTERN.search(words) else None
+    if planned.tool.get("type") == "custom":
+        return ToolCallOutput(name, result or _read_custom_input(words), custom=True)
+    hints = SentenceValues(RESULT_PATTERN.sub(" ", words) if result else words)
+    schema = {"type": "object", **as_schema(planned.tool.get("parameters"))}
+    arguments: Any = (
+        sample_value(schema, hints, lambda member: hints.remainder or member, result) or {}
+    )
+    return ToolCallOutput(name, json.dumps(arguments, ensure_ascii=False, separators=(",", ":")))
+
+
+def _read_custom_input(words: str) -> str:
+    """Read the free text for a custom tool: what is quoted, else all that is said about it."""
+    if found := QUOTED.search(words):
+        return found[0][1:-1]
+    return re.sub(r"\A(?:on|to|for|saying)\s+", "", words.strip(" .")) or "text"
+
+
+def report_results(utterance: Utterance) -> TextResult | None:
+    """Tell the results of the calls that follow the user's message, once all are there."""
+    items = items_after_last_user(utterance.request.items)
+    if not items or is_model_item(items[-1]):
+        return None
+    found = tool_results(items)
+    if not found:
+        return None
+    told = " ".join(f"{name} says: {_end_sentence(output)}" for name, output in found)
+    return TextResult(told, _parse_output(found[-1][1]))
+
+
+def _parse_output(output: str) -> Any:
+    """Read an output as JSON where it is that."""
+    try:
+        return json.loads(output)
+    except (ValueError, RecursionError):
+        return output
+
+
+def _end_sentence(text: str) -> str:
+    text = text.strip()
+    return text if text.endswith((".", "!", "?", "}", "]")) else f"{text}."
+
+
+def list_tools(utterance: Utterance, _: re.Match[str]) -> TextResult:
+    """Name the tools."""
+    names = list(offered_tools(utterance.request))
+    return TextResult(
+        f"My tools are: {', '.join(names)}." if names else "I have no tools here.", names
+    )
+
+
+def report_unknown_tool(utterance: Utterance, match: re.Match[str]) -> TextResult | None:
+    """Say so where a tool is called that is not there."""
+    called = match["a"] or match["b"] or match["c"]
+    names = list(offered_tools(utterance.request))
+    if called in names:
+        return None
+    have = f"my tools are: {', '.join(names)}." if names else "I have no tools here."
+    return TextResult(f"I have no tool named {quote_text(called)}; {have}")
+
+
+RULES = (
+    search_rule(
+        "name the tools",
+        ("tools",),
+        r"\bwhat tools (?:do you have|can you (?:use|call))\b",
+        list_tools,
+    ),
+    prefix_rule("call tools by name", ("",), "", make_named_calls),
+    prefix_rule(
+        "call tools by name",
+        VERBS,
+        rf"{VERB}\s+(?:the\s+)?(?:tool\s+(?P<a>\w+)|(?P<b>\w+_\w+)|(?P<c>\w+)\s+tool)\b",
+        report_unknown_tool,
+    ),
+)
+IMPLIED_RULES = (prefix_rule("call a tool in plain words", ("",), "", make_implied_call),)

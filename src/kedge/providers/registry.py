@@ -1,0 +1,229 @@
+"""The providers that Kedge knows: where each lives, and which key opens it."""
+
+import atexit
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from kedge.engines import AnthropicEngine, ChatCompletionsEngine, Engine, ResponsesEngine
+from kedge.engines.anthropic.params import NO_SAMPLING_VERSION
+from kedge.engines.stateless import Advice
+from kedge.errors import CannotConnect
+from kedge.providers.clients import prepare_anthropic_client, prepare_openai_client
+from kedge.server.settings import Settings
+from kedge.server.thread_server import ServerThread
+
+_lock = threading.Lock()
+_server: ServerThread | None = None
+
+
+def get_embedded_server() -> ServerThread:
+    """The server of this process; it keeps what it is told for as long as the process lives."""
+    global _server  # noqa: PLW0603 - one for the process
+    with _lock:
+        if _server is None:
+            _server = ServerThread(Settings())
+            _server.start()
+            atexit.register(_server.stop)
+    return _server
+
+
+DEFAULT_OLLAMA_URL = "http://127.0.0.1:11434"
+"""Where Ollama listens, unless ``OLLAMA_HOST`` says otherwise."""
+DEFAULT_ANTHROPIC_URL = "https://api.anthropic.com"
+_OPENAI_HOSTS = ("api.openai.com", "openai.azure.com")
+"""Where the Chat Completions API is OpenAI's own, which is particular in two things."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostedProvider:
+    """A hosted Responses API."""
+
+    name: str
+    key_variable: str
+    """The environment variable that holds the key."""
+    base_url: str = ""
+    url_variable: str = ""
+    """The environment variable that holds the address, if it can differ."""
+    path: str = ""
+    """What follows the address that people are given."""
+    example: str = ""
+    lanes: int = 16
+    """How many responses it is known to write at once on one WebSocket."""
+
+    def __call__(self, model: str, **settings: Any) -> Engine:
+        """An engine for this model."""
+        if not model:
+            raise CannotConnect(f"which model? Write {self.name}:{self.example}")
+        api_key = settings.pop("api_key", None) or os.environ.get(self.key_variable)
+        if not api_key:
+            raise CannotConnect(
+                f"no key for {self.name}: set {self.key_variable} in the environment"
+            )
+        base_url = settings.pop("base_url", None) or self._resolve_url()
+        settings.setdefault("lanes", self.lanes)
+        return _build_responses_engine(self.name, model, base_url, api_key, **settings)
+
+    def _resolve_url(self) -> str:
+        given = os.environ.get(self.url_variable, "") if self.url_variable else ""
+        if given:
+            return given.rstrip("/").removesuffix(self.path) + self.path
+        if not self.base_url:
+            raise CannotConnect(
+                f"no address for {self.name}: set {self.url_variable} in the environment"
+            )
+        return self.base_url
+
+
+def connect_responses(rest: str, **settings: Any) -> Engine:
+    """``responses:<url>#model``: any server that speaks the Responses API."""
+    base_url, model = _parse_address("responses", rest)
+    api_key = settings.pop("api_key", None) or os.environ.get("KEDGE_API_KEY")
+    return _build_responses_engine("responses", model, base_url, api_key, **settings)
+
+
+def connect_chat(rest: str, **settings: Any) -> Engine:
+    """``chat:<url>#model``: any server that speaks the Chat Completions API."""
+    base_url, model = _parse_address("chat", rest)
+    api_key = settings.pop("api_key", None) or os.environ.get("KEDGE_API_KEY")
+    host = _get_host(base_url)
+    advice = Advice(
+        unreachable=f"start the server, or mend its address ({host})",
+        no_model=f"is {model!r} a model of this server, and is its address right?",
+    )
+    if host.endswith(_OPENAI_HOSTS):
+        settings = {"max_tokens": "max_completion_tokens", "max_call_id": 40, **settings}
+    return _build_chat_engine("chat", model, base_url, api_key, advice, **settings)
+
+
+def connect_ollama(model: str, **settings: Any) -> Engine:
+    """``ollama:<model>``: a model of the Ollama on this machine, or where ``OLLAMA_HOST`` says."""
+    if not model:
+        raise CannotConnect("which model? Write ollama:llama3.2")
+    advice = Advice(
+        unreachable="start it with: ollama serve",
+        no_model=f"fetch it with: ollama pull {model}",
+    )
+    address = settings.pop("base_url", None) or resolve_ollama_url(
+        os.environ.get("OLLAMA_HOST", "")
+    )
+    return _build_chat_engine(
+        "ollama", model, address, settings.pop("api_key", None), advice, **settings
+    )
+
+
+def connect_anthropic(model: str, **settings: Any) -> Engine:
+    """``anthropic:<model>``: Anthropic's API, or a server that speaks it."""
+    if not model:
+        raise CannotConnect("which model? Write anthropic:claude-opus-4-8")
+    api_key = settings.pop("api_key", None) or os.environ.get("ANTHROPIC_API_KEY")
+    if not api_key:
+        raise CannotConnect("no key for anthropic: set ANTHROPIC_API_KEY in the environment")
+    given = (
+        settings.pop("base_url", None)
+        or os.environ.get("ANTHROPIC_BASE_URL")
+        or DEFAULT_ANTHROPIC_URL
+    )
+    base_url = given.rstrip("/").removesuffix("/v1")
+    headers: dict[str, str] = settings.get("default_headers") or {}
+    versions = [value for name, value in headers.items() if name.lower() == "anthropic-version"]
+    settings.setdefault("sampling", any(version < NO_SAMPLING_VERSION for version in versions))
+    make_client, scope = prepare_anthropic_client("anthropic", base_url, api_key, settings)
+    advice = Advice(
+        unreachable=f"check the network, or mend ANTHROPIC_BASE_URL ({_get_host(base_url)})",
+        no_model=f"is {model!r} a model of this server? Its documentation lists them",
+    )
+    return AnthropicEngine(model, make_client=make_client, scope=scope, advice=advice, **settings)
+
+
+def resolve_ollama_url(host: str) -> str:
+    """The address of the API for what ``OLLAMA_HOST`` says, as Ollama itself reads it."""
+    given = host.strip().strip("'\"")
+    parts = urlsplit(
+        given if "://" in given else f"http://{given}" if given else DEFAULT_OLLAMA_URL
+    )
+    standard = {"http": 80, "https": 443}.get(parts.scheme, 11434) if "://" in given else 11434
+    name = parts.hostname or "127.0.0.1"
+    if name in ("0.0.0.0", "::"):  # noqa: S104 - where a server listens is where we find it
+        name = "127.0.0.1"
+    shown = f"[{name}]" if ":" in name else name
+    return f"{parts.scheme}://{shown}:{parts.port or standard}{parts.path.rstrip('/')}/v1"
+
+
+def connect_practice(rest: str, **settings: Any) -> Engine:
+    """``practice``: the built-in model, on a server that runs inside this process."""
+    if rest not in ("", "practice"):
+        raise CannotConnect(f"there is one practice model, without a name; drop {rest!r}")
+    server = get_embedded_server()
+    settings.setdefault("scope", "practice")
+    return _build_responses_engine("practice", "practice", server.base_url, None, **settings)
+
+
+def _get_host(base_url: str) -> str:
+    """Host and port, without the password that an address may hold."""
+    return urlsplit(base_url).netloc.rpartition("@")[2]
+
+
+def _parse_address(kind: str, rest: str) -> tuple[str, str]:
+    """The address and the model of ``<url>#model``."""
+    base_url, _, model = rest.rpartition("#")
+    if not base_url or not model or "://" not in base_url:
+        raise CannotConnect(
+            f"an address and a model are needed: {kind}:http://127.0.0.1:8484/v1#model"
+        )
+    return base_url, model
+
+
+def _build_responses_engine(
+    provider: str, model: str, base_url: str, api_key: str | None, **settings: Any
+) -> Engine:
+    make_client, scope = prepare_openai_client(provider, base_url, api_key, settings)
+    return ResponsesEngine(
+        model, make_client=make_client, scope=scope, provider=provider, **settings
+    )
+
+
+def _build_chat_engine(
+    provider: str,
+    model: str,
+    base_url: str,
+    api_key: str | None,
+    advice: Advice,
+    **settings: Any,
+) -> Engine:
+    make_client, scope = prepare_openai_client(provider, base_url, api_key, settings)
+    return ChatCompletionsEngine(
+        model, make_client=make_client, scope=scope, provider=provider, advice=advice, **settings
+    )
+
+
+_HOSTED_PROVIDERS = (
+    HostedProvider(
+        "openai",
+        key_variable="OPENAI_API_KEY",
+        base_url="https://api.openai.com/v1",
+        url_variable="OPENAI_BASE_URL",
+        example="gpt-5.1",
+    ),
+    HostedProvider(
+        "xai", key_variable="XAI_API_KEY", base_url="https://api.x.ai/v1", example="grok-4", lanes=1
+    ),
+    HostedProvider(
+        "azure",
+        key_variable="AZURE_OPENAI_API_KEY",
+        url_variable="AZURE_OPENAI_ENDPOINT",
+        path="/openai/v1",
+        example="my-deployment",
+    ),
+)
+PROVIDERS: dict[str, Callable[..., Engine]] = {
+    **{hosted.name: hosted for hosted in _HOSTED_PROVIDERS},
+    "responses": connect_responses,
+    "chat": connect_chat,
+    "ollama": connect_ollama,
+    "anthropic": connect_anthropic,
+    "practice": connect_practice,
+}

@@ -1,0 +1,256 @@
+"""The parameters of ``POST /v1/messages``, as the anthropic package and the live API know them.
+
+Only what a client's own tools need: server tools and their results are not known here, and are
+refused by their type.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from re import compile as pattern
+from typing import Any, cast
+
+from kedge.server.schema.base import JsonPath, Validator
+from kedge.server.schema.containers import Array, Nullable, Object, TaggedUnion, TypeUnion
+from kedge.server.schema.content import NULLABLE_STRING, STRING
+from kedge.server.schema.scalars import Integer, Number, String, StringEnum
+from kedge.server.schema.tools import ANY_OBJECT, BOOLEAN
+
+NAME = String(min_length=1, max_length=128, pattern=pattern("^[a-zA-Z0-9_-]{1,128}$"))
+MIN_THINKING_BUDGET = 1024
+
+
+def block_object(members: dict[str, Validator], required: tuple[str, ...] = ()) -> Object:
+    """Make the shape of a block with these members besides its type and its cache control."""
+    return Object({"type": STRING, "cache_control": CACHE_CONTROL} | members, required)
+
+
+CACHE_CONTROL = Nullable(
+    Object(
+        {"type": StringEnum(("ephemeral",)), "ttl": StringEnum(("5m", "1h"))}, required=("type",)
+    )
+)
+TEXT_BLOCK = block_object(
+    {"text": STRING, "citations": Nullable(Array(ANY_OBJECT))}, required=("text",)
+)
+
+
+def source_object(members: dict[str, Validator]) -> Object:
+    """Make the shape of a source, all of whose members are required."""
+    return Object({"type": STRING} | members, tuple(members))
+
+
+URL_SOURCE = source_object({"url": STRING})
+FILE_SOURCE = source_object({"file_id": STRING})
+IMAGE_BLOCK = block_object(
+    {
+        "source": TaggedUnion(
+            {
+                "base64": source_object(
+                    {
+                        "media_type": StringEnum(
+                            ("image/jpeg", "image/png", "image/gif", "image/webp")
+                        ),
+                        "data": STRING,
+                    }
+                ),
+                "url": URL_SOURCE,
+                "file": FILE_SOURCE,
+            }
+        ),
+        "transformations": Nullable(ANY_OBJECT),
+    },
+    required=("source",),
+)
+TEXT_OR_IMAGES = TypeUnion(
+    "a string or list",
+    string=STRING,
+    array=Array(TaggedUnion({"text": TEXT_BLOCK, "image": IMAGE_BLOCK})),
+)
+DOCUMENT_BLOCK = block_object(
+    {
+        "source": TaggedUnion(
+            {
+                "base64": source_object(
+                    {"media_type": StringEnum(("application/pdf",)), "data": STRING}
+                ),
+                "text": source_object({"media_type": StringEnum(("text/plain",)), "data": STRING}),
+                "content": source_object({"content": TEXT_OR_IMAGES}),
+                "url": URL_SOURCE,
+                "file": FILE_SOURCE,
+            }
+        ),
+        "citations": Nullable(Object({"enabled": BOOLEAN})),
+        "context": NULLABLE_STRING,
+        "title": NULLABLE_STRING,
+    },
+    required=("source",),
+)
+TOOL_USE_BLOCK = block_object(
+    {
+        "id": String(min_length=1, pattern=pattern("^[a-zA-Z0-9_-]+$")),
+        "name": String(min_length=1, max_length=200),
+        "input": ANY_OBJECT,
+        "caller": ANY_OBJECT,
+        "toolset_name": NULLABLE_STRING,
+    },
+    required=("id", "name", "input"),
+)
+SEARCH_RESULT_BLOCK = block_object(
+    {
+        "source": STRING,
+        "title": STRING,
+        "content": Array(TaggedUnion({"text": TEXT_BLOCK})),
+        "citations": Nullable(Object({"enabled": BOOLEAN})),
+    },
+    required=("source", "title", "content"),
+)
+RESULT_BLOCK = TaggedUnion(
+    {
+        "text": TEXT_BLOCK,
+        "image": IMAGE_BLOCK,
+        "document": DOCUMENT_BLOCK,
+        "search_result": SEARCH_RESULT_BLOCK,
+    }
+)
+TOOL_RESULT_BLOCK = block_object(
+    {
+        "tool_use_id": String(min_length=1, pattern=pattern("^[a-zA-Z0-9_-]+$")),
+        "content": Nullable(
+            TypeUnion("a string or list", string=STRING, array=Array(RESULT_BLOCK))
+        ),
+        "is_error": Nullable(BOOLEAN),
+        "toolset_name": NULLABLE_STRING,
+    },
+    required=("tool_use_id",),
+)
+BLOCK = TaggedUnion(
+    {
+        "text": TEXT_BLOCK,
+        "image": IMAGE_BLOCK,
+        "document": DOCUMENT_BLOCK,
+        "search_result": SEARCH_RESULT_BLOCK,
+        "tool_use": TOOL_USE_BLOCK,
+        "tool_result": TOOL_RESULT_BLOCK,
+        "thinking": Object(
+            {"type": STRING, "thinking": STRING, "signature": STRING},
+            required=("thinking", "signature"),
+        ),
+        "redacted_thinking": Object({"type": STRING, "data": STRING}, required=("data",)),
+    }
+)
+MESSAGE = Object(
+    {
+        "role": StringEnum(("user", "assistant", "system")),
+        "content": TypeUnion("a string or list", string=STRING, array=Array(BLOCK)),
+    },
+    required=("role", "content"),
+)
+
+CUSTOM_TOOL = Object(
+    {
+        "type": Nullable(StringEnum(("custom",))),
+        "name": NAME,
+        "description": STRING,
+        "input_schema": TaggedUnion({"object": ANY_OBJECT}),
+        "strict": BOOLEAN,
+        "cache_control": CACHE_CONTROL,
+        "defer_loading": BOOLEAN,
+        "eager_input_streaming": Nullable(BOOLEAN),
+        "allowed_callers": Array(STRING, of="strings"),
+        "input_examples": Array(ANY_OBJECT),
+    },
+    required=("name", "input_schema"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDefinition:
+    """A tool: of the client's own, unless it names another type."""
+
+    union: TaggedUnion
+    expected: str = "an object"
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Find the tool's type and check its members."""
+        if type(value) is dict and cast("dict[str, Any]", value).get("type") is None:
+            CUSTOM_TOOL.check(value, path)
+        else:
+            self.union.check(value, path)
+
+
+PARALLEL_MEMBERS: dict[str, Validator] = {"type": STRING, "disable_parallel_tool_use": BOOLEAN}
+TOOL_CHOICE = TaggedUnion(
+    {
+        "auto": Object(PARALLEL_MEMBERS),
+        "any": Object(PARALLEL_MEMBERS),
+        "tool": Object(PARALLEL_MEMBERS | {"name": STRING}, required=("name",)),
+        "none": Object({"type": STRING}),
+    }
+)
+THINKING_DISPLAY = Nullable(StringEnum(("summarized", "omitted")))
+THINKING = TaggedUnion(
+    {
+        "enabled": Object(
+            {
+                "type": STRING,
+                "budget_tokens": Integer(minimum=MIN_THINKING_BUDGET),
+                "display": THINKING_DISPLAY,
+            },
+            required=("budget_tokens",),
+        ),
+        "adaptive": Object({"type": STRING, "display": THINKING_DISPLAY}),
+        "between_tools": Object({"type": STRING}),
+        "disabled": Object({"type": STRING}),
+    }
+)
+OUTPUT_CONFIG = Object(
+    {
+        "effort": Nullable(StringEnum(("low", "medium", "high", "xhigh", "max"))),
+        "format": Nullable(
+            TaggedUnion(
+                {
+                    "json_schema": Object(
+                        {"type": STRING, "schema": ANY_OBJECT}, required=("schema",)
+                    )
+                }
+            )
+        ),
+    }
+)
+
+COUNT_TOKENS: Mapping[str, Validator] = {
+    "model": String(min_length=1),
+    "messages": Array(MESSAGE),
+    "system": TypeUnion(
+        "a string or list", string=STRING, array=Array(TaggedUnion({"text": TEXT_BLOCK}))
+    ),
+    "tools": Array(ToolDefinition(TaggedUnion({"custom": CUSTOM_TOOL}))),
+    "tool_choice": TOOL_CHOICE,
+    "thinking": THINKING,
+    "output_config": OUTPUT_CONFIG,
+    "cache_control": CACHE_CONTROL,
+    "speed": Nullable(StringEnum(("standard", "fast"))),
+}
+"""``POST /v1/messages/count_tokens``."""
+
+CREATE_MESSAGE: Mapping[str, Validator] = {
+    **COUNT_TOKENS,
+    "max_tokens": Integer(minimum=1),
+    "stream": BOOLEAN,
+    "stop_sequences": Array(String(min_length=1), of="strings"),
+    "metadata": Object({"user_id": NULLABLE_STRING}),
+    "service_tier": StringEnum(("auto", "standard_only")),
+    "container": Nullable(TypeUnion("a string or object", string=STRING, record=ANY_OBJECT)),
+    "diagnostics": Nullable(ANY_OBJECT),
+    "inference_geo": NULLABLE_STRING,
+    "user_profile_id": STRING,
+    "workspace_id": STRING,
+}
+"""``POST /v1/messages``."""
+
+SAMPLING_PARAMETERS: Mapping[str, Validator] = {
+    "temperature": Number(minimum=0, maximum=1),
+    "top_p": Number(minimum=0, maximum=1),
+    "top_k": Integer(minimum=0),
+}
+"""What ``POST /v1/messages`` took before version 2026-10-21."""

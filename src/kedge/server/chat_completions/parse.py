@@ -1,0 +1,299 @@
+"""From a valid chat request to a question: messages become items, parameters change their names."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from kedge.server import errors
+from kedge.server.chat_completions import schema
+from kedge.server.errors import ErrorTemplate
+from kedge.server.json_codec import Item
+from kedge.server.schema.containers import Object
+from kedge.server.stateless_run import StatelessRequest, get_object
+from kedge.server.validation import RequestSchema, check_tool_choice
+
+TOOL_WITHOUT_CALLS = ErrorTemplate(
+    "Invalid parameter: messages with role 'tool' must be a response to a preceeding message with "
+    "'tool_calls'.",
+    param="messages.[{index}].role",
+)
+CALLS_UNANSWERED = ErrorTemplate(
+    "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+    "'tool_call_id'. The following tool_call_ids did not have response messages: {ids}",
+    param="messages.[{index}].role",
+)
+UNKNOWN_CALL_ID = ErrorTemplate(
+    "Invalid parameter: 'tool_call_id' of '{id}' not found in 'tool_calls' of previous message.",
+    param="messages.[{index}].tool_call_id",
+)
+NULL_CONTENT = ErrorTemplate(
+    "Invalid value for 'content': expected a string, got null.", param="messages.[{index}].content"
+)
+REQUIRES_TOOLS = ErrorTemplate(
+    "'{name}' is only allowed when 'tools' are specified.", param="{name}"
+)
+REQUIRES_STREAM = ErrorTemplate(
+    "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+    param="stream_options",
+)
+JSON_NOT_MENTIONED = ErrorTemplate(
+    "'messages' must contain the word 'json' in some form, to use 'response_format' of type "
+    "'json_object'.",
+    param="messages",
+)
+CONFLICTING_TOKEN_LIMITS = ErrorTemplate(
+    "Setting 'max_tokens' and 'max_completion_tokens' at the same time is not supported.",
+    param="max_tokens",
+    code="invalid_parameter_combination",
+)
+CONTEXT_LENGTH_EXCEEDED = ErrorTemplate(
+    "This model's maximum context length is {window} tokens. However, your messages resulted in "
+    "more than that. Please reduce the length of the messages.",
+    param="messages",
+    code="context_length_exceeded",
+)
+
+# Ours: what the hosted API can do and this server cannot.
+MULTIPLE_CHOICES_UNSUPPORTED = ErrorTemplate(
+    "This server writes one choice for each request. Leave 'n' out, or ask {n} times.",
+    param="n",
+    code="unsupported_parameter",
+)
+AUDIO_UNSUPPORTED = ErrorTemplate(
+    "This server answers in text only. Leave 'audio' out of 'modalities'.",
+    param="modalities",
+    code="unsupported_parameter",
+)
+FUNCTION_CALL_UNSUPPORTED = ErrorTemplate(
+    "This server knows calls only as 'tool_calls'. Send them as that, with tool messages behind.",
+    param="messages.[{index}].function_call",
+    code="unsupported_parameter",
+)
+
+
+Message = Mapping[str, Any]
+
+
+def check_order(messages: Sequence[Message]) -> None:
+    """Refuse a tool message without its call, a call without its tool message, an empty answer."""
+    waiting: list[str] = []
+    called: frozenset[str] = frozenset()
+    for index, message in enumerate(messages):
+        if message["role"] == "tool":
+            _match_tool_message(message["tool_call_id"], waiting, called, index)
+            continue
+        _check_answered(waiting, index)
+        waiting = [call["id"] for call in message.get("tool_calls") or ()]
+        called = frozenset(waiting)
+        if message["role"] == "assistant":
+            _check_assistant(message, index)
+    _check_answered(waiting, len(messages))
+
+
+def _match_tool_message(id: str, pending: list[str], called: frozenset[str], index: int) -> None:
+    if not called:
+        raise TOOL_WITHOUT_CALLS(index=index)
+    if id not in called:
+        raise UNKNOWN_CALL_ID(id=id, index=index)
+    if id in pending:
+        pending.remove(id)
+
+
+def _check_answered(pending: Sequence[str], index: int) -> None:
+    if pending:
+        raise CALLS_UNANSWERED(ids=", ".join(pending), index=index)
+
+
+def _check_assistant(message: Message, index: int) -> None:
+    if message.get("function_call") is not None:
+        raise FUNCTION_CALL_UNSUPPORTED(index=index)
+    empty = message.get("content") is None and message.get("refusal") is None
+    if empty and not message.get("tool_calls"):
+        raise NULL_CONTENT(index=index)
+
+
+Body = Mapping[str, Any]
+
+_CREATE = RequestSchema(Object(schema.CREATE_COMPLETION), required=("model", "messages"))
+
+SHARED_PARAMETERS = (
+    "model",
+    "parallel_tool_calls",
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "metadata",
+    "prompt_cache_key",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+)
+"""Parameters that have the same name and shape in the Responses API."""
+
+
+def parse_request(body: object) -> StatelessRequest:
+    """Check a request to ``POST /v1/chat/completions`` and read it."""
+    held = _CREATE.check(body)
+    _check_combinations(held)
+    check_order(held["messages"])
+    asked = {**_convert_parameters(held), "truncation": "disabled"}
+    items = list(iter_items(held["messages"]))
+    check_tool_choice(asked, ())
+    stop = held.get("stop") or ()
+    return StatelessRequest(
+        items,
+        asked,
+        stream=held.get("stream") is True,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+    )
+
+
+def _check_combinations(body: Body) -> None:
+    if not body["model"]:
+        raise errors.MODEL_NOT_FOUND(model="")
+    if (body.get("n") or 1) > 1:
+        raise MULTIPLE_CHOICES_UNSUPPORTED(n=body["n"])
+    if "audio" in (body.get("modalities") or ()):
+        raise AUDIO_UNSUPPORTED()
+    if body.get("max_tokens") and body.get("max_completion_tokens"):
+        raise CONFLICTING_TOKEN_LIMITS()
+    if body.get("stream_options") is not None and not body.get("stream"):
+        raise REQUIRES_STREAM()
+    for name in ("tool_choice", "parallel_tool_calls"):
+        if name in body and not body.get("tools"):
+            raise REQUIRES_TOOLS(name=name)
+    if get_object(body, "response_format").get("type") == "json_object" and not any(
+        "json" in text.lower() for message in body["messages"] for text in _iter_texts(message)
+    ):
+        raise JSON_NOT_MENTIONED()
+
+
+def _iter_texts(message: Body) -> Iterator[str]:
+    content = message.get("content") or ()
+    if isinstance(content, str):
+        yield content
+    else:
+        yield from (part["text"] for part in content if "text" in part)
+
+
+def _convert_parameters(body: Body) -> dict[str, Any]:
+    """Name the parameters as the Responses API does."""
+    asked: dict[str, Any] = {
+        name: body[name] for name in SHARED_PARAMETERS if body.get(name) is not None
+    }
+    if body.get("tools"):
+        asked["tools"] = [_convert_tool(tool) for tool in body["tools"]]
+    if "tool_choice" in body:
+        asked["tool_choice"] = _convert_tool_choice(body["tool_choice"])
+    most = body.get("max_completion_tokens") or body.get("max_tokens")
+    if most:
+        asked["max_output_tokens"] = most
+    if body.get("reasoning_effort") is not None:
+        asked["reasoning"] = {"effort": body["reasoning_effort"]}
+    text = {
+        "format": _convert_format(body.get("response_format")),
+        "verbosity": body.get("verbosity"),
+    }
+    if any(text.values()):
+        asked["text"] = {name: value for name, value in text.items() if value is not None}
+    for name in ("seed", "logit_bias"):
+        if body.get(name) is not None:
+            asked[name] = body[name]
+    return asked
+
+
+def _convert_tool(tool: Body) -> dict[str, Any]:
+    kind: str = tool["type"]
+    flat: dict[str, Any] = {"type": kind, **tool[kind]}
+    if kind == "function":
+        return {"strict": False, **flat}
+    if flat.get("format", {}).get("type") == "grammar":
+        flat["format"] = {"type": "grammar", **flat["format"]["grammar"]}
+    return flat
+
+
+def _convert_tool_choice(choice: str | Body) -> str | dict[str, Any]:
+    if isinstance(choice, str):
+        return choice
+    kind: str = choice["type"]
+    chosen: dict[str, Any] = {"type": kind, **choice[kind]}
+    if kind == "allowed_tools":
+        chosen["tools"] = [_convert_allowed_tool(tool) for tool in chosen["tools"]]
+    return chosen
+
+
+def _convert_allowed_tool(tool: Body) -> dict[str, Any]:
+    kind = str(tool.get("type"))
+    named: Any = tool.get(kind)
+    known: Body = cast("Body", named) if isinstance(named, dict) else {}
+    return {"type": kind, "name": known.get("name")}
+
+
+def _convert_format(response_format: Body | None) -> dict[str, Any] | None:
+    if response_format is None:
+        return None
+    if response_format["type"] != "json_schema":
+        return {"type": response_format["type"]}
+    return {"type": "json_schema", "schema": {}, **response_format["json_schema"]}
+
+
+def iter_items(messages: Sequence[Body]) -> Iterator[Item]:
+    """Turn messages into the items that say the same."""
+    types: dict[str, str] = {}
+    for message in messages:
+        role: str = message["role"]
+        if role == "assistant":
+            for item in _iter_assistant_items(message):
+                if "call_id" in item:
+                    types[item["call_id"]] = f"{item['type']}_output"
+                yield item
+        elif role == "tool":
+            id: str = message["tool_call_id"]
+            yield {"type": types[id], "call_id": id, "output": _convert_content(message)}
+        else:
+            yield {"type": "message", "role": role, "content": _convert_content(message)}
+
+
+def _convert_content(message: Body) -> str | list[Item]:
+    content = message["content"]
+    return content if isinstance(content, str) else [_convert_part(part) for part in content]
+
+
+def _iter_assistant_items(message: Body) -> Iterator[Item]:
+    if message.get("reasoning_content"):
+        text = {"type": "reasoning_text", "text": message["reasoning_content"]}
+        yield {"type": "reasoning", "summary": [], "content": [text]}
+    said = list(_iter_assistant_parts(message))
+    if said:
+        yield {"type": "message", "role": "assistant", "content": said}
+    for call in message.get("tool_calls") or ():
+        kind: str = call["type"]
+        type = "function_call" if kind == "function" else "custom_tool_call"
+        yield {"type": type, "call_id": call["id"], **call[kind]}
+
+
+def _iter_assistant_parts(message: Body) -> Iterator[Item]:
+    content: str | Sequence[Body] = message.get("content") or ()
+    if isinstance(content, str):
+        yield {"type": "output_text", "text": content}
+    else:
+        for part in content:
+            refused = part["type"] == "refusal"
+            yield part if refused else {"type": "output_text", "text": part["text"]}
+    if message.get("refusal"):
+        yield {"type": "refusal", "refusal": message["refusal"]}
+
+
+def _convert_part(part: Body) -> Item:
+    match part["type"]:
+        case "text":
+            return {"type": "input_text", "text": part["text"]}
+        case "image_url":
+            image = part["image_url"]
+            detail = image.get("detail", "auto")
+            return {"type": "input_image", "image_url": image["url"], "detail": detail}
+        case "file":
+            return {"type": "input_file", **part["file"]}
+        case _:
+            return {"type": "input_audio", "input_audio": part["input_audio"]}

@@ -1,0 +1,244 @@
+"""The parameters of ``POST /v1/chat/completions``, as the openai package knows them.
+
+Left out are ``functions``, ``function_call`` and the role ``function``, which tools have replaced.
+An assistant's ``reasoning_content`` is no part of OpenAI's API, but of every server that thinks
+aloud, and comes back to them from the clients that replay it.
+"""
+
+from collections.abc import Mapping
+
+from kedge.server.schema import requests
+from kedge.server.schema.base import Validator
+from kedge.server.schema.containers import Array, Map, Nullable, Object, TaggedUnion, TypeUnion
+from kedge.server.schema.content import CACHE_BREAKPOINT, NULLABLE_STRING, REFUSAL, STRING
+from kedge.server.schema.scalars import AnyJson, Integer, Number, String, StringEnum
+from kedge.server.schema.tools import ANY_OBJECT, BOOLEAN, NAME, REASONING_EFFORTS, typed_object
+
+NAMED_TOOL = Object({"name": NAME}, required=("name",))
+
+TEXT_PART = Object(
+    {"type": STRING, "text": STRING, "prompt_cache_breakpoint": CACHE_BREAKPOINT},
+    required=("text",),
+)
+IMAGE_PART = typed_object(
+    {
+        "image_url": Object(
+            {"url": STRING, "detail": StringEnum(("auto", "low", "high", "original"))},
+            required=("url",),
+        ),
+        "prompt_cache_breakpoint": CACHE_BREAKPOINT,
+    },
+    required=("image_url",),
+)
+AUDIO_PART = typed_object(
+    {
+        "input_audio": Object(
+            {"data": STRING, "format": StringEnum(("wav", "mp3"))}, required=("data", "format")
+        ),
+        "prompt_cache_breakpoint": CACHE_BREAKPOINT,
+    },
+    required=("input_audio",),
+)
+FILE_PART = typed_object(
+    {
+        "file": Object({"file_data": STRING, "file_id": STRING, "filename": STRING}),
+        "prompt_cache_breakpoint": CACHE_BREAKPOINT,
+    },
+    required=("file",),
+)
+
+TEXT_OR_PARTS = "one of a string or array of objects"
+TEXT_CONTENT = TypeUnion(
+    TEXT_OR_PARTS,
+    string=STRING,
+    array=Array(TaggedUnion({"text": TEXT_PART}, expected="an object")),
+)
+USER_CONTENT = TypeUnion(
+    TEXT_OR_PARTS,
+    string=STRING,
+    array=Array(
+        TaggedUnion(
+            {
+                "text": TEXT_PART,
+                "image_url": IMAGE_PART,
+                "input_audio": AUDIO_PART,
+                "file": FILE_PART,
+            }
+        )
+    ),
+)
+ASSISTANT_CONTENT = Nullable(
+    TypeUnion(
+        TEXT_OR_PARTS,
+        string=STRING,
+        array=Array(TaggedUnion({"text": TEXT_PART, "refusal": REFUSAL})),
+    )
+)
+
+FUNCTION_CALL = Object(
+    {
+        "id": STRING,
+        "type": STRING,
+        "function": Object({"name": NAME, "arguments": STRING}, required=("name", "arguments")),
+    },
+    required=("id", "function"),
+)
+CUSTOM_CALL = Object(
+    {
+        "id": STRING,
+        "type": STRING,
+        "custom": Object({"name": NAME, "input": STRING}, required=("name", "input")),
+    },
+    required=("id", "custom"),
+)
+
+
+def message_object(
+    members: dict[str, Validator], required: tuple[str, ...] = ("content",)
+) -> Object:
+    """Make the shape of a message with these members besides its role and its name."""
+    return Object({"role": STRING, "name": STRING} | members, required)
+
+
+MESSAGE = TaggedUnion(
+    {
+        "system": message_object({"content": TEXT_CONTENT}),
+        "assistant": message_object(
+            {
+                "content": ASSISTANT_CONTENT,
+                "refusal": NULLABLE_STRING,
+                "reasoning_content": NULLABLE_STRING,
+                "annotations": Nullable(Array(ANY_OBJECT)),
+                "audio": Nullable(Object({"id": STRING}, required=("id",))),
+                "function_call": Nullable(ANY_OBJECT),
+                "tool_calls": Nullable(
+                    Array(
+                        TaggedUnion({"function": FUNCTION_CALL, "custom": CUSTOM_CALL}),
+                        min_length=1,
+                    )
+                ),
+            },
+            required=(),
+        ),
+        "user": message_object({"content": USER_CONTENT}),
+        "tool": message_object(
+            {"content": TEXT_CONTENT, "tool_call_id": STRING}, required=("content", "tool_call_id")
+        ),
+        "developer": message_object({"content": TEXT_CONTENT}),
+    },
+    tag="role",
+)
+
+FUNCTION_TOOL = typed_object(
+    {
+        "function": Object(
+            {
+                "name": NAME,
+                "description": STRING,
+                "parameters": ANY_OBJECT,
+                "strict": Nullable(BOOLEAN),
+            },
+            required=("name",),
+        )
+    },
+    required=("function",),
+)
+GRAMMAR = Object(
+    {"definition": STRING, "syntax": StringEnum(("lark", "regex"))},
+    required=("definition", "syntax"),
+)
+CUSTOM_TOOL = typed_object(
+    {
+        "custom": Object(
+            {
+                "name": NAME,
+                "description": STRING,
+                "format": TaggedUnion(
+                    {
+                        "text": typed_object(),
+                        "grammar": typed_object({"grammar": GRAMMAR}, required=("grammar",)),
+                    }
+                ),
+            },
+            required=("name",),
+        )
+    },
+    required=("custom",),
+)
+TOOL_CHOICE = TypeUnion(
+    "one of an object or 'none', 'auto', or 'required'",
+    string=StringEnum(("none", "auto", "required")),
+    record=TaggedUnion(
+        {
+            "function": typed_object({"function": NAMED_TOOL}, required=("function",)),
+            "custom": typed_object({"custom": NAMED_TOOL}, required=("custom",)),
+            "allowed_tools": typed_object(
+                {
+                    "allowed_tools": Object(
+                        {"mode": StringEnum(("auto", "required")), "tools": Array(ANY_OBJECT)},
+                        required=("mode", "tools"),
+                    )
+                },
+                required=("allowed_tools",),
+            ),
+        }
+    ),
+)
+JSON_SCHEMA = Object(
+    {"name": NAME, "description": STRING, "schema": ANY_OBJECT, "strict": Nullable(BOOLEAN)},
+    required=("name",),
+)
+RESPONSE_FORMAT = TaggedUnion(
+    {
+        "text": typed_object(),
+        "json_object": typed_object(),
+        "json_schema": typed_object({"json_schema": JSON_SCHEMA}, required=("json_schema",)),
+    }
+)
+STOP = TypeUnion(
+    "one of a string or array of strings",
+    string=String(min_length=1),
+    array=Array(String(min_length=1), of="strings", max_length=4),
+)
+PREDICTION = TaggedUnion(
+    {"content": typed_object({"content": TEXT_CONTENT}, required=("content",))}
+)
+
+CREATE_COMPLETION: Mapping[str, Validator] = {
+    "model": STRING,
+    "messages": Array(MESSAGE, min_length=1),
+    "tools": Array(TaggedUnion({"function": FUNCTION_TOOL, "custom": CUSTOM_TOOL}), of="objects"),
+    "tool_choice": TOOL_CHOICE,
+    "parallel_tool_calls": BOOLEAN,
+    "response_format": RESPONSE_FORMAT,
+    "max_completion_tokens": Nullable(Integer(minimum=1)),
+    "max_tokens": Nullable(Integer(minimum=1)),
+    "stop": Nullable(STOP),
+    "stream": Nullable(BOOLEAN),
+    "stream_options": Nullable(Object({"include_usage": BOOLEAN, "include_obfuscation": BOOLEAN})),
+    "n": Nullable(Integer(minimum=1, maximum=128)),
+    "temperature": Nullable(Number(minimum=0, maximum=2)),
+    "top_p": Nullable(Number(minimum=0, maximum=1)),
+    "presence_penalty": requests.PENALTY,
+    "frequency_penalty": requests.PENALTY,
+    "logit_bias": Nullable(Map(Integer(minimum=-100, maximum=100))),
+    "logprobs": Nullable(BOOLEAN),
+    "top_logprobs": Nullable(Integer(minimum=0, maximum=20)),
+    "seed": Nullable(Integer()),
+    "reasoning_effort": Nullable(StringEnum(REASONING_EFFORTS)),
+    "verbosity": Nullable(StringEnum(("low", "medium", "high"))),
+    "metadata": Nullable(requests.METADATA),
+    "modalities": Nullable(Array(StringEnum(("text", "audio")), of="strings", min_length=1)),
+    "audio": Nullable(ANY_OBJECT),
+    "moderation": Nullable(requests.MODERATION),
+    "prediction": Nullable(PREDICTION),
+    "prompt_cache_key": requests.CACHE_KEY,
+    "prompt_cache_options": requests.CACHE_OPTIONS,
+    "prompt_cache_retention": requests.CACHE_RETENTION,
+    "safety_identifier": Nullable(String(max_length=128)),
+    "service_tier": requests.SERVICE_TIER,
+    "store": Nullable(BOOLEAN),
+    "user": STRING,
+    "web_search_options": AnyJson(only_objects=True),
+}
+"""``POST /v1/chat/completions``."""

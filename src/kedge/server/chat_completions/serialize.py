@@ -1,0 +1,144 @@
+"""How Chat Completions tells an answer: chunks of one choice, or the whole completion.
+
+Thoughts are told as ``reasoning_content``, which is no part of OpenAI's API but what every open
+server that thinks aloud has agreed on.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kedge.server.errors import ApiError
+from kedge.server.json_codec import encode
+from kedge.server.models import ItemDelta, ItemOpened, ModelUsage, OutputEvent
+from kedge.server.output_writer import OutputWriter
+from kedge.server.sse import DONE_FRAME
+
+DELTA_MEMBERS: Mapping[str, str] = {
+    "text": "content",
+    "refusal": "refusal",
+    "reasoning": "reasoning_content",
+}
+"""The member of a delta, or of a message, that holds the text of this kind of item."""
+
+CALL_FORMS: Mapping[str, tuple[str, str]] = {
+    "function_call": ("function", "arguments"),
+    "custom_tool_call": ("custom", "input"),
+}
+"""For each type of call: its name here, and the member that holds its text."""
+
+FINISH_REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
+
+
+class CompletionSerializer:
+    """Tells one completion. ``usage`` says whether a stream ends with its usage."""
+
+    def __init__(self, id: str, model: str, created: int, *, include_usage: bool) -> None:
+        self._header = {"id": id, "created": created, "model": model}
+        self._header |= {"service_tier": "default", "system_fingerprint": None}
+        self._include_usage = include_usage
+        self._kind = "text"
+        self._call_index = -1
+
+    def start(self, input_tokens: int) -> bytes:
+        """Open the stream with the role."""
+        return self._encode_delta({"role": "assistant", "content": "", "refusal": None})
+
+    def delta(self, piece: OutputEvent, writer: OutputWriter) -> bytes:
+        """Tell of a call that begins, and of everything that grows."""
+        if isinstance(piece, ItemOpened):
+            self._kind = piece.kind
+            return self._encode_call_start(writer.items[-1]) if piece.kind in CALL_FORMS else b""
+        if isinstance(piece, ItemDelta) and piece.text:
+            return self._encode_delta(self._build_delta(piece.text))
+        return b""
+
+    def _encode_call_start(self, item: Mapping[str, Any]) -> bytes:
+        self._call_index += 1
+        kind, member = CALL_FORMS[item["type"]]
+        call = {"index": self._call_index, "id": item["call_id"], "type": kind}
+        call[kind] = {"name": item["name"], member: ""}
+        return self._encode_delta({"tool_calls": [call]})
+
+    def _build_delta(self, text: str) -> dict[str, Any]:
+        if self._kind not in CALL_FORMS:
+            return {DELTA_MEMBERS[self._kind]: text}
+        kind, member = CALL_FORMS[self._kind]
+        return {"tool_calls": [{"index": self._call_index, kind: {member: text}}]}
+
+    def end(self, writer: OutputWriter, usage: ModelUsage) -> bytes:
+        """Say why the answer ended, and what it took if that was asked for."""
+        ended = self._encode_delta({}, finish_reason(writer))
+        if self._include_usage:
+            ended += self._encode_chunk({"choices": [], "usage": format_usage(usage)})
+        return ended + DONE_FRAME
+
+    def error(self, error: ApiError) -> bytes:
+        """Break the stream off with an error."""
+        return b"data: %b\n\n%b" % (encode(error.body()), DONE_FRAME)
+
+    def response(self, writer: OutputWriter, usage: ModelUsage) -> Mapping[str, Any]:
+        """Give the whole completion."""
+        choice = {
+            "index": 0,
+            "message": build_message(writer),
+            "logprobs": None,
+            "finish_reason": finish_reason(writer),
+        }
+        frame = {**self._header, "object": "chat.completion"}
+        return {**frame, "choices": [choice], "usage": format_usage(usage)}
+
+    def _encode_delta(self, delta: Mapping[str, Any], reason: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        return self._encode_chunk(
+            {"choices": [choice], **({"usage": None} if self._include_usage else {})}
+        )
+
+    def _encode_chunk(self, members: Mapping[str, Any]) -> bytes:
+        chunk = {**self._header, "object": "chat.completion.chunk", **members}
+        return b"data: %b\n\n" % encode(chunk)
+
+
+def finish_reason(writer: OutputWriter) -> str:
+    """Say why an answer ended."""
+    if writer.incomplete_reason is not None:
+        return FINISH_REASONS[writer.incomplete_reason]
+    called = any(item["type"] in CALL_FORMS for item in writer.items)
+    return "tool_calls" if called else "stop"
+
+
+def build_message(writer: OutputWriter) -> dict[str, Any]:
+    """Put the written items together as one message."""
+    message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
+    calls: list[dict[str, Any]] = []
+    for item in writer.items:
+        if item["type"] == "message":
+            part = item["content"][0]
+            member = "refusal" if part["type"] == "refusal" else "content"
+            message[member] = (message[member] or "") + (
+                part.get("text") or part.get("refusal", "")
+            )
+        elif item["type"] == "reasoning":
+            text = "".join(part["text"] for part in item["summary"])
+            message["reasoning_content"] = message.get("reasoning_content", "") + text
+        elif item["type"] in CALL_FORMS:
+            kind, member = CALL_FORMS[item["type"]]
+            call = {"id": item["call_id"], "type": kind}
+            calls.append(call | {kind: {"name": item["name"], member: item[member]}})
+    message["annotations"] = []
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def format_usage(usage: ModelUsage) -> dict[str, Any]:
+    """Say what an answer took."""
+    return {
+        "prompt_tokens": usage.input,
+        "completion_tokens": usage.output,
+        "total_tokens": usage.input + usage.output,
+        "prompt_tokens_details": {"cached_tokens": usage.cached, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }

@@ -1,0 +1,41 @@
+"""Refusing a request in the words and the shape of the API that it speaks.
+
+Everything under ``/v1/messages`` is Anthropic's, and so is any other route that both APIs have when
+the request carries Anthropic's version header. All the rest is OpenAI's.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Scope
+
+from kedge.server.anthropic.errors import error_body, error_status
+from kedge.server.errors import ApiError
+from kedge.server.json_codec import encode
+
+JSON_HEADERS = {"content-type": "application/json"}
+MODELS_PATH = "/v1/models"
+MESSAGES_PATH = "/v1/messages"
+
+
+def is_anthropic(scope: Scope) -> bool:
+    """Tell whether a request speaks Anthropic's API."""
+    path: str = scope["path"]
+    if path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/"):
+        return True
+    shared = path == MODELS_PATH or path.startswith(f"{MODELS_PATH}/")
+    return shared and any(name == b"anthropic-version" for name, _ in scope["headers"])
+
+
+def render_error(scope: Scope, error: ApiError) -> tuple[int, Mapping[str, Any]]:
+    """Give the status and the body with which a request is refused."""
+    if is_anthropic(scope):
+        return error_status(error), error_body(error, scope.get("kedge.request_id"))
+    return error.status, error.body()
+
+
+def build_error_response(scope: Scope, error: ApiError) -> Response:
+    """Answer with an error."""
+    status, body = render_error(scope, error)
+    return Response(encode(body), status, JSON_HEADERS | error.headers)

@@ -1,0 +1,320 @@
+"""Output items while they are written: from a model's pieces to items and to stream events.
+
+Each kind of item has one row in ``FORMS``: how it looks when it opens, which event carries its
+deltas, which events close it. The same writer serves a response that nobody watches; then the
+events are simply not made.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from kedge.server.encrypted_content import ReasoningPayload
+from kedge.server.item_forms import build_output_text
+from kedge.server.models import (
+    ItemAdded,
+    ItemClosed,
+    ItemDelta,
+    ItemKind,
+    ItemOpened,
+    ModelUsage,
+    OutputEvent,
+    OutputTruncated,
+)
+from kedge.server.storage.ids import make_call_id, make_item_id
+from kedge.tokens import count_items, count_text
+
+StreamEvent = dict[str, Any]
+"""One event of a stream, still without its sequence number."""
+
+OutputItem = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ItemFormat:
+    """How one kind of output item looks and which events tell of it.
+
+    ``part`` makes the content part (or summary part) that holds the text, for kinds that have one;
+    ``index`` names the member that counts such parts, and ``within`` the member of the item that
+    holds them. Otherwise the text itself is the item's member ``within``.
+    """
+
+    type: str
+    delta_event: str
+    done_event: str
+    text_key: str
+    content_key: str
+    index_key: str = ""
+    build_part: Callable[[str], OutputItem] | None = None
+    part_added_event: str = ""
+    part_done_event: str = ""
+
+
+ITEM_FORMATS: Mapping[ItemKind, ItemFormat] = {
+    "text": ItemFormat(
+        type="message",
+        delta_event="response.output_text.delta",
+        done_event="response.output_text.done",
+        text_key="text",
+        content_key="content",
+        index_key="content_index",
+        build_part=build_output_text,
+        part_added_event="response.content_part.added",
+        part_done_event="response.content_part.done",
+    ),
+    "refusal": ItemFormat(
+        type="message",
+        delta_event="response.refusal.delta",
+        done_event="response.refusal.done",
+        text_key="refusal",
+        content_key="content",
+        index_key="content_index",
+        build_part=lambda text: {"type": "refusal", "refusal": text},
+        part_added_event="response.content_part.added",
+        part_done_event="response.content_part.done",
+    ),
+    "reasoning": ItemFormat(
+        type="reasoning",
+        delta_event="response.reasoning_summary_text.delta",
+        done_event="response.reasoning_summary_text.done",
+        text_key="text",
+        content_key="summary",
+        index_key="summary_index",
+        build_part=lambda text: {"type": "summary_text", "text": text},
+        part_added_event="response.reasoning_summary_part.added",
+        part_done_event="response.reasoning_summary_part.done",
+    ),
+    "function_call": ItemFormat(
+        type="function_call",
+        delta_event="response.function_call_arguments.delta",
+        done_event="response.function_call_arguments.done",
+        text_key="arguments",
+        content_key="arguments",
+    ),
+    "custom_tool_call": ItemFormat(
+        type="custom_tool_call",
+        delta_event="response.custom_tool_call_input.delta",
+        done_event="response.custom_tool_call_input.done",
+        text_key="input",
+        content_key="input",
+    ),
+}
+
+EVENTS_WITH_LOGPROBS = frozenset({"response.output_text.delta", "response.output_text.done"})
+
+
+CALL_ID_PATTERNS = {
+    "call": re.compile(r"(?s:.{1,64})"),
+    "toolu": re.compile(r"[a-zA-Z0-9_-]{1,64}"),
+}
+"""The ids of calls that each API takes back with their results, by how its own begin."""
+
+
+class OutputWriter:
+    """Collects a model's pieces into output items; ``feed`` tells the events of each piece.
+
+    ``seal`` encrypts a thought, always where the model wants something kept with it and otherwise
+    where the client asked for that (``sealed``); ``shown`` says whether it asked for summaries.
+    ``calls`` is how the ids of calls begin. ``counted`` and ``stop`` are what the model said of
+    the whole answer.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        first_number: int,
+        *,
+        encrypt: Callable[[Any], str] | None = None,
+        encrypt_reasoning: bool = False,
+        show_summary: bool = True,
+        call_prefix: str = "call",
+    ) -> None:
+        self.items: list[OutputItem] = []
+        self.incomplete_reason: str | None = None
+        self.reasoning_texts: list[str] = []
+        self.usage: ModelUsage | None = None
+        self.stop_sequence = ""
+        self._key = key
+        self._number = first_number
+        self._encrypt = encrypt
+        self._encrypt_reasoning = encrypt_reasoning
+        self._show_summary = show_summary
+        self._call_prefix = call_prefix
+        self._format = ITEM_FORMATS["text"]
+        self._text_chunks: list[str] | None = None
+
+    def consume(self, event: OutputEvent) -> None:
+        """Take a piece without telling of it."""
+        match event:
+            case ItemOpened():
+                self._open_item(event)
+            case ItemDelta():
+                self._append_text(event.text)
+            case ItemClosed():
+                self.stop_sequence = event.stop_sequence
+                self._close_item("completed", event.model_data)
+            case OutputTruncated():
+                self._truncate(event)
+            case ModelUsage():
+                self.usage = event
+            case ItemAdded():
+                type = event.item["type"]
+                self.items.append({"id": self.next_id(type), **event.item})
+                self._number += 1
+            case _:
+                assert_never(event)
+
+    def feed(self, event: OutputEvent) -> Iterator[StreamEvent]:
+        """Take a piece and tell the events that it makes."""
+        was_open = self._text_chunks is not None
+        self.consume(event)
+        match event:
+            case ItemOpened():
+                yield from self._iter_open_events()
+            case ItemDelta():
+                yield from self._iter_delta_events(event.text)
+            case ItemClosed():
+                yield from self._iter_close_events()
+            case OutputTruncated():
+                if was_open:
+                    yield from self._iter_close_events()
+            case ModelUsage():
+                pass
+            case ItemAdded():
+                item = self.items[-1]
+                yield {
+                    **self._build_item_event(),
+                    "type": "response.output_item.added",
+                    "item": item,
+                }
+                yield {
+                    **self._build_item_event(),
+                    "type": "response.output_item.done",
+                    "item": item,
+                }
+            case _:
+                assert_never(event)
+
+    def add_item(self, item: OutputItem, progress_event: str) -> Iterator[StreamEvent]:
+        """Add an item that is whole from the start; ``during`` is the event in between."""
+        self.items.append(item)
+        self._number += 1
+        yield {**self._build_item_event(), "type": "response.output_item.added", "item": item}
+        yield {**self._build_item_event(), "type": progress_event, "item_id": item["id"]}
+        yield {**self._build_item_event(), "type": "response.output_item.done", "item": item}
+
+    def next_id(self, type: str) -> str:
+        """Name the next item."""
+        return make_item_id(type, self._key, self._number)
+
+    # Items.
+
+    def _open_item(self, event: ItemOpened) -> None:
+        self._format = form = ITEM_FORMATS[event.kind]
+        item: OutputItem = {"id": self.next_id(form.type), "type": form.type}
+        if form.type == "message":
+            item |= {"role": "assistant", "content": []}
+        elif form.type == "reasoning":
+            item |= {"summary": []}
+        else:
+            item |= {
+                "call_id": self._choose_call_id(event),
+                "name": event.name,
+                form.content_key: "",
+            }
+        if form.type != "reasoning":
+            item["status"] = "in_progress"
+        self._number += 1
+        self._text_chunks = []
+        self.items.append(item)
+
+    def _choose_call_id(self, event: ItemOpened) -> str:
+        """The id that the model chose, unless this API would not take it back."""
+        if CALL_ID_PATTERNS[self._call_prefix].fullmatch(event.call_id):
+            return event.call_id
+        return make_call_id(self._key, self._number, self._call_prefix)
+
+    def _append_text(self, text: str) -> None:
+        assert self._text_chunks is not None, "a model's text belongs to an open item"  # noqa: S101
+        self._text_chunks.append(text)
+
+    def _close_item(self, status: str, model_data: Any = None) -> None:
+        text = "".join(self._text_chunks or ())
+        self._text_chunks = None
+        form, item = self._format, self.items[-1]
+        if form.type == "reasoning":
+            self._fill_reasoning(item, ReasoningPayload(text, model_data, self._show_summary))
+        elif form.build_part is not None:
+            item[form.content_key] = [form.build_part(text)]
+        else:
+            item[form.content_key] = text
+        if form.type != "reasoning":
+            item["status"] = status
+
+    def _fill_reasoning(self, item: OutputItem, payload: ReasoningPayload) -> None:
+        self.reasoning_texts.append(payload.text)
+        if self._show_summary:
+            item["summary"] = [{"type": "summary_text", "text": payload.text}]
+        if self._encrypt is not None and (
+            self._encrypt_reasoning or payload.model_data is not None
+        ):
+            item["encrypted_content"] = self._encrypt(payload.to_json())
+
+    def _truncate(self, event: OutputTruncated) -> None:
+        self.incomplete_reason = event.reason
+        if self._text_chunks is not None:
+            self._close_item("incomplete")
+
+    # Events.
+
+    def _build_item_event(self) -> StreamEvent:
+        return {"type": "", "output_index": len(self.items) - 1}
+
+    def _build_part_event(self) -> StreamEvent:
+        where = {"type": "", "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+        return where | {self._format.index_key: 0} if self._format.index_key else where
+
+    def _is_hidden(self) -> bool:
+        return self._format.type == "reasoning" and not self._show_summary
+
+    def _iter_open_events(self) -> Iterator[StreamEvent]:
+        item = dict(self.items[-1])
+        yield {**self._build_item_event(), "type": "response.output_item.added", "item": item}
+        if self._format.build_part is not None and not self._is_hidden():
+            yield {
+                **self._build_part_event(),
+                "type": self._format.part_added_event,
+                "part": self._format.build_part(""),
+            }
+
+    def _iter_delta_events(self, text: str) -> Iterator[StreamEvent]:
+        if not self._is_hidden():
+            yield self._build_text_event(self._format.delta_event, "delta", text)
+
+    def _iter_close_events(self) -> Iterator[StreamEvent]:
+        form, item = self._format, self.items[-1]
+        if form.build_part is None:
+            yield self._build_text_event(form.done_event, form.text_key, item[form.content_key])
+        elif not self._is_hidden():
+            part = item[form.content_key][0]
+            yield self._build_text_event(form.done_event, form.text_key, part[form.text_key])
+            yield {**self._build_part_event(), "type": form.part_done_event, "part": part}
+        yield {**self._build_item_event(), "type": "response.output_item.done", "item": dict(item)}
+
+    def _build_text_event(self, type: str, member: str, text: str) -> StreamEvent:
+        event = self._build_part_event()
+        event["type"] = type
+        event[member] = text
+        if type in EVENTS_WITH_LOGPROBS:
+            event["logprobs"] = []
+        return event
+
+
+def count_usage(writer: OutputWriter, input: int, cached: int = 0) -> ModelUsage:
+    """Count an answer: as its model did, or by what was written and what went in."""
+    if writer.usage is not None:
+        return writer.usage
+    thought = sum(map(count_text, writer.reasoning_texts))
+    said = count_items(item for item in writer.items if item["type"] != "reasoning")
+    return ModelUsage(input, thought + said, cached, thought)

@@ -1,0 +1,139 @@
+"""The response resource: every key of it, in two halves.
+
+``asked`` is what the request decided: its settings echoed as they were sent, defaults for what was
+left out, nothing inherited from the previous response. It never changes, so it is encoded once.
+``became`` (status, usage, error…) is what happened. Output items are the third part.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kedge.server.errors import INTERNAL_ERROR, ApiError
+
+Body = Mapping[str, Any]
+
+DEFAULTS: Mapping[str, Any] = {
+    "background": False,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "safety_identifier": None,
+    "temperature": 1.0,
+    "tool_choice": "auto",
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "truncation": "disabled",
+}
+"""What a request may set, and what it means to leave it out or to send null."""
+
+SERVICE_TIERS = {"auto": "default", "fast": "priority"}
+"""Tiers that are echoed by another name."""
+
+MIN_CACHED_TOKENS = 1024
+"""Prompts shorter than this are not cached by the hosted API; we count likewise."""
+
+IN_PROGRESS_FIELDS: Mapping[str, Any] = {
+    "status": "in_progress",
+    "completed_at": None,
+    "error": None,
+    "incomplete_details": None,
+    "usage": None,
+}
+"""What has become of a response that has only just begun."""
+
+QUEUED_FIELDS: Mapping[str, Any] = {**IN_PROGRESS_FIELDS, "status": "queued"}
+"""What has become of a response that waits for its turn."""
+
+UNFINISHED_STATUSES = frozenset({"queued", "in_progress"})
+"""Statuses of a response that is yet to be written."""
+
+
+def build_request_fields(id: str, created_at: int, body: Body, *, store: bool) -> dict[str, Any]:
+    """Build the half of the resource that the request decides."""
+    resource: dict[str, Any] = {
+        "id": id,
+        "object": "response",
+        "created_at": created_at,
+        "model": body["model"],
+        "conversation": _build_conversation(body.get("conversation")),
+        "store": store,
+        "metadata": body.get("metadata") or {},
+        "text": _build_text(body.get("text") or {}),
+        "reasoning": {"effort": None, "summary": None, **(body.get("reasoning") or {})},
+        "service_tier": _resolve_tier(body.get("service_tier") or "auto"),
+        "tools": [_fill_tool_defaults(tool) for tool in body.get("tools") or ()],
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+    }
+    for name, default in DEFAULTS.items():
+        value = body.get(name)
+        resource[name] = default if value is None else value
+    return resource
+
+
+def build_finished_fields(
+    *, reason: str | None, now: int, usage: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Say that a response was completed, or, for a ``reason``, that it is incomplete."""
+    return {
+        "status": "incomplete" if reason else "completed",
+        "completed_at": None if reason else now,
+        "error": None,
+        "incomplete_details": {"reason": reason} if reason else None,
+        "usage": usage,
+    }
+
+
+STOPPED_MESSAGE = "The server was stopped before this response was finished."
+RESTARTED_MESSAGE = "The server was restarted before this response was finished."
+FAILURE_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+"""The code of a failed response, by the status that its error would have; others failed here."""
+
+
+def build_failed_fields(status: str, cause: ApiError | str | None = None) -> dict[str, Any]:
+    """Say that a response came to nothing: ``failed`` by the server, ``cancelled`` by its client.
+
+    ``why`` is what its model said, or the reason in words.
+    """
+    said = cause if isinstance(cause, ApiError) else INTERNAL_ERROR()
+    message = cause if isinstance(cause, str) else said.message
+    error = {"code": FAILURE_CODES.get(said.status, "server_error"), "message": message}
+    return {**IN_PROGRESS_FIELDS, "status": status, "error": error if status == "failed" else None}
+
+
+def build_usage(*, input: int, cached: int, output: int, reasoning: int) -> dict[str, Any]:
+    """Count a response: what went in, what of it was remembered, what came out."""
+    written = input - cached if input >= MIN_CACHED_TOKENS else 0
+    return {
+        "input_tokens": input,
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
+        "output_tokens": output,
+        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "total_tokens": input + output,
+    }
+
+
+def _build_conversation(value: str | Body | None) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    return {"id": value if isinstance(value, str) else value["id"]}
+
+
+def _build_text(text: Body) -> dict[str, Any]:
+    form: Body = text.get("format") or {"type": "text"}
+    if form["type"] == "json_schema":
+        form = {"description": None, "strict": False, **form}
+    return {**text, "verbosity": text.get("verbosity") or "medium", "format": form}
+
+
+def _resolve_tier(tier: str) -> str:
+    return SERVICE_TIERS.get(tier, tier)
+
+
+def _fill_tool_defaults(tool: Body) -> Body:
+    if tool.get("type") != "function":
+        return tool
+    return {"description": None, "parameters": None, "strict": True, **tool}

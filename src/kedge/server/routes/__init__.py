@@ -1,0 +1,1 @@
+"""The endpoints of the server, one module per resource."""

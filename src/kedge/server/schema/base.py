@@ -1,0 +1,124 @@
+"""A small schema language: what a JSON value may be, as data, and one sentence per violation.
+
+A shape checks a value that stands at a place and raises the ``ApiError`` of the first violation.
+``leaves`` are the shapes of plain values, ``branches`` those that hold others; the tables of this
+package are built from these and from little else. This module is what they have in common: how a
+place is spelt, how a value is called in English, and what no value may hold anywhere.
+
+Places are linked pairs, turned into text only when something is wrong: a valid body pays for a
+tuple per member and for nothing else.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from kedge.server import errors
+
+JsonPath = tuple[Any, str | int] | None
+"""Where a value stands: the place of its parent and its own name or index; None is the body."""
+
+MAX_DEPTH = 100
+"""How deep JSON may nest where anything is allowed, such as in a tool's parameters."""
+
+
+class Validator(Protocol):
+    """What a value may be."""
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Raise the ApiError of the first violation."""
+
+    @property
+    def expected(self) -> str:
+        """Say in English what the value should have been: ``a string``, ``an object``."""
+        ...
+
+
+def format_path(path: JsonPath) -> str:
+    """Write a place as the API does: ``input[0].content[1].text``."""
+    steps: list[str] = []
+    while path is not None:
+        path, key = path
+        steps.append(f"[{key}]" if isinstance(key, int) else f".{key}")
+    return "".join(reversed(steps)).removeprefix(".")
+
+
+JSON_TYPE_NAMES: Mapping[type, str] = {
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a decimal number",
+    list: "an array",
+    dict: "an object",
+    type(None): "null",
+}
+"""What the API calls the JSON value that it got."""
+
+
+def describe_json_type(value: object) -> str:
+    """Say in English what JSON value this is."""
+    return JSON_TYPE_NAMES.get(type(value), f"a {type(value).__name__}")
+
+
+def join_quoted(values: Sequence[str], conjunction: str) -> str:
+    """List values as the API does: ``'a'``, ``'a' and 'b'``, ``'a', 'b', and 'c'``."""
+    names = [f"'{value}'" for value in values]
+    if len(names) < 3:
+        return f" {conjunction} ".join(names)
+    return f"{', '.join(names[:-1])}, {conjunction} {names[-1]}"
+
+
+def shorten_name(name: str) -> str:
+    """Shorten a long name as the API does where it lists many: ``fil...lts``."""
+    return name if len(name) <= 16 else f"{name[:3]}...{name[-3:]}"
+
+
+def invalid_type_error(validator: Validator, value: object, path: JsonPath) -> errors.ApiError:
+    """Make the error of a value whose JSON type is none that the shape takes."""
+    return errors.INVALID_TYPE(
+        path=format_path(path), expected=validator.expected, got=describe_json_type(value)
+    )
+
+
+def invalid_value_error(value: object, supported: Sequence[str], path: JsonPath) -> errors.ApiError:
+    """Make the error of a string that is none of the supported values."""
+    text = value if isinstance(value, str) else ""
+    return errors.INVALID_VALUE(
+        path=format_path(path), value=text, supported=join_quoted(supported, "and")
+    )
+
+
+def check_unicode(value: str, path: JsonPath) -> None:
+    """Refuse a lone surrogate: JSON can escape one, but UTF-8 and the store cannot hold it."""
+    if value.isascii():
+        return
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise errors.LONE_SURROGATE(path=format_path(path)) from None
+
+
+def check_finite(value: float, path: JsonPath) -> None:
+    """Refuse NaN and the infinities, which JSON does not have but Python's reader lets in."""
+    if type(value) is float and not math.isfinite(value):
+        raise errors.INVALID_NUMBER(path=format_path(path), value=value)
+
+
+def check_storable(value: Any, path: JsonPath, depth: int) -> None:
+    """Refuse what no store or client could hold, however deep inside the value."""
+    if depth == 0:
+        raise errors.NESTING_TOO_DEEP(path=format_path(path), most=MAX_DEPTH)
+    match value:
+        case str():
+            check_unicode(value, path)
+        case float():
+            check_finite(value, path)
+        case dict():
+            for key, one in cast("dict[str, Any]", value).items():
+                check_unicode(key, path)
+                check_storable(one, path, depth - 1)
+        case list():
+            for one in cast("list[Any]", value):
+                check_storable(one, path, depth - 1)
+        case _:
+            pass

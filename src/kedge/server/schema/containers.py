@@ -1,0 +1,210 @@
+"""Shapes that hold others: arrays, objects, unions, and what may be null.
+
+An object is judged in the order that the live API has been seen to follow: missing members, then
+unknown ones, then each member in the order of its table.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from kedge.server import errors
+from kedge.server.schema.base import (
+    JsonPath,
+    Validator,
+    check_unicode,
+    format_path,
+    invalid_type_error,
+    invalid_value_error,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A list of values of one shape; ``of`` names them in the plural."""
+
+    item: Validator
+    of: str = "objects"
+    min_length: int = 0
+    max_length: int | None = None
+
+    @property
+    def expected(self) -> str:
+        """Name the items: ``an array of objects``."""
+        return f"an array of {self.of}"
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Check the type, the length, each item."""
+        if type(value) is not list:
+            raise invalid_type_error(self, value, path)
+        items = cast("list[Any]", value)
+        if len(items) < self.min_length:
+            raise errors.ARRAY_EMPTY(path=format_path(path), least=self.min_length)
+        if self.max_length is not None and len(items) > self.max_length:
+            raise errors.ARRAY_TOO_LONG(
+                path=format_path(path), most=self.max_length, length=len(items)
+            )
+        check = self.item.check
+        for index, item in enumerate(items):
+            check(item, (path, index))
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """An object of known members, some of them required."""
+
+    members: Mapping[str, Validator]
+    required: tuple[str, ...] = ()
+    expected: str = "an object"
+    checks: tuple[tuple[str, Any], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        checks = tuple((name, shape.check) for name, shape in self.members.items())
+        object.__setattr__(self, "checks", checks)
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Check the type, then missing members, unknown members, each member."""
+        if type(value) is not dict:
+            raise invalid_type_error(self, value, path)
+        held = cast("dict[str, Any]", value)
+        for name in self.required:
+            if name not in held:
+                raise errors.MISSING_PARAMETER(path=format_path((path, name)))
+        if not held.keys() <= self.members.keys():
+            unknown = next(name for name in held if name not in self.members)
+            raise errors.UNKNOWN_PARAMETER(path=format_path((path, unknown)))
+        for name, check in self.checks:
+            if name in held:
+                check(held[name], (path, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """An object of the client's own keys, all of whose values have one shape."""
+
+    value: Validator
+    max_properties: int | None = None
+    max_key_length: int | None = None
+    expected: str = "an object"
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Check the type, the number of properties, each key and value."""
+        if type(value) is not dict:
+            raise invalid_type_error(self, value, path)
+        held = cast("dict[str, Any]", value)
+        if self.max_properties is not None and len(held) > self.max_properties:
+            raise errors.OBJECT_TOO_LARGE(
+                path=format_path(path), most=self.max_properties, length=len(held)
+            )
+        for key, one in held.items():
+            check_unicode(key, path)
+            if self.max_key_length is not None and len(key) > self.max_key_length:
+                raise errors.STRING_TOO_LONG(
+                    path=format_path((path, key)), most=self.max_key_length, length=len(key)
+                )
+            self.value.check(one, (path, key))
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedUnion:
+    """One of several objects, told apart by the string in one of their members.
+
+    An unknown tag is blamed on the tag (``tools[0].type``, as almost everywhere) or, with
+    ``blames_whole``, on the object itself (``input[0]``). Where the same tags are used in several
+    places, ``elsewhere`` lists them all: one that exists but does not belong here is then blamed
+    on the object. ``also`` holds tags that are taken but not advertised.
+    """
+
+    variants: Mapping[str, Validator]
+    tag: str = "type"
+    error_on_object: bool = False
+    all_tags: tuple[str, ...] = ()
+    unlisted: tuple[str, ...] = ()
+    expected: str = "an object"
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Check the type, find the tag, check the object it chooses."""
+        if type(value) is not dict:
+            raise invalid_type_error(self, value, path)
+        held = cast("dict[str, Any]", value)
+        tag = held.get(self.tag)
+        chosen = self.variants.get(tag) if type(tag) is str else None
+        if chosen is None:
+            raise self._tag_error(held, path)
+        chosen.check(held, path)
+
+    def _tag_error(self, value: Mapping[str, Any], path: JsonPath) -> errors.ApiError:
+        tag = value.get(self.tag)
+        belonging = tuple(name for name in self.variants if name not in self.unlisted)
+        if self.error_on_object or tag in self.all_tags:
+            return invalid_value_error(tag, belonging, path)
+        if self.tag not in value:
+            return errors.MISSING_PARAMETER(path=format_path((path, self.tag)))
+        return invalid_value_error(tag, self.all_tags or belonging, (path, self.tag))
+
+
+@dataclass(frozen=True, slots=True)
+class TypeUnion:
+    """A value of one of several JSON types, each with a shape of its own."""
+
+    expected: str
+    string: Validator | None = None
+    array: Validator | None = None
+    record: Validator | None = None
+    number: Validator | None = None
+    boolean: Validator | None = None
+    by_type: Mapping[type, Validator] = field(init=False)
+
+    def __post_init__(self) -> None:
+        given = {
+            str: self.string,
+            list: self.array,
+            dict: self.record,
+            int: self.number,
+            float: self.number,
+            bool: self.boolean,
+        }
+        by_type = {kind: shape for kind, shape in given.items() if shape is not None}
+        object.__setattr__(self, "by_type", by_type)
+
+    def check(self, value: object, path: JsonPath) -> None:
+        """Find the shape for the value's JSON type and check it."""
+        shape = self.by_type.get(type(value))
+        if shape is None:
+            raise invalid_type_error(self, value, path)
+        shape.check(value, path)
+
+
+@dataclass(frozen=True, slots=True)
+class Nullable:
+    """A value of some shape, or null."""
+
+    inner: Validator
+
+    @property
+    def expected(self) -> str:
+        """Say what the shape says: the API does not mention null."""
+        return self.inner.expected
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Check a value that is not null."""
+        if value is not None:
+            self.inner.check(value, path)
+
+
+@dataclass(frozen=True, slots=True)
+class NonNull:
+    """A value that must not be null; the live API says so in its own way for two parameters."""
+
+    inner: Validator
+
+    @property
+    def expected(self) -> str:
+        """Say what the shape says."""
+        return self.inner.expected
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Refuse null as the live API does, and check everything else."""
+        if value is None:
+            raise errors.INVALID_TYPE(path=format_path(path), expected="a string", got="an object")
+        self.inner.check(value, path)

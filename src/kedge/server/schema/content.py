@@ -1,0 +1,162 @@
+"""The parts of content: what a message, a tool's output or a summary may be made of.
+
+Members follow the types of the openai package; which part types a role may use follows the live
+API. An unknown part type is answered in two steps, as observed: a type that exists nowhere is
+blamed on ``content[0].type`` and answered with all types there are, a type that exists elsewhere
+is blamed on ``content[0]`` and answered with those that belong here.
+"""
+
+from collections.abc import Mapping
+
+from kedge.server.schema.base import Validator
+from kedge.server.schema.containers import Array, Nullable, Object, TaggedUnion, TypeUnion
+from kedge.server.schema.scalars import AnyJson, Integer, Number, String, StringEnum
+
+STRING = String()
+STRING_ARRAY = Array(STRING, of="strings")
+NULLABLE_STRING = Nullable(STRING)
+
+PART_TYPES = (
+    "input_text",
+    "input_image",
+    "input_audio",
+    "output_text",
+    "refusal",
+    "input_file",
+    "computer_screenshot",
+    "summary_text",
+    "encrypted_content",
+)
+"""Every part type there is, in the words and the order of the live API."""
+
+
+def content_part(variants: Mapping[str, Validator]) -> TaggedUnion:
+    """Make the shape of a part of content that must be one of these."""
+    return TaggedUnion(variants, all_tags=PART_TYPES)
+
+
+CACHE_BREAKPOINT = Nullable(
+    Object(
+        {"mode": StringEnum(("explicit",)), "ttl": StringEnum(("30m", "12h"))}, required=("mode",)
+    )
+)
+
+INPUT_TEXT = Object(
+    {"type": STRING, "text": STRING, "prompt_cache_breakpoint": CACHE_BREAKPOINT},
+    required=("text",),
+)
+INPUT_IMAGE = Object(
+    {
+        "type": STRING,
+        "detail": Nullable(StringEnum(("low", "high", "auto", "original"))),
+        "file_id": NULLABLE_STRING,
+        "image_url": NULLABLE_STRING,
+        "prompt_cache_breakpoint": CACHE_BREAKPOINT,
+    }
+)
+INPUT_FILE = Object(
+    {
+        "type": STRING,
+        "detail": StringEnum(("auto", "low", "high")),
+        "file_data": NULLABLE_STRING,
+        "file_id": NULLABLE_STRING,
+        "file_url": NULLABLE_STRING,
+        "filename": NULLABLE_STRING,
+        "prompt_cache_breakpoint": CACHE_BREAKPOINT,
+    }
+)
+INPUT_AUDIO = Object(
+    {
+        "type": STRING,
+        "input_audio": Object(
+            {"data": STRING, "format": StringEnum(("mp3", "wav"))}, required=("data", "format")
+        ),
+    },
+    required=("input_audio",),
+)
+
+ANNOTATION = TaggedUnion(
+    {
+        "file_citation": Object(
+            {"type": STRING, "file_id": STRING, "filename": STRING, "index": Integer()},
+            required=("file_id", "index"),
+        ),
+        "url_citation": Object(
+            {
+                "type": STRING,
+                "start_index": Integer(),
+                "end_index": Integer(),
+                "title": STRING,
+                "url": STRING,
+            },
+            required=("start_index", "end_index", "url"),
+        ),
+        "container_file_citation": Object(
+            {
+                "type": STRING,
+                "container_id": STRING,
+                "file_id": STRING,
+                "filename": STRING,
+                "start_index": Integer(),
+                "end_index": Integer(),
+            },
+            required=("container_id", "file_id"),
+        ),
+        "file_path": Object(
+            {"type": STRING, "file_id": STRING, "index": Integer()}, required=("file_id",)
+        ),
+    }
+)
+TOKEN_MEMBERS = {
+    "token": STRING,
+    "bytes": Nullable(Array(Integer(), of="integers")),
+    "logprob": Number(),
+}
+LOGPROB = Object(
+    TOKEN_MEMBERS | {"top_logprobs": Array(Object(TOKEN_MEMBERS, required=("token", "logprob")))},
+    required=("token", "logprob"),
+)
+OUTPUT_TEXT = Object(
+    {
+        "type": STRING,
+        "text": STRING,
+        "annotations": Nullable(Array(ANNOTATION)),
+        "logprobs": Nullable(Array(LOGPROB)),
+    },
+    required=("text",),
+)
+REFUSAL = Object({"type": STRING, "refusal": STRING}, required=("refusal",))
+ENCRYPTED_PART = Object(
+    {"type": STRING, "encrypted_content": STRING}, required=("encrypted_content",)
+)
+
+INPUT_PART = content_part(
+    {
+        "input_text": INPUT_TEXT,
+        "input_image": INPUT_IMAGE,
+        "input_file": INPUT_FILE,
+        # The live API lists this part, but nobody has published its members.
+        "scoped_content": AnyJson(only_objects=True),
+        "input_audio": INPUT_AUDIO,
+    }
+)
+OUTPUT_PART = content_part({"output_text": OUTPUT_TEXT, "refusal": REFUSAL})
+TOOL_PART = content_part(
+    {"input_text": INPUT_TEXT, "input_image": INPUT_IMAGE, "input_file": INPUT_FILE}
+)
+AGENT_PART = content_part(
+    {"input_text": INPUT_TEXT, "input_image": INPUT_IMAGE, "encrypted_content": ENCRYPTED_PART}
+)
+AGENT_OUTPUT_PART = content_part({"output_text": OUTPUT_TEXT})
+SUMMARY_PART = TaggedUnion(
+    {"summary_text": Object({"type": STRING, "text": STRING}, required=("text",))}
+)
+REASONING_PART = TaggedUnion(
+    {"reasoning_text": Object({"type": STRING, "text": STRING}, required=("text",))}
+)
+
+TEXT_OR_OBJECTS = "one of an array of objects or string"
+
+INPUT_CONTENT = TypeUnion(TEXT_OR_OBJECTS, string=STRING, array=Array(INPUT_PART))
+OUTPUT_CONTENT = TypeUnion(TEXT_OR_OBJECTS, string=STRING, array=Array(OUTPUT_PART))
+TOOL_OUTPUT = TypeUnion(TEXT_OR_OBJECTS, string=STRING, array=Array(TOOL_PART))

@@ -1,0 +1,193 @@
+"""The parameters of the endpoints, in the order in which the live API walks them.
+
+The order matters: of two wrong parameters the one that stands first here is answered. It follows
+the observed order (moderation, include; input before the rest; tools, metadata, text, temperature,
+top_p, …, stream, stream_options, background, …, truncation, instructions, store, service_tier,
+top_logprobs, context_management). Null is taken wherever the openai package or the Open Responses
+specification allows it.
+"""
+
+from collections.abc import Mapping
+
+from kedge.server.schema.base import Validator
+from kedge.server.schema.containers import Array, Map, NonNull, Nullable, Object, TypeUnion
+from kedge.server.schema.content import INPUT_PART, NULLABLE_STRING, STRING
+from kedge.server.schema.items import ITEMS, TEXT_FORMAT
+from kedge.server.schema.scalars import Identifier, Integer, Number, String, StringEnum
+from kedge.server.schema.tools import BOOLEAN, REASONING_EFFORTS, TOOL_CHOICE, TOOLS
+
+MOVED_PARAMETERS: Mapping[str, str] = {
+    "messages": "input",
+    "response_format": "text.format",
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+}
+"""Parameters of Chat Completions that the live API recognises, and where they live now."""
+
+MAX_ITEMS_PER_REQUEST = 20
+"""How many items a conversation takes in one request."""
+
+INPUT = TypeUnion("one of a string or array of input items", string=STRING, array=ITEMS)
+INCLUDE_VALUE = StringEnum(
+    (
+        "file_search_call.results",
+        "web_search_call.results",
+        "web_search_call.action.sources",
+        "message.input_image.image_url",
+        "computer_call_output.output.image_url",
+        "code_interpreter_call.outputs",
+        "reasoning.encrypted_content",
+        "message.output_text.logprobs",
+    )
+)
+INCLUDE = Array(INCLUDE_VALUE, of=INCLUDE_VALUE.expected)
+METADATA = Map(
+    String(max_length=512), max_properties=16, max_key_length=64, expected="a metadata object"
+)
+CONVERSATION = TypeUnion(
+    "one of a string or object",
+    string=Identifier(max_length=256),
+    record=Object({"id": Identifier(max_length=256)}, ("id",)),
+)
+PROMPT = Object(
+    {
+        "id": STRING,
+        "variables": Nullable(
+            Map(TypeUnion("one of a string or object", string=STRING, record=INPUT_PART))
+        ),
+        "version": NULLABLE_STRING,
+    },
+    required=("id",),
+)
+TEXT_CONFIG = Object(
+    {"format": Nullable(TEXT_FORMAT), "verbosity": Nullable(StringEnum(("low", "medium", "high")))}
+)
+REASONING = Object(
+    {
+        "effort": Nullable(StringEnum(REASONING_EFFORTS)),
+        "summary": Nullable(StringEnum(("concise", "detailed", "auto"))),
+        "context": Nullable(StringEnum(("auto", "current_turn", "all_turns"))),
+        "mode": STRING,
+    }
+)
+MODERATION_MODE = Nullable(Object({"mode": StringEnum(("score", "block"))}, required=("mode",)))
+MODERATION = Object(
+    {
+        "model": STRING,
+        "policy": Nullable(Object({"input": MODERATION_MODE, "output": MODERATION_MODE})),
+    },
+    required=("model",),
+)
+CACHE_OPTIONS = Object(
+    {
+        "comparison_response_id": NULLABLE_STRING,
+        "mode": StringEnum(("implicit", "explicit")),
+        "prewarm": BOOLEAN,
+        "ttl": StringEnum(("30m", "12h")),
+    }
+)
+CONTEXT_MANAGEMENT = Array(
+    Object(
+        {"type": STRING, "compact_threshold": Nullable(Integer(minimum=1000))}, required=("type",)
+    ),
+    min_length=1,
+)
+IMAGE_OPTIONS = Object({"context_compression": StringEnum(("auto", "enabled", "disabled"))})
+ACCESS_PROGRAMS = Object({"cyber": StringEnum(("standard", "daybreak_blue", "daybreak_red"))})
+
+MODEL = STRING
+PREVIOUS_RESPONSE_ID = Nullable(Identifier(max_length=256))
+PENALTY = Nullable(Number(minimum=-2, maximum=2))
+CACHE_KEY = NULLABLE_STRING
+CACHE_RETENTION = Nullable(StringEnum(("in_memory", "24h")))
+SERVICE_TIER = Nullable(
+    StringEnum(("auto", "default", "fast", "flex", "priority"), unlisted=("scale", "ultrafast"))
+)
+TRUNCATION = Nullable(StringEnum(("auto", "disabled")))
+
+CREATE_RESPONSE: Mapping[str, Validator] = {
+    "moderation": Nullable(MODERATION),
+    "include": Nullable(INCLUDE),
+    "model": NonNull(MODEL),
+    "input": NonNull(INPUT),
+    "previous_response_id": PREVIOUS_RESPONSE_ID,
+    "conversation": Nullable(CONVERSATION),
+    "prompt": Nullable(PROMPT),
+    "tools": Nullable(TOOLS),
+    "tool_choice": Nullable(TOOL_CHOICE),
+    "metadata": Nullable(METADATA),
+    "text": Nullable(TEXT_CONFIG),
+    "temperature": Nullable(Number(minimum=0, maximum=2)),
+    "top_p": Nullable(Number(minimum=0, maximum=1)),
+    # In the Open Responses specification, though not in the openai package.
+    "presence_penalty": PENALTY,
+    "frequency_penalty": PENALTY,
+    "parallel_tool_calls": Nullable(BOOLEAN),
+    "stream": Nullable(BOOLEAN),
+    "stream_options": Nullable(Object({"include_obfuscation": BOOLEAN})),
+    "background": Nullable(BOOLEAN),
+    "max_output_tokens": Nullable(Integer(minimum=16)),
+    "max_tool_calls": Nullable(Integer(minimum=1)),
+    "reasoning": Nullable(REASONING),
+    "user": Nullable(STRING),
+    "safety_identifier": Nullable(String(max_length=128)),
+    "prompt_cache_options": Nullable(CACHE_OPTIONS),
+    "prompt_cache_key": CACHE_KEY,
+    "prompt_cache_retention": CACHE_RETENTION,
+    "truncation": TRUNCATION,
+    "instructions": NULLABLE_STRING,
+    "store": Nullable(BOOLEAN),
+    "service_tier": SERVICE_TIER,
+    "top_logprobs": Nullable(Integer(minimum=0, maximum=20)),
+    "context_management": Nullable(CONTEXT_MANAGEMENT),
+    "image": IMAGE_OPTIONS,
+    "access_programs": ACCESS_PROGRAMS,
+}
+"""``POST /v1/responses``."""
+
+SOCKET_CREATE: Mapping[str, Validator] = {**CREATE_RESPONSE, "generate": Nullable(BOOLEAN)}
+"""``response.create`` on a WebSocket, without what names the message and its lane."""
+
+INPUT_TOKENS: Mapping[str, Validator] = {
+    "model": Nullable(MODEL),
+    "input": Nullable(INPUT),
+    "previous_response_id": PREVIOUS_RESPONSE_ID,
+    "conversation": Nullable(CONVERSATION),
+    "tools": Nullable(TOOLS),
+    "tool_choice": Nullable(TOOL_CHOICE),
+    "text": Nullable(TEXT_CONFIG),
+    "parallel_tool_calls": Nullable(BOOLEAN),
+    "reasoning": Nullable(REASONING),
+    "truncation": TRUNCATION,
+    "instructions": NULLABLE_STRING,
+    "personality": String(max_length=64),
+}
+"""``POST /v1/responses/input_tokens``."""
+
+COMPACT_RESPONSE: Mapping[str, Validator] = {
+    "model": Nullable(MODEL),
+    "input": Nullable(INPUT),
+    "previous_response_id": PREVIOUS_RESPONSE_ID,
+    "instructions": NULLABLE_STRING,
+    "prompt_cache_options": Nullable(CACHE_OPTIONS),
+    "prompt_cache_key": CACHE_KEY,
+    "prompt_cache_retention": CACHE_RETENTION,
+    "service_tier": SERVICE_TIER,
+    "image": IMAGE_OPTIONS,
+}
+"""``POST /v1/responses/compact``."""
+
+CONVERSATION_CREATE: Mapping[str, Validator] = {
+    "items": Nullable(Array(ITEMS.item, of="input items", max_length=MAX_ITEMS_PER_REQUEST)),
+    "metadata": Nullable(METADATA),
+}
+"""``POST /v1/conversations``."""
+
+CONVERSATION_UPDATE: Mapping[str, Validator] = {"metadata": Nullable(METADATA)}
+"""``POST /v1/conversations/{id}``."""
+
+CONVERSATION_ITEMS: Mapping[str, Validator] = {
+    "items": Array(ITEMS.item, of="input items", max_length=MAX_ITEMS_PER_REQUEST),
+    "include": Nullable(INCLUDE),
+}
+"""``POST /v1/conversations/{id}/items``."""

@@ -1,0 +1,338 @@
+"""The tools a request may offer, and how it may choose among them.
+
+Members follow the types of the openai package. The hosted tools are taken by their type: this
+server never runs them, but a request that offers one is as valid here as it is there.
+"""
+
+from re import compile as pattern
+
+from kedge.server.schema.base import Validator
+from kedge.server.schema.containers import Array, Nullable, Object, TaggedUnion, TypeUnion
+from kedge.server.schema.content import NULLABLE_STRING, STRING, STRING_ARRAY
+from kedge.server.schema.scalars import AnyJson, Boolean, Integer, Number, String, StringEnum
+
+BOOLEAN = Boolean()
+ANY_OBJECT = AnyJson(only_objects=True)
+NAME = String(min_length=1, max_length=128, pattern=pattern("^[a-zA-Z0-9_-]+$"))
+
+ALLOWED_CALLERS = Nullable(Array(StringEnum(("direct", "programmatic")), of="strings"))
+EXECUTION = StringEnum(("server", "client"))
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+def typed_object(
+    members: dict[str, Validator] | None = None, required: tuple[str, ...] = ()
+) -> Object:
+    """Make the shape of a tool with these members besides its type."""
+    return Object({"type": STRING} | (members or {}), required)
+
+
+FUNCTION = typed_object(
+    {
+        "name": NAME,
+        "description": NULLABLE_STRING,
+        "parameters": Nullable(ANY_OBJECT),
+        "strict": Nullable(BOOLEAN),
+        "async": BOOLEAN,
+        "allowed_callers": ALLOWED_CALLERS,
+        "defer_loading": BOOLEAN,
+        "output_schema": Nullable(ANY_OBJECT),
+    },
+    required=("name",),
+)
+
+CUSTOM = typed_object(
+    {
+        "name": NAME,
+        "description": STRING,
+        "format": TaggedUnion(
+            {
+                "text": typed_object(),
+                "grammar": typed_object(
+                    {"definition": STRING, "syntax": StringEnum(("lark", "regex"))},
+                    required=("definition", "syntax"),
+                ),
+            }
+        ),
+        "async": BOOLEAN,
+        "allowed_callers": ALLOWED_CALLERS,
+        "defer_loading": BOOLEAN,
+    },
+    required=("name",),
+)
+
+NAMESPACE = typed_object(
+    {
+        "name": STRING,
+        "description": STRING,
+        "tools": Array(TaggedUnion({"function": FUNCTION, "custom": CUSTOM})),
+    },
+    required=("name", "description", "tools"),
+)
+
+FILE_SEARCH = typed_object(
+    {
+        "vector_store_ids": STRING_ARRAY,
+        # A compound filter holds filters that hold filters: its nesting is bounded, not its form.
+        "filters": Nullable(ANY_OBJECT),
+        "max_num_results": Integer(minimum=1, maximum=50),
+        "ranking_options": Object(
+            {
+                "hybrid_search": Object(
+                    {"embedding_weight": Number(), "text_weight": Number()},
+                    required=("embedding_weight", "text_weight"),
+                ),
+                "ranker": StringEnum(("auto", "default-2024-11-15")),
+                "score_threshold": Number(minimum=0, maximum=1),
+            }
+        ),
+    },
+    required=("vector_store_ids",),
+)
+
+USER_LOCATION = Nullable(
+    Object(
+        {
+            "type": StringEnum(("approximate",)),
+            "city": NULLABLE_STRING,
+            "country": NULLABLE_STRING,
+            "region": NULLABLE_STRING,
+            "timezone": NULLABLE_STRING,
+        }
+    )
+)
+CONTEXT_SIZE = StringEnum(("low", "medium", "high"))
+WEB_SEARCH = typed_object(
+    {
+        "external_web_access": BOOLEAN,
+        "filters": Nullable(Object({"allowed_domains": Nullable(STRING_ARRAY)})),
+        "search_context_size": CONTEXT_SIZE,
+        "user_location": USER_LOCATION,
+    }
+)
+WEB_SEARCH_PREVIEW = typed_object(
+    {
+        "search_content_types": Array(StringEnum(("text", "image")), of="strings"),
+        "search_context_size": CONTEXT_SIZE,
+        "user_location": USER_LOCATION,
+    }
+)
+
+TOOL_FILTER = Object({"read_only": BOOLEAN, "tool_names": STRING_ARRAY})
+CONNECTORS = tuple(
+    f"connector_{name}"
+    for name in (
+        "dropbox",
+        "gmail",
+        "googlecalendar",
+        "googledrive",
+        "microsoftteams",
+        "outlookcalendar",
+        "outlookemail",
+        "sharepoint",
+    )
+)
+MCP = typed_object(
+    {
+        "server_label": STRING,
+        "server_url": STRING,
+        "server_description": STRING,
+        "connector_id": StringEnum(CONNECTORS),
+        "tunnel_id": STRING,
+        "authorization": STRING,
+        "headers": Nullable(ANY_OBJECT),
+        "allowed_callers": ALLOWED_CALLERS,
+        "allowed_tools": Nullable(
+            TypeUnion(
+                "one of an array of strings or object", array=STRING_ARRAY, record=TOOL_FILTER
+            )
+        ),
+        "require_approval": Nullable(
+            TypeUnion(
+                "one of an object or 'always' or 'never'",
+                string=StringEnum(("always", "never")),
+                record=Object({"always": TOOL_FILTER, "never": TOOL_FILTER}),
+            )
+        ),
+        "defer_loading": BOOLEAN,
+    },
+    required=("server_label",),
+)
+
+NETWORK_POLICY = TaggedUnion(
+    {
+        "disabled": typed_object(),
+        "allowlist": typed_object(
+            {
+                "allowed_domains": STRING_ARRAY,
+                "domain_secrets": Array(
+                    Object(
+                        {"domain": STRING, "name": STRING, "value": STRING},
+                        required=("domain", "name", "value"),
+                    )
+                ),
+            },
+            required=("allowed_domains",),
+        ),
+    }
+)
+CONTAINER_MEMBERS: dict[str, Validator] = {
+    "file_ids": STRING_ARRAY,
+    "memory_limit": Nullable(StringEnum(("1g", "4g", "16g", "64g"))),
+    "network_policy": NETWORK_POLICY,
+}
+CODE_INTERPRETER = typed_object(
+    {
+        "container": TypeUnion(
+            "one of a string or object",
+            string=STRING,
+            record=TaggedUnion({"auto": typed_object(CONTAINER_MEMBERS)}),
+        ),
+        "allowed_callers": ALLOWED_CALLERS,
+    },
+    required=("container",),
+)
+
+LOCAL_ENVIRONMENT = typed_object(
+    {
+        "skills": Array(
+            Object(
+                {"name": STRING, "description": STRING, "path": STRING},
+                required=("name", "description", "path"),
+            )
+        )
+    }
+)
+CONTAINER_REFERENCE = typed_object({"container_id": STRING}, required=("container_id",))
+SKILL = TaggedUnion(
+    {
+        "skill_reference": typed_object(
+            {"skill_id": STRING, "version": STRING}, required=("skill_id",)
+        ),
+        "inline": typed_object(
+            {
+                "name": STRING,
+                "description": STRING,
+                "source": typed_object(
+                    {"data": STRING, "media_type": StringEnum(("application/zip",))},
+                    required=("type", "data", "media_type"),
+                ),
+            },
+            required=("name", "description", "source"),
+        ),
+    }
+)
+SHELL = typed_object(
+    {
+        "environment": Nullable(
+            TaggedUnion(
+                {
+                    "container_auto": typed_object(CONTAINER_MEMBERS | {"skills": Array(SKILL)}),
+                    "local": LOCAL_ENVIRONMENT,
+                    "container_reference": CONTAINER_REFERENCE,
+                }
+            )
+        ),
+        "allowed_callers": ALLOWED_CALLERS,
+    }
+)
+
+IMAGE_GENERATION = typed_object(
+    {
+        "action": StringEnum(("generate", "edit", "auto")),
+        "background": StringEnum(("transparent", "opaque", "auto")),
+        "complexity": StringEnum(("low", "medium", "high")),
+        "frame_count": Integer(minimum=1),
+        "frame_duration_ms": Integer(minimum=1),
+        "input_fidelity": Nullable(StringEnum(("high", "low"))),
+        "input_image_mask": Object({"file_id": STRING, "image_url": STRING}),
+        "model": STRING,
+        "moderation": StringEnum(("auto", "low")),
+        "output_compression": Integer(minimum=0, maximum=100),
+        "output_format": StringEnum(("png", "webp", "jpeg", "gif", "svg")),
+        "partial_images": Integer(minimum=0, maximum=3),
+        "quality": StringEnum(("low", "medium", "high", "xhigh", "max", "auto")),
+        "size": STRING,
+        "svg": Object(
+            {
+                "model": STRING,
+                "reasoning": Nullable(Object({"effort": StringEnum(REASONING_EFFORTS)})),
+            }
+        ),
+    }
+)
+
+COMPUTER_USE_PREVIEW = typed_object(
+    {
+        "display_height": Integer(minimum=1),
+        "display_width": Integer(minimum=1),
+        "environment": StringEnum(("windows", "mac", "linux", "ubuntu", "browser")),
+    },
+    required=("display_height", "display_width", "environment"),
+)
+
+TOOL = TaggedUnion(
+    {
+        "apply_patch": typed_object({"allowed_callers": ALLOWED_CALLERS}),
+        "code_interpreter": CODE_INTERPRETER,
+        "computer": typed_object(),
+        "computer_use_preview": COMPUTER_USE_PREVIEW,
+        "custom": CUSTOM,
+        "file_search": FILE_SEARCH,
+        "function": FUNCTION,
+        "image_generation": IMAGE_GENERATION,
+        "local_shell": typed_object(),
+        "mcp": MCP,
+        "namespace": NAMESPACE,
+        "programmatic_tool_calling": typed_object(),
+        "shell": SHELL,
+        "tool_search": typed_object(
+            {
+                "description": NULLABLE_STRING,
+                "execution": EXECUTION,
+                "parameters": Nullable(ANY_OBJECT),
+            }
+        ),
+        "web_search": WEB_SEARCH,
+        "web_search_2025_08_26": WEB_SEARCH,
+        "web_search_preview": WEB_SEARCH_PREVIEW,
+        "web_search_preview_2025_03_11": WEB_SEARCH_PREVIEW,
+    },
+    expected="a tool",
+)
+TOOLS = Array(TOOL, of="tools")
+
+NAMED_TOOL_CHOICE = typed_object({"name": STRING}, required=("name",))
+TOOL_CHOICE = TypeUnion(
+    "one of an object or 'none', 'auto', or 'required'",
+    string=StringEnum(("none", "auto", "required")),
+    record=TaggedUnion(
+        {
+            "allowed_tools": typed_object(
+                {"mode": StringEnum(("auto", "required")), "tools": Array(ANY_OBJECT)},
+                required=("mode", "tools"),
+            ),
+            "function": NAMED_TOOL_CHOICE,
+            "custom": NAMED_TOOL_CHOICE,
+            "mcp": typed_object(
+                {"server_label": STRING, "name": NULLABLE_STRING}, required=("server_label",)
+            ),
+        }
+        | dict.fromkeys(
+            (
+                "apply_patch",
+                "code_interpreter",
+                "computer",
+                "computer_use",
+                "computer_use_preview",
+                "file_search",
+                "image_generation",
+                "programmatic_tool_calling",
+                "shell",
+                "web_search_preview",
+                "web_search_preview_2025_03_11",
+            ),
+            typed_object(),
+        )
+    ),
+)

@@ -1,0 +1,99 @@
+"""The parts of one server, put together: the database, what it remembers, the model, what runs."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from kedge.server.compaction import expand_compaction
+from kedge.server.encrypted_content import KEY_BYTES, ContentCipher, parse_reasoning_payload
+from kedge.server.errors import MODEL_NOT_FOUND
+from kedge.server.json_codec import Item
+from kedge.server.models import Model
+from kedge.server.settings import Settings
+from kedge.server.storage.context import ContextCache
+from kedge.server.storage.conversations import ConversationRepository
+from kedge.server.storage.database import ServerDatabase
+from kedge.server.storage.items import NodeRepository, StoredItemLookup
+from kedge.server.storage.responses import ResponseRepository
+from kedge.tokens import count_items
+
+
+class Stoppable(Protocol):
+    """Something that runs and can be ended from outside."""
+
+    def stop(self, status: str) -> None:
+        """End it."""
+
+
+class SocketConnection(Protocol):
+    """A WebSocket connection."""
+
+    def finish(self) -> None:
+        """Take no more requests, because the server stops."""
+
+    def forget(self) -> None:
+        """Lose everything that was only remembered there."""
+
+    def hang_up(self) -> None:
+        """Break off, whatever runs on it."""
+
+
+class ServerState:
+    """One server's state. Everything in it runs in the thread of the event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.model = settings.model
+        self.models = dict(settings.models) or {settings.model.name: settings.model}
+        self.clock = settings.clock
+        self.running: set[Stoppable] = set()
+        self.sockets: set[SocketConnection] = set()
+        self._database = ServerDatabase(settings.db)
+        key = secrets.token_bytes(KEY_BYTES)
+        self.cipher = ContentCipher(self._database.get_or_add_fact("sealing key", key) or key)
+        cache = ContextCache(settings.limits.cache_bytes)
+        self.nodes = NodeRepository(self._database, cache, self.expand_items)
+        self.responses = ResponseRepository(
+            self._database, self.nodes, settings.clock, settings.retention
+        )
+        self.conversations = ConversationRepository(
+            self._database, self.nodes, settings.clock, count_items
+        )
+        self.item_lookup = StoredItemLookup(self.nodes, settings.clock)
+        if self._database.unclean_shutdown:
+            self.responses.fail_unfinished()
+
+    def expand_items(self, items: Sequence[Item]) -> Sequence[Item]:
+        """Show items as a model sees them: a compaction is read out."""
+        return expand_compaction(self.cipher, items)
+
+    def forget(self) -> None:
+        """Delete every response, also those that only a connection remembers."""
+        self.responses.delete_all()
+        for socket in self.sockets:
+            socket.forget()
+
+    def decrypt_reasoning(self, encrypted: str) -> Any:
+        """Give back what a model wanted kept with a thought; None if that was nothing."""
+        thought = parse_reasoning_payload(self.cipher.decrypt(encrypted))
+        return None if thought is None else thought.model_data
+
+    def find_model(self, name: str) -> Model:
+        """Find the model of this name, or the one that answers to any name, or refuse it."""
+        chosen = self.models.get(name)
+        if chosen is None and name:
+            default = self.settings.default
+            chosen = self.models.get(default or "") if self.settings.models else self.model
+        if chosen is None:
+            raise MODEL_NOT_FOUND(model=name)
+        return chosen
+
+    async def aclose(self) -> None:
+        """Let go of the models' connections, then close the database."""
+        for model in self.models.values():
+            await model.aclose()
+        self.close()
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()

@@ -1,0 +1,183 @@
+"""What the server remembers up to a point, as a shared, immutable tree.
+
+A ``Context`` is its parent's context plus the items that one request added. The sums that every
+turn needs (how many tokens, which calls are open) are kept along the way, so the next turn of a
+chain costs what the turn itself brings, however long the chain is; forks share their past.
+
+``ContextCache`` keeps recent contexts in memory, bounded by the bytes that they take. A cached
+context keeps its ancestors, so only a *tip* (a context without cached children) can be dropped;
+its parent then becomes the next tip to go. The cache only ever saves reading the database.
+"""
+
+from collections import OrderedDict
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import chain
+
+from kedge.server.coherence import EMPTY_COHERENCE, Coherence
+from kedge.server.json_codec import Item
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Context:
+    """One point of a chain: everything up to and including ``items``.
+
+    ``seen`` is what a model sees in the place of ``items``: the same, except that a compaction is
+    read out. ``tokens`` and ``coherence`` tell of the whole context, ``size`` of this part alone.
+    """
+
+    parent: "Context | None"
+    items: tuple[Item, ...]
+    model_items: tuple[Item, ...]
+    tokens: int
+    coherence: Coherence
+    size: int
+
+    @property
+    def own_tokens(self) -> int:
+        """The tokens of this part alone."""
+        return self.tokens - (self.parent.tokens if self.parent else 0)
+
+    def list_items(self) -> list[Item]:
+        """List every item, oldest first."""
+        return list(chain.from_iterable(part.items for part in self._parts()))
+
+    def list_model_items(self) -> list[Item]:
+        """List every item as a model sees it, oldest first."""
+        return list(chain.from_iterable(part.model_items for part in self._parts()))
+
+    def total_size(self) -> int:
+        """About how many bytes the whole context takes."""
+        return sum(part.size for part in self._parts())
+
+    def last_parts(self, number: int) -> "Context":
+        """Cut all but the last ``number`` parts off: what a forgetful server would hold."""
+        context = EMPTY_CONTEXT
+        for part in self._parts()[-number:] if number else []:
+            context = extend_context(context, part.items, part.model_items, part.own_tokens, size=0)
+        return context
+
+    def _parts(self) -> "list[Context]":
+        parts: list[Context] = []
+        part: Context | None = self
+        while part is not None:
+            parts.append(part)
+            part = part.parent
+        parts.reverse()
+        return parts
+
+
+EMPTY_CONTEXT = Context(None, (), (), 0, EMPTY_COHERENCE, 0)
+"""The context before anything was said."""
+
+
+def extend_context(
+    parent: Context, items: Sequence[Item], model_items: Sequence[Item], tokens: int, size: int
+) -> Context:
+    """Add one part to a context; ``tokens`` and ``size``, its length as JSON, are its own."""
+    own = tuple(items)
+    return Context(
+        parent=parent,
+        items=own,
+        model_items=own if model_items is items else tuple(model_items),
+        tokens=parent.tokens + tokens,
+        coherence=parent.coherence.extend(own),
+        size=size + PART_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES * len(own),
+    )
+
+
+@dataclass(slots=True)
+class _CacheEntry:
+    context: Context
+    parent: int | None
+    children: int = 0
+
+
+PART_OVERHEAD_BYTES, ITEM_OVERHEAD_BYTES = 500, 1000
+"""What a part and an item take in memory beside their text, measured."""
+
+
+class ContextCache:
+    """Recent contexts by the number of their node, in about ``most_bytes`` of memory."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._used_bytes = 0
+        self._entries: dict[int, _CacheEntry] = {}
+        self._leaves: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def used_bytes(self) -> int:
+        """How much memory is held right now, about."""
+        return self._used_bytes
+
+    def get(self, node: int) -> Context | None:
+        """Find a context, and remember that it was wanted."""
+        entry = self._entries.get(node)
+        if entry is None:
+            return None
+        if node in self._leaves:
+            self._leaves.move_to_end(node)
+        return entry.context
+
+    def put(self, node: int, parent: int | None, context: Context) -> None:
+        """Keep a context, unless its parent has been dropped: what is held must be counted."""
+        if node in self._entries:
+            return
+        if parent is not None:
+            above = self._entries.get(parent)
+            if above is None:
+                return
+            above.children += 1
+            self._leaves.pop(parent, None)
+        self._entries[node] = _CacheEntry(context, parent)
+        self._leaves[node] = None
+        self._used_bytes += context.size
+        while self._used_bytes > self._max_bytes and self._leaves:
+            self._evict(next(iter(self._leaves)))
+
+    def discard(self, node: int) -> None:
+        """Drop a context whose content was deleted, if it is a tip; it cannot be asked for."""
+        if node in self._leaves:
+            self._evict(node)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._entries.clear()
+        self._leaves.clear()
+        self._used_bytes = 0
+
+    def _evict(self, node: int) -> None:
+        entry = self._entries.pop(node)
+        self._leaves.pop(node, None)
+        self._used_bytes -= entry.context.size
+        if entry.parent is None:
+            return
+        above = self._entries[entry.parent]
+        above.children -= 1
+        if not above.children:
+            self._leaves[entry.parent] = None
+            self._leaves.move_to_end(entry.parent, last=False)
+
+
+_visible_parts: ContextVar[int | None] = ContextVar(
+    "parts of the past that are recalled", default=None
+)
+
+
+def truncate_history(context: Context) -> Context:
+    """Cut from a context what the server is made to forget."""
+    parts = _visible_parts.get()
+    return context if parts is None else context.last_parts(parts)
+
+
+@contextmanager
+def limit_history(parts: int | None) -> Generator[None]:
+    """Recall only the last parts of any past within this block; None recalls everything."""
+    token = _visible_parts.set(parts)
+    try:
+        yield
+    finally:
+        _visible_parts.reset(token)

@@ -1,0 +1,127 @@
+"""Conversation objects: a name, metadata, and a place in the tree of nodes that moves forward.
+
+Items are added as a node after the last one, so a response made in a conversation and the
+conversation itself share their items. Taking an item out rewrites the conversation as one new
+node; responses made earlier keep what they were made with.
+"""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Any
+
+from kedge.server.errors import CONVERSATION_LOCKED
+from kedge.server.json_codec import Item, decode, encode
+from kedge.server.storage.database import ServerDatabase
+from kedge.server.storage.ids import new_key
+from kedge.server.storage.items import ItemCounter, NodeRepository
+from kedge.server.storage.responses import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class StoredConversation:
+    """One conversation object as it stands."""
+
+    id: str
+    created_at: int
+    metadata: Any
+    node: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Show it as the API does."""
+        return {
+            "id": self.id,
+            "object": "conversation",
+            "created_at": self.created_at,
+            "metadata": self.metadata,
+        }
+
+
+class ConversationRepository:
+    """The conversation objects of the database; ``count`` counts the tokens of items."""
+
+    def __init__(
+        self,
+        database: ServerDatabase,
+        nodes: NodeRepository,
+        clock: Clock,
+        count_tokens: ItemCounter,
+    ) -> None:
+        self._database = database
+        self._execute = database.execute
+        self._nodes = nodes
+        self._clock = clock
+        self._count_tokens = count_tokens
+        self._locked: set[str] = set()
+
+    @contextmanager
+    def lock(self, id: str) -> Generator[None]:
+        """Hold a conversation while it changes; a second holder is refused."""
+        if id in self._locked:
+            raise CONVERSATION_LOCKED()
+        self._locked.add(id)
+        try:
+            yield
+        finally:
+            self._locked.discard(id)
+
+    def create(self, metadata: object, key: str, items: Sequence[Item]) -> StoredConversation:
+        """Make a conversation, perhaps with its first items."""
+        id, now = f"conv_{token_hex(16)}", int(self._clock())
+        with self._database.transaction():
+            node = self._nodes.add(key, None, id, items, self._count_tokens) if items else None
+            self._execute(
+                "INSERT INTO conversations (id, created_at, metadata, node) VALUES (?, ?, ?, ?)",
+                (id, now, encode(metadata), node),
+            )
+        return StoredConversation(id, now, metadata, node)
+
+    def find(self, id: str) -> StoredConversation | None:
+        """Find a conversation by its id."""
+        row = self._execute(
+            "SELECT id, created_at, metadata, node FROM conversations WHERE id = ?", (id,)
+        ).fetchone()
+        return row and StoredConversation(row[0], row[1], decode(row[2]), row[3])
+
+    def set_metadata(self, id: str, metadata: object) -> None:
+        """Replace the metadata."""
+        self._execute("UPDATE conversations SET metadata = ? WHERE id = ?", (encode(metadata), id))
+
+    def delete(self, conversation: StoredConversation) -> None:
+        """Delete a conversation; items that a response also holds stay with the response."""
+        with self._database.transaction():
+            self._execute("DELETE FROM conversations WHERE id = ?", (conversation.id,))
+            self._nodes.delete_unused(conversation.node)
+        self._database.checkpoint()
+
+    def items(self, conversation: StoredConversation) -> list[Item]:
+        """List every item, oldest first."""
+        return self._nodes.list_items(conversation.node)
+
+    def add(self, conversation: StoredConversation, key: str, items: Sequence[Item]) -> None:
+        """Add items at the end."""
+        with self._database.transaction():
+            node = self._nodes.add(
+                key, conversation.node, conversation.id, items, self._count_tokens
+            )
+            self._set_node(conversation.id, node)
+
+    def remove(self, conversation: StoredConversation, item_id: str) -> bool:
+        """Take one item out; say whether it was there."""
+        items = self.items(conversation)
+        kept = [item for item in items if item["id"] != item_id]
+        if len(kept) == len(items):
+            return False
+        with self._database.transaction():
+            node = None
+            if kept:
+                key = new_key(self._nodes.next_number())
+                node = self._nodes.add(key, None, conversation.id, kept, self._count_tokens)
+            self._set_node(conversation.id, node)
+            self._nodes.delete_unused(conversation.node)
+        self._database.checkpoint()
+        return True
+
+    def _set_node(self, id: str, node: int | None) -> None:
+        self._execute("UPDATE conversations SET node = ? WHERE id = ?", (node, id))

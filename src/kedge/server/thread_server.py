@@ -1,0 +1,73 @@
+"""A server in a thread of this process: on a real socket, ready when ``start`` returns."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from kedge.errors import CannotServe
+from kedge.server.app import create_app
+from kedge.server.request_log import RecordedRequest
+from kedge.server.settings import Settings
+from kedge.server.state import ServerState
+from kedge.server.uvicorn_server import UvicornServer, bind
+
+T = TypeVar("T")
+
+CALL_TIMEOUT_SECONDS = 10.0
+
+
+class ServerThread:
+    """A running server with a loop of its own; use it from sync and async code alike."""
+
+    def __init__(
+        self, settings: Settings, listener: Callable[[RecordedRequest], None] | None = None
+    ) -> None:
+        self.settings = settings
+        app = create_app(settings, listener)
+        self._service: ServerState = app.state.service
+        self._socket = bind("127.0.0.1", 0)
+        self.address: tuple[str, int] = self._socket.getsockname()
+        self._ready = threading.Event()
+        self._server = UvicornServer(app, on_started=self._ready.set)
+        self._thread = threading.Thread(target=self._run, name="kedge-server", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """The address of the server: ``http://127.0.0.1:<port>``."""
+        host, port = self.address
+        return f"http://{host}:{port}"
+
+    @property
+    def base_url(self) -> str:
+        """What a client of the API wants as its base URL."""
+        return f"{self.url}/v1"
+
+    def start(self) -> None:
+        """Start serving; requests are accepted when this returns."""
+        self._thread.start()
+        self._ready.wait()
+        if not self._server.started:
+            raise CannotServe("the server in this process could not start")
+
+    def stop(self) -> None:
+        """Stop serving, and wait until it has."""
+        self._server.stop()
+        self._thread.join()
+
+    def call(self, work: Callable[[ServerState], T]) -> T:
+        """Run something inside the server, in the thread where its state lives."""
+
+        async def inside() -> T:
+            return work(self._service)
+
+        if self._server.loop is None or not self._thread.is_alive():
+            raise CannotServe("the server in this process is not running")
+        coming = asyncio.run_coroutine_threadsafe(inside(), self._server.loop)
+        return coming.result(CALL_TIMEOUT_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._server.serve(sockets=[self._socket]))
+        finally:
+            self._ready.set()

@@ -1,0 +1,175 @@
+"""Running the app: uvicorn with our limits, quick to start and clean to stop.
+
+Stopping lets running responses finish for a while; what still runs then is failed, so that its
+client is told and the database is right, and only then the connections are closed.
+"""
+
+import asyncio
+import errno
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from kedge.errors import CannotServe
+
+if TYPE_CHECKING:
+    from kedge.server.state import ServerState
+
+CLOSE_SECONDS = 2.0
+"""How long answers may take on their way out once nothing runs any more."""
+
+PING_TIMEOUT_SECONDS = 60.0
+"""How long a WebSocket client may leave a ping unanswered: one that reads slowly is not dead."""
+
+ACCEPT_LOOP_TURNS = 3
+"""Turns of the loop that asyncio takes to make a new connection known."""
+
+
+class UvicornServer(uvicorn.Server):
+    """A uvicorn server that starts and stops without polling, from any thread.
+
+    ``app`` is the app of a server, or one around it that shares its ``state``.
+    """
+
+    def __init__(
+        self, app: Any, *, on_started: Callable[[], None] | None = None, **config: Any
+    ) -> None:
+        self._service: ServerState = app.state.service
+        self._limits = self._service.settings.limits
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="h11",
+                ws="websockets-sansio",
+                ws_max_size=self._limits.body_bytes,
+                ws_ping_timeout=PING_TIMEOUT_SECONDS,
+                ws_per_message_deflate=False,
+                loop="asyncio",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                h11_max_incomplete_event_size=self._limits.header_bytes,
+                timeout_keep_alive=int(self._limits.idle_seconds) + 1,
+                **config,
+            )
+        )
+        self._on_started = on_started
+        self._wake = asyncio.Event()
+        self._idle_since: dict[Any, tuple[Any, float]] = {}
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    async def main_loop(self) -> None:
+        """Tick once a second, or at once when asked to stop."""
+        self.loop = asyncio.get_running_loop()
+        if self._on_started is not None:
+            self._on_started()
+        ticks = 0
+        while not await self.on_tick(ticks):
+            ticks += 10
+            try:
+                async with asyncio.timeout(1.0):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def on_tick(self, counter: int) -> bool:
+        """Close connections on which nothing is asked, or a request only ever begins."""
+        now = time.monotonic()
+        quiet: dict[Any, tuple[Any, float]] = {}
+        for connection in cast("set[Any]", self.server_state.connections):
+            if not isinstance(connection, H11Protocol):
+                continue  # a WebSocket, which may be silent for as long as it lives
+            last: Any = connection.cycle  # the last request; each has one of its own
+            if last is None or last.response_complete:
+                seen, since = self._idle_since.get(connection, (last, now))
+                quiet[connection] = (last, since if seen is last else now)
+        self._idle_since = quiet
+        for connection, (_, since) in quiet.items():
+            if now - since > self._limits.idle_seconds:
+                connection.transport.close()
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more requests, finish or fail what runs, then close."""
+        await self._stop_listening(sockets or [])
+        for socket_ in list(self._service.sockets):
+            socket_.finish()
+        self._close_connections(requests_only=True)
+        await self._wait_until(lambda: not self._service.running, self._limits.shutdown_seconds)
+        for run in list(self._service.running):
+            run.stop("failed")
+        await self._wait_until(lambda: self._close_connections(requests_only=True), CLOSE_SECONDS)
+        self._close_connections()
+        for task in self.server_state.tasks:
+            task.cancel()
+        await self._wait_until(lambda: not self.server_state.tasks, CLOSE_SECONDS)
+        await self.lifespan.shutdown()
+        self._captured_signals.clear()  # a stop that was asked for is no accident to report
+
+    async def _stop_listening(self, listeners: list[socket.socket]) -> None:
+        loop = asyncio.get_running_loop()
+        for listener in listeners:
+            loop.remove_reader(listener.fileno())
+        for _ in range(ACCEPT_LOOP_TURNS):
+            # A connection that is accepted but not yet announced when its server is closed would
+            # be left open for ever (an assertion fails inside asyncio before Python 3.12).
+            await asyncio.sleep(0)
+        for server in self.servers:
+            server.close()
+        for listener in listeners:
+            listener.close()
+
+    def _close_connections(self, *, requests_only: bool = False) -> bool:
+        """Close each connection: at once where it is idle, otherwise after its answer."""
+        for connection in list(self.server_state.connections):
+            if requests_only and not isinstance(connection, H11Protocol):
+                continue  # a WebSocket: it closes itself after its last answer
+            with suppress(h11.LocalProtocolError):  # it is closing already, after a bad request
+                connection.shutdown()
+        return not self.server_state.connections
+
+    async def _wait_until(self, done: Callable[[], bool], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        pause = 0.001
+        while not done() and time.monotonic() < end and not self.force_exit:
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 0.05)
+
+    def stop(self) -> None:
+        """Ask the server to stop, from any thread; one that has stopped stays so."""
+        self.should_exit = True
+        if self.loop is not None:
+            with suppress(RuntimeError):  # its loop is closed
+                self.loop.call_soon_threadsafe(self._wake.set)
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Stop on a signal; a second one does not wait for what runs."""
+        super().handle_exit(sig, frame)
+        self.stop()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Bind the listening socket, or say in plain words why that cannot be."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol must be named, or asyncio does not see TCP and leaves Nagle's delay on.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise CannotServe(
+                f"port {port} is in use: stop what listens there, or use another --port"
+            ) from error
+        raise CannotServe(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return listener

@@ -1,0 +1,221 @@
+"""One WebSocket connection: messages in, events out, within its limits.
+
+A lane (``stream_id``) is a queue: its requests run one after the other, those of different lanes at
+the same time, as many as may. The connection lives for its time and is then closed, as soon as what
+runs on it has ended; so it is when the server stops.
+"""
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, cast
+
+from starlette.types import Receive, Scope, Send
+
+from kedge.server import errors
+from kedge.server.schema.base import describe_json_type
+from kedge.server.state import ServerState
+from kedge.server.validation import parse_body
+from kedge.server.websocket.asgi_bridge import AsgiBridge, encode_error
+from kedge.server.websocket.memory import LaneMemory, SocketMemory
+
+DEFAULT_LANE = ""
+"""The name, among ourselves, of the lane that has none; no client can send it."""
+
+STREAM_ID_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+CREATE_TYPE = "response.create"
+
+GOING_AWAY, SERVICE_RESTART, INTERNAL_ERROR, UNSUPPORTED_DATA = 1001, 1012, 1011, 1003
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedRequest:
+    """A request that waits for its turn."""
+
+    stream_id: str | None
+    body: dict[str, Any]
+    size: int
+
+
+class ServerConnection:
+    """One connection, from its handshake to its end."""
+
+    def __init__(self, service: ServerState, scope: Scope, receive: Receive, send: Send) -> None:
+        self._service = service
+        self._limits = service.settings.limits
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._memory = SocketMemory(self._limits.socket_memory_bytes)
+        self._lanes: dict[str, deque[QueuedRequest]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._queued = 0
+        self._queued_bytes = 0
+        self._slots = asyncio.Semaphore(self._limits.socket_in_flight)
+        self._closed = asyncio.Event()
+        self._opened_at = service.clock()
+        self._close_error: errors.ApiError | None = None
+        self._close_code = 0
+
+    async def serve(self) -> None:
+        """Take the connection, and everything that comes over it."""
+        await self._receive()  # what announces the connection
+        await self._send({"type": "websocket.accept"})
+        self._service.sockets.add(self)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._limits.socket_seconds, self._expire)
+        try:
+            await self._read_messages()
+        finally:
+            timer.cancel()
+            self._closed.set()
+            self._service.sockets.discard(self)
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    def finish(self) -> None:
+        """Take no more requests, because the server stops."""
+        self._begin_close(SERVICE_RESTART, errors.SERVER_STOPPING())
+
+    def _begin_close(self, code: int, error: errors.ApiError) -> None:
+        """Close with these words, as soon as the requests that were taken are answered."""
+        self._close_code = self._close_code or code
+        self._close_error = self._close_error or error
+        if not self._tasks:
+            self._start_task(self._close())
+
+    def hang_up(self) -> None:
+        """Break off, whatever runs on it."""
+        self._start_task(self._close(INTERNAL_ERROR))
+
+    def forget(self) -> None:
+        """Lose everything that was only remembered here."""
+        self._memory.clear()
+
+    async def _read_messages(self) -> None:
+        while True:
+            message = await self._receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            text = message.get("text")
+            if text is None:
+                await self._close(UNSUPPORTED_DATA)
+            else:
+                await self._handle_message(text)
+
+    async def _handle_message(self, text: str) -> None:
+        stream_id: str | None = None
+        try:
+            body = _parse_message(text)
+            stream_id = _parse_stream_id(body)
+            self._enqueue(QueuedRequest(stream_id, body, len(text)))
+        except errors.ApiError as error:
+            await self._send_error(error, stream_id)
+
+    def _enqueue(self, request: QueuedRequest) -> None:
+        if self._close_error is None and self._age() >= self._limits.socket_seconds:
+            self._expire()
+        if self._close_error is not None:
+            raise self._close_error
+        lane = DEFAULT_LANE if request.stream_id is None else request.stream_id
+        if lane not in self._lanes and lane is not DEFAULT_LANE:
+            named = len(self._lanes.keys() - {DEFAULT_LANE})
+            if named >= self._limits.socket_lanes:
+                raise errors.TOO_MANY_LANES(most=self._limits.socket_lanes)
+        size = self._queued_bytes + request.size
+        if self._queued >= self._limits.socket_waiting or size > self._limits.body_bytes:
+            raise errors.WEBSOCKET_QUEUE_FULL()
+        self._queued += 1
+        self._queued_bytes = size
+        queue = self._lanes.setdefault(lane, deque())
+        queue.append(request)
+        if len(queue) == 1:
+            self._start_task(self._run_lane(lane, queue))
+
+    async def _run_lane(self, lane: str, queue: deque[QueuedRequest]) -> None:
+        """Answer the requests of a lane, one after the other, until none is left."""
+        while queue and not self._closed.is_set():
+            async with self._slots:
+                job = queue[0]
+                self._queued -= 1
+                self._queued_bytes -= job.size
+                if not self._closed.is_set():
+                    await self._run_request(job, lane)
+            queue.popleft()
+
+    async def _run_request(self, request: QueuedRequest, lane: str) -> None:
+        inner = AsgiBridge(request.stream_id, self._closed, self._send_message)
+        body = {name: value for name, value in request.body.items() if name not in ENVELOPE_MEMBERS}
+        place = LaneMemory(self._memory, lane)
+        await inner.handle(self._scope["app"], self._scope, {**body, "stream": True}, place)
+        previous = body.get("previous_response_id")
+        if inner.has_failed and isinstance(previous, str):
+            self._memory.forget(lane, previous)
+        if not inner.is_complete:
+            await self._close(INTERNAL_ERROR)
+
+    def _expire(self) -> None:
+        minutes = f"{self._limits.socket_seconds / 60:g}"
+        self._begin_close(GOING_AWAY, errors.CONNECTION_EXPIRED(minutes=minutes))
+
+    def _age(self) -> float:
+        return self._service.clock() - self._opened_at
+
+    def _start_task(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._close_code = (
+                self._close_code or INTERNAL_ERROR
+            )  # a bug of ours; it is in the log already
+        if self._close_code and not self._tasks and not self._closed.is_set():
+            self._start_task(self._close())
+
+    async def _close(self, code: int = 0) -> None:
+        if self._closed.is_set():
+            return
+        if self._close_error is not None and not code:
+            await self._send_error(self._close_error, None)
+        self._closed.set()
+        with suppress(OSError, RuntimeError):  # it is closed already
+            await self._send({"type": "websocket.close", "code": code or self._close_code})
+
+    async def _send_error(self, error: errors.ApiError, stream_id: str | None) -> None:
+        await self._send_message(encode_error(error.status, error.body()["error"], stream_id))
+
+    async def _send_message(self, message: bytes) -> None:
+        if not self._closed.is_set():
+            with suppress(OSError):  # the client is gone, and whoever reads is told so
+                await self._send({"type": "websocket.send", "text": message.decode()})
+
+
+ENVELOPE_MEMBERS = frozenset({"type", "stream_id"})
+"""What of a message is not the request itself."""
+
+
+def _parse_message(text: str) -> dict[str, Any]:
+    body = parse_body(text.encode())
+    if type(body) is not dict:
+        raise errors.BODY_NOT_OBJECT(got=describe_json_type(body))
+    held = cast("dict[str, Any]", body)
+    if "type" not in held:
+        raise errors.MISSING_PARAMETER(path="type")
+    if held["type"] != CREATE_TYPE:
+        raise errors.INVALID_VALUE(path="type", value=held["type"], supported=f"'{CREATE_TYPE}'")
+    return held
+
+
+def _parse_stream_id(body: Mapping[str, Any]) -> str | None:
+    if "stream_id" not in body:
+        return None
+    stream_id = body["stream_id"]
+    if not isinstance(stream_id, str) or not STREAM_ID_PATTERN.fullmatch(stream_id):
+        raise errors.INVALID_STREAM_ID()
+    return stream_id

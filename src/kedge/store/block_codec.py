@@ -1,0 +1,185 @@
+"""Blocks as they are stored: their JSON form, written and read quickly, and the hash that names it.
+
+The text of a block is exactly what ``dump_block`` gives, as compact JSON; the common kinds are written
+and read by hand. The hash covers the whole text, ids and metadata included: nothing that differs is
+ever taken for the same.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from json.encoder import encode_basestring as quote
+from typing import Any, cast
+
+from kedge.errors import KedgeError, StoreDamaged
+from kedge.turns import (
+    AssistantBlock,
+    Block,
+    FrozenMap,
+    TextPart,
+    ToolCallBlock,
+    ToolResultBlock,
+    UserBlock,
+    dump_block,
+    load_block,
+)
+from kedge.turns.frozen_json import EMPTY, thaw, unchecked_map
+from kedge.turns.json_codec import VERSION
+
+Json = dict[str, Any]
+
+encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_TAG = f"kedge.block/{VERSION}\n".encode()
+_sha256 = hashlib.sha256
+_BLOCK_ID = re.compile(r'"id":"blk_([0-9a-f]{16})')
+_NO_TIMESTAMP = bytes(8)
+_MAX_PLAIN_INT = 1 << 62
+
+
+def encode_block(block: Block) -> str:
+    """The JSON form of a block, as text."""
+    write = None if block.extra else _ENCODERS.get(type(block))
+    content = write(block) if write else None
+    if content is None:
+        return encode(dump_block(block))
+    noted = "" if block.metadata is EMPTY else _encode_metadata(block.metadata)
+    origin = "" if block.origin == "user" else f',"origin":{quote(block.origin)}'
+    return f'{{"kind":"{block.kind}","id":{quote(block.id)}{noted}{origin}{content}}}'
+
+
+def hash_block(body: str) -> bytes:
+    """The hash under which this text of a block is stored, behind the time that its id tells.
+
+    Blocks that were made together so stand together in the index; the time is part of the text, and the
+    hash covers all of it.
+    """
+    made = _BLOCK_ID.search(body)
+    when = bytes.fromhex(made[1]) if made else _NO_TIMESTAMP
+    return when + _sha256(_TAG + body.encode()).digest()
+
+
+def decode_blocks(bodies: Sequence[str]) -> list[Block]:
+    """Read the texts of blocks; one that cannot be read is a ``StoreDamaged``."""
+    try:
+        forms: list[Json] = json.loads(f"[{','.join(bodies)}]")
+        if len(forms) == len(bodies):
+            return [_decode_block(form) for form in forms]
+    except (ValueError, TypeError, KedgeError):
+        pass
+    return [_decode_single(place, body) for place, body in enumerate(bodies)]
+
+
+def _decode_single(index: int, body: str) -> Block:
+    try:
+        return _decode_block(json.loads(body))
+    except (ValueError, TypeError, KedgeError) as error:
+        words = f"block {index} cannot be read ({type(error).__name__}); verify() names all damage"
+        raise StoreDamaged(words) from None
+
+
+def _encode_metadata(metadata: FrozenMap) -> str:
+    """The metadata, unless there is none; what engines note is written by hand."""
+    if not metadata:
+        return ""
+    members: list[str] = []
+    for name, value in metadata.items():
+        if type(value) is str:
+            members.append(f"{quote(name)}:{quote(value)}")
+        elif type(value) is int:
+            members.append(f"{quote(name)}:{value}")
+        else:
+            return f',"metadata":{encode(thaw(metadata))}'
+    return f',"metadata":{{{",".join(members)}}}'
+
+
+def _encode_text(block: UserBlock | AssistantBlock | ToolResultBlock) -> str | None:
+    """Content that is one plain text."""
+    parts = block.parts
+    if len(parts) == 1 and type(part := parts[0]) is TextPart and not part.extra:
+        return f',"parts":[{{"type":"text","text":{quote(part.text)}}}]'
+    return None
+
+
+def _encode_result(block: ToolResultBlock) -> str | None:
+    text = None if block.custom else _encode_text(block)
+    return None if text is None else f',"call_id":{quote(block.call_id)}{text}'
+
+
+def _encode_call(block: ToolCallBlock) -> str | None:
+    if block.custom:
+        return None
+    call = f',"call_id":{quote(block.call_id)},"name":{quote(block.name)}'
+    return f'{call},"arguments":{quote(block.arguments)}'
+
+
+_ENCODERS: dict[type[Block], Callable[[Any], str | None]] = {
+    UserBlock: _encode_text,
+    AssistantBlock: _encode_text,
+    ToolResultBlock: _encode_result,
+    ToolCallBlock: _encode_call,
+}
+
+
+def _decode_block(form: Json) -> Block:
+    """Read one block; those that have nothing but what is common go the short way."""
+    kind, size = form["kind"], len(form)
+    noted, origin = EMPTY, "user"
+    if "metadata" in form:
+        size -= 1
+        noted = _decode_metadata(form["metadata"])
+    if "origin" in form:
+        size -= 1
+        origin = form["origin"]
+    try:
+        if size == 3 and kind in _TEXT_BLOCKS:
+            return _TEXT_BLOCKS[kind](
+                _decode_text(form), id=form["id"], metadata=noted, origin=origin
+            )
+        if size == 4 and kind == "tool_result":
+            return ToolResultBlock(
+                form["call_id"], _decode_text(form), id=form["id"], metadata=noted, origin=origin
+            )
+        if size == 5 and kind == "tool_call":
+            return ToolCallBlock(
+                form["name"],
+                form["arguments"],
+                form["call_id"],
+                id=form["id"],
+                metadata=noted,
+                origin=origin,
+            )
+    except (KeyError, ValueError):
+        pass  # other members, or other parts, than the common ones
+    return load_block(form)
+
+
+_TEXT_BLOCKS: dict[str, type[UserBlock | AssistantBlock]] = {
+    "user": UserBlock,
+    "assistant": AssistantBlock,
+}
+
+
+def _decode_text(form: Json) -> tuple[TextPart]:
+    (part,) = form["parts"]
+    if len(part) != 2 or part["type"] != "text":
+        raise ValueError
+    return (TextPart(part["text"]),)
+
+
+def _decode_metadata(members: Json) -> FrozenMap:
+    for value in members.values():
+        if type(value) is str:
+            if not value.isascii():
+                return FrozenMap(members)
+        elif type(value) is not int or not -_MAX_PLAIN_INT < value < _MAX_PLAIN_INT:
+            return FrozenMap(members)
+    return unchecked_map(members) if all(map(str.isascii, members)) else FrozenMap(members)
+
+
+def extract_text(body: str) -> str:
+    """What of a block can be searched for: what was said, called for and found."""
+    form = cast("Json", json.loads(body))
+    said: Iterable[Any] = (part.get("text") for part in form.get("parts", ()))
+    further = (form.get(name) for name in ("text", "name", "arguments"))
+    return "\n".join(text for text in (*said, *further) if isinstance(text, str) and text)

@@ -1,0 +1,290 @@
+"""Export and import: a conversation as lines of JSON, with its whole tree, its anchors and accounts.
+
+    {"format": "kedge.conversation", "version": 1, "conversation": {…}} {"block": {…}}
+    one line for each block, in the order of numbers 0, 1, … {"node": 0, "parent": null, "blocks": [0,
+    1], "response": {…}, …}
+
+Nodes and blocks are numbered afresh, so the lines of a conversation that was imported are those that it
+was imported from. Several conversations may follow one another.
+"""
+
+import base64
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, fields
+from typing import Any, cast
+
+from kedge.errors import InvalidJSON
+from kedge.store import conversations
+from kedge.store.block_codec import encode, encode_block
+from kedge.store.database import Tx
+from kedge.store.nodes import NODE_COLUMNS, insert_node, load_ancestry, node_from_row
+from kedge.store.records import ConversationRow, Node, ResponseRow
+from kedge.store.responses import RESPONSE_COLUMNS, intern_scope, select_responses
+from kedge.turns import load_block, new_id
+
+FORMAT, VERSION = "kedge.conversation", 1
+Json = dict[str, Any]
+
+_HEADER_FIELDS = (
+    "id",
+    "title",
+    "tags",
+    "archived",
+    "mode",
+    "retention",
+    "data",
+    "created_at",
+    "updated_at",
+)
+# Tables whose rows go with a node: the members of each, in order.
+_TELEMETRY_TABLES: dict[str, tuple[str, ...]] = {
+    "incidents": ("kind", "reason", "scope", "created_at"),
+    "tool_runs": ("name", "outcome", "seconds", "created_at"),
+    "exchanges": ("request", "reply", "status", "created_at"),
+}
+_CLAIM_COLUMNS = ("key", "about", "asked", "answer")
+_RESPONSE_DEFAULTS = {each.name: each.default for each in fields(ResponseRow)}
+
+
+def export_lines(tx: Tx, row: ConversationRow) -> list[str]:
+    """The lines of a conversation: its own nodes, and all that they stand on."""
+    nodes = _select_nodes(tx, row)
+    numbers = {node.id: number for number, node in enumerate(nodes)}
+    blocks: dict[int, int] = {}
+    bodies: list[str] = []
+    lines: list[str] = []
+    rows = {each.node: each for each in select_responses(tx, "WHERE n.tree = ?", (row.tree,))}
+    accounts = {name: _export_telemetry(tx, name, row, numbers) for name in _TELEMETRY_TABLES}
+    for node in nodes:
+        linked: list[int] = []
+        for block, body in _select_blocks(tx, node):
+            if block not in blocks:
+                blocks[block] = len(bodies)
+                bodies.append(body)
+            linked.append(blocks[block])
+        further = {name: found[node.id] for name, found in accounts.items() if node.id in found}
+        response = rows.get(node.id)
+        lines.append(encode(_encode_node(node, numbers, linked, response) | further))
+    head: Json = {name: value for name, value in asdict(row).items() if name in _HEADER_FIELDS}
+    head["head"] = numbers[row.head]
+    head["forked_from"], head["forked_at"] = row.forked_from, numbers.get(row.forked_at)
+    head["claims"] = _export_claims(tx, row, numbers)
+    first = {"format": FORMAT, "version": VERSION, "conversation": head}
+    return [encode(first), *(f'{{"block":{body}}}' for body in bodies), *lines]
+
+
+def _select_nodes(tx: Tx, row: ConversationRow) -> list[Node]:
+    """The conversation's nodes and their ancestors, in the order in which they were made."""
+    query = f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.tree = ? ORDER BY n.id"
+    tree = {node.id: node for node in map(node_from_row, tx.rows(query, (row.tree,)))}
+    wanted = {row.head: tree[row.head]}
+    todo = [row.head, *(node.id for node in tree.values() if node.conversation == row.number)]
+    while todo:
+        node = tree[todo.pop()]
+        wanted[node.id] = node
+        if node.parent and node.parent not in wanted:
+            todo.append(node.parent)
+    return [wanted[name] for name in sorted(wanted)]
+
+
+def _select_blocks(tx: Tx, node: Node) -> list[tuple[int, str]]:
+    rows = tx.rows(
+        "SELECT b.id, b.body FROM links l JOIN blocks b ON b.id = l.block "
+        "WHERE l.branch = ? AND l.place >= ? AND l.place < ? ORDER BY l.place",
+        (node.branch, node.kept, node.length),
+    )
+    return cast("list[tuple[int, str]]", rows)
+
+
+def _encode_node(
+    node: Node, numbers: dict[int, int], blocks: list[int], response: ResponseRow | None
+) -> Json:
+    form: Json = {
+        "node": numbers[node.id],
+        "parent": numbers.get(node.parent),
+        "kind": node.kind,
+        "kept": node.kept,
+        "blocks": blocks,
+        "created_at": node.created_at,
+    }
+    if node.memory:
+        form["memory"] = json.loads(node.memory)
+    if response:
+        values = {name: getattr(response, name) for name in RESPONSE_COLUMNS}
+        form["response"] = {k: v for k, v in values.items() if v != _RESPONSE_DEFAULTS[k]}
+    return form
+
+
+def _export_telemetry(
+    tx: Tx, table: str, row: ConversationRow, numbers: dict[int, int]
+) -> dict[int, list[Json]]:
+    members = _TELEMETRY_TABLES[table]
+    columns = ", ".join("s.name" if name == "scope" else f"t.{name}" for name in members)
+    joined = "JOIN scopes s ON s.number = t.scope" if "scope" in members else ""
+    rows = tx.rows(
+        f"SELECT t.node, {columns} FROM {table} t {joined} WHERE t.conversation = ? ORDER BY t.id",
+        (row.number,),
+    )
+    found: dict[int, list[Json]] = {}
+    for node, *values in rows:
+        if node in numbers:
+            form = {name: _encode_value(value) for name, value in zip(members, values, strict=True)}
+            found.setdefault(node, []).append(form)
+    return found
+
+
+def _export_claims(tx: Tx, row: ConversationRow, numbers: dict[int, int]) -> list[Json]:
+    rows = tx.rows(
+        f"SELECT {', '.join(_CLAIM_COLUMNS)} FROM claims WHERE conversation = ? ORDER BY key",
+        (row.number,),
+    )
+    return [
+        {
+            "key": key,
+            "about": _encode_value(about),
+            "asked": numbers.get(asked),
+            "answer": numbers.get(answer),
+        }
+        for key, about, asked, answer in rows
+    ]
+
+
+def _encode_value(value: Any) -> Any:
+    """A value as JSON: bytes as text."""
+    return base64.b64encode(bytes(value)).decode() if isinstance(value, bytes) else value
+
+
+def import_lines(tx: Tx, lines: Iterable[str]) -> list[str]:
+    """Make the conversations that the lines tell of; their ids. One that is taken gets a new one."""
+    made: list[str] = []
+    for header, blocks, nodes in _iter_conversations(lines):
+        try:
+            made.append(_import_conversation(tx, header, blocks, nodes))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            problem = f"conversation {len(made)} is not as it should be ({type(error).__name__})"
+            raise InvalidJSON("$", f"{problem}; nothing was imported") from None
+    return made
+
+
+def _iter_conversations(lines: Iterable[str]) -> Iterator[tuple[Json, list[str], list[Json]]]:
+    header: Json | None = None
+    blocks, nodes = list[str](), list[Json]()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        form = _parse_line(line, number)
+        if "format" in form:
+            if header is not None:
+                yield header, blocks, nodes
+            header, blocks, nodes = _check_header(form, number), [], []
+        elif header is None:
+            raise InvalidJSON(f"line {number}", f"expected a line with the format {FORMAT!r} first")
+        elif "block" in form:
+            blocks.append(encode_block(load_block(form["block"], f"line {number}")))
+        else:
+            nodes.append(form)
+    if header is not None:
+        yield header, blocks, nodes
+
+
+def _parse_line(line: str, number: int) -> Json:
+    try:
+        form = json.loads(line)
+    except ValueError:
+        form = None
+    if not isinstance(form, dict):
+        raise InvalidJSON(f"line {number}", "not a JSON object")
+    return cast("Json", form)
+
+
+def _check_header(form: Json, number: int) -> Json:
+    if form["format"] != FORMAT:
+        raise InvalidJSON(f"line {number}", f"expected the format {FORMAT!r}")
+    if form.get("version") != VERSION:
+        raise InvalidJSON(f"line {number}", f"its version is not {VERSION}; a newer Kedge wrote it")
+    return cast("Json", form["conversation"])
+
+
+def _import_conversation(tx: Tx, header: Json, blocks: list[str], nodes: list[Json]) -> str:
+    taken = tx.rows("SELECT 1 FROM conversations WHERE id = ?", (header["id"],))
+    name = new_id("conv") if taken else header["id"]
+    row = conversations.create(
+        tx,
+        name,
+        title=header["title"],
+        tags=header["tags"],
+        mode=header["mode"],
+        retention=header["retention"],
+        data=header["data"] or {},
+        now=header["created_at"],
+    )
+    made: list[Node] = [load_ancestry(tx, row.head)[0]]
+    tx.run("UPDATE nodes SET created_at = ? WHERE id = ?", (nodes[0]["created_at"], row.head))
+    for form in nodes[1:]:
+        response = _decode_response(form["response"]) if "response" in form else None
+        node, _ = insert_node(
+            tx,
+            made[int(form["parent"])],
+            [blocks[int(place)] for place in form["blocks"]],
+            number=row.number,
+            kind=form["kind"],
+            now=form["created_at"],
+            kept=form["kept"],
+            memory=encode(form["memory"]) if "memory" in form else None,
+            response=response,
+        )
+        made.append(node)
+    for form, node in zip(nodes, made, strict=True):
+        _import_telemetry(tx, form, row, node)
+    _finish_import(tx, header, row, made)
+    return name
+
+
+def _decode_response(form: Json) -> ResponseRow:
+    derived: tuple[str, ...] = tuple(form.pop("derived", ()))
+    return ResponseRow(**form, derived=derived)
+
+
+def _import_telemetry(tx: Tx, form: Json, row: ConversationRow, node: Node) -> None:
+    for table, members in _TELEMETRY_TABLES.items():
+        for each in form.get(table, ()):
+            values = [_decode_value(tx, name, each[name]) for name in members]
+            marks = ", ".join("?" * (len(members) + 2))
+            tx.run(
+                f"INSERT INTO {table} (conversation, node, {', '.join(members)}) VALUES ({marks})",
+                (row.number, node.id, *values),
+            )
+
+
+def _decode_value(tx: Tx, name: str, value: Any) -> Any:
+    if name == "scope":
+        return intern_scope(tx, value)
+    return base64.b64decode(value) if name in ("request", "reply", "about") else value
+
+
+def _finish_import(tx: Tx, header: Json, row: ConversationRow, nodes: list[Node]) -> None:
+    for claim in header["claims"]:
+        asked, answer = _resolve_node(nodes, claim["asked"]), _resolve_node(nodes, claim["answer"])
+        tx.run(
+            "INSERT INTO claims (conversation, key, about, owner, lease_until, asked, answer) "
+            "VALUES (?, ?, ?, '', 0, ?, ?)",
+            (row.number, claim["key"], base64.b64decode(claim["about"]), asked, answer),
+        )
+    origin, at = header.get("forked_from"), header.get("forked_at")
+    tx.run(
+        "UPDATE conversations SET head = ?, archived = ?, forked_from = ?, forked_at = ?, updated_at = ? "
+        "WHERE number = ?",
+        (
+            _resolve_node(nodes, header["head"]),
+            int(header["archived"]),
+            origin or None,
+            _resolve_node(nodes, at),
+            header["updated_at"],
+            row.number,
+        ),
+    )
+
+
+def _resolve_node(nodes: list[Node], number: Any) -> int | None:
+    return None if number is None else nodes[int(number)].id

@@ -1,0 +1,288 @@
+"""A store seen from above: conversations with their sums, and whole trees, in a few queries each.
+
+Lists stay quick at ten thousand conversations: one query finds, sorts and cuts the page; what is shown of
+each row is read for the rows of that page only.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Literal, get_args
+
+from kedge.planning.anchors import EXPIRY_MARGIN
+from kedge.store.block_codec import decode_blocks
+from kedge.store.conversations import select_conversation
+from kedge.store.database import Row, Tx
+from kedge.store.nodes import NODE_COLUMNS, node_from_row
+from kedge.store.records import ConversationRow, Node, ResponseRow, StoredExchange
+from kedge.store.responses import select_responses
+from kedge.store.store import Store
+from kedge.turns import AssistantBlock, Block, UserBlock
+
+ListFilter = Literal["active", "forked", "failed", "archived", "all"]
+ListOrder = Literal["newest", "oldest", "turns", "tokens", "cost", "title"]
+LIST_FILTERS: tuple[ListFilter, ...] = get_args(ListFilter)
+LIST_ORDERS: tuple[ListOrder, ...] = get_args(ListOrder)
+FIRST_BLOCKS, LAST_BLOCKS = 4, 4
+"""How many blocks are looked at for the first words and for the last answer."""
+
+_CONDITIONS: dict[ListFilter, str] = {
+    "active": "c.archived = 0",
+    "forked": "c.archived = 0 AND c.tree IN (SELECT tree FROM nodes WHERE kind <> 'failed' "
+    "GROUP BY tree, parent HAVING COUNT(*) > 1)",
+    "failed": "c.archived = 0 AND c.number IN (SELECT conversation FROM responses "
+    "WHERE status NOT IN ('completed', 'lost'))",
+    "archived": "c.archived = 1",
+    "all": "1 = 1",
+}
+_SUMS_JOIN = (
+    "LEFT JOIN (SELECT conversation, {what} AS much FROM responses GROUP BY conversation) sums "
+    "ON sums.conversation = c.number"
+)
+_TOKENS = "SUM(COALESCE(input_tokens, 0) + COALESCE(output_tokens, 0))"
+_SORTS: dict[ListOrder, tuple[str, str]] = {
+    "newest": ("", "c.updated_at DESC, c.number DESC"),
+    "oldest": ("", "c.updated_at, c.number"),
+    "title": ("", "CASE WHEN c.title = '' THEN 1 ELSE 0 END, c.title, c.number"),
+    "turns": (_SUMS_JOIN.format(what="COUNT(*)"), "COALESCE(sums.much, 0) DESC, c.number DESC"),
+    "tokens": (_SUMS_JOIN.format(what=_TOKENS), "COALESCE(sums.much, 0) DESC, c.number DESC"),
+    "cost": (_SUMS_JOIN.format(what="SUM(cost)"), "COALESCE(sums.much, 0) DESC, c.number DESC"),
+}
+# The first blocks of the path to a node: those of its oldest branches.
+_SELECT_PATH_BLOCKS = """
+WITH RECURSIVE path (branch, stop) AS (
+    SELECT branch, length FROM nodes WHERE id = ?
+    UNION ALL
+    SELECT parent.branch, CASE WHEN first.kept < path.stop THEN first.kept ELSE path.stop END
+    FROM path JOIN nodes first ON first.id = path.branch JOIN nodes parent ON parent.id = first.parent
+    WHERE first.kept > 0
+)
+SELECT l.place, b.body FROM path CROSS JOIN links l CROSS JOIN blocks b
+WHERE l.branch = path.branch AND l.place < path.stop AND b.id = l.block AND l.place {where}
+ORDER BY l.place
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationSummary:
+    """A conversation, and what it adds up to."""
+
+    row: ConversationRow
+    first_words: str = ""
+    last_answer: str = ""
+    responses: int = 0
+    failed: int = 0
+    lost: int = 0
+    forks: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    cost: float | None = None
+    seconds: float | None = None
+    """The median of the time that answers took."""
+    expires_at: float | None = None
+    """Until when the provider is relied on to keep the newest response."""
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTree:
+    """A whole tree: its nodes, its responses by node, and what was asked at each question."""
+
+    row: ConversationRow
+    nodes: tuple[Node, ...]
+    responses: Mapping[int, ResponseRow] = field(default_factory=dict[int, ResponseRow])
+    questions: Mapping[int, str] = field(default_factory=dict[int, str])
+
+
+async def list_summaries(
+    store: Store,
+    *,
+    show: ListFilter = "active",
+    order: ListOrder = "newest",
+    ids: Sequence[str] | None = None,
+    tag: str | None = None,
+    limit: int = 50,
+    offset: int = 0,
+) -> tuple[list[ConversationSummary], int]:
+    """A page of conversations, and how many there are in all; ``only`` these ids, if given."""
+    conditions, values = [_CONDITIONS[show]], list[Any]()
+    if ids is not None:
+        conditions.append(f"c.id IN ({', '.join('?' * len(ids))})" if ids else "1 = 0")
+        values += ids
+    if tag is not None:
+        conditions.append("c.number IN (SELECT conversation FROM tags WHERE tag = ?)")
+        values.append(tag)
+    where = " AND ".join(conditions)
+    join, sort = _SORTS[order]
+
+    def work(tx: Tx) -> tuple[list[ConversationSummary], int]:
+        total = tx.rows(f"SELECT COUNT(*) FROM conversations c WHERE {where}", values)[0][0]
+        names = tx.rows(
+            f"SELECT c.id FROM conversations c {join} WHERE {where} ORDER BY {sort} LIMIT ? OFFSET ?",
+            (*values, limit, offset),
+        )
+        rows = [select_conversation(tx, name) for (name,) in names]
+        return _build_summaries(tx, rows), total
+
+    return await store.database.read(work)
+
+
+async def read_tree(store: Store, conversation: ConversationRow) -> StoredTree:
+    """The whole tree of a conversation, forks included."""
+
+    def work(tx: Tx) -> StoredTree:
+        tree = (conversation.tree,)
+        nodes = tx.rows(f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.tree = ? ORDER BY n.id", tree)
+        responses = select_responses(tx, "WHERE n.tree = ?", tree)
+        asked = tx.rows(
+            "SELECT n.id, b.body FROM nodes n JOIN links l ON l.branch = n.branch "
+            "AND l.place = n.length - 1 JOIN blocks b ON b.id = l.block "
+            "WHERE n.tree = ? AND n.kind = 'asked' AND n.length > n.kept",
+            tree,
+        )
+        said = decode_blocks([body for _, body in asked])
+        return StoredTree(
+            conversation,
+            tuple(node_from_row(row) for row in nodes),
+            {row.node: row for row in responses},
+            {node: preview_text(block) for (node, _), block in zip(asked, said, strict=True)},
+        )
+
+    return await store.database.read(work)
+
+
+async def load_last_blocks(store: Store, conversation: ConversationRow) -> Mapping[int, Block]:
+    """The last block that each node of a tree added, by node; those that added none are left out."""
+    query = (
+        "SELECT n.id, b.body FROM nodes n JOIN links l ON l.branch = n.branch "
+        "AND l.place = n.length - 1 JOIN blocks b ON b.id = l.block "
+        "WHERE n.tree = ? AND n.length > n.kept"
+    )
+    rows = await store.database.read(lambda tx: tx.rows(query, (conversation.tree,)))
+    blocks = decode_blocks([body for _, body in rows])
+    return {node: block for (node, _), block in zip(rows, blocks, strict=True)}
+
+
+async def list_tree_conversations(
+    store: Store, conversation: ConversationRow
+) -> list[ConversationRow]:
+    """The conversations that share a tree: this one, its forks, and what it was forked from."""
+    query = "SELECT c.id FROM conversations c WHERE c.tree = ? ORDER BY c.number"
+
+    def work(tx: Tx) -> list[ConversationRow]:
+        return [select_conversation(tx, name) for (name,) in tx.rows(query, (conversation.tree,))]
+
+    return await store.database.read(work)
+
+
+async def find_by_title(store: Store, words: str, limit: int) -> list[str]:
+    """The ids of conversations in whose title these words stand."""
+    plain = re.sub(r"([!%_])", r"!\1", words.lower())
+    query = "SELECT c.id FROM conversations c WHERE LOWER(c.title) LIKE ? ESCAPE '!' LIMIT ?"
+    return [
+        name
+        for (name,) in await store.database.read(lambda tx: tx.rows(query, (f"%{plain}%", limit)))
+    ]
+
+
+async def load_exchanges(store: Store, node: int) -> list[StoredExchange]:
+    """What went over the wire for the response at a node, in order, if it was kept."""
+
+    def work(tx: Tx) -> list[Row]:
+        return tx.rows(
+            "SELECT e.request, e.reply, e.status, e.created_at, e.node, c.id FROM exchanges e "
+            "JOIN conversations c ON c.number = e.conversation WHERE e.node = ? ORDER BY e.id",
+            (node,),
+        )
+
+    rows = await store.database.read(work)
+    return [StoredExchange(bytes(request), bytes(reply), *rest) for request, reply, *rest in rows]
+
+
+async def get_revision(store: Store) -> tuple[int, int]:
+    """Two numbers that change whenever a response comes in or something goes wrong."""
+
+    def work(tx: Tx) -> tuple[int, int]:
+        ((newest,),) = tx.rows("SELECT COALESCE(MAX(node), 0) FROM responses")
+        ((incident,),) = tx.rows("SELECT COALESCE(MAX(id), 0) FROM incidents")
+        return newest, incident
+
+    return await store.database.read(work)
+
+
+def preview_text(block: Block) -> str:
+    """The first words of a block, on one line."""
+    text = block.text if isinstance(block, UserBlock | AssistantBlock) else ""
+    return " ".join(text[:400].split())[:200]
+
+
+def _build_summaries(tx: Tx, rows: Sequence[ConversationRow]) -> list[ConversationSummary]:
+    if not rows:
+        return []
+    numbers = [row.number for row in rows]
+    marks = ", ".join("?" * len(numbers))
+    sums = {row[0]: row for row in tx.rows(_SELECT_SUMS.format(marks=marks), numbers)}
+    times: dict[int, list[float]] = {}
+    took = f"SELECT conversation, seconds FROM responses WHERE conversation IN ({marks})"
+    for number, seconds in tx.rows(took, numbers):
+        times.setdefault(number, []).append(seconds)
+    forks = dict(tx.rows(_SELECT_FORKS.format(marks=marks), [row.tree for row in rows]))
+    return [
+        _build_summary(tx, row, sums.get(row.number), times.get(row.number), forks.get(row.tree, 0))
+        for row in rows
+    ]
+
+
+_SELECT_SUMS = (
+    "SELECT conversation, COUNT(*), "
+    "SUM(CASE WHEN status NOT IN ('completed', 'lost') THEN 1 ELSE 0 END), "
+    "SUM(CASE WHEN status = 'lost' THEN 1 ELSE 0 END), SUM(COALESCE(input_tokens, 0)), "
+    "SUM(COALESCE(cached_tokens, 0)), SUM(COALESCE(output_tokens, 0)), SUM(cost), "
+    "MAX(CASE WHEN status = 'completed' AND stored = 1 THEN expires_at END), MAX(model) "
+    "FROM responses WHERE conversation IN ({marks}) GROUP BY conversation"
+)
+_NO_SUMS: Row = (*(0,) * 7, None, None, "")
+_SELECT_FORKS = (
+    "SELECT tree, SUM(more) FROM (SELECT tree, COUNT(*) - 1 AS more FROM nodes "
+    "WHERE tree IN ({marks}) AND kind <> 'failed' AND parent <> 0 GROUP BY tree, parent) AS forks "
+    "GROUP BY tree"
+)
+
+
+def _build_summary(
+    tx: Tx, row: ConversationRow, sums: Row | None, times: list[float] | None, forks: int
+) -> ConversationSummary:
+    first = tx.rows(_SELECT_PATH_BLOCKS.format(where="< ?"), (row.head, FIRST_BLOCKS))
+    length = tx.rows("SELECT length FROM nodes WHERE id = ?", (row.head,))[0][0]
+    last = tx.rows(
+        _SELECT_PATH_BLOCKS.format(where=">= ?"), (row.head, max(length - LAST_BLOCKS, 0))
+    )
+    *counts, cost, expires, model = (sums or _NO_SUMS)[1:]
+    count, failed, lost, sent, cached, output = (int(each) for each in counts)
+    return ConversationSummary(
+        row,
+        _first_preview(decode_blocks([body for _, body in first]), UserBlock),
+        _first_preview(decode_blocks([body for _, body in reversed(last)]), AssistantBlock),
+        count,
+        failed,
+        lost,
+        int(forks),
+        sent,
+        cached,
+        output,
+        None if cost is None else float(cost),
+        median(times) if times else None,
+        expires,
+        model,
+    )
+
+
+def _first_preview(blocks: Sequence[Block], kind: type[Block]) -> str:
+    return next((preview_text(block) for block in blocks if isinstance(block, kind)), "")
+
+
+def is_expiring(expires_at: float | None, now: float) -> bool:
+    """Whether a response is no longer relied on."""
+    return expires_at is not None and now >= expires_at - EXPIRY_MARGIN

@@ -1,0 +1,329 @@
+"""One call on its way to its result: find the tool, read the arguments, ask, run, try again.
+
+Each step that ends the way early does so with an ``_Answer``: an outcome and a text for the model.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import anyio
+
+from kedge.errors import InvalidArguments, KedgeError, ToolFailed, UnknownTool
+from kedge.observe import bind_fields, get_logger
+from kedge.tools.approval import Allow, Approver, Decision, Deny, Edit, apply_edit, request_approval
+from kedge.tools.error_text import describe_error, locate_error
+from kedge.tools.invoke import (
+    Arguments,
+    AttemptTimeout,
+    ConcurrencyExhausted,
+    Parts,
+    SelfCancelled,
+    invoke_tool,
+)
+from kedge.tools.output import replace_surrogates, truncate_parts
+from kedge.tools.registry import AnyTool, Toolbox
+from kedge.turns import FrozenMap, TextPart, ToolCallBlock, ToolResultBlock
+
+ToolOutcome = Literal["ok", "unknown", "invalid", "refused", "failed", "timeout", "cancelled"]
+
+OUTCOME_KEY = "outcome"
+"""Metadata key of a result block: what became of the call."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ToolRun:
+    """The record of one call. Its ``repr`` shows neither arguments nor output."""
+
+    call: ToolCallBlock
+    result: ToolResultBlock
+    outcome: ToolOutcome
+    attempts: int
+    """How often the function was started."""
+    seconds: float
+    """How long it ran, over all attempts."""
+    waited: float
+    """How long the call was not running: approval, waiting for a place, pauses between attempts."""
+    error: BaseException | None = None
+    edited: ToolCallBlock | None = None
+    """The call as the approver changed it, if it was changed."""
+
+    @property
+    def call_id(self) -> str:
+        """The id of the call, and of its result."""
+        return self.call.call_id
+
+    @property
+    def name(self) -> str:
+        """The name of the tool, as the model wrote it."""
+        return self.call.name
+
+    def __repr__(self) -> str:
+        times = f"{self.attempts} attempt(s), {self.seconds:.3f} s"
+        return f"<ToolRun {self.call_id} {self.name}: {self.outcome}, {times}>"
+
+
+OnRun = Callable[[ToolRun], object]
+
+
+log = get_logger("kedge.tools")
+
+OUTCOME_LEVELS: dict[ToolOutcome, int] = {
+    "ok": logging.DEBUG,
+    "unknown": logging.WARNING,
+    "invalid": logging.WARNING,
+    "refused": logging.INFO,
+    "failed": logging.WARNING,
+    "timeout": logging.WARNING,
+    "cancelled": logging.INFO,
+}
+MAX_RETRY_WAIT = 30.0
+MAX_NOTE_CHARS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What holds for all calls that run together."""
+
+    toolbox: Toolbox
+    approve: Approver | None
+    on_run: OnRun | None
+    max_output: int
+    origin: str
+    approval_lock: anyio.Lock
+
+
+class _EarlyResult(Exception):
+    """Ends the way of a call, with a text for the model."""
+
+    def __init__(self, outcome: ToolOutcome, text: str, error: BaseException | None = None) -> None:
+        super().__init__(text)
+        self.outcome: ToolOutcome = outcome
+        self.parts: Parts = (TextPart(replace_surrogates(text)),)
+        self.error = error
+
+
+class CallRunner:
+    """One call on its way; ``settled`` gives its record, whatever has happened."""
+
+    def __init__(self, context: CallContext, call: ToolCallBlock) -> None:
+        self.context = context
+        self.call = call
+        self.record: ToolRun | None = None
+        self.edited_call: ToolCallBlock | None = None
+        self.note = ""
+        self.clock = _RunTimer()
+
+    async def run(self) -> None:
+        """Bring the call to its result; what is logged on the way carries its id."""
+        with bind_fields(call_id=self.call.call_id):
+            await self._run()
+
+    async def _run(self) -> None:
+        try:
+            tool = self._find_tool()
+            arguments = self._parse_arguments(tool, self.call)
+            if await self._request_approval(tool):
+                arguments = self._parse_edited_arguments(tool)
+            parts = await self._invoke_with_retries(tool, arguments)
+        except _EarlyResult as answer:
+            self._finish(answer.outcome, answer.parts, answer.error)
+        else:
+            self._finish("ok", parts)
+
+    def get_record(self) -> ToolRun:
+        """The record; a call that came to no result was cancelled."""
+        if self.record:
+            return self.record
+        when = (
+            "while it ran; it may have had an effect" if self.clock.start_count else "before it ran"
+        )
+        return self._finish("cancelled", (TextPart(f"This call was cancelled {when}."),))
+
+    def _find_tool(self) -> AnyTool:
+        try:
+            tool = self.context.toolbox[self.call.name]
+        except UnknownTool as error:
+            raise _EarlyResult("unknown", _capitalize(str(error)), error) from error
+        if tool.custom != self.call.custom:
+            takes = "free text, as a custom tool call" if tool.custom else "JSON arguments"
+            raise _EarlyResult("invalid", f"{tool.name} takes {takes}.")
+        return tool
+
+    def _parse_arguments(self, tool: AnyTool, call: ToolCallBlock) -> Arguments:
+        try:
+            return tool.reader.parse_arguments(call)
+        except InvalidArguments as error:
+            listed = "\n".join(f"- {problem}" for problem in error.problems)
+            text = f"The arguments of {tool.name} do not fit:\n{listed}\nCall it again, corrected."
+            raise _EarlyResult("invalid", text, error) from error
+        except Exception as error:  # a validator that the tool brought along
+            raise _failure_result(tool, error) from error
+
+    async def _request_approval(self, tool: AnyTool) -> bool:
+        """Ask for approval where it is due; tell whether the arguments were changed."""
+        approve = self.context.approve
+        if approve is None and tool.approval:
+            raise _EarlyResult(
+                "refused", f"{tool.name} needs approval, and nobody is there to give it."
+            )
+        if approve is None or tool.approval is False:
+            return False
+        async with self.context.approval_lock:
+            match await self._ask_approver(approve):
+                case Allow():
+                    return False
+                case Deny(reason):
+                    why = f": {reason}" if reason else "."
+                    raise _EarlyResult("refused", f"The call was refused and did not run{why}")
+                case Edit() as edit:
+                    self._apply_edit(edit)
+                    return True
+
+    async def _ask_approver(self, approve: Approver) -> Decision:
+        try:
+            return await request_approval(approve, self.call)
+        except Exception as error:
+            raise self._approval_failure("the approver failed", error) from error
+
+    def _apply_edit(self, edit: Edit) -> None:
+        try:
+            self.edited_call = apply_edit(self.call, edit)
+        except KedgeError as error:
+            raise self._approval_failure("the approver's arguments are not JSON", error) from error
+        if edit.tell:
+            shown = self.edited_call.arguments[:MAX_NOTE_CHARS]
+            self.note = f"[The arguments were changed before the call ran, to: {shown}]"
+
+    def _parse_edited_arguments(self, tool: AnyTool) -> Arguments:
+        try:
+            return self._parse_arguments(tool, self.edited_call or self.call)
+        except _EarlyResult as answer:
+            why = "the approver's arguments do not fit"
+            raise self._approval_failure(why, answer.error or answer) from answer
+
+    def _approval_failure(self, reason: str, error: BaseException) -> _EarlyResult:
+        log.error("%s (call %s): %s", reason, self.call.call_id, _describe_location(error))
+        return _EarlyResult(
+            "refused", f"The call was not approved and did not run: {reason}.", error
+        )
+
+    async def _invoke_with_retries(self, tool: AnyTool, arguments: Arguments) -> Parts:
+        failures = 0
+        while True:
+            try:
+                return await invoke_tool(tool, arguments, self.clock.start)
+            except Exception as error:
+                self.clock.stop()
+                failures += 1
+                final = isinstance(error, ToolFailed) or not isinstance(error, tool.retry_on)
+                if final or failures > tool.retries:
+                    raise _failure_result(tool, error) from error
+                await self._wait_before_retry(tool, failures, error)
+            # A failed attempt may have changed its lists and models: read them afresh.
+            arguments = self._parse_arguments(tool, self.edited_call or self.call)
+
+    async def _wait_before_retry(self, tool: AnyTool, failures: int, error: Exception) -> None:
+        pause = min(tool.retry_wait * 2 ** min(failures - 1, 16), MAX_RETRY_WAIT)
+        log.info(
+            "tool %s failed, attempt %d of %d, again in %g s (call %s): %s",
+            *(
+                tool.name,
+                failures,
+                tool.retries + 1,
+                pause,
+                self.call.call_id,
+                _describe_location(error),
+            ),
+        )
+        await anyio.sleep(pause)
+
+    def _finish(
+        self, outcome: ToolOutcome, parts: Parts, error: BaseException | None = None
+    ) -> ToolRun:
+        self.clock.stop()
+        result = ToolResultBlock(
+            self.call.call_id,
+            self._prepend_note(truncate_parts(parts, self.context.max_output)),
+            self.call.custom,
+            origin=self.context.origin,
+            metadata=FrozenMap({OUTCOME_KEY: outcome}),
+        )
+        clock = self.clock
+        times: dict[str, Any] = {"seconds": clock.seconds, "waited": clock.waiting_seconds()}
+        self.record = ToolRun(
+            self.call,
+            result,
+            outcome,
+            clock.start_count,
+            error=error,
+            edited=self.edited_call,
+            **times,
+        )
+        self._log_run(self.record)
+        if self.context.on_run:
+            self.context.on_run(self.record)
+        return self.record
+
+    def _prepend_note(self, parts: Parts) -> Parts:
+        """The output, after a note if it is the output of other arguments than the model's."""
+        match parts:
+            case _ if not self.note or not self.clock.start_count:
+                return parts
+            case (TextPart(text), *rest):
+                return (TextPart(f"{self.note}\n{text}"), *rest)
+            case _:
+                return (TextPart(self.note), *parts)
+
+    def _log_run(self, run: ToolRun) -> None:
+        log.log(
+            OUTCOME_LEVELS[run.outcome],
+            "tool %.64s: %s (call %s, %d attempt(s), %.3f s)%s",
+            *(run.name, run.outcome, run.call_id, run.attempts, run.seconds),
+            f": {_describe_location(run.error)}" if run.error else "",
+            call_id=run.call_id,
+        )
+
+
+class _RunTimer:
+    """Tells the time that a function ran from the time that its call waited."""
+
+    def __init__(self) -> None:
+        self.start_count = 0
+        self.seconds = 0.0
+        self._created_at = time.perf_counter()
+        self._started_at: float | None = None
+
+    def start(self) -> None:
+        self.start_count += 1
+        self._started_at = time.perf_counter()
+
+    def stop(self) -> None:
+        if self._started_at is not None:
+            self.seconds += time.perf_counter() - self._started_at
+            self._started_at = None
+
+    def waiting_seconds(self) -> float:
+        return max(0.0, time.perf_counter() - self._created_at - self.seconds)
+
+
+def _failure_result(tool: AnyTool, error: Exception) -> _EarlyResult:
+    match error:
+        case ToolFailed():
+            return _EarlyResult("failed", str(error) or f"{tool.name} failed.", error)
+        case AttemptTimeout():
+            return _EarlyResult("timeout", f"{tool.name} ran out of time: {error}.", error)
+        case ConcurrencyExhausted() | SelfCancelled():
+            return _EarlyResult("failed", f"{tool.name} failed: {error}.", error)
+        case _:
+            return _EarlyResult("failed", f"{tool.name} failed: {describe_error(error)}", error)
+
+
+def _describe_location(error: BaseException) -> str:
+    return f"{type(error).__name__} at {locate_error(error)}"
+
+
+def _capitalize(text: str) -> str:
+    return text[:1].upper() + text[1:]

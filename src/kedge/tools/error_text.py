@@ -1,0 +1,87 @@
+"""What a model is told about a failure, and what the log is told.
+
+The model gets the type and the message of the exception: enough to try something else, no traceback,
+and what looks like a secret struck out. The log gets the type and the place in the code, but no
+message, for messages repeat what people wrote.
+"""
+
+import re
+import traceback
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import cast
+
+MAX_MESSAGE_CHARS = 2_000
+REDACTED = "[struck out]"
+
+# Every repetition that may fail is bounded: a message of any shape costs linear time.
+SECRET_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*-----|$)", re.DOTALL),
+        REDACTED,
+    ),
+    (re.compile(r"Traceback \(most recent call last\):.*", re.DOTALL), "[traceback left out]"),
+    (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"), REDACTED),
+    (
+        re.compile(r"\b(?:sk|pk|rk|xai|ghp|gho|ghs|github_pat|glpat|xox[abeprs])[-_][\w-]{8,}"),
+        REDACTED,
+    ),
+    (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}|\bAIza[\w-]{20,}"), REDACTED),
+    (re.compile(r"(?i)\b(bearer|basic) [\w.~+/=-]{16,}"), rf"\1 {REDACTED}"),
+    (
+        re.compile(r"(?i)(authorization[\"']?[:=] ?[\"']?(?:\w{1,20} )?)[\w.~+/=-]+"),
+        rf"\1{REDACTED}",
+    ),
+    (re.compile(r"(://)[^/\s@]{1,200}@"), rf"\1{REDACTED}@"),
+    (
+        re.compile(
+            r"(?i)((?:api[_-]?key|token|secret|passw(?:or)?d|passphrase|credential|signature)"
+            r"[\w-]{0,40}[\"']?\s{0,4}[=:]\s{0,4})(?!\[struck)(?:\"[^\"]*\"|'[^']*'|[^\s&,;\"']+)"
+        ),
+        rf"\1{REDACTED}",
+    ),
+)
+
+
+def redact_secrets(text: str) -> str:
+    """The text without what looks like a key, a token, a password or a traceback."""
+    for pattern, replacement in SECRET_PATTERNS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def describe_error(error: BaseException) -> str:
+    """The exception in words for the model: types and messages, of a group each one's."""
+    return "; ".join(dict.fromkeys(_describe_leaf(leaf) for leaf in _iter_leaves(error)))
+
+
+def locate_error(error: BaseException) -> str:
+    """Where it was raised, for the log: file, line and function."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return "an unknown place"
+    last = frames[-1]
+    return f"{PurePath(last.filename).name}:{last.lineno} in {last.name}"
+
+
+def _describe_leaf(error: BaseException) -> str:
+    name = type(error).__name__
+    message = redact_secrets(_error_message(error)[: 5 * MAX_MESSAGE_CHARS]).strip()
+    if len(message) > MAX_MESSAGE_CHARS:
+        message = f"{message[:MAX_MESSAGE_CHARS]} [cut]"
+    return f"{name}: {message}" if message else name
+
+
+def _error_message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - an exception that cannot be shown is still one
+        return ""
+
+
+def _iter_leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from _iter_leaves(inner)
+    else:
+        yield error

@@ -1,0 +1,106 @@
+"""Strict schemas: the part of JSON schema that a server can force a model to keep to.
+
+In strict mode every object is closed and every property is required, so what may be left out is
+written as ``null``. The rules are the two tables below. What strict mode has no words for is either
+left unsaid (Kedge checks it when the call comes) or, where that would change what may be written,
+refused.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+JSONSchema = dict[str, Any]
+
+DROPPED_KEYWORDS = frozenset(
+    {"default", "discriminator", "examples", "maxLength", "minLength", "uniqueItems"}
+)
+SUPPORTED_FORMATS = frozenset(
+    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uuid"}
+)
+UNSUPPORTED_KEYWORDS = {
+    "allOf": "an intersection of types",
+    "contains": "an array that must contain something",
+    "if": "a condition",
+    "not": "a type by what it is not",
+    "patternProperties": "property names by pattern",
+    "prefixItems": "a tuple of different types; a dataclass says the same",
+}
+SINGLE_SCHEMA_KEYS = ("items", "additionalProperties", "not", "contains", "propertyNames")
+LIST_SCHEMA_KEYS = ("anyOf", "oneOf", "allOf", "prefixItems")
+MAP_SCHEMA_KEYS = ("properties", "$defs", "patternProperties")
+
+ErrorFactory = Callable[[str, str], Exception]
+
+
+def iter_subschemas(schema: JSONSchema) -> Iterator[JSONSchema]:
+    """The schemas directly inside a schema."""
+    for key in SINGLE_SCHEMA_KEYS:
+        if isinstance(schema.get(key), dict):
+            yield schema[key]
+    for key in LIST_SCHEMA_KEYS:
+        yield from schema.get(key, ())
+    for key in MAP_SCHEMA_KEYS:
+        yield from schema.get(key, {}).values()
+
+
+def to_strict_schema(schema: JSONSchema, make_error: ErrorFactory) -> JSONSchema:
+    """The schema in strict form; ``refuse(path, problem)`` makes the error where there is none."""
+    return _StrictConverter(schema.get("$defs", {}), make_error).convert(schema, "arguments", ())
+
+
+class _StrictConverter:
+    def __init__(self, definitions: JSONSchema, make_error: ErrorFactory) -> None:
+        self.definitions = definitions
+        self.make_error = make_error
+
+    def convert(self, schema: JSONSchema, path: str, seen: tuple[str, ...]) -> JSONSchema:
+        if "$ref" in schema:
+            return self._convert_reference(schema, path, seen)
+        if found := next((key for key in UNSUPPORTED_KEYWORDS if key in schema), None):
+            raise self.make_error(path, f"strict mode cannot say {UNSUPPORTED_KEYWORDS[found]}")
+        if not schema.keys() & {"type", "anyOf", "oneOf", "enum", "const"}:
+            raise self.make_error(path, "strict mode needs a type here, not Any")
+        kept = {key: value for key, value in schema.items() if key not in DROPPED_KEYWORDS}
+        if kept.get("format") not in SUPPORTED_FORMATS:
+            kept.pop("format", None)
+        if "oneOf" in kept:
+            kept["anyOf"] = kept.pop("oneOf")
+        return self._convert_children(kept, path, seen)
+
+    def _convert_children(self, schema: JSONSchema, path: str, seen: tuple[str, ...]) -> JSONSchema:
+        if schema.get("type") == "object":
+            self._close_object(schema, path)
+        if isinstance(schema.get("items"), dict):
+            schema["items"] = self.convert(schema["items"], f"{path}[]", seen)
+        if "anyOf" in schema:
+            choices = cast("list[JSONSchema]", schema["anyOf"])
+            schema["anyOf"] = [self.convert(choice, path, seen) for choice in choices]
+        for key in ("properties", "$defs"):
+            if key in schema:
+                members = cast("JSONSchema", schema[key])
+                schema[key] = {
+                    name: self.convert(member, name if key == "$defs" else f"{path}.{name}", seen)
+                    for name, member in members.items()
+                }
+        return schema
+
+    def _close_object(self, schema: JSONSchema, path: str) -> None:
+        open_ended = "properties" not in schema and "additionalProperties" not in schema
+        if open_ended or schema.get("additionalProperties", False) is not False:
+            raise self.make_error(
+                path, "strict mode knows no object with free keys; use a dataclass"
+            )
+        schema.setdefault("properties", {})
+        schema["additionalProperties"] = False
+        schema["required"] = list(schema["properties"])
+
+    def _convert_reference(
+        self, schema: JSONSchema, path: str, seen: tuple[str, ...]
+    ) -> JSONSchema:
+        """A reference may have no members beside it: put the definition in its place then."""
+        reference: str = schema["$ref"]
+        beside = {k: v for k, v in schema.items() if k != "$ref" and k not in DROPPED_KEYWORDS}
+        if not beside or reference in seen:
+            return {"$ref": reference}
+        definition = self.definitions[reference.rpartition("/")[2]]
+        return self.convert({**definition, **beside}, path, (*seen, reference))

@@ -1,0 +1,99 @@
+"""How blocks and Turns look to a person: one line a block."""
+
+from collections.abc import Iterable
+
+from kedge.turns.blocks import (
+    AssistantBlock,
+    Block,
+    OpaqueBlock,
+    ReasoningBlock,
+    SystemBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    UnknownBlock,
+    UserBlock,
+)
+from kedge.turns.parts import FilePart, ImagePart, OpaquePart, Part, RefusalPart, TextPart
+
+DEFAULT_WIDTH = 72
+
+
+def describe(block: Block, width: int = DEFAULT_WIDTH) -> str:
+    """Say in a few words what the block holds."""
+    return shorten(_format_content(block), width)
+
+
+def format_table(blocks: Iterable[Block], width: int = DEFAULT_WIDTH) -> str:
+    """One line a block: its place, kind, content, and the response that made it."""
+    rows = [
+        f"{index:>4} {block.kind:<11} {describe(block, width):<{width}} {_format_source(block)}".rstrip()
+        for index, block in enumerate(blocks)
+    ]
+    return "\n".join(rows)
+
+
+def format_part(part: Part, width: int = DEFAULT_WIDTH) -> str:
+    """The type of a part and what it holds."""
+    match part:
+        case TextPart():
+            kind, words = "text", part.text
+        case RefusalPart():
+            kind, words = "refusal", part.text
+        case ImagePart():
+            kind, words = "image", part.url or part.file_id
+        case FilePart():
+            kind, words = "file", part.filename or part.url or part.file_id or part.data
+        case OpaquePart():
+            kind, words = "opaque", str(part.content.get("type", ""))
+    return f"<{kind} {shorten(words, width)}>"
+
+
+def shorten(text: str, width: int) -> str:
+    """One line of at most ``width`` characters, control characters made visible."""
+    head = text[: width + 1]
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in head)
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def _format_source(block: Block) -> str:
+    return shorten(block.response_id, DEFAULT_WIDTH)
+
+
+def _format_content(block: Block) -> str:
+    match block:
+        case UserBlock() | AssistantBlock():
+            return " ".join(map(_format_part_content, block.parts))
+        case SystemBlock():
+            return block.text if block.role == "system" else f"({block.role}) {block.text}"
+        case ToolCallBlock():
+            return f"{block.call_id}: {block.name} {block.arguments}"
+        case ToolResultBlock():
+            return f"{block.call_id}: {' '.join(map(_format_part_content, block.parts))}"
+        case ReasoningBlock():
+            return _format_reasoning(block)
+        case OpaqueBlock():
+            return block.type
+        case UnknownBlock():
+            return f"(a block of kind {block.form.get('kind')!r})"
+        case _:
+            raise AssertionError(block.kind)
+
+
+def _format_reasoning(block: ReasoningBlock) -> str:
+    words = " ".join((*block.summary, *block.texts))
+    sealed = f"({len(block.encrypted_content)} characters encrypted)"
+    return f"{words} {sealed}".strip() if block.encrypted_content else words or "(nothing shown)"
+
+
+def _format_part_content(part: Part) -> str:
+    match part:
+        case TextPart():
+            return part.text
+        case RefusalPart():
+            return f"(refusal) {part.text}"
+        case ImagePart():
+            return f"(image {shorten(part.url or part.file_id, 32)})"
+        case FilePart():
+            return f"(file {part.filename or shorten(part.url or part.file_id or part.data, 32)})"
+        case OpaquePart():
+            return f"({part.content.get('type', 'opaque')})"

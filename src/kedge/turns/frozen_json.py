@@ -1,0 +1,338 @@
+"""JSON values that cannot change: how metadata, data and provider items are kept.
+
+A block is shared by many Turns, digests and threads, so nothing inside it may move. ``freeze`` copies
+a JSON value into ``FrozenMap`` and tuples all the way down; ``thaw`` gives plain dicts and lists back.
+What JSON cannot say exactly (NaN, lone surrogates, objects, integers past any use) is refused here,
+with its path, so that it never travels further. The path is put together on the way out of a failure:
+what is right pays nothing for it.
+"""
+
+import json
+import math
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from types import MappingProxyType, NoneType
+from typing import Any, NoReturn, Self, cast
+
+from kedge.errors import InvalidJSON
+
+MAX_DEPTH = 100
+"""How deep a JSON value may nest."""
+MAX_INTEGER_BITS = 2048
+"""How large an integer may be: every Python, however set up, reads and writes this many digits."""
+
+_set_field = object.__setattr__
+
+
+class FrozenMap(Mapping[str, Any]):
+    """An immutable mapping with string keys, compared and hashed as JSON: true is not 1."""
+
+    __slots__ = ("_depth", "_members")
+    _depth: int | None
+    _members: Mapping[str, Any]
+
+    # All is done in __new__: a second call of __init__ would change the map in place.
+    def __new__(cls, members: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
+        """Freeze these members."""
+        if more:
+            members = {**(members or {}), **more}
+        return cast("Self", freeze_map(members or {}, "$"))
+
+    def with_members(self, changes: Mapping[str, Any]) -> "FrozenMap":
+        """The same map with these members; one that is set to ``None`` is removed."""
+        merged = {**self._members, **freeze_map(changes, "$")}
+        gone = [name for name, value in changes.items() if value is None]
+        for name in gone:
+            del merged[name]
+        return unchecked_map(merged)
+
+    @property
+    def depth(self) -> int:
+        """How many levels of maps and tuples this is, itself included."""
+        if self._depth is None:
+            _set_field(self, "_depth", 1 + max(map(_depth, self._members.values()), default=0))
+        return cast("int", self._depth)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._members[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._members
+
+    # Mapping would give these three too, several times slower.
+    def keys(self) -> KeysView[str]:
+        """The names of the members."""
+        return self._members.keys()
+
+    def values(self) -> ValuesView[Any]:
+        """The values of the members."""
+        return self._members.values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """The members, by name."""
+        return self._members.items()
+
+    def __init_subclass__(cls) -> NoReturn:
+        raise TypeError("a FrozenMap has no subclasses: they could change")
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError("a FrozenMap cannot change; make a new one")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError("a FrozenMap cannot change; make a new one")
+
+    def __or__(self, other: Mapping[str, Any]) -> "FrozenMap":
+        """The members of both; those of ``other`` win."""
+        return unchecked_map({**self._members, **freeze_map(other, "$")})
+
+    def __eq__(self, other: object) -> bool:
+        return json_equal(self, other) if isinstance(other, Mapping) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(frozenset((name, _json_hash(value)) for name, value in self._members.items()))
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[type["FrozenMap"], tuple[dict[str, Any]]]:
+        return FrozenMap, (dict(self._members),)
+
+    def __repr__(self) -> str:
+        return repr(thaw(self))
+
+
+class InvalidValue:
+    """Stands in a parsed JSON text where no value can be, until its path is known."""
+
+    __slots__ = ("problem", "step")
+
+    def __init__(self, problem: str, member: str | None = None) -> None:
+        self.problem = problem
+        self.step = "" if member is None else path_step(member)
+
+
+def freeze(value: Any, path: str = "$") -> Any:
+    """Copy a JSON value into immutable form; refuse what JSON cannot say exactly.
+
+    A frozen dataclass with a ``to_json`` method is a value of a higher layer; it vouches for its
+    own immutability and is kept as it is.
+    """
+    try:
+        return _freeze(value, MAX_DEPTH)
+    except InvalidJSON as error:
+        raise error.prefix_path(path) from None
+
+
+def freeze_map(value: object, path: str) -> FrozenMap:
+    """Freeze a mapping."""
+    if type(value) is FrozenMap:
+        return value
+    if not isinstance(value, Mapping):
+        raise InvalidJSON(path, f"expected a mapping, got {type(value).__name__}")
+    return freeze(value, path)
+
+
+def thaw(value: Any) -> Any:
+    """Plain dicts and lists again, as ``json.dumps`` wants them."""
+    return _thaw(value)
+
+
+def _thaw(value: object) -> Any:
+    kind = type(value)
+    if kind in _SCALAR_CHECKS:
+        return value
+    if kind is FrozenMap:
+        return {name: _thaw(member) for name, member in cast("FrozenMap", value).items()}
+    if kind is tuple:
+        return [_thaw(member) for member in cast("tuple[object, ...]", value)]
+    return _thaw(_to_json(value))
+
+
+def json_equal(one: Any, other: Any) -> bool:
+    """Whether two values are the same JSON: true is not 1, 1 is not 1.0, a list is like a tuple."""
+    if one is other:
+        return True
+    if isinstance(one, bool | float) or isinstance(other, bool | float):
+        return type(one) is type(other) and repr(one) == repr(other)
+    if isinstance(one, str | int | NoneType):
+        return bool(one == other)
+    if isinstance(one, Mapping):
+        return _mappings_equal(cast("Mapping[str, Any]", one), other)
+    if isinstance(one, list | tuple):
+        return _sequences_equal(cast("tuple[Any, ...]", one), other)
+    return _has_json_form(one) and json_equal(_to_json(one), other)
+
+
+def check_text(text: object, path: str) -> str:
+    """Return the text as a plain string; refuse lone surrogates, which no wire can carry."""
+    if type(text) is not str:
+        if not isinstance(text, str):
+            raise InvalidJSON(path, f"expected a string, got {type(text).__name__}")
+        text = str.__str__(text)  # a subclass may have a life of its own
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidJSON(path, f"lone surrogate at character {error.start}") from None
+    return text
+
+
+def path_step(key: str) -> str:
+    """The step from an object to its member, as part of a path."""
+    return f".{key}" if key.isidentifier() else f"[{json.dumps(key)}]"
+
+
+def _freeze(value: object, depth_left: int) -> Any:
+    kind = type(value)
+    if kind in _SCALAR_CHECKS:
+        return _SCALAR_CHECKS[kind](value)
+    return _CONTAINER_FREEZERS.get(kind, _freeze_other)(value, depth_left)
+
+
+def _check_constant(value: bool | None) -> bool | None:
+    return value
+
+
+def _check_text(value: str) -> str:
+    return value if value.isascii() else check_text(value, "")
+
+
+def _check_integer(value: int) -> int:
+    if value.bit_length() > MAX_INTEGER_BITS:
+        raise InvalidJSON("", f"an integer of more than {MAX_INTEGER_BITS} bits")
+    return value
+
+
+def _check_float(value: float) -> float:
+    if not math.isfinite(value):
+        raise InvalidJSON("", f"{value} is not a JSON number")
+    return value
+
+
+def _freeze_frozen_map(value: FrozenMap, depth_left: int) -> FrozenMap:
+    if value.depth > depth_left:
+        raise InvalidJSON("", f"nested more than {MAX_DEPTH} levels deep")
+    return value
+
+
+def _freeze_mapping(value: Mapping[Any, Any], depth_left: int) -> FrozenMap:
+    if not depth_left:
+        raise InvalidJSON("", f"nested more than {MAX_DEPTH} levels deep")
+    members: dict[str, Any] = {}
+    for key, member in value.items():
+        if not isinstance(key, str):
+            raise InvalidJSON("", f"the key {key!r} is not a string")
+        if type(member) is str and member.isascii() and type(key) is str and key.isascii():
+            members[key] = member  # most members are plain text
+            continue
+        try:
+            members[check_text(key, "")] = _freeze(member, depth_left - 1)
+        except InvalidJSON as error:
+            raise error.prefix_path(path_step(key)) from None
+    return unchecked_map(members)
+
+
+def _freeze_sequence(value: list[Any] | tuple[Any, ...], depth_left: int) -> tuple[Any, ...]:
+    if not depth_left:
+        raise InvalidJSON("", f"nested more than {MAX_DEPTH} levels deep")
+    members: list[Any] = []
+    for index, member in enumerate(value):
+        try:
+            members.append(_freeze(member, depth_left - 1))
+        except InvalidJSON as error:
+            raise error.prefix_path(f"[{index}]") from None
+    return tuple(members)
+
+
+def _freeze_other(value: Any, depth_left: int) -> Any:
+    """Freeze what is not exactly a JSON type: a subclass becomes the type it stands for."""
+    match value:
+        case str():
+            return check_text(value, "")
+        case int():
+            return _check_integer(int.__int__(value))
+        case float():
+            return _check_float(float.__float__(value))
+        case Mapping():
+            return _freeze_mapping(cast("Mapping[Any, Any]", value), depth_left)
+        case list() | tuple():
+            return _freeze_sequence(cast("list[Any]", value), depth_left)
+        case InvalidValue():
+            raise InvalidJSON(value.step, value.problem)
+        case _ if _has_json_form(value):
+            return value
+        case _:
+            raise InvalidJSON("", f"a {type(value).__name__} is not a JSON value")
+
+
+_SCALAR_CHECKS: dict[type, Callable[[Any], Any]] = {
+    NoneType: _check_constant,
+    bool: _check_constant,
+    str: _check_text,
+    int: _check_integer,
+    float: _check_float,
+}
+_CONTAINER_FREEZERS: dict[type, Callable[[Any, int], Any]] = {
+    dict: _freeze_mapping,
+    list: _freeze_sequence,
+    tuple: _freeze_sequence,
+    FrozenMap: _freeze_frozen_map,
+}
+
+
+def unchecked_map(members: dict[str, Any]) -> FrozenMap:
+    """A map of members that the caller has frozen and checked, and will not touch again."""
+    frozen = object.__new__(FrozenMap)
+    _set_field(frozen, "_members", MappingProxyType(members))
+    _set_field(frozen, "_depth", None)
+    return frozen
+
+
+EMPTY = unchecked_map({})
+
+
+def _depth(value: Any) -> int:
+    if type(value) is tuple:
+        return 1 + max(map(_depth, cast("tuple[Any, ...]", value)), default=0)
+    return value.depth if type(value) is FrozenMap else 0
+
+
+def _has_json_form(value: object) -> bool:
+    """Whether this is a frozen dataclass that tells its own JSON form."""
+    settings = getattr(type(value), "__dataclass_params__", None)
+    return getattr(settings, "frozen", False) and callable(getattr(value, "to_json", None))
+
+
+def _to_json(value: Any) -> Any:
+    return freeze(value.to_json())
+
+
+def _mappings_equal(one: Mapping[str, Any], other: Any) -> bool:
+    other = _to_json(other) if _has_json_form(other) else other
+    if not isinstance(other, Mapping):
+        return False
+    there = cast("Mapping[str, Any]", other)
+    return len(one) == len(there) and all(
+        name in there and json_equal(member, there[name]) for name, member in one.items()
+    )
+
+
+def _sequences_equal(one: list[Any] | tuple[Any, ...], other: Any) -> bool:
+    if not isinstance(other, list | tuple):
+        return False
+    there = cast("tuple[Any, ...]", other)
+    return len(one) == len(there) and all(map(json_equal, one, there))
+
+
+def _json_hash(value: Any) -> int:
+    if type(value) is tuple:
+        return hash(tuple(map(_json_hash, cast("tuple[Any, ...]", value))))
+    return hash(_to_json(value)) if _has_json_form(value) else hash(value)

@@ -1,0 +1,381 @@
+"""Blocks to items of the Responses API and back, one at a time.
+
+Only the shape is decided here. Which provider ids and which reasoning may go out at all is a matter of
+proof and lives in ``kedge.planning.render``. Members of a known item that Kedge does not interpret are
+kept in the block's ``extra["item"]``; of these only the ones in ``CARRIED`` are sent again. An item
+that cannot be read without losing something is not read: it becomes an ``OpaqueBlock``, whole.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from kedge.errors import InvalidTurn, UnsupportedBlock
+from kedge.turns.blocks import (
+    ITEM_ID,
+    AssistantBlock,
+    Block,
+    OpaqueBlock,
+    ReasoningBlock,
+    SystemBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    UnknownBlock,
+    UserBlock,
+)
+from kedge.turns.frozen_json import FrozenMap, freeze, thaw
+from kedge.turns.parts import (
+    AssistantPart,
+    FilePart,
+    ImagePart,
+    OpaquePart,
+    Part,
+    RefusalPart,
+    TextPart,
+)
+from kedge.turns.server_fields import (
+    ID_IS_CONTENT,
+    STATUS_IS_CONTENT,
+    drop_nulls,
+    strip_server_fields,
+)
+
+__all__ = [
+    "ID_IS_CONTENT",
+    "RESENT_FIELDS",
+    "STATUS_IS_CONTENT",
+    "Item",
+    "block_from_item",
+    "item_from_block",
+]
+
+Item = dict[str, Any]
+
+RESENT_FIELDS = ("phase", "namespace", "caller", "async")
+"""Members of a provider's item that mean something to the model and are sent again as they came."""
+
+REQUIRED_ID_PREFIXES = {
+    "file_search_call": "fs",
+    "code_interpreter_call": "ci",
+    "image_generation_call": "ig",
+    "mcp_call": "mcp",
+    "mcp_list_tools": "mcpl",
+}
+"""Item types that a server takes only with an id, and how such an id begins."""
+STATUS_REQUIRED = frozenset(
+    {
+        "apply_patch_call",
+        "code_interpreter_call",
+        "file_search_call",
+        "image_generation_call",
+        "local_shell_call",
+        "web_search_call",
+    }
+)
+"""Item types that a server takes only with their status."""
+
+
+def item_from_block(block: Block) -> Item:
+    """The item for this block, without provider id, status or nulls."""
+    match block:
+        case UserBlock():
+            return {"type": "message", "role": "user", "content": _encode_input_parts(block.parts)}
+        case AssistantBlock():
+            content = [_encode_output_part(part) for part in block.parts]
+            return {
+                "type": "message",
+                "role": "assistant",
+                "content": content,
+                **_encode_resent_fields(block),
+            }
+        case SystemBlock():
+            content = [{"type": "input_text", "text": block.text}]
+            return {"type": "message", "role": block.role, "content": content}
+        case ToolCallBlock():
+            return {**_encode_call(block), **_encode_resent_fields(block)}
+        case ToolResultBlock():
+            kind = "custom_tool_call_output" if block.custom else "function_call_output"
+            return {"type": kind, "call_id": block.call_id, "output": _encode_output(block.parts)}
+        case ReasoningBlock():
+            return _encode_reasoning(block)
+        case OpaqueBlock():
+            return _encode_opaque(block)
+        case UnknownBlock():
+            raise UnsupportedBlock(
+                f"block {block.id} is of a kind this Kedge does not know "
+                f"({block.form.get('kind')!r}); remove it or use a newer Kedge"
+            )
+        case _:
+            raise AssertionError(block.kind)
+
+
+def block_from_item(item: Mapping[str, Any], **identity: Any) -> Block:
+    """The block for an item, as a server sends, stores or streams it."""
+    if not isinstance(item, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidTurn(f"an item is an object, not {type(item).__name__}")
+    item = _infer_type(item)
+    if isinstance(item.get("id"), str):
+        identity["metadata"] = {ITEM_ID: item["id"], **(identity.get("metadata") or {})}
+    kind = item["type"]
+    read = _ITEM_READERS.get(kind) if isinstance(kind, str) else None
+    try:
+        block = read(item, identity) if read else None
+    except InvalidTurn:
+        block = None  # a known type in an unknown shape, kept like an unknown type
+    return block or OpaqueBlock(freeze(item), **identity)
+
+
+def _infer_type(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The item with its type, which a message and a reference may leave out."""
+    if item.get("type") is not None:
+        return item
+    for member, kind in (("role", "message"), ("id", "item_reference")):
+        if member in item:
+            return {**item, "type": kind}
+    raise InvalidTurn("an item needs a type")
+
+
+def _encode_call(block: ToolCallBlock) -> Item:
+    if block.custom:
+        kind, arguments = "custom_tool_call", "input"
+    else:
+        kind, arguments = "function_call", "arguments"
+    return {
+        "type": kind,
+        "call_id": block.call_id,
+        "name": block.name,
+        arguments: block.arguments,
+    }
+
+
+def _encode_reasoning(block: ReasoningBlock) -> Item:
+    item: Item = {
+        "type": "reasoning",
+        "summary": [{"type": "summary_text", "text": text} for text in block.summary],
+    }
+    if block.texts:
+        item["content"] = [{"type": "reasoning_text", "text": text} for text in block.texts]
+    if block.encrypted_content:
+        item["encrypted_content"] = block.encrypted_content
+    return item
+
+
+def _encode_opaque(block: OpaqueBlock) -> Item:
+    item = thaw(strip_server_fields(block.item))
+    if block.type in REQUIRED_ID_PREFIXES:
+        # A name made up for this block: the provider's own is planning's to give back, ours stays here.
+        name = hashlib.sha256(f"kedge.item/1 {block.id}".encode()).hexdigest()[:32]
+        item["id"] = f"{REQUIRED_ID_PREFIXES[block.type]}_{name}"
+    if block.type in STATUS_REQUIRED and isinstance(block.item.get("status"), str):
+        item["status"] = block.item["status"]
+    return item
+
+
+def _encode_resent_fields(block: Block) -> Item:
+    kept = block.extra.get("item")
+    if not isinstance(kept, FrozenMap):
+        return {}
+    return thaw(drop_nulls(FrozenMap({name: kept[name] for name in RESENT_FIELDS if name in kept})))
+
+
+def _encode_input_parts(parts: tuple[Part, ...]) -> list[Item]:
+    return [_encode_input_part(part) for part in parts]
+
+
+def _encode_input_part(part: Part) -> Item:
+    match part:
+        case TextPart():
+            return {"type": "input_text", "text": part.text}
+        case ImagePart():
+            source = {"image_url": part.url} if part.url else {"file_id": part.file_id}
+            detail = {} if part.detail == "auto" else {"detail": part.detail}
+            return {"type": "input_image", **source, **detail}
+        case FilePart():
+            members = {"file_url": part.url, "file_data": part.data, "file_id": part.file_id}
+            members["filename"] = part.filename
+            return {"type": "input_file", **{k: v for k, v in members.items() if v}}
+        case OpaquePart():
+            return thaw(drop_nulls(part.content))
+        case RefusalPart():
+            raise UnsupportedBlock("only a model can refuse: a refusal is in the user's content")
+
+
+def _encode_output_part(part: AssistantPart) -> Item:
+    match part:
+        case TextPart():
+            return {"type": "output_text", "text": part.text}
+        case RefusalPart():
+            return {"type": "refusal", "refusal": part.text}
+        case OpaquePart():
+            return thaw(drop_nulls(part.content))
+
+
+def _encode_output(parts: tuple[Part, ...]) -> str | list[Item]:
+    if len(parts) == 1 and isinstance(parts[0], TextPart):
+        return parts[0].text
+    return _encode_input_parts(parts)
+
+
+# Reading. The blocks and parts check their own members: what they refuse is an unknown shape.
+
+
+def _read_message(item: Mapping[str, Any], identity: Any) -> Block | None:
+    rest = _add_unread_fields(item, identity, "content", "role")
+    match item.get("role"):
+        case "user":
+            return UserBlock(_read_parts(item.get("content"), _INPUT_PART_READERS), **rest)
+        case "assistant":
+            parts = _read_parts(item.get("content"), _OUTPUT_PART_READERS)
+            return AssistantBlock(cast("tuple[AssistantPart, ...]", parts), **rest)
+        case "system" | "developer" as role:
+            return _read_system(item, role, rest)
+        case _:
+            return None
+
+
+def _read_system(item: Mapping[str, Any], role: Any, rest: Any) -> Block | None:
+    parts = _read_parts(item.get("content"), _INPUT_PART_READERS)
+    if len(parts) != 1 or not isinstance(parts[0], TextPart) or parts[0].extra:
+        return None
+    return SystemBlock(parts[0].text, role, **rest)
+
+
+def _read_call(item: Mapping[str, Any], identity: Any) -> Block:
+    custom = item["type"] == "custom_tool_call"
+    written = "input" if custom else "arguments"
+    name, arguments, call_id = (cast("str", item.get(m)) for m in ("name", written, "call_id"))
+    rest = _add_unread_fields(item, identity, "call_id", "name", written)
+    return ToolCallBlock(name, arguments, call_id, custom, **rest)
+
+
+def _read_result(item: Mapping[str, Any], identity: Any) -> Block:
+    custom = item["type"] == "custom_tool_call_output"
+    parts = _read_parts(item.get("output"), _INPUT_PART_READERS)
+    rest = _add_unread_fields(item, identity, "call_id", "output")
+    return ToolResultBlock(cast("str", item.get("call_id")), parts, custom, **rest)
+
+
+def _read_reasoning(item: Mapping[str, Any], identity: Any) -> Block:
+    """Reasoning stays reasoning in any shape, so that it is never sent as something else."""
+    read: dict[str, Any] = {
+        "summary": _read_plain_texts(item.get("summary"), "summary_text"),
+        "content": _read_plain_texts(item.get("content"), "reasoning_text"),
+        "encrypted_content": item.get("encrypted_content"),
+    }
+    if not isinstance(read["encrypted_content"], str):
+        del read["encrypted_content"]
+    known = {name: value for name, value in read.items() if value is not None}
+    return ReasoningBlock(
+        known.get("summary", ()),
+        known.get("content", ()),
+        known.get("encrypted_content", ""),
+        **_add_unread_fields(item, identity, *known),
+    )
+
+
+def _read_plain_texts(parts: object, kind: str) -> tuple[str, ...] | None:
+    """The texts of parts that are nothing but text of this kind."""
+    if parts is None:
+        return ()
+    if not isinstance(parts, list | tuple):
+        return None
+    texts = [_read_plain_text(part, kind) for part in cast("list[object]", parts)]
+    plain = tuple(text for text in texts if text is not None)
+    return plain if len(plain) == len(texts) else None
+
+
+def _read_plain_text(part: object, kind: str) -> str | None:
+    if not isinstance(part, Mapping):
+        return None
+    members = dict(cast("Mapping[str, Any]", part))
+    text = members.get("text")
+    return text if isinstance(text, str) and members == {"type": kind, "text": text} else None
+
+
+def _add_unread_fields(item: Mapping[str, Any], identity: Any, *known: str) -> Any:
+    """The identity, with the members that nobody reads kept in ``extra``."""
+    read = {"type", "id", "status", *known}
+    rest = {name: value for name, value in item.items() if name not in read and value is not None}
+    if not rest:
+        return identity
+    extra: Item = {**(identity.get("extra") or {}), "item": rest}
+    return {**identity, "extra": extra}
+
+
+_PartReader = Callable[[dict[str, Any]], Part | None]
+
+
+def _read_parts(content: object, readers: Mapping[str, _PartReader]) -> tuple[Part, ...]:
+    if isinstance(content, str):
+        return (TextPart(content),)
+    if not isinstance(content, list | tuple):
+        raise InvalidTurn("content is text or a list of parts")
+    return tuple(_read_part(part, readers) for part in cast("list[object]", content))
+
+
+def _read_part(part: object, readers: Mapping[str, _PartReader]) -> Part:
+    if not isinstance(part, Mapping):
+        raise InvalidTurn("a part is an object")
+    given = {k: v for k, v in cast("Mapping[str, Any]", part).items() if v is not None}
+    kind = given.pop("type", None)
+    read = readers.get(kind) if isinstance(kind, str) else None
+    try:
+        known = read(given) if read else None
+    except InvalidTurn:
+        known = None
+    return known or OpaquePart(drop_nulls(freeze(part)))
+
+
+def _read_input_text(given: dict[str, Any]) -> Part | None:
+    return TextPart(given["text"]) if given.keys() == {"text"} else None
+
+
+def _read_output_text(given: dict[str, Any]) -> Part:
+    text = given.pop("text", None)
+    rest = {k: v for k, v in given.items() if v not in ([], ())}
+    return TextPart(text, extra=FrozenMap(rest)) if rest else TextPart(cast("str", text))
+
+
+def _read_refusal(given: dict[str, Any]) -> Part | None:
+    return RefusalPart(given["refusal"]) if given.keys() == {"refusal"} else None
+
+
+def _read_image(given: dict[str, Any]) -> Part | None:
+    if not given.keys() <= {"image_url", "file_id", "detail"}:
+        return None
+    return ImagePart(
+        given.get("image_url", ""), given.get("detail", "auto"), given.get("file_id", "")
+    )
+
+
+def _read_file(given: dict[str, Any]) -> Part | None:
+    if not given.keys() <= {"file_url", "file_data", "file_id", "filename"}:
+        return None
+    return FilePart(
+        given.get("file_url", ""),
+        given.get("file_data", ""),
+        given.get("file_id", ""),
+        given.get("filename", ""),
+    )
+
+
+_ITEM_READERS: dict[str, Callable[[Mapping[str, Any], Any], Block | None]] = {
+    "message": _read_message,
+    "function_call": _read_call,
+    "custom_tool_call": _read_call,
+    "function_call_output": _read_result,
+    "custom_tool_call_output": _read_result,
+    "reasoning": _read_reasoning,
+}
+# Text is text by any of its names: which one a provider wants follows from the role.
+_TEXT_READERS: dict[str, _PartReader] = {
+    "input_text": _read_input_text,
+    "output_text": _read_output_text,
+    "text": _read_input_text,
+}
+_OUTPUT_PART_READERS: dict[str, _PartReader] = {**_TEXT_READERS, "refusal": _read_refusal}
+_INPUT_PART_READERS: dict[str, _PartReader] = {
+    **_TEXT_READERS,
+    "input_image": _read_image,
+    "input_file": _read_file,
+}

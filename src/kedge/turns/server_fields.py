@@ -1,0 +1,39 @@
+"""Separate the content of a provider item from fields that the server adds to it.
+
+An item that Kedge does not interpret is stored unchanged. Its provider id, its status and null members
+are not seen by the model: they do not make two items different and are not sent again. The tables list
+the exceptions.
+"""
+
+from typing import Any, cast
+
+from kedge.turns.frozen_json import FrozenMap, freeze
+
+ID_IS_CONTENT = frozenset(
+    {"item_reference", "local_shell_call", "local_shell_call_output", "mcp_approval_request"}
+)
+"""Item types whose ``id`` is a reference that other items join on, not a name of their own."""
+
+STATUS_IS_CONTENT = frozenset({"apply_patch_call_output"})
+"""Item types whose ``status`` is the answer itself: whether the patch could be applied."""
+
+
+def strip_server_fields(item: FrozenMap) -> FrozenMap:
+    """The item without provider id, status and nulls, except where they are its content."""
+    kind = item.get("type")
+    hidden = {
+        *(() if kind in ID_IS_CONTENT else ("id",)),
+        *(() if kind in STATUS_IS_CONTENT else ("status",)),
+    }
+    return drop_nulls(FrozenMap({k: v for k, v in item.items() if k not in hidden}))
+
+
+def drop_nulls(value: Any) -> Any:
+    """The frozen value without members that are null; a null in a list keeps its place."""
+    if isinstance(value, FrozenMap):
+        return FrozenMap({k: drop_nulls(v) for k, v in value.items() if v is not None})
+    if isinstance(value, tuple):
+        return tuple(map(drop_nulls, cast("tuple[Any, ...]", value)))
+    if hasattr(value, "to_json"):
+        return drop_nulls(freeze(value.to_json()))
+    return value

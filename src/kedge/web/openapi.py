@@ -1,0 +1,270 @@
+"""Operations: a route, its checks and its documentation are one entry of a table.
+
+What comes in is read within bounds and checked against its shape before a handler sees it; what goes
+out is a shape too. The OpenAPI document is made from the same entries, so the two cannot drift apart.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pydantic import BaseModel, ValidationError
+from pydantic.json_schema import models_json_schema
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from kedge.errors import (
+    EngineError,
+    HeadConflict,
+    KedgeError,
+    KeyReused,
+    NotInStore,
+    StoreError,
+)
+from kedge.web.schemas import ErrorResponse
+from kedge.web.security import error_response, is_json
+from kedge.web.service import ConversationService
+
+MAX_BODY_BYTES = 2_000_000
+"""The largest body that is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiCall:
+    """One call of an operation, checked."""
+
+    service: ConversationService
+    request: Request
+    query: Any = None
+    body: Any = None
+
+    def path_text(self, name: str) -> str:
+        """A part of the path."""
+        return self.request.path_params[name]
+
+    def path_int(self, name: str) -> int:
+        """A part of the path that is a number."""
+        return self.request.path_params[name]
+
+
+Handler = Callable[[ApiCall], Awaitable[BaseModel | Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One thing that the API can do."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    response_model: type[BaseModel] | None = None
+    query: type[BaseModel] | None = None
+    body: type[BaseModel] | None = None
+    status: int = 200
+    media_type: str = "application/json"
+    errors: tuple[int, ...] = ()
+
+    @property
+    def route(self) -> Route:
+        """The route that leads here."""
+        return Route(self.path, self.endpoint, methods=[self.method])
+
+    async def endpoint(self, request: Request) -> Response:
+        """Check a request, run the handler, and answer."""
+        try:
+            query = self.query.model_validate(_read_query(request)) if self.query else None
+            body = self.body.model_validate_json(await _read_json(request)) if self.body else None
+            answer = await self.handler(ApiCall(request.app.state.service, request, query, body))
+        except RequestError as error:
+            return error_response(error.status, error.code, error.message)
+        except ValidationError as error:
+            return error_response(422, "invalid", _validation_message(error))
+        except KedgeError as error:
+            return error_response(*map_error(error))
+        if isinstance(answer, Response):
+            return answer
+        return JSONResponse(answer.model_dump(mode="json"), self.status)
+
+
+class RequestError(Exception):
+    """A request that cannot be read, with the status that says so."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+
+
+def map_error(error: KedgeError) -> tuple[int, str, str]:
+    """The status, code and words of an error of ours."""
+    for kind, status, code in _STATUSES:
+        if isinstance(error, kind):
+            return status, code, str(error)
+    return 400, "refused", str(error)
+
+
+_STATUSES: tuple[tuple[type[KedgeError], int, str], ...] = (
+    (NotInStore, 404, "not_found"),
+    (HeadConflict, 409, "head_conflict"),
+    (KeyReused, 409, "key_reused"),
+    (StoreError, 503, "store"),
+    (EngineError, 502, "engine"),
+)
+
+
+def _read_query(request: Request) -> dict[str, str]:
+    return dict(request.query_params)
+
+
+async def _read_json(request: Request) -> bytes:
+    if not is_json(request.headers):
+        raise RequestError(415, "not_json", "send the body as application/json")
+    return await read_body(request)
+
+
+async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
+    """The body of a request, up to so many bytes."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise RequestError(413, "too_large", f"the body may be {max_bytes:,} bytes at most")
+    size, chunks = 0, list[bytes]()
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > max_bytes:
+                raise RequestError(413, "too_large", f"the body may be {max_bytes:,} bytes at most")
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise RequestError(400, "gone", "the body ended early") from None
+    return b"".join(chunks)
+
+
+def _validation_message(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}: {first['msg']}" if where else first["msg"]
+
+
+def build_openapi(operations: Sequence[Operation], version: str) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of these operations."""
+    shapes = [op.response_model for op in operations if op.response_model] + [ErrorResponse]
+    given = [shape for op in operations for shape in (op.body,) if shape]
+    modes = [(shape, "serialization") for shape in dict.fromkeys(shapes)]
+    modes += [(shape, "validation") for shape in dict.fromkeys(given)]
+    _, schemas = models_json_schema(cast("Any", modes), ref_template="#/components/schemas/{model}")
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        path = operation.path.replace(":int}", "}")
+        paths.setdefault(path, {})[operation.method.lower()] = _describe_operation(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Kedge",
+            "version": version,
+            "description": "Conversations, their chains, plans and figures. Where the server has a "
+            "token, send it as a bearer.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": schemas.get("$defs", {}),
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _describe_operation(operation: Operation) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "summary": operation.summary,
+        "operationId": operation.handler.__name__,
+        "parameters": [*_path_parameters(operation.path), *_query_parameters(operation.query)],
+        "responses": _describe_responses(operation),
+    }
+    if operation.body:
+        described["requestBody"] = {"required": True, "content": _describe_content(operation.body)}
+    return described
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    names = [part.strip("{}") for part in path.split("/") if part.startswith("{")]
+    return [
+        {
+            "name": name.removesuffix(":int"),
+            "in": "path",
+            "required": True,
+            "schema": {"type": "integer", "minimum": 0, "maximum": 2**62}
+            if name.endswith(":int")
+            else {"type": "string", "minLength": 1},
+        }
+        for name in names
+    ]
+
+
+def _query_parameters(shape: type[BaseModel] | None) -> list[dict[str, Any]]:
+    if shape is None:
+        return []
+    schema = shape.model_json_schema()
+    return [
+        {"name": name, "in": "query", "required": False, "schema": _drop_null(member)}
+        for name, member in schema["properties"].items()
+    ]
+
+
+def _drop_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """In an address there is no null: what is not there is left out."""
+    rest = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
+    kinds = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
+    if schema.get("default") is not None:
+        rest["default"] = schema["default"]
+    return {**rest, **kinds[0]} if kinds else rest
+
+
+def _describe_responses(operation: Operation) -> dict[str, Any]:
+    answers: dict[str, Any] = {
+        str(operation.status): {
+            "description": operation.summary,
+            **(
+                {"content": _describe_content(operation.response_model, operation.media_type)}
+                if operation.status != 204
+                else {}
+            ),
+        }
+    }
+    refused = {401, 403, *operation.errors}
+    refused |= {422} if operation.query or operation.body else set[int]()
+    refused |= {400, 413, 415} if operation.body else set[int]()
+    for status in sorted(refused):
+        answers[str(status)] = {
+            "description": _ERROR_DESCRIPTIONS[status],
+            "content": _describe_content(ErrorResponse),
+        }
+    return answers
+
+
+def _describe_content(
+    shape: type[BaseModel] | None, media_type: str = "application/json"
+) -> dict[str, Any]:
+    if shape is None:
+        return {media_type: {"schema": {}}}
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{shape.__name__}"}}}
+    return content if media_type == "application/json" else {**content, media_type: {"schema": {}}}
+
+
+_ERROR_DESCRIPTIONS = {
+    400: "It cannot be done like that.",
+    401: "The token is missing or wrong.",
+    403: "It came from another web site, or under another name.",
+    404: "There is no such thing.",
+    409: "Somebody else was quicker, or the key was used for another message.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    422: "A member is missing, wrong or unknown.",
+    502: "The model's server refused or failed.",
+    503: "The store cannot do it now.",
+}
+
+
+def encode_event(value: object) -> bytes:
+    """One server-sent event with JSON in it."""
+    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"

@@ -1,0 +1,284 @@
+"""The shapes of the JSON API: what it takes and what it gives. OpenAPI is made from these."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from kedge.analytics import (
+    Branching,
+    Chains,
+    Cost,
+    Latency,
+    ModelStats,
+    Requests,
+    Selection,
+    Tokens,
+)
+
+Text = Annotated[str, StringConstraints(max_length=400_000)]
+Name = Annotated[str, StringConstraints(max_length=400)]
+Number = Annotated[int, Field(ge=0, lt=2**62)]
+
+
+class ApiModel(BaseModel):
+    """What the API gives."""
+
+    model_config = ConfigDict(frozen=True, from_attributes=True)
+
+
+class RequestBody(BaseModel):
+    """What the API takes: exactly the members that are named, of exactly their types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class QueryParams(BaseModel):
+    """What stands in the query of an address, as text."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ErrorDetail(ApiModel):
+    """What went wrong, for programs and for people."""
+
+    code: str
+    message: str
+
+
+class ErrorResponse(ApiModel):
+    """The body of every answer that is no success."""
+
+    error: ErrorDetail
+
+
+class ListQuery(QueryParams):
+    """Which conversations, in which order."""
+
+    q: Name = Field("", description="Words that were said.")
+    show: Literal["active", "forked", "failed", "archived", "all"] = "active"
+    order: Literal["newest", "oldest", "turns", "tokens", "cost", "title"] = "newest"
+    tag: Name | None = None
+    limit: Annotated[int, Field(ge=1, le=200)] = 50
+    offset: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+
+
+class PathQuery(QueryParams):
+    """Up to where a conversation is meant."""
+
+    at: Name = Field("", description="A node or the id of a response; the head by default.")
+
+
+class PlanQuery(QueryParams):
+    """What would be said, and where."""
+
+    at: Name = ""
+    text: Name = Field("", description="A message that would be sent.")
+
+
+class RangeQuery(QueryParams):
+    """A range of time, in seconds since 1970; the last day by default."""
+
+    since: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    until: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    model: Name = ""
+    provider: Name = ""
+    conversation: Name = ""
+
+
+class LiveQuery(QueryParams):
+    """A range that ends now."""
+
+    range: Literal["15m", "1h", "24h", "7d", "30d"] = "24h"
+
+
+class NewConversation(RequestBody):
+    """A conversation that is to be."""
+
+    title: Name = ""
+    tags: list[Name] = Field(default_factory=list[str], max_length=50)
+    system: Text = Field("", description="Instructions that go before everything else.")
+    mode: Literal["chained", "stateless", "conversation"] | None = None
+
+
+class ConversationUpdate(RequestBody):
+    """What is to change of a conversation."""
+
+    title: Name | None = None
+    tags: list[Name] | None = Field(None, max_length=50)
+    archived: bool | None = None
+
+
+class NewTurn(RequestBody):
+    """Something to say. It goes on from the head, or branches off where it is told to."""
+
+    text: Text = Field(min_length=1)
+    previous_response_id: Name | None = Field(None, description="A response to branch from.")
+    at: Number | None = Field(None, description="A node to branch from.")
+    edit: Name | None = Field(
+        None, description="A block on the path to `at` in whose place the text is to stand."
+    )
+    model: Name = Field("", description="Another model than the usual one.")
+    key: Name = Field("", description="Idempotency: the same key runs once.")
+    stream: bool = False
+
+
+class NewFork(RequestBody):
+    """Where a new conversation is to begin."""
+
+    at: Number | None = None
+    previous_response_id: Name | None = None
+    title: Name = ""
+
+
+class ConversationShape(ApiModel):
+    """A conversation."""
+
+    id: str
+    title: str
+    tags: list[str]
+    archived: bool
+    mode: str | None
+    head: int
+    forked_from: str
+    forked_at: int
+    created_at: float
+    updated_at: float
+
+
+class OverviewShape(ConversationShape):
+    """A conversation, and what it adds up to."""
+
+    first_words: str
+    last_answer: str
+    status: str
+    responses: int
+    forks: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    cost: float | None
+    median_seconds: float | None
+    expires_at: float | None
+    model: str
+
+
+class ConversationPage(ApiModel):
+    """Some conversations, and how many there are in all."""
+
+    data: list[OverviewShape]
+    total: int
+    limit: int
+    offset: int
+
+
+class UsageShape(ApiModel):
+    """Tokens."""
+
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+
+
+class RejectedShape(ApiModel):
+    """A candidate that was not built on."""
+
+    response_id: str
+    reason: str
+    words: str
+
+
+class PlanShape(ApiModel):
+    """The decision for one request."""
+
+    mode: str
+    previous_response_id: str
+    delta_blocks: int
+    full_blocks: int
+    delta_bytes: int
+    full_bytes: int
+    rejected: list[RejectedShape]
+    problems: list[str]
+    explanation: str
+
+
+class TurnShape(ApiModel):
+    """The answer to a message, and where it is kept."""
+
+    conversation: str
+    node: int
+    response_id: str
+    text: str
+    usage: UsageShape
+    plan: PlanShape | None
+    stored: bool = Field(description="Whether the answer was there already, under the same key.")
+
+
+class TurnPage(ApiModel):
+    """The blocks of a conversation up to a node, in their JSON form."""
+
+    conversation: str
+    node: int
+    blocks: list[dict[str, Any]]
+
+
+class ResponseShape(ApiModel):
+    """One response, and what it took."""
+
+    provider: str
+    response_id: str
+    model: str
+    mode: str
+    anchor: str
+    reason: str
+    healed: str
+    sent_blocks: int
+    sent_bytes: int
+    saved_blocks: int
+    saved_bytes: int
+    input_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    reasoning_tokens: int | None
+    cost: float | None
+    first_token_seconds: float | None
+    seconds: float
+    status: str
+    error: str
+    created_at: float
+    expires_at: float | None
+    stored: bool
+    depth: int
+
+
+class NodeShape(ApiModel):
+    """One place of a chain."""
+
+    node: int
+    parent: int
+    kind: str
+    label: str
+    marks: list[str]
+    created_at: float
+    response: ResponseShape | None
+
+
+class ChainShape(ApiModel):
+    """The tree of a conversation."""
+
+    conversation: str
+    head: int
+    nodes: list[NodeShape]
+
+
+class AnalyticsShape(ApiModel):
+    """The responses of a range of time, added up; see ``kedge.analytics``."""
+
+    selection: Selection
+    requests: Requests
+    chains: Chains
+    branching: Branching
+    tokens: Tokens
+    cost: Cost
+    latency: Latency
+    models: tuple[ModelStats, ...]

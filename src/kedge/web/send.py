@@ -1,0 +1,164 @@
+"""Taking a turn: find the place to go on from, say it, and tell what happens as it happens."""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kedge.conversation import Conversation, Reply
+from kedge.errors import InvalidSetting, KedgeError, NotInStore
+from kedge.events import Event, ReasoningDelta, RefusalDelta, TextDelta
+from kedge.events.run import (
+    AnswerFinished,
+    Healed,
+    RequestPlanned,
+    ServerForgot,
+    ToolFinished,
+    ToolStarted,
+)
+from kedge.planning import RequestPlan
+from kedge.planning.explain import describe_rejection, format_headline
+from kedge.store.listing import read_tree
+from kedge.turns import Block, TextPart, UserBlock, user
+from kedge.web.plan_card import HEALING_TEXTS
+from kedge.web.schemas import NewTurn, PlanShape, RejectedShape, TurnShape, UsageShape
+from kedge.web.service import ConversationService, find_node, path_to
+from kedge.web.transcript import iter_block_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """What is to be said in a conversation, and at which node; None for its head.
+
+    The head follows when the answer is there, so that nothing has moved if none comes.
+    """
+
+    conversation: Conversation
+    blocks: Sequence[Block]
+    at: int | None = None
+
+
+async def resolve_turn(service: ConversationService, name: str, given: NewTurn) -> TurnRequest:
+    """Find the node to go on from, and what is to be said there."""
+    talk = await service.open(name)
+    at = given.previous_response_id or (None if given.at is None else str(given.at))
+    if given.edit is not None:
+        return await _resolve_edit(service, talk, given.edit, at, given.text)
+    node = None if at is None else find_node(await read_tree(service.store, talk.row), at)
+    return TurnRequest(talk, [user(given.text)], node)
+
+
+async def _resolve_edit(
+    service: ConversationService,
+    conversation: Conversation,
+    block_id: str,
+    at: str | None,
+    text: str,
+) -> TurnRequest:
+    """Before the question that a block is part of, with the question as it shall be."""
+    tree = await read_tree(service.store, conversation.row)
+    node = conversation.head if at is None else find_node(tree, at)
+    blocks = (await service.store.load(conversation.row, node)).blocks
+    for asked, start, stop in iter_block_ranges(path_to(tree, node)):
+        said = blocks[start:stop]
+        if any(block.id == block_id for block in said):
+            anew = [_replace_text(block, text) if block.id == block_id else block for block in said]
+            return TurnRequest(conversation, anew, asked.parent)
+    raise NotInStore(f"there is no block {block_id!r} on the way to {node}")
+
+
+def _replace_text(block: Block, text: str) -> Block:
+    """What a user said, in other words; images and files stay."""
+    if not isinstance(block, UserBlock):
+        raise InvalidSetting("only what a user said can be edited and sent again")
+    rest = (part for part in block.parts if not isinstance(part, TextPart))
+    return replace(block, id="", parts=(TextPart(text), *rest))
+
+
+def send_options(given: NewTurn) -> dict[str, Any]:
+    """What goes with a turn besides what is said."""
+    return {"key": given.key, **({"model": given.model} if given.model else {})}
+
+
+async def stream_turn(request: TurnRequest, given: NewTurn) -> AsyncGenerator[dict[str, Any]]:
+    """Take the turn, and tell what happens; the last thing told is ``done`` or ``error``."""
+    options = send_options(given)
+    try:
+        async with request.conversation.stream(*request.blocks, at=request.at, **options) as stream:
+            async for event in stream:
+                told = _encode_event(event)
+                if told:
+                    yield told
+        reply = stream.reply
+    except KedgeError as error:
+        yield {"type": "error", "code": type(error).__name__, "message": str(error)}
+        return
+    url = f"/conversations/{request.conversation.id}?at={reply.node}"
+    yield {"type": "done", "url": url, "turn": to_turn_shape(reply).model_dump(mode="json")}
+
+
+def _encode_event(event: Event) -> dict[str, Any] | None:
+    match event:
+        case TextDelta(delta=delta) | RefusalDelta(delta=delta):
+            return {"type": "text", "delta": delta}
+        case ReasoningDelta(delta=delta):
+            return {"type": "reasoning", "delta": delta}
+        case RequestPlanned(plan=plan):
+            return {"type": "plan", "words": format_headline(plan), "plan": _dump_plan(plan)}
+        case ToolStarted(call=call):
+            return {"type": "tool", "name": call.name, "call_id": call.call_id}
+        case ToolFinished(call=call, outcome=outcome):
+            return {"type": "tool_done", "name": call.name, "outcome": outcome}
+        case Healed(reason=reason):
+            return {"type": "healed", "reason": reason, "words": HEALING_TEXTS.get(reason, reason)}
+        case ServerForgot():
+            return {"type": "forgot", "words": "the server answered without the memory asked for"}
+        case AnswerFinished(outcome=outcome):
+            return {"type": "answered", "response_id": outcome.response_id}
+        case _:
+            return None
+
+
+def _dump_plan(plan: RequestPlan) -> dict[str, Any]:
+    return to_plan_shape(plan).model_dump(mode="json")
+
+
+def to_turn_shape(reply: Reply) -> TurnShape:
+    """An answer, as the API gives it."""
+    ids = [block.response_id for block in reply.turn.blocks if block.response_id]
+    usage = reply.usage
+    return TurnShape(
+        conversation=reply.conversation,
+        node=reply.node,
+        response_id=ids[-1] if ids else "",
+        text=reply.text,
+        usage=UsageShape(
+            input_tokens=usage.input_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=usage.output_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+        ),
+        plan=to_plan_shape(reply.plan) if reply.plan else None,
+        stored=reply.stored,
+    )
+
+
+def to_plan_shape(plan: RequestPlan) -> PlanShape:
+    """A plan, as the API gives it."""
+    return PlanShape(
+        mode=plan.mode,
+        previous_response_id=plan.previous_response_id,
+        delta_blocks=plan.delta_blocks,
+        full_blocks=plan.full_blocks,
+        delta_bytes=plan.delta_bytes,
+        full_bytes=plan.full_bytes,
+        rejected=[
+            RejectedShape(
+                response_id=each.response_id,
+                reason=each.reason,
+                words=describe_rejection(each, plan),
+            )
+            for each in plan.rejected
+        ],
+        problems=[str(problem) for problem in plan.problems],
+        explanation=plan.explain(),
+    )

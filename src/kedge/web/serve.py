@@ -1,0 +1,68 @@
+"""Serving the page beside the server, in one process: the page talks through the server next to it."""
+
+import hashlib
+import secrets
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from kedge.engines import Engine
+from kedge.providers import connect
+from kedge.server.app import create_app
+from kedge.server.settings import Settings
+from kedge.server.storage.database import IN_MEMORY
+from kedge.server.uvicorn_server import UvicornServer
+from kedge.store import open_store
+from kedge.web.app import PathDispatch, create_page
+from kedge.web.security import PageAuth
+from kedge.web.service import ConversationService
+
+
+@dataclass(frozen=True, slots=True)
+class PageSettings:
+    """How a page behaves: the address of its store, and what goes with every Conversation."""
+
+    store: str
+    keep_bodies: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@asynccontextmanager
+async def open_page_server(
+    settings: Settings, page: PageSettings, url: str, started: Callable[[], None] | None = None
+) -> AsyncGenerator[UvicornServer]:
+    """A server with a page beside it, ready to ``serve``; ``url`` is where both will be."""
+    async with (
+        await open_store(page.store, keep_bodies=page.keep_bodies) as store,
+        connect_own_server(settings, url) as engine,
+    ):
+        desk = ConversationService(store, engine, model_names(settings), page.settings)
+        terms = PageAuth(settings.token, settings.hosts)
+        app = create_page(desk, terms, f"{url}/v1")
+        server = UvicornServer(PathDispatch(create_app(settings), app), on_started=started)
+        app.state.stopping = lambda: server.should_exit
+        yield server
+
+
+def connect_own_server(settings: Settings, url: str) -> Engine:
+    """An engine that talks to the server next to it."""
+    return connect(
+        f"responses:{url}/v1#{model_names(settings)[0]}",
+        api_key=settings.token,
+        scope=database_scope(settings.db),
+        retention=settings.retention,
+    )
+
+
+def model_names(settings: Settings) -> tuple[str, ...]:
+    """The names of the server's models, the one that is asked by default first."""
+    names = tuple(settings.models) or (settings.model.name,)
+    first = settings.default if settings.default and settings.default in names else names[0]
+    return (first, *(name for name in names if name != first))
+
+
+def database_scope(db: str) -> str:
+    """What shares the memory of a database: whoever serves the same file, at whatever address."""
+    name = secrets.token_hex(8) if db == IN_MEMORY else hashlib.sha256(db.encode()).hexdigest()[:16]
+    return f"kedge/{name}"

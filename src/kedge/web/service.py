@@ -1,0 +1,237 @@
+"""The desk: what the page and the API ask of a store and an engine, in one place.
+
+Everything that is read here is read in a few queries; what takes a model happens in ``turns``.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kedge.conversation import Conversation
+from kedge.engines import Engine
+from kedge.errors import NotInStore
+from kedge.store import ConversationRow, Node, Store
+from kedge.store.listing import (
+    ConversationSummary,
+    StoredTree,
+    find_by_title,
+    is_expiring,
+    list_summaries,
+    load_exchanges,
+    read_tree,
+)
+from kedge.web.chain_graph import (
+    ChainGraph,
+    Layout,
+    Totals,
+    build_chain_graph,
+    compute_layout,
+    response_totals,
+)
+from kedge.web.plan_card import build_plan_card, rebuild_plan
+from kedge.web.schemas import ListQuery
+from kedge.web.transcript import render_exchanges, render_ranges, split_exchanges, tool_names
+from kedge.web.views import Branch, Comparison, ConversationView, PlanCard
+
+MAX_HITS = 2000
+"""How many places a search may find."""
+
+
+async def find_conversations(
+    store: Store, query: ListQuery
+) -> tuple[list[ConversationSummary], int]:
+    """A page of conversations, and how many there are in all."""
+    only = None
+    if query.q.strip():
+        hits = await store.search(query.q, limit=MAX_HITS)
+        named = await find_by_title(store, query.q.strip(), MAX_HITS)
+        only = list(dict.fromkeys([*named, *(hit.conversation for hit in hits)]))
+    return await list_summaries(
+        store,
+        show=query.show,
+        order=query.order,
+        ids=only,
+        tag=query.tag,
+        limit=query.limit,
+        offset=query.offset,
+    )
+
+
+MAX_EXCHANGES = 40
+"""How many exchanges of a path are shown unless all are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationService:
+    """A store to read, an engine to talk through, and what goes with every turn."""
+
+    store: Store
+    engine: Engine
+    models: tuple[str, ...] = ()
+    """The models that can be asked; the first one is, unless another is chosen."""
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further settings of a Conversation: tools, middleware, price…"""
+    clock: Callable[[], float] = time.time
+
+    async def open(self, name: str) -> Conversation:
+        """A conversation at its head, ready to talk."""
+        return await Conversation.open(self.store, name, self.engine, **self.settings)
+
+    async def load_view(
+        self,
+        name: str,
+        at: str = "",
+        unfold: frozenset[str] = frozenset(),
+        *,
+        show_all: bool = False,
+    ) -> ConversationView:
+        """A conversation with its graph, and the path to the chosen response."""
+        row = await self.store.conversation(name)
+        tree = await read_tree(self.store, row)
+        chain = build_chain_graph(tree, self.clock())
+        node = find_node(tree, at) if at else row.head
+        blocks = (await self.store.load(row, node)).blocks
+        spans, said = split_exchanges(path_to(tree, node), blocks, tree.responses)
+        omitted = 0 if show_all else max(len(spans) - MAX_EXCHANGES, 0)
+        chosen = str(chain.shown_nodes.get(node, 0) or "")
+        layout = compute_layout(chain.nodes, chosen, unfold)
+        return ConversationView(
+            id=row.id,
+            name=row.title or _first_question(tree) or "New conversation",
+            model=self._current_model(tree),
+            models=self.models,
+            status=conversation_status(row, tree, self.clock()),
+            tags=row.tags,
+            layout=layout,
+            chosen=chosen,
+            chosen_label=_node_label(chain, chosen),
+            head=chain.head,
+            path=render_exchanges(spans[omitted:], blocks),
+            pending=render_ranges(said, blocks, tool_names(blocks)),
+            branches=_list_branches(layout),
+            sums=chain.sums,
+            omitted=omitted,
+        )
+
+    async def compare(self, name: str, left: str, right: str) -> Comparison:
+        """Two branches side by side, from where they part."""
+        row = await self.store.conversation(name)
+        tree = await read_tree(self.store, row)
+        chain = build_chain_graph(tree, self.clock())
+        ends = [find_node(tree, end) for end in (left, right)]
+        blocks = [(await self.store.load(row, end)).blocks for end in ends]
+        paths = [
+            split_exchanges(path_to(tree, end), said, tree.responses)[0]
+            for end, said in zip(ends, blocks, strict=True)
+        ]
+        shared = _shared_length(
+            [each.node.id for each in paths[0]], [each.node.id for each in paths[1]]
+        )
+        own = [path[shared:] for path in paths]
+        added = [sum((response_totals(each.row) for each in path), Totals()) for path in own]
+        labels = [_node_label(chain, str(chain.shown_nodes.get(end, end))) for end in ends]
+        return Comparison(
+            id=row.id,
+            name=row.title or _first_question(tree) or "New conversation",
+            left=str(ends[0]),
+            right=str(ends[1]),
+            common=render_exchanges(paths[0][:shared][-MAX_EXCHANGES:], blocks[0]),
+            left_path=render_exchanges(own[0][:MAX_EXCHANGES], blocks[0]),
+            right_path=render_exchanges(own[1][:MAX_EXCHANGES], blocks[1]),
+            left_label=labels[0],
+            right_label=labels[1],
+            left_sums=added[0],
+            right_sums=added[1],
+            common_count=shared,
+        )
+
+    async def load_plan_card(self, name: str, node: int) -> PlanCard:
+        """The plan of the request that made a node."""
+        row = await self.store.conversation(name)
+        tree = await read_tree(self.store, row)
+        response = tree.responses.get(node)
+        if response is None:
+            raise NotInStore(f"node {node} of this conversation was made by no request")
+        turn = (await self.store.load(row, response.parent)).turn()
+        line = (tree.responses.get(each.id) for each in path_to(tree, response.parent))
+        records = (each.record for each in line if each)
+        plan = rebuild_plan(turn, response, [each for each in records if each])
+        return build_plan_card(plan, response, turn, await load_exchanges(self.store, node))
+
+    def _current_model(self, tree: StoredTree) -> str:
+        newest = max(tree.responses, default=0)
+        return tree.responses[newest].model if newest else next(iter(self.models), "")
+
+
+def path_to(tree: StoredTree, node: int) -> list[Node]:
+    """The nodes from the root to this one."""
+    nodes = {each.id: each for each in tree.nodes}
+    path: list[Node] = []
+    while node in nodes:
+        path.append(nodes[node])
+        node = nodes[node].parent
+    return path[::-1]
+
+
+def find_node(tree: StoredTree, at: str) -> int:
+    """The node that is meant by a number or by the id of a response."""
+    if at.isascii() and at.isdecimal() and len(at) < 19:
+        if any(node.id == int(at) for node in tree.nodes):
+            return int(at)
+    else:
+        for node, row in tree.responses.items():
+            if row.provider_response_id == at:
+                return node
+    raise NotInStore(f"there is no response {at!r} in this conversation")
+
+
+def conversation_status(row: ConversationRow, tree: StoredTree, now: float) -> str:
+    """One word for how a conversation stands."""
+    response = tree.responses.get(row.head)
+    trouble = any(each.kind == "failed" and each.parent == row.head for each in tree.nodes)
+    lost = response is not None and response.status == "lost"
+    expires = response.expires_at if response and response.stored else None
+    return classify_status(row, expires, now, failed=trouble, lost=lost)
+
+
+def classify_status(
+    row: ConversationRow, expires_at: float | None, now: float, *, failed: bool, lost: bool
+) -> str:
+    """Archived, failed, lost, expired, active or empty: the first that is true."""
+    if row.archived:
+        return "archived"
+    if failed:
+        return "failed"
+    if lost:
+        return "lost"
+    return "expired" if is_expiring(expires_at, now) else "active"
+
+
+def overview_status(each: ConversationSummary, now: float) -> str:
+    """The same word, from sums alone."""
+    lost = each.lost > 0 and each.expires_at is None
+    return classify_status(each.row, each.expires_at, now, failed=False, lost=lost)
+
+
+def _first_question(tree: StoredTree) -> str:
+    return next((words for words in tree.questions.values() if words), "")
+
+
+def _node_label(chain: ChainGraph, chosen: str) -> str:
+    return next((node.label for node in chain.nodes if node.id == chosen), "")
+
+
+def _list_branches(layout: Layout) -> tuple[Branch, ...]:
+    return tuple(
+        Branch(row.node.id, row.node.label, row.branch, "head" in row.node.marks)
+        for row in layout.rows
+        if row.branch is not None
+    )
+
+
+def _shared_length(left: Sequence[int], right: Sequence[int]) -> int:
+    return next(
+        (place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b),
+        min(len(left), len(right)),
+    )

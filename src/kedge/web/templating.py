@@ -1,0 +1,96 @@
+"""Templates: everything that is put into them is escaped, unless this package made it as markup."""
+
+import hashlib
+from functools import cache
+from importlib.resources import files
+from typing import Any, cast
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from kedge.web import chain_svg, charts, words
+from kedge.web.chain_graph import MARK_DESCRIPTIONS
+
+STATIC_DIR = files("kedge.web") / "static"
+Names = dict[str, Any]
+
+_FILTERS = {
+    "ago": words.format_age,
+    "duration": words.format_duration,
+    "moment": words.format_time,
+    "money": words.format_cost,
+    "number": words.format_number,
+    "plural": words.pluralize,
+    "short_id": words.shorten_id,
+    "size": words.format_size,
+    "stamp": words.format_timestamp,
+}
+
+
+@cache
+def get_environment() -> Environment:
+    """The templates, with the words and drawings that they use."""
+    made = Environment(
+        loader=PackageLoader("kedge.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters, names = cast("Names", made.filters), cast("Names", made.globals)
+    filters.update(_FILTERS)
+    names.update(
+        draw_lanes=chain_svg.draw_lanes,
+        draw_mark=chain_svg.draw_mark,
+        marks=MARK_DESCRIPTIONS,
+        share_bar=charts.draw_share_bar,
+        static=static_url,
+    )
+    return made
+
+
+@cache
+def static_url(name: str) -> str:
+    """The address of one of our own files; it changes with the file, so that it may be kept."""
+    _, tag = _read_static(name)
+    return f"/static/{name}?v={tag.strip(chr(34))}"
+
+
+def render(template: str, **values: Any) -> str:
+    """A template filled in."""
+    return get_environment().get_template(template).render(**values)
+
+
+def render_page(template: str, *, here: str, status: int = 200, **values: Any) -> HTMLResponse:
+    """A whole page; ``here`` is its place in the navigation."""
+    return HTMLResponse(render(template, here=here, **values), status)
+
+
+def serve_static(request: Request) -> Response:
+    """One of our own files: for good if its address names its content, else checked again each time."""
+    name = request.path_params["name"]
+    if name not in _static_names():
+        raise HTTPException(404)
+    body, tag = _read_static(name)
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers={"etag": tag})
+    forever = request.query_params.get("v") == tag.strip('"')
+    caching = "public, max-age=31536000, immutable" if forever else "no-cache"
+    kind = _MEDIA_TYPES[name.rpartition(".")[2]]
+    return Response(body, media_type=kind, headers={"etag": tag, "cache-control": caching})
+
+
+_MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+
+@cache
+def _static_names() -> frozenset[str]:
+    return frozenset(each.name for each in STATIC_DIR.iterdir())
+
+
+@cache
+def _read_static(name: str) -> tuple[bytes, str]:
+    body = (STATIC_DIR / name).read_bytes()
+    return body, f'"{hashlib.sha256(body).hexdigest()[:12]}"'

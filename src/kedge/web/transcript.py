@@ -1,0 +1,265 @@
+"""From blocks to what is read: messages, and exchanges of a question and its answer.
+
+The chat shows the Turn as it is at the chosen node. Each block belongs to the node of the path that added
+it, unless a later node cut it off; so the blocks are dealt out to the nodes, and the nodes to exchanges,
+each of which ends with a response.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, assert_never
+
+from kedge.store import Node, ResponseRow
+from kedge.turns import (
+    AssistantBlock,
+    Block,
+    FilePart,
+    ImagePart,
+    OpaqueBlock,
+    OpaquePart,
+    Part,
+    ReasoningBlock,
+    RefusalPart,
+    SystemBlock,
+    TextPart,
+    ToolCallBlock,
+    ToolResultBlock,
+    UnknownBlock,
+    UserBlock,
+    dump_block,
+)
+from kedge.turns.frozen_json import thaw
+from kedge.web.markdown import is_safe_link, to_html
+from kedge.web.views import Attachment, ExchangeView, MessageView
+
+HINT_LENGTH = 120
+"""Characters of a folded block that are shown on its line."""
+BlockRange = tuple[Node, int, int]
+"""Which of the blocks a node added: from one place up to another."""
+IMAGE_PREFIXES = ("data:image/png;", "data:image/jpeg;", "data:image/gif;", "data:image/webp;")
+"""Images whose bytes may be shown; what lies elsewhere is not fetched."""
+
+
+def tool_names(blocks: Sequence[Block]) -> dict[str, str]:
+    """The names of the tools that were called, by call."""
+    return {block.call_id: block.name for block in blocks if isinstance(block, ToolCallBlock)}
+
+
+def render_messages(blocks: Sequence[Block], names: Mapping[str, str]) -> tuple[MessageView, ...]:
+    """Blocks as messages; a result is shown under the name of the tool that gave it."""
+    return tuple(_render_block(block, names) for block in blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeSpan:
+    """One exchange as places among the blocks, before any of it is drawn."""
+
+    node: Node
+    row: ResponseRow
+    before: int
+    asked: tuple[BlockRange, ...]
+    answered: tuple[int, int]
+
+
+def split_exchanges(
+    path: Sequence[Node], blocks: Sequence[Block], responses: Mapping[int, ResponseRow]
+) -> tuple[tuple[ExchangeSpan, ...], tuple[BlockRange, ...]]:
+    """The exchanges on a path, and what was said after the last of them.
+
+    Where history was rewritten, a node holds blocks of responses before it: they are told by their
+    response, as they were when they came. A response of which nothing is left is not told.
+    """
+    known = {
+        row.provider_response_id: row for row in responses.values() if row.provider_response_id
+    }
+    done: list[ExchangeSpan] = []
+    said: list[BlockRange] = []
+    before = 0
+    for node, start, stop in iter_block_ranges(path):
+        before = node.parent if node.kind == "asked" else before
+        row = responses.get(node.id)
+        if row is None:
+            found, said = _split_rewritten((node, start, stop), blocks, known, said)
+            done += found
+        elif stop > start or row.status not in ("completed", "lost"):
+            done.append(ExchangeSpan(node, row, before, tuple(said), (start, stop)))
+            said, before = [], 0
+    return tuple(done), tuple(said)
+
+
+def _split_rewritten(
+    where: BlockRange,
+    blocks: Sequence[Block],
+    known: Mapping[str, ResponseRow],
+    pending: list[BlockRange],
+) -> tuple[list[ExchangeSpan], list[BlockRange]]:
+    """The exchanges inside a node that no request made, and what was said after them."""
+    node, start, stop = where
+    done: list[ExchangeSpan] = []
+    for place in range(start, stop):
+        row = known.get(blocks[place].response_id)
+        last = done[-1] if done else None
+        if row is None:
+            pending = [*pending, (node, place, place + 1)]
+        elif last and last.row is row and last.answered[1] == place:
+            done[-1] = replace(last, answered=(last.answered[0], place + 1))
+        else:
+            done.append(
+                ExchangeSpan(replace(node, id=row.node), row, 0, tuple(pending), (place, place + 1))
+            )
+            pending = []
+    return done, pending
+
+
+def render_exchanges(
+    spans: Sequence[ExchangeSpan], blocks: Sequence[Block]
+) -> tuple[ExchangeView, ...]:
+    """Exchanges, ready to be read."""
+    names = tool_names(blocks)
+    return tuple(
+        ExchangeView(
+            node=span.node.id,
+            before=span.before,
+            response_id=span.row.provider_response_id,
+            asked=render_ranges(span.asked, blocks, names),
+            answered=render_messages(blocks[slice(*span.answered)], names),
+            row=span.row,
+            status=span.row.status,
+            error=span.row.error,
+            created_at=span.row.created_at or span.node.created_at,
+        )
+        for span in spans
+    )
+
+
+def render_ranges(
+    ranges: Sequence[BlockRange], blocks: Sequence[Block], names: Mapping[str, str]
+) -> tuple[MessageView, ...]:
+    """What was said at some nodes, ready to be read."""
+    return tuple(
+        message
+        for node, start, stop in ranges
+        for message in _tag_messages(render_messages(blocks[start:stop], names), node.kind)
+    )
+
+
+def iter_block_ranges(path: Sequence[Node]) -> Iterator[BlockRange]:
+    """Which of the blocks at the end of a path each of its nodes added."""
+    limits: list[int] = []
+    limit = path[-1].length if path else 0
+    for node in reversed(path):
+        limits.append(min(node.length, limit))
+        limit = min(limit, node.kept)
+    for node, stop in zip(path, reversed(limits), strict=True):
+        yield node, min(node.kept, stop), stop
+
+
+def _tag_messages(messages: Sequence[MessageView], kind: str) -> list[MessageView]:
+    tags = (kind,) if kind in ("merged", "imported") else ()
+    return [replace(each, tags=(*each.tags, *tags)) for each in messages]
+
+
+def _render_block(block: Block, names: Mapping[str, str]) -> MessageView:
+    match block:
+        case UserBlock():
+            return _render_text(block, "You", block.text, block.parts)
+        case AssistantBlock():
+            said = _render_text(block, "Assistant", block.text, block.parts)
+            return replace(said, tags=(*said.tags, "refused")) if block.refusal else said
+        case SystemBlock():
+            title = "Developer" if block.role == "developer" else "System"
+            return _render_text(block, title, block.text, ())
+        case ReasoningBlock():
+            return _render_reasoning(block)
+        case ToolCallBlock():
+            text = format_json(block.arguments)
+            return MessageView(
+                block.id, "tool_call", block.name, text=text, hint=summarize_text(block.arguments)
+            )
+        case ToolResultBlock():
+            name = names.get(block.call_id, block.call_id)
+            images = tuple(_render_parts(block.parts))
+            text = format_json(block.text)
+            return MessageView(
+                block.id,
+                "tool_result",
+                name,
+                text=text,
+                hint=summarize_text(block.text),
+                images=images,
+            )
+        case OpaqueBlock():
+            text = json.dumps(thaw(block.item), indent=2, ensure_ascii=False)
+            return MessageView(block.id, "opaque", block.type, text=text, hint="kept as it came")
+        case UnknownBlock():
+            text = json.dumps(dump_block(block), indent=2, ensure_ascii=False)
+            return MessageView(block.id, "unknown", "A block of a newer Kedge", text=text)
+        case _:
+            raise TypeError(f"a block of no known kind: {type(block).__name__}")
+
+
+def _render_text(block: Block, title: str, text: str, parts: Sequence[Part]) -> MessageView:
+    refusals = [part.text for part in parts if isinstance(part, RefusalPart)]
+    said = "\n\n".join([text, *refusals]) if refusals else text
+    origin = () if block.origin in ("user", "engine") else (f"by {block.origin}",)
+    return MessageView(
+        block.id,
+        block.kind,
+        title,
+        to_html(said),
+        text,
+        images=tuple(_render_parts(parts)),
+        tags=origin,
+    )
+
+
+def _render_reasoning(block: ReasoningBlock) -> MessageView:
+    text = "\n\n".join((*block.summary, *block.texts))
+    if not text:
+        text = "*The provider does not show what the model thought.*"
+        note = "encrypted" if block.encrypted_content else "not shown"
+    else:
+        note = summarize_text(text)
+    return MessageView(block.id, "reasoning", "Reasoning", to_html(text), text, note)
+
+
+def _render_parts(parts: Sequence[Part]) -> Iterator[Attachment]:
+    for part in parts:
+        match part:
+            case ImagePart():
+                yield _render_image("Image", part.url or part.file_id)
+            case FilePart():
+                name = part.filename or part.file_id or "without a name"
+                yield Attachment(f"File: {name}", link=part.url if is_safe_link(part.url) else "")
+            case OpaquePart():
+                yield Attachment(f"A part of type {part.content.get('type', 'unknown')}")
+            case TextPart() | RefusalPart():
+                continue
+            case _:
+                assert_never(part)
+
+
+def _render_image(alt: str, url: str) -> Attachment:
+    if url.startswith(IMAGE_PREFIXES):
+        return Attachment(alt, src=url)
+    if is_safe_link(url):
+        return Attachment(f"{alt} at {url}", link=url)
+    return Attachment(f"{alt}: {url[:80]}")
+
+
+def format_json(text: str) -> str:
+    """JSON with line breaks; any other text as it is."""
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return (
+        json.dumps(value, indent=2, ensure_ascii=False) if isinstance(value, dict | list) else text
+    )
+
+
+def summarize_text(text: str) -> str:
+    """The first words of a text, on one line."""
+    line = " ".join(text[: 4 * HINT_LENGTH].split())
+    return line if len(line) <= HINT_LENGTH else f"{line[:HINT_LENGTH]}…"

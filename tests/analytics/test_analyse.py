@@ -1,0 +1,247 @@
+"""Analytics: what is counted is what happened."""
+
+import dataclasses
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from analytics.conftest import ResponseWriter
+from kedge import connect
+from kedge.analytics import (
+    Analytics,
+    Branching,
+    Chains,
+    Cost,
+    Count,
+    Latency,
+    Selection,
+    Tokens,
+    analyse,
+    analyse_over_time,
+)
+from kedge.conversation import Conversation
+from kedge.errors import InvalidSetting, ServerFailed
+from kedge.store import Store
+from kedge.testing import TestServer
+
+
+async def create_writer(store: Store, **options: Any) -> ResponseWriter:
+    """A conversation to fill."""
+    return ResponseWriter(store, await store.create(**options))
+
+
+async def test_an_empty_store_has_nothing_to_tell(store: Store) -> None:
+    """No division by nothing, and no rates where there is nothing to rate."""
+    found = await analyse(store)
+    assert found.requests.total == 0
+    assert found.requests.success_rate is None
+    assert found.chains == Chains()
+    assert found.branching == Branching()
+    assert found.cost == Cost()
+    assert found.latency == Latency()
+    assert found.models == ()
+    assert await analyse_over_time(store) == ()
+
+
+async def test_real_conversations_are_counted(store: Store, kedge_server: TestServer) -> None:
+    """A chain of three, a fork from its middle, and a server that forgot."""
+    engine = f"responses:{kedge_server.base_url}#practice"
+    async with await Conversation.create(store, engine) as talk:
+        await talk.send("One")
+        second = await talk.send("Two")
+        await talk.send("Three")
+        fork = await talk.fork(at=second.node)
+        await fork.send("Another three")
+        kedge_server.forget()
+        await talk.send("Four")
+    found = await analyse(store)
+    assert found.requests.total == 5
+    assert found.requests.conversations == 2
+    assert found.requests.chained == 3
+    assert found.requests.full == 2
+    assert found.requests.fallbacks == (Count("gone", 1),)
+    assert found.requests.healed == (Count("gone", 1),)
+    assert found.requests.rejections == 1
+    assert found.requests.success_rate == 1.0
+    assert found.requests.saved_bytes > 0
+    assert found.chains.lengths == ((1, 1), (3, 2))
+    assert found.chains.longest == 3
+    assert found.chains.mean == pytest.approx(7 / 3)
+    assert found.branching == Branching(points=1, branches=2, widest=2, forks=1)
+    assert found.tokens.input > found.tokens.output > 0
+    (model,) = found.models
+    assert (model.model, model.requests, model.success_rate) == ("practice", 5, 1.0)
+    assert model.latency.median is not None
+
+
+async def test_statuses_reasons_and_missing_ids(store: Store) -> None:
+    """Every way in which a request can end is counted under its name."""
+    teller = await create_writer(store)
+    await teller.add_response()
+    await teller.add_response(anchor="resp_1", depth=2)
+    await teller.add_response(reason="changed")
+    await teller.add_response(reason="expired")
+    await teller.add_response(reason="changed")
+    await teller.add_response(mode="stateless", reason="stateless")
+    await teller.add_response(provider_response_id="", depth=0)
+    await teller.add_response(status="refused", error="no")
+    await teller.add_response(status="cut", error="cut")
+    await teller.add_response(status="lost", lost_reason="gone")
+    found = (await analyse(store)).requests
+    assert found.total == 10
+    assert found.succeeded == 8
+    assert found.chained == 1
+    assert found.fallbacks == (Count("changed", 2), Count("expired", 1))
+    assert found.statuses == (
+        Count("completed", 7),
+        Count("cut", 1),
+        Count("lost", 1),
+        Count("refused", 1),
+    )
+    assert found.modes == (Count("chained", 9), Count("stateless", 1))
+    assert found.without_id == 1
+    assert found.rejections == 1
+    assert found.success_rate == 0.8
+
+
+async def test_a_range_of_time_and_names_narrow_it_down(store: Store) -> None:
+    """``since`` is part of the range, ``until`` is not; model, provider and conversation select."""
+    teller = await create_writer(store)
+    other = await create_writer(store)
+    for at in (10.0, 20.0, 30.0):
+        await teller.add_response(created_at=at)
+    await other.add_response(created_at=20.0, provider="xai", model="grok-4")
+
+    async def total(**members: Any) -> int:
+        return (await analyse(store, Selection(**members))).requests.total
+
+    assert await total() == 4
+    assert await total(since=20.0) == 3
+    assert await total(until=20.0) == 1
+    assert await total(since=10.0, until=20.0) == 1
+    assert await total(model="grok-4") == 1
+    assert await total(provider="openai", since=20.0) == 2
+    assert await total(conversation=other.row.id) == 1
+    assert await total(conversation="nobody") == 0
+
+
+async def test_latency_is_that_of_a_real_request(store: Store) -> None:
+    """Median and 95th percentile by nearest rank, for each model, of answers alone."""
+    teller = await create_writer(store)
+    for seconds in range(1, 101):
+        await teller.add_response(seconds=float(seconds), first_token_seconds=seconds / 10)
+    await teller.add_response(seconds=1000.0, status="failed")
+    await teller.add_response(seconds=7.0, model="gpt-5-mini")
+    found = await analyse(store)
+    by_model = {each.model: each for each in found.models}
+    assert by_model["gpt-5.1"].latency == Latency(50.0, 95.0, 5.0, 9.5)
+    assert by_model["gpt-5-mini"].latency == Latency(7.0, 7.0)
+    assert by_model["gpt-5.1"].success_rate == pytest.approx(100 / 101)
+    assert [each.model for each in found.models] == ["gpt-5.1", "gpt-5-mini"]
+
+
+async def test_tokens_and_what_they_cost(store: Store) -> None:
+    """A cost that was written down counts; else today's price; and what has none is said."""
+    teller = await create_writer(store)
+    tokens = {"input_tokens": 1_000_000, "cached_tokens": 400_000, "output_tokens": 100_000}
+    await teller.add_response(**tokens, reasoning_tokens=50_000)
+    await teller.add_response(**tokens, cost=5.0)
+    await teller.add_response(**tokens, model="nobody-knows")
+    await teller.add_response()
+    found = await analyse(store)
+    assert found.tokens == Tokens(3_000_000, 1_200_000, 300_000, 50_000)
+    assert found.tokens.cached_share == 0.4
+    assert found.cost == Cost(pytest.approx(1.8 + 5.0), 2, 1)  # pyright: ignore[reportArgumentType]
+    assert {each.model: each.cost.unpriced for each in found.models} == {
+        "gpt-5.1": 0,
+        "nobody-knows": 1,
+    }
+
+
+async def test_chains_end_where_nothing_was_chained(store: Store) -> None:
+    """Two branches of one chain are two lengths; another server's ids are others."""
+    teller = await create_writer(store)
+    first = await teller.add_response(provider_response_id="a", depth=1)
+    await teller.add_response(provider_response_id="b", anchor="a", depth=2)
+    await teller.add_response(after=first, provider_response_id="c", anchor="a", depth=2)
+    await teller.add_response(provider_response_id="d", anchor="b", depth=3)
+    await teller.add_response(provider_response_id="d2", anchor="d", depth=4, scope="elsewhere")
+    found = await analyse(store)
+    assert found.chains.lengths == ((2, 1), (3, 1), (4, 1))
+    assert found.branching.points == 1
+    until = await analyse(store, Selection(until=0.0))
+    assert until.chains.count == 0
+
+
+async def test_failed_attempts_are_no_branches(store: Store) -> None:
+    """A question that was asked again is not a fork."""
+    teller = await create_writer(store)
+    first = await teller.add_response()
+    await teller.add_response(status="failed", after=first)
+    found = await analyse(store)
+    assert found.branching.widest <= 2
+    node = await store.node(teller.row, first)
+    assert node.kind == "answered"
+
+
+async def test_pieces_of_time_add_up(store: Store) -> None:
+    """Every response is in one piece, empty pieces are there, and sums are those of the whole."""
+    teller = await create_writer(store)
+    for at in range(20):
+        await teller.add_response(
+            created_at=100.0 + at * at,
+            seconds=float(at),
+            input_tokens=at,
+            anchor="x" if at % 2 else "",
+            sent_bytes=at,
+            saved_bytes=1,
+        )
+    whole = await analyse(store)
+    ways: list[dict[str, Any]] = [{"buckets": 7}, {"width": 10.0}, {"buckets": 1}]
+    for options in ways:
+        pieces = await analyse_over_time(store, **options)
+        assert sum(each.requests for each in pieces) == 20
+        assert sum(each.chained for each in pieces) == whole.requests.chained
+        assert sum(each.tokens.input for each in pieces) == whole.tokens.input
+        assert sum(each.cost.dollars for each in pieces) == pytest.approx(whole.cost.dollars)
+        assert sum(each.saved_bytes for each in pieces) == 20
+        assert all(a.end == pytest.approx(b.start) for a, b in pairwise(pieces))
+    pieces = await analyse_over_time(store, Selection(since=0.0, until=100.0), width=25.0)
+    assert [(each.start, each.requests) for each in pieces] == [(0, 0), (25, 0), (50, 0), (75, 0)]
+
+
+@pytest.mark.parametrize("options", [{"buckets": 0}, {"width": 0.0}, {"width": 1e-4}])
+async def test_pieces_that_cannot_be_are_refused(store: Store, options: dict[str, Any]) -> None:
+    """None at all, of no width, or too many of them."""
+    teller = await create_writer(store)
+    await teller.add_response(created_at=1.0)
+    await teller.add_response(created_at=1000.0)
+    with pytest.raises(InvalidSetting):
+        await analyse_over_time(store, **options)
+
+
+async def test_everything_is_ready_for_json(store: Store) -> None:
+    """A page and a script get it without help."""
+    await (await create_writer(store)).add_response(created_at=5.0, input_tokens=3)
+    found = await analyse(store)
+    assert isinstance(found, Analytics)
+    again = json.loads(json.dumps(dataclasses.asdict(found)))
+    assert again["requests"]["total"] == 1
+    pieces = await analyse_over_time(store, buckets=2)
+    assert json.loads(json.dumps([dataclasses.asdict(each) for each in pieces]))
+
+
+async def test_failures_belong_to_the_model_that_was_asked(
+    store: Store, kedge_server: TestServer
+) -> None:
+    """A model that never answers has a rate of its own, and what is free costs nothing."""
+    engine = connect(f"responses:{kedge_server.base_url}#practice", max_retries=0)
+    async with await Conversation.create(store, engine) as talk:
+        await talk.send("One")
+        kedge_server.faults.set("status=500", times=1)
+        with pytest.raises(ServerFailed):
+            await talk.send("Two")
+    (model,) = (await analyse(store)).models
+    assert (model.model, model.requests, model.succeeded) == ("practice", 2, 1)

@@ -1,0 +1,524 @@
+"""Every backend, with the official clients over real sockets, before a second Kedge."""
+
+import json
+import threading
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from anthropic import Anthropic
+from openai import OpenAI
+
+from backends.conftest import TIMEOUT, make_model, serve_backend, wait_until
+from kedge.testing import TestServer, serve
+from normalization import normalize_items
+
+WEATHER: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
+}
+TWO_CALLS = "call get_weather in Paris and get_weather in Rome"
+IMAGE_URL = "data:image/png;base64,iVBORw0KGgo="
+
+
+def last_context(upstream: TestServer) -> Any:
+    """What the model behind everything saw last."""
+    return upstream.requests[-1].context
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_server_without_memory_gets_one(
+    client: OpenAI, upstream: TestServer, streamed: bool
+) -> None:
+    """Chained by ``previous_response_id`` here, whatever is behind it."""
+    first = client.responses.create(model="any", input="My name is Ada.")
+    more: Any = {"model": "any", "previous_response_id": first.id}
+    if streamed:
+        with client.responses.stream(input="What did I say first?", **more) as stream:
+            second: Any = stream.get_final_response()
+    else:
+        second = client.responses.create(input="What did I say first?", **more)
+    assert second.output_text == 'You said first: "My name is Ada."'
+    assert first.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens
+    assert [item["role"] for item in last_context(upstream)] == ["user", "assistant", "user"]
+
+
+def test_conversations_work_too(client: OpenAI) -> None:
+    """The object is kept here."""
+    talk = client.conversations.create()
+    client.responses.create(model="any", input="One", conversation=talk.id)
+    last = client.responses.create(
+        model="any", input="What did I say first?", conversation=talk.id, instructions="Be kind."
+    )
+    assert last.output_text == 'You said first: "One"'
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_round_of_parallel_tools(client: OpenAI, upstream: TestServer, streamed: bool) -> None:
+    """Calls come with the ids of the model behind, and their results find them."""
+    more: Any = {"model": "any", "tools": [WEATHER], "reasoning": {"effort": "low"}}
+
+    def ask(**members: Any) -> Any:
+        if not streamed:
+            return client.responses.create(**more, **members)
+        with client.responses.stream(**more, **members) as stream:
+            return stream.get_final_response()
+
+    first = ask(input=TWO_CALLS)
+    calls = [item for item in first.output if item.type == "function_call"]
+    assert [json.loads(call.arguments) for call in calls] == [{"city": "Paris"}, {"city": "Rome"}]
+    results = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+        for call in calls
+    ]
+    last = ask(input=results, previous_response_id=first.id)
+    assert last.output_text == "get_weather says: sunny. get_weather says: sunny."
+    kinds = [item["type"] for item in last_context(upstream) if item["type"] != "reasoning"]
+    assert kinds == ["message", *["function_call"] * 2, *["function_call_output"] * 2]
+
+
+def test_what_is_streamed_is_what_is_kept(client: OpenAI) -> None:
+    """The deltas of each item add up to it, and the whole can be retrieved."""
+    texts: dict[str, str] = {}
+    final: Any = None
+    for event in client.responses.create(model="any", input="Say these words back", stream=True):
+        if event.type == "response.output_text.delta":
+            texts[event.item_id] = texts.get(event.item_id, "") + event.delta
+        if event.type == "response.completed":
+            final = event.response
+    assert list(texts.values()) == [final.output_text]
+    assert len(texts) == 1
+    assert client.responses.retrieve(final.id).output_text == final.output_text
+
+
+def test_an_answer_fits_its_schema(client: OpenAI) -> None:
+    """The format goes upstream in the words of its API."""
+    schema: Any = {
+        "type": "object",
+        "properties": {"answer": {"type": "integer"}},
+        "required": ["answer"],
+        "additionalProperties": False,
+    }
+    form: Any = {"type": "json_schema", "name": "sum", "schema": schema, "strict": True}
+    made = client.responses.create(model="any", input="What is 6 * 7?", text={"format": form})
+    assert json.loads(made.output_text) == {"answer": 42}
+
+
+def test_pictures_reach_the_model(client: OpenAI, upstream: TestServer) -> None:
+    """Through both servers."""
+    parts: Any = [
+        {"type": "input_text", "text": "What is this?"},
+        {"type": "input_image", "image_url": IMAGE_URL, "detail": "low"},
+    ]
+    client.responses.create(model="any", input=[{"role": "user", "content": parts}])
+    text, picture = last_context(upstream)[0]["content"]
+    assert text == parts[0]
+    assert picture["image_url"] == IMAGE_URL
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_answer_that_is_cut_short_says_so(client: OpenAI, streamed: bool) -> None:
+    """It is incomplete, with the words that there were."""
+    more: Any = {"model": "any", "input": "Write 100 words", "max_output_tokens": 16}
+    if streamed:
+        made: Any = list(client.responses.create(**more, stream=True))[-1]
+        assert made.type == "response.incomplete"
+        made = made.response
+    else:
+        made = client.responses.create(**more)
+    assert made.status == "incomplete"
+    assert made.incomplete_details.reason == "max_output_tokens"
+    assert made.output[0].status == "incomplete"
+    assert len(made.output[0].content[0].text.split()) >= 5
+
+
+def test_settings_go_upstream(client: OpenAI, upstream: TestServer) -> None:
+    """Those that change the answer."""
+    client.responses.create(
+        model="any",
+        input="Hello",
+        temperature=0.5,
+        top_p=0.25,
+        tools=[WEATHER],
+        tool_choice={"type": "function", "name": "get_weather"},
+        parallel_tool_calls=False,
+    )
+    sent = upstream.requests[-1].body
+    assert (sent["temperature"], sent["top_p"]) == (0.5, 0.25)
+    assert "get_weather" in str(sent["tool_choice"])
+    one = sent.get("parallel_tool_calls") is False
+    assert one or sent["tool_choice"]["disable_parallel_tool_use"]
+
+
+def test_a_long_context_is_compacted(client: OpenAI, upstream: TestServer) -> None:
+    """The model sums up what is left out, and the next turn goes on from there."""
+    words = "The river runs from the mountains to the sea. " * 150
+    first = client.responses.create(model="any", input=f"Remember this: {words}")
+    second = client.responses.create(
+        model="any",
+        input="Line 2",
+        previous_response_id=first.id,
+        context_management=[{"type": "compaction", "compact_threshold": 1000}],
+    )
+    assert [item.type for item in second.output] == ["compaction", "message"]
+    assert "In summary:" in json.dumps(upstream.requests[-1].body)
+    third = client.responses.create(
+        model="any", input="How many messages are there?", previous_response_id=second.id
+    )
+    assert "In summary:" in json.dumps(upstream.requests[-1].body)
+    assert "mountains" not in json.dumps(last_context(upstream)[1:])
+    assert third.usage is not None
+    assert first.usage is not None
+    assert third.usage.input_tokens < first.usage.input_tokens
+
+
+STATUSES = {
+    "status=429,retry_after=7": (429, "rate_limit_exceeded"),
+    "status=401": (502, "upstream_not_authorised"),
+    "status=403": (502, "upstream_not_authorised"),
+    "status=404": (502, "upstream_not_found"),
+    "status=400": (400, "upstream_refused"),
+    "status=500": (502, "upstream_failed"),
+    "status=503": (503, "upstream_overloaded"),
+}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("fault", STATUSES)
+def test_a_refusal_upstream_is_told_as_what_it_is(
+    client: OpenAI, upstream: TestServer, fault: str, streamed: bool
+) -> None:
+    """With a proper status, also where a stream was asked for."""
+    upstream.faults.set(fault, times=1)
+    status, code = STATUSES[fault]
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.responses.create(model="any", input="Hello", stream=streamed)
+    assert (caught.value.status_code, caught.value.code) == (status, code)
+    if status == 429:
+        assert caught.value.response.headers["retry-after"] == "7"
+    assert client.responses.create(model="any", input="Hello").output_text
+
+
+CUT_FAULTS = ("cut_after_events=7", "cut_in_event=7", "fail_after_events=7")
+
+
+@pytest.mark.parametrize("fault", CUT_FAULTS)
+def test_a_stream_that_breaks_upstream_fails_here(
+    client: OpenAI, upstream: TestServer, fault: str
+) -> None:
+    """What was begun is failed, is kept as failed, and nothing can be built on it."""
+    upstream.faults.set(fault, times=1)
+    events: list[Any] = list(
+        client.responses.create(model="any", input="Write 40 words", stream=True)
+    )
+    assert [event.type for event in events[-2:]] == ["error", "response.failed"]
+    failed = events[-1].response
+    assert failed.error.code == "server_error"
+    assert "behind this server" in failed.error.message
+    kept = client.responses.retrieve(failed.id)
+    assert (kept.status, kept.error) == ("failed", failed.error)
+    assert client.responses.create(model="any", input="Hello").output_text
+
+
+HARMLESS_FAULTS = ("slow_first_byte=0.05", "omit_call_id", "empty_call_id")
+
+
+@pytest.mark.parametrize("fault", HARMLESS_FAULTS)
+def test_odd_servers_behind_are_borne(client: OpenAI, upstream: TestServer, fault: str) -> None:
+    """The answer is right all the same, and calls can be answered."""
+    upstream.faults.set(fault)
+    events: list[Any] = list(
+        client.responses.create(model="any", input=TWO_CALLS, tools=[WEATHER], stream=True)
+    )
+    made = events[-1].response
+    calls = [item for item in made.output if item.type == "function_call"]
+    assert [json.loads(call.arguments)["city"] for call in calls] == ["Paris", "Rome"]
+    results: Any = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+        for call in calls
+    ]
+    last = client.responses.create(
+        model="any", input=results, previous_response_id=made.id, tools=[WEATHER]
+    )
+    assert last.output_text.count("sunny") == 2
+
+
+def test_numbered_events_may_come_twice(upstream: TestServer) -> None:
+    """Those of the Responses API; the chunks of a chat have no numbers to tell it by."""
+    upstream.faults.set("duplicate_events")
+    with (
+        serve_backend(upstream, "responses") as server,
+        OpenAI(base_url=server.base_url, api_key="any") as client,
+        client.responses.stream(model="any", input="What is 6 * 7?") as stream,
+    ):
+        assert stream.get_final_response().output_text == "6 * 7 = 42."
+
+
+def test_a_chat_and_a_message_reach_the_same_model(
+    server: TestServer, client: OpenAI, upstream: TestServer
+) -> None:
+    """The stateless endpoints stand before any backend, thoughts included."""
+    chat = client.chat.completions.create(
+        model="any",
+        messages=[{"role": "user", "content": "Think about 6 * 7"}],
+        reasoning_effort="low",
+    )
+    assert chat.choices[0].message.content == "6 * 7 = 42."
+    with Anthropic(base_url=server.url, api_key="any", max_retries=0) as other:
+        stream = other.messages.stream(
+            model="any",
+            max_tokens=3000,
+            messages=[{"role": "user", "content": "What is 6 * 7?"}],
+            thinking={"type": "adaptive"},
+        )
+        with stream as events:
+            message: Any = events.get_final_message()
+        upstream.faults.set("status=529", times=1)
+        with pytest.raises(anthropic.APIStatusError) as caught:
+            other.messages.create(
+                model="any", max_tokens=50, messages=[{"role": "user", "content": "Hello"}]
+            )
+    assert [block.type for block in message.content] == ["thinking", "text"]
+    assert caught.value.status_code == 503
+    assert message.content[1].text == "6 * 7 = 42."
+
+
+def test_a_model_that_does_not_think_can_still_be_told_to(upstream: TestServer) -> None:
+    """A round of tools goes on without a thought where there never was one."""
+    tool: Any = {"name": "get_weather", "input_schema": WEATHER["parameters"]}
+    messages: list[Any] = [{"role": "user", "content": "call get_weather in Rome"}]
+    asking: Any = {"model": "any", "max_tokens": 3000, "messages": messages, "tools": [tool]}
+    with (
+        serve_backend(upstream, "chat") as server,
+        Anthropic(base_url=server.url, api_key="any", max_retries=0) as client,
+    ):
+        call: Any = client.messages.create(**asking).content[0]
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}
+        messages += [
+            {"role": "assistant", "content": [call.model_dump(exclude_none=True)]},
+            {"role": "user", "content": [result]},
+        ]
+        last: Any = client.messages.create(
+            **asking, thinking={"type": "enabled", "budget_tokens": 1024}
+        )
+    assert last.content[-1].text == "get_weather says: sunny."
+
+
+def test_a_stop_sequence_ends_the_answer(client: OpenAI) -> None:
+    """Whether the model behind knows such things or not."""
+    made = client.chat.completions.create(
+        model="any", messages=[{"role": "user", "content": "one two three"}], stop="two"
+    )
+    assert made.choices[0].message.content == 'You said: "one '
+
+
+def test_a_client_that_goes_away_ends_the_work_upstream(
+    client: OpenAI, server: TestServer, upstream: TestServer
+) -> None:
+    """The upstream server sees the connection close, and stops writing."""
+    stream = client.responses.create(
+        model="any", input="Count to 500, slowly", stream=True, timeout=TIMEOUT
+    )
+    for event in stream:
+        if event.type == "response.output_text.delta":
+            break
+    assert upstream.running == 1
+    stream.close()
+    assert wait_until(lambda: upstream.running == 0)
+    assert wait_until(lambda: server.running == 0)
+
+
+def test_the_stateless_endpoints_end_their_work_upstream_too(
+    client: OpenAI, server: TestServer, upstream: TestServer
+) -> None:
+    """A chat and a message, left in the middle."""
+    slow: Any = [{"role": "user", "content": "Count to 500, slowly"}]
+    chat = client.chat.completions.create(model="any", messages=slow, stream=True)
+    next(chunk for chunk in chat if chunk.choices[0].delta.content)
+    assert upstream.running == 1
+    chat.close()
+    assert wait_until(lambda: upstream.running == 0)
+    with Anthropic(base_url=server.url, api_key="any", max_retries=0) as other:
+        events = other.messages.create(model="any", max_tokens=5000, messages=slow, stream=True)
+        next(event for event in events if event.type == "content_block_delta")
+        assert upstream.running == 1
+        events.close()
+        assert wait_until(lambda: upstream.running == 0)
+
+
+def test_a_background_response_is_written_and_cancelled_upstream(
+    client: OpenAI, upstream: TestServer
+) -> None:
+    """Polled to its end, failed as its model failed, or ended on request."""
+    more: Any = {"model": "any", "background": True}
+
+    def status(name: str) -> str | None:
+        return client.responses.retrieve(name).status
+
+    made = client.responses.create(input="Hello", **more)
+    assert wait_until(lambda: status(made.id) == "completed")
+    upstream.faults.set("status=429,retry_after=3", times=1)
+    failing = client.responses.create(input="Hello", **more)
+    assert wait_until(lambda: status(failing.id) == "failed")
+    error = client.responses.retrieve(failing.id).error
+    assert error is not None
+    assert error.code == "rate_limit_exceeded"
+    events = client.responses.create(input="Count to 500, slowly", stream=True, **more)
+    begun: Any = next(iter(events))
+    assert wait_until(lambda: upstream.running == 1)
+    assert client.responses.cancel(begun.response.id).status == "cancelled"
+    assert wait_until(lambda: upstream.running == 0)
+    events.close()
+
+
+def test_a_socket_has_its_memory_before_any_model(client: OpenAI, upstream: TestServer) -> None:
+    """What is not stored is chained within the connection, and refusals come as they are."""
+    more: Any = {"model": "any", "store": False}
+    with client.responses.connect() as socket:
+
+        def last() -> Any:
+            return next(event for event in socket if event.type in ("response.completed", "error"))
+
+        socket.response.create(input="My name is Ada.", **more)
+        first = last().response.id
+        socket.response.create(input="What did I say first?", previous_response_id=first, **more)
+        assert last().response.output_text == 'You said first: "My name is Ada."'
+        upstream.faults.set("status=429,retry_after=3", times=1)
+        socket.response.create(input="Hello", **more)
+        refused = last()
+    assert (refused.status, refused.error.code) == (429, "rate_limit_exceeded")
+
+
+def test_a_whole_answer_that_nobody_waits_for_is_ended_too(
+    client: OpenAI, upstream: TestServer
+) -> None:
+    """Also where nothing was streamed."""
+    upstream.faults.set("slow_first_byte=20", times=1)
+    with pytest.raises(openai.APITimeoutError):
+        client.responses.create(model="any", input="Hello", timeout=0.5)
+    upstream.faults.clear()
+    assert client.responses.create(model="any", input="Hello").output_text
+
+
+def test_a_server_that_is_not_there_is_named(kind: str) -> None:
+    """With a status that says to come back, and what to do."""
+    with (
+        serve(model=make_model(kind, "http://127.0.0.1:9/v1")) as server,
+        OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
+        pytest.raises(openai.InternalServerError) as caught,
+    ):
+        client.responses.create(model="any", input="Hello", stream=True)
+    assert caught.value.status_code == 503
+    assert "cannot be reached" in caught.value.message
+
+
+def test_fifty_streams_do_not_wait_for_a_slow_reader(server: TestServer, client: OpenAI) -> None:
+    """One client that reads nothing holds up nobody."""
+    slow = client.responses.create(model="any", input="Write 20000 words", stream=True)
+    next(iter(slow))
+    answers: list[str] = []
+
+    def ask(number: int) -> None:
+        events = client.responses.create(
+            model="any", input=f"Say line {number}", stream=True, timeout=TIMEOUT
+        )
+        answers.extend(
+            event.response.output_text for event in events if event.type == "response.completed"
+        )
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT)
+    assert len(answers) == 50
+    assert {answer for answer in answers if "line 7" in answer.lower()}
+    slow.close()
+    assert wait_until(lambda: server.running == 0)
+
+
+def test_a_stateful_server_is_chained_by_content(upstream: TestServer) -> None:
+    """Only what is new travels, although the client knows nothing of the ids behind."""
+    with (
+        serve_backend(upstream, "responses") as server,
+        OpenAI(base_url=server.base_url, api_key="any") as client,
+    ):
+        first = client.responses.create(model="any", input="One")
+        for _ in range(2):  # a fork: both go on from the same place
+            client.responses.create(model="any", input="Two", previous_response_id=first.id)
+            sent = upstream.requests[-1].body
+            assert len(sent["input"]) == 1
+            assert sent["previous_response_id"] == upstream.requests[0].response_id
+        replayed: Any = [
+            {"role": "user", "content": "One"},
+            {"role": "assistant", "content": first.output_text},
+            {"role": "user", "content": "Three"},
+        ]
+        client.responses.create(model="any", input=replayed)
+        assert upstream.requests[-1].body["previous_response_id"]
+        upstream.forget()
+        healed = client.responses.create(
+            model="any", input="What did I say first?", previous_response_id=first.id
+        )
+        assert healed.output_text == 'You said first: "One"'
+        assert normalize_items(upstream.requests[-1].context)
+
+
+@pytest.mark.parametrize("kind", ["anthropic", "responses, stateless"])
+def test_a_thought_goes_back_to_the_model_that_thought_it(
+    upstream: TestServer, server: TestServer, client: OpenAI
+) -> None:
+    """Sealed by this server, opened for the upstream, and only where nothing was changed."""
+    more: Any = {"model": "any", "reasoning": {"effort": "low"}, "tools": [WEATHER]}
+
+    def kinds() -> list[str]:
+        return [item["type"] for item in last_context(upstream)]
+
+    first = client.responses.create(input="call get_weather in Rome", **more)
+    thought, call = first.output
+    assert thought.type == "reasoning"
+    assert thought.encrypted_content  # kept for the model, so it is always there
+    assert call.type == "function_call"
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    last = client.responses.create(input=[result], previous_response_id=first.id, **more)
+    assert last.output_text == "get_weather says: sunny."
+    assert kinds() == ["message", "reasoning", "function_call", "function_call_output"]
+    said: list[Any] = [item.model_dump(exclude_none=True) for item in first.output]
+    question: Any = {"role": "user", "content": "call get_weather in Rome"}
+    client.responses.create(input=[question, *said, result], store=False, **more)
+    assert "reasoning" in kinds()
+    question["content"] = "call get_weather in Oslo"
+    client.responses.create(input=[question, *said, result], store=False, **more)
+    assert "reasoning" not in kinds()
+
+
+def test_what_a_model_cannot_be_asked_is_refused(upstream: TestServer) -> None:
+    """As the client's mistake, with the parameter to blame."""
+    with (
+        serve_backend(upstream, "chat") as server,
+        OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
+        pytest.raises(openai.BadRequestError) as caught,
+    ):
+        client.responses.create(model="any", input="Hello", max_tool_calls=3)
+    assert caught.value.param == "max_tool_calls"
+    assert caught.value.code == "unsupported_parameter"
+
+
+def test_a_context_beyond_the_window_is_refused_or_cut(upstream: TestServer) -> None:
+    """By the window that was set for this model, in its own tokens."""
+    with (
+        serve_backend(upstream, "chat", window=600, tokens=2.0) as server,
+        OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
+    ):
+        words = "many words here " * 120
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(model="any", input=words)
+        assert caught.value.code == "context_length_exceeded"
+        assert client.responses.create(model="any", input="many words here " * 50).output_text

@@ -1,0 +1,45 @@
+"""Responses of a stateful server, found by content and forgotten in time."""
+
+from kedge.backends.engine_model import AnchorCache
+from kedge.planning import AnchorRecord, ConversationState, covered_count, prefix_digest, set_state
+from kedge.turns import Turn, assistant, user
+
+
+def record_anchor(turn: Turn, name: str, **changes: object) -> Turn:
+    """A Turn whose newest response has this id."""
+    record = AnchorRecord(name, "s", prefix_digest(turn), covered_count(turn), **changes)  # pyright: ignore[reportArgumentType]
+    return set_state(turn, ConversationState(anchors=(record,)))
+
+
+FIRST_TURN = Turn([user("One"), assistant("Yes")])
+
+
+def test_a_response_is_found_by_what_it_remembers() -> None:
+    """By any Turn that begins with the same content, the longest first."""
+    anchors = AnchorCache()
+    anchors.record(record_anchor(FIRST_TURN, "r1"))
+    longer = FIRST_TURN.append(user("Two"), assistant("Well"))
+    anchors.record(record_anchor(longer, "r2"))
+    rebuilt = Turn([user("One"), assistant("Yes"), user("Two"), assistant("Well"), user("Three")])
+    assert [record.response_id for record in anchors.find_candidates(rebuilt)] == ["r2", "r1"]
+    other = Turn([user("One"), assistant("No"), user("Two")])
+    assert anchors.find_candidates(other) == ()
+
+
+def test_what_is_lost_or_was_never_stored_is_no_candidate() -> None:
+    """The engine tells which are gone."""
+    anchors = AnchorCache()
+    anchors.record(record_anchor(FIRST_TURN, "r1", stored=False))
+    assert len(anchors) == 0
+    anchors.record(record_anchor(FIRST_TURN, "r1"))
+    anchors.record(record_anchor(FIRST_TURN, "r1", status="lost"))
+    assert len(anchors) == 0
+
+
+def test_the_notes_are_bounded() -> None:
+    """The oldest go first."""
+    anchors = AnchorCache(max_size=2)
+    for number in range(5):
+        anchors.record(record_anchor(Turn([user(f"{number}"), assistant("Yes")]), f"r{number}"))
+    assert len(anchors) == 2
+    assert anchors.find_candidates(Turn([user("0"), assistant("Yes")])) == ()

@@ -1,0 +1,116 @@
+"""Several models from a file, and what is said when the file is wrong."""
+
+from pathlib import Path
+
+import openai
+import pytest
+from openai import OpenAI
+
+from kedge.backends import load_models
+from kedge.errors import CannotConnect, InvalidSetting
+from kedge.testing import TestServer, serve
+
+
+def write_models(folder: Path, text: str) -> Path:
+    path = folder / "models.toml"
+    path.write_text(text)
+    return path
+
+
+def test_models_are_found_by_their_names(tmp_path: Path, upstream: TestServer) -> None:
+    """Each answers for itself, all are listed, and an unknown one is refused."""
+    path = write_models(
+        tmp_path,
+        f"""
+        [models.here]
+        model = "practice"
+        window = 1000
+
+        [models.there]
+        model = "chat:{upstream.base_url}#practice"
+        [models.there.params]
+        temperature = 0.5
+        """,
+    )
+    found = load_models(path)
+    with (
+        serve(models=found.models, default=found.default) as server,
+        OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
+    ):
+        assert [model.id for model in client.models.list()] == ["here", "there"]
+        assert client.responses.create(model="here", input="Hello").model == "here"
+        assert upstream.requests == []
+        assert client.responses.create(model="there", input="Hello").model == "there"
+        assert upstream.requests[-1].body["model"] == "practice"
+        assert upstream.requests[-1].body["temperature"] == 0.5
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(model="other", input="Hello")
+        assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+        with pytest.raises(openai.NotFoundError) as missing:
+            client.chat.completions.create(
+                model="other", messages=[{"role": "user", "content": "Hello"}]
+            )
+        assert missing.value.code == "model_not_found"
+        with pytest.raises(openai.BadRequestError, match="context"):
+            client.responses.create(model="here", input="words " * 2000)
+
+
+def test_a_default_answers_to_every_other_name(tmp_path: Path) -> None:
+    """For clients whose model cannot be chosen."""
+    found = load_models(write_models(tmp_path, 'default = "a"\n[models.a]\nmodel = "practice"\n'))
+    with (
+        serve(models=found.models, default=found.default) as server,
+        OpenAI(base_url=server.base_url, api_key="any") as client,
+    ):
+        assert client.responses.create(model="gpt-5", input="Hello").output_text
+
+
+INVALID_FILES = [
+    ("", "no models; write a table [models.NAME]"),
+    ("models = 5", "no models"),
+    ("[models", "is not TOML"),
+    ("[model.a]\n", "there is no 'model'; did you mean models?"),
+    ("[models]\na = 5", "models.a must be a table"),
+    ("[models.a]\n", 'models.a needs a model: model = "ollama:llama3.2"'),
+    ('[models.a]\nmodle = "practice"', "there is no 'modle'; did you mean model?"),
+    ("[models.a]\nmodel = 5", "models.a.model must be a model string"),
+    ('[models.a]\nmodel = "practice"\nwindow = 0', "models.a.window must be a whole number"),
+    ('[models.a]\nmodel = "practice"\nwindow = true', "models.a.window must be a whole number"),
+    ('[models.a]\nmodel = "practice"\nstateless = 1', "models.a.stateless must be true or false"),
+    ('default = "b"\n[models.a]\nmodel = "practice"', "default must be one of a, not 'b'"),
+    ('[models.a]\nmodel = "practice"\napi_key = "sk-123"', "does not belong into a file"),
+    ('[models.a]\nmodel = "olama:x"', "models.a: no provider named 'olama'"),
+    ('[models.a]\nmodel = "practice"\nkey_env = "KEDGE_NO_SUCH"', "has no KEDGE_NO_SUCH"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), INVALID_FILES)
+def test_a_mistake_is_told_in_one_line(tmp_path: Path, text: str, words: str) -> None:
+    """Where it is, and what would be right; never the secret itself."""
+    with pytest.raises((InvalidSetting, CannotConnect)) as caught:
+        load_models(write_models(tmp_path, text))
+    assert words in str(caught.value)
+    assert "sk-123" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """With the reason."""
+    with pytest.raises(InvalidSetting, match="cannot read"):
+        load_models(tmp_path / "nowhere.toml")
+
+
+def test_a_key_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the name of its variable."""
+    monkeypatch.setenv("MY_KEY", "secret")
+    with serve(token="secret") as guarded:
+        path = write_models(
+            tmp_path,
+            f'[models.a]\nmodel = "chat:{guarded.base_url}#practice"\nkey_env = "MY_KEY"\n',
+        )
+        found = load_models(path)
+        with (
+            serve(models=found.models) as server,
+            OpenAI(base_url=server.base_url, api_key="any") as client,
+        ):
+            assert client.responses.create(model="a", input="Hello").output_text

@@ -1,0 +1,339 @@
+"""Batches: every line comes to its end, once, and an interrupted batch goes on for nothing."""
+
+import errno
+import json
+import sys
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from kedge.batch import (
+    AsyncioRunner,
+    BatchJob,
+    BatchLine,
+    LineResult,
+    Progress,
+    ResultsFile,
+    run_batch,
+)
+from kedge.batch.input_file import read_lines
+from kedge.errors import InvalidBatch
+from kedge.store import open_store
+from kedge.testing import TestServer, serve
+
+
+@pytest.fixture
+def server() -> Iterator[TestServer]:
+    """A server to talk with."""
+    with serve() as running:
+        yield running
+
+
+@pytest.fixture
+def batch(server: TestServer, tmp_path: Path) -> dict[str, Any]:
+    """What a batch of a test needs."""
+    return {
+        "out": tmp_path / "results.jsonl",
+        "store_url": f"sqlite:///{tmp_path}/store.db",
+        "model": f"responses:{server.base_url}#practice",
+    }
+
+
+def write_prompts(tmp_path: Path, *lines: object) -> Path:
+    """A file of lines."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(json.dumps(each) for each in lines))
+    return file
+
+
+def read_results(batch: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The results in the file, by id."""
+    lines = batch["out"].read_text().splitlines()
+    return {each["id"]: each for each in map(json.loads, lines)}
+
+
+async def test_every_line_is_a_conversation(
+    batch: dict[str, Any], server: TestServer, tmp_path: Path
+) -> None:
+    """Of one turn or several, with instructions and parameters of its own."""
+    file = write_prompts(
+        tmp_path,
+        {"id": "one", "prompt": "What is 2 + 3?"},
+        {"id": "two", "prompts": ["My ship is the Argo.", "What is my ship?"]},
+        {"prompt": "What are your instructions?", "system": "Be kind."},
+        {"id": "four", "prompt": "Hi", "params": {"metadata": {"a": "b"}}},
+    )
+    summary = await run_batch(file, **batch)
+    assert (summary.total, summary.completed, summary.failed) == (4, 4, 0)
+    found = read_results(batch)
+    assert found["one"]["answers"] == ["2 + 3 = 5."]
+    assert found["two"]["answers"][1] == "Your ship is the Argo."
+    assert found["3"]["answers"] == ['My instructions are: "Be kind."']
+    assert found["two"]["input_tokens"] > 0
+    assert summary.output_tokens == sum(each["output_tokens"] for each in found.values())
+    assert {"a": "b"} in [each.body.get("metadata") for each in server.requests]
+    async with await open_store(batch["store_url"]) as store:
+        assert len(await store.conversations(tag="batch")) == 4
+        assert (await store.conversation(found["two"]["conversation"])).data["batch"][
+            "line"
+        ] == "two"
+
+
+async def test_a_finished_batch_costs_nothing_the_second_time(
+    batch: dict[str, Any], server: TestServer, tmp_path: Path
+) -> None:
+    """Lines that have a result are skipped."""
+    file = write_prompts(tmp_path, {"id": "a", "prompt": "Hello"}, {"id": "b", "prompt": "Hi"})
+    await run_batch(file, **batch)
+    summary = await run_batch(file, **batch)
+    assert (summary.skipped, summary.completed) == (2, 0)
+    assert len(server.requests) == 2
+    file.write_text(file.read_text() + '\n{"id": "c", "prompt": "New"}\n')
+    assert (await run_batch(file, **batch)).completed == 1
+
+
+async def test_lost_results_are_read_from_the_store(
+    batch: dict[str, Any], server: TestServer, tmp_path: Path
+) -> None:
+    """Even without the file of results no answer is paid for again; a cut last line is healed."""
+    file = write_prompts(tmp_path, *({"id": str(i), "prompts": ["One", "Two"]} for i in range(5)))
+    await run_batch(file, **batch)
+    whole = batch["out"].read_bytes()
+    batch["out"].write_bytes(whole[: len(whole) * 3 // 5])
+    summary = await run_batch(file, **batch)
+    assert summary.completed + summary.skipped == 5
+    assert 0 < summary.skipped < 5
+    assert len(server.requests) == 10
+    assert sorted(read_results(batch)) == ["0", "1", "2", "3", "4"]
+
+
+class Interruption(Exception):
+    """Whatever ends a batch early."""
+
+
+class InterruptedRunner(AsyncioRunner):
+    """Breaks off after so many results."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    async def run(
+        self, lines: Sequence[BatchLine], work: BatchJob
+    ) -> AsyncGenerator[LineResult, None]:
+        count = 0
+        async for result in super().run(lines, work):  # and leaves it to be collected
+            yield result
+            count += 1
+            if count == self.after:
+                raise Interruption
+
+
+async def test_an_interrupted_batch_goes_on(
+    batch: dict[str, Any], server: TestServer, tmp_path: Path
+) -> None:
+    """What was finished is kept, and what was saved is not paid for again."""
+    file = write_prompts(tmp_path, *({"id": str(i), "prompts": ["One", "Two"]} for i in range(12)))
+    with pytest.raises(Interruption):
+        await run_batch(file, **batch, runner=InterruptedRunner(3), concurrency=3)
+    async with await open_store(batch["store_url"]) as store:
+        saved = len([row for row in await store.responses() if row.status == "completed"])
+    lost = len(server.requests) - saved
+    summary = await run_batch(file, **batch, lease=0.5)
+    assert summary.skipped >= 3
+    assert summary.skipped + summary.completed == 12
+    assert len(server.requests) == 24 + lost
+
+
+async def test_errors_are_kept_with_their_line(
+    batch: dict[str, Any], server: TestServer, tmp_path: Path
+) -> None:
+    """One line that fails does not stop the others, and is tried again by the next run."""
+    file = write_prompts(
+        tmp_path,
+        {"id": "good", "prompt": "Hello"},
+        {"id": "bad", "prompts": ["Hello", "Bye"], "params": {"temperature": 9}},
+        {"id": "lost", "prompt": "Hello", "model": "nobody:x"},
+    )
+    summary = await run_batch(file, **batch)
+    assert (summary.completed, summary.failed) == (1, 2)
+    assert summary.errors == {"CannotConnect": 1, "RequestRefused": 1}
+    found = read_results(batch)
+    assert "temperature" in found["bad"]["error"]
+    assert found["bad"]["status"] == "failed"
+    again = await run_batch(file, **batch)
+    assert (again.skipped, again.failed) == (1, 2)
+
+
+async def test_a_line_whose_prompt_was_changed_says_so(
+    batch: dict[str, Any], server: TestServer
+) -> None:
+    """Its id stands for what was sent; an answer to something else would be wrong."""
+    server.faults.set("status=400", times=1)
+    await run_batch([BatchLine("a", ("What is 2 + 3?",))], **batch)
+    await run_batch([BatchLine("a", ("What is 5 + 5?",))], **batch)
+    assert "give the line a new id" in read_results(batch)["a"]["error"]
+    assert len(server.requests) == 1
+    with pytest.raises(InvalidBatch, match="same id"):
+        await run_batch([BatchLine("a", ("One",)), BatchLine("a", ("Two",))], **batch)
+
+
+async def test_what_may_succeed_later_is_tried_again(
+    batch: dict[str, Any], server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that fails now and then does not fail the line."""
+    server.faults.set("status=500", times=2)
+    file = write_prompts(tmp_path, {"id": "a", "prompt": "Hello"})
+    summary = await run_batch(file, **batch)
+    assert summary.completed == 1
+
+
+async def test_no_more_run_at_once_than_was_allowed(
+    batch: dict[str, Any], server: TestServer
+) -> None:
+    """However many lines there are, and every step is told."""
+    most = 0
+    seen: list[Progress] = []
+
+    def watch(progress: Progress) -> None:
+        nonlocal most
+        seen.append(progress)
+        most = max(most, server.running)
+
+    lines = [BatchLine(str(i), ("Slowly count to 3",)) for i in range(30)]
+    await run_batch(lines, **batch, concurrency=4, watch=watch)
+    assert most <= 4
+    assert [each.done for each in seen] == list(range(31))
+    assert seen[-1].completed == 30
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "line 1 of prompts.jsonl is not valid JSON"),
+        ("[]", "must be a JSON object"),
+        ('{"id": "a"}', "needs either a prompt or prompts"),
+        ('{"prompt": "a", "prompts": ["b"]}', "needs either"),
+        ('{"prompts": []}', "at least one"),
+        ('{"prompts": ["a", ""]}', "none is empty"),
+        ('{"prompt": "a", "promt": 1}', "no place for 'promt'"),
+        ('{"prompt": "a", "id": ""}', "id must be a text"),
+        ('{"prompt": "a", "system": 1}', "system must be a text"),
+        ('{"prompt": "a", "params": 1}', "params must be an object"),
+        ('{"prompt": "a", "params": {"key": "k"}}', "has 'key', which no request takes"),
+        ('{"prompt": "a", "id": "\\ud800"}', "id holds half a character"),
+        ('{"prompt": "a", "id": "1"}\n{"prompt": "b", "id": 1}', "has the id '1' of line 1"),
+    ],
+)
+async def test_a_wrong_line_is_told_before_anything_is_sent(
+    text: str, words: str, batch: dict[str, Any], server: TestServer, tmp_path: Path
+) -> None:
+    """With its number, and what is wrong with it."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(text)
+    with pytest.raises(InvalidBatch) as caught:
+        await run_batch(file, **batch)
+    assert words in str(caught.value)
+    assert not server.requests
+
+
+async def test_files_that_cannot_be_used_are_said_so(batch: dict[str, Any], tmp_path: Path) -> None:
+    """A missing file, a folder, and a file of something else, which is left as it is."""
+    with pytest.raises(InvalidBatch, match="cannot be read"):
+        await run_batch(tmp_path / "none.jsonl", **batch)
+    with pytest.raises(InvalidBatch, match="cannot be written"):
+        await run_batch([BatchLine("a", ("Hi",))], tmp_path, store_url=batch["store_url"])
+    batch["out"].write_text("my diary\n")
+    with pytest.raises(InvalidBatch, match="is no result of a batch"):
+        await run_batch([BatchLine("a", ("Hi",))], **batch)
+    assert batch["out"].read_text() == "my diary\n"
+    with pytest.raises(InvalidBatch, match="at least 1"):
+        await run_batch([], **batch, concurrency=0)
+
+
+@pytest.mark.parametrize("text", ["my diary", '{"id": "a", "prompt": "Hi"}', '{"id": 1, "a'])
+async def test_a_file_of_something_else_keeps_its_last_line(
+    text: str, batch: dict[str, Any]
+) -> None:
+    """Only the cut end of a result is taken off, not a line that lacks its line break."""
+    batch["out"].write_text(text)
+    with pytest.raises(InvalidBatch, match="is no result of a batch"):
+        await run_batch([BatchLine("a", ("Hi",))], **batch)
+    assert batch["out"].read_text() == text
+
+
+def test_a_mark_of_byte_order_is_read_over(tmp_path: Path) -> None:
+    """Some editors put one in front of every file."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"id": "a", "prompt": "Hi"}\n\n', encoding="utf-8-sig")
+    assert read_lines(file) == [BatchLine("a", ("Hi",))]
+
+
+def test_a_full_disk_is_told_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And the file is as usable as before when there is room again."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, ResultsFile(tmp_path / "out.jsonl") as results:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(InvalidBatch, match="make room"):
+            results.append(LineResult("a", "completed"))
+    with ResultsFile(tmp_path / "out.jsonl") as results:
+        results.append(LineResult("b", "completed"))
+        assert "b" in results.load()
+
+
+@pytest.mark.parametrize("cut", range(0, 130, 13))
+def test_a_cut_last_line_is_taken_off(cut: int, tmp_path: Path) -> None:
+    """Wherever it was cut, what was whole before it stays, and new lines are whole."""
+    file = tmp_path / "out.jsonl"
+    with ResultsFile(file) as results:
+        for name in ("a", "b"):
+            results.append(LineResult(name, "completed", ("x" * 20,), cost=0.5))
+    file.write_bytes(file.read_bytes()[:cut])
+    whole = file.read_bytes().count(b"\n")
+    with ResultsFile(file) as results:
+        assert len(results.load()) == whole
+        results.append(LineResult("c", "failed", error="no", kind="ServerFailed"))
+        assert list(results.load()) == [*("a", "b")[:whole], "c"]
+
+
+CHILD_SCRIPT = """
+import sys
+from kedge import run_sync
+from kedge.batch import run_batch
+prompts, out, store, model = sys.argv[1:]
+run_sync(run_batch(prompts, out, store_url=store, model=model, concurrency=3, lease=0.5))
+"""
+
+
+async def test_a_killed_batch_goes_on_in_another_process(
+    batch: dict[str, Any], server: TestServer, tmp_path: Path
+) -> None:
+    """After a kill -9 only what was on its way is paid for again: at most a turn of each line."""
+    server.faults.set("slow_first_byte=0.05")
+    lines = [{"id": str(i), "prompts": [f"One {i}", f"Two {i}"]} for i in range(20)]
+    file = write_prompts(tmp_path, *lines)
+    arguments = [str(file), str(batch["out"]), batch["store_url"], batch["model"]]
+    async with await anyio.open_process(
+        [sys.executable, "-c", CHILD_SCRIPT, *arguments]
+    ) as running:
+        while not batch["out"].exists() or batch["out"].read_bytes().count(b"\n") < 4:
+            assert running.returncode is None
+            await anyio.sleep(0.01)
+        running.kill()
+    server.faults.clear()
+    async with await open_store(batch["store_url"]) as store:
+        saved = len([row for row in await store.responses() if row.status == "completed"])
+    summary = await run_batch(file, **batch, lease=0.5)
+    assert summary.skipped >= 4
+    assert summary.skipped + summary.completed == 20
+    assert len(server.requests) - 40 <= 3
+    async with await open_store(batch["store_url"]) as store:
+        assert len(await store.responses()) == 40
+    assert saved >= 8

@@ -1,0 +1,124 @@
+"""Damage to state bytes, of every kind that storage, transport and people can do."""
+
+import random
+from collections.abc import Callable
+
+Mutation = Callable[[random.Random, bytes], bytes]
+
+# What makes JSON mean something else when it lands in the right place.
+_FRAGMENTS = [
+    b'"',
+    b"\\",
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b",",
+    b":",
+    b"0",
+    b"1",
+    b"9",
+    b"-",
+    b"e9",
+    b"null",
+    b"true",
+    b"NaN",
+    b"\\ud800",
+    b"\x00",
+    b"\xff",
+    "é".encode(),
+    b'"version":1',
+    b'"version":3',
+    b'"blocks":[]',
+    b'"messages":[]',
+    b'"processed_length":0',
+    b"gAAAAA",
+]
+
+
+def _flip_bit(rng: random.Random, data: bytes) -> bytes:
+    at = rng.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :]
+
+
+def _set_byte(rng: random.Random, data: bytes) -> bytes:
+    at = rng.randrange(len(data))
+    return data[:at] + bytes([rng.randrange(256)]) + data[at + 1 :]
+
+
+def _replace_digit(rng: random.Random, data: bytes) -> bytes:
+    digits = [at for at, byte in enumerate(data) if 48 <= byte <= 57]
+    at = rng.choice(digits or [0])
+    return data[:at] + bytes([rng.randrange(48, 58)]) + data[at + 1 :]
+
+
+def _cut_end(rng: random.Random, data: bytes) -> bytes:
+    return data[: rng.randrange(len(data))]
+
+
+def _cut_start(rng: random.Random, data: bytes) -> bytes:
+    return data[rng.randrange(1, len(data) + 1) :]
+
+
+def _cut_middle(rng: random.Random, data: bytes) -> bytes:
+    start, stop = sorted(rng.randrange(len(data) + 1) for _ in range(2))
+    return data[:start] + data[stop:]
+
+
+def _insert(rng: random.Random, data: bytes) -> bytes:
+    at = rng.randrange(len(data) + 1)
+    return data[:at] + rng.choice(_FRAGMENTS) + data[at:]
+
+
+def _overwrite(rng: random.Random, data: bytes) -> bytes:
+    piece = rng.choice(_FRAGMENTS)
+    at = rng.randrange(len(data))
+    return data[:at] + piece + data[at + len(piece) :]
+
+
+def _repeat_slice(rng: random.Random, data: bytes) -> bytes:
+    start, stop = sorted(rng.randrange(len(data) + 1) for _ in range(2))
+    return data[:stop] + data[start:stop] + data[stop:]
+
+
+def _swap_slices(rng: random.Random, data: bytes) -> bytes:
+    a, b, c = sorted(rng.randrange(len(data) + 1) for _ in range(3))
+    return data[:a] + data[b:c] + data[a:b] + data[c:]
+
+
+def _swap_case(rng: random.Random, data: bytes) -> bytes:
+    at = rng.randrange(len(data))
+    return data[:at] + data[at : at + 8].swapcase() + data[at + 8 :]
+
+
+def _change_version(rng: random.Random, data: bytes) -> bytes:
+    return data.replace(b'"version":2', b'"version":%d' % rng.choice([0, 1, 3, 99]))
+
+
+def _add_whitespace(rng: random.Random, data: bytes) -> bytes:
+    return data.replace(b",", b", ") if rng.random() < 0.5 else data + b"\n"
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    _flip_bit,
+    _set_byte,
+    _replace_digit,
+    _cut_end,
+    _cut_start,
+    _cut_middle,
+    _insert,
+    _overwrite,
+    _repeat_slice,
+    _swap_slices,
+    _swap_case,
+    _change_version,
+    _add_whitespace,
+)
+
+
+def mutate(rng: random.Random, data: bytes, max_mutations: int = 3) -> bytes:
+    """The bytes with one to ``most`` things done to them."""
+    for _ in range(rng.randint(1, max_mutations)):
+        if data:
+            data = rng.choice(MUTATIONS)(rng, data)
+    return data

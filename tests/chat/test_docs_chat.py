@@ -1,0 +1,36 @@
+"""The pages about Chat and compaction, held against the code."""
+
+import inspect
+import re
+from pathlib import Path
+
+from kedge import compaction
+from kedge.chat import DISCARD_REASONS, Chat
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+
+
+def test_every_reason_to_discard_a_state_is_on_the_page() -> None:
+    """In the words of the code."""
+    page = (DOCS / "chat.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page, re.MULTILINE))
+    assert {reason: rows.get(reason) for reason in DISCARD_REASONS} == DISCARD_REASONS
+
+
+def test_every_method_of_chat_is_on_the_page() -> None:
+    """The table of calls is whole."""
+    page = (DOCS / "chat.md").read_text()
+    methods = [name for name in vars(Chat) if not name.startswith("_")]
+    assert [name for name in methods if f"{name}(" not in page] == []
+
+
+def test_every_compactor_and_trigger_is_on_the_page() -> None:
+    """One page for all that compacts, and for whoever writes their own."""
+    page = (DOCS / "compaction.md").read_text()
+    compactors = [
+        name
+        for name, value in vars(compaction).items()
+        if inspect.isclass(value) and name.endswith(("Compactor", "Trigger", "Triggers", "Counter"))
+    ]
+    protocols = {"Compactor", "CompactionTrigger", "CompactionStrategy", "BlockCounter"}
+    assert [name for name in compactors if name not in protocols and name not in page] == []

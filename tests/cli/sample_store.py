@@ -1,0 +1,54 @@
+"""Conversations for the tests of commands: a store on disk, a real server, a tree with forks in it."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from kedge.cli import group
+from kedge.cli.store_options import MODEL_KEY
+from kedge.config import store_url
+from kedge.conversation import Conversation
+from kedge.event_loops import run_sync
+from kedge.store import open_store
+from kedge.testing import serve
+from kedge.testing.server import TestServer
+
+
+def run_command(*words: str, stdin: str | None = None) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(group, words, input=stdin)
+
+
+def run_json(*words: str, stdin: str | None = None) -> Any:
+    """What a command answers in JSON."""
+    result = run_command(*words, "--json", stdin=stdin)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@contextmanager
+def serve_sample_store(path: Path) -> Iterator[TestServer]:
+    """A store at this path with the conversation ``harbour`` and its fork ``quay``, and their server.
+
+    Nodes: 1 root; 2, 3 the first question and its answer; 4, 5 the second; after an undo 6, 7 another
+    second one; 8, 9 a third, on the fork.
+    """
+    with serve() as server:
+        run_sync(_create_conversations(path, f"responses:{server.base_url}#practice"))
+        yield server
+
+
+async def _create_conversations(path: Path, model: str) -> None:
+    async with await open_store(store_url(str(path))) as store:
+        kept = {"title": "harbour", "tags": ["ships"], "data": {MODEL_KEY: model}}
+        async with await Conversation.create(store, model, **kept) as talk:
+            await talk.send("My name is Ada.")
+            await talk.send("What is 2+3?")
+            await talk.undo()
+            await talk.send("What is my name?")
+            forked = await talk.fork(title="quay")
+            await forked.send("What is 3+4?")

@@ -1,0 +1,82 @@
+"""How a chat tells what happens besides the answer."""
+
+import pytest
+
+from kedge.cli.chat_output import TextOutput, format_event, format_status
+from kedge.cli.chat_tools import load_tool
+from kedge.cli.show import print_blocks
+from kedge.errors import CannotConnect
+from kedge.events import RefusalDelta, TextDelta
+from kedge.events.run import FellBack, Healed, ServerForgot, ToolFinished
+from kedge.turns import assistant, opaque, reasoning, tool_call, tool_result, user
+
+TOOL_CALL = tool_call("look", {"at": "\x1b[2J sea"}, call_id="call_1")
+
+
+def test_tools_are_folded_into_a_line() -> None:
+    """With the first line of what they said, cut, and nothing that commands the terminal."""
+    result = tool_result("call_1", "x" * 100 + "\nsecond line")
+    line = format_event(ToolFinished(TOOL_CALL, result))
+    assert line.startswith("[look {")
+    assert line.endswith("…]")
+    assert "second" not in line
+    assert "\x1b" not in line
+    assert format_event(ToolFinished(TOOL_CALL, tool_result("call_1", " "))).endswith("-> ]")
+
+
+def test_what_went_wrong_is_a_line() -> None:
+    """Healed, fallen back, forgotten; anything else is not told."""
+    assert format_event(Healed("gone")) == "[healed: gone]"
+    assert format_event(FellBack("expired")) == "[fell back: expired]"
+    assert format_event(ServerForgot("resp_1")) == "[the server forgot the conversation]"
+    assert format_event(TextDelta("x")) == ""
+    assert format_status([]) == "[nothing was sent]"
+
+
+def test_a_refusal_is_part_of_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """And a line in brackets never stands behind half a sentence."""
+    teller = TextOutput()
+    teller.show_event(RefusalDelta("I cannot"))
+    teller.show_event(Healed("gone"))
+    teller.stop()
+    assert capsys.readouterr().out == "I cannot\n[healed: gone]\n"
+
+
+def test_show_folds_and_unfolds(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is not said to anyone is a line, or whole with --full."""
+    blocks = [
+        user("Look.", origin="guard"),
+        reasoning(summary=["Where is it?"]),
+        TOOL_CALL,
+        tool_result("call_1", "The sea.\nAll of it."),
+        opaque({"type": "web_search_call", "id": "ws_1"}),
+        reasoning(encrypted_content="sealed"),
+        assistant("I see the sea."),
+    ]
+    print_blocks(blocks, full=False)
+    brief = capsys.readouterr().out
+    assert "You (by guard)" in brief
+    assert "[tool call: " in brief
+    assert "\x1b" not in brief
+    print_blocks(blocks, full=True)
+    whole = capsys.readouterr().out
+    assert "Where is it?" in whole
+    assert "The sea.\nAll of it." in whole
+    assert "(encrypted)" in whole
+    assert "sealed" not in whole
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("nothing", "module:function"),
+        (":f", "module:function"),
+        ("no_such_module_here:f", "cannot import"),
+        ("json:nothing", "has no function"),
+        ("json:__name__", "has no function"),
+    ],
+)
+def test_a_wrong_tool_is_refused_in_plain_words(path: str, words: str) -> None:
+    """What is missing, and how a tool is named."""
+    with pytest.raises(CannotConnect, match=words):
+        load_tool(path)

@@ -1,0 +1,87 @@
+"""Markdown that streams: what is settled stays, and nothing a model writes commands the terminal."""
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from kedge.cli.chat_output import MarkdownOutput, split_settled
+from kedge.cli.words import format_age, format_percent, sanitize_text
+from kedge.events import ReasoningDelta, TextDelta
+
+
+@pytest.mark.parametrize(
+    ("text", "done"),
+    [
+        ("one", ""),
+        ("one\n", ""),
+        ("one\n\ntwo", "one\n\n"),
+        ("one\n\ntwo\n\nthree", "one\n\ntwo\n\n"),
+        ("```\ncode\n\nmore", ""),
+        ("```\ncode\n\nmore\n```\n\nafter", "```\ncode\n\nmore\n```\n\n"),
+        ("````\n```\n\n````\n\nx", "````\n```\n\n````\n\n"),
+    ],
+)
+def test_what_is_settled_ends_with_a_blank_line_outside_of_code(text: str, done: str) -> None:
+    """A code block is one piece, however many blank lines it has."""
+    assert split_settled(text) == (done, text[len(done) :])
+
+
+@given(st.text(alphabet="ab\n`~ ", max_size=60), st.integers(0, 60))
+def test_settled_text_stays_settled(text: str, cut: int) -> None:
+    """What was settled of a beginning is the beginning of what is settled of the whole."""
+    early, _ = split_settled(text[:cut])
+    done, rest = split_settled(text)
+    assert done + rest == text
+    assert done.startswith(early)
+
+
+def make_output() -> tuple[MarkdownOutput, io.StringIO]:
+    """A teller on a terminal that can be read."""
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=60, color_system=None)
+    return MarkdownOutput(console), screen
+
+
+def test_an_answer_is_drawn_as_markdown() -> None:
+    """Paragraph by paragraph, and whole at the end."""
+    telling, screen = make_output()
+    for piece in ("# Ti", "tle\n\nSome **bo", "ld** words.\n\n- a\n- b", ""):
+        telling.show_event(TextDelta(delta=piece))
+    telling.stop()
+    shown = screen.getvalue()
+    assert "Title" in shown
+    assert "**" not in shown.splitlines()[-3:]
+    assert " • b" in shown
+
+
+def test_thinking_is_folded_into_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """While it lasts on the screen; afterwards as a count."""
+    telling, screen = make_output()
+    telling.show_event(ReasoningDelta(delta="let me see now "))
+    assert "thinking" in screen.getvalue()
+    telling.show_event(TextDelta(delta="Done."))
+    telling.stop()
+    assert "[thought: about 4 words]" in capsys.readouterr().out
+    assert "let me see" not in screen.getvalue()
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    """A model cannot move the cursor, set a title or clear the screen."""
+    assert sanitize_text("a\x1b[2Jb\x07\r\n\tc") == "a�[2Jb��\n\tc"
+    assert sanitize_text("plain é 漢") == "plain é 漢"
+    telling, screen = make_output()
+    telling.show_event(TextDelta(delta="x \x1b]0;owned\x07 y"))
+    telling.stop()
+    assert "\x1b]0;owned" not in screen.getvalue()
+
+
+def test_small_words() -> None:
+    """Ages and shares as people say them."""
+    assert format_age(100, 100) == "just now"
+    assert format_age(0, 3 * 86_400) == "3 days ago"
+    assert format_age(0, 3_600) == "1 hour ago"
+    assert format_percent(1, 3) == "33 %"
+    assert format_percent(0, 0) == ""

@@ -1,0 +1,316 @@
+"""The commands about conversations, on a store with a fork in it and a server that remembers."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from cli.sample_store import run_command, run_json, serve_sample_store
+from kedge.cli import group
+from kedge.cli.store_options import complete_names
+from kedge.event_loops import run_sync
+from kedge.store import open_store
+from kedge.testing.server import TestServer
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A store of the test's own."""
+    for name in ("KEDGE_CONFIG", "KEDGE_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    path = tmp_path / "talks and more.db"
+    monkeypatch.setenv("KEDGE_STORE", str(path))
+    return path
+
+
+@pytest.fixture
+def server(alone: Path) -> Iterator[TestServer]:
+    """The server that the conversations were held with."""
+    with serve_sample_store(alone) as server:
+        yield server
+
+
+def test_without_a_store_nothing_is_made(alone: Path) -> None:
+    """The list is empty and says how to start; anything else says that there is none."""
+    empty = run_command("conversations")
+    assert empty.exit_code == 0
+    assert "kedge chat --conversation" in empty.output
+    assert run_json("conversations") == []
+    missing = run_command("tree", "harbour")
+    assert missing.exit_code == 1
+    assert "there are no conversations yet" in missing.stderr
+    assert not alone.exists()
+
+
+def test_conversations_lists_what_there_is(server: TestServer) -> None:
+    """The newest first, with answers, tokens and forks; a tag chooses."""
+    quay, harbour = run_json("conversations")
+    assert (quay["title"], harbour["title"]) == ("quay", "harbour")
+    assert harbour["answers"] == 3
+    assert quay["forked_from"] == harbour["id"]
+    assert harbour["input_tokens"] > 0
+    assert len(run_json("conversations", "--tag", "ships")) == 2
+    assert run_json("conversations", "--tag", "planes") == []
+    lines = run_command("conversations").output.splitlines()
+    assert lines[0].split() == ["id", "answers", "tokens", "cached", "changed", "title"]
+    assert "harbour #ships" in lines[2]
+    assert len(run_json("conversations", "--limit", "1")) == 1
+
+
+def test_a_conversation_is_named_by_id_beginning_or_title(server: TestServer) -> None:
+    """What fits nothing, or too much, is said so."""
+    harbour = run_json("conversations")[1]["id"]
+    for name in ("harbour", harbour, harbour[:-2]):
+        assert run_json("show", name)["id"] == harbour
+    missing = run_command("show", "nowhere")
+    assert missing.exit_code == 1
+    assert "there is no conversation 'nowhere'" in missing.stderr
+    assert "give more of the id" in run_command("show", "conv_").stderr
+
+
+def test_show_reads_as_a_chat(server: TestServer) -> None:
+    """Up to the head, or to any place of the tree."""
+    output = run_command("show", "harbour").output
+    assert output.index("My name is Ada.") < output.index("What is my name?")
+    assert "2+3" not in output
+    assert "2+3" in run_command("show", "harbour", "--at", "5").output
+    blocks = run_json("show", "harbour", "--at", "3")["blocks"]
+    assert [block["kind"] for block in blocks] == ["user", "assistant"]
+    response = run_json("tree", "harbour")["nodes"][4]["response"]
+    assert run_json("show", "harbour", "--at", response)["node"] == 5
+    assert "'kedge tree' shows them" in run_command("show", "harbour", "--at", "resp_none").stderr
+
+
+def test_tree_is_a_graph_with_heads_and_marks(server: TestServer, alone: Path) -> None:
+    """Forks are lanes; expired, lost, failed and edited places are marked."""
+    graph = run_command("tree", "harbour").output.splitlines()
+    assert len(graph) == 10
+    assert "├─┘" in graph
+    assert "(head of quay)" in graph[0]
+    assert "(head)" in graph[2]
+    assert graph[-1].startswith("◇")
+    nodes = run_json("tree", "harbour")["nodes"]
+    assert [node["parent"] for node in nodes] == [None, 1, 2, 3, 4, 3, 6, 7, 8]
+    assert nodes[2]["excerpt"].startswith("You said")
+    assert nodes[1]["excerpt"] == "My name is Ada."
+    assert len(run_command("tree", "harbour", "--limit", "2").output.splitlines()) == 2
+
+    async def damage() -> None:
+        async with await open_store(f"sqlite:///{alone}") as store:
+            row = await store.conversation(told_id)
+            first, second, _ = await store.responses(row)
+            assert first.record is not None
+            await store.mark_lost(first.record, "gone")
+            change = "UPDATE responses SET expires_at = 1 WHERE node = ?"
+            await store.database.write(lambda tx: tx.run(change, (second.node,)))
+
+    told_id = run_json("conversations")[1]["id"]
+    run_sync(damage())
+    marked = {node["id"]: node["marks"] for node in run_json("tree", "harbour")["nodes"]}
+    assert marked[3] == ["lost: gone"]
+    assert marked[5] == ["expired"]
+    assert "[lost: gone]" in run_command("tree", "harbour").output
+
+
+def test_inspect_tells_blocks_plan_and_savings(server: TestServer) -> None:
+    """Origin, response and tokens of each block; the anchor; what is sent; what is saved."""
+    found = run_json("inspect", "harbour", "--say", "And?")
+    assert [block["sent"] for block in found["blocks"]] == [False] * 4 + [True]
+    assert found["blocks"][1]["origin"] == "engine"
+    assert found["blocks"][1]["response"].startswith("resp_")
+    assert all(block["tokens"] > 0 for block in found["blocks"])
+    plan = found["plan"]
+    assert plan["anchor"] == found["blocks"][3]["response"]
+    assert (plan["sent_blocks"], plan["full_blocks"]) == (1, 5)
+    assert plan["saved_bytes"] == plan["full_bytes"] - plan["sent_bytes"] > 0
+    assert plan["saved_tokens"] == sum(block["tokens"] for block in found["blocks"][:4])
+    output = run_command("inspect", "harbour", "--say", "And?").output
+    assert "→ 4" in output
+    assert "Chained on resp_" in output
+    assert "still bills" in output
+
+
+def test_inspect_tells_why_candidates_are_refused(server: TestServer) -> None:
+    """As seen from another provider, nothing holds, and each reason is in plain words."""
+    plan = run_json("inspect", "harbour", "--model", "practice")["plan"]
+    assert plan["anchor"] is None
+    assert {each["reason"] for each in plan["rejected"]} == {"scope"}
+    assert "another provider" in plan["rejected"][0]["words"]
+    assert "another provider" in run_command("inspect", "harbour", "--model", "practice").output
+
+
+def test_diff_compares_branches_and_moments(server: TestServer) -> None:
+    """By nodes, or by the names of forks."""
+    found = run_json("diff", "harbour", "5")
+    assert found["shared"] == 2
+    assert found["left"]["blocks"][0]["parts"][0]["text"] == "What is 2+3?"
+    assert found["right"]["node"] == 7
+    lines = run_command("diff", "harbour", "5", "7").output.splitlines()
+    assert lines[0] == "nodes 5 and 7 share 2 blocks"
+    assert [line[0] for line in lines[1:]] == ["-", "-", "+", "+"]
+    apart = run_json("diff", "harbour", "head", "quay")
+    assert apart["left"]["blocks"] == []
+    assert len(apart["right"]["blocks"]) == 2
+    assert run_command("diff", "harbour", "nowhere").exit_code == 1
+
+
+def test_fork_goes_on_from_any_place(server: TestServer) -> None:
+    """Under a name of its own, with the same model, and all that came before."""
+    made = run_json("fork", "harbour", "--at", "3", "--title", "pier")
+    assert made["node"] == 3
+    assert len(run_json("show", "pier")["blocks"]) == 2
+    assert run_json("inspect", "pier")["model"].startswith("responses:")
+    assert "kedge chat --conversation" in run_command("fork", "harbour").output
+
+
+def test_search_finds_words(server: TestServer) -> None:
+    """In every conversation, with what stands around them."""
+    hits = run_json("search", "name", "ada")
+    assert hits
+    assert {hit["title"] for hit in hits} <= {"harbour", "quay"}
+    assert "Ada" in run_command("search", "ada").output
+    assert "Nothing was found." in run_command("search", "zeppelin").output
+    assert run_command("search").exit_code == 2
+
+
+def test_export_and_import_are_lossless(server: TestServer, tmp_path: Path) -> None:
+    """Into another store and out again: the same lines; a broken file changes nothing."""
+    lines = run_command("export", "harbour").stdout
+    assert all(json.loads(line) for line in lines.splitlines())
+    file, other = tmp_path / "out.jsonl", str(tmp_path / "other.db")
+    summary = run_json("export", "--out", str(file))
+    assert summary["conversations"] == 2
+    made = run_json("import", str(file), "--store", other)
+    assert {row["title"] for row in made} == {"harbour", "quay"}
+    assert run_command("export", "harbour", "--store", other).stdout == lines
+    assert (
+        run_command("import", "-", "--store", str(tmp_path / "third.db"), stdin=lines).exit_code
+        == 0
+    )
+    broken = run_command("import", "-", "--store", other, stdin=lines[: len(lines) // 2])
+    assert broken.exit_code == 1
+    assert len(run_json("conversations", "--store", other)) == 2
+    assert run_command("export", "harbour", "--json").exit_code == 2
+
+
+def test_verify_checks_the_store_and_the_server(server: TestServer, alone: Path) -> None:
+    """Sound and in agreement; after a change behind our back, it says where, with exit code 1."""
+    found = run_json("verify", "--server")
+    assert found["ok"]
+    assert [audit["agrees"] for audit in found["audits"]] == [True, True]
+    assert "agrees  harbour" in run_command("verify", "harbour", "--server").output
+    server.forget()
+    gone = run_json("verify", "harbour", "--server")
+    assert gone["audits"][0]["agrees"] is None
+
+    async def damage() -> None:
+        async with await open_store(f"sqlite:///{alone}") as store:
+            body = "UPDATE blocks SET body = replace(body, 'Ada', 'Bob')"
+            await store.database.write(lambda tx: tx.run(body))
+
+    run_sync(damage())
+    wrong = run_command("verify")
+    assert wrong.exit_code == 1
+    assert "damaged" in wrong.output
+    assert json.loads(run_command("verify", "--json").stdout)["ok"] is False
+
+
+def test_gc_removes_only_what_was_deleted(server: TestServer, alone: Path) -> None:
+    """Undone branches stay; a deleted conversation gives its space back."""
+    before = run_json("tree", "harbour")["nodes"]
+    run_json("gc")
+    assert run_json("tree", "harbour")["nodes"] == before
+    quay = run_json("conversations")[0]["id"]
+
+    async def delete() -> None:
+        async with await open_store(f"sqlite:///{alone}") as store:
+            await store.delete(quay)
+
+    run_sync(delete())
+    assert "removed" in run_command("gc").output
+    assert [row["title"] for row in run_json("conversations")] == ["harbour"]
+
+
+def test_doctor_looks_at_the_store(
+    server: TestServer, alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its schema, or why it cannot be opened; a password is not shown."""
+    checks = {check["name"]: check for check in run_json("doctor")["checks"]}
+    assert "schema" in checks["store"]["found"]
+    newer = "UPDATE kedge_schema SET version = 9999"
+    with closing(sqlite3.connect(alone)) as database:
+        database.execute(newer)
+        database.commit()
+    found = json.loads(run_command("doctor", "--json").stdout)["checks"]
+    assert "A newer Kedge wrote it" in next(c["advice"] for c in found if c["name"] == "store")
+    alone.write_bytes(b"no database at all, but some bytes of something else" * 40)
+    result = run_command("doctor", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["ok"] is False
+    address = "postgresql://ada:planted@127.0.0.1:9/kedge?connect_timeout=2"
+    monkeypatch.setenv("KEDGE_STORE", address)
+    result = run_command("doctor", "--json")
+    assert "cannot be opened" in result.stdout
+    assert "planted" not in result.stdout
+
+
+def test_names_are_completed(server: TestServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Titles and ids of conversations; a store that is not there offers none."""
+    context = click.Context(group)
+    parameter = click.Argument(["conversation"])
+    assert complete_names(context, parameter, "har") == ["harbour"]
+    assert len(complete_names(context, parameter, "conv_")) == 2
+    monkeypatch.setenv("KEDGE_STORE", "/nowhere/at/all.db")
+    assert complete_names(context, parameter, "") == []
+
+
+def test_delete_asks_and_leaves_the_others_whole(server: TestServer) -> None:
+    """No answer is no; a fork keeps the blocks that it shares."""
+    before = run_json("show", "quay")
+    assert run_command("delete", "harbour").exit_code == 1
+    assert len(run_json("conversations")) == 2
+    assert run_json("delete", "harbour", "--yes")["deleted"]
+    assert [each["title"] for each in run_json("conversations")] == ["quay"]
+    assert run_json("show", "quay")["blocks"] == before["blocks"]
+    assert run_json("verify")["damage"] == []
+
+
+def test_a_title_means_the_conversation_and_not_its_fork(server: TestServer) -> None:
+    """A fork that kept the title goes by its id; between strangers with one title nobody guesses."""
+    (row,) = [each for each in run_json("conversations") if each["title"] == "harbour"]
+    run_command("fork", "harbour")
+    assert run_json("fork", "harbour")["forked_from"] == row["id"]
+    exported = run_command("export", row["id"]).stdout
+    again = CliRunner().invoke(group, ["import", "-"], input=exported)
+    assert again.exit_code == 0, again.output
+    refused = CliRunner().invoke(group, ["show", "harbour"])
+    assert refused.exit_code == 1
+    assert "2 conversations are called 'harbour'; say which: conv_" in refused.stderr
+
+
+def test_a_title_does_not_command_the_terminal(alone: Path) -> None:
+    """Titles and tags come with files of other people; what is no letter is shown as such."""
+
+    async def make() -> str:
+        async with await open_store(f"sqlite:///{alone}") as store:
+            return (await store.create("evil\x1b]0;owned\x07", tags=["t\x1b[5m"])).id
+
+    name = run_sync(make())
+    for words in (
+        ["conversations"],
+        ["show", name],
+        ["inspect", name],
+        ["fork", name],
+        ["tree", name],
+    ):
+        done = run_command(*words)
+        assert done.exit_code == 0, done.output
+        assert "\x1b]" not in done.output
+        assert "\x07" not in done.output

@@ -1,0 +1,137 @@
+"""Laws that hold for every compactor, over any history."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compaction.histories import FunctionEngine, histories, pairing_problems, run_immediately
+from kedge.compaction import (
+    CompactionRequest,
+    Compactor,
+    CompositeCompactor,
+    MessageLimitCompactor,
+    SplitCompactor,
+    SummarisingCompactor,
+    TokenLimitCompactor,
+    ToolExchangeCompactor,
+    run_compactor,
+)
+from kedge.turns import Block, UserBlock
+
+SUMMARY_ENGINE = FunctionEngine(lambda _: "short")
+
+
+class AlwaysTrigger:
+    """A trigger that always fires."""
+
+    def should_compact(self, request: CompactionRequest) -> bool:
+        """Yes."""
+        return True
+
+
+def compactors() -> st.SearchStrategy[Compactor]:
+    """Any compactor, with small limits so that they matter."""
+    limits = st.integers(1, 60)
+    leaves = st.one_of(
+        limits.flatmap(
+            lambda most: st.integers(1, most).map(
+                lambda target: MessageLimitCompactor(most, target)
+            )
+        ),
+        st.integers(1, 900).flatmap(
+            lambda most: st.integers(1, most).map(lambda target: TokenLimitCompactor(most, target))
+        ),
+        st.builds(
+            ToolExchangeCompactor,
+            st.integers(10, 200),
+            keep_exchanges=st.integers(1, 3),
+            min_saving=st.integers(1, 200),
+        ),
+        st.integers(2, 900).map(lambda most: SummarisingCompactor(most, engine=SUMMARY_ENGINE)),
+        limits.map(lambda most: SplitCompactor(AlwaysTrigger(), MessageLimitCompactor(most))),
+    )
+    return st.one_of(
+        leaves, st.lists(leaves, max_size=3).map(lambda given: CompositeCompactor(*given))
+    )
+
+
+def kept_indexes(before: tuple[Block, ...], after: tuple[Block, ...]) -> list[int]:
+    """The places, in the old history, of the blocks of the new one that were there before."""
+    places = {block.id: index for index, block in enumerate(before)}
+    return [places[block.id] for block in after if block.id in places]
+
+
+@given(histories(), compactors())
+def test_compaction_keeps_pairs_order_and_what_it_keeps(
+    blocks: tuple[Block, ...], compactor: Compactor
+) -> None:
+    """No pair is split, nothing is reordered, and a block that stays untouched is the same object."""
+    result = run_immediately(run_compactor(compactor, CompactionRequest(blocks)))
+    assert pairing_problems(result.blocks) <= pairing_problems(blocks)
+    places = kept_indexes(blocks, result.blocks)
+    assert places == sorted(places)
+    modified = {new.id for _, new in result.changes.modified}
+    before = {block.id: block for block in blocks}
+    for block in result.blocks:
+        if block.id in before and block.id not in modified:
+            assert block is before[block.id]
+    assert not any("failed" in note for note in result.notes)
+
+
+@given(histories(), compactors())
+def test_a_cut_begins_with_a_user_block_and_keeps_the_newest_exchange(
+    blocks: tuple[Block, ...], compactor: Compactor
+) -> None:
+    """What was cut off is the old part, and what stays begins with somebody speaking."""
+    result = run_immediately(run_compactor(compactor, CompactionRequest(blocks)))
+    if result.removed:
+        assert isinstance(result.blocks[0], UserBlock)
+        newest = max(i for i, block in enumerate(blocks) if isinstance(block, UserBlock))
+        assert result.blocks[-(len(blocks) - newest) :] == blocks[newest:]
+
+
+@given(histories(), compactors())
+def test_compaction_is_idempotent(blocks: tuple[Block, ...], compactor: Compactor) -> None:
+    """Below its limits a compactor changes nothing; at once again it has nothing to do."""
+    first = run_immediately(run_compactor(compactor, CompactionRequest(blocks)))
+    if not first.notes and not _has_summarizer(compactor):
+        again = run_immediately(run_compactor(compactor, CompactionRequest(first.blocks)))
+        assert again.blocks == first.blocks
+
+
+def _has_summarizer(compactor: Compactor) -> bool:
+    if isinstance(compactor, CompositeCompactor):
+        return any(map(_has_summarizer, compactor.compactors))
+    return isinstance(compactor, SummarisingCompactor)
+
+
+@given(histories(), st.integers(1, 30))
+def test_a_message_limit_is_met_or_said(blocks: tuple[Block, ...], most: int) -> None:
+    """There are at most as many blocks as allowed, unless the newest exchange alone has more."""
+    result = run_immediately(run_compactor(MessageLimitCompactor(most), CompactionRequest(blocks)))
+    assert len(result.blocks) <= most or result.notes
+
+
+@given(histories(), st.integers(1, 600), st.data())
+def test_a_token_target_is_met_or_said(
+    blocks: tuple[Block, ...], most: int, data: st.DataObject
+) -> None:
+    """Above the limit, the counter finds at most the target left, unless the newest exchange is more."""
+    target = data.draw(st.integers(1, most))
+    request = CompactionRequest(blocks)
+    result = run_immediately(run_compactor(TokenLimitCompactor(most, target), request))
+    if request.size() <= most:
+        assert result.blocks == blocks
+    else:
+        assert request.count(result.blocks) <= target or result.notes
+        if result.changed:
+            assert result.tokens_before == request.size()
+            assert result.tokens_after == request.count(result.blocks)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_an_empty_history_stays_empty(limit: int) -> None:
+    """There is nothing to cut, and that is no failure."""
+    result = run_immediately(run_compactor(MessageLimitCompactor(limit), CompactionRequest(())))
+    assert result.blocks == ()
+    assert not result.changed

@@ -1,0 +1,107 @@
+"""Counting blocks: right, and once."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compaction.histories import make_exchanges
+from kedge.compaction import BlockCounter, token_counting
+from kedge.planning import prefix_digest
+from kedge.tokens import DEFAULT_COUNTER, count_items
+from kedge.turns import (
+    Block,
+    FrozenMap,
+    RefusalPart,
+    Turn,
+    UnknownBlock,
+    UserBlock,
+    item_from_block,
+    reasoning,
+)
+from strategies import blocks
+
+
+class RecordingCounter:
+    """A counter that says how many items it was asked about."""
+
+    def __init__(self) -> None:
+        self.item_count = 0
+
+    def count_text(self, text: str) -> int:
+        """Count as usual."""
+        return DEFAULT_COUNTER.count_text(text)
+
+    def count_items(self, items: Iterable[Mapping[str, Any]]) -> int:
+        """Count as usual."""
+        listed = list(items)
+        self.item_count += len(listed)
+        return count_items(listed)
+
+
+def test_blocks_count_as_their_items_do() -> None:
+    """What a server would count for the same messages."""
+    items = [item_from_block(block) for block in make_exchanges(5)]
+    assert BlockCounter().count_blocks(make_exchanges(5)) == count_items(items)
+
+
+def test_a_grown_conversation_is_counted_by_its_new_blocks() -> None:
+    """Blocks that planning has seen are counted once, whichever objects hold them."""
+    counter = RecordingCounter()
+    blocks = BlockCounter(counter)
+    prefix_digest(Turn(make_exchanges(10)))
+    for length in (10, 11, 12):
+        turn = Turn(make_exchanges(length))
+        prefix_digest(turn)
+        assert blocks.count_blocks(turn.blocks) == count_items(map(item_from_block, turn.blocks))
+    assert counter.item_count == 24
+
+
+def test_reasoning_is_counted_each_time() -> None:
+    """It has no digest of its own, and two thoughts are two."""
+    turn = Turn([reasoning("one two three"), reasoning("one")])
+    prefix_digest(turn)
+    blocks = BlockCounter()
+    assert blocks.count_blocks(turn.blocks) == count_items(map(item_from_block, turn.blocks))
+
+
+@given(st.lists(blocks(), max_size=4))
+def test_any_block_has_a_count(given: list[Block]) -> None:
+    """Also one that could not be sent."""
+    assert BlockCounter().count_blocks(given) >= 4 * len(given)
+
+
+def test_what_cannot_be_sent_takes_room_nevertheless() -> None:
+    """A block from the future, a refusal where none can be."""
+    odd = [UnknownBlock(FrozenMap(kind="hologram", a="b")), UserBlock((RefusalPart("no"),))]
+    assert BlockCounter().count_blocks(odd) > 10
+
+
+def test_a_counter_is_wrapped_once() -> None:
+    """So that what it remembers is found again; one that cannot be held is used all the same."""
+    counter = RecordingCounter()
+    assert BlockCounter.of(counter) is BlockCounter.of(counter)
+    assert BlockCounter.of(DEFAULT_COUNTER) is token_counting.DEFAULT_BLOCK_COUNTER
+    mine = BlockCounter()
+    assert BlockCounter.of(mine) is mine
+
+    class Slotted(RecordingCounter):
+        __slots__ = ()
+        __hash__ = None  # type: ignore[assignment]
+
+    assert BlockCounter.of(Slotted()).count_text("a") == 1
+    assert BlockCounter().count_items([{"type": "message", "content": "a"}]) == 5
+
+
+def test_the_memory_has_a_bound(monkeypatch: Any) -> None:
+    """The oldest counts go first."""
+    monkeypatch.setattr(token_counting, "MAX_CACHED_COUNTS", 8)
+    counter = RecordingCounter()
+    blocks = BlockCounter(counter)
+    turn = Turn(make_exchanges(10))
+    prefix_digest(turn)
+    blocks.count_blocks(turn.blocks)
+    assert len(blocks._counts) <= 8
+    blocks.count_blocks(turn.blocks[-2:])
+    assert counter.item_count == 20

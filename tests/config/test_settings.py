@@ -1,0 +1,59 @@
+"""The table of settings: one source for flags, variables, keys and documentation."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kedge.config import SETTINGS, config_path, data_dir, store_url
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def test_every_setting_is_documented_as_it_is() -> None:
+    """The page's table is the table: name, variable, default and words."""
+    rows = re.findall(
+        r"^\| `([a-z_.]+)` \| `([A-Z_]+)` \| (.*?) \| (.*?) \|$", PAGE.read_text(), re.MULTILINE
+    )
+    assert rows == [
+        (setting.name, setting.env, setting.default_text, setting.help)
+        for setting in SETTINGS.values()
+    ]
+
+
+def test_names_variables_and_defaults_are_sound() -> None:
+    """No two settings share a variable, and every default may be."""
+    assert len({setting.env for setting in SETTINGS.values()}) == len(SETTINGS)
+    for setting in SETTINGS.values():
+        assert setting.env.startswith("KEDGE_")
+        assert setting.check(setting.default, setting.name) == setting.default
+        assert setting.help.endswith(".")
+
+
+def test_what_is_secret_is_marked() -> None:
+    """Whatever sounds like a secret is one."""
+    sounding = {name for name in SETTINGS if re.search("token|key|password|store", name)}
+    assert sounding <= {name for name, setting in SETTINGS.items() if setting.secret}
+
+
+def test_the_store_is_a_file_or_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By default a file among the data, whose folder is made."""
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert store_url() == f"sqlite:///{tmp_path}/kedge/kedge.db"
+    assert (tmp_path / "kedge").is_dir()
+    assert store_url("talks.db") == "sqlite:///talks.db"
+    assert store_url("postgresql://ada@db/kedge") == "postgresql://ada@db/kedge"
+
+
+def test_the_file_lies_where_the_platform_keeps_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Or where KEDGE_CONFIG says; data lie apart from it."""
+    monkeypatch.delenv("KEDGE_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert config_path().name == "config.toml"
+    assert data_dir() != config_path().parent
+    monkeypatch.setenv("KEDGE_CONFIG", "~/mine.toml")
+    assert config_path() == Path.home() / "mine.toml"

@@ -1,0 +1,340 @@
+"""The same Turn in, the same Turn out: words, tools, pictures, thoughts, formats and tokens."""
+
+import json
+from typing import Any
+
+import pytest
+
+from engines.contract.conftest import STATELESS
+from kedge.engines import Engine
+from kedge.errors import AnswerIncomplete, UnsupportedBlock
+from kedge.events import (
+    ReasoningDelta,
+    RefusalDelta,
+    ResponseCompleted,
+    ResponseStarted,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallCompleted,
+    ToolCallStarted,
+)
+from kedge.events.run import AnswerFinished, RequestPlanned, TurnFinished
+from kedge.testing import TestServer
+from kedge.turns import (
+    AssistantBlock,
+    Block,
+    ReasoningBlock,
+    ToolCallBlock,
+    Turn,
+    file,
+    image,
+    system,
+    tool_result,
+    user,
+)
+from kedge.turns.json_codec import dumps, loads
+from normalization import expected_context, normalize_blocks, normalize_items
+
+ADD: dict[str, Any] = {
+    "type": "function",
+    "name": "add",
+    "description": "Add two numbers.",
+    "parameters": {
+        "type": "object",
+        "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "name": "get_weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "strict": False,
+}
+TWO_CALLS = "Call add with 2 and 3 and get_weather in Rome."
+
+
+def block_contents(blocks: tuple[Block, ...]) -> list[Any]:
+    """What blocks say, whoever gave their ids: one message for neighbouring words of one side."""
+    found: list[Any] = []
+    for block in blocks:
+        match block:
+            case ToolCallBlock():
+                found.append(("call", block.name, json.loads(block.arguments)))
+            case ReasoningBlock():
+                found.append(("reasoning", *block.summary, *block.texts))
+            case _:
+                found.append((block.kind, *block.content))
+    return found
+
+
+def flatten(items: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Messages part by part, and arguments as values: what no API's form can change."""
+    found: list[tuple[Any, ...]] = []
+    for kind, *rest in items:
+        if kind == "function call":
+            call_id, name, arguments = rest
+            found.append((kind, call_id, name, json.loads(arguments)))
+        elif kind in ("user", "assistant", "system", "developer"):
+            found += [(kind, *part) for part in rest]
+        else:
+            found.append((kind, *rest))
+    return found
+
+
+def check_law(server: TestServer, turn: Turn) -> None:
+    """What the model saw is what the Turn says, but for its last answer and its leading system text."""
+    saw = flatten(normalize_items(server.requests[-1].context))
+    while saw and saw[0][0] == "system":
+        saw.pop(0)
+    assert saw == flatten(expected_context(turn))
+
+
+def last_text(turn: Turn) -> str:
+    """The last words of the model."""
+    block = turn.blocks[-1]
+    assert isinstance(block, AssistantBlock)
+    return block.text
+
+
+async def test_a_conversation_is_remembered(engine: Engine, server: TestServer) -> None:
+    """Every request says everything that was said, by memory or in full."""
+    turn = Turn([system("Be kind.")])
+    for line in ("My ship is the Erebus.", "Hello", "What is my ship?"):
+        turn = await engine.run(turn.append(user(line)))
+        check_law(server, turn)
+    assert last_text(turn) == "Your ship is the Erebus."
+    assert last_text(await engine.run(turn.append(user("What are your instructions?")))) == (
+        'My instructions are: "Be kind."'
+    )
+
+
+async def test_a_turn_from_its_json_form_goes_on(engine: Engine, server: TestServer) -> None:
+    """Thoughts and tags survive being written down."""
+    options = {"reasoning": {"effort": "low"}}
+    turn = await engine.run(Turn([user("Think about 6 * 7")]), **options)
+    again = loads(dumps(turn))
+    turn = await engine.run(again.append(user("What did I say first?")), **options)
+    check_law(server, turn)
+    assert "Think about 6 * 7" in last_text(turn)
+
+
+async def test_a_stream_tells_events_and_ends_with_the_turn(engine: Engine) -> None:
+    """Events come in order, deltas add up to the answer, and the Turn is there at the end."""
+    turn = Turn([user("What is 6 * 7?")])
+    async with engine.stream(turn) as stream:
+        events = [event async for event in stream]
+    kinds = [type(event) for event in events]
+    assert kinds[0] is RequestPlanned
+    assert kinds[1] is ResponseStarted
+    assert kinds[-3:] == [ResponseCompleted, AnswerFinished, TurnFinished]
+    assert "".join(e.delta for e in events if isinstance(e, TextDelta)) == last_text(stream.turn)
+    assert stream.turn.blocks[:1] == turn.blocks
+    assert stream.turn.blocks[-1].response_id
+    assert stream.text == last_text(stream.turn)
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ("What is 6 * 7?", {}),
+        ("Think about 6 * 7", {"reasoning": {"effort": "low"}}),
+        ("Refuse to sing", {}),
+        (TWO_CALLS, {"tools": (ADD, WEATHER)}),
+        (TWO_CALLS, {"tools": (ADD, WEATHER), "reasoning": {"effort": "low"}}),
+    ],
+    ids=["words", "thoughts", "refusal", "calls", "thoughts and calls"],
+)
+async def test_run_and_stream_give_the_same(
+    engine: Engine, line: str, options: dict[str, Any]
+) -> None:
+    """Whether anybody watches makes no difference."""
+    turn = Turn([user(line)])
+    whole = await engine.run(turn, **options)
+    async with engine.stream(turn, **options) as stream:
+        events = [event async for event in stream]
+    assert block_contents(stream.turn.blocks) == block_contents(whole.blocks)
+    places = [block.metadata["output_index"] for block in whole.blocks[1:]]
+    assert places == list(range(len(places)))
+    assert [b.metadata["output_index"] for b in stream.turn.blocks[1:]] == places
+    thought = "".join(e.delta for e in events if isinstance(e, ReasoningDelta))
+    told = [b.summary + b.texts for b in whole if isinstance(b, ReasoningBlock)]
+    assert thought == "".join(text for texts in told for text in texts)
+    assert bool(told) == ("reasoning" in options)
+
+
+async def test_parallel_calls_keep_their_words_apart(engine: Engine, server: TestServer) -> None:
+    """Every call has an id under which its pieces come and its result goes back."""
+    async with engine.stream(Turn([user(TWO_CALLS)]), tools=(ADD, WEATHER)) as stream:
+        events = [event async for event in stream]
+    calls = [block for block in stream.turn if isinstance(block, ToolCallBlock)]
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == [
+        ("add", {"a": 2, "b": 3}),
+        ("get_weather", {"city": "Rome"}),
+    ]
+    started = [event.call_id for event in events if isinstance(event, ToolCallStarted)]
+    assert started == [call.call_id for call in calls]
+    for call in calls:
+        pieces = [
+            e.delta
+            for e in events
+            if isinstance(e, ToolArgumentsDelta) and e.call_id == call.call_id
+        ]
+        assert "".join(pieces) == call.arguments
+    whole = [e.arguments for e in events if isinstance(e, ToolCallCompleted)]
+    assert whole == [call.arguments for call in calls]
+    first, second = calls
+    turn = stream.turn.append(tool_result(first.call_id, "5"), tool_result(second.call_id, "sunny"))
+    finished = await engine.run(turn, tools=(ADD, WEATHER))
+    check_law(server, finished)
+    assert "sunny" in last_text(finished)
+
+
+@pytest.mark.parametrize(
+    ("options", "calls"),
+    [
+        ({"parallel_tool_calls": False}, ["add"]),
+        ({"tool_choice": "none"}, []),
+        ({"tool_choice": {"type": "function", "name": "get_weather"}}, ["get_weather"]),
+        ({"tool_choice": "auto"}, ["add", "get_weather"]),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, ["add"]),
+    ],
+    ids=["one by one", "none", "named", "auto", "required"],
+)
+async def test_how_tools_may_be_called_is_understood(
+    engine: Engine, options: dict[str, Any], calls: list[str]
+) -> None:
+    """The same words of the Responses API for every provider."""
+    turn = await engine.run(Turn([user(TWO_CALLS)]), tools=(ADD, WEATHER), **options)
+    assert [block.name for block in turn if isinstance(block, ToolCallBlock)] == calls
+
+
+async def test_pictures_and_files_reach_the_model(engine: Engine, server: TestServer) -> None:
+    """As they were given, in their place among the words."""
+    shown = user(["Look:", image(b"png"), "and", file(b"%PDF", filename="a.pdf"), "What is 2+3?"])
+    turn = await engine.run(Turn([shown]))
+    check_law(server, turn)
+    assert ("user", "image", "data:image/png;base64,cG5n") in flatten(normalize_blocks([shown]))
+
+
+async def test_a_picture_as_a_result_reaches_the_model_or_is_refused(
+    engine: Engine, name: str, server: TestServer
+) -> None:
+    """Where results are text only, that is said before anything is sent."""
+    turn = await engine.run(Turn([user("Call get_weather in Rome")]), tools=(WEATHER,))
+    call = turn.blocks[-1]
+    assert isinstance(call, ToolCallBlock)
+    turn = turn.append(tool_result(call.call_id, ["A picture:", image(b"png")]))
+    if name == "chat":
+        with pytest.raises(UnsupportedBlock, match=turn.blocks[-1].id):
+            await engine.run(turn, tools=(WEATHER,))
+        assert len(server.requests) == 1
+    else:
+        check_law(server, await engine.run(turn, tools=(WEATHER,)))
+
+
+async def test_a_refusal_is_an_answer(engine: Engine) -> None:
+    """It can be told from other words, and the conversation goes on after it."""
+    async with engine.stream(Turn([user("Refuse to sing")])) as stream:
+        events = [event async for event in stream]
+    block = stream.turn.blocks[-1]
+    assert isinstance(block, AssistantBlock)
+    assert block.refusal
+    assert block.refusal == "".join(e.delta for e in events if isinstance(e, RefusalDelta))
+    finished = await engine.run(stream.turn.append(user("What did you say first?")))
+    assert "I cannot see it" not in last_text(finished)
+
+
+async def test_an_answer_can_be_asked_for_in_json(engine: Engine) -> None:
+    """By its schema."""
+    schema = {
+        "type": "object",
+        "required": ["question", "result"],
+        "properties": {"question": {"type": "string"}, "result": {"type": "number"}},
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "name": "sum", "schema": schema, "strict": True}
+    turn = await engine.run(Turn([user("What is 6 * 7?")]), text={"format": form})
+    assert json.loads(last_text(turn))["result"] == 42
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_an_answer_at_its_limit_is_incomplete(engine: Engine, streaming: bool) -> None:
+    """The error holds the Turn to go on from, and what arrived."""
+    turn = Turn([user("Write 100 words")])
+    with pytest.raises(AnswerIncomplete) as caught:
+        await engine.run(turn, max_output_tokens=16, streaming=streaming)
+    error = caught.value
+    assert error.code == "max_output_tokens"
+    assert error.turn == turn
+    assert error.partial
+    assert error.partial[-1].metadata["partial"] is True
+    assert len(await engine.run(turn.append(user("Never mind. What is 2+3?")))) == 3
+
+
+async def test_thoughts_are_shown_counted_and_replayed_only_to_their_maker(
+    engine: Engine, name: str, server: TestServer
+) -> None:
+    """An edit before a thought keeps it at home."""
+    options = {"reasoning": {"effort": "low"}}
+    async with engine.stream(Turn([user("Think about 6 * 7")]), **options) as stream:
+        await stream.finish()
+    turn = stream.turn
+    thought = turn.blocks[1]
+    assert isinstance(thought, ReasoningBlock)
+    assert bool(thought.encrypted_content) == (name in ("responses, stateless", "anthropic"))
+    turn = await engine.run(turn.append(user("Sure?")), **options)
+    context = server.requests[-1].context
+    assert context is not None
+    remembered = [item for item in context if item.get("type") == "reasoning"]
+    assert len(remembered) == (0 if name == "chat" else 1)
+    edited = turn.replace(turn.blocks[0].id, user("Think about 6 * 8")).append(user("Well?"))
+    await engine.run(edited, **options)
+    context = server.requests[-1].context
+    assert context is not None
+    assert not [item for item in context if item.get("type") == "reasoning"]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_tokens_are_counted(engine: Engine, streaming: bool) -> None:
+    """Of the whole context, whether it was sent or remembered."""
+    turn, counts = Turn(), []
+    for line in ("What is 2+3?", "What is 3+4?"):
+        async with engine.stream(turn.append(user(line)), streaming=streaming) as stream:
+            turn = await stream.finish()
+        assert stream.usage.output_tokens > 0
+        assert stream.usage.total_tokens == (stream.usage.input_tokens + stream.usage.output_tokens)
+        counts.append(stream.usage.input_tokens)
+    assert counts[1] > counts[0] > 0
+
+
+async def test_a_plan_is_a_true_account(engine: Engine, name: str, server: TestServer) -> None:
+    """What is said to be sent is what is sent; without a memory that is everything."""
+    turn = await engine.run(Turn([user("One")]))
+    turn = turn.append(user("Two"))
+    plan = engine.plan(turn)
+    assert plan.full_blocks == 3
+    if name in ("responses", "responses, by socket"):
+        assert (plan.mode, plan.delta_blocks) == ("chained", 1)
+    else:
+        assert (plan.mode, plan.delta_blocks, plan.anchor) == ("stateless", 3, None)
+        assert plan.delta_bytes == plan.full_bytes
+        assert "Sending everything (3 blocks" in plan.explain()
+    async with engine.stream(turn) as stream:
+        await stream.finish()
+    assert stream.plan is not None
+    assert stream.plan.delta == plan.delta
+
+
+async def test_the_scope_of_every_engine_is_its_own(name: str, engine: Engine) -> None:
+    """What one provider remembers or seals is nothing to another."""
+    scope = getattr(engine, "scope", "")
+    assert scope.startswith(name.partition(",")[0])
+    assert (name in STATELESS) == ("responses" not in scope)

@@ -1,0 +1,180 @@
+"""What stands on engines works on every one: middleware, Chat and compaction."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.contract.conftest import open_engine
+from engines.contract.test_content import check_law
+from kedge import Conversation, open_store
+from kedge.chat import Chat
+from kedge.compaction import (
+    MessageLimitCompactor,
+    ProviderCounter,
+    SummarisingCompactor,
+    TokenLimitCompactor,
+    is_summary,
+)
+from kedge.engines import Engine
+from kedge.errors import Blocked, RateLimited
+from kedge.events import TextDelta
+from kedge.events.run import ToolFinished, ToolStarted
+from kedge.middleware import (
+    block,
+    compact,
+    guard,
+    log,
+    redact,
+    repair,
+    retry,
+    system_prompt,
+    tools,
+    with_middleware,
+)
+from kedge.planning import find_problems
+from kedge.testing import TestServer
+from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, tool_call, user
+
+
+def add(a: float, b: float) -> float:
+    """Add two numbers."""
+    return a + b
+
+
+def get_weather(city: str) -> str:
+    """Tell the weather."""
+    return f"sunny in {city}"
+
+
+TWO_CALLS = "Call add with 2 and 3 and get_weather in Rome."
+
+
+async def test_a_stack_of_middleware_runs_tools_to_the_end(
+    engine: Engine, server: TestServer
+) -> None:
+    """Instructions, repair, a guard, a log and tools, with everything told on the way."""
+    stack = with_middleware(
+        engine,
+        log(),
+        system_prompt("Be kind."),
+        repair(),
+        guard(redact(r"secret-\d+")),
+        retry(2),
+        tools(add, get_weather),
+    )
+    turn = Turn([user("My password is secret-123."), tool_call("add", "{}", call_id="left_open")])
+    async with stack.stream(turn.append(user(TWO_CALLS))) as stream:
+        events = [event async for event in stream]
+    assert [type(e) for e in events if isinstance(e, ToolStarted | ToolFinished)] == [
+        ToolStarted,
+        ToolStarted,
+        ToolFinished,
+        ToolFinished,
+    ]
+    assert find_problems(stream.turn) == ()
+    results = [b.text for b in stream.turn if isinstance(b, ToolResultBlock)]
+    assert results[-2:] == ["5", "sunny in Rome"] or results[-2:] == ["5.0", "sunny in Rome"]
+    assert "sunny in Rome" in stream.text
+    assert "secret-123" not in str([each.body for each in server.requests])
+    assert len(stream.answers) == 2
+
+
+async def test_calls_of_an_unknown_tool_and_a_limit_of_rounds_end_well(engine: Engine) -> None:
+    """At the limit open calls are answered and the model is asked for words."""
+    stack = with_middleware(engine, tools(add, max_rounds=0))
+    turn = await stack.run(Turn([user("Call add with 2 and 3")]))
+    assert find_problems(turn) == ()
+    assert any(isinstance(block, ToolCallBlock) for block in turn)
+
+
+async def test_a_guard_stops_a_turn_before_it_leaves(engine: Engine, server: TestServer) -> None:
+    """Nothing is sent."""
+    stack = with_middleware(engine, guard(block("launch codes")))
+    with pytest.raises(Blocked):
+        await stack.run(Turn([user("The launch codes are 0000")]))
+    assert server.requests == []
+
+
+async def test_retry_tries_again_what_may_succeed_later(engine: Engine, server: TestServer) -> None:
+    """As the error says it may."""
+    server.faults.set("status=429,retry_after=0", times=1)
+    assert len(await with_middleware(engine, retry(2)).run(Turn([user("What is 2+3?")]))) == 2
+    server.faults.set("status=429,retry_after=0", times=2)
+    with pytest.raises(RateLimited):
+        await with_middleware(engine, retry(1)).run(Turn([user("What is 2+3?")]))
+
+
+async def test_a_chat_goes_on_from_its_state(server: TestServer, name: str, engine: Engine) -> None:
+    """Bytes out, bytes in; the state belongs to its provider."""
+    chat = Chat(engine, tools=[add])
+    first = await chat.chat_with_state(None, "My ship is the Erebus.")
+    async with chat.stream_with_state(first.state, "What is my ship?") as stream:
+        said = "".join([e.delta async for e in stream if isinstance(e, TextDelta)])
+    second = stream.answer
+    assert said == second.text == "Your ship is the Erebus."
+    third = await chat.chat_with_state(second.state, "Call add with 2 and 3")
+    assert "5" in third.text
+    assert [b.kind for b in third.turn][:4] == ["user", "assistant"] * 2
+    fourth = await chat.chat_with_state(third.state, "What did I say first?")
+    assert "Erebus" in fourth.text
+    other = "chat" if name != "chat" else "responses"
+    async with open_engine(server, other) as elsewhere:
+        fresh = await Chat(elsewhere).chat_with_state(fourth.state, "What is my ship?")
+    assert fresh.text == "You have not told me your ship."
+    assert len(fresh.turn) == 2
+
+
+@pytest.mark.parametrize(
+    "compactor",
+    [
+        MessageLimitCompactor(4),
+        TokenLimitCompactor(60),
+        TokenLimitCompactor(60, counter=ProviderCounter()),
+    ],
+    ids=["messages", "tokens", "tokens, counted by the provider"],
+)
+async def test_conversations_are_kept_short(engine: Engine, compactor: Any) -> None:
+    """What is left is sent and understood, at every size."""
+    chat = Chat(engine, compactor=compactor)
+    state: bytes | None = None
+    for number in range(5):
+        answer = await chat.chat_with_state(state, f"My number is {number}.")
+        state = answer.state
+    answer = await chat.chat_with_state(state, "What did I say last?")
+    assert "My number is 4." in answer.text
+    assert len(answer.turn) < 12
+
+
+async def test_a_summary_of_the_past_is_understood(engine: Engine) -> None:
+    """The summariser is the engine itself; its words stand for what was before."""
+    summarise = SummarisingCompactor(90, engine=engine, ask="Say Past. 1 time")
+    stack = with_middleware(engine, compact(summarise))
+    turn = Turn()
+    for line in ("One", "Two", "Three", "Four", "Five"):
+        turn = await stack.run(turn.append(user(f"{line} of several lines")))
+    assert is_summary(turn.blocks[0])
+    assert len(turn) < 10
+    turn = await stack.run(turn.append(user("What did I say last?")))
+    assert "Five of several lines" in str(turn.blocks[-1])
+
+
+async def test_a_conversation_in_a_store_goes_on_in_another_process(
+    engine: Engine, name: str, server: TestServer, tmp_path: Path
+) -> None:
+    """Thoughts with their seals, calls and results survive being stored; the law holds after it."""
+    options: dict[str, Any] = {"reasoning": {"effort": "low"}}
+    async with await open_store(f"sqlite:///{tmp_path}/kedge.db") as store:
+        talk = await Conversation.create(store, engine, tools=[add])
+        await talk.send("Call add with 2 and 3", **options)
+        id = talk.row.id  # noqa: A001 - the word of the contract
+    async with await open_store(f"sqlite:///{tmp_path}/kedge.db") as store:
+        again = await Conversation.open(store, id, engine, tools=[add])
+        reply = await again.send("What did I say first?", **options)
+        check_law(server, again.turn)
+        rows = await again.responses()
+    assert "Call add with 2 and 3" in reply.text
+    assert [row.status for row in rows] == ["completed"] * 3
+    if name == "anthropic":
+        sent = str(server.requests[-1].body)
+        assert sent.count("'signature'") == 2

@@ -1,0 +1,129 @@
+"""A Turn moves from one provider to another and back: the law holds, and old anchors still prove."""
+
+import random
+from typing import Any
+
+import pytest
+
+from engines.contract.conftest import ENGINES
+from engines.contract.test_content import ADD, check_law
+from kedge.engines import Engine
+from kedge.planning import get_state
+from kedge.testing import TestServer
+from kedge.turns import (
+    ReasoningBlock,
+    ToolCallBlock,
+    Turn,
+    UserBlock,
+    system,
+    tool_result,
+    user,
+)
+
+REASONING_OPTIONS: dict[str, Any] = {"reasoning": {"effort": "low"}}
+
+
+async def run_to_answer(engine: Engine, turn: Turn, **options: Any) -> Turn:
+    """The Turn with an answer in words: calls are answered on the way."""
+    turn = await engine.run(turn, tools=(ADD,), **REASONING_OPTIONS, **options)
+    while isinstance(call := turn.blocks[-1], ToolCallBlock):
+        turn = turn.append(tool_result(call.call_id, "5"))
+        turn = await engine.run(turn, tools=(ADD,), **REASONING_OPTIONS, **options)
+    return turn
+
+
+def newest_body(server: TestServer, path: str) -> dict[str, Any]:
+    """The body of the newest request to an endpoint."""
+    bodies = [each.body for each in server.requests if each.path == f"/v1/{path}"]
+    assert isinstance(bodies[-1], dict)
+    return bodies[-1]
+
+
+async def test_there_and_back_again(engines: dict[str, Engine], server: TestServer) -> None:
+    """Back home the newest response of one's own is the anchor, and the others' blocks the delta."""
+    turn = await run_to_answer(engines["responses"], Turn([system("Be kind."), user("One")]))
+    own = turn.blocks[-1].response_id
+    there = len(turn)
+    turn = await run_to_answer(engines["chat"], turn.append(user("Call add with 2 and 3")))
+    check_law(server, turn)
+    turn = await run_to_answer(engines["anthropic"], turn.append(user("Call add with 3 and 4")))
+    check_law(server, turn)
+    thoughts = [b for b in turn.blocks[there:] if isinstance(b, ReasoningBlock)]
+    assert len(thoughts) == 4
+    foreign = {block.response_id for block in turn.blocks[there:]} - {""}
+
+    turn = turn.append(user("What did I say first?"))
+    plan = engines["responses"].plan(turn)
+    assert plan.previous_response_id == own
+    assert plan.delta == turn.blocks[there:]
+    assert set(plan.left_out) == set(thoughts)
+    assert {each.response_id: each.reason for each in plan.rejected} == dict.fromkeys(
+        foreign, "scope"
+    )
+    assert "another provider" in plan.explain()
+    turn = await run_to_answer(engines["responses"], turn)
+    check_law(server, turn)
+    body = newest_body(server, "responses")
+    assert body["previous_response_id"] == own
+    assert [item["type"] for item in body["input"]].count("function_call") == 2
+    assert not any(item["type"] == "reasoning" or "id" in item for item in body["input"])
+    assert 'You said first: "One"' in str(turn.blocks[-1])
+    assert get_state(turn).previous_response_id == turn.blocks[-1].response_id
+
+
+async def test_thoughts_wait_at_home_for_a_turn_to_come_back(
+    engines: dict[str, Engine], server: TestServer
+) -> None:
+    """Signatures go out to their maker after a stay elsewhere, and nothing goes out after an edit."""
+    anthropic, chat = engines["anthropic"], engines["chat"]
+    turn = await run_to_answer(anthropic, Turn([user("Call add with 2 and 3")]))
+    signatures = [b.encrypted_content for b in turn if isinstance(b, ReasoningBlock)]
+    turn = await run_to_answer(chat, turn.append(user("Elsewhere")))
+    assert "thinking" not in str(newest_body(server, "chat/completions"))
+    turn = await run_to_answer(anthropic, turn.append(user("Back")))
+    sent = [
+        part["signature"]
+        for message in newest_body(server, "messages")["messages"]
+        for part in message["content"]
+        if part["type"] == "thinking"
+    ]
+    assert sent == signatures
+    check_law(server, turn)
+    edited = turn.replace(turn.blocks[0].id, user("Call add with 20 and 30")).append(user("Go on"))
+    await run_to_answer(anthropic, edited)
+    assert "signature" not in str(newest_body(server, "messages"))
+
+
+async def test_a_conversation_object_waits_for_its_turn(
+    engines: dict[str, Engine], server: TestServer
+) -> None:
+    """What happened elsewhere is added to it when the Turn comes back."""
+    turn = await run_to_answer(engines["responses"], Turn([user("One")]), mode="conversation")
+    kept = get_state(turn).conversation_id
+    turn = await run_to_answer(engines["chat"], turn.append(user("Two")))
+    assert get_state(turn).conversation_id == kept
+    turn = await run_to_answer(
+        engines["responses"], turn.append(user("What did I say last?")), mode="conversation"
+    )
+    check_law(server, turn)
+    assert newest_body(server, "responses")["conversation"] == kept
+    assert 'You said last: "Two"' in str(turn.blocks[-1])
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_the_law_holds_on_any_way_through_the_providers(
+    engines: dict[str, Engine], server: TestServer, seed: int
+) -> None:
+    """Random providers, calls and edits; the strict server opens every seal, or refuses."""
+    rng = random.Random(seed)
+    turn = Turn([system("Be kind.")])
+    for step in range(10):
+        spoken = [block for block in turn if isinstance(block, UserBlock)]
+        if spoken and rng.random() < 0.3:
+            turn = turn.replace(rng.choice(spoken).id, user(f"Edited at {step}"))
+        line = rng.choice(["What is 2+3?", "Call add with 2 and 3", "What did I say first?"])
+        asked = turn.append(user(f"{line} ({step})"))
+        finished = await run_to_answer(engines[rng.choice(list(ENGINES))], asked)
+        check_law(server, finished)
+        if rng.random() < 0.8:  # else the branch is left, and the next begins before it
+            turn = finished

@@ -1,0 +1,104 @@
+"""A server that answers as a test says: for what no real server should do, and some do."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@contextmanager
+def serve_handler(handler: Handler) -> Iterator[str]:
+    """Run it for as long as the block lasts; gives its base URL."""
+    methods = ["GET", "POST", "DELETE"]
+    app = Starlette(routes=[Route("/{path:path}", handler, methods=methods)])
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.005)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        finally:
+            server.should_exit = True
+            thread.join(10)
+
+
+@contextmanager
+def serve_bytes(data: bytes, *, keep_open: bool = False) -> Iterator[str]:
+    """A server that says these bytes to whoever connects, whatever was asked, and hangs up.
+
+    If it ``stays``, it keeps the connection instead.
+    """
+    held: list[socket.socket] = []
+
+    def answer() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # closed: the test is over
+                return
+            held.append(connection)
+            connection.recv(65_536)
+            connection.sendall(data)
+            if not keep_open:
+                connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(10)
+            for connection in held:
+                connection.close()
+
+
+def make_handler(make_response: Callable[[], Response]) -> Handler:
+    """The same answer to everything."""
+
+    async def answer(request: Request) -> Response:
+        await request.body()
+        return make_response()
+
+    return answer
+
+
+def json_response(body: Any, status: int = 200) -> Response:
+    """JSON."""
+    return Response(json.dumps(body), status, media_type="application/json")
+
+
+def sse_response(*messages: dict[str, Any]) -> Response:
+    """A stream of these events."""
+    lines = (f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in messages)
+    return Response("".join(lines), media_type="text/event-stream")
+
+
+class ScriptedServer:
+    """Gives these outputs in turn, each as a whole response; keeps what it was asked."""
+
+    def __init__(self, *outputs: list[dict[str, Any]]) -> None:
+        self.outputs = outputs
+        self.bodies: list[dict[str, Any]] = []
+
+    async def handle(self, request: Request) -> Response:
+        """The next answer."""
+        self.bodies.append(await request.json())
+        number = len(self.bodies)
+        output = self.outputs[number - 1]
+        return json_response({"id": f"resp_{number}", "status": "completed", "output": output})

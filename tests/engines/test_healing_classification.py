@@ -1,0 +1,157 @@
+"""Every shape in which servers refuse to chain, and what is made of it."""
+
+import pytest
+
+from kedge.engines.healing import RequestSummary, classify_error
+from kedge.engines.transport import parse_error
+from kedge.errors import RequestRefused
+
+CHAINED = RequestSummary(previous_response_id="resp_1")
+FULL = RequestSummary()
+
+
+def make_error(status: int, body: str) -> RequestRefused:
+    """The error that a body of this kind becomes."""
+    words = parse_error(body)
+    return RequestRefused(words["message"], status=status, code=words["code"], param=words["param"])
+
+
+ERROR_SHAPES = {
+    "openai": (
+        400,
+        (
+            '{"error": {"message": "Previous response with id \'resp_1\' not found.", "type": '
+            '"invalid_request_error", "param": "previous_response_id", '
+            '"code": "previous_response_not_found"}}'
+        ),
+        "gone",
+    ),
+    "openai, other words": (
+        400,
+        '{"error": {"message": "Nope.", "code": "previous_response_not_found"}}',
+        "gone",
+    ),
+    "smg": (
+        400,
+        (
+            '{"error": {"message": "Previous response not found", "param": null, '
+            '"code": "previous_response_not_found"}}'
+        ),
+        "gone",
+    ),
+    "vllm": (
+        404,
+        (
+            '{"error": {"message": "Response with id \'resp_1\' not found.", "param": "response_id", '
+            '"code": 404}}'
+        ),
+        "gone",
+    ),
+    "ogx": (404, '{"detail": "Response with id resp_1 not found"}', "gone"),
+    "a plain 404": (404, '{"detail": "Not Found"}', "gone"),
+    "not even JSON": (404, "<html>gone</html>", "gone"),
+    "the id in the words": (400, '{"error": {"message": "cannot find resp_1"}}', "gone"),
+    "xai, zero data retention": (
+        404,
+        (
+            '{"code": "not-found", "error": "Previous response cannot be used for this organization '
+            'due to Zero Data Retention."}'
+        ),
+        "unsupported",
+    ),
+    "openai, zero data retention": (
+        400,
+        (
+            '{"error": {"message": "Previous response cannot be used for this organization due to '
+            'Zero Data Retention.", "param": "previous_response_id", "code": "unsupported_parameter"}}'
+        ),
+        "unsupported",
+    ),
+    "llama.cpp": (
+        400,
+        (
+            '{"error": {"code": 400, "message": "llama.cpp does not support \'previous_response_id\'.", '
+            '"type": "invalid_request_error"}}'
+        ),
+        "unsupported",
+    ),
+    "mistral": (
+        422,
+        '{"message": "previous_response_id must be omitted or null: not supported"}',
+        "unsupported",
+    ),
+    "a chain that the server holds only in part": (
+        400,
+        (
+            '{"error": {"message": "No tool call found for function call output with call_id call_1.", '
+            '"param": "input", "code": null}}'
+        ),
+        "gone",
+    ),
+    "another model": (
+        404,
+        (
+            '{"error": {"message": "The model does not exist", "param": "model", '
+            '"code": "model_not_found"}}'
+        ),
+        None,
+    ),
+    "a wrong parameter": (
+        400,
+        (
+            '{"error": {"message": "Invalid type for \'temperature\'.", "param": "temperature", '
+            '"code": "invalid_type"}}'
+        ),
+        None,
+    ),
+    "a server that fails": (500, '{"error": {"message": "previous_response_id crashed"}}', None),
+}
+
+
+@pytest.mark.parametrize("name", ERROR_SHAPES)
+def test_a_refusal_to_chain_is_told_by_its_shape(name: str) -> None:
+    """Status, code and param decide first, wording last; other refusals are left alone."""
+    status, body, reason = ERROR_SHAPES[name]
+    assert classify_error(make_error(status, body), CHAINED) == reason
+
+
+@pytest.mark.parametrize("name", ERROR_SHAPES)
+def test_a_full_send_is_never_healed_for_its_chain(name: str) -> None:
+    """Where nothing was chained, no refusal is about the chain."""
+    status, body, _ = ERROR_SHAPES[name]
+    assert classify_error(make_error(status, body), FULL) is None
+
+
+def test_refused_reasoning_is_told_by_code_or_words() -> None:
+    """Encrypted reasoning that the server cannot read is left out next time."""
+    sent = RequestSummary(has_reasoning=True)
+    by_code = RequestRefused("?", status=400, code="invalid_encrypted_content")
+    by_words = RequestRefused("The encrypted content gAAA could not be verified.", status=400)
+    assert classify_error(by_code, sent) == classify_error(by_words, sent) == "reasoning"
+    assert classify_error(by_code, FULL) is None
+
+
+def test_a_model_without_reasoning_is_not_asked_for_it_again() -> None:
+    """A refusal of ``include`` is healed by leaving it out."""
+    error = RequestRefused(
+        "Encrypted content is not supported with this model.", status=400, param="include"
+    )
+    assert classify_error(error, RequestSummary(requests_reasoning=True)) == "include"
+
+
+def test_a_refused_empty_input_is_healed_by_a_full_send() -> None:
+    """A server that wants input gets all of it."""
+    error = RequestRefused("input must not be empty", status=400, param="input")
+    assert (
+        classify_error(error, RequestSummary(previous_response_id="resp_1", has_empty_input=True))
+        == "empty_input"
+    )
+
+
+def test_a_conversation_object_that_is_gone_starts_a_new_one() -> None:
+    """A 404 for the object is healed; a lock is not."""
+    sent = RequestSummary(conversation_id="conv_1")
+    gone = RequestRefused("Conversation with id 'conv_1' not found.", status=404)
+    locked = RequestRefused("Another process…", status=400, code="conversation_locked")
+    assert classify_error(gone, sent) == "conversation"
+    assert classify_error(locked, sent) is None

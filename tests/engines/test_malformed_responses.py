@@ -1,0 +1,207 @@
+"""Servers that answer with what is no answer, and servers that give the key away."""
+
+import json
+import logging
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+from starlette.responses import Response
+
+from engines.fake_server import (
+    json_response,
+    make_handler,
+    serve_bytes,
+    serve_handler,
+    sse_response,
+)
+from kedge.engines import ResponsesEngine, responses
+from kedge.errors import EngineError, RequestRefused, ServerFailed, StreamTooLarge
+from kedge.events.responses import ResponsesDecoder
+from kedge.observe import TRACE, reset, snapshot
+from kedge.planning import ConversationState, record_response, set_state
+from kedge.providers import connect
+from kedge.turns import Turn, assistant, user
+
+KEY = "sk-planted-in-this-test"
+USER_TEXT = "planted words of a user"
+TURN = Turn([user(USER_TEXT)])
+ITEM = {"type": "message", "role": "assistant", "content": "Yes", "id": "m"}
+
+INVALID_RESPONSES: dict[str, Callable[[], Response]] = {
+    "a page": lambda: Response("<html>Sign in</html>", media_type="text/html"),
+    "nothing": lambda: Response("", media_type="application/json"),
+    "a list": lambda: json_response([]),
+    "an empty object": lambda: json_response({}),
+    "an error with status 200": lambda: json_response({"error": {"message": "out of credit"}}),
+    "a detail with status 200": lambda: json_response({"detail": "out of credit"}),
+}
+FAILED = {"id": "resp_1", "status": "failed", "error": {"code": "server_error", "message": KEY}}
+KEY_LEAKS: dict[str, Callable[[], Response]] = {
+    "refused": lambda: json_response({"error": {"message": KEY, "code": KEY, "param": KEY}}, 401),
+    "limited": lambda: json_response({"error": {"message": f"slow down, {KEY}"}}, 429),
+    "broken": lambda: Response(f"oops {KEY}", 500),
+    "failed": lambda: json_response({**FAILED, "output": []}),
+    "error event": lambda: sse_response(
+        {"type": "error", "code": KEY, "message": KEY, "param": None}
+    ),
+    "failed event": lambda: sse_response({"type": "response.failed", "response": FAILED}),
+}
+
+
+@pytest.mark.parametrize("name", INVALID_RESPONSES)
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_what_is_no_response_is_never_success(name: str, streaming: bool) -> None:
+    """Status 200 alone makes no answer, not even an empty one."""
+    with serve_handler(make_handler(INVALID_RESPONSES[name])) as url:
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            with pytest.raises(ServerFailed, match="not a response") as caught:
+                await engine.run(TURN, streaming=streaming)
+    assert caught.value.turn is TURN
+    assert caught.value.plan is not None
+    assert caught.value.provider == "responses"
+
+
+@pytest.mark.parametrize("name", KEY_LEAKS)
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_key_that_a_server_repeats_goes_no_further(
+    name: str, streaming: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither errors nor their tracebacks nor our log hold the key, or what the user wrote."""
+    caplog.set_level(TRACE, "kedge")
+    with serve_handler(make_handler(KEY_LEAKS[name])) as url:
+        async with connect(f"responses:{url}#m", api_key=KEY, max_retries=0) as engine:
+            with pytest.raises(EngineError) as caught:
+                await engine.run(TURN, streaming=streaming)
+    error = caught.value
+    shown = [str(error), repr(error), error.code, error.param, *traceback.format_exception(error)]
+    ours = [record for record in caplog.records if record.name.startswith("kedge")]
+    assert any(record.levelno >= logging.WARNING for record in ours)
+    told = "\n".join([*shown, *(f"{record.getMessage()} {vars(record)}" for record in ours)])
+    assert KEY not in told
+    assert USER_TEXT not in told
+
+
+@pytest.mark.parametrize(
+    "answer", [lambda: Response("oops", 500), lambda: Response("<html>"), lambda: json_response({})]
+)
+async def test_a_conversation_object_that_cannot_be_had_is_told_with_the_turn(
+    answer: Callable[[], Response],
+) -> None:
+    """Whether it was to be made or to be looked at, the error has the Turn and the plan."""
+    known = set_state(TURN, ConversationState("conversation", "resp_1", "conv_1"))
+    with serve_handler(make_handler(answer)) as url:
+        async with connect(f"responses:{url}#m", mode="conversation", max_retries=0) as engine:
+            for turn in (TURN, known):
+                with pytest.raises(EngineError) as caught:
+                    await engine.run(turn)
+                assert caught.value.turn == turn
+                assert caught.value.plan is not None
+
+
+async def test_an_audit_of_a_server_that_cannot_page_ends() -> None:
+    """A list that begins again with every page is taken once, and a page of HTML is no list."""
+    item = {"id": "m", "type": "message", "role": "user", "content": "Another thing"}
+    listed = {"data": [item], "has_more": True, "last_id": "m", "output": []}
+    async with (
+        connect("responses:http://127.0.0.1:9/v1#m") as nowhere,
+    ):
+        assert isinstance(nowhere, ResponsesEngine)
+        plan = nowhere.plan(TURN)
+        turn = record_response(TURN, [assistant("Yes")], response_id="r", plan=plan, created_at=9e9)
+    for answer, agrees in (
+        (lambda: json_response(listed), False),
+        (lambda: Response("<html>"), None),
+    ):
+        with serve_handler(make_handler(answer)) as url:
+            made = connect(f"responses:{url}#m", scope=plan.scope, max_retries=0)
+            assert isinstance(made, ResponsesEngine)
+            async with made as engine:
+                assert (await engine.verify(turn)).agrees is agrees
+
+
+@pytest.mark.parametrize(
+    ("code", "retryable"),
+    [
+        ("server_error", True),
+        ("rate_limit_exceeded", True),
+        ("vector_store_timeout", True),
+        ("failed_to_download_image", True),
+        ("", True),
+        ("invalid_prompt", False),
+        ("image_content_policy_violation", False),
+        ("unsupported_image_media_type", False),
+        ("empty_image_file", False),
+        ("context_length_exceeded", False),
+        ("insufficient_quota", False),
+    ],
+)
+@pytest.mark.parametrize("event", ["response.failed", "error"])
+async def test_a_failure_is_worth_another_try_unless_its_code_says_otherwise(
+    code: str, retryable: bool, event: str
+) -> None:
+    """What lies in the request fails again; what lies in the server may not."""
+    error = {"code": code, "message": "no"}
+    told = {**error} if event == "error" else {"response": {**FAILED, "error": error}}
+    with serve_handler(make_handler(lambda: sse_response({"type": event, **told}))) as url:
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            with pytest.raises(ServerFailed) as caught:
+                await engine.run(TURN)
+    assert caught.value.retryable is retryable
+    assert caught.value.turn is TURN
+
+
+TERMINAL_EVENTS: dict[str, dict[str, Any]] = {
+    "completed": {"type": "response.completed", "response": {"id": "resp_1", "output": [ITEM]}},
+    "failed": {"type": "response.failed", "response": FAILED},
+    "error": {"type": "error", "code": "server_error", "message": "no", "param": None},
+}
+
+
+@pytest.mark.parametrize("ending", TERMINAL_EVENTS)
+async def test_a_stream_that_is_never_closed_does_not_hold_its_answer(ending: str) -> None:
+    """The end of the answer is its last event, not the end of the connection."""
+    body = f"data: {json.dumps(TERMINAL_EVENTS[ending])}\n\n".encode()
+    chunk = b"%x\r\n%b\r\n" % (len(body), body)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked"
+    with serve_bytes(head + b"\r\n\r\n" + chunk, keep_open=True) as url, anyio.fail_after(30):
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            if ending == "completed":
+                assert "Yes" in str((await engine.run(TURN, streaming=True)).blocks[-1])
+            else:
+                with pytest.raises(ServerFailed):
+                    await engine.run(TURN, streaming=True)
+
+
+async def test_a_stream_beyond_its_bounds_is_told_with_the_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is an engine's error like any other: provider, Turn and plan go with it."""
+    monkeypatch.setattr(responses, "ResponsesDecoder", partial(ResponsesDecoder, max_line=100))
+    ending = TERMINAL_EVENTS["completed"] | {"padding": "x" * 200}
+    with serve_handler(make_handler(lambda: sse_response(ending))) as url:
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            with pytest.raises(StreamTooLarge) as caught:
+                await engine.run(TURN)
+    error = caught.value
+    assert error.turn is TURN
+    assert error.plan is not None
+    assert (error.provider, error.limit) == ("responses", 100)
+
+
+async def test_a_servers_own_codes_do_not_become_labels() -> None:
+    """Known codes are counted by name, whatever else a server writes under one other name."""
+    reset()
+    for code in ("invalid_value", "resp_0123", "my_code"):
+        refusal = {"error": {"message": "no", "code": code}}
+        with serve_handler(
+            make_handler(lambda refusal=refusal: json_response(refusal, 400))
+        ) as url:
+            async with connect(f"responses:{url}#m", max_retries=0) as engine:
+                with pytest.raises(RequestRefused):
+                    await engine.run(TURN)
+    counted = snapshot()["responses_rejected_total"]
+    assert counted == {(("code", "invalid_value"),): (1, 1.0), (("code", "other"),): (2, 2.0)}

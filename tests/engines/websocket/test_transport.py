@@ -1,0 +1,462 @@
+"""ResponsesEngine over WebSocket: chains that only a connection remembers, lanes, accidents."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from engines.conftest import open_engine
+from kedge import Turn, connect, run_sync, user
+from kedge.engines import ResponsesEngine
+from kedge.engines.websocket import SocketTransport
+from kedge.engines.websocket.pool import ConnectionPool
+from kedge.errors import (
+    NotAuthorised,
+    RateLimited,
+    RequestRefused,
+    ServerFailed,
+    StreamCut,
+    Unreachable,
+)
+from kedge.events import TextDelta
+from kedge.events.run import Healed
+from kedge.planning import get_state
+from kedge.server.settings import Limits
+from kedge.testing import TestServer, serve
+from normalization import expected_context, normalize_items
+from server.gated_model import GatedModel
+from server.websocket.client import wait_until
+
+FIRST_QUESTION = "What did I say first?"
+UNSTORED: dict[str, Any] = {"store": False}
+
+
+@pytest.fixture
+def model() -> GatedModel:
+    """A model that waits for the test, where it is told to."""
+    return GatedModel()
+
+
+@pytest.fixture
+async def engine(server: TestServer) -> AsyncIterator[ResponsesEngine]:
+    """An engine that speaks over WebSocket."""
+    async with open_engine(server, transport="websocket") as made:
+        yield made
+
+
+@pytest.fixture
+def gated(model: GatedModel) -> Iterator[TestServer]:
+    """A server with the model that waits."""
+    with serve(model=model) as running:
+        yield running
+
+
+async def send(engine: ResponsesEngine, turn: Turn, text: str, **options: Any) -> Turn:
+    return await engine.run(turn.append(user(text)), **options)
+
+
+def get_pool(engine: ResponsesEngine) -> ConnectionPool:
+    assert isinstance(engine.transport, SocketTransport)
+    return engine.transport._pools.get()
+
+
+def request_bodies(server: TestServer) -> list[dict[str, Any]]:
+    return [each.body for each in server.requests if each.path == "/v1/responses"]
+
+
+def check_law(server: TestServer, turn: Turn) -> None:
+    """What the model saw last is what the Turn says."""
+    assert normalize_items(server.requests[-1].context) == expected_context(turn)
+
+
+async def test_what_is_not_stored_chains_on_its_connection(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """Only the new is sent, and nothing of it is in the database."""
+    turn = await send(engine, Turn(), "I am Ada.", **UNSTORED)
+    asked = turn.append(user(FIRST_QUESTION))
+    assert engine.plan(asked).previous_response_id == turn.blocks[-1].response_id
+    turn = await engine.run(asked, **UNSTORED)
+    assert "I am Ada." in str(turn.blocks[-1])
+    assert {each.transport for each in server.requests} == {"websocket"}
+    assert [len(body["input"]) for body in request_bodies(server)] == [1, 1]
+    assert (
+        "stream" not in server.requests[0].raw.decode()
+        or request_bodies(server)[0]["stream"] is True
+    )
+    check_law(server, turn)
+
+
+async def test_streams_are_told_as_they_come(gated: TestServer, model: GatedModel) -> None:
+    """The first word is there while the second has not been written."""
+    words: list[str] = []
+    async with (
+        open_engine(gated, transport="websocket") as engine,
+        engine.stream(Turn([user("wait")])) as stream,
+    ):
+        async for event in stream:
+            if isinstance(event, TextDelta):
+                words.append(event.delta)
+                assert bool(model.finished) is (len(words) > 1)
+                model.open_gate()
+    assert words == ["answer ", "to wait"]
+
+
+async def test_a_dead_connection_loses_only_what_it_alone_remembered(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """Stored anchors hold on the next connection; unstored ones cost one full send, without a refusal."""
+    stored = await send(engine, Turn(), "Stored")
+    unstored = await send(engine, Turn(), "Unstored", **UNSTORED)
+    server.hang_up()
+    await wait_until(lambda: not get_pool(engine).live_response_ids())
+    stored = await send(engine, stored, FIRST_QUESTION)
+    assert request_bodies(server)[-1]["previous_response_id"]
+    check_law(server, stored)
+    unstored = await send(engine, unstored, FIRST_QUESTION, **UNSTORED)
+    assert "previous_response_id" not in request_bodies(server)[-1]
+    check_law(server, unstored)
+    assert all(each.status == 200 for each in server.requests)
+    unstored = await send(engine, unstored, "And now?", **UNSTORED)
+    assert request_bodies(server)[-1]["previous_response_id"]
+    check_law(server, unstored)
+
+
+async def test_a_server_that_forgot_is_healed(engine: ResponsesEngine, server: TestServer) -> None:
+    """It refuses, and gets everything."""
+    turn = await send(engine, Turn(), "One", **UNSTORED)
+    server.forget()
+    async with engine.stream(turn.append(user("Two")), **UNSTORED) as stream:
+        events = [event async for event in stream]
+    assert [event.reason for event in events if isinstance(event, Healed)] == ["gone"]
+    check_law(server, stream.turn)
+
+
+async def test_two_branches_of_what_is_not_stored(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """The first goes on where both were; for the second everything is sent. Neither sees the other."""
+    turn = await send(engine, Turn(), "Common", **UNSTORED)
+    left = await send(engine, turn, "Left", **UNSTORED)
+    check_law(server, left)
+    right = await send(engine, turn, "Right", **UNSTORED)
+    check_law(server, right)
+    assert [("previous_response_id" in body) for body in request_bodies(server)] == [
+        False,
+        True,
+        False,
+    ]
+    left = await send(engine, left, FIRST_QUESTION, **UNSTORED)
+    check_law(server, left)
+    assert request_bodies(server)[-1]["previous_response_id"]
+
+
+async def test_a_fork_while_its_origin_moves_on(gated: TestServer, model: GatedModel) -> None:
+    """Both branches continue one unstored response at once, each on a lane of its own."""
+    async with open_engine(gated, transport="websocket") as engine:
+        turn = await send(engine, Turn(), "Common", **UNSTORED)
+        left = asyncio.create_task(send(engine, turn, "wait left", **UNSTORED))
+        await wait_until(lambda: "wait left" in model.started)
+        right = await send(engine, turn, "right", **UNSTORED)
+        assert request_bodies(gated)[-1]["previous_response_id"] == turn.blocks[-1].response_id
+        model.open_gate()
+        await left
+        assert sum("previous_response_id" in body for body in request_bodies(gated)) == 2
+        assert "wait left" not in str(right.blocks)
+
+
+async def test_many_conversations_share_a_few_connections(server: TestServer) -> None:
+    """Each chains on its own memory, round after round, whatever the others do."""
+    count = 24
+    async with open_engine(server, transport="websocket", connections=2) as engine:
+        turns = [Turn() for _ in range(count)]
+        for number in range(3):
+            said = [
+                send(engine, turn, f"{at}.{number}", **UNSTORED) for at, turn in enumerate(turns)
+            ]
+            turns = list(await asyncio.gather(*said))
+        assert server.call(lambda service: len(service.sockets)) <= 2
+    for exchange in server.requests:
+        texts = [item["content"][0]["text"] for item in exchange.context or ()]
+        mine = {text.partition(".")[0] for text in texts[::2]}
+        assert len(mine) == 1
+    chained = [body for body in request_bodies(server) if "previous_response_id" in body]
+    assert len(chained) == 2 * count
+
+
+async def test_more_requests_than_lanes_wait(gated: TestServer, model: GatedModel) -> None:
+    """One after the other, where there is one lane; none is lost."""
+    async with open_engine(gated, transport="websocket", connections=1, lanes=2) as engine:
+        waiting = [
+            asyncio.create_task(engine.run(Turn([user(f"wait {n}")]), **UNSTORED)) for n in range(6)
+        ]
+        await wait_until(lambda: len(model.started) == 2)
+        model.open_gate()
+        turns = await asyncio.gather(*waiting)
+    assert sorted(model.finished) == [f"wait {n}" for n in range(6)]
+    assert len({turn.blocks[-1].response_id for turn in turns}) == 6
+
+
+async def test_a_server_without_lanes_gets_one_at_a_time(server: TestServer) -> None:
+    """With one lane for a connection no name is sent."""
+    async with open_engine(server, transport="websocket", lanes=1, connections=2) as engine:
+        turn = await send(engine, Turn(), "I am Ada.", **UNSTORED)
+        turn = await send(engine, turn, FIRST_QUESTION, **UNSTORED)
+        assert "I am Ada." in str(turn.blocks[-1])
+        lanes = [lane.name for each in get_pool(engine)._connections for lane in each.lanes]
+    assert lanes == [""]
+
+
+async def test_leaving_a_stream_stops_the_work(gated: TestServer, model: GatedModel) -> None:
+    """Where nothing else is on the connection, it is closed; the next request opens another."""
+    async with open_engine(gated, transport="websocket") as engine:
+        async with engine.stream(Turn([user("wait")])) as stream:
+            async for event in stream:
+                if isinstance(event, TextDelta):
+                    break
+        await wait_until(lambda: model.cancelled == ["wait"])
+        await wait_until(lambda: gated.running == 0)
+        turn = await send(engine, Turn(), "hello")
+        check_law(gated, turn)
+
+
+async def test_leaving_a_stream_leaves_the_others_alone(
+    gated: TestServer, model: GatedModel
+) -> None:
+    """Where others are on the connection, what nobody reads is read to its end and thrown away."""
+    async with open_engine(gated, transport="websocket", connections=1) as engine:
+        other = asyncio.create_task(engine.run(Turn([user("wait other")]), **UNSTORED))
+        await wait_until(lambda: model.started)
+        async with engine.stream(Turn([user("wait left")])) as stream:
+            async for event in stream:
+                if isinstance(event, TextDelta):
+                    break
+        assert get_pool(engine)._connections[0].in_flight == 2
+        model.open_gate()
+        turn = await other
+        await wait_until(lambda: get_pool(engine)._connections[0].in_flight == 0)
+        assert gated.call(lambda service: len(service.sockets)) == 1
+        turn = await send(engine, turn, "and", **UNSTORED)
+        assert request_bodies(gated)[-1]["previous_response_id"]
+        check_law(gated, turn)
+
+
+async def test_a_cancelled_run_gives_its_lane_back(gated: TestServer, model: GatedModel) -> None:
+    """Also one that had not heard anything yet, and one that still waited for a lane."""
+    async with open_engine(gated, transport="websocket", connections=1, lanes=1) as engine:
+        first = asyncio.create_task(engine.run(Turn([user("wait 1")])))
+        await wait_until(lambda: model.started)
+        second = asyncio.create_task(engine.run(Turn([user("wait 2")])))
+        await asyncio.sleep(0)
+        for task in (second, first):
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        turn = await asyncio.wait_for(send(engine, Turn(), "hello"), 30)
+        check_law(gated, turn)
+
+
+async def test_an_old_connection_is_replaced_without_loss(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """The server closes it after its time: the request goes to the next one, healed where need be."""
+    stored = await send(engine, Turn(), "Stored")
+    unstored = await send(engine, Turn(), "Unstored", **UNSTORED)
+    server.clock.advance(seconds=3600)
+    stored = await send(engine, stored, FIRST_QUESTION)
+    assert request_bodies(server)[-1]["previous_response_id"]
+    check_law(server, stored)
+    unstored = await send(engine, unstored, FIRST_QUESTION, **UNSTORED)
+    check_law(server, unstored)
+
+
+async def test_a_connection_is_retired_before_the_server_does(
+    engine: ResponsesEngine, server: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two requests, so that nobody notices."""
+    turn = await send(engine, Turn(), "One")
+    first = get_pool(engine)._connections[0]
+    monkeypatch.setattr("kedge.engines.websocket.pool.MAX_CONNECTION_AGE", -1.0)
+    turn = await send(engine, turn, "Two")
+    assert first not in get_pool(engine)._connections
+    check_law(server, turn)
+
+
+async def test_a_failed_continuation_is_not_built_upon(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """The server has evicted the parent, and we know without asking."""
+    turn = await send(engine, Turn(), "One", **UNSTORED)
+    with pytest.raises(RequestRefused):
+        await send(engine, turn, "Two", temperature=7, **UNSTORED)
+    turn = await send(engine, turn, "Two", **UNSTORED)
+    assert "previous_response_id" not in request_bodies(server)[-1]
+    assert [each.status for each in server.requests] == [200, 400, 200]
+    check_law(server, turn)
+
+
+@pytest.mark.parametrize("fault", ["cut_after_events=0", "cut_after_events=4", "cut_in_event=3"])
+async def test_a_cut_is_an_error_that_loses_nothing(
+    engine: ResponsesEngine, server: TestServer, fault: str
+) -> None:
+    """The Turn it carries can be sent again."""
+    turn = await send(engine, Turn(), "One")
+    server.faults.set(fault, times=1)
+    with pytest.raises(StreamCut) as caught:
+        async with engine.stream(turn.append(user("Write 50 words."))) as stream:
+            await stream.finish()
+    assert caught.value.turn is not None
+    assert caught.value.retryable
+    turn = await engine.run(caught.value.turn)
+    check_law(server, turn)
+
+
+async def test_refusals_are_the_errors_of_http(engine: ResponsesEngine, server: TestServer) -> None:
+    """By their status, with the server's words and its advice when to come again."""
+    server.faults.set("status=429,retry_after=7", times=1)
+    with pytest.raises(RateLimited) as limited:
+        await engine.run(Turn([user("x")]))
+    assert limited.value.retry_after == 7
+    server.faults.set("status=503", times=1)
+    with pytest.raises(ServerFailed):
+        await engine.run(Turn([user("x")]))
+    with pytest.raises(RequestRefused, match="Unknown parameter: 'bogus'") as refused:
+        await engine.run(Turn([user("x")]), bogus=1)
+    assert refused.value.param == "bogus"
+
+
+@pytest.mark.parametrize("fault", ["status=429,retry_after=0", "status=500", "cut_after_events=0"])
+async def test_what_may_be_tried_again_is(server: TestServer, fault: str) -> None:
+    """As often as the client is told to, and before anything was heard."""
+    async with open_engine(server, transport="websocket", max_retries=1) as engine:
+        server.faults.set(fault, times=1)
+        turn = await send(engine, Turn(), "One")
+    assert len(server.requests) == 2
+    check_law(server, turn)
+
+
+async def test_a_server_that_asks_for_an_hour_is_not_waited_for(server: TestServer) -> None:
+    """Whoever asked is told when to come again, though there were tries left."""
+    async with open_engine(server, transport="websocket", max_retries=1) as engine:
+        server.faults.set("status=429,retry_after=3600", times=1)
+        with pytest.raises(RateLimited) as limited:
+            await asyncio.wait_for(engine.run(Turn([user("x")])), 30)
+    assert limited.value.retry_after == 3600
+    assert len(server.requests) == 1
+
+
+async def test_conversation_objects_are_never_sent_to_blindly(
+    server: TestServer,
+) -> None:
+    """The first try may have been taken down already."""
+    async with open_engine(
+        server, transport="websocket", max_retries=3, mode="conversation"
+    ) as engine:
+        turn = await send(engine, Turn(), "One")
+        server.faults.set("cut_after_events=0", times=1)
+        with pytest.raises(StreamCut):
+            await send(engine, turn, "Two")
+        turn = await send(engine, turn, "Two")
+        check_law(server, turn)
+
+
+async def test_a_closed_door_is_told_at_once() -> None:
+    """A wrong key, a server that takes no sockets, and none at all: three errors that say so."""
+    with serve(token="right") as server:
+        async with open_engine(server, transport="websocket", api_key="wrong-key") as engine:
+            with pytest.raises(NotAuthorised) as caught:
+                await engine.run(Turn([user("x")]))
+        assert "wrong-key" not in str(caught.value)
+        engine = connect(
+            f"responses:{server.url}/elsewhere#m",
+            transport="websocket",
+            max_retries=0,
+            api_key="right",
+        )
+        async with engine:
+            with pytest.raises(RequestRefused, match="takes no WebSocket"):
+                await engine.run(Turn([user("x")]))
+        gone = f"responses:{server.base_url}#m"
+    async with connect(gone, transport="websocket", max_retries=0) as engine:
+        with pytest.raises(Unreachable):
+            await engine.run(Turn([user("x")]))
+
+
+async def test_silence_has_an_end(gated: TestServer, model: GatedModel) -> None:
+    """As long as the client's patience, before the answer and within it."""
+    async with open_engine(gated, transport="websocket", timeout=0.05) as engine:
+        with pytest.raises((StreamCut, Unreachable), match=r"fell silent|in time"):
+            await engine.run(Turn([user("wait")]))
+        gated.faults.set("slow_first_byte=30", times=1)
+        with pytest.raises(Unreachable, match="in time"):
+            await engine.run(Turn([user("x")]))
+
+
+async def test_a_stop_of_the_server_is_told(model: GatedModel) -> None:
+    """An answer that was given up is a failure, not half an answer."""
+    with serve(model=model, limits=Limits(shutdown_seconds=0)) as server:
+        async with open_engine(server, transport="websocket") as engine:
+            running = asyncio.create_task(engine.run(Turn([user("wait")])))
+            await wait_until(lambda: model.started)
+            await asyncio.to_thread(server.stop)
+            with pytest.raises(ServerFailed):
+                await running
+
+
+async def test_requests_beside_the_conversation_go_over_http(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """They do not count on what only a connection remembers."""
+    turn = await send(engine, Turn(), "I am Ada.", **UNSTORED)
+    assert await engine.count_tokens(turn) > 0
+    assert (await engine.verify(turn)).agrees is None
+    assert [each.status for each in server.requests if "input_tokens" in each.path] == [200]
+
+
+def test_scripts_may_use_it_too(server: TestServer) -> None:
+    """Every loop has connections of its own, and closes them."""
+    engine = connect(f"responses:{server.base_url}#practice", transport="websocket")
+    turn = run_sync(engine.run(Turn([user("I am Ada.")]), **UNSTORED))
+    assert engine.plan(turn.append(user("x"))).is_full
+    turn = run_sync(engine.run(turn.append(user(FIRST_QUESTION)), **UNSTORED))
+    assert "I am Ada." in str(turn.blocks[-1])
+    assert get_state(turn).anchors[-1].stored is False
+
+
+async def test_the_practice_model_speaks_over_sockets() -> None:
+    """The embedded server does what any other does."""
+    async with connect("practice", transport="websocket") as engine:
+        turn = await engine.run(Turn([user("What is 2+3?")]), store=False)
+    assert "5" in str(turn.blocks[-1])
+
+
+async def test_a_tap_hears_what_went_over_the_wire(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """The request as it was sent, the messages of the answer, and refusals with their status."""
+    heard: list[tuple[bytes, bytes, int | None]] = []
+
+    def tap(request: bytes, reply: bytes, status: int | None) -> None:
+        heard.append((request, reply, status))
+
+    await engine.run(Turn([user("Hello")]), tap=tap)
+    with pytest.raises(RequestRefused):
+        await engine.run(Turn([user("Hello")]), tap=tap, bogus=1)
+    (request, reply, status), (_, refused, refused_status) = heard
+    assert b'"stream"' not in request
+    assert b"response.completed" in reply
+    assert (status, refused_status) == (200, 400)
+    assert b"bogus" in refused
+
+
+async def test_a_server_that_says_everything_twice(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """No answer is taken for the answer to the next request."""
+    server.faults.set("duplicate_events")
+    turn = Turn()
+    for number in range(4):
+        turn = await send(engine, turn, f"Line {number}", **UNSTORED)
+        check_law(server, turn)
+    assert len({block.response_id for block in turn.blocks if block.response_id}) == 4

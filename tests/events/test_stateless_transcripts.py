@@ -1,0 +1,549 @@
+"""Recorded-shape streams of the stateless APIs: the same laws as for the Responses API.
+
+The chat transcripts have the shapes of OpenAI, Azure, DeepSeek, OpenRouter, Mistral, Ollama, vLLM and
+llama.cpp, with their habits: reasoning under two names and as parts, calls without ids, all under number
+0, at once, with an object for arguments, or under a new id with every piece. Those of Anthropic hold
+thoughts with their signatures, redacted ones, calls, a search of the provider's own, citations, refusals,
+pauses, limits in the middle of words and of a call, and a block of tomorrow.
+"""
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from events.streams import TRANSCRIPTS, assemble, encode_sse
+from kedge.events import (
+    AnthropicDecoder,
+    ChatDecoder,
+    Outcome,
+    StreamDecoder,
+    StreamEvent,
+    Usage,
+)
+from kedge.turns import Block, RefusalPart, assistant, opaque, reasoning, tool_call
+
+DECODERS: dict[str, type[StreamDecoder]] = {
+    "chat": ChatDecoder,
+    "anthropic": AnthropicDecoder,
+}
+PATHS = {
+    f"{api}/{path.stem}": path
+    for api in DECODERS
+    for path in sorted((TRANSCRIPTS / api).glob("*.sse"))
+}
+GENERATED = "made up"
+"""Stands for a call id that the server did not give."""
+REASONING_TEXT = "Two and two make four."
+_GENERATED_ID = re.compile(r"call_18[0-9a-f]{24}")
+BERN, SIX = '{"city":"Bern"}', '{"sides":6}'
+
+EXPECTED: dict[str, tuple[str, list[Block]]] = {
+    "chat/text": ("completed", [assistant("Hello \U0001f600 from Zürich.")]),
+    "chat/tool_call": (
+        "completed",
+        [tool_call("get_weather", '{"city":"Zürich"}', call_id="call_a1")],
+    ),
+    "chat/parallel_calls": (
+        "completed",
+        [
+            assistant("Both."),
+            tool_call("get_weather", BERN, call_id="call_alpha"),
+            tool_call("get_time", '{"zone":"CET"}', call_id="call_beta"),
+        ],
+    ),
+    "chat/refusal": ("completed", [assistant([RefusalPart("I can't help with that.")])]),
+    "chat/length": ("incomplete", [assistant("Once upon a")]),
+    "chat/content_filter": ("incomplete", [assistant("Well")]),
+    "chat/custom_tool": (
+        "completed",
+        [tool_call("apply", "*** Begin\n+ naïve\n*** End", call_id="call_patch", custom=True)],
+    ),
+    "chat/deepseek": ("completed", [reasoning(text=REASONING_TEXT), assistant("It is 4")]),
+    "chat/openrouter": ("completed", [reasoning(text=REASONING_TEXT), assistant("4")]),
+    "chat/ollama_calls": (
+        "completed",
+        [
+            tool_call("get_weather", BERN, call_id="call_x1"),
+            tool_call("get_weather", '{"city":"Basel"}', call_id="call_x2"),
+        ],
+    ),
+    "chat/no_ids": (
+        "completed",
+        [tool_call("roll", SIX, call_id=GENERATED), tool_call("flip", "{}", call_id=GENERATED)],
+    ),
+    "chat/object_arguments": (
+        "completed",
+        [
+            tool_call("roll", '{"sides": 6}', call_id="call_o1"),
+            tool_call("now", "{}", call_id="call_o2"),
+        ],
+    ),
+    "chat/new_id_each_piece": (
+        "completed",
+        [tool_call("get_weather", BERN, call_id="chatcmpl-tool-1")],
+    ),
+    "chat/no_done": ("completed", [assistant("Just words")]),
+    "chat/azure": ("completed", [assistant("Hi there")]),
+    "chat/thinking_parts": ("completed", [reasoning(text=REASONING_TEXT), assistant("4!")]),
+    "chat/function_call": ("completed", [tool_call("roll", SIX, call_id=GENERATED)]),
+    "chat/error": ("failed", [assistant("Let")]),
+    "chat/choice_error": ("failed", [assistant("Let me")]),
+    "anthropic/text": ("completed", [assistant("Hello \U0001f600 from Zürich.")]),
+    "anthropic/thinking_and_call": (
+        "completed",
+        [
+            reasoning(text=REASONING_TEXT, encrypted_content="EqQBCgIYAhIM1sig=="),
+            assistant("Let me see."),
+            tool_call("get_weather", '{"city": "Zürich"}', call_id="toolu_01A"),
+        ],
+    ),
+    "anthropic/parallel_calls": (
+        "completed",
+        [
+            tool_call("get_weather", BERN, call_id="toolu_01B"),
+            tool_call("get_time", '{"zone":"CET"}', call_id="toolu_01C"),
+        ],
+    ),
+    "anthropic/no_arguments": ("completed", [tool_call("now", "{}", call_id="toolu_01D")]),
+    "anthropic/redacted": (
+        "completed",
+        [
+            reasoning(encrypted_content="EmwKAhgBEgy3va3p"),
+            reasoning(encrypted_content="EqQomitted"),
+            assistant("4"),
+        ],
+    ),
+    "anthropic/max_tokens": ("incomplete", [assistant("Once upon a")]),
+    "anthropic/max_tokens_in_call": (
+        "incomplete",
+        [assistant("Rolling."), tool_call("roll", '{"sides":', call_id="toolu_01E")],
+    ),
+    "anthropic/refusal": (
+        "completed",
+        [assistant("Well"), assistant([RefusalPart("This could harm.")])],
+    ),
+    "anthropic/refusal_at_once": (
+        "completed",
+        [assistant([RefusalPart("The model declined to answer.")])],
+    ),
+    "anthropic/pause_turn": (
+        "incomplete",
+        [
+            assistant("I look it up."),
+            opaque(
+                {
+                    "type": "server_tool_use",
+                    "id": "srvtoolu_01F",
+                    "name": "web_search",
+                    "input": {"query": "kedge"},
+                }
+            ),
+            opaque(
+                {
+                    "type": "web_search_tool_result",
+                    "tool_use_id": "srvtoolu_01F",
+                    "content": [
+                        {
+                            "type": "web_search_result",
+                            "title": "Kedge",
+                            "url": "https://x/kedge",
+                            "encrypted_content": "EqgfCi",
+                        }
+                    ],
+                }
+            ),
+        ],
+    ),
+    "anthropic/citations": ("completed", [assistant("A kedge is a light anchor.")]),
+    "anthropic/overloaded": ("failed", [assistant("Let")]),
+    "anthropic/tomorrow": (
+        "completed",
+        [
+            opaque({"type": "hologram", "shape": "cube", "content": "blue light"}),
+            assistant("There."),
+        ],
+    ),
+}
+FINISH_MARKERS = {"chat": '"finish_reason":"', "anthropic": '"message_stop"'}
+"""What the message holds with which an answer of each API has ended."""
+
+MEMBERS = [
+    "type",
+    "index",
+    "id",
+    "delta",
+    "message",
+    "content",
+    "content_block",
+    "choices",
+    "text",
+    "thinking",
+    "signature",
+    "name",
+    "input",
+    "partial_json",
+    "tool_calls",
+    "function",
+    "custom",
+    "arguments",
+    "usage",
+    "error",
+    "reasoning",
+    "reasoning_content",
+    "refusal",
+    "finish_reason",
+    "stop_reason",
+    "stop_details",
+    "citations",
+    "data",
+    "model",
+    "created",
+    "prompt_tokens",
+    "input_tokens",
+]
+
+all_transcripts = pytest.mark.parametrize("name", PATHS)
+
+
+def read_bytes(name: str) -> bytes:
+    """The bytes of a transcript."""
+    return PATHS[name].read_bytes()
+
+
+def split_messages(name: str) -> list[bytes]:
+    """Its messages, one by one."""
+    return [piece + b"\n\n" for piece in read_bytes(name).split(b"\n\n") if piece]
+
+
+def make_decoder(name: str) -> StreamDecoder:
+    """A decoder of the transcript's API."""
+    return DECODERS[name.partition("/")[0]]()
+
+
+def decode(name: str, *chunks: bytes) -> list[StreamEvent]:
+    """What the decoder says to these chunks and to their end."""
+    decoder = make_decoder(name)
+    return [event for chunk in chunks for event in decoder.feed(chunk)] + decoder.close()
+
+
+def decode_outcome(name: str, *chunks: bytes) -> Outcome:
+    """From bytes to the outcome."""
+    return assemble(decode(name, *chunks))
+
+
+def normalize(value: object) -> str:
+    """Events or blocks, without what is made up here and differs from run to run."""
+    return _GENERATED_ID.sub(GENERATED, repr(value))
+
+
+def block_contents(blocks: object) -> list[str]:
+    """What blocks say."""
+    return [normalize((b.kind, b.content)) for b in blocks]  # type: ignore[attr-defined]
+
+
+def test_every_transcript_is_expected_and_every_expectation_has_its_transcript() -> None:
+    """Nothing is recorded in vain."""
+    assert sorted(EXPECTED) == sorted(PATHS)
+    assert all(isinstance(path, Path) for path in PATHS.values())
+
+
+@all_transcripts
+def test_a_stream_gives_its_blocks(name: str) -> None:
+    """Fed whole, each stream ends as it should and holds what it should."""
+    status, blocks = EXPECTED[name]
+    result = decode_outcome(name, read_bytes(name))
+    assert (result.status, block_contents(result.blocks)) == (status, block_contents(blocks))
+
+
+@all_transcripts
+def test_blocks_know_where_they_come_from(name: str) -> None:
+    """Response id, place and origin are noted on each block; places leave none out."""
+    result = decode_outcome(name, read_bytes(name))
+    assert result.response_id
+    assert [block.metadata["output_index"] for block in result.blocks] == list(
+        range(len(result.blocks))
+    )
+    for block in result.blocks:
+        assert (block.origin, block.response_id) == ("engine", result.response_id)
+
+
+@all_transcripts
+def test_a_stream_fed_byte_by_byte_gives_the_same(name: str) -> None:
+    """One byte at a time: the same events."""
+    stream = read_bytes(name)
+    pieces = [stream[at : at + 1] for at in range(len(stream))]
+    assert normalize(decode(name, *pieces)) == normalize(decode(name, stream))
+
+
+@given(st.sampled_from(sorted(PATHS)), st.data())
+def test_a_stream_in_any_chunks_gives_the_same(name: str, data: st.DataObject) -> None:
+    """Wherever a network cuts the stream, the events are the same."""
+    stream = read_bytes(name)
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=20))
+    edges = [0, *sorted(cuts), len(stream)]
+    chunks = [stream[a:b] for a, b in pairwise(edges)]
+    assert normalize(decode(name, *chunks)) == normalize(decode(name, stream))
+
+
+@all_transcripts
+@pytest.mark.parametrize("end", [b"\r\n", b"\r"], ids=["CRLF", "CR"])
+def test_a_stream_with_other_line_ends_gives_the_same(name: str, end: bytes) -> None:
+    """Line ends are no part of the content."""
+    other = decode(name, read_bytes(name).replace(b"\n", end))
+    assert normalize(other) == normalize(decode(name, read_bytes(name)))
+
+
+@all_transcripts
+def test_messages_as_texts_or_objects_give_the_same(name: str) -> None:
+    """However the messages come, they say the same."""
+    data = [
+        line.removeprefix("data: ")
+        for line in read_bytes(name).decode().splitlines()
+        if line.startswith("data: {")
+    ]
+    expected = normalize(decode(name, read_bytes(name)))
+    for messages in (data, [json.loads(each) for each in data]):
+        decoder = make_decoder(name)
+        events = [event for each in messages for event in decoder.feed_message(each)]
+        assert normalize(events + decoder.close()) == expected
+
+
+@all_transcripts
+def test_a_stream_cut_at_any_message_is_never_taken_for_whole(name: str) -> None:
+    """Before the model said that it had finished there is no success, and nothing that it did not say."""
+    _, blocks = EXPECTED[name]
+    pieces = split_messages(name)
+    mark = FINISH_MARKERS[name.partition("/")[0]].encode()
+    end = next((at for at, piece in enumerate(pieces) if mark in piece), len(pieces))
+    for at in range(len(pieces)):
+        result = decode_outcome(name, *pieces[:at])
+        if at <= end:
+            assert result.status in ("cut", "failed"), at
+        words = [block_text(block) for block in blocks]
+        for block in result.blocks:
+            place = block.metadata["output_index"]
+            assert isinstance(place, int)
+            assert words[place].startswith(block_text(block))
+            assert block.metadata.get("partial") or words[place] == block_text(block)
+
+
+@all_transcripts
+def test_a_stream_cut_at_any_byte_says_nothing_more_than_at_its_last_message(name: str) -> None:
+    """Half a message is no message, unless it lacks only its line end."""
+    stream, pieces = read_bytes(name), split_messages(name)
+    ends = [0]
+    for piece in pieces:
+        ends.append(ends[-1] + len(piece))
+    known = [normalize(decode(name, stream[:end])) for end in ends]
+    for at in range(0, len(stream), 7):
+        whole = max(index for index, end in enumerate(ends) if end <= at)
+        near = min(whole + 1, len(pieces))
+        assert normalize(decode(name, stream[:at])) in (known[whole], known[near])
+
+
+@all_transcripts
+def test_unknown_messages_in_between_change_nothing(name: str) -> None:
+    """A type of tomorrow is carried along as it is and breaks nothing."""
+    news = encode_sse(
+        [{"type": "tomorrow", "object": "tomorrow", "delta": {"deep": [1]}, "index": 99}]
+    )
+    noise = b": ping\n\nevent: keepalive\ndata: still here\n\ndata:\n\n" + news
+    woven = b"".join(noise + piece for piece in split_messages(name))
+    assert block_contents(decode_outcome(name, woven).blocks) == block_contents(
+        decode_outcome(name, read_bytes(name)).blocks
+    )
+    assert decode_outcome(name, woven).status == EXPECTED[name][0]
+
+
+@all_transcripts
+def test_with_any_one_message_unreadable_a_response_is_right_or_not_success(name: str) -> None:
+    """Completed means: exactly these blocks, whatever happened on the way."""
+    _, blocks = EXPECTED[name]
+    pieces = split_messages(name)
+    for at, piece in enumerate(pieces):
+        if b"data: {" not in piece:
+            continue
+        result = decode_outcome(name, *pieces[:at], b'data: {"id": \n\n', *pieces[at + 1 :])
+        if result.completed:
+            assert block_contents(result.blocks) == block_contents(blocks), at
+
+
+def block_text(block: Block) -> str:
+    """All that a block says, in one piece."""
+    texts = "".join(getattr(block, "texts", ()))
+    return texts + "".join(str(getattr(block, n, "")) for n in ("text", "refusal", "arguments"))
+
+
+@pytest.mark.parametrize(
+    ("name", "usage"),
+    [
+        ("chat/text", Usage(12, 8, 6, 2, 18)),
+        ("chat/deepseek", Usage(9, 4, 20, 12, 29)),
+        ("chat/openrouter", Usage(9, 0, 20, 0, 29)),
+        ("chat/no_done", None),
+        ("anthropic/text", Usage(12, 5, 9, 2, 21, 3)),
+    ],
+)
+def test_tokens_are_read_wherever_a_server_counts_them(name: str, usage: Usage | None) -> None:
+    """In a chunk of their own, with the last words, by other names, or not at all."""
+    assert decode_outcome(name, read_bytes(name)).usage == usage
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "code"),
+    [
+        ("chat/length", "max_output_tokens", ""),
+        ("chat/content_filter", "content_filter", ""),
+        ("chat/error", "", "500"),
+        ("chat/choice_error", "", "server_error"),
+        ("anthropic/max_tokens", "max_output_tokens", ""),
+        ("anthropic/pause_turn", "pause_turn", ""),
+        ("anthropic/overloaded", "", "overloaded_error"),
+    ],
+)
+def test_an_answer_that_did_not_end_well_says_why(name: str, reason: str, code: str) -> None:
+    """Reasons have one name for all providers."""
+    result = decode_outcome(name, read_bytes(name))
+    assert (result.reason, result.code) == (reason, code)
+
+
+def test_what_is_whole_of_an_answer_that_stopped_early_is_known() -> None:
+    """At a limit the last block is cut, at a pause none is."""
+    cut = decode_outcome("anthropic/max_tokens_in_call", read_bytes("anthropic/max_tokens_in_call"))
+    assert cut.whole_blocks == (assistant("Rolling."),)
+    paused = decode_outcome("anthropic/pause_turn", read_bytes("anthropic/pause_turn"))
+    assert paused.whole_blocks == paused.blocks
+
+
+def test_what_only_its_provider_knows_is_kept_on_the_block() -> None:
+    """Redacted thoughts and citations, to be sent again as they came."""
+    redacted, sealed, _ = decode_outcome(
+        "anthropic/redacted", read_bytes("anthropic/redacted")
+    ).blocks
+    assert redacted.extra["item"] == {"anthropic": "redacted"}
+    assert not sealed.extra
+    (block,) = decode_outcome("anthropic/citations", read_bytes("anthropic/citations")).blocks
+    assert block.content[0].extra["citations"][0]["encrypted_index"] == "Eo8B"  # type: ignore[attr-defined]
+
+
+WHOLE_RESPONSES: dict[str, dict[str, Any]] = {
+    "chat/parallel_calls": {
+        "id": "chatcmpl-1",
+        "choices": [
+            {
+                "index": 0,
+                "finish_reason": "tool_calls",
+                "message": {
+                    "role": "assistant",
+                    "content": "Both.",
+                    "refusal": None,
+                    "tool_calls": [
+                        {
+                            "id": "call_alpha",
+                            "type": "function",
+                            "function": {"name": "get_weather", "arguments": BERN},
+                        },
+                        {
+                            "id": "call_beta",
+                            "type": "function",
+                            "function": {"name": "get_time", "arguments": '{"zone":"CET"}'},
+                        },
+                    ],
+                },
+            }
+        ],
+    },
+    "chat/deepseek": {
+        "id": "1",
+        "choices": [{"message": {"content": "It is 4", "reasoning_content": REASONING_TEXT}}],
+    },
+    "chat/length": {
+        "id": "1",
+        "choices": [{"message": {"content": "Once upon a"}, "finish_reason": "length"}],
+    },
+    "anthropic/thinking_and_call": {
+        "id": "msg_1",
+        "stop_reason": "tool_use",
+        "content": [
+            {"type": "thinking", "thinking": REASONING_TEXT, "signature": "EqQBCgIYAhIM1sig=="},
+            {"type": "text", "text": "Let me see."},
+            {
+                "type": "tool_use",
+                "id": "toolu_01A",
+                "name": "get_weather",
+                "input": {"city": "Zürich"},
+            },
+        ],
+    },
+    "anthropic/max_tokens": {
+        "id": "msg_1",
+        "stop_reason": "max_tokens",
+        "content": [{"type": "text", "text": "Once upon a"}],
+    },
+    "anthropic/refusal_at_once": {"id": "msg_1", "stop_reason": "refusal", "content": []},
+}
+
+
+@pytest.mark.parametrize("name", WHOLE_RESPONSES)
+def test_a_whole_answer_gives_the_same_as_its_stream(name: str) -> None:
+    """Blocks, places and ending do not depend on how an answer was sent."""
+    whole = assemble(make_decoder(name).feed_whole(WHOLE_RESPONSES[name]))
+    streamed = decode_outcome(name, read_bytes(name))
+    assert (whole.status, whole.reason) == (streamed.status, streamed.reason)
+    assert block_contents(whole.blocks) == block_contents(streamed.blocks)
+    assert block_contents(whole.whole_blocks) == block_contents(streamed.whole_blocks)
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        {"choices": []},
+        {"choices": None, "usage": {"prompt_tokens": 3, "completion_tokens": 0}},
+        {"choices": [{"index": 0, "message": None}]},
+    ],
+)
+def test_a_completion_without_a_choice_is_not_taken_for_an_empty_answer(
+    whole: dict[str, Any],
+) -> None:
+    """It is a failure that says so."""
+    found = assemble(ChatDecoder().feed_whole(whole))
+    assert found.status == "failed"
+    assert "choices are empty" in found.message
+    stopped = {"choices": [{"message": {}, "finish_reason": "content_filter"}]}
+    assert assemble(ChatDecoder().feed_whole(stopped)).reason == "content_filter"
+    failed = {"choices": [], "error": {"message": "overloaded"}}
+    assert assemble(ChatDecoder().feed_whole(failed)).message == "overloaded"
+
+
+@pytest.mark.parametrize("api", DECODERS)
+@given(st.binary(max_size=300) | st.text(max_size=300).map(lambda text: f"data: {text}".encode()))
+def test_no_bytes_make_a_decoder_raise(api: str, stream: bytes) -> None:
+    """Whatever a server writes."""
+    decoder = DECODERS[api]()
+    assert not assemble([*decoder.feed(stream), *decoder.close()]).completed
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 3) | st.sampled_from(["", "x", "stop", "text"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(MEMBERS), inner, max_size=5)
+    ),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize("api", DECODERS)
+@given(st.lists(st.dictionaries(st.sampled_from(MEMBERS), JSON, max_size=5), max_size=4))
+def test_no_messages_make_a_decoder_raise(api: str, messages: list[dict[str, Any]]) -> None:
+    """Known members with any values at all."""
+    decoder = DECODERS[api]()
+    events = [event for message in messages for event in decoder.feed_message(message)]
+    assemble([*events, *decoder.close()])
+    whole = {name: value for message in messages for name, value in message.items()}
+    assemble(DECODERS[api]().feed_whole(whole))

@@ -1,0 +1,611 @@
+"""Which words belong to which tool call: ``call_id`` first, whatever the server does.
+
+The tests named ``requirement_…`` are the requirements of correlation, one by one.
+"""
+
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from events.streams import (
+    Message,
+    assemble,
+    decode,
+    decode_outcome,
+    encode_sse,
+    read_messages,
+    read_transcript,
+    replay,
+)
+from kedge.events import (
+    AnomalyNoted,
+    CallSummary,
+    ResponsesDecoder,
+    StreamEvent,
+    ToolArgumentsDelta,
+    ToolCallCompleted,
+    ToolCallRenamed,
+    ToolCallStarted,
+    ToolCallState,
+    ToolCallUpdate,
+)
+from kedge.turns import ToolCallBlock, Turn, tool_call, tool_result
+
+ABSENT = object()
+
+
+def item_added(item_id: str, call_id: Any, at: int = 0, name: str = "roll") -> Message:
+    return _item_event("added", item_id, call_id, at, name, "")
+
+
+def item_done(
+    item_id: str, call_id: Any, at: int = 0, name: str = "roll", args: str = "{}"
+) -> Message:
+    return _item_event("done", item_id, call_id, at, name, args)
+
+
+def _item_event(
+    what: str, item_id: str, call_id: Any, at: int, name: str, arguments: str
+) -> Message:
+    item = {
+        "type": "function_call",
+        "id": item_id,
+        "call_id": call_id,
+        "name": name,
+        "arguments": arguments,
+    }
+    item = {member: value for member, value in item.items() if value is not ABSENT}
+    return {"type": f"response.output_item.{what}", "output_index": at, "item": item}
+
+
+def arguments_delta(item_id: str, words: str, at: int = 0) -> Message:
+    kind = "response.function_call_arguments.delta"
+    return {"type": kind, "item_id": item_id, "output_index": at, "delta": words}
+
+
+def arguments_done(item_id: str, words: str, at: int = 0) -> Message:
+    kind = "response.function_call_arguments.done"
+    return {"type": kind, "item_id": item_id, "output_index": at, "arguments": words}
+
+
+def response_completed(*items: Message) -> Message:
+    response = {"id": "resp_1", "status": "completed", "output": list(items)}
+    return {"type": "response.completed", "response": response}
+
+
+def call_item(item_id: str, call_id: Any, name: str = "roll", args: str = "{}") -> Message:
+    return item_done(item_id, call_id, 0, name, args)["item"]
+
+
+def decode_calls(*events: Message) -> list[ToolCallBlock]:
+    result = replay(events)
+    assert result.completed, result
+    return [block for block in result.blocks if isinstance(block, ToolCallBlock)]
+
+
+def decode_events(*given: Message) -> list[StreamEvent]:
+    return decode(encode_sse(given))
+
+
+# The requirements, by number.
+
+
+def test_requirement_1_1_call_id_is_taken_from_the_item_that_was_added() -> None:
+    """``response.output_item.added`` with a function call gives its ``call_id``, not its item id."""
+    assert decode_events(item_added("fc_68bb", "call_ijVh", 3, "get-athlete-profile")) == [
+        ToolCallStarted("call_ijVh", "get-athlete-profile", "fc_68bb", 3)
+    ]
+
+
+def test_requirement_1_2_argument_deltas_are_given_under_the_call_id() -> None:
+    """A delta bears only the item id; it comes out under the call's."""
+    events = decode_events(
+        item_added("fc_1", "call_1"), arguments_delta("fc_1", "{"), arguments_delta("fc_1", "}")
+    )
+    assert events[1:] == [ToolArgumentsDelta("call_1", "{"), ToolArgumentsDelta("call_1", "}")]
+
+
+def test_requirement_1_3_a_tool_is_run_under_the_call_id() -> None:
+    """What a tool runner is given, event and block alike, bears the call's own id."""
+    stream = [
+        item_added("fc_1", "call_1"),
+        arguments_delta("fc_1", "{}"),
+        item_done("fc_1", "call_1"),
+        response_completed(),
+    ]
+    assert ToolCallCompleted("call_1", "roll", "{}", "fc_1", 0) in decode_events(*stream)
+    assert [(call.call_id, call.item_id) for call in decode_calls(*stream)] == [("call_1", "fc_1")]
+
+
+def test_requirement_1_4_every_log_record_of_a_call_bears_its_call_id(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """From its first word to its end a call can be followed in the log."""
+    caplog.set_level(logging.DEBUG, "kedge.events.tool_calls")
+    decode_events(item_added("fc_1", "call_1"), item_done("fc_1", "call_1"), response_completed())
+    assert len(caplog.messages) >= 3
+    assert all("call_1" in message for message in caplog.messages)
+
+
+def test_requirement_2_1_results_join_their_calls() -> None:
+    """Results made from the blocks' call ids answer exactly the calls of the stream."""
+    calls = [
+        b
+        for b in decode_outcome(read_transcript("parallel_calls")).blocks
+        if isinstance(b, ToolCallBlock)
+    ]
+    turn = Turn([*calls, *(tool_result(call.call_id, call.name) for call in reversed(calls))])
+    answers = {b.call_id: b.text for b in turn.blocks if b.kind == "tool_result"}  # type: ignore[attr-defined]
+    assert answers == {"call_alpha": "get_weather", "call_beta": "get_time"}
+
+
+def test_requirement_2_2_the_call_id_is_the_key() -> None:
+    """Calls are kept by call id, with a map from item id to it."""
+    state = ToolCallState()
+    state.start(ToolCallUpdate("call_1", "roll", "fc_1", 0))
+    state.start(ToolCallUpdate("call_2", "roll", "fc_2", 1))
+    assert list(state.calls) == ["call_1", "call_2"]
+    assert state.call_ids == {"fc_1": "call_1", "fc_2": "call_2"}
+
+
+def test_requirement_2_3_completion_is_tracked_by_call_id() -> None:
+    """Of two calls one may be whole while the other is not."""
+    state = ToolCallState()
+    state.start(ToolCallUpdate("call_1", "roll", "fc_1", 0))
+    state.start(ToolCallUpdate("call_2", "roll", "fc_2", 1))
+    state.finish(ToolCallUpdate("call_2", "roll", "fc_2", 1, arguments="{}"))
+    assert [call.call_id for call in state.calls.values() if call.completed] == ["call_2"]
+    assert state.summary().open == ("call_1",)
+
+
+@pytest.mark.parametrize(
+    ("call_id", "flaw"),
+    [(ABSENT, "missing"), (None, "missing"), ("", "empty"), ("  ", "empty"), (7, "malformed")],
+    ids=["absent", "null", "empty", "blank", "number"],
+)
+def test_requirement_2_4_without_a_call_id_the_item_id_serves_with_a_warning(
+    call_id: Any, flaw: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The call is kept, the warning gives the reason, and the fallback is counted."""
+    decoder = ResponsesDecoder()
+    stream = [
+        item_added("fc_1", call_id),
+        arguments_delta("fc_1", "{}"),
+        item_done("fc_1", call_id),
+        response_completed(),
+    ]
+    events = decode(encode_sse(stream), decoder=decoder)
+    assert events[:2] == [
+        ToolCallStarted("fc_1", "roll", "fc_1", 0, fallback=flaw),
+        ToolArgumentsDelta("fc_1", "{}"),
+    ]
+    assert list(assemble(events).blocks) == [tool_call("roll", "{}", call_id="fc_1")]
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert f"its call_id is {flaw}" in warnings[0]
+    assert "item id" in warnings[0]
+    assert (decoder.calls.extracted, decoder.calls.fallen_back) == (0, 1)
+
+
+def test_requirement_3_1_extraction_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """At debug level: which call, which tool, which item, which place."""
+    caplog.set_level(logging.DEBUG, "kedge.events.tool_calls")
+    decode_events(item_added("fc_1", "call_1", 4))
+    assert caplog.messages[0] == "tool call 'call_1' found: tool 'roll', item 'fc_1', output 4"
+
+
+def test_requirement_3_2_a_malformed_event_is_described_without_its_content(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Type, number and member names, never a value."""
+    bad = {
+        "type": "response.function_call_arguments.delta",
+        "item_id": "fc_1",
+        "sequence_number": 5,
+        "delta": {"password": "hunter2"},
+    }
+    events = decode_events(bad)
+    detail = (
+        "response.function_call_arguments.delta number 5: delta is an object, not a string; "
+        "members: type, item_id, sequence_number, delta"
+    )
+    assert events == [AnomalyNoted("malformed", detail)]
+    assert detail in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+def test_requirement_3_3_the_way_of_falling_back_is_logged_with_its_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Without an item id either, a local id is made, and the log says so."""
+    events = decode_events(item_added("", "", 2), arguments_delta("", "{}", 2))
+    started = events[0]
+    assert isinstance(started, ToolCallStarted)
+    assert started.call_id.startswith("call_")
+    assert events[1] == ToolArgumentsDelta(started.call_id, "{}")
+    assert "goes by its local id because its call_id is empty" in caplog.text
+
+
+def test_requirement_3_4_a_summary_names_all_calls_at_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once per response, in the order of the output, with the counts."""
+    caplog.set_level(logging.INFO, "kedge.events.tool_calls")
+    decoder = ResponsesDecoder()
+    decode(read_transcript("parallel_calls"), decoder=decoder)
+    summary = CallSummary(("call_alpha", "call_beta"), (), 2, 0, 0, 0)
+    assert decoder.calls.summary() == summary
+    assert caplog.messages == [f"tool calls: {summary}"]
+
+
+def test_a_cut_stream_is_summed_up_too(caplog: pytest.LogCaptureFixture) -> None:
+    """What was open when the connection broke is named."""
+    caplog.set_level(logging.INFO, "kedge.events.tool_calls")
+    decoder = ResponsesDecoder()
+    decode(encode_sse(read_messages("parallel_calls")[:8]), decoder=decoder)
+    assert decoder.calls.summary().open == ("call_alpha", "call_beta")
+    assert len(caplog.messages) == 1
+    decoder.close()
+    assert len(caplog.messages) == 1
+
+
+# Servers that are not tidy.
+
+
+@pytest.mark.parametrize("late", ["done", "listed"])
+def test_a_real_call_id_that_comes_late_takes_over(late: str) -> None:
+    """The finished item, or the finished response, may be the first to tell the id."""
+    real = "call_real"
+    stream = [item_added("fc_1", "", 0), arguments_delta("fc_1", "{}")]
+    if late == "done":
+        stream += [item_done("fc_1", real), response_completed()]
+    else:
+        stream += [
+            arguments_done("fc_1", "{}"),
+            item_done("fc_1", ""),
+            response_completed(call_item("fc_1", real)),
+        ]
+    events = decode_events(*stream)
+    assert events[0] == ToolCallStarted("fc_1", "roll", "fc_1", 0, fallback="empty")
+    assert ToolCallRenamed(real, "fc_1") in events
+    assert [(call.call_id, call.arguments) for call in decode_calls(*stream)] == [(real, "{}")]
+
+
+def test_a_correction_is_counted() -> None:
+    """Fallen back once, corrected once."""
+    decoder = ResponsesDecoder()
+    stream = [item_added("fc_1", ABSENT), item_done("fc_1", "call_1"), response_completed()]
+    decode(encode_sse(stream), decoder=decoder)
+    assert decoder.calls.summary() == CallSummary(("call_1",), (), 0, 1, 1, 0)
+    assert decoder.calls.call_ids == {"fc_1": "call_1"}
+
+
+def test_words_after_a_correction_go_to_the_right_call() -> None:
+    """A second ``added`` that brings the id renames the call for all that follows."""
+    stream = [
+        item_added("fc_1", ""),
+        arguments_delta("fc_1", "{"),
+        item_added("fc_1", "call_1"),
+        arguments_delta("fc_1", "}"),
+    ]
+    assert decode_events(*stream)[2:] == [
+        ToolCallRenamed("call_1", "fc_1"),
+        ToolArgumentsDelta("call_1", "}"),
+    ]
+    (call,) = decode_calls(*stream, response_completed())
+    assert (call.call_id, call.arguments) == ("call_1", "{}")
+
+
+def test_words_that_come_before_their_call_wait_for_it() -> None:
+    """Out of order: the deltas first, then the call."""
+    stream = [
+        arguments_delta("fc_1", '{"a"', 1),
+        arguments_delta("fc_1", ":1}", 1),
+        item_added("fc_1", "call_1", 1),
+    ]
+    assert decode_events(*stream) == [
+        ToolCallStarted("call_1", "roll", "fc_1", 1),
+        ToolArgumentsDelta("call_1", '{"a":1}'),
+    ]
+
+
+def test_early_words_of_two_calls_are_not_mixed_up() -> None:
+    """Each waits under its own item id."""
+    stream = [
+        arguments_delta("fc_2", "[2]", 1),
+        arguments_delta("fc_1", "[1]", 0),
+        arguments_done("fc_1", "[1]", 0),
+        item_added("fc_1", "call_1", 0),
+        item_added("fc_2", "call_2", 1),
+        response_completed(),
+    ]
+    assert [(call.call_id, call.arguments) for call in decode_calls(*stream)] == [
+        ("call_1", "[1]"),
+        ("call_2", "[2]"),
+    ]
+
+
+def test_a_call_that_is_only_ever_done_is_a_call() -> None:
+    """A server that never says ``added`` is understood as well."""
+    events = decode_events(arguments_delta("fc_1", "{}"), item_done("fc_1", "call_1"))
+    assert [type(event).__name__ for event in events] == [
+        "ToolCallStarted",
+        "ToolArgumentsDelta",
+        "ToolCallCompleted",
+        "ItemCompleted",
+    ]
+
+
+@pytest.mark.parametrize("whole", ["arguments.done", "item.done"])
+def test_whole_arguments_win_over_the_deltas(whole: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Where they differ the whole ones count, and the log says that they differed, not how."""
+    stream = [item_added("fc_1", "call_1"), arguments_delta("fc_1", '{"secret":"hunter')]
+    if whole == "arguments.done":
+        stream += [arguments_done("fc_1", '{"secret":"hunter2"}')]
+    else:
+        stream += [item_done("fc_1", "call_1", args='{"secret":"hunter2"}')]
+    (call,) = decode_calls(*stream, response_completed())
+    assert call.arguments == '{"secret":"hunter2"}'
+    assert "'call_1': the whole arguments (20 characters) differ" in caplog.text
+    assert "hunter" not in caplog.text
+
+
+def test_empty_arguments_after_words_are_an_omission() -> None:
+    """A finished item without its arguments does not erase them."""
+    stream = [
+        item_added("fc_1", "call_1"),
+        arguments_delta("fc_1", "{}"),
+        item_done("fc_1", "call_1", args=""),
+    ]
+    assert [call.arguments for call in decode_calls(*stream, response_completed())] == ["{}"]
+
+
+def test_a_call_without_arguments_is_whole_when_its_item_is() -> None:
+    """No arguments at all are arguments too."""
+    stream = [
+        item_added("fc_1", "call_1"),
+        item_done("fc_1", "call_1", args=""),
+        response_completed(),
+    ]
+    assert [call.arguments for call in decode_calls(*stream)] == [""]
+
+
+def test_an_item_id_that_changes_on_the_way_is_followed_by_its_place() -> None:
+    """Deltas and the finished item under other ids are the same call if it is the only one there."""
+    stream = [
+        item_added("fc_1", "call_1", 0),
+        item_added("fc_2", "call_2", 1),
+        arguments_delta("fc_x", "[1]", 0),
+        arguments_delta("fc_y", "[2]", 1),
+        item_done("fc_z", "call_2", 1, args="[2]"),
+        item_done("fc_w", "call_1", 0, args="[1]"),
+        response_completed(
+            call_item("fc_p", "call_1", args="[1]"), call_item("fc_q", "call_2", args="[2]")
+        ),
+    ]
+    assert [(call.call_id, call.arguments) for call in decode_calls(*stream)] == [
+        ("call_1", "[1]"),
+        ("call_2", "[2]"),
+    ]
+
+
+def test_even_a_call_id_that_changes_is_followed() -> None:
+    """A server that makes up new ids with every event still means one call."""
+    stream = [
+        item_added("fc_1", "call_1"),
+        arguments_delta("fc_1", "{}"),
+        item_done("fc_2", "call_2"),
+    ]
+    events = decode_events(*stream)
+    assert ToolCallRenamed("call_2", "call_1") in events
+    assert [
+        c.call_id for c in decode_calls(*stream, response_completed(call_item("fc_3", "call_3")))
+    ] == ["call_2"]
+
+
+def test_one_call_id_at_two_places_is_two_calls(caplog: pytest.LogCaptureFixture) -> None:
+    """The second one falls back, so that each result finds its own call."""
+    stream = [
+        item_added("fc_1", "roll", 0),
+        item_done("fc_1", "roll", 0, args="[1]"),
+        item_added("fc_2", "roll", 1),
+        arguments_delta("fc_2", "[2]", 1),
+        item_done("fc_2", "roll", 1, args="[2]"),
+        response_completed(
+            call_item("fc_1", "roll", args="[1]"), call_item("fc_2", "roll", args="[2]")
+        ),
+    ]
+    assert [(call.call_id, call.arguments) for call in decode_calls(*stream)] == [
+        ("roll", "[1]"),
+        ("fc_2", "[2]"),
+    ]
+    assert "its call_id is duplicate" in caplog.text
+
+
+@pytest.mark.parametrize("lists", [True, False], ids=["listed", "not listed"])
+def test_calls_that_share_an_item_id_are_told_apart_by_call_id_and_place(lists: bool) -> None:
+    """A server that names items after their tool has two of one name."""
+    items = [call_item("fc_roll", "call_1", args="[1]"), call_item("fc_roll", "call_2", args="[2]")]
+    stream = [
+        item_added("fc_roll", "call_1", 0),
+        item_added("fc_roll", "call_2", 1),
+        arguments_delta("fc_roll", "[1", 0),
+        arguments_delta("fc_roll", "[2", 1),
+        arguments_delta("fc_roll", "]", 0),
+        arguments_done("fc_roll", "[2]", 1),
+        item_done("fc_roll", "call_1", 0, args="[1]"),
+        item_done("fc_roll", "call_2", 1, args="[2]"),
+        response_completed(*(items if lists else [])),
+    ]
+    assert [(call.call_id, call.arguments) for call in decode_calls(*stream)] == [
+        ("call_1", "[1]"),
+        ("call_2", "[2]"),
+    ]
+
+
+def test_words_about_a_call_that_is_whole_say_nothing_new() -> None:
+    """Even under an id that nobody knows."""
+    stream = [item_added("fc_1", "call_1"), item_done("fc_1", "call_1", args="[1]")]
+    late = [
+        arguments_delta("fc_x", "[1"),
+        arguments_done("fc_y", "[1]"),
+        arguments_delta("fc_1", "]"),
+    ]
+    assert decode_events(*stream, *late) == decode_events(*stream)
+    assert [call.arguments for call in decode_calls(*stream, *late, response_completed())] == [
+        "[1]"
+    ]
+
+
+def test_calls_without_any_id_are_told_apart_by_place() -> None:
+    """No call id, no item id: the place in the output is left."""
+    stream = [
+        item_added("", ABSENT, 0),
+        item_added("", ABSENT, 1),
+        arguments_delta("", "[2]", 1),
+        arguments_delta("", "[1]", 0),
+        item_done("", ABSENT, 0, args="[1]"),
+        item_done("", ABSENT, 1, args="[2]"),
+        response_completed(call_item("", ABSENT, args="[1]"), call_item("", ABSENT, args="[2]")),
+    ]
+    calls = decode_calls(*stream)
+    assert [call.arguments for call in calls] == ["[1]", "[2]"]
+    assert len({call.call_id for call in calls}) == 2
+
+
+def test_calls_keep_the_order_of_the_output() -> None:
+    """Whichever is begun or finished first."""
+    stream = [
+        item_added("fc_2", "call_2", 1),
+        item_added("fc_1", "call_1", 0),
+        item_done("fc_2", "call_2", 1),
+        item_done("fc_1", "call_1", 0),
+        response_completed(),
+    ]
+    assert [call.call_id for call in decode_calls(*stream)] == ["call_1", "call_2"]
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        [arguments_delta("fc_1", "{}"), response_completed()],
+        [arguments_done("fc_1", "{}"), response_completed()],
+        [item_added("fc_1", "call_1"), response_completed()],
+        [
+            item_added("fc_1", "call_1", name=""),
+            arguments_delta("fc_1", "{}"),
+            response_completed(),
+        ],
+        [item_done("fc_1", "call_1", name=""), response_completed()],
+        [response_completed(call_item("fc_1", "call_1", name=""))],
+    ],
+    ids=["orphan delta", "orphan done", "no words", "no name", "nameless done", "nameless listed"],
+)
+def test_a_call_that_never_became_whole_fails_the_response(
+    stream: list[Message], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server believes in a call that we cannot answer; that is no finished response."""
+    decoder = ResponsesDecoder()
+    result = assemble(decode(encode_sse(stream), decoder=decoder))
+    assert (result.status, result.code) == ("failed", "damaged_stream")
+    assert decoder.calls.failed == 1
+    assert "never became a whole tool call" in caplog.text
+
+
+def test_a_call_that_the_server_calls_incomplete_is_not_completed() -> None:
+    """Cut by the token limit, half a call is begun but never whole."""
+    half = item_done("fc_1", "call_1", args='{"a":')
+    half["item"]["status"] = "incomplete"
+    end: Message = {
+        "type": "response.incomplete",
+        "response": {
+            "id": "resp_1",
+            "status": "incomplete",
+            "incomplete_details": {"reason": "max_output_tokens"},
+            "output": [half["item"]],
+        },
+    }
+    events = decode_events(
+        item_added("fc_1", "call_1"), arguments_delta("fc_1", '{"a":'), half, end
+    )
+    assert not [event for event in events if isinstance(event, ToolCallCompleted)]
+    result = assemble(events)
+    assert (result.status, result.reason) == ("incomplete", "max_output_tokens")
+    assert result.whole_blocks == ()
+    assert [b.metadata.get("partial") for b in result.blocks] == [True]
+    contradictory = replay([item_added("fc_1", "call_1"), half, response_completed()])
+    assert contradictory.status == "failed"
+
+
+def test_a_custom_call_is_a_call() -> None:
+    """Free-form input is correlated the same way."""
+    events = decode(read_transcript("custom_tool"))
+    assert ToolCallStarted("call_patch", "apply", "ctc_68a4aa", 0, custom=True) in events
+    whole = next(event for event in events if isinstance(event, ToolCallCompleted))
+    assert (whole.custom, whole.arguments) == (True, "*** Begin\n+ naïve\n*** End")
+
+
+@given(st.permutations(range(9)))
+def test_any_order_of_events_gives_the_same_calls(order: list[int]) -> None:
+    """Whole events in any order, as long as the end is the end."""
+    events = [
+        item_added("fc_1", "call_1", 0),
+        arguments_delta("fc_1", "[1]", 0),
+        arguments_done("fc_1", "[1]", 0),
+        item_done("fc_1", "call_1", 0, args="[1]"),
+        item_added("fc_2", "call_2", 1),
+        arguments_delta("fc_2", "[2]", 1),
+        arguments_done("fc_2", "[2]", 1),
+        item_done("fc_2", "call_2", 1, args="[2]"),
+        {"type": "response.created", "response": {"id": "resp_1"}},
+    ]
+    calls = decode_calls(*(events[at] for at in order), response_completed())
+    assert [(call.call_id, call.arguments) for call in calls] == [
+        ("call_1", "[1]"),
+        ("call_2", "[2]"),
+    ]
+
+
+@given(
+    st.lists(
+        st.builds(
+            lambda make, item, call, at: make(item, call, at),
+            st.sampled_from([item_added, item_done]),
+            st.sampled_from(["fc_1", "fc_2", ""]),
+            st.sampled_from(["call_1", "call_2", "", None, 3, ["x"]]),
+            st.integers(-1, 2),
+        )
+        | st.builds(
+            arguments_delta,
+            st.sampled_from(["fc_1", "fc_2", "fc_3", ""]),
+            st.just("x"),
+            st.integers(-1, 2),
+        ),
+        max_size=10,
+    )
+)
+def test_no_stream_however_wrong_breaks_the_state(events: list[Message]) -> None:
+    """Nothing raises, keys and calls agree, and every event of a call bears a known id."""
+    decoder = ResponsesDecoder()
+    found = decode(encode_sse([*events, response_completed()]), decoder=decoder)
+    state = decoder.calls
+    assert all(call_id == call.call_id for call_id, call in state.calls.items())
+    assert set(state.call_ids.values()) <= set(state.calls)
+    names: set[str] = set()
+    for event in found:
+        match event:
+            case ToolCallStarted():
+                names.add(event.call_id)
+            case ToolCallRenamed():
+                assert event.was in names
+                names.add(event.call_id)
+            case ToolArgumentsDelta() | ToolCallCompleted():
+                assert event.call_id in names
+            case _:
+                pass
+    result = assemble(found)
+    ids = [block.call_id for block in result.blocks if isinstance(block, ToolCallBlock)]
+    assert len(ids) == len(set(ids))

@@ -1,0 +1,42 @@
+"""Who is who in two lists."""
+
+from operator import itemgetter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.events.tool_calls import match_items
+
+BY_ID, BY_INDEX = (itemgetter(0), itemgetter(0)), (itemgetter(1), itemgetter(1))
+
+Item = tuple[str, int]
+
+
+def test_the_better_key_goes_first_for_all() -> None:
+    """An id that matches later on is not taken away by a place that matches now."""
+    known: list[Item] = [("a", 0), ("b", 1)]
+    assert match_items([("x", 1), ("b", 0)], known, BY_ID, BY_INDEX) == [None, ("b", 1)]
+    assert match_items([("x", 0), ("b", 7)], known, BY_ID, BY_INDEX) == [("a", 0), ("b", 1)]
+
+
+def test_an_empty_key_is_no_key() -> None:
+    """Two things without an id are not the same thing for that."""
+    assert match_items([("", 5)], [("", 0)], BY_ID) == [None]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.integers(0, 3)), max_size=6),
+    st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.integers(0, 3)), max_size=6),
+)
+def test_nobody_is_claimed_twice(listed: list[Item], known: list[Item]) -> None:
+    """Each known thing answers to at most one listed thing."""
+    numbered = list(enumerate(known))
+    found = match_items(
+        listed,
+        numbered,
+        (itemgetter(0), lambda each: each[1][0]),
+        (itemgetter(1), lambda each: each[1][1]),
+    )
+    claimed = [each[0] for each in found if each is not None]
+    assert len(claimed) == len(set(claimed))
+    assert len(found) == len(listed)

@@ -1,0 +1,246 @@
+"""Plays durable conversations: every way through the tree, several hands, and a server that forgets.
+
+Like the player it knows nothing of digests or plans. Each finished answer is judged where it was given:
+what the server's model saw must be what the Turn said. And at any time the store must hold just the
+conversation that its holder has.
+"""
+
+import random
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from kedge import Conversation, connect
+from kedge.compaction import MessageLimitCompactor
+from kedge.errors import EngineError, HeadConflict, NotInStore
+from kedge.events import TextDelta
+from kedge.events.run import AnswerFinished
+from kedge.planning import get_state
+from kedge.server.request_log import RecordedRequest
+from kedge.store import Store, open_store
+from kedge.testing import TestServer, serve
+from kedge.turns import UserBlock, assistant, system, user
+from normalization import expected_context, normalize_blocks, normalize_items
+
+PROMPTS = ("Line {n}", "Please call alpha.", "Please call alpha and call beta.", "Think about {n}.")
+MAX_MESSAGES = 9
+"""Messages beyond which a conversation with a compactor is compacted."""
+
+
+async def alpha() -> str:
+    """A tool that works."""
+    return "result of alpha"
+
+
+async def beta() -> str:
+    """A tool that does not."""
+    raise RuntimeError("beta is out of order")
+
+
+@dataclass
+class ConversationFuzzer:
+    """One world: a server, a store, and hands that hold conversations in it."""
+
+    rng: random.Random
+    path: str
+    server: TestServer = field(init=False)
+    store: Store = field(init=False)
+    conversations: list[Conversation] = field(default_factory=list[Conversation])
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    prompt_count: int = 0
+    checked_count: int = 0
+    chained_count: int = 0
+    conflict_count: int = 0
+
+    async def __aenter__(self) -> Self:
+        self.server = self.stack.enter_context(serve())
+        self.store = await self._open_store()
+        talk = await Conversation.create(
+            self.store, self._build_engine(), **self._choose_settings()
+        )
+        self.conversations.append(talk)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stack.aclose()
+
+    async def _open_store(self) -> Store:
+        opened = await open_store(f"sqlite:///{self.path}", clock=self.server.clock)
+        return await self.stack.enter_async_context(opened)
+
+    def _build_engine(self) -> Any:
+        engine = connect(
+            f"responses:{self.server.base_url}#practice",
+            scope="here",
+            max_retries=0,
+            clock=self.server.clock,
+        )
+        self.stack.push_async_callback(engine.aclose)
+        return engine
+
+    def _choose_settings(self) -> dict[str, Any]:
+        compactor = MessageLimitCompactor(MAX_MESSAGES) if self.rng.random() < 0.3 else None
+        return {"tools": [alpha, beta], "compactor": compactor}
+
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation that is being held."""
+        return self.conversations[-1]
+
+    async def run(self, actions: list[str]) -> None:
+        """Do these things one after the other, and look at the store after each."""
+        for name in actions:
+            try:
+                await getattr(self, f"do_{name}")()
+            except HeadConflict:
+                self.conflict_count += 1
+                await self.conversation.refresh()
+            except (NotInStore, EngineError):
+                pass  # nothing there to undo, to ask again or to resume; or a server that broke
+            self.server.faults.clear()
+            await self._check_store()
+
+    async def _run_stream(self, stream: Any) -> None:
+        """Watch a turn, and judge each of its answers when it is given."""
+        async with stream:
+            async for event in stream:
+                if isinstance(event, AnswerFinished):
+                    self._check_context(event)
+
+    def _check_context(self, event: AnswerFinished) -> None:
+        exchange = [each for each in self.server.requests if _is_create_request(each)][-1]
+        assert normalize_items(exchange.context) == expected_context(event.turn)
+        self.checked_count += 1
+        self.chained_count += bool(exchange.body.get("previous_response_id"))
+
+    async def _check_store(self) -> None:
+        """What the hand holds is what a stranger finds at the same node."""
+        loaded = await self.store.load(self.conversation.row, self.conversation.head)
+        kept = loaded.turn(self.conversation.id)
+        assert normalize_blocks(kept.blocks) == normalize_blocks(self.conversation.turn.blocks)
+        assert [b.id for b in kept.blocks] == [b.id for b in self.conversation.turn.blocks]
+        mine = {r.response_id: r for r in get_state(self.conversation.turn).anchors}
+        theirs = {r.response_id: r.digest for r in get_state(kept).anchors}
+        assert all(mine[name].digest == digest for name, digest in theirs.items() if name in mine)
+
+    def _next_prompt(self) -> str:
+        self.prompt_count += 1
+        return self.rng.choice(PROMPTS).format(n=self.prompt_count)
+
+    async def do_send(self) -> None:
+        """Say something, streamed or not."""
+        streaming = self.rng.random() < 0.5
+        await self._run_stream(self.conversation.stream(self._next_prompt(), streaming=streaming))
+
+    async def do_send_with_key(self) -> None:
+        """Say something twice under one key: the second time nothing is sent."""
+        self.prompt_count += 1
+        key, words = f"key {self.prompt_count}", f"Line {self.prompt_count}"
+        await self._run_stream(self.conversation.stream(words, key=key))
+        before = len(self.server.requests)
+        again = await self.conversation.send(words, key=key)
+        assert again.stored
+        assert len(self.server.requests) == before
+
+    async def do_append(self) -> None:
+        """Add something without asking."""
+        made = self.rng.choice((user, assistant, system))(f"Noted {self.prompt_count}")
+        await self.conversation.append(made)
+
+    async def do_edit(self) -> None:
+        """Put other words in the place of something a user said."""
+        users = [block for block in self.conversation.turn.blocks if isinstance(block, UserBlock)]
+        if users:
+            await self.conversation.edit(self.rng.choice(users).id, f"Edited {self.rng.random()}")
+
+    async def do_undo(self) -> None:
+        """Go back."""
+        await self.conversation.undo()
+
+    async def do_regenerate(self) -> None:
+        """Ask again."""
+        await self.conversation.regenerate()
+
+    async def do_fork(self) -> None:
+        """Go on elsewhere: from here, from a node, from a block."""
+        nodes = await self.store.tree(self.conversation.row)
+        blocks = [block.id for block in self.conversation.turn.blocks]
+        places: list[Any] = [
+            None,
+            self.rng.choice(nodes).id,
+            *self.rng.sample(blocks, bool(blocks)),
+        ]
+        at = self.rng.choice(places)
+        forked = await self.conversation.fork(at)
+        if isinstance(at, str):
+            assert forked.turn.blocks[-1].id == at
+        self.conversations.append(forked)
+
+    async def do_switch(self) -> None:
+        """Hold another of the conversations."""
+        self.rng.shuffle(self.conversations)
+
+    async def do_reopen(self) -> None:
+        """As another process does: another store, another engine, the head as it is."""
+        opened = await self._open_store()
+        talk = await Conversation.open(
+            opened, self.conversation.id, self._build_engine(), **self._choose_settings()
+        )
+        self.conversations[-1] = talk
+
+    async def do_concurrent_send(self) -> None:
+        """Somebody else says something to the same conversation; whoever comes later is told."""
+        other = await Conversation.open(self.store, self.conversation.id, self._build_engine())
+        await self._run_stream(other.stream(self._next_prompt()))
+        if self.rng.random() < 0.5:
+            await self.conversation.refresh()
+
+    async def do_disconnect(self) -> None:
+        """Stop listening at the first word."""
+        async with self.conversation.stream("Write 60 words.") as stream:
+            async for event in stream:
+                if isinstance(event, TextDelta):
+                    break
+
+    async def do_resume(self) -> None:
+        """Go on with what was asked and never answered."""
+        await self.conversation.resume()
+
+    async def do_cut_stream(self) -> None:
+        """The server breaks off."""
+        self.server.faults.set(f"cut_after_events={self.rng.randrange(8)}", times=1)
+        await self.do_send()
+
+    async def do_server_error(self) -> None:
+        """The server fails."""
+        self.server.faults.set("status=500", times=1)
+        await self.do_send()
+
+    async def do_server_forget(self) -> None:
+        """The server loses its memory."""
+        self.server.forget()
+
+    async def do_expire(self) -> None:
+        """A month goes by for everybody."""
+        self.server.clock.advance(days=31)
+        self.server.purge()
+
+    async def do_export_import(self) -> None:
+        """Export it and take it in again, under another id."""
+        (row,) = await self.store.import_(await self.conversation.export())
+        found = await Conversation.open(
+            self.store, row.id, self._build_engine(), **self._choose_settings()
+        )
+        head = await Conversation.open(self.store, self.conversation.id, self.conversation.engine)
+        assert normalize_blocks(found.turn.blocks) == normalize_blocks(head.turn.blocks)
+        self.conversations.append(found)
+
+
+def _is_create_request(request: RecordedRequest) -> bool:
+    return request.path == "/v1/responses" and request.method == "POST"
+
+
+ACTIONS = tuple(
+    name.removeprefix("do_") for name in vars(ConversationFuzzer) if name.startswith("do_")
+)
+WEIGHTS = [10 if name == "send" else 1 for name in ACTIONS]

@@ -1,0 +1,318 @@
+"""Plays conversations against strict servers, edits them in every way, and judges every request.
+
+The player knows nothing of digests or plans. It keeps its own memory of what each response holds, as
+plain tuples of what was said, and compares it with what the server's model really saw. From the same
+memory it works out the shortest request that a client could have made with what it can know.
+"""
+
+import json
+import random
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from kedge.engines import Engine
+from kedge.errors import EngineError
+from kedge.events import TextDelta
+from kedge.events.run import Healed
+from kedge.middleware import repair, two_phase, with_middleware
+from kedge.planning import get_state
+from kedge.providers import connect
+from kedge.server.request_log import RecordedRequest
+from kedge.testing import TestServer, serve
+from kedge.turns import Turn, user
+from law.turn_edits import EDITS, answer_open_calls
+from normalization import NormalForm, expected_context, normalize_blocks, normalize_items
+
+TOOLS: tuple[dict[str, Any], ...] = tuple(
+    {"type": "function", "name": name, "parameters": {"type": "object", "properties": {}}}
+    for name in ("alpha", "beta")
+)
+PROMPTS = (
+    "Please call alpha.",
+    "Please call alpha and call beta.",
+    "Think about {n}.",
+    "What did I say first?",
+    "How many messages are there? {n}",
+    "Line {n}",
+    "Line {n} " + "with a longer tail of words " * 20,
+)
+REQUEST_OPTIONS: dict[str, dict[str, Any]] = {
+    "ask": {},
+    "ask stateless": {"mode": "stateless"},
+    "ask unstored": {"store": False},
+    "ask in a conversation": {"mode": "conversation"},
+}
+SERVER_ACTIONS = (
+    "forget",
+    "delete",
+    "expire",
+    "cut",
+    "forget silently",
+    "refuse",
+    "hang up",
+    "move",
+    "fork",
+)
+ACTIONS = (*REQUEST_OPTIONS, "ask and leave", *EDITS, *SERVER_ACTIONS)
+# What people do most; everything else happens now and then.
+WEIGHTS = [12 if name == "ask" else 2 if name in EDITS else 1 for name in ACTIONS]
+
+
+TRANSPORTS: dict[str, dict[str, Any]] = {
+    "http": {},
+    "websocket": {"transport": "websocket"},
+    "websocket, unstored": {"transport": "websocket", "params": {"store": False}},
+}
+"""How requests may travel: settings of the engines."""
+
+HOUR = 3600.0
+MONTH = 30 * 24 * HOUR
+
+
+@dataclass(slots=True)
+class FuzzStats:
+    """What came of a campaign; bytes are those of what was said in chained requests."""
+
+    requests: int = 0
+    incoherent: int = 0
+    rejected: int = 0
+    healed: int = 0
+    failed: int = 0
+    sent_bytes: int = 0
+    best_bytes: int = 0
+    full_bytes: int = 0
+    first_incoherent: str = ""
+
+
+@dataclass(slots=True)
+class KnownResponse:
+    """What one response holds, as the player remembers it."""
+
+    server_index: int
+    context: tuple[NormalForm, ...]
+    usable: bool
+    expires_at: float
+
+
+@dataclass
+class EngineFuzzer:
+    """One campaign: two servers, some branches of a conversation, and a tally."""
+
+    rng: random.Random
+    stats: FuzzStats = field(default_factory=FuzzStats)
+    branches: list[Turn] = field(default_factory=lambda: [Turn()])
+    servers: list[TestServer] = field(default_factory=list[TestServer])
+    engines: list[Engine] = field(default_factory=list[Engine])
+    known_responses: dict[str, KnownResponse] = field(default_factory=dict[str, KnownResponse])
+    untrusted_servers: set[int] = field(default_factory=set[int])
+    server_index: int = 0
+    prompt_count: int = 0
+    clock: float = 1_000_000.0
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Further settings of the engines, such as their transport."""
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    async def __aenter__(self) -> Self:
+        for index in range(2):
+            server = self.stack.enter_context(serve())
+            engine = connect(
+                f"responses:{server.base_url}#practice",
+                scope=f"server-{index}",
+                max_retries=0,
+                clock=lambda: self.clock,
+                **self.settings,
+            )
+            self.servers.append(server)
+            self.engines.append(engine)
+            self.stack.push_async_callback(engine.aclose)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stack.aclose()
+
+    @property
+    def turn(self) -> Turn:
+        """The branch that is being played."""
+        return self.branches[-1]
+
+    @turn.setter
+    def turn(self, turn: Turn) -> None:
+        self.branches[-1] = turn
+
+    @property
+    def server(self) -> TestServer:
+        """The server that is being spoken to."""
+        return self.servers[self.server_index]
+
+    async def run(self, actions: Sequence[str]) -> None:
+        """Do these things one after the other."""
+        for name in actions:
+            if name in EDITS:
+                self.turn = EDITS[name](self.turn, self.rng)
+            elif name in REQUEST_OPTIONS:
+                await self.send(REQUEST_OPTIONS[name])
+            elif name == "ask and leave":
+                await self.send_and_disconnect()
+            else:
+                self.disturb(name)
+
+    async def send(self, options: dict[str, Any]) -> None:
+        """Say something, and judge every request that this makes."""
+        self.prompt_count += 1
+        self.clock += 1
+        text = self.rng.choice(PROMPTS).format(n=self.prompt_count)
+        asked = answer_open_calls(self.turn).append(user(text))
+        known = self._usable_responses(asked)
+        since = len(self.server.requests)
+        streaming = self.rng.random() < 0.5
+        engine = self._build_engine()
+        healed = 0
+        try:
+            async with engine.stream(asked, tools=TOOLS, streaming=streaming, **options) as stream:
+                async for event in stream:
+                    if isinstance(event, Healed):
+                        healed += 1
+                        self._record_healing(event)
+        except EngineError as error:
+            self.stats.failed += 1
+            self.turn = error.turn or asked
+        else:
+            self.turn = stream.turn
+            finished = stream.answers[-1].turn  # as the engine left it, before any way out
+            self._check_requests(finished, since, known, chained=not options)
+            self._record_response(finished, stored=not options)
+        self.stats.healed += healed
+        self.server.faults.clear()
+
+    async def send_and_disconnect(self) -> None:
+        """Say something, and stop listening at the first word."""
+        asked = answer_open_calls(self.turn).append(user("Write 60 words."))
+        try:
+            async with self._build_engine().stream(asked) as stream:
+                async for event in stream:
+                    if isinstance(event, TextDelta):
+                        break
+        except EngineError as error:
+            asked = error.turn or asked
+        self.turn = asked
+        self.server.faults.clear()
+
+    def _build_engine(self) -> Engine:
+        """The engine, now and then under a middleware that edits the Turn on its way in or out."""
+        edit = EDITS[self.rng.choice(list(EDITS))]
+        before, after = self.rng.choices(("edit", ""), (1, 3), k=2)
+
+        def edited(turn: Turn) -> Turn:
+            return edit(turn, self.rng)
+
+        layers = [repair()]
+        if before:
+            layers.insert(0, two_phase(edited, name="in"))
+        if after and not before:
+            layers.insert(0, two_phase(None, self._remove_past_block, name="out"))
+        return with_middleware(self.engines[self.server_index], *layers)
+
+    def _remove_past_block(self, turn: Turn) -> Turn:
+        """What a middleware may do on the way out without touching the answer: edit the past."""
+        kept = [block for block in turn.blocks if block.response_id != turn.blocks[-1].response_id]
+        return turn.remove(self.rng.choice(kept).id) if kept else turn
+
+    def disturb(self, name: str) -> None:
+        """Do something to the server, or go elsewhere."""
+        match name:
+            case "forget":
+                self.server.forget()
+            case "delete":
+                self.server.faults.set("not_found=vllm", times=1)
+                self.server.forget()
+            case "expire":
+                self.clock += 31 * 86_400
+                self.server.clock.advance(days=31)
+            case "cut":
+                self.server.faults.set(f"cut_after_events={self.rng.randrange(8)}", times=1)
+            case "forget silently":
+                self.server.faults.set("forget_silently,echo=no", times=1)
+            case "refuse":
+                self.server.faults.set("status=500", times=1)
+            case "hang up":
+                self.server.hang_up()
+            case "move":
+                self.server_index = 1 - self.server_index
+            case _:
+                self.branches.append(self.turn)
+                self.rng.shuffle(self.branches)
+
+    def _check_requests(
+        self, turn: Turn, since: int, known: list[KnownResponse], *, chained: bool
+    ) -> None:
+        exchanges = [e for e in self.server.requests[since:] if _is_create_request(e)]
+        self.stats.requests += len(exchanges)
+        self.stats.rejected += sum(exchange.status >= 400 for exchange in exchanges)
+        spoken = expected_context(turn)
+        if normalize_items(exchanges[-1].context) != spoken:
+            self.stats.incoherent += 1
+            words = f"seen {normalize_items(exchanges[-1].context)}\nsaid {spoken}"
+            self.stats.first_incoherent = self.stats.first_incoherent or words
+        if chained:
+            for place, exchange in enumerate(exchanges):
+                best = byte_size(spoken) if place else self._min_bytes(spoken, known)
+                self.stats.sent_bytes += byte_size(normalize_items(exchange.body["input"]))
+                self.stats.best_bytes += best
+                self.stats.full_bytes += byte_size(spoken)
+
+    def _usable_responses(self, turn: Turn) -> list[KnownResponse]:
+        """What the responses that this Turn knows of hold, as far as the server can be asked."""
+        if self.server_index in self.untrusted_servers:
+            return []
+        ids = [record.response_id for record in get_state(turn).anchors]
+        found = [self.known_responses[each] for each in ids if each in self.known_responses]
+        return [
+            each
+            for each in found
+            if each.usable
+            and each.server_index == self.server_index
+            and each.expires_at > self.clock
+        ]
+
+    def _min_bytes(self, context: list[NormalForm], known: list[KnownResponse]) -> int:
+        """The least that had to be said, given what is known to be held."""
+        lengths = [
+            len(each.context)
+            for each in known
+            if tuple(context[: len(each.context)]) == each.context
+        ]
+        return byte_size(context[max(lengths, default=0) :])
+
+    def _record_response(self, turn: Turn, *, stored: bool) -> None:
+        response_id = turn.blocks[-1].response_id
+        if response_id and response_id not in self.known_responses:
+            self.known_responses[response_id] = KnownResponse(
+                self.server_index,
+                tuple(normalize_blocks(turn.blocks)),
+                stored,
+                self.clock + MONTH - HOUR,
+            )
+
+    def _record_healing(self, healed: Healed) -> None:
+        """What a client knows from now on: what is lost, and who cannot be trusted to remember."""
+        for lost in healed.lost:
+            if lost in self.known_responses:
+                self.known_responses[lost].usable = False
+        if healed.reason in ("forgot", "unsupported"):
+            self.untrusted_servers.add(self.server_index)
+
+
+def _is_create_request(request: RecordedRequest) -> bool:
+    return request.path == "/v1/responses" and request.method == "POST"
+
+
+def byte_size(context: Sequence[NormalForm]) -> int:
+    """The bytes of what was said."""
+    return sum(len(json.dumps(each)) for each in context)
+
+
+def choose_actions(rng: random.Random, count: int) -> list[str]:
+    """A script: mostly asking, with every kind of edit and accident in between."""
+    return rng.choices(ACTIONS, WEIGHTS, k=count)

@@ -1,0 +1,27 @@
+"""The law through conversations: forks, edits, crashes, other hands, and a server that forgets."""
+
+import random
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import anyio
+import pytest
+
+from law.conversation_fuzzer import ACTIONS, WEIGHTS, ConversationFuzzer
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_becomes_of_a_conversation_the_model_sees_what_it_says(seed: int) -> None:
+    """Over a random script no answer is given to anything but the conversation's own Turn."""
+
+    async def main() -> ConversationFuzzer:
+        rng = random.Random(seed)
+        with TemporaryDirectory() as folder:
+            async with ConversationFuzzer(rng, str(Path(folder) / "store.db")) as talker:
+                await talker.run(["send", *rng.choices(ACTIONS, WEIGHTS, k=30), "send"])
+                assert not await talker.store.verify()
+                return talker
+
+    talker = anyio.run(main)
+    assert talker.checked_count > 6
+    assert talker.chained_count > 3

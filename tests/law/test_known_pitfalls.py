@@ -1,0 +1,426 @@
+"""Ways to be wrong that good engineers fell into, each a test on the wire.
+
+Every test plays one situation through the real client against the strict local server, and looks at what
+was sent and at what the model saw. ``seen(context) == sent(turn)`` is the law.
+"""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from engines.conftest import open_engine
+from engines.test_responses import last_text, request_bodies, send_lines
+from kedge.engines import ResponsesEngine
+from kedge.errors import StreamCut, Unsendable
+from kedge.events import TextDelta
+from kedge.events.run import Healed
+from kedge.middleware import guard, redact, repair, system_prompt, tools, two_phase, with_middleware
+from kedge.planning import get_state, set_state
+from kedge.testing import TestServer, serve
+from kedge.turns import (
+    ReasoningBlock,
+    ToolCallBlock,
+    Turn,
+    assistant,
+    dumps,
+    loads,
+    tool_result,
+    user,
+)
+from normalization import expected_context, normalize_blocks, normalize_items
+
+
+def check_law(server: TestServer, turn: Turn) -> None:
+    """The model saw exactly what the Turn says before its answer."""
+    assert normalize_items(server.requests[-1].context) == expected_context(turn)
+
+
+def user_texts(server: TestServer) -> list[str]:
+    """The user's words in the newest context (the practice model likes to repeat them)."""
+    return [str(each) for each in normalize_items(server.requests[-1].context) if each[0] == "user"]
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def lookup(city: str) -> str:
+    """Tell the weather in a city."""
+    return f"It rains in {city}."
+
+
+async def test_01_an_edited_user_message_before_the_anchor_reaches_the_server(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """The old text of an edited message is in no context any more."""
+    turn = await send_lines(engine, "My password is hunter2.", "Two")
+    turn = turn.replace(turn.blocks[0].id, user("My password is secret."))
+    turn = await engine.run(turn.append(user("What did I say first?")))
+    check_law(server, turn)
+    assert not any("hunter2" in text for text in user_texts(server))
+
+
+async def test_02_an_edited_answer_leaves_the_client(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """An answer that was edited is what the model sees of itself."""
+    turn = await send_lines(engine, "One")
+    turn = turn.replace(turn.blocks[1].id, assistant("I said something else."))
+    turn = await engine.run(turn.append(user("Two")))
+    check_law(server, turn)
+    assert "I said something else." in str(server.requests[-1].context)
+
+
+async def test_03_an_edit_near_the_end_keeps_the_earlier_anchor(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """Only what comes after the last intact response is uploaded again."""
+    turn = await send_lines(engine, *(f"Line {n}" for n in range(6)))
+    turn = turn.replace(turn.blocks[-2].id, user("Line five")).append(user("Next"))
+    turn = await engine.run(turn)
+    assert request_bodies(server)[-1]["previous_response_id"] == turn.blocks[9].response_id
+    check_law(server, turn)
+
+
+async def test_04_an_equal_rebuild_keeps_the_chain(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """New ids, new metadata and a JSON round trip cost nothing."""
+    turn = await send_lines(engine, "One", "Two")
+    rebuilt = [replace(b, id="", metadata={"rebuilt": True}) for b in turn.blocks]
+    turn = loads(dumps(set_state(Turn(rebuilt), get_state(turn))))
+    turn = await engine.run(turn.append(user("Three")))
+    assert len(request_bodies(server)[-1]["input"]) == 1
+    check_law(server, turn)
+
+
+async def test_05_a_summary_reaches_the_server_and_the_old_blocks_do_not(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """A local summary is sent once, and the server's context is the short one."""
+    turn = await send_lines(engine, "One", "Two", "Three")
+    short = Turn([user("Summary: we counted."), *turn.blocks[4:]], data=turn.data)
+    turn = await engine.run(short.append(user("Four")))
+    check_law(server, turn)
+    assert len(server.requests[-1].context or ()) == 4
+    turn = await engine.run(turn.append(user("Five")))
+    assert "Summary" not in str(request_bodies(server)[-1]["input"])
+    check_law(server, turn)
+
+
+async def test_06_a_changed_system_prompt_is_sent(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """Instructions go out with every request, and changing them does not break the chain."""
+    texts = iter(["Be kind.", "Be terse."])
+    with_prompt = with_middleware(engine, system_prompt(lambda _: next(texts)))
+    turn = await with_prompt.run(Turn([user("One")]))
+    turn = await with_prompt.run(turn.append(user("Two")))
+    assert [body["instructions"] for body in request_bodies(server)] == ["Be kind.", "Be terse."]
+    assert request_bodies(server)[-1]["previous_response_id"]
+    check_law(server, turn)
+
+
+async def test_07_a_removed_tool_result_is_named_and_can_be_repaired(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """A call that lost its result is said by name, before the server hears of it."""
+    turn = await with_middleware(engine, tools(add)).run(
+        Turn([user("Please call add with a=2 and b=3")])
+    )
+    result = next(block for block in turn.blocks if block.kind == "tool_result")
+    broken = turn.remove(result.id).append(user("Go on"))
+    with pytest.raises(Unsendable, match="has no result"):
+        await engine.run(broken)
+    turn = await with_middleware(engine, repair()).run(broken)
+    check_law(server, turn)
+
+
+async def test_08_an_expired_id_costs_a_full_send_and_nothing_else(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """The whole history is at hand, so the error is healed."""
+    turn = await send_lines(engine, "One")
+    server.clock.advance(days=31)
+    turn = await engine.run(turn.append(user("What did I say first?")))
+    assert "One" in last_text(turn)
+    check_law(server, turn)
+
+
+async def test_09_an_unstored_response_is_not_chained_on(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """After store=false nothing is asked of the server's memory."""
+    turn = await send_lines(engine, "One", store=False)
+    turn = await send_lines(engine, "Two", turn=turn)
+    assert "previous_response_id" not in request_bodies(server)[-1]
+    check_law(server, turn)
+
+
+async def test_10_a_cancelled_stream_is_no_anchor(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """Half an answer is neither in the Turn nor on the chain."""
+    turn = await send_lines(engine, "One")
+    asked = turn.append(user("Write 300 words."))
+    async with engine.stream(asked) as stream:
+        async for event in stream:
+            if isinstance(event, TextDelta):
+                break
+    turn = await engine.run(asked.append(user("Never mind.")))
+    assert request_bodies(server)[-1]["previous_response_id"] == asked.blocks[1].response_id
+    check_law(server, turn)
+
+
+async def test_11_history_is_never_replayed_and_chained_at_once(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """A chained request holds nothing that its anchor holds."""
+    turn = await send_lines(engine, "One", "Two", "Three")
+    held = normalize_blocks(turn.blocks[:4])
+    items = normalize_items(request_bodies(server)[-1]["input"])
+    assert not set(items) & set(held)
+    check_law(server, turn)
+
+
+async def test_12_each_step_of_a_tool_loop_moves_the_anchor(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """The second step goes on from the first answer, with its reasoning, and sends the result."""
+    looped = with_middleware(engine, tools(add))
+    turn = await looped.run(Turn([user("Think, then call add with a=2 and b=3")]))
+    first, second = request_bodies(server)
+    assert "previous_response_id" not in first
+    assert [item["type"] for item in second["input"]] == ["function_call_output"]
+    assert any(item["type"] == "reasoning" for item in server.requests[-1].context or ())
+    check_law(server, turn)
+
+
+async def test_13_reasoning_without_an_answer_does_not_spoil_the_conversation(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """Reasoning is replayed only before the item it belongs to, so a lone one is left out."""
+    turn = await send_lines(engine, "Think about one.", mode="stateless")
+    lone = Turn(turn.blocks[:2], data=turn.data)
+    assert isinstance(lone.blocks[-1], ReasoningBlock)
+    turn = await engine.run(lone.append(user("Two")), mode="stateless")
+    assert all(item["type"] != "reasoning" for item in request_bodies(server)[-1]["input"])
+    check_law(server, turn)
+
+
+async def test_14_two_branches_never_see_each_other(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """Forks of one Turn share their past and nothing else."""
+    turn = await send_lines(engine, "Common")
+    left = await engine.run(turn.append(user("Left")))
+    check_law(server, left)
+    right = await engine.run(turn.append(user("Right")))
+    check_law(server, right)
+    left = await engine.run(left.append(user("Again")))
+    check_law(server, left)
+    assert "Right" not in str(server.requests[-1].context)
+
+
+async def test_15_nulls_in_provider_json_do_not_cost_the_chain(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """A block that comes back with nulls and statuses is the same block."""
+    from kedge.turns import block_from_item, item_from_block
+
+    turn = await send_lines(engine, "One")
+    items = [{**item_from_block(b), "status": "completed", "phase": None} for b in turn.blocks]
+    rebuilt = set_state(Turn(map(block_from_item, items)), get_state(turn))
+    turn = await engine.run(rebuilt.append(user("Two")))
+    assert request_bodies(server)[-1]["previous_response_id"]
+    check_law(server, turn)
+
+
+async def test_16_local_ids_are_never_sent(engine: ResponsesEngine, server: TestServer) -> None:
+    """No id of ours is in any request."""
+    turn = await send_lines(engine, "Think about one.", "Two", mode="stateless")
+    wire = str([request.raw for request in server.requests])
+    assert all(block.id not in wire for block in turn.blocks)
+    assert turn.id not in wire
+
+
+async def test_17_recovery_does_not_go_by_wording(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """A sentence that nobody has seen before is healed by its code."""
+    turn = await send_lines(engine, "One")
+    server.forget()
+    server.faults.set("not_found=code")
+    async with engine.stream(turn.append(user("Two"))) as stream:
+        events = [event async for event in stream]
+    assert any(isinstance(event, Healed) for event in events)
+    check_law(server, stream.turn)
+
+
+async def test_18_reasoning_made_from_a_secret_is_not_sent_after_redaction(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """Once the secret is redacted, nothing derived from it goes out again."""
+    turn = await send_lines(engine, "Think about the code 4711.", mode="stateless")
+    sealed = next(b for b in turn.blocks if isinstance(b, ReasoningBlock)).encrypted_content
+    assert sealed
+    guarded = with_middleware(engine, guard(redact(r"\d{4}", direction="both")))
+    turn = await guarded.run(turn.append(user("Go on")), mode="stateless")
+    assert sealed not in str(request_bodies(server)[-1])
+    assert "4711" not in str(request_bodies(server)[-1])
+    check_law(server, turn)
+
+
+async def test_19_results_go_to_the_call_that_they_answer(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """Calls are known by call_id, never by item id, through streams and replays."""
+    looped = with_middleware(engine, tools(add, lookup))
+    asked = Turn([user("Please call add with a=2 and b=3 and call lookup with city=Oslo")])
+    async with looped.stream(asked) as stream:
+        await stream.finish()
+    calls = {b.call_id: b for b in stream.turn.blocks if isinstance(b, ToolCallBlock)}
+    results = [b for b in stream.turn.blocks if b.kind == "tool_result"]
+    assert len(calls) == len(results) == 2
+    for result in results:
+        assert result.content[0] in calls
+    assert all(call.item_id != call.call_id for call in calls.values())
+    check_law(server, stream.turn)
+
+
+async def test_20_the_round_limit_leaves_no_dangling_call(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """At the limit every call is answered, and later turns go on."""
+    looped = with_middleware(engine, tools(add, max_rounds=0))
+    turn = await looped.run(Turn([user("Please call add with a=2 and b=3")]))
+    check_law(server, turn)
+    turn = await looped.run(turn.append(user("Hello")))
+    check_law(server, turn)
+
+
+async def test_21_a_chain_id_never_goes_to_another_provider() -> None:
+    """Another server gets everything; the first one still chains when the Turn comes back."""
+    with serve() as first, serve() as second:
+        async with open_engine(first) as here, open_engine(second) as there:
+            turn = await send_lines(here, "One")
+            turn = await send_lines(there, "Two", turn=turn)
+            assert "previous_response_id" not in request_bodies(second)[-1]
+            check_law(second, turn)
+            turn = await send_lines(here, "Three", turn=turn)
+            assert request_bodies(first)[-1]["previous_response_id"] == turn.blocks[1].response_id
+            check_law(first, turn)
+
+
+async def test_22_a_gateway_that_forgot_is_noticed_before_anything_is_shown(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """An answer of 200 without memory is sent again, whole."""
+    turn = await send_lines(engine, "One")
+    server.faults.set("forget_silently,echo=no")
+    turn = await engine.run(turn.append(user("What did I say first?")))
+    assert "One" in last_text(turn)
+    check_law(server, turn)
+
+
+async def test_23_calls_keep_the_order_in_which_they_were_made(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """Calls and their results stand in the order of the model's output."""
+    looped = with_middleware(engine, tools(add, lookup))
+    asked = Turn([user("Please call lookup with city=Oslo and call add with a=2 and b=3")])
+    turn = await looped.run(asked)
+    calls = [b for b in turn.blocks if isinstance(b, ToolCallBlock)]
+    results = [b.content[0] for b in turn.blocks if b.kind == "tool_result"]
+    assert [call.metadata["output_index"] for call in calls] == [0, 1]
+    assert [call.call_id for call in calls] == results
+    check_law(server, turn)
+
+
+async def test_24_a_deleted_block_is_gone_from_what_the_model_sees(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """Removing a block from the Turn removes it from the model's context."""
+    turn = await send_lines(engine, "Forget me.", "Two")
+    turn = turn.remove(turn.blocks[0].id).append(user("What did I say first?"))
+    turn = await engine.run(turn)
+    assert not any("Forget me." in text for text in user_texts(server))
+    check_law(server, turn)
+
+
+def test_every_way_to_be_wrong_has_its_test() -> None:
+    """The entries are numbered from 1 to 24, without a gap."""
+    names = re.findall(r"^async def test_(\d\d)_", Path(__file__).read_text(), re.MULTILINE)
+    numbers = [int(name) for name in names]
+    assert numbers == list(range(1, 25))
+
+
+# The integration flows from which boundary tracking grew.
+
+
+async def test_flow_end_to_end_chained_request(engine: ResponsesEngine, server: TestServer) -> None:
+    """First everything, then only the tool's result on the first answer; blocks are tagged."""
+    tool: Any = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+    turn = await engine.run(Turn([user("Please call add.")]), tools=(tool,))
+    call = turn.blocks[-1]
+    assert isinstance(call, ToolCallBlock)
+    turn = await engine.run(turn.append(tool_result(call.call_id, "5")), tools=(tool,))
+    first, second = request_bodies(server)
+    assert "previous_response_id" not in first
+    assert second["previous_response_id"] == call.response_id
+    assert [item["type"] for item in second["input"]] == ["function_call_output"]
+    assert [bool(block.response_id) for block in turn.blocks] == [False, True, False, True]
+    check_law(server, turn)
+
+
+async def test_flow_fallback_to_stateless(
+    engine: ResponsesEngine, server: TestServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rearranged blocks leave no anchor: everything is sent, and the log says why."""
+
+    def rearrange(turn: Turn) -> Turn:
+        return Turn([*turn.blocks[1:3], turn.blocks[0], *turn.blocks[3:]], data=turn.data)
+
+    turn = await send_lines(engine, "One", "Two")
+    turned = with_middleware(engine, two_phase(rearrange))
+    turn = await turned.run(turn.append(user("Three")))
+    assert "previous_response_id" not in request_bodies(server)[-1]
+    assert "no anchor holds (changed)" in caplog.text
+    check_law(server, turn)
+
+
+async def test_flow_multiple_middleware_iterations(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """Each round of a tool loop chains on the round before and sends its own result only."""
+    turn = Turn()
+    tool: Any = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+    turn = await engine.run(turn.append(user("Please call add.")), tools=(tool,))
+    for _ in range(2):
+        call = turn.blocks[-1]
+        assert isinstance(call, ToolCallBlock)
+        asked = turn.append(tool_result(call.call_id, "5"), user("Please call add again."))
+        turn = await engine.run(asked, tools=(tool,))
+        assert request_bodies(server)[-1]["previous_response_id"] == call.response_id
+        assert len(request_bodies(server)[-1]["input"]) == 2
+        check_law(server, turn)
+
+
+async def test_a_stream_cut_before_its_end_keeps_the_turn(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """A cut stream is a typed error; the Turn it carries can be sent again."""
+    turn = await send_lines(engine, "One")
+    server.faults.set("cut_after_events=4", times=1)
+    with pytest.raises(StreamCut) as caught:
+        async with engine.stream(turn.append(user("Write 50 words."))) as stream:
+            await stream.finish()
+    assert caught.value.turn is not None
+    with anyio.fail_after(20):
+        turn = await engine.run(caught.value.turn)
+    check_law(server, turn)

@@ -1,0 +1,130 @@
+"""Everything that client code may do to a Turn between two requests."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from kedge.middleware import find_open_calls
+from kedge.turns import (
+    AssistantBlock,
+    Block,
+    ToolCallBlock,
+    ToolResultBlock,
+    Turn,
+    UserBlock,
+    assistant,
+    dumps,
+    loads,
+    system,
+    tool_result,
+    user,
+)
+
+Edit = Callable[[Turn, random.Random], Turn]
+
+
+def answer_open_calls(turn: Turn) -> Turn:
+    """The Turn with every open call answered, as a tool loop would."""
+    results = [tool_result(c.call_id, f"result of {c.name}") for c in find_open_calls(turn)]
+    return turn.append(*results)
+
+
+def _pick_block(turn: Turn, rng: random.Random) -> Block | None:
+    return rng.choice(turn.blocks) if turn.blocks else None
+
+
+def edit(turn: Turn, rng: random.Random) -> Turn:
+    """Change the words of a block, keeping its id and tags."""
+    block = _pick_block(turn, rng)
+    match block:
+        case UserBlock():
+            return turn.replace(
+                block.id, replace(block, parts=user(f"Edited {rng.random()}").parts)
+            )
+        case AssistantBlock():
+            words = assistant(f"Edited {rng.random()}").parts
+            return turn.replace(block.id, replace(block, parts=words))
+        case ToolResultBlock():
+            parts = user(f"Other result {rng.random()}").parts
+            return turn.replace(block.id, replace(block, parts=parts))
+        case ToolCallBlock():
+            return turn.replace(block.id, replace(block, arguments='{"edited": true}'))
+        case _:
+            return turn
+
+
+def insert(turn: Turn, rng: random.Random) -> Turn:
+    """Put a new block somewhere."""
+    made = rng.choice((user, assistant, system))(f"Inserted {rng.random()}")
+    return turn.insert(rng.randrange(len(turn) + 1), made)
+
+
+def remove(turn: Turn, rng: random.Random) -> Turn:
+    """Leave a block out."""
+    block = _pick_block(turn, rng)
+    return turn.remove(block.id) if block else turn
+
+
+def swap(turn: Turn, rng: random.Random) -> Turn:
+    """Let two blocks change places."""
+    blocks = list(turn.blocks)
+    if len(blocks) > 1:
+        a, b = rng.sample(range(len(blocks)), 2)
+        blocks[a], blocks[b] = blocks[b], blocks[a]
+    return Turn(blocks, data=turn.data)
+
+
+def truncate(turn: Turn, rng: random.Random) -> Turn:
+    """Go back to an earlier moment."""
+    return turn.take(rng.randrange(len(turn) + 1))
+
+
+def summarize_old(turn: Turn, rng: random.Random) -> Turn:
+    """Replace the older half by a summary."""
+    half = len(turn) // 2
+    return Turn([user("Summary of what was."), *turn.blocks[half:]], data=turn.data)
+
+
+def rebuild(turn: Turn, rng: random.Random) -> Turn:
+    """The same words, with new ids."""
+    return Turn([replace(block, id="") for block in turn.blocks], data=turn.data)
+
+
+def drop_tags(turn: Turn, rng: random.Random) -> Turn:
+    """The same words, without a trace of who made them."""
+    return Turn([replace(block, metadata={}) for block in turn.blocks], data=turn.data)
+
+
+def add_metadata(turn: Turn, rng: random.Random) -> Turn:
+    """Notes of somebody's own on a block."""
+    block = _pick_block(turn, rng)
+    return turn.replace(block.id, block.with_metadata(seen=True)) if block else turn
+
+
+def json_round_trip(turn: Turn, rng: random.Random) -> Turn:
+    """Into another process and back."""
+    return loads(dumps(turn))
+
+
+def replace_system_prompt(turn: Turn, rng: random.Random) -> Turn:
+    """Another system prompt at the front."""
+    body = Turn(turn.body, data=turn.data)
+    return body.insert(0, system(f"Prompt {rng.random()}"))
+
+
+EDITS: dict[str, Edit] = {
+    each.__name__: each
+    for each in (
+        edit,
+        insert,
+        remove,
+        swap,
+        truncate,
+        summarize_old,
+        rebuild,
+        drop_tags,
+        add_metadata,
+        json_round_trip,
+        replace_system_prompt,
+    )
+}

@@ -1,0 +1,46 @@
+"""An engine without a server: it answers as it is told, for tests of what stands around it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kedge.engines import Engine, Events, Request
+from kedge.events import Outcome, ResponseStarted, TextDelta
+from kedge.events.run import AnswerFinished, RequestPlanned, TurnFinished
+from kedge.planning import RequestPlan, plan_request, record_response
+from kedge.turns import AssistantBlock, Block, Turn
+
+ScriptedAnswer = Sequence[Block] | Exception | Callable[[Turn], Sequence[Block]]
+
+
+class ScriptedEngine(Engine):
+    """Gives these answers in turn; ``turns`` and ``requests`` keep what it was asked."""
+
+    name = "scripted"
+
+    def __init__(self, *answers: ScriptedAnswer) -> None:
+        self.answers = list(answers)
+        self.turns: list[Turn] = []
+        self.requests: list[Request] = []
+
+    def plan(self, turn: Turn, **options: Any) -> RequestPlan:
+        """A plan for nobody in particular."""
+        return plan_request(turn, scope="scripted", now=0.0)
+
+    async def events(self, turn: Turn, request: Request) -> Events:
+        """The next answer."""
+        self.turns.append(turn)
+        self.requests.append(request)
+        plan = self.plan(turn)
+        yield RequestPlanned(plan)
+        response_id = f"resp_{len(self.turns)}"
+        yield ResponseStarted(response_id)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        blocks = tuple(answer(turn) if callable(answer) else answer)
+        for block in blocks:
+            if isinstance(block, AssistantBlock):
+                yield TextDelta(block.text)
+        turn = record_response(turn, blocks, response_id=response_id, plan=plan, created_at=0.0)
+        yield AnswerFinished(Outcome("completed", blocks, response_id), turn, plan)
+        yield TurnFinished(turn)

@@ -1,0 +1,209 @@
+"""The tool loop on a real socket: what a server is sent of approvals, texts, pictures and accidents."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+
+from engines.fake_server import ScriptedServer, serve_handler
+from kedge.engines import Engine
+from kedge.events.run import ToolFinished
+from kedge.middleware import repair, tools, with_middleware
+from kedge.planning import find_problems, get_state
+from kedge.providers import connect
+from kedge.testing import TestServer, serve
+from kedge.tools import Deny, Edit, tool
+from kedge.turns import ImagePart, ToolCallBlock, ToolResultBlock, Turn, user
+from normalization import expected_context, normalize_items
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
+FINAL_OUTPUT: list[dict[str, Any]] = [
+    {"type": "message", "role": "assistant", "content": "done", "id": "m"}
+]
+
+
+@pytest.fixture
+async def strict() -> AsyncIterator[tuple[TestServer, Engine]]:
+    """A strict server and an engine for it."""
+    with serve() as server:
+        async with connect(f"responses:{server.base_url}#practice", max_retries=0) as engine:
+            yield server, engine
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def make_call_items(*calls: tuple[str, str, str]) -> list[dict[str, Any]]:
+    """An answer that calls: (call id, tool, arguments)."""
+    return [
+        {
+            "type": "function_call",
+            "id": f"fc{number}",
+            "call_id": call_id,
+            "name": name,
+            "arguments": arguments,
+        }
+        for number, (call_id, name, arguments) in enumerate(calls)
+    ]
+
+
+def tool_results(turn: Turn) -> list[ToolResultBlock]:
+    """The tool results, in order."""
+    return [block for block in turn.blocks if isinstance(block, ToolResultBlock)]
+
+
+def check_law(server: TestServer, turn: Turn) -> None:
+    """The model saw exactly what the Turn says before its answer."""
+    assert normalize_items(server.requests[-1].context) == expected_context(turn)
+
+
+async def test_an_approver_edits_and_refuses(strict: tuple[TestServer, Engine]) -> None:
+    """The call stands as the model wrote it; what ran is what was approved, and the model is told."""
+    server, engine = strict
+
+    def approve(call: ToolCallBlock) -> Edit | Deny:
+        if json.loads(call.arguments)["a"] == 2:
+            return Edit({"a": 40, "b": 2})
+        return Deny("too large")
+
+    stack = with_middleware(engine, tools(add, approve=approve))
+    turn = await stack.run(Turn([user("Please call add with a=2 and b=3")]))
+    assert "42" in tool_results(turn)[0].text
+    assert "changed before the call ran" in tool_results(turn)[0].text
+    check_law(server, turn)
+    turn = await stack.run(turn.append(user("Please call add with a=9 and b=1")))
+    assert "refused and did not run: too large" in tool_results(turn)[1].text
+    check_law(server, turn)
+    assert "previous_response_id" in server.requests[-1].body  # type: ignore[operator]
+
+
+async def test_a_custom_tool_takes_free_text(strict: tuple[TestServer, Engine]) -> None:
+    """Its call and its output go out under their own types."""
+    server, engine = strict
+
+    @tool(custom=True)
+    def shout(text: str) -> str:
+        """Say it louder."""
+        return text.upper()
+
+    turn = await with_middleware(engine, tools(shout)).run(
+        Turn([user("Please call shout with hello")])
+    )
+    assert tool_results(turn)[0].text == "HELLO"
+    check_law(server, turn)
+    again = await engine.run(turn.append(user("Go on")), mode="stateless")
+    types = [item["type"] for item in server.requests[-1].body["input"]]  # type: ignore[index]
+    assert types[1:3] == ["custom_tool_call", "custom_tool_call_output"]
+    check_law(server, again)
+
+
+async def test_a_picture_that_a_tool_returns_is_sent_as_one(
+    strict: tuple[TestServer, Engine],
+) -> None:
+    """The strict server takes it, and the Turn says the same."""
+    server, engine = strict
+
+    def draw() -> list[object]:
+        """Draw something."""
+        return ["Here it is:", PNG]
+
+    turn = await with_middleware(engine, tools(draw)).run(Turn([user("Please call draw")]))
+    assert isinstance(tool_results(turn)[0].parts[1], ImagePart)
+    (output,) = server.requests[-1].body["input"]  # type: ignore[index]
+    assert [part["type"] for part in output["output"]] == ["input_text", "input_image"]
+    check_law(server, turn)
+
+
+async def test_two_calls_under_one_id_are_told_apart() -> None:
+    """Each gets a result of its own; what the server remembers of them is not built upon."""
+    twice = make_call_items(("c1", "add", '{"a": 1, "b": 1}'), ("c1", "add", '{"a": 2, "b": 1}'))
+    script = ScriptedServer(twice, FINAL_OUTPUT)
+    with serve_handler(script.handle) as url:
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            turn = await with_middleware(engine, tools(add)).run(Turn([user("go")]))
+    assert [result.text for result in tool_results(turn)] == ["2", "3"]
+    assert len({result.call_id for result in tool_results(turn)}) == 2
+    assert find_problems(turn) == ()
+    second = script.bodies[1]
+    assert "previous_response_id" not in second
+    calls = [item["call_id"] for item in second["input"] if item["type"] == "function_call"]
+    answers = [i["call_id"] for i in second["input"] if i["type"] == "function_call_output"]
+    assert calls == answers == [result.call_id for result in tool_results(turn)]
+    assert get_state(turn).previous_response_id == "resp_2"
+
+
+async def test_a_cancelled_run_keeps_the_results_that_had_come() -> None:
+    """One tool has answered and one is at work: the Turn reached has the answer and can go on."""
+    started, told = anyio.Event(), anyio.Event()
+
+    async def quick() -> str:
+        """Answer at once."""
+        return "quick"
+
+    async def endless() -> str:
+        """Never answer."""
+        started.set()
+        await anyio.sleep_forever()
+        return ""
+
+    script = ScriptedServer(
+        make_call_items(("c1", "endless", "{}"), ("c2", "quick", "{}")), FINAL_OUTPUT, FINAL_OUTPUT
+    )
+    with serve_handler(script.handle) as url, anyio.fail_after(30):
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            stack = with_middleware(engine, repair(), tools(endless, quick))
+            stream = stack.stream(Turn([user("go")]))
+
+            async def watch() -> None:
+                async with stream:
+                    async for event in stream:
+                        if isinstance(event, ToolFinished):
+                            told.set()
+
+            task = asyncio.create_task(watch())
+            await told.wait()
+            await started.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert [result.text for result in tool_results(stream.reached)] == ["quick"]
+            turn = await stack.run(stream.reached.append(user("go on")))
+    outputs = [i for i in script.bodies[1]["input"] if i["type"] == "function_call_output"]
+    assert sorted(item["call_id"] for item in outputs) == ["c1", "c2"]
+    assert find_problems(turn) == ()
+
+
+async def test_results_are_told_as_they_come() -> None:
+    """A quick tool is told before a slow one; the results stand in the order of the calls."""
+    told = anyio.Event()
+
+    async def slow() -> str:
+        """Wait until the other one was told."""
+        await told.wait()
+        return "slow"
+
+    async def quick() -> str:
+        """Answer at once."""
+        return "quick"
+
+    script = ScriptedServer(
+        make_call_items(("c1", "slow", "{}"), ("c2", "quick", "{}")), FINAL_OUTPUT
+    )
+    with serve_handler(script.handle) as url, anyio.fail_after(30):
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            finished: list[str] = []
+            async with with_middleware(engine, tools(slow, quick)).stream(
+                Turn([user("go")])
+            ) as stream:
+                async for event in stream:
+                    if isinstance(event, ToolFinished):
+                        finished.append(event.result.text)
+                        told.set()
+    assert finished == ["quick", "slow"]
+    assert [result.text for result in tool_results(stream.turn)] == ["slow", "quick"]
+    assert stream.reached is stream.turn

@@ -1,0 +1,121 @@
+"""The law, checked on the server's side of the wire, by code that shares nothing with the planner.
+
+``said(turn)`` writes a Turn's blocks down in a normal form, and ``seen(exchange)`` does the same for the
+context that the server's model saw. For every request the second is a prefix of what the first
+says once the answer is appended: the Turn without its answer.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kedge.turns import (
+    AssistantBlock,
+    Block,
+    FilePart,
+    ImagePart,
+    OpaqueBlock,
+    Part,
+    ReasoningBlock,
+    RefusalPart,
+    SystemBlock,
+    TextPart,
+    ToolCallBlock,
+    ToolResultBlock,
+    Turn,
+    UserBlock,
+)
+
+NormalForm = tuple[Any, ...]
+
+
+def normalize_blocks(blocks: Iterable[Block]) -> list[NormalForm]:
+    """What these blocks say, one tuple a block; leading system text and reasoning left out."""
+    listed = list(blocks)
+    while listed and isinstance(listed[0], SystemBlock):
+        listed.pop(0)
+    return [_normalize_block(block) for block in listed if not isinstance(block, ReasoningBlock)]
+
+
+def normalize_items(items: Iterable[Mapping[str, Any]] | None) -> list[NormalForm]:
+    """What these wire items say, in the same form; reasoning left out."""
+    assert items is not None, "no model saw anything of this request"
+    return [_normalize_item(item) for item in items if item.get("type") != "reasoning"]
+
+
+def expected_context(turn: Turn) -> list[NormalForm]:
+    """What the request for this finished Turn had to say: everything before its last answer."""
+    blocks = list(turn.blocks)
+    last = blocks[-1].response_id
+    while blocks and blocks[-1].origin == "engine" and blocks[-1].response_id == last:
+        blocks.pop()
+    return normalize_blocks(blocks)
+
+
+def _normalize_block(block: Block) -> NormalForm:
+    match block:
+        case UserBlock():
+            return ("user", *map(_normalize_part, block.parts))
+        case AssistantBlock():
+            return ("assistant", *map(_normalize_part, block.parts))
+        case SystemBlock():
+            return (block.role, ("text", block.text))
+        case ToolCallBlock():
+            kind = "custom" if block.custom else "function"
+            return (f"{kind} call", block.call_id, block.name, block.arguments)
+        case ToolResultBlock():
+            kind = "custom" if block.custom else "function"
+            return (f"{kind} output", block.call_id, *map(_normalize_part, block.parts))
+        case OpaqueBlock():
+            return ("opaque", block.type)
+        case _:
+            raise AssertionError(block)
+
+
+def _normalize_part(part: Part) -> NormalForm:
+    match part:
+        case TextPart():
+            return ("text", part.text)
+        case RefusalPart():
+            return ("refusal", part.text)
+        case ImagePart():
+            return ("image", part.url or part.file_id)
+        case FilePart():
+            return ("file", part.url or part.data or part.file_id)
+        case _:
+            raise AssertionError(part)
+
+
+def _normalize_item(item: Mapping[str, Any]) -> NormalForm:
+    match item.get("type", "message"):
+        case "message":
+            return (item["role"], *_normalize_item_parts(item["content"]))
+        case "function_call":
+            return ("function call", item["call_id"], item["name"], item["arguments"])
+        case "custom_tool_call":
+            return ("custom call", item["call_id"], item["name"], item["input"])
+        case "function_call_output":
+            return ("function output", item["call_id"], *_normalize_item_parts(item["output"]))
+        case "custom_tool_call_output":
+            return ("custom output", item["call_id"], *_normalize_item_parts(item["output"]))
+        case other:
+            return ("opaque", other)
+
+
+def _normalize_item_parts(content: str | list[dict[str, Any]]) -> list[NormalForm]:
+    if isinstance(content, str):
+        return [("text", content)]
+    return [_normalize_item_part(part) for part in content]
+
+
+def _normalize_item_part(part: Mapping[str, Any]) -> NormalForm:
+    match part["type"]:
+        case "input_text" | "output_text":
+            return ("text", part["text"])
+        case "refusal":
+            return ("refusal", part["refusal"])
+        case "input_image":
+            return ("image", part.get("image_url") or part.get("file_id"))
+        case "input_file":
+            return ("file", part.get("file_url") or part.get("file_data") or part.get("file_id"))
+        case other:
+            raise AssertionError(other)

@@ -1,0 +1,183 @@
+"""Log records on their way out: as lines for people, or as JSON with ids as members."""
+
+import io
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from kedge import EngineError, Turn, connect, user, with_middleware
+from kedge.conversation import Conversation
+from kedge.engines import Engine
+from kedge.errors import InvalidSetting
+from kedge.middleware import tools
+from kedge.observe import ContextFilter, bind_fields, get_logger, log_to_stderr, reset, snapshot
+from kedge.store import open_store
+from kedge.testing import serve
+
+
+@pytest.fixture
+def written() -> Iterator[io.StringIO]:
+    """What reaches the standard error; the loggers are as before afterwards."""
+    root = logging.getLogger("kedge")
+    handlers, level = list(root.handlers), root.level
+    yield io.StringIO()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture
+async def practice() -> AsyncIterator[Engine]:
+    """An engine on a real server."""
+    with serve() as server:
+        async with connect(f"responses:{server.base_url}#practice") as engine:
+            yield engine
+
+
+def parse_lines(written: io.StringIO) -> list[dict[str, str]]:
+    """The lines as JSON."""
+    return [json.loads(line) for line in written.getvalue().splitlines()]
+
+
+def test_json_is_one_object_a_line(written: io.StringIO) -> None:
+    """Time, level, logger and message, the ids beside them, and an exception as one member."""
+    log_to_stderr("trace", "json", written)
+    log = get_logger("kedge.test")
+    log.trace("a step of %d", 3, response_id="resp_1")
+    try:
+        int("no")
+    except ValueError:
+        log.exception("it\nfailed", call_id="call_1")
+    first, second = parse_lines(written)
+    assert first["level"] == "trace"
+    assert first["logger"] == "kedge.test"
+    assert first["message"] == "a step of 3"
+    assert first["response_id"] == "resp_1"
+    assert first["time"].endswith("Z")
+    assert second["message"] == "it\nfailed"
+    assert "ValueError" in second["exception"]
+
+
+def test_text_is_one_line_with_the_ids_at_its_end(written: io.StringIO) -> None:
+    """For people."""
+    log_to_stderr("info", "text", written)
+    get_logger("kedge.test").info("sent", response_id="resp_1")
+    get_logger("kedge.test").debug("never")
+    (line,) = written.getvalue().splitlines()
+    assert line.endswith("INFO kedge.test: sent [response_id=resp_1]")
+
+
+def test_only_our_own_loggers_are_shown(written: io.StringIO) -> None:
+    """An SDK's log of details holds whole requests: it is not ours to show."""
+    log_to_stderr("trace", "text", written)
+    logging.getLogger("openai").error("everything that was said")
+    assert written.getvalue() == ""
+
+
+def test_asking_again_replaces_the_first(written: io.StringIO) -> None:
+    """A record is never written twice."""
+    log_to_stderr("info", "text", written)
+    log_to_stderr("info", "json", written)
+    get_logger("kedge.test").info("once")
+    assert len(parse_lines(written)) == 1
+
+
+@pytest.mark.parametrize(("level", "form"), [("loud", "text"), ("info", "xml")])
+def test_a_wrong_word_is_refused_with_the_right_ones(level: str, form: str) -> None:
+    """The message lists what there is."""
+    with pytest.raises(InvalidSetting, match="there are"):
+        log_to_stderr(level, form)
+
+
+def test_bound_ids_hold_below_and_end_with_their_block(written: io.StringIO) -> None:
+    """Plain loggers have them too; what is given with a record wins."""
+    log_to_stderr("info", "json", written)
+    with bind_fields(conversation_id="talk", response_id=""), bind_fields(call_id="call_1"):
+        get_logger("kedge.test").info("one", call_id="call_2")
+        logging.getLogger("kedge.plain").info("two")
+    get_logger("kedge.test").info("three")
+    one, two, three = parse_lines(written)
+    assert (one["conversation_id"], one["call_id"]) == ("talk", "call_2")
+    assert (two["conversation_id"], two["call_id"]) == ("talk", "call_1")
+    assert "conversation_id" not in three
+    assert "response_id" not in one
+
+
+def test_a_handler_of_ones_own_can_have_the_ids(written: io.StringIO) -> None:
+    """``Ids`` is a filter that puts them on every record."""
+    handler = logging.StreamHandler(written)
+    handler.addFilter(ContextFilter())
+    handler.setFormatter(logging.Formatter("%(message)s %(kedge)s"))
+    logging.getLogger("kedge").addHandler(handler)
+    with bind_fields(call_id="call_1"):
+        logging.getLogger("kedge.plain").warning("x")
+    assert "call_1" in written.getvalue()
+
+
+async def test_every_record_of_a_run_has_its_ids(practice: Engine, written: io.StringIO) -> None:
+    """Conversation and turn from the start, the response once it is known, the call in its tool."""
+
+    def note(text: str) -> str:
+        """Note."""
+        logging.getLogger("kedge.mine").info("noted")
+        return text
+
+    log_to_stderr("trace", "json", written)
+    engine = with_middleware(practice, tools(note))
+    with bind_fields(conversation_id="talk"):
+        turn = await engine.run(Turn([user("Please call note with text=x")]))
+    lines = [each for each in parse_lines(written) if each["logger"] != "kedge.access"]
+    assert {each["conversation_id"] for each in lines} == {"talk"}
+    assert all(each["turn_id"] for each in lines)
+    (noted,) = [each for each in lines if each["message"] == "noted"]
+    call = turn.blocks[1]
+    assert noted["call_id"] == getattr(call, "call_id", None)
+    assert noted["response_id"] == call.metadata["response_id"]
+    answers = [each["response_id"] for each in lines if each["message"] == "answer completed"]
+    assert len(set(answers)) == 2
+
+
+async def test_a_kept_conversation_names_itself(practice: Engine, written: io.StringIO) -> None:
+    """Every record of its engine has its id, and what the store took is measured."""
+    reset()
+    log_to_stderr("debug", "json", written)
+    async with await open_store("sqlite://:memory:") as store:
+        talking = await Conversation.create(store, practice)
+        await talking.send("Hello")
+    told = [each for each in parse_lines(written) if each["logger"].startswith("kedge.engines")]
+    assert {each["conversation_id"] for each in told} == {talking.id}
+    assert {labels[0][1] for labels in snapshot()["store_duration_seconds"]} >= {"read", "write"}
+
+
+async def test_two_runs_at_once_keep_their_ids_apart(
+    practice: Engine, written: io.StringIO
+) -> None:
+    """Ids are bound for one step of a stream; between two steps the caller's own hold."""
+    log_to_stderr("info", "json", written)
+    with bind_fields(conversation_id="one"):
+        one = practice.stream(Turn([user("Hello")]))
+    with bind_fields(conversation_id="two"):
+        two = practice.stream(Turn([user("Hello")]))
+    async with one, two:
+        first, second = True, True
+        while first or second:
+            first = await anext(one, None) is not None
+            get_logger("kedge.between").info("mine")
+            second = await anext(two, None) is not None
+    lines = [each for each in parse_lines(written) if each["logger"] != "kedge.access"]
+    between = [each for each in lines if each["logger"] == "kedge.between"]
+    assert all("conversation_id" not in each for each in between)
+    told = {each["conversation_id"] for each in lines if each["logger"] == "kedge.engines"}
+    assert told == {"one", "two"}
+
+
+async def test_a_failure_is_told_with_its_ids(written: io.StringIO) -> None:
+    """A server that is not there."""
+    log_to_stderr("error", "json", written)
+    async with connect("responses:http://127.0.0.1:9/v1#x", max_retries=0) as engine:
+        with bind_fields(conversation_id="talk"), pytest.raises(EngineError):
+            await engine.run(Turn([user("Hello")]))
+    (line,) = parse_lines(written)
+    assert line["conversation_id"] == "talk"
+    assert "Unreachable" in line["message"]

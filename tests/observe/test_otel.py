@@ -1,0 +1,49 @@
+"""Blocks as the messages of OpenTelemetry's conventions."""
+
+from kedge.observe.otel import system_parts, to_messages
+from kedge.turns import (
+    assistant,
+    image,
+    opaque,
+    reasoning,
+    system,
+    tool_call,
+    tool_result,
+    user,
+)
+
+
+def test_every_kind_of_block_has_its_form() -> None:
+    """Roles and parts; what the model did in one go is one message."""
+    told = to_messages(
+        [
+            system("Be brief.", role="developer"),
+            user(["Look:", image("https://example.com/a.png")]),
+            reasoning(summary=["Hm."]),
+            assistant("I call."),
+            tool_call("add", {"a": 1}, call_id="call_1"),
+            tool_result("call_1", "2"),
+        ]
+    )
+    assert [message["role"] for message in told] == ["developer", "user", "assistant", "tool"]
+    assert told[1]["parts"] == [{"type": "text", "content": "Look:"}, {"type": "image"}]
+    assert told[2]["parts"] == [
+        {"type": "reasoning", "content": "Hm."},
+        {"type": "text", "content": "I call."},
+        {"type": "tool_call", "id": "call_1", "name": "add", "arguments": {"a": 1}},
+    ]
+    assert told[3]["parts"] == [{"type": "tool_call_response", "id": "call_1", "response": "2"}]
+
+
+def test_what_cannot_be_read_is_told_as_it_is() -> None:
+    """Arguments that are no JSON stay text; an item that nobody knows is named only."""
+    broken = tool_call("add", "{broken", call_id="call_1")
+    (told,) = to_messages([broken, opaque({"type": "web_search_call", "query": "private"})])
+    assert told["parts"][0]["arguments"] == "{broken"
+    assert "private" not in str(told["parts"][1])
+
+
+def test_instructions_are_parts_of_their_own() -> None:
+    """Or none at all."""
+    assert system_parts("Be brief.") == [{"type": "text", "content": "Be brief."}]
+    assert system_parts(None) == []

@@ -1,0 +1,74 @@
+"""Planners that are wrong on purpose, each in a way that a good engineer fell into.
+
+They stand in for the real one in the same machinery, to show that the laws can fail.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from kedge.planning import RequestPlan, blocks_after_response, get_state, plan_request
+from kedge.planning.digests import is_compaction
+from kedge.turns import ReasoningBlock, Turn, dump_block
+
+
+def contiguity_only(turn: Turn, **options: Any) -> RequestPlan:
+    """Chain on the newest response whose blocks stand together: tags, and no digest."""
+    places: dict[str, list[int]] = {}
+    for index, block in enumerate(turn.blocks):
+        places.setdefault(block.response_id, []).append(index)
+    for name in sorted(places, key=lambda each: places[each][-1], reverse=True):
+        found = places[name]
+        if name and found[-1] - found[0] + 1 == len(found):
+            return _plan_chained(turn, name, options)
+    return plan_request(turn, **options)
+
+
+def latest_only(turn: Turn, **options: Any) -> RequestPlan:
+    """Check the digest of the latest response, and send everything if it does not hold."""
+    plan = plan_request(turn, **options)
+    latest = get_state(turn).previous_response_id
+    if not plan.anchor or plan.anchor.response_id == latest:
+        return plan
+    return replace(plan_request(turn, **{**options, "mode": "stateless"}), mode=plan.mode)
+
+
+def trust_latest(turn: Turn, **options: Any) -> RequestPlan:
+    """Chain on the last response that finished, and ask no questions."""
+    latest = get_state(turn).previous_response_id
+    return _plan_chained(turn, latest, options) if latest else plan_request(turn, **options)
+
+
+def resend_encrypted(turn: Turn, **options: Any) -> RequestPlan:
+    """Replay all that a server ever sealed, wherever it came from."""
+    plan = plan_request(turn, **options)
+    sealed = (b for b in plan.delta if isinstance(b, ReasoningBlock) or is_compaction(b))
+    return replace(plan, intact=frozenset(block.id for block in sealed))
+
+
+class RawDigests:
+    """Compare prefixes as they are stored, ids and metadata included."""
+
+    def __init__(self) -> None:
+        self.recorded: dict[str, list[Any]] = {}
+
+    def on_record(self, turn: Turn, response_id: str) -> None:
+        """Keep what the Turn looked like."""
+        self.recorded[response_id] = [dump_block(block) for block in turn.body]
+
+    def __call__(self, turn: Turn, **options: Any) -> RequestPlan:
+        """Chain only where nothing at all has changed."""
+        plan = plan_request(turn, **options)
+        kept = self.recorded.get(plan.anchor.response_id, []) if plan.anchor else []
+        if kept == [dump_block(block) for block in turn.body[: len(kept)]]:
+            return plan
+        return replace(plan_request(turn, **{**options, "mode": "stateless"}), mode=plan.mode)
+
+
+def _plan_chained(turn: Turn, response_id: str, options: dict[str, Any]) -> RequestPlan:
+    """A plan that chains on this response, come what may."""
+    full = plan_request(turn, **{**options, "mode": "stateless"})
+    record = get_state(turn).anchor(response_id)
+    if record is None or options["mode"] != "chained":
+        return full
+    delta = tuple(blocks_after_response(turn, response_id))
+    return replace(full, mode="chained", anchor=record, delta=delta, intact=frozenset())

@@ -1,0 +1,86 @@
+"""Short ways to make recorded Turns for the tests of planning."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kedge.planning import RequestPlan, plan_request, record_response, render
+from kedge.turns import Block, Turn, assistant, block_from_item, tool_result, user
+
+SCOPE = "here"
+NOW = 1_000.0
+
+
+def make_plan(turn: Turn, **options: Any) -> RequestPlan:
+    """Plan a request to the usual server at the usual time."""
+    return plan_request(turn, **{"scope": SCOPE, "now": NOW, **options})
+
+
+def add_response(
+    turn: Turn, response_id: str, *blocks: Block, scope: str = SCOPE, **facts: Any
+) -> Turn:
+    """The Turn after it was sent and answered by these blocks."""
+    planned = make_plan(turn, scope=scope, mode=facts.pop("mode", "chained"))
+    facts.setdefault("created_at", NOW)
+    blocks = blocks or (assistant(f"answer of {response_id}"),)
+    return record_response(turn, blocks, response_id=response_id, plan=planned, **facts)
+
+
+def make_exchanges(count: int, **facts: Any) -> Turn:
+    """A Turn of so many questions and answers, R1 and R2 and so on."""
+    turn = Turn()
+    for number in range(1, count + 1):
+        turn = add_response(turn.append(user(f"question {number}")), f"R{number}", **facts)
+    return turn
+
+
+def reasoning_block(name: str, *, summary: str = "", encrypted: str | None = None) -> Block:
+    """Reasoning as a server sends it."""
+    return block_from_item(
+        {
+            "type": "reasoning",
+            "id": f"rs_{name}",
+            "summary": [{"type": "summary_text", "text": summary}] if summary else [],
+            "encrypted_content": f"sealed {name}" if encrypted is None else encrypted,
+        }
+    )
+
+
+def message_block(name: str) -> Block:
+    """A message as a server sends it."""
+    content = [{"type": "output_text", "text": f"answer {name}", "annotations": []}]
+    item = {"type": "message", "id": f"msg_{name}", "role": "assistant", "content": content}
+    return block_from_item(item)
+
+
+def call_block(name: str) -> Block:
+    """A call as a server sends it."""
+    item = {"type": "function_call", "id": f"fc_{name}", "call_id": f"call_{name}", "name": "f"}
+    return block_from_item({**item, "arguments": "{}"})
+
+
+def compaction_block(name: str, **identity: Any) -> Block:
+    """A compaction item as a server sends it."""
+    item = {"type": "compaction", "id": f"cmp_{name}", "encrypted_content": f"folded {name}"}
+    return block_from_item(item, **identity)
+
+
+def item_ids(items: Sequence[dict[str, Any]]) -> list[str]:
+    """The ids of items, those without one as an empty string."""
+    return [item.get("id", "") for item in items]
+
+
+def item_types(items: list[dict[str, Any]]) -> list[str]:
+    """What items are, in short."""
+    return [item["role"] if item["type"] == "message" else item["type"] for item in items]
+
+
+def render_full(turn: Turn, scope: str = SCOPE) -> list[dict[str, Any]]:
+    """What a full send to the usual server holds."""
+    return render(turn, scope=scope)
+
+
+def make_reasoning_turn() -> Turn:
+    """Reasoning before a call, its result, and reasoning before the answer."""
+    turn = add_response(Turn([user("u")]), "R1", reasoning_block("a"), call_block("a"))
+    turn = turn.append(tool_result("call_a", "1"))
+    return add_response(turn, "R2", reasoning_block("b"), message_block("b"))

@@ -1,0 +1,181 @@
+"""The structural view of anchors: the fourteen scenarios, and where digests see more than tags.
+
+The scenarios are those of the document that began it all; their names are kept. It held three changes
+to be harmless that are not: each has its test here.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from kedge.planning import anchor_lookup as module
+from kedge.planning import (
+    anchor_problem,
+    blocks_after_response,
+    find_best_anchor,
+    get_state,
+    is_valid_anchor,
+    set_state,
+)
+from kedge.turns import Block, Turn, assistant, system, tool_call, tool_result, user
+from planning.recorded_turns import (
+    add_response,
+    call_block,
+    make_exchanges,
+    make_plan,
+    message_block,
+)
+
+
+def tagged_answer(response_id: str) -> Block:
+    """What a model said, tagged."""
+    return assistant("said", metadata={"response_id": response_id})
+
+
+def tagged_call(response_id: str) -> Block:
+    """A tool call of a model, tagged."""
+    return tool_call("f", "{}", call_id="c", metadata={"response_id": response_id})
+
+
+def untagged_result() -> Block:
+    """The result of a tool, without a response id."""
+    return tool_result("c", "1")
+
+
+BEST_ANCHOR_CASES = {
+    "Empty Turn": ([], ""),
+    "Single Response, No Middleware": (
+        [user("u"), tagged_answer("resp_A"), tagged_call("resp_A")],
+        "resp_A",
+    ),
+    "Single Response, Middleware Appended": (
+        [user("u"), tagged_answer("resp_A"), tagged_call("resp_A"), untagged_result()],
+        "resp_A",
+    ),
+    "Multiple Responses": (
+        [user("u"), tagged_answer("resp_A"), untagged_result(), tagged_answer("resp_B")],
+        "resp_B",
+    ),
+    "Middleware Inserted in Middle": (
+        [user("u"), tagged_answer("resp_A"), user("INJECTED"), tagged_call("resp_A")],
+        "",
+    ),
+    "All Middleware Blocks": ([user("u"), system("s"), untagged_result()], ""),
+}
+
+VALID_ANCHOR_CASES = {
+    "Valid Contiguous Sequence": (
+        [user("u"), tagged_answer("resp_A"), tagged_call("resp_A")],
+        "resp_A",
+        True,
+    ),
+    "Non-contiguous (Gap)": (
+        [tagged_answer("resp_A"), user("OTHER"), tagged_answer("resp_A")],
+        "resp_A",
+        False,
+    ),
+    "Non-existent Response ID": ([tagged_answer("resp_A")], "resp_B", False),
+    "Single Block": ([tagged_answer("resp_A")], "resp_A", True),
+}
+
+BLOCKS_AFTER_CASES = {
+    "Blocks After Anchor": (
+        [user("u"), tagged_answer("resp_A"), untagged_result(), user("user2")],
+        "resp_A",
+        2,
+    ),
+    "No Blocks After": ([user("u"), tagged_answer("resp_A")], "resp_A", 0),
+    "Anchor Not Found": ([user("u"), tagged_answer("resp_A")], "resp_B", 0),
+    "Multiple Blocks with Same Anchor": (
+        [tagged_answer("resp_A"), tagged_call("resp_A"), untagged_result()],
+        "resp_A",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BEST_ANCHOR_CASES)
+def test_find_best_anchor(name: str) -> None:
+    """The six scenarios of ``findBestAnchor``."""
+    blocks, expected = BEST_ANCHOR_CASES[name]
+    assert find_best_anchor(Turn(blocks)) == expected
+
+
+@pytest.mark.parametrize("name", VALID_ANCHOR_CASES)
+def test_is_valid_anchor(name: str) -> None:
+    """The four scenarios of ``isValidAnchor``."""
+    blocks, response_id, expected = VALID_ANCHOR_CASES[name]
+    assert is_valid_anchor(Turn(blocks), response_id) is expected
+
+
+@pytest.mark.parametrize("name", BLOCKS_AFTER_CASES)
+def test_blocks_after_response(name: str) -> None:
+    """The four scenarios of ``getBlocksAfterResponse``: what comes after its last block."""
+    blocks, response_id, count = BLOCKS_AFTER_CASES[name]
+    after = blocks_after_response(Turn(blocks), response_id)
+    assert after == blocks[len(blocks) - count :]
+
+
+def remove_the_last_call(turn: Turn) -> Turn:
+    """Take the call out of a response: what is left of it still stands together."""
+    return turn.remove(turn[3].id)
+
+
+def edit_in_place(turn: Turn) -> Turn:
+    """Change what the model said, under the same id and tags."""
+    block = turn[2]
+    return turn.replace(block.id, assistant("edited", id=block.id, metadata=block.metadata))
+
+
+def edit_before(turn: Turn) -> Turn:
+    """Change what the user said before the response."""
+    return turn.replace(turn[1].id, user("redacted"))
+
+
+@pytest.mark.parametrize("change", [remove_the_last_call, edit_in_place, edit_before])
+def test_digests_see_what_contiguity_does_not(change: Callable[[Turn], Turn]) -> None:
+    """A removed call, an edit in place and an edit before the anchor: the server holds another past."""
+    turn = add_response(
+        Turn([system("s"), user("u")]), "resp_A", message_block("a"), call_block("a")
+    )
+    turn = turn.append(tool_result("call_a", "1"), user("next"))
+    assert is_valid_anchor(turn, "resp_A")
+    assert make_plan(turn).previous_response_id == "resp_A"
+    changed = change(turn)
+    assert is_valid_anchor(set_state(changed, type(get_state(turn))()), "resp_A")  # tags alone
+    assert anchor_problem(changed, "resp_A") == "changed"
+    assert find_best_anchor(changed) == ""
+    assert make_plan(changed).anchor is None
+
+
+def test_the_problem_with_an_anchor_has_a_name() -> None:
+    """Every reason of the structural view, and none for a sound one."""
+    turn = make_exchanges(3)
+    assert anchor_problem(turn, "R3") is None
+    assert anchor_problem(turn, "") == anchor_problem(turn, "R9") == "unproven"
+    assert anchor_problem(turn.insert(0, tagged_answer("R3")), "R3") == "split"
+    lost = set_state(turn, get_state(turn).mark_lost(["R3"]))
+    assert anchor_problem(lost, "R3") == "lost"
+    assert find_best_anchor(lost) == "R2"
+    cut = add_response(turn.append(user("u")), "R4", status="incomplete")
+    assert anchor_problem(cut, "R4") == "incomplete"
+    unstored = add_response(turn.append(user("u")), "R4", stored=False)
+    assert anchor_problem(unstored, "R4") == "unstored"
+    assert find_best_anchor(unstored) == "R3"
+
+
+def test_tags_on_other_blocks_do_not_move_an_anchor() -> None:
+    """A response ends where its record says, not where somebody tagged a block."""
+    turn = make_exchanges(2)
+    tagged = turn.append(tagged_answer("R2"))
+    assert anchor_problem(tagged, "R2") == "changed"
+    assert find_best_anchor(tagged) == "R1"
+
+
+def test_looking_for_an_anchor_reads_a_turn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of spoilt responses are refused in one pass, not in one pass each."""
+    turn = make_exchanges(300)
+    spoilt = turn.replace(turn[0].id, user("edited"))
+    monkeypatch.setattr(module, "_block_indices", None)
+    assert find_best_anchor(spoilt) == ""
+    assert find_best_anchor(turn) == "R300"

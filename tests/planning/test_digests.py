@@ -1,0 +1,239 @@
+"""The ledger: what is remembered along a Turn is what would be computed anew, always."""
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kedge.planning import covered_count, find_problems, prefix_digest
+from kedge.planning import digests as ledgers
+from kedge.planning.canonical import canonical_json
+from kedge.planning.digests import ITEM_OVERHEAD_BYTES, PrefixIndex, get_prefix_index, is_compaction
+from kedge.turns import (
+    Block,
+    ReasoningBlock,
+    Turn,
+    assistant,
+    opaque,
+    reasoning,
+    system,
+    tool_call,
+    tool_result,
+    user,
+)
+from planning.reference_digests import naive_digests
+
+BLOCK_FACTORIES: tuple[Callable[[], Block], ...] = (
+    lambda: user("hello"),
+    lambda: user("another"),
+    lambda: assistant("hi"),
+    lambda: system("be brief"),
+    lambda: reasoning("hm"),
+    lambda: tool_call("f", "{}", call_id="c1"),
+    lambda: tool_call("f", "{}", call_id="c2"),
+    lambda: tool_result("c1", "1"),
+    lambda: tool_result("c2", "2"),
+    lambda: opaque({"type": "compaction", "encrypted_content": "x"}),
+    lambda: opaque({"type": "web_search_call", "id": "ws"}),
+)
+OPERATIONS = ("append", "append two", "insert", "replace", "remove", "take", "data", "rebuild")
+
+Operation = tuple[str, int, int, int]
+
+
+def operations() -> st.SearchStrategy[list[Operation]]:
+    """Changes of a family of Turns: which one, what is done to it, where, and with what."""
+    numbers = st.integers(0, 40)
+    return st.lists(st.tuples(st.sampled_from(OPERATIONS), numbers, numbers, numbers), max_size=40)
+
+
+def apply_operation(turn: Turn, operation: Operation) -> Turn:
+    """The Turn after one operation."""
+    name, _, place, what = operation
+    block, here = (
+        BLOCK_FACTORIES[what % len(BLOCK_FACTORIES)](),
+        turn[place % len(turn)].id if turn.blocks else "",
+    )
+    match name:
+        case "append":
+            return turn.append(block)
+        case "append two":
+            return turn.append(block, BLOCK_FACTORIES[place % len(BLOCK_FACTORIES)]())
+        case "insert":
+            return turn.insert(place % (len(turn) + 1), block)
+        case "replace" if here:
+            return turn.replace(here, block)
+        case "remove" if here:
+            return turn.remove(here)
+        case "take":
+            return turn.take(place % (len(turn) + 1))
+        case "data":
+            return turn.with_data(a=what)
+        case _:
+            return Turn(turn.blocks, data=turn.data)
+
+
+def check_digests(turn: Turn) -> None:
+    """Hold what the ledger remembers against a computation from nothing."""
+    body, fresh = turn.body, get_prefix_index(Turn(turn.blocks))
+    covered = [block for block in body if not isinstance(block, ReasoningBlock)]
+    ledger, digests = get_prefix_index(turn), naive_digests(turn)
+    assert covered_count(turn) == ledger.count(len(body)) == len(covered)
+    assert [ledger.digest(count) for count in range(len(covered) + 1)] == digests
+    assert [prefix_digest(turn, count) for count in range(len(covered) + 1)] == digests
+    ends = [0, *(index + 1 for index, b in enumerate(body) if not isinstance(b, ReasoningBlock))]
+    assert [ledger.end_position(count) for count in range(len(covered) + 1)] == ends
+    total = sum(len(canonical_json(block) or b"") + ITEM_OVERHEAD_BYTES for block in covered)
+    assert ledger.byte_size(0, len(body)) == total
+    thoughts = [index for index, block in enumerate(body) if isinstance(block, ReasoningBlock)]
+    assert ledger.uncovered_positions(0, len(body)) == thoughts
+    places = [index for index, block in enumerate(body) if is_compaction(block)]
+    assert [place for place in ledger.barriers if place < len(body)] == places
+    for first in (0, *places):
+        assert find_problems(turn, first) == find_problems(Turn(turn.blocks), first)
+        alone = Turn(body[first:])
+        if not alone.lead:
+            assert find_problems(turn, first) == find_problems(alone)
+    assert fresh.length == len(body)
+
+
+@given(operations(), st.integers(0, 3))
+def test_memory_never_changes_an_answer(script: list[Operation], skipped: int) -> None:
+    """Appends, edits, cuts, forks, new system texts, in any order, planned at any time."""
+    family = [Turn()]
+    for index, operation in enumerate(script):
+        turn = apply_operation(family[operation[1] % len(family)], operation)
+        family.append(turn)
+        if skipped == 0 or index % skipped == 0:
+            check_digests(turn)
+    for turn in random.Random(len(script)).sample(family, len(family)):
+        check_digests(turn)
+
+
+def test_the_digest_is_the_one_that_the_design_defines() -> None:
+    """``d0 = H(tag)``, ``di = H(d(i-1) || H(canonical(block_i)))``, under its algorithm's name."""
+    turn = Turn([system("not covered"), user("a"), reasoning("nor this"), assistant("b")])
+    assert [prefix_digest(turn, count) for count in (0, 1, 2)] == naive_digests(turn)
+    assert prefix_digest(turn) == prefix_digest(turn, 2) == prefix_digest(turn, 99)
+    assert prefix_digest(turn, -1) == prefix_digest(turn, 0)
+    assert prefix_digest(turn).startswith("sha256:")
+    assert covered_count(turn) == 2
+
+
+def test_a_turn_that_grows_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planning a Turn that grew by one block costs one block."""
+    seen: list[Block] = []
+    write = ledgers.canonical_json
+    monkeypatch.setattr(ledgers, "canonical_json", lambda b: (seen.append(b), write(b))[1])
+    turn = Turn([user("a"), assistant("b"), user("c")])
+    ledger = get_prefix_index(turn)
+    assert len(seen) == 3
+    longer = turn.append(user("d"))
+    assert get_prefix_index(longer) is ledger
+    assert len(seen) == 4
+    edited = longer.replace(longer[1].id, assistant("x"))
+    assert get_prefix_index(edited) is not ledger
+    assert len(seen) == 5  # the digests after the edit are new, the hashes of the blocks are not
+    assert get_prefix_index(turn) is ledger
+    assert get_prefix_index(turn.with_data(a=1)) is ledger
+
+
+def test_an_interrupted_ledger_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever breaks off in the middle of its growth, nobody ever reads half a block of it."""
+    turn = Turn([user("a"), assistant("b")])
+    get_prefix_index(turn)
+    longer = turn.append(reasoning("hm"), tool_call("f", "{}", call_id="c1"), user("d"))
+    write = ledgers.canonical_json
+
+    def interrupted(block: Block) -> bytes | None:
+        if block is longer[-1]:
+            raise KeyboardInterrupt
+        return write(block)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledgers, "canonical_json", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            get_prefix_index(longer)
+    for each in (turn, longer, turn.append(user("e"))):
+        check_digests(each)
+
+
+@contextmanager
+def switch_threads_often() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_threads_that_plan_forks_of_one_turn_do_not_disturb_each_other() -> None:
+    """Each sees the digests and problems of its own Turn, whoever extends what they share."""
+    with switch_threads_often(), ThreadPoolExecutor(4) as pool:
+        for attempt in range(12):
+            base = Turn([user("a"), *(make() for make in BLOCK_FACTORIES)])
+            get_prefix_index(base)
+            start = threading.Barrier(4)
+
+            def grow(name: int, base: Turn = base, start: threading.Barrier = start) -> list[Turn]:
+                turn, grown = base, [base]
+                start.wait(10)
+                for step in range(12):
+                    turn = turn.append(BLOCK_FACTORIES[(name + step) % len(BLOCK_FACTORIES)]())
+                    assert prefix_digest(turn) == naive_digests(turn)[-1]
+                    assert find_problems(base) == find_problems(Turn(base.blocks))
+                    grown.append(turn)
+                return grown
+
+            for grown in pool.map(grow, [attempt, attempt, 0, 5]):
+                check_digests(grown[-1])
+                check_digests(grown[3])
+
+
+def test_threads_that_plan_the_same_turn_agree() -> None:
+    """A Turn that branched off what others share has one ledger, whoever asks first."""
+    with switch_threads_often(), ThreadPoolExecutor(4) as pool:
+        for _ in range(20):
+            base = Turn([user("a")])
+            get_prefix_index(base)
+            get_prefix_index(base.append(user("the other branch")))
+            turn = base.append(*(user(str(n)) for n in range(20)))
+            start = threading.Barrier(4)
+
+            def ask(_: int, turn: Turn = turn, start: threading.Barrier = start) -> list[str]:
+                start.wait(10)
+                longer = turn.append(user("more"))
+                return [prefix_digest(turn), prefix_digest(longer), prefix_digest(turn)]
+
+            expected = [naive_digests(turn)[-1], naive_digests(turn.append(user("more")))[-1]]
+            for answer in pool.map(ask, range(4)):
+                assert answer == [*expected, expected[0]]
+
+
+@settings(max_examples=20)
+@given(st.lists(st.sampled_from(BLOCK_FACTORIES), max_size=30), st.integers(0, 30))
+def test_a_ledger_grows_in_any_steps(makers: list[Callable[[], Block]], cut: int) -> None:
+    """One block at a time, all at once, or in two parts: the same account."""
+    blocks = tuple(make() for make in makers)
+    whole, parts, single = PrefixIndex(), PrefixIndex(), PrefixIndex()
+    whole.extend(blocks)
+    parts.extend(blocks[:cut])
+    parts.extend(blocks[cut:])
+    for block in blocks:
+        single.extend([block])
+    for other in (parts, single, whole.fork(blocks)):
+        assert (other.digests, other.sums, other.skipped) == (
+            whole.digests,
+            whole.sums,
+            whole.skipped,
+        )
+        assert (other.barriers, other.length) == (whole.barriers, whole.length)
+        assert other.problems(blocks, 0, 0) == whole.problems(blocks, 0, 0)

@@ -1,0 +1,120 @@
+"""Calls and results: what opens, what answers, and what stands in the way of sending."""
+
+from typing import Any
+
+import pytest
+
+from kedge.planning import find_problems
+from kedge.planning.tool_pairing import call_effect
+from kedge.turns import Block, Turn, block_from_item, opaque, tool_call, tool_result, user
+
+
+def make_call(call_id: str = "c", **more: Any) -> Block:
+    """A call of a tool."""
+    return tool_call("look", "{}", call_id=call_id, **more)
+
+
+def problem_kinds(*blocks: Block) -> list[tuple[str, str]]:
+    """The problems of a Turn of these blocks, in short."""
+    return [(problem.kind, problem.call_id) for problem in find_problems(Turn(blocks))]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "expected"),
+    [
+        ([user("a")], []),
+        ([make_call(), tool_result("c", "1")], []),
+        ([make_call("a"), make_call("b"), tool_result("b", "1"), tool_result("a", "2")], []),
+        ([make_call()], [("unanswered", "c")]),
+        ([tool_result("c", "1")], [("orphan", "c")]),
+        ([tool_result("c", "1"), make_call()], [("orphan", "c"), ("unanswered", "c")]),
+        (
+            [make_call(), tool_result("c", "1"), tool_result("c", "2")],
+            [("answered_twice", "c")],
+        ),
+        ([make_call(), make_call(), tool_result("c", "1")], [("called_twice", "c")]),
+        ([make_call(), tool_result("c", "1"), make_call(), tool_result("c", "2")], []),
+        (
+            [make_call(), tool_result("c", "1", custom=True)],
+            [("unanswered", "c"), ("orphan", "c")],
+        ),
+        ([make_call(custom=True), tool_result("c", "1", custom=True)], []),
+    ],
+)
+def test_calls_and_results_are_paired(blocks: list[Block], expected: list[tuple[str, str]]) -> None:
+    """By call id and kind, each call once, in the order of the blocks."""
+    assert problem_kinds(*blocks) == expected
+
+
+OPAQUE = [
+    ("computer_call", "call_id", "computer_call_output", "call_id"),
+    ("shell_call", "call_id", "shell_call_output", "call_id"),
+    ("apply_patch_call", "call_id", "apply_patch_call_output", "call_id"),
+    ("local_shell_call", "id", "local_shell_call_output", "id"),
+    ("local_shell_call", "call_id", "local_shell_call_output", "id"),
+    ("mcp_approval_request", "id", "mcp_approval_response", "approval_request_id"),
+]
+
+
+@pytest.mark.parametrize(("calls", "key", "answers", "join"), OPAQUE)
+def test_items_of_hosted_tools_take_part(calls: str, key: str, answers: str, join: str) -> None:
+    """Every item that a client must answer waits for its answer, under the id that joins them."""
+    opening = opaque({"type": calls, key: "k"})
+    answer = opaque({"type": answers, join: "k"})
+    assert problem_kinds(opening) == [("unanswered", "k")]
+    assert problem_kinds(opening, answer) == []
+    assert problem_kinds(answer) == [("orphan", "k")]
+
+
+def test_a_local_shell_call_is_answered_under_either_of_its_ids() -> None:
+    """Clients send the id of the call or its call_id; one answer is enough."""
+    opening = opaque({"type": "local_shell_call", "id": "i", "call_id": "c"})
+    for key in ("i", "c"):
+        assert problem_kinds(opening, opaque({"type": "local_shell_call_output", "id": key})) == []
+    both = [opaque({"type": "local_shell_call_output", "id": key}) for key in ("i", "c")]
+    assert problem_kinds(opening, *both) == [("answered_twice", "c")]
+
+
+def test_a_call_that_may_wait_is_no_problem() -> None:
+    """The model made it to be answered later; its answer still belongs to it."""
+    item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "", "async": True}
+    waiting = block_from_item(item)
+    assert problem_kinds(waiting) == []
+    assert problem_kinds(waiting, tool_result("c", "1")) == []
+    assert problem_kinds(waiting, tool_result("c", "1"), tool_result("c", "2")) == [
+        ("answered_twice", "c")
+    ]
+    assert problem_kinds(opaque({"type": "shell_call", "call_id": "s", "async": True})) == []
+
+
+def test_an_item_without_its_id_neither_opens_nor_answers() -> None:
+    """What cannot be joined to anything is left to the server to judge."""
+    assert call_effect(opaque({"type": "shell_call"})) is None
+    assert call_effect(opaque({"type": "shell_call", "call_id": 3})) is None
+    assert call_effect(user("a")) is None
+
+
+def test_problems_say_what_to_do() -> None:
+    """A sentence for every kind, with the name of the tool where there is one."""
+    blocks = [
+        make_call("a"),
+        make_call("b"),
+        make_call("b"),
+        tool_result("b", "1"),
+        tool_result("b", "1"),
+    ]
+    said = [str(problem) for problem in find_problems(Turn([*blocks, tool_result("z", "1")]))]
+    assert said == [
+        "call a (look) has no result; add one or remove the call",
+        "call b (look) is made again before it was answered; use a new call_id",
+        "call b has a second result; remove one of them",
+        "the result for z has no call before it; remove it or restore the call",
+    ]
+    assert next(problem.block_id for problem in find_problems(Turn(blocks))) == blocks[0].id
+
+
+def test_many_open_calls_cost_no_more_than_one_look_each() -> None:
+    """Thousands of calls in a row, answered in a row, add up."""
+    names = [f"c{number}" for number in range(3_000)]
+    blocks = [*map(make_call, names), *(tool_result(name, "1") for name in names)]
+    assert problem_kinds(*blocks) == []

@@ -1,0 +1,84 @@
+"""Arithmetic is exact, bounded and never evaluated as code."""
+
+import re
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.practice import MessageOutput, PracticeRequest, answer
+from kedge.practice.arithmetic import evaluate
+
+
+def answer_text(sentence: str) -> str:
+    (part,) = answer(PracticeRequest([{"role": "user", "content": sentence}])).parts
+    assert isinstance(part, MessageOutput)
+    return part.text
+
+
+numbers = st.integers(0, 10_000).map(str) | st.decimals(0, 100, places=2).map(str)
+sums = st.recursive(
+    numbers,
+    lambda inner: (
+        st.builds("{} {} {}".format, inner, st.sampled_from("+-*"), inner)
+        | st.builds("({})".format, inner)
+        | st.builds("-{}".format, inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(sums)
+def test_a_sum_is_what_python_says(text: str) -> None:
+    """Precedence, parentheses and signs, in exact numbers."""
+    value = evaluate(text)
+    if value is not None:
+        whole = "".join(f"Fraction('{t}')" if t[0].isdigit() else t for t in tokenize(text))
+        assert value == eval(whole, {"Fraction": Fraction})  # noqa: S307
+
+
+def tokenize(text: str) -> list[str]:
+    return re.findall(r"[\d.]+|[-+*()]", text)
+
+
+SUM_CASES = [
+    ("What is 2 ** 3 ** 2?", "2 ** 3 ** 2 = 512."),
+    ("-2 ^ 2", "-2 ^ 2 = -4."),
+    ("2 ^ -2", "2 ^ -2 = 0.25."),
+    ("10 - 2 - 3", "10 - 2 - 3 = 5."),
+    ("0.1 + 0.2", "0.1 + 0.2 = 0.3."),
+    ("How much is 1,000 times 3?", "1,000 times 3 = 3000."),
+    ("7 mod 4 =", "7 mod 4 = 3."),
+    ("what's 3 x 4", "3 x 4 = 12."),
+    ("5 squared minus 1", "5 squared minus 1 = 24."),
+    ("2 / 3", "2 / 3 is about 0.666666666667."),
+    ("0 ** -1", "Nothing can be divided by zero."),
+    ("5 % 0", "Nothing can be divided by zero."),
+    ("99999999 ** 99999999", "That number is too big for me."),
+    ("9" * 190 + " * " + "9", None),
+    ("(" * 30 + "1" + ")" * 30 + " + 1", None),
+    ("2 ** 0.5", None),
+    ("2 + (3", None),
+    ("2 3 + 4", None),
+    ("2 +", None),
+    ("42", None),
+    ("2 + x", None),
+    ("2 + " * 100 + "2", None),
+    ("__import__('os').getcwd()", None),
+]
+
+
+@pytest.mark.parametrize(("sentence", "answered"), SUM_CASES)
+def test_a_sum_is_worked_out_or_left_alone(sentence: str, answered: str | None) -> None:
+    """What is no sum is said back like any sentence."""
+    text = answer_text(sentence)
+    if answered is None:
+        assert text.startswith("You said: ") or " = " in text
+    else:
+        assert text == answered
+
+
+def test_a_long_product_stays_within_bounds() -> None:
+    """Growth by repeated squaring stops at the bound."""
+    assert answer_text("((99999999 ** 9) ** 9) ** 9") == "That number is too big for me."

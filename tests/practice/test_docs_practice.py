@@ -1,0 +1,165 @@
+"""The page about the practice model is true: each of its conversations is held here."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kedge.practice import (
+    MessageOutput,
+    OutputPart,
+    PracticeOutput,
+    PracticeRequest,
+    ReasoningOutput,
+    RefusalOutput,
+    Script,
+    ToolCallOutput,
+    answer,
+    model,
+)
+
+PAGE = (Path(__file__).parents[2] / "docs" / "practice.md").read_text(encoding="utf-8")
+
+
+def code_blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+TOOLS = {tool["name"]: tool for tool in json.loads(code_blocks("json")[0])}
+CONVERSATIONS = code_blocks("practice")
+
+
+def split_lines(box: str) -> Iterator[tuple[str, str]]:
+    """Speaker and words of each line; an indented line goes on with the one before."""
+    for line in re.sub(r"\n {2}(?=\S)", "\n\t", box).split("\n"):
+        if line:
+            speaker, _, words = line.partition(": ")
+            yield speaker, words
+
+
+def join_lines(box: str) -> Iterator[tuple[str, str]]:
+    held: list[str] | None = None
+    for speaker, words in split_lines(box):
+        if speaker.startswith("\t"):
+            assert held is not None
+            held[1] += speaker + (f": {words}" if words else "")
+            continue
+        if held:
+            yield held[0], held[1]
+        held = [speaker, words]
+    if held:
+        yield held[0], held[1]
+
+
+def is_same_text(shown: str, given: str) -> bool:
+    """A break in the page is a break or a blank in the answer."""
+    return re.sub(r"\t", "\n", shown) == given or re.sub(r"\t", " ", shown) == given
+
+
+SETTINGS: dict[str, Any] = {
+    "instructions": lambda words: {"instructions": words},
+    "tools": lambda words: {"tools": [TOOLS[name] for name in words.split(", ")]},
+    "effort": lambda words: {"reasoning": {"effort": words}},
+    "format": lambda words: {"text_format": json.loads(words)},
+    "parallel_tool_calls": lambda words: {"parallel_tool_calls": json.loads(words)},
+    "tool_choice": lambda words: {
+        "tool_choice": json.loads(words) if words.startswith("{") else words
+    },
+}
+
+
+@dataclass
+class DocumentedConversation:
+    """One conversation: the request so far, and the parts of the answer still to be shown."""
+
+    ask: PracticeRequest = field(default_factory=lambda: PracticeRequest([]))
+    reply: PracticeOutput = field(default_factory=lambda: PracticeOutput(()))
+    pending_parts: list[OutputPart] = field(default_factory=list)
+    open_calls: list[str] = field(default_factory=list)
+    topics: set[str] = field(default_factory=set)
+
+    def add(self, **item: Any) -> None:
+        self.ask = replace(self.ask, items=[*self.ask.items, item])
+
+    def run(self, speaker: str, words: str) -> None:
+        if speaker in SETTINGS:
+            self.ask = replace(self.ask, **SETTINGS[speaker](words))
+        elif speaker.startswith("model"):
+            self.check_output(speaker, words)
+        else:
+            assert not self.pending_parts, f"the page leaves out {self.pending_parts}"
+            self.add_input(speaker, words)
+
+    def add_input(self, speaker: str, words: str) -> None:
+        match speaker:
+            case "you":
+                self.add(type="message", role="user", content=words)
+            case "system":
+                self.add(type="message", role="system", content=words)
+            case "tool":
+                self.add(type="function_call_output", call_id=self.open_calls.pop(0), output=words)
+            case _:
+                assert speaker == "nothing"
+
+    def check_output(self, speaker: str, words: str) -> None:
+        if not self.pending_parts:
+            self.reply = answer(self.ask)
+            self.pending_parts = list(self.reply.parts)
+            heard = model.parse_utterance(self.ask)
+            self.topics.add(model.respond(heard)[1])
+        part = self.pending_parts.pop(0)
+        pace = re.search(r"every ([\d.]+) s", speaker)
+        assert self.reply.pace == (float(pace[1]) if pace else 0)
+        verb = re.sub(r"model| ?\(.*\)", "", speaker).strip()
+        self.check_part(verb, words, part)
+
+    def check_part(self, verb: str, words: str, part: OutputPart) -> None:
+        match verb, part:
+            case "thinks", ReasoningOutput(text):
+                self.add(type="reasoning", summary=[{"type": "summary_text", "text": text}])
+            case "", MessageOutput(text):
+                self.add(role="assistant", content=[{"type": "output_text", "text": text}])
+            case "refuses", RefusalOutput(text):
+                self.add(role="assistant", content=[{"type": "refusal", "refusal": text}])
+            case "calls", ToolCallOutput(name, arguments, custom):
+                text = f"{name} {arguments}"
+                self.open_calls.append(f"call_{len(self.ask.items)}")
+                kind = "custom_tool_call" if custom else "function_call"
+                self.add(type=kind, name=name, arguments=arguments, call_id=self.open_calls[-1])
+            case _:
+                raise AssertionError(f"shown as {verb!r}: {part}")
+        assert is_same_text(words, text), f"shown: {words}\ngiven: {text}"
+
+
+def run_conversation(box: str) -> DocumentedConversation:
+    stage = DocumentedConversation()
+    for speaker, words in join_lines(box):
+        stage.run(speaker, words)
+    assert not stage.pending_parts
+    return stage
+
+
+@pytest.mark.parametrize("box", CONVERSATIONS, ids=range(len(CONVERSATIONS)))
+def test_the_page_shows_what_the_model_says(box: str) -> None:
+    """Every conversation of the page, word for word."""
+    run_conversation(box)
+
+
+def test_the_page_shows_every_rule() -> None:
+    """A phrase that is not on the page does not exist for anyone."""
+    shown = set[str]().union(*(run_conversation(box).topics for box in CONVERSATIONS))
+    assert {rule.description for rule in model.RULES} - shown == set()
+
+
+def test_the_script_of_the_page_is_a_script() -> None:
+    """The example loads, and answers as its comments say."""
+    script = Script.from_data(tomllib.loads(code_blocks("toml")[0]))
+    reply = script.answer(PracticeRequest([{"role": "user", "content": "How is the weather?"}]))
+    assert reply.parts[0] == ReasoningOutput("They want the weather.")
+    reply = script.answer(PracticeRequest([{"role": "user", "content": "My password is 1234"}]))
+    assert reply.parts == (ToolCallOutput("shout", "free text, for a custom tool", custom=True),)

@@ -1,0 +1,248 @@
+"""What the practice model makes for a JSON schema satisfies it, whatever the schema."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from kedge.practice.schema_sample import sample_value
+from kedge.practice.sentence_values import SentenceValues
+
+
+def make_sample(schema: Any, sentence: str = "", *facts: Any) -> Any:
+    return sample_value(schema, SentenceValues(sentence), lambda name: name, *facts)
+
+
+def check_value(schema: Any, value: Any) -> None:
+    Draft202012Validator.check_schema(schema)
+    formats = Draft202012Validator.FORMAT_CHECKER
+    Draft202012Validator(schema, format_checker=formats).validate(value)
+
+
+def object_schema(required: bool = True, **members: Any) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object", "properties": members}
+    return {**schema, "required": list(members)} if required else schema
+
+
+CITY = object_schema(city={"type": "string"})
+TREE = {
+    "$ref": "#/$defs/node",
+    "$defs": {
+        "node": object_schema(
+            value={"type": "integer"},
+            children={"type": "array", "items": {"$ref": "#/$defs/node"}, "minItems": 0},
+        )
+    },
+}
+LIST = {
+    "$ref": "#/$defs/link",
+    "$defs": {
+        "link": object_schema(
+            head={"type": "string"}, tail={"anyOf": [{"$ref": "#/$defs/link"}, {"type": "null"}]}
+        )
+    },
+}
+SUM = {
+    "anyOf": [{"$ref": "#/$defs/plus"}, {"type": "number"}],
+    "$defs": {"plus": object_schema(left={"$ref": "#"}, right={"$ref": "#"})},
+}
+
+SENTENCE_CASES: list[tuple[Any, str, Any]] = [
+    (CITY, "in Paris", {"city": "Paris"}),
+    (CITY, "for the Hague", {"city": "Hague"}),
+    (CITY, "city=New York", {"city": "New York"}),
+    (CITY, "city: 'Rio'", {"city": "Rio"}),
+    (CITY, 'with city "Köln"', {"city": "Köln"}),
+    (CITY, "with city Bern and nothing else", {"city": "Bern"}),
+    (CITY, "", {"city": "city"}),
+    (CITY, '{"city": "Oslo"}', {"city": "Oslo"}),
+    (CITY, "city=12", {"city": "12"}),
+    (object_schema(False, city={"type": "string"}), "in Paris", {"city": "Paris"}),
+    (object_schema(False, city={"type": "string"}), "", {}),
+    (object_schema(a={"type": "integer"}, b={"type": "integer"}), "2 and 3", {"a": 2, "b": 3}),
+    (object_schema(a={"type": "integer"}, b={"type": "integer"}), "b=2, a=3", {"a": 3, "b": 2}),
+    (object_schema(a={"type": "number"}), "1.5", {"a": 1.5}),
+    (object_schema(a={"type": "integer"}), "1.5 or 4", {"a": 4}),
+    (object_schema(a={"type": "integer"}), "a=two", {"a": 1}),
+    (object_schema(a={"type": "integer", "minimum": 10}), "3", {"a": 10}),
+    (object_schema(max_results={"type": "integer"}), "with max results 7", {"max_results": 7}),
+    (object_schema(unit={"enum": ["c", "f"]}), "in f please", {"unit": "f"}),
+    (object_schema(unit={"enum": ["c", "f"]}), "unit=F", {"unit": "f"}),
+    (object_schema(unit={"enum": ["c", "f"]}), "", {"unit": "c"}),
+    (object_schema(unit={"enum": ["c", "f"], "default": "f"}), "", {"unit": "f"}),
+    (object_schema(False, unit={"enum": ["c", "f"]}), "", {}),
+    (object_schema(on={"type": "boolean"}), "on=no", {"on": False}),
+    (object_schema(on={"type": "boolean"}), "", {"on": True}),
+    (object_schema(on={"type": "boolean", "default": False}), "", {"on": False}),
+    (object_schema(n={"type": ["integer", "null"]}), "", {"n": None}),
+    (object_schema(n={"type": ["integer", "null"]}), "take 3", {"n": 3}),
+    (object_schema(n={"anyOf": [{"type": "integer"}, {"type": "null"}]}), "", {"n": None}),
+    (object_schema(n={"anyOf": [{"type": "null"}, {"type": "integer"}]}), "take 3", {"n": 3}),
+    (object_schema(n={"anyOf": [{"type": "integer"}, {"type": "string"}]}), "n=x", {"n": "x"}),
+    (object_schema(n={"type": "array", "items": {"type": "number"}}), "1, 2 and 3.5", {"n": [1, 2, 3.5]}),
+    (object_schema(n={"type": "array", "items": {"type": "number"}}), "n=[4, 5]", {"n": [4, 5]}),
+    (object_schema(n={"type": "array", "items": {"type": "string"}}), "for Ann and Bob", {"n": ["Ann", "Bob"]}),
+    (object_schema(n={"type": "array", "items": {"type": "string"}}), "n=[a, b]", {"n": ["a", "b"]}),
+    (object_schema(n={"type": "string", "format": "date"}), "on 2026-02-03", {"n": "2026-02-03"}),
+    (object_schema(n={"type": "string", "format": "uri"}), "see https://a.b/c.", {"n": "https://a.b/c"}),
+    (object_schema(n={"type": "string", "pattern": "^[A-Z]{2}-\\d+$"}), "call it", {"n": "AA-0"}),
+    (object_schema(n={"type": "string", "pattern": "^[A-Z]{2}-\\d+$"}), "n=QX-12", {"n": "QX-12"}),
+    (object_schema(n={"type": "string", "pattern": "^[A-Z]{2}-\\d+$"}), "n=qx", {"n": "AA-0"}),
+    (object_schema(n={"type": "string", "format": "date"}), "n=tomorrow", {"n": "2025-01-31"}),
+    (object_schema(n={"type": "string", "maxLength": 3}), "n=abcdef", {"n": "abc"}),
+    (object_schema(n={"const": 5}), "n=6", {"n": 5}),
+    (object_schema(n={"type": "integer", "default": 9}), "", {"n": 9}),
+    (object_schema(n={"type": "string", "examples": ["e"]}), "", {"n": "e"}),
+    (object_schema(a=CITY, b=CITY), "from Rome to Bern", {"a": {"city": "Rome"}, "b": {"city": "Bern"}}),
+    (TREE, "value=3", {"value": 3, "children": [{"value": 3, "children": []}]}),
+    (LIST, "", {"head": "head", "tail": None}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "sentence", "value"), SENTENCE_CASES)
+def test_values_of_the_sentence_go_where_they_fit(schema: Any, sentence: str, value: Any) -> None:
+    """By name, by mention, by kind; what is missing is made up."""
+    assert make_sample(schema, sentence) == value
+    check_value(schema, value)
+
+
+def test_facts_go_first_and_keep_their_kind() -> None:
+    """A fact goes to the first member that takes it as it is."""
+    schema = object_schema(text={"type": "string"}, number={"type": "number"})
+    assert make_sample(schema, "2 + 3", 5) == {"text": "text", "number": 5}
+    assert make_sample(schema, "x", "fact") == {"text": "fact", "number": 1}
+    choice = object_schema(size={"enum": ["s", "m"]})
+    assert make_sample(choice, "", "m") == {"size": "m"}
+
+
+EDGE_CASES: list[Any] = [
+    {},
+    True,
+    {"type": "object"},
+    {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 2},
+    {"type": "object", "required": ["ghost"]},
+    {"properties": {"a": {"type": "null"}}, "required": ["a"]},
+    {"type": "array"},
+    {"type": "array", "items": False},
+    {"type": "array", "maxItems": 0},
+    {"type": "array", "minItems": 3, "items": {"type": "integer"}, "uniqueItems": True},
+    {"type": "array", "minItems": 2, "items": {"type": "boolean"}, "uniqueItems": True},
+    {"type": "array", "minItems": 3, "items": {"enum": [1, 2, 3]}, "uniqueItems": True},
+    {"type": "array", "minItems": 2, "items": {"type": "string", "maxLength": 1}, "uniqueItems": True},
+    {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}], "items": False},
+    {"type": "string", "minLength": 30},
+    {"type": "string", "maxLength": 0},
+    {"type": "string", "pattern": "^(foo|bar)+[^a-z0-9]\\.\\w{2,5}?(?:x|y)*$"},
+    {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    {"type": "number", "multipleOf": 0.05, "minimum": 1.01},
+    {"type": "integer", "multipleOf": 0.5, "exclusiveMinimum": 7},
+    {"type": "integer", "maximum": -7, "multipleOf": 5},
+    {"allOf": [CITY, object_schema(n={"type": "integer"})]},
+    {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
+     "$defs": {"a": CITY, "b": object_schema(z={"type": "null"})}},
+    {"oneOf": [object_schema(kind={"const": "a"}), object_schema(kind={"const": "b"}, n={"type": "integer"})]},
+    {"enum": [None]},
+    {"type": ["null"]},
+    TREE,
+    LIST,
+    SUM,
+    {"$ref": "#/definitions/x~1y", "definitions": {"x/y": {"type": "integer"}}},
+    {"$ref": "#/prefixItems/0", "prefixItems": [{"type": "integer"}]},
+    *({"type": "string", "format": name} for name in (
+        "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", EDGE_CASES, ids=str)
+@pytest.mark.parametrize("sentence", ["", "take 3 of them to Paris, on 2026-02-30, at a@b.c"])
+def test_tricky_schemas_are_satisfied(schema: Any, sentence: str) -> None:
+    """Bounds, tuples, references, recursion, formats."""
+    check_value(schema, make_sample(schema, sentence))
+
+
+MALFORMED: list[Any] = [
+    {"type": "object", "properties": 3, "required": 4},
+    {"type": "array", "minItems": "many"},
+    {"type": "string", "minLength": "x", "pattern": 4},
+    {"anyOf": 3},
+    {"$ref": "elsewhere.json"},
+    {"$ref": "#/nowhere"},
+    {"$ref": "#"},
+    {"allOf": [{"$ref": "#"}]},
+    {"type": "spaceship"},
+    {"type": {"a": 1}},
+    {"enum": 3},
+    "no schema",
+    None,
+]
+
+
+@pytest.mark.parametrize("schema", MALFORMED, ids=str)
+def test_what_is_no_schema_is_survived(schema: Any) -> None:
+    """A malformed schema gives some value, never an error."""
+    make_sample(schema, "take 3")
+
+
+def test_an_endless_schema_ends() -> None:
+    """Recursion without a way out is cut, and so are enormous lists."""
+    assert make_sample(object_schema(b={"$ref": "#"}, c={"$ref": "#"})) is not None
+    assert (
+        len(make_sample({"type": "array", "minItems": 10**9, "items": {"type": "integer"}}))
+        == 1_000
+    )
+
+
+names = st.sampled_from(["a", "b", "city", "count"])
+leaves = st.one_of(
+    st.builds(lambda low, size: {"type": "integer", "minimum": low, "maximum": low + size},
+              st.integers(-50, 50), st.integers(0, 9)),
+    st.builds(lambda low, step: {"type": "number", "minimum": low, "multipleOf": step},
+              st.integers(-5, 5), st.sampled_from([0.5, 1, 3])),
+    st.builds(lambda low, size: {"type": "string", "minLength": low, "maxLength": low + size},
+              st.integers(0, 9), st.integers(0, 9)),
+    st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": "string", "format": "date"}]),
+    st.builds(lambda values: {"enum": values}, st.lists(st.text(max_size=3), min_size=1, unique=True)),
+    st.builds(lambda kind: {"type": [kind, "null"]}, st.sampled_from(["string", "integer"])),
+)  # fmt: skip
+
+
+def extend_schemas(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    members = st.dictionaries(names, inner, max_size=4)
+    return st.one_of(
+        st.builds(
+            lambda members, keep: {
+                "type": "object",
+                "properties": members,
+                "required": [name for name in members if name in keep],
+                "additionalProperties": False,
+            },
+            members,
+            st.sets(names),
+        ),
+        st.builds(
+            lambda items, low, size: {
+                "type": "array",
+                "items": items,
+                "minItems": low,
+                "maxItems": low + size,
+            },
+            inner,
+            st.integers(0, 3),
+            st.integers(0, 3),
+        ),
+        st.builds(lambda options: {"anyOf": options}, st.lists(inner, min_size=1, max_size=3)),
+    )
+
+
+schemas = st.recursive(leaves, extend_schemas, max_leaves=12)
+sentences = st.sampled_from(
+    ["", "a=3, b=x and city=Rome", "5 and -2.5 to Paris", '{"a": [1], "count": null}', "count true"]
+)
+
+
+@given(schemas, sentences | st.text(max_size=40))
+def test_any_schema_is_satisfied(schema: Any, sentence: str) -> None:
+    """Whatever the sentence says, the schema has the last word."""
+    check_value(schema, make_sample(schema, sentence))

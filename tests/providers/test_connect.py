@@ -1,0 +1,256 @@
+"""Model strings, and the one line that tells what is missing."""
+
+import asyncio
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kedge.providers
+from kedge.engines import AnthropicEngine, ChatCompletionsEngine, ResponsesEngine
+from kedge.errors import CannotConnect, RequestRefused, Unreachable
+from kedge.event_loops import run_sync
+from kedge.providers import connect
+from kedge.providers.registry import resolve_ollama_url
+from kedge.testing import TestServer
+from kedge.turns import Turn, user
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("openai:gpt-5.1", "set OPENAI_API_KEY"),
+        ("xai:grok-4", "set XAI_API_KEY"),
+        ("azure:mine", "set AZURE_OPENAI_API_KEY"),
+        ("openai:", "openai:gpt-5.1"),
+        ("opnai:gpt", "did you mean 'openai'"),
+        ("zzz", "practice"),
+        ("responses:localhost", "responses:http://"),
+        ("practice:bigger", "drop 'bigger'"),
+        ("chat:localhost#m", "chat:http://"),
+        ("chat:http://localhost:8080/v1", "chat:http://"),
+        ("ollama:", "ollama:llama3.2"),
+        ("anthropic:", "anthropic:claude-"),
+        ("anthropic:claude-opus-4-8", "set ANTHROPIC_API_KEY"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(
+    model: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A missing key, an unknown name or half an address tells what to set."""
+    for name in ("OPENAI_API_KEY", "XAI_API_KEY", "AZURE_OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(CannotConnect) as caught:
+        connect(model)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_azure_needs_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resource's endpoint comes from the environment; its path is ours to add."""
+    monkeypatch.setenv("AZURE_OPENAI_API_KEY", "k")
+    monkeypatch.delenv("AZURE_OPENAI_ENDPOINT", raising=False)
+    with pytest.raises(CannotConnect, match="AZURE_OPENAI_ENDPOINT"):
+        connect("azure:mine")
+    monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", "https://mine.openai.azure.com/")
+    engine = connect("azure:mine")
+    assert isinstance(engine, ResponsesEngine)
+    assert engine.scope.startswith("azure/mine.openai.azure.com/openai/v1/")
+
+
+def test_the_practice_model_needs_nothing() -> None:
+    """The embedded server answers over real HTTP, and its scope is its name."""
+    engine = connect("practice")
+    turn = run_sync(engine.run(Turn([user("What is 2+3?")])))
+    assert "5" in str(turn.blocks[-1])
+    turn = run_sync(engine.run(turn.append(user("What did I say first?"))))
+    assert "What is 2+3?" in str(turn.blocks[-1])
+    assert isinstance(engine, ResponsesEngine)
+    assert engine.scope == "practice"
+
+
+def test_other_packages_add_providers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry point of the group kedge.providers is a provider; it cannot replace ours."""
+    asked: list[tuple[str, Any]] = []
+
+    class Entry:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def load(self) -> Any:
+            return lambda rest, **settings: asked.append((rest, settings))
+
+    monkeypatch.setattr(
+        kedge.providers, "entry_points", lambda **_: [Entry("mine"), Entry("practice")]
+    )
+    connect("mine:model", size=1)
+    assert asked == [("model", {"size": 1})]
+    assert isinstance(connect("practice"), ResponsesEngine)
+
+
+def test_an_installed_package_adds_a_provider(
+    kedge_server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real entry point of a real distribution, found by its metadata, answers over a real socket."""
+    (tmp_path / "harbour.py").write_text(
+        "from kedge.providers import connect\n\n\n"
+        "def make(rest, **settings):\n"
+        f"    return connect('responses:{kedge_server.base_url}#' + rest, **settings)\n"
+    )
+    metadata = tmp_path / "harbour-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: harbour\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[kedge.providers]\nharbour = harbour:make\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    turn = run_sync(connect("harbour:practice", max_retries=0).run(Turn([user("What is 2+3?")])))
+    assert "5" in str(turn.blocks[-1])
+    assert kedge_server.requests[-1].path == "/v1/responses"
+
+
+def test_azure_is_reached_by_either_form_of_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path that the portal shows is not added a second time."""
+    monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", "https://mine.openai.azure.com/openai/v1/")
+    engine = connect("azure:mine", api_key="k-1234")
+    assert isinstance(engine, ResponsesEngine)
+    assert engine.scope.startswith("azure/mine.openai.azure.com/openai/v1/")
+
+
+def get_scope(model: str, **settings: Any) -> str:
+    """The scope of an engine that is never asked anything."""
+    engine = connect(model, **{"api_key": "k-1234", **settings})
+    assert isinstance(engine, ResponsesEngine)
+    return engine.scope
+
+
+def test_whose_account_pays_is_part_of_the_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Projects and headers of the caller, and those that the client takes from the environment."""
+    plain = get_scope("openai:gpt-5.1")
+    assert get_scope("openai:gpt-5.1", default_headers={"X-Tag": "t"}) == plain
+    assert get_scope("openai:gpt-5.1", default_headers={"Authorization": "Bearer b"}) != plain
+    elsewhere = get_scope("xai:grok-4")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj_1")
+    assert get_scope("openai:gpt-5.1") not in (plain, "")
+    assert get_scope("openai:gpt-5.1") == get_scope("openai:gpt-5.1", project="proj_1")
+    assert get_scope("xai:grok-4") == elsewhere
+
+
+def test_other_servers_are_not_told_who_pays_at_openai(
+    kedge_server: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client would send its organisation everywhere; Kedge sends it only where it was asked to."""
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
+    address = f"responses:{kedge_server.base_url}#practice"
+    run_sync(connect(address).run(Turn([user("Hello")])))
+    run_sync(connect(address, organization="org-2").run(Turn([user("Hello")])))
+    told = [each.headers.get("openai-organization") for each in kedge_server.requests]
+    assert told == [None, "org-2"]
+
+
+def test_other_servers_are_not_told_the_headers_meant_for_openai(
+    kedge_server: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client would send them everywhere; what the caller gives goes out all the same."""
+    secret = "X-Gateway: gate-1\nauthorization: Bearer sk-openai\nX-Mine: theirs\nno header"
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", secret)
+    address = f"responses:{kedge_server.base_url}#practice"
+    for settings in ({}, {"api_key": "sk-abc"}, {"default_headers": {"X-Mine": "mine"}}):
+        run_sync(connect(address, **settings).run(Turn([user("Hello")])))
+    told = [each.headers for each in kedge_server.requests]
+    assert not any("gate-1" in each.values() or "theirs" in each.values() for each in told)
+    assert [each["authorization"] for each in told] == [
+        "Bearer none",
+        "Bearer sk-abc",
+        "Bearer none",
+    ]
+    assert [each.get("x-mine") for each in told] == [None, None, "mine"]
+    monkeypatch.setenv("OPENAI_BASE_URL", kedge_server.base_url)
+    run_sync(connect("openai:practice", api_key="sk-abc").run(Turn([user("Hello")])))
+    assert kedge_server.requests[-1].headers["x-gateway"] == "gate-1"
+
+
+def test_a_key_is_taken_without_its_line_end_or_not_at_all(kedge_server: TestServer) -> None:
+    """A key read from a file works; one that no server can have given is refused, unquoted."""
+    address = f"responses:{kedge_server.base_url}#practice"
+    run_sync(connect(address, api_key="sk-abc\n").run(Turn([user("Hello")])))
+    assert kedge_server.requests[-1].headers["authorization"] == "Bearer sk-abc"
+    with pytest.raises(CannotConnect, match="set it anew") as caught:
+        connect(address, api_key="sk-ab\u2026c")
+    assert "sk-ab" not in str(caught.value)
+
+
+async def test_a_password_in_an_address_goes_as_a_header() -> None:
+    """It is the account, as browsers have it, and no part of the scope's or the request's address."""
+    seen = list[tuple[str, str]]()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        fields = dict(line.split(": ", 1) for line in head.splitlines()[1:] if line)
+        seen.append((head.split()[1], {k.lower(): v for k, v in fields.items()}["authorization"]))
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        host, port = server.sockets[0].getsockname()
+        address = f"http://ann:p%40ss@{host}:{port}/v1"
+        for other in ("", "x"):
+            engine = connect(f"responses:{address.replace('ann', 'ann' + other)}#m", max_retries=0)
+            assert isinstance(engine, ResponsesEngine)
+            assert "ann" not in engine.scope
+            async with engine:
+                with pytest.raises(RequestRefused):
+                    await engine.run(Turn([user("hi")]))
+    basic = b64encode(b"ann:p@ss").decode()
+    assert seen[0] == ("/v1/responses", f"Basic {basic}")
+    assert seen[1][1] != seen[0][1]
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("", "http://127.0.0.1:11434/v1"),
+        ("0.0.0.0", "http://127.0.0.1:11434/v1"),  # noqa: S104 - of a server elsewhere
+        ("0.0.0.0:8080", "http://127.0.0.1:8080/v1"),
+        (":8080", "http://127.0.0.1:8080/v1"),
+        ("box.local", "http://box.local:11434/v1"),
+        ("http://box.local", "http://box.local:80/v1"),
+        ("https://box.local/ollama/", "https://box.local:443/ollama/v1"),
+        (" 'http://box:1' ", "http://box:1/v1"),
+        ("[::1]:9", "http://[::1]:9/v1"),
+        ("[::]:9", "http://127.0.0.1:9/v1"),
+    ],
+)
+def test_ollama_is_found_where_its_own_variable_says(
+    host: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every form that Ollama itself understands."""
+    monkeypatch.setenv("OLLAMA_HOST", host)
+    engine = connect("ollama:llama3.2")
+    assert isinstance(engine, ChatCompletionsEngine)
+    assert engine.name == "ollama"
+    assert resolve_ollama_url(host) == address
+    assert engine.scope.startswith("ollama/")
+
+
+def test_anthropic_is_found_where_its_own_variables_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Key and address, with or without the path; the account is part of the scope."""
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-1")
+    engine = connect("anthropic:claude-opus-4-8")
+    assert isinstance(engine, AnthropicEngine)
+    assert engine.scope.startswith("anthropic/api.anthropic.com/")
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", "https://gateway.local/v1/")
+    other = connect("anthropic:claude-opus-4-8")
+    assert isinstance(other, AnthropicEngine)
+    assert other.scope.startswith("anthropic/gateway.local/")
+    assert "sk-ant-1" not in engine.scope + other.scope
+
+
+async def test_a_password_in_an_address_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    """Not even in the advice to mend the address."""
+    engine = connect("chat:http://ada:geheim@127.0.0.1:1/v1#m", max_retries=0)
+    with pytest.raises(Unreachable) as caught:
+        await engine.run(Turn([user("Hello")]))
+    assert "mend its address (127.0.0.1:1)" in str(caught.value)
+    assert "geheim" not in f"{caught.value} {caplog.text}"
+    await engine.aclose()

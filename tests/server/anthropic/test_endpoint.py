@@ -1,0 +1,329 @@
+"""``POST /v1/messages`` with the official client, over a real socket."""
+
+import json
+from typing import Any
+
+import anthropic
+import httpx2
+import pytest
+from anthropic import Anthropic
+from anthropic.types import Message, ModelInfo, RawMessageStreamEvent
+from pydantic import TypeAdapter
+
+from kedge.practice import Script
+from kedge.server.models import PracticeModel
+from kedge.testing import TestServer, serve
+
+EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+WEATHER: Any = {
+    "name": "get_weather",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
+}
+THINKING: Any = {"type": "enabled", "budget_tokens": 1024}
+REQUEST: Any = {"model": "practice", "max_tokens": 4000}
+
+
+def make_message(text: str, role: str = "user") -> Any:
+    return {"role": role, "content": text}
+
+
+def create_message(client: Anthropic, **asked: Any) -> dict[str, Any]:
+    """Ask for a whole message; check it with the client's own types, strictly."""
+    raw = client.messages.with_raw_response.create(**REQUEST | asked)
+    body = raw.http_response.json()
+    Message.model_validate_json(raw.http_response.content, strict=True)
+    return body
+
+
+def stream_events(client: Anthropic, **asked: Any) -> list[dict[str, Any]]:
+    """Stream a message, checking each event with the client's own types."""
+    with client.messages.with_streaming_response.create(stream=True, **REQUEST | asked) as raw:
+        text = "\n".join(raw.iter_lines())
+    found: list[dict[str, Any]] = []
+    for block in text.strip().split("\n\n"):
+        name, _, data = block.partition("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        if event["type"] not in ("ping", "error"):
+            EVENTS.validate_json(json.dumps(event), strict=True)
+        found.append(event)
+    return found
+
+
+def test_a_conversation_is_answered_with_everything_that_it_holds(
+    server: TestServer, client: Anthropic
+) -> None:
+    """The model sees every message, and the system text as instructions."""
+    body = create_message(
+        client,
+        system="Be kind.",
+        messages=[
+            make_message("One"),
+            make_message("Yes", "assistant"),
+            make_message("Two"),
+            make_message("What did I say first?"),
+        ],
+    )
+    assert body["content"] == [{"type": "text", "text": 'You said first: "One"'}]
+    assert (body["stop_reason"], body["stop_sequence"]) == ("end_turn", None)
+    context = server.requests[-1].context
+    assert context is not None
+    assert [item["role"] for item in context] == ["user", "assistant", "user"]
+    assert [part["text"] for part in context[-1]["content"]] == ["Two", "What did I say first?"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("thinking", [{"type": "disabled"}, THINKING])
+def test_tools_are_called_in_parallel_and_their_results_told(
+    server: TestServer, client: Anthropic, streamed: bool, thinking: Any
+) -> None:
+    """The round of tools that every agent makes, with its thoughts replayed as they came."""
+    messages = [make_message("call get_weather in Paris and get_weather in Rome")]
+    asked: Any = {**REQUEST, "messages": messages, "tools": [WEATHER], "thinking": thinking}
+    if streamed:
+        with client.messages.stream(**asked) as stream:
+            made: Any = stream.get_final_message()
+    else:
+        made = client.messages.create(**asked)
+    assert made.stop_reason == "tool_use"
+    calls = [block for block in made.content if block.type == "tool_use"]
+    assert [call.input for call in calls] == [{"city": "Paris"}, {"city": "Rome"}]
+    assert all(call.id.startswith("toolu_") for call in calls)
+    results = [
+        {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"} for call in calls
+    ]
+    replayed = [block.model_dump(exclude_none=True) for block in made.content]
+    messages += [
+        {"role": "assistant", "content": replayed},
+        {"role": "user", "content": [*results, {"type": "text", "text": ""}][:2]},
+    ]
+    last: Any = client.messages.create(**asked)
+    assert last.content[-1].text == "get_weather says: sunny. get_weather says: sunny."
+    kinds = [item["type"] for item in server.requests[-1].context or ()]
+    assert kinds.count("reasoning") == (thinking is THINKING)
+
+
+def test_a_stream_tells_the_same_as_the_whole(client: Anthropic) -> None:
+    """Each block opens, grows and closes; the end says why and what it took."""
+    asked: Any = {"messages": [make_message("Hello there")], "thinking": THINKING}
+    told = stream_events(client, **asked)
+    body = create_message(client, **asked)
+    kinds = [event["type"] for event in told]
+    assert kinds[:3] == ["message_start", "ping", "content_block_start"]
+    assert kinds[-2:] == ["message_delta", "message_stop"]
+    deltas = [event["delta"] for event in told if event["type"] == "content_block_delta"]
+    for member, block in (("thinking", 0), ("text", 1)):
+        text = "".join(delta.get(member, "") for delta in deltas)
+        assert text == body["content"][block][member]
+    assert sum(delta["type"] == "signature_delta" for delta in deltas) == 1
+    assert told[-2]["delta"]["stop_reason"] == "end_turn"
+    assert told[-2]["usage"] == body["usage"]
+
+
+def test_thoughts_are_told_only_where_they_are_asked_for(client: Anthropic) -> None:
+    """Even when the model thought."""
+    body = create_message(client, messages=[make_message("Think about 6 * 7")])
+    assert [block["type"] for block in body["content"]] == ["text"]
+    told = stream_events(client, messages=[make_message("Think about 6 * 7")])
+    opened = [event["content_block"]["type"] for event in told if "content_block" in event]
+    assert opened == ["text"]
+
+
+def test_an_omitted_thought_is_only_signed(client: Anthropic) -> None:
+    """Its text stays here, and what comes back is taken."""
+    thinking: Any = {"type": "adaptive", "display": "omitted"}
+    asked: Any = {"messages": [make_message("Hello")], "thinking": thinking}
+    body = create_message(client, **asked)
+    assert body["content"][0]["thinking"] == ""
+    messages = [
+        make_message("Hello"),
+        {"role": "assistant", "content": body["content"]},
+        make_message("Bye"),
+    ]
+    assert create_message(client, messages=messages, thinking=thinking)["stop_reason"] == "end_turn"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"thinking": "I never thought that."},
+        {"signature": "AAAA"},
+        {"thinking": ""},
+    ],
+)
+def test_a_thought_comes_back_as_it_was_or_not_at_all(
+    client: Anthropic, damage: dict[str, str]
+) -> None:
+    """The signature proves the text."""
+    thought, text = create_message(client, messages=[make_message("Hello")], thinking=THINKING)[
+        "content"
+    ]
+    replayed: Any = {"role": "assistant", "content": [thought | damage, text]}
+    with pytest.raises(anthropic.BadRequestError, match="Invalid `signature` in `thinking` block"):
+        client.messages.create(
+            **REQUEST, messages=[make_message("Hello"), replayed, make_message("Bye")]
+        )
+
+
+def test_a_round_of_tools_goes_on_with_its_thought(client: Anthropic) -> None:
+    """While thinking is enabled, the thought before the calls may not be left out."""
+    messages = [make_message("call get_weather in Rome")]
+    asked: Any = {**REQUEST, "messages": messages, "tools": [WEATHER], "thinking": THINKING}
+    call: Any = client.messages.create(**asked).content[-1]
+    result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}
+    messages += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    with pytest.raises(anthropic.BadRequestError, match="Expected `thinking`"):
+        client.messages.create(**asked)
+    del asked["thinking"]
+    assert client.messages.create(**asked).stop_reason == "end_turn"
+
+
+def test_an_answer_fits_its_schema(client: Anthropic) -> None:
+    """As asked for in ``output_config``."""
+    schema = {
+        "type": "object",
+        "properties": {"answer": {"type": "integer"}},
+        "required": ["answer"],
+        "additionalProperties": False,
+    }
+    body = create_message(
+        client,
+        messages=[make_message("What is 6 * 7?")],
+        output_config={"format": {"type": "json_schema", "schema": schema}},
+    )
+    assert json.loads(body["content"][0]["text"]) == {"answer": 42}
+
+
+def test_pictures_and_documents_reach_the_model(server: TestServer, client: Anthropic) -> None:
+    """In the form in which the Responses API has them; a result may hold them too."""
+    picture = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+    document = {"type": "url", "url": "https://example.com/a.pdf"}
+    parts: Any = [
+        {"type": "image", "source": picture},
+        {"type": "document", "source": document, "title": "a.pdf"},
+        {"type": "text", "text": "What is this?"},
+    ]
+    create_message(client, messages=[{"role": "user", "content": parts}])
+    assert next(iter(server.requests[-1].context or ()))["content"] == [
+        {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="},
+        {"type": "input_file", "file_url": "https://example.com/a.pdf", "filename": "a.pdf"},
+        {"type": "input_text", "text": "What is this?"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "ending"),
+    [
+        ({"max_tokens": 3}, ("max_tokens", None)),
+        ({"stop_sequences": ["two", "one"]}, ("stop_sequence", "one")),
+        ({"tools": [WEATHER], "tool_choice": {"type": "any"}}, ("tool_use", None)),
+        (
+            {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "get_weather"}},
+            ("tool_use", None),
+        ),
+        ({"tools": [WEATHER], "tool_choice": {"type": "none"}}, ("end_turn", None)),
+    ],
+)
+def test_every_ending_has_its_reason(
+    client: Anthropic, asked: dict[str, Any], ending: tuple[str, str | None]
+) -> None:
+    """Whole and streamed."""
+    body = create_message(client, messages=[make_message("one two three")], **asked)
+    assert (body["stop_reason"], body["stop_sequence"]) == ending
+    delta = stream_events(client, messages=[make_message("one two three")], **asked)[-2]["delta"]
+    assert (delta["stop_reason"], delta["stop_sequence"]) == ending
+
+
+def test_a_refusal_is_told_as_one() -> None:
+    """As text, with a reason of its own."""
+    script = Script.from_data({"answers": [{"refuse": "No."}]})
+    with (
+        serve(model=PracticeModel(script)) as server,
+        Anthropic(base_url=server.url, api_key="any") as client,
+    ):
+        made: Any = client.messages.create(**REQUEST, messages=[make_message("Sing")])
+    assert (made.content[0].text, made.stop_reason) == ("No.", "refusal")
+
+
+def test_tokens_are_counted_without_asking(client: Anthropic) -> None:
+    """The count is that of the answer's own usage."""
+    messages = [make_message("Hello there")]
+    counted = client.messages.count_tokens(model="practice", messages=messages, tools=[WEATHER])
+    made = client.messages.create(**REQUEST, messages=messages, tools=[WEATHER])
+    assert counted.input_tokens == made.usage.input_tokens
+
+
+def test_models_are_listed_in_the_shape_of_the_api_that_asks(
+    server: TestServer, client: Anthropic
+) -> None:
+    """Anthropic's clients say which version they mean; nobody else does."""
+    assert [model.id for model in client.models.list()] == ["practice"]
+    assert client.models.retrieve("practice").max_input_tokens == 400_000
+    raw = httpx2.get(f"{server.base_url}/models", headers={"anthropic-version": "2023-06-01"})
+    ModelInfo.model_validate_json(json.dumps(raw.json()["data"][0]), strict=True)
+    with pytest.raises(anthropic.NotFoundError, match="model: other"):
+        client.models.retrieve("other")
+
+
+FAULTS: dict[str, tuple[type[Exception], str]] = {
+    "cut_after_events=3": (httpx2.RemoteProtocolError, "incomplete"),
+    "cut_in_event=3": (httpx2.RemoteProtocolError, "incomplete"),
+    "fail_after_events=3": (anthropic.APIStatusError, "overloaded_error"),
+    "status=429,retry_after=1": (anthropic.RateLimitError, "rate_limit_error"),
+    "status=529": (anthropic.OverloadedError, "overloaded_error"),
+    "status=500": (anthropic.InternalServerError, "api_error"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_strike_a_message_too(server: TestServer, client: Anthropic, fault: str) -> None:
+    """The client meets what it would meet in the wild, and the next request is answered."""
+    server.faults.set(fault, times=1)
+    kind, words = FAULTS[fault]
+    with pytest.raises(kind, match=words):
+        list(client.messages.create(**REQUEST, messages=[make_message("Hello there")], stream=True))
+    assert create_message(client, messages=[make_message("Hello")])["content"]
+
+
+def test_thoughts_can_be_refused_on_purpose(server: TestServer, client: Anthropic) -> None:
+    """As if they came from another account."""
+    content = create_message(client, messages=[make_message("Hello")], thinking=THINKING)["content"]
+    server.faults.set("refuse_encrypted_reasoning")
+    messages: Any = [
+        make_message("Hello"),
+        {"role": "assistant", "content": content},
+        make_message("Bye"),
+    ]
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\.1\.content\.0: Invalid `sig"):
+        client.messages.create(**REQUEST, messages=messages)
+
+
+@pytest.mark.parametrize("fault", ["omit_call_id", "empty_call_id", "omit_response_id"])
+def test_ids_can_be_left_out(server: TestServer, client: Anthropic, fault: str) -> None:
+    """Streamed and whole."""
+    server.faults.set(fault)
+    asked: Any = {"messages": [make_message("call get_weather in Rome")], "tools": [WEATHER]}
+    raw = client.messages.with_raw_response.create(**REQUEST, **asked)
+    body = raw.http_response.json()
+    assert not (body if fault == "omit_response_id" else body["content"][0]).get("id")
+    with client.messages.with_streaming_response.create(**REQUEST, **asked, stream=True) as stream:
+        lines = [line[6:] for line in stream.iter_lines() if line.startswith("data: ")]
+    told = [json.loads(line) for line in lines]
+    opened = next(event["content_block"] for event in told if "content_block" in event)
+    assert not (told[0]["message"] if fault == "omit_response_id" else opened).get("id")
+
+
+def test_events_come_twice_or_out_of_order(server: TestServer, client: Anthropic) -> None:
+    """Nothing is lost, not even the last one."""
+    usual = stream_events(client, messages=[make_message("a b c")])
+    server.faults.set("duplicate_events")
+    assert len(stream_events(client, messages=[make_message("a b c")])) == 2 * len(usual)
+    server.faults.clear()
+    server.faults.set("reorder_events")
+    mixed = stream_events(client, messages=[make_message("a b c")])
+    assert [event["type"] for event in mixed[:2]] == ["ping", "message_start"]
+    assert len(mixed) == len(usual)

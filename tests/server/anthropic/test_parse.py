@@ -1,0 +1,295 @@
+"""What a request to ``/v1/messages`` may not be, and in which words that is said."""
+
+from typing import Any
+
+import httpx2
+import pytest
+
+from kedge.server.anthropic.errors import error_body
+from kedge.server.anthropic.parse import parse_request
+from kedge.server.errors import ApiError
+from kedge.testing import TestServer, serve
+
+USER = {"role": "user", "content": "Hello"}
+TOOL_USE = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
+CALL_MESSAGE = {"role": "assistant", "content": [TOOL_USE]}
+RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "5"}
+RESULT_MESSAGE = {"role": "user", "content": [RESULT]}
+TEXT = {"type": "text", "text": "Well"}
+TOOL = {"name": "f", "input_schema": {"type": "object"}}
+HEADERS = {"anthropic-version": "2023-06-01"}
+
+
+def make_request(**members: Any) -> dict[str, Any]:
+    return {"model": "practice", "max_tokens": 2000, "messages": [USER], **members}
+
+
+def decrypt_nothing(_: str) -> Any:
+    return None
+
+
+def request_without(name: str) -> dict[str, Any]:
+    return {key: value for key, value in make_request().items() if key != name}
+
+
+INVALID_REQUESTS: list[tuple[dict[str, Any], str]] = [
+    (request_without("model"), "model: Field required"),
+    (request_without("max_tokens"), "max_tokens: Field required"),
+    (request_without("messages"), "messages: Field required"),
+    (make_request(max_tokens=0), "max_tokens: Input should be greater than or equal to 1"),
+    (make_request(max_tokens="5"), "max_tokens: Input should be a valid integer"),
+    (make_request(mood=1), "mood: Extra inputs are not permitted"),
+    (make_request(temperature=1), "temperature: Extra inputs are not permitted"),
+    (make_request(messages=[]), "messages: at least one message is required"),
+    (make_request(messages=[{"role": "user"}]), "messages.0.content: Field required"),
+    (
+        make_request(messages=[{**USER, "role": "tool"}]),
+        "messages.0.role: Input should be 'user', ",
+    ),
+    (
+        make_request(messages=[{**USER, "content": ""}]),
+        "messages.0: all messages must have non-empty",
+    ),
+    (
+        make_request(messages=[{**USER, "content": [{"type": "text", "text": " "}]}]),
+        "messages: text content blocks must be non-empty",
+    ),
+    (
+        make_request(messages=[{**USER, "content": [{"type": "text"}]}]),
+        "messages.0.content.0.text: Field required",
+    ),
+    (make_request(messages=[{**USER, "role": "assistant"}]), "first message must use the"),
+    (
+        make_request(messages=[USER, {**USER, "role": "assistant"}]),
+        "does not support assistant message",
+    ),
+    (
+        make_request(messages=[USER, CALL_MESSAGE]),
+        (
+            "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: "
+            "toolu_1. Each"
+        ),
+    ),
+    (
+        make_request(messages=[USER, CALL_MESSAGE, USER]),
+        "messages.1: `tool_use` ids were found without",
+    ),
+    (
+        make_request(messages=[USER, CALL_MESSAGE, {"role": "user", "content": [TEXT, RESULT]}]),
+        "messages.1: `tool_use` ids were found without",
+    ),
+    (
+        make_request(messages=[RESULT_MESSAGE]),
+        "messages.0.content.0: unexpected `tool_use_id` found in `tool_result` blocks: toolu_1.",
+    ),
+    (
+        make_request(
+            messages=[
+                USER,
+                CALL_MESSAGE,
+                RESULT_MESSAGE,
+                {**USER, "role": "assistant"},
+                RESULT_MESSAGE,
+            ]
+        ),
+        "messages.4.content.0: unexpected `tool_use_id`",
+    ),
+    (
+        make_request(messages=[USER, CALL_MESSAGE, {"role": "user", "content": [RESULT, RESULT]}]),
+        "each tool_use must have a single result",
+    ),
+    (
+        make_request(
+            messages=[USER, {"role": "assistant", "content": [TOOL_USE, TOOL_USE]}, RESULT_MESSAGE]
+        ),
+        "messages.1.content.1: `tool_use` ids must be unique",
+    ),
+    (
+        make_request(messages=[{"role": "user", "content": [TOOL_USE]}]),
+        "messages.0.content.0: `tool_use` blocks are not permitted within user messages",
+    ),
+    (
+        make_request(messages=[USER, {"role": "assistant", "content": [RESULT]}, USER]),
+        "`tool_result` blocks are not permitted within assistant messages",
+    ),
+    (make_request(tools=[{"name": "f"}]), "tools.0.input_schema: Field required"),
+    (make_request(tools=[TOOL, TOOL]), "tools: Tool names must be unique."),
+    (make_request(tools=[{**TOOL, "name": "a b"}]), "tools.0.name: String should match pattern"),
+    (
+        make_request(tools=[{"type": "web_search_20250305", "name": "web_search"}]),
+        "tools.0.type: Input should be 'custom'",
+    ),
+    (make_request(tool_choice={"type": "auto"}), "may only be specified while providing `tools`"),
+    (
+        make_request(tools=[TOOL], tool_choice={"type": "tool", "name": "g"}),
+        "Tool 'g' not found in provided tools",
+    ),
+    (
+        make_request(thinking={"type": "enabled", "budget_tokens": 5}),
+        "thinking.budget_tokens: Input should be greater than or equal to 1024",
+    ),
+    (
+        make_request(thinking={"type": "enabled", "budget_tokens": 2000}),
+        "`max_tokens` must be greater than `thinking.budget_tokens`.",
+    ),
+    (
+        make_request(
+            tools=[TOOL],
+            tool_choice={"type": "any"},
+            thinking={"type": "enabled", "budget_tokens": 1024},
+        ),
+        "Thinking may not be enabled when tool_choice forces tool use.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "words"), INVALID_REQUESTS)
+def test_a_wrong_request_is_refused_in_anthropics_words(body: dict[str, Any], words: str) -> None:
+    """The place first, spelt with dots."""
+    with pytest.raises(ApiError) as caught:
+        parse_request(body, decrypt_nothing)
+    told = error_body(caught.value, "req_1")
+    assert told["type"] == "error"
+    assert told["request_id"] == "req_1"
+    assert told["error"]["type"] == "invalid_request_error"
+    assert words in told["error"]["message"]
+
+
+VALID_REQUESTS: list[dict[str, Any]] = [
+    make_request(),
+    make_request(messages=[USER, USER]),
+    make_request(messages=[USER, CALL_MESSAGE, RESULT_MESSAGE]),
+    make_request(messages=[USER, CALL_MESSAGE, {"role": "user", "content": [RESULT, TEXT]}]),
+    make_request(messages=[USER, CALL_MESSAGE, RESULT_MESSAGE, USER]),
+    make_request(messages=[USER, {"role": "system", "content": "Now in French."}]),
+    make_request(system=[{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]),
+    make_request(tools=[{**TOOL, "type": "custom"}], tool_choice={"type": "auto"}),
+    make_request(stop_sequences=["x"], metadata={"user_id": "u"}, stream=True),
+    make_request(thinking={"type": "adaptive"}, output_config={"effort": "low"}),
+]
+
+
+@pytest.mark.parametrize("body", VALID_REQUESTS)
+def test_a_right_request_is_taken(body: dict[str, Any]) -> None:
+    """Strict, but no stricter than the API; messages of one role may follow each other."""
+    assert parse_request(body, decrypt_nothing).input
+
+
+def test_sampling_parameters_left_with_the_newest_version() -> None:
+    """Older versions still take them."""
+    question = parse_request(make_request(temperature=0.5, top_k=3), decrypt_nothing, "2023-06-01")
+    assert (question.body["temperature"], question.body["top_k"]) == (0.5, 3)
+
+
+def test_parameters_get_the_names_of_the_responses_api() -> None:
+    """A model behind the server need not know which endpoint was asked."""
+    question = parse_request(
+        make_request(
+            system="Be kind.",
+            tools=[{**TOOL, "description": "d", "strict": True}],
+            tool_choice={"type": "auto", "disable_parallel_tool_use": True},
+            thinking={"type": "adaptive"},
+            output_config={
+                "effort": "high",
+                "format": {"type": "json_schema", "schema": {"type": "object"}},
+            },
+        ),
+        decrypt_nothing,
+    )
+    assert question.body == {
+        "model": "practice",
+        "truncation": "disabled",
+        "instructions": "Be kind.",
+        "tools": [
+            {
+                "type": "function",
+                "name": "f",
+                "parameters": {"type": "object"},
+                "strict": True,
+                "description": "d",
+            }
+        ],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "high", "summary": "auto"},
+        "text": {
+            "format": {
+                "type": "json_schema",
+                "name": "answer",
+                "strict": True,
+                "schema": {"type": "object"},
+            }
+        },
+        "max_output_tokens": 2000,
+    }
+
+
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ({}, "anthropic-version: header is required"),
+        ({"anthropic-version": "1999"}, 'anthropic-version: "1999" is not a valid version'),
+    ],
+)
+def test_a_request_says_which_version_it_means(
+    server: TestServer, headers: dict[str, str], words: str
+) -> None:
+    """Before anything else is looked at."""
+    answer = httpx2.post(f"{server.base_url}/messages", json={}, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == words
+    assert answer.json()["request_id"] == answer.headers["request-id"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"x-api-key": "secret"}, 200),
+        ({"authorization": "Bearer secret"}, 200),
+        ({"x-api-key": "wrong"}, 401),
+        ({}, 401),
+    ],
+)
+def test_a_key_comes_by_either_name(headers: dict[str, str], status: int) -> None:
+    """And is refused in Anthropic's shape."""
+    with serve(token="secret") as server:
+        answer = httpx2.post(
+            f"{server.base_url}/messages", json=make_request(), headers=HEADERS | headers
+        )
+        other = httpx2.get(f"{server.base_url}/models", headers={"x-api-key": "secret"})
+    assert answer.status_code == status
+    if status == 401:
+        assert answer.json()["error"]["type"] == "authentication_error"
+    assert other.status_code == 401  # elsewhere a key is a bearer token
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "raw", "status", "kind"),
+    [
+        ("GET", "/messages", b"", 405, "invalid_request_error"),
+        ("POST", "/messages/else", b"", 404, "not_found_error"),
+        ("POST", "/messages", b"{", 400, "invalid_request_error"),
+        ("POST", "/messages", b"[]", 400, "invalid_request_error"),
+    ],
+)
+def test_the_http_around_it_speaks_the_same_language(
+    server: TestServer, method: str, path: str, raw: bytes, status: int, kind: str
+) -> None:
+    """Routes, methods and bodies."""
+    answer = httpx2.request(
+        method,
+        f"{server.base_url}{path}",
+        content=raw,
+        headers={"content-type": "application/json", **HEADERS},
+    )
+    assert answer.status_code == status
+    assert answer.json()["error"]["type"] == kind
+
+
+def test_blocks_that_hold_others_are_read_out() -> None:
+    """A search result and a document made of blocks become their parts."""
+    found = {"type": "search_result", "title": "T", "source": "S", "content": [TEXT]}
+    document = {"type": "document", "source": {"type": "content", "content": [TEXT]}}
+    body = make_request(messages=[{"role": "user", "content": [found, document]}])
+    (message,) = parse_request(body, decrypt_nothing).input
+    assert [part["text"] for part in message["content"]] == ["T (S)", "Well", "Well"]

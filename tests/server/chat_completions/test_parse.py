@@ -1,0 +1,210 @@
+"""What a chat request may not be, and in which words that is said."""
+
+import json
+from typing import Any
+
+import httpx2
+import pytest
+
+from kedge.server.chat_completions.parse import parse_request
+from kedge.server.errors import ApiError
+from kedge.testing import TestServer
+
+USER = {"role": "user", "content": "Hello"}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALL_MESSAGE = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+RESULT_MESSAGE = {"role": "tool", "tool_call_id": "call_1", "content": "5"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def make_request(**members: Any) -> dict[str, Any]:
+    return {"model": "practice", "messages": [USER], **members}
+
+
+INVALID_REQUESTS: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"messages": [USER]}, "model", "Missing required parameter: 'model'."),
+    ({"model": "practice"}, "messages", "Missing required parameter: 'messages'."),
+    (make_request(model=""), "model", "does not exist"),
+    (make_request(model=5), "model", "expected a string, but got an integer"),
+    (make_request(messages=[]), "messages", "empty array"),
+    (make_request(messages="Hello"), "messages", "expected an array of objects"),
+    (make_request(messages=[{"content": "x"}]), "messages[0].role", "Missing required parameter"),
+    (
+        make_request(messages=[{"role": "user"}]),
+        "messages[0].content",
+        "Missing required parameter",
+    ),
+    (make_request(messages=[{**USER, "mood": "x"}]), "messages[0].mood", "Unknown parameter"),
+    (make_request(messages=[{**USER, "content": None}]), "messages[0].content", "but got null"),
+    (
+        make_request(messages=[{**USER, "content": [{"type": "input_text", "text": "x"}]}]),
+        "messages[0].content[0].type",
+        "Supported values are: 'text', 'image_url', 'input_audio', and 'file'.",
+    ),
+    (
+        make_request(messages=[{"role": "system", "content": [{"type": "image_url"}]}]),
+        "messages[0].content[0].type",
+        "Supported values are: 'text'.",
+    ),
+    (
+        make_request(messages=[USER, RESULT_MESSAGE]),
+        "messages.[1].role",
+        "must be a response to a preceeding",
+    ),
+    (
+        make_request(messages=[USER, CALL_MESSAGE, USER]),
+        "messages.[2].role",
+        "did not have response messages: call_1",
+    ),
+    (
+        make_request(messages=[USER, CALL_MESSAGE]),
+        "messages.[2].role",
+        "did not have response messages",
+    ),
+    (
+        make_request(messages=[USER, CALL_MESSAGE, {**RESULT_MESSAGE, "tool_call_id": "call_2"}]),
+        "messages.[2].tool_call_id",
+        "'tool_call_id' of 'call_2' not found",
+    ),
+    (
+        make_request(messages=[USER, CALL_MESSAGE, RESULT_MESSAGE, USER, RESULT_MESSAGE]),
+        "messages.[4].role",
+        "must be a response",
+    ),
+    (
+        make_request(messages=[USER, {**CALL_MESSAGE, "tool_calls": []}]),
+        "messages[1].tool_calls",
+        "empty array",
+    ),
+    (
+        make_request(messages=[USER, {"role": "assistant", "content": None}]),
+        "messages.[1].content",
+        "expected a string, got null",
+    ),
+    (make_request(messages=[USER], input="x"), "input", "Unknown parameter: 'input'."),
+    (make_request(temprature=1), "temprature", "Did you mean 'temperature'?"),
+    (make_request(temperature=3), "temperature", "decimal above maximum value"),
+    (make_request(n=2), "n", "one choice"),
+    (make_request(modalities=["text", "audio"]), "modalities", "text only"),
+    (make_request(stop=["a", "b", "c", "d", "e"]), "stop", "array too long"),
+    (
+        make_request(stream_options={"include_usage": True}),
+        "stream_options",
+        "only allowed when 'stream'",
+    ),
+    (make_request(tool_choice="auto"), "tool_choice", "only allowed when 'tools' are specified"),
+    (make_request(parallel_tool_calls=False), "parallel_tool_calls", "only allowed when 'tools'"),
+    (make_request(tools=[{"type": "function"}]), "tools[0].function", "Missing required parameter"),
+    (
+        make_request(tools=[{"type": "function", "name": "f"}]),
+        "tools[0].function",
+        "Missing required",
+    ),
+    (
+        make_request(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "g"}}),
+        "tool_choice",
+        "Tool choice 'g' not found in 'tools' parameter.",
+    ),
+    (make_request(max_tokens=5, max_completion_tokens=5), "max_tokens", "at the same time"),
+    (
+        make_request(response_format={"type": "json_object"}),
+        "messages",
+        "must contain the word 'json'",
+    ),
+    (
+        make_request(response_format={"type": "json_schema"}),
+        "response_format.json_schema",
+        "Missing required parameter",
+    ),
+    (make_request(functions=[]), "functions", "Unknown parameter"),
+    (
+        make_request(messages=[USER, {"role": "assistant", "content": "x", "function_call": {}}]),
+        "messages.[1].function_call",
+        "only as 'tool_calls'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "words"), INVALID_REQUESTS)
+def test_a_wrong_request_is_refused_at_its_place(
+    body: dict[str, Any], param: str | None, words: str
+) -> None:
+    """With the parameter that is to blame, in the words of the API."""
+    with pytest.raises(ApiError) as caught:
+        parse_request(body)
+    assert caught.value.status == 400
+    assert caught.value.param == param
+    assert words in caught.value.message
+
+
+VALID_REQUESTS: list[dict[str, Any]] = [
+    make_request(),
+    make_request(messages=[USER, CALL_MESSAGE, RESULT_MESSAGE]),
+    make_request(messages=[USER, USER, {"role": "assistant", "content": "x"}]),
+    make_request(
+        messages=[
+            USER,
+            {**CALL_MESSAGE, "tool_calls": [CALL, {**CALL, "id": "c2"}]},
+            RESULT_MESSAGE,
+            {**RESULT_MESSAGE, "tool_call_id": "c2"},
+        ]
+    ),
+    make_request(
+        messages=[{"role": "developer", "content": [{"type": "text", "text": "x"}]}, USER]
+    ),
+    make_request(tools=[TOOL], tool_choice="required", parallel_tool_calls=False),
+    make_request(stop=None, temperature=None, max_tokens=None, response_format={"type": "text"}),
+    make_request(
+        messages=[{**USER, "content": "as JSON"}], response_format={"type": "json_object"}
+    ),
+    make_request(stream=True, stream_options={"include_usage": True}),
+    make_request(seed=1, user="u", metadata={"a": "b"}, logit_bias={"1": 5}, store=False),
+]
+
+
+@pytest.mark.parametrize("body", VALID_REQUESTS)
+def test_a_right_request_is_taken(body: dict[str, Any]) -> None:
+    """Strict, but no stricter than the API."""
+    assert parse_request(body).input
+
+
+def test_parameters_get_the_names_of_the_responses_api() -> None:
+    """A model behind the server need not know which endpoint was asked."""
+    schema = {"name": "s", "schema": {"type": "object"}, "strict": True}
+    question = parse_request(
+        make_request(
+            tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}],
+            tool_choice={"type": "function", "function": {"name": "f"}},
+            max_completion_tokens=7,
+            reasoning_effort="low",
+            verbosity="high",
+            response_format={"type": "json_schema", "json_schema": schema},
+            stop="END",
+            temperature=0.5,
+        )
+    )
+    assert question.stop == ("END",)
+    assert question.body == {
+        "model": "practice",
+        "temperature": 0.5,
+        "tools": [{"type": "function", "name": "f", "parameters": {}, "strict": False}],
+        "tool_choice": {"type": "function", "name": "f"},
+        "max_output_tokens": 7,
+        "reasoning": {"effort": "low"},
+        "text": {"format": {"type": "json_schema", **schema}, "verbosity": "high"},
+        "truncation": "disabled",
+    }
+
+
+def test_errors_reach_the_client_in_openais_shape(server: TestServer) -> None:
+    """Four members, and a request id in the headers."""
+    answer = httpx2.post(f"{server.base_url}/chat/completions", json={"model": "x"})
+    assert answer.status_code == 400
+    assert answer.json()["error"] == {
+        "message": "Missing required parameter: 'messages'.",
+        "type": "invalid_request_error",
+        "param": "messages",
+        "code": "missing_required_parameter",
+    }
+    assert answer.headers["x-request-id"].startswith("req_")
+    assert "request-id" not in json.dumps(answer.json())

@@ -1,0 +1,540 @@
+"""Every fault, seen from the client's side of a real socket."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+from openai import OpenAI
+
+from kedge.server.faults import KINDS
+from kedge.testing import TestServer, serve
+
+WEATHER: Any = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
+}
+PROMPT = "Please call weather."
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[TestServer]:
+    with serve() as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: TestServer) -> Iterator[TestServer]:
+    yield running
+    running.faults.clear()
+
+
+@pytest.fixture
+def client(server: TestServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client:
+        yield client
+
+
+HTTP = httpx.Client()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    HTTP.close()
+
+
+def raw_post(server: TestServer, body: dict[str, Any]) -> bytes:
+    """Send a request over a bare socket and read until the server hangs up."""
+    data = json.dumps(body).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(
+            b"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data)
+        )
+        received = b""
+        while chunk := connection.recv(65536):
+            received += chunk
+    return received
+
+
+def decode_chunked(received: bytes) -> tuple[bytes, bool]:
+    """Take the chunks of an answer apart; say whether it came to its proper end."""
+    rest = received.partition(b"\r\n\r\n")[2]
+    body = b""
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        length = int(size, 16)
+        if length == 0:
+            return body, True
+        body += rest[:length]
+        rest = rest[length + 2 :]
+    return body, False
+
+
+def event_names(body: bytes) -> list[str]:
+    lines = [line for line in body.decode().splitlines() if line.startswith("event: ")]
+    return [line.removeprefix("event: ") for line in lines]
+
+
+STREAM_REQUEST = {"model": "practice", "input": "Hello", "stream": True}
+USUAL_EVENTS = [
+    "response.created",
+    "response.in_progress",
+    "response.output_item.added",
+    "response.content_part.added",
+]
+
+
+def test_a_stream_without_a_fault_comes_to_its_end(server: TestServer) -> None:
+    """The measure for what follows: all events, the terminator, the proper end of the body."""
+    body, ended = decode_chunked(raw_post(server, STREAM_REQUEST))
+    assert ended
+    assert body.endswith(b"data: [DONE]\n\n")
+    assert event_names(body)[:4] == USUAL_EVENTS
+    assert event_names(body)[-1] == "response.completed"
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_a_stream_breaks_off_after_so_many_events(server: TestServer, number: int) -> None:
+    """Exactly so many whole events come, and then the connection ends without its proper end."""
+    server.faults.set(f"cut_after_events={number}", times=1)
+    body, ended = decode_chunked(raw_post(server, STREAM_REQUEST))
+    assert (event_names(body), ended) == (USUAL_EVENTS[:number], False)
+    assert body == b"" or body.endswith(b"\n\n")
+    assert not server.faults.armed
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_stream_breaks_off_in_the_middle_of_an_event(server: TestServer, number: int) -> None:
+    """After so many whole events half of the next one comes."""
+    server.faults.set(f"cut_in_event={number}", times=1)
+    body, ended = decode_chunked(raw_post(server, STREAM_REQUEST))
+    assert not ended
+    *whole, half = body.split(b"\n\n")
+    assert len(whole) == number
+    assert half.startswith(b"event: response.")
+    assert not half.endswith(b"}")
+
+
+def test_the_real_client_sees_a_cut_stream_as_an_error(server: TestServer, client: OpenAI) -> None:
+    """The openai package notices that the connection broke."""
+    server.faults.set("cut_after_events=3")
+    with pytest.raises(openai.APIConnectionError):
+        list(client.responses.create(model="practice", input="Hello", stream=True))
+
+
+def test_a_cut_that_is_beyond_the_end_does_not_strike(server: TestServer) -> None:
+    """A fault that had nothing to do is not spent."""
+    server.faults.set("cut_after_events=500", times=1)
+    assert decode_chunked(raw_post(server, STREAM_REQUEST))[1]
+    server.faults.set("cut_after_events=1", times=1)
+    assert json.loads(
+        raw_post(server, STREAM_REQUEST | {"stream": False}).partition(b"\r\n\r\n")[2]
+    )
+    assert set(server.faults.armed) == {"cut_after_events"}
+
+
+def test_what_was_cut_off_may_yet_have_been_finished(server: TestServer, client: OpenAI) -> None:
+    """The server went on: its client cannot know, and the response is there."""
+    server.faults.set("cut_after_events=1", times=1)
+    body, _ = decode_chunked(raw_post(server, STREAM_REQUEST))
+    created = json.loads(body.partition(b"data: ")[2])
+    found = client.responses.retrieve(created["response"]["id"])
+    assert found.status in {"completed", "cancelled"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "after", "code"),
+    [
+        ("status=429,retry_after=1", 429, "1", "rate_limit_exceeded"),
+        ("status=429,retry_after=0.5", 429, "0.5", "rate_limit_exceeded"),
+        ("status=500", 500, None, None),
+        ("status=503,retry_after=2", 503, "2", None),
+        ("status=418", 418, None, None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_is_refused_with_any_status(
+    server: TestServer, spec: str, status: int, after: str | None, code: str | None, stream: bool
+) -> None:
+    """Before anything else, in the API's shape, with the header if one is asked for."""
+    server.faults.set(spec)
+    answer = HTTP.post(f"{server.base_url}/responses", json=STREAM_REQUEST | {"stream": stream})
+    assert answer.status_code == status
+    assert answer.headers.get("retry-after") == after
+    assert answer.json()["error"]["code"] == code
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_a_limit_on_times_lets_the_clients_own_retry_succeed(server: TestServer) -> None:
+    """The openai package waits as it is told and gets its answer at the third attempt."""
+    server.faults.set("status=429,retry_after=0.05", times=2)
+    with OpenAI(base_url=server.base_url, api_key="any", max_retries=2) as client:
+        assert client.responses.create(model="practice", input="Hi").status == "completed"
+    assert not server.faults.armed
+
+
+def test_the_first_byte_can_be_slow(server: TestServer) -> None:
+    """A client with less patience than the server gives up."""
+    server.faults.set("slow_first_byte=30", times=1)
+    with pytest.raises(httpx.ReadTimeout):
+        HTTP.post(f"{server.base_url}/responses", json=STREAM_REQUEST, timeout=0.2)
+
+
+def test_all_responses_can_be_forgotten(server: TestServer, client: OpenAI) -> None:
+    """What was stored is gone for good, and says so."""
+    first = client.responses.create(model="practice", input="My name is Ada")
+    server.faults.set("forget_all", times=1)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="practice", input="?", previous_response_id=first.id)
+    assert caught.value.code == "previous_response_not_found"
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("echo", ["yes", "no"])
+def test_a_server_can_forget_without_a_word(
+    server: TestServer, client: OpenAI, echo: str, stream: bool
+) -> None:
+    """The answer is 200; only the model, the usage and perhaps the echo give it away."""
+    first = client.responses.create(model="practice", input="My name is Ada. " * 20)
+    server.faults.set(f"forget_silently,echo={echo}", times=1)
+    answer = HTTP.post(
+        f"{server.base_url}/responses",
+        json=STREAM_REQUEST | {"stream": stream, "previous_response_id": first.id},
+    )
+    if stream:
+        events = [
+            json.loads(block.partition("data: ")[2]) for block in answer.text.split("\n\n")[:-2]
+        ]
+        responses = [event["response"] for event in events if "response" in event]
+    else:
+        responses = [answer.json()]
+    expected = first.id if echo == "yes" else None
+    assert {response["previous_response_id"] for response in responses} == {expected}
+    assert responses[-1]["usage"]["input_tokens"] < 30
+    seen = server.requests[-1].context
+    assert seen is not None
+    assert len(seen) == 1
+    assert not server.faults.armed
+    again = client.responses.create(model="practice", input="?", previous_response_id=first.id)
+    assert again.usage is not None
+    assert again.usage.input_tokens > 60
+
+
+def test_a_forgetful_server_takes_the_output_of_a_call_that_it_forgot(
+    server: TestServer, client: OpenAI
+) -> None:
+    """Silence is silence: no other check gives the lost memory away."""
+    asked = client.responses.create(model="practice", input=PROMPT, tools=[WEATHER])
+    call = asked.output[0]
+    assert call.type == "function_call"
+    server.faults.set("forget_silently")
+    answer = client.responses.create(
+        model="practice",
+        input=[{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}],
+        previous_response_id=asked.id,
+    )
+    assert answer.status == "completed"
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 9])
+def test_a_server_can_remember_only_the_last_ancestors(
+    server: TestServer, client: OpenAI, number: int
+) -> None:
+    """Older turns are missing from what the model sees, and nothing says so."""
+    previous = None
+    for turn in range(3):
+        previous = client.responses.create(
+            model="practice", input=f"This is turn {turn}", previous_response_id=previous
+        ).id
+    server.faults.set(f"remember={number}")
+    answer = client.responses.create(
+        model="practice", input="And now?", previous_response_id=previous
+    )
+    assert answer.previous_response_id == previous
+    seen = server.requests[-1].context
+    assert seen is not None
+    assert len(seen) == 2 * min(number, 3) + 1
+
+
+def stream_events(server: TestServer, **more: Any) -> list[dict[str, Any]]:
+    answer = HTTP.post(f"{server.base_url}/responses", json=STREAM_REQUEST | more)
+    assert answer.text.endswith("data: [DONE]\n\n")
+    return [json.loads(block.partition("data: ")[2]) for block in answer.text.split("\n\n")[:-2]]
+
+
+def sequence_numbers(events: list[dict[str, Any]]) -> list[int]:
+    return [event["sequence_number"] for event in events]
+
+
+def test_events_can_come_twice(server: TestServer) -> None:
+    """All of them, or those of one type."""
+    usual = stream_events(server)
+    server.faults.set("duplicate_events")
+    assert sequence_numbers(stream_events(server)) == [
+        n for n in sequence_numbers(usual) for _ in range(2)
+    ]
+    server.faults.set("duplicate_events,only=response.output_item.added")
+    kinds = [event["type"] for event in stream_events(server)]
+    assert kinds.count("response.output_item.added") == 2
+    assert len(kinds) == len(usual) + 1
+
+
+def test_events_can_come_out_of_order(server: TestServer) -> None:
+    """Every two change places, or those of one type come after the next."""
+    server.faults.set("reorder_events")
+    assert sequence_numbers(stream_events(server))[:4] == [1, 0, 3, 2]
+    server.faults.set("reorder_events,only=response.output_item.added")
+    events = stream_events(server, input=PROMPT, tools=[WEATHER])
+    kinds = [event["type"] for event in events]
+    assert (
+        kinds.index("response.output_item.added")
+        == kinds.index("response.function_call_arguments.delta") + 1
+    )
+    assert sorted(sequence_numbers(events)) == list(range(len(events)))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("fault", "call_id"), [("omit_call_id", None), ("empty_call_id", "")])
+def test_a_call_can_lack_its_call_id(
+    server: TestServer, client: OpenAI, fault: str, call_id: str | None, stream: bool
+) -> None:
+    """It is missing or empty wherever the call is shown; the item's id then stands in for it."""
+    server.faults.set(fault, times=1)
+    if stream:
+        events = stream_events(server, input=PROMPT, tools=[WEATHER])
+        response = events[-1]["response"]
+        calls = [event["item"] for event in events if "item" in event] + response["output"]
+    else:
+        response = HTTP.post(
+            f"{server.base_url}/responses",
+            json={"model": "practice", "input": PROMPT, "tools": [WEATHER]},
+        ).json()
+        calls = response["output"]
+    assert calls
+    assert {call.get("call_id") for call in calls} == {call_id}
+    item = {"type": "function_call_output", "call_id": calls[0]["id"], "output": "sunny"}
+    answer = HTTP.post(
+        f"{server.base_url}/responses",
+        json={"model": "practice", "input": [item], "previous_response_id": response["id"]},
+    )
+    assert answer.status_code == 200, answer.text
+    assert server.requests[-1].body["input"] == [item]
+    replay = [
+        {"role": "user", "content": PROMPT},
+        {k: v for k, v in calls[0].items() if k != "status"} | {"call_id": calls[0]["id"]},
+        item,
+    ]
+    answer = HTTP.post(f"{server.base_url}/responses", json={"model": "practice", "input": replay})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_can_lack_its_id(server: TestServer, stream: bool) -> None:
+    """Wherever the response is shown."""
+    server.faults.set("omit_response_id", times=1)
+    if stream:
+        responses = [e["response"] for e in stream_events(server) if "response" in e]
+        assert len(responses) == 3
+    else:
+        responses = [
+            HTTP.post(
+                f"{server.base_url}/responses", json={"model": "practice", "input": "Hello"}
+            ).json()
+        ]
+    assert all("id" not in response for response in responses)
+    assert not server.faults.armed
+
+
+def test_encrypted_reasoning_can_be_refused(server: TestServer, client: OpenAI) -> None:
+    """Even what the server sealed itself; a request without it passes."""
+    server.faults.set("refuse_encrypted_reasoning", times=1)
+    assert client.responses.create(model="practice", input="Hi").status == "completed"
+    reasoning: Any = {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [],
+        "encrypted_content": "gAAAAAB",
+    }
+    said: Any = {"role": "assistant", "content": "Hello"}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="practice", input=[reasoning, said])
+    assert caught.value.code == "invalid_encrypted_content"
+    assert not server.faults.armed
+
+
+@pytest.mark.parametrize(
+    ("server_name", "body"),
+    [
+        (
+            "llama.cpp",
+            {
+                "code": 400,
+                "message": "llama.cpp does not support 'previous_response_id'.",
+                "type": "invalid_request_error",
+            },
+        ),
+        (
+            "zdr",
+            {
+                "code": "unsupported_parameter",
+                "message": "Previous response cannot be used for this organization due to Zero "
+                "Data Retention.",
+                "param": "previous_response_id",
+                "type": "invalid_request_error",
+            },
+        ),
+    ],
+)
+def test_chaining_can_be_refused_altogether(
+    server: TestServer, client: OpenAI, server_name: str, body: dict[str, Any]
+) -> None:
+    """With any previous id, in the words of a server that takes none."""
+    first = client.responses.create(model="practice", input="Hi")
+    server.faults.set(f"refuse_previous_response_id={server_name}")
+    answer = HTTP.post(
+        f"{server.base_url}/responses",
+        json={"model": "practice", "input": "?", "previous_response_id": first.id},
+    )
+    assert (answer.status_code, answer.json()) == (400, {"error": body})
+    assert client.responses.create(model="practice", input="Hi").status == "completed"
+
+
+def test_empty_input_can_be_refused(server: TestServer, client: OpenAI) -> None:
+    """Also after a response that would carry it."""
+    first = client.responses.create(model="practice", input="Hi")
+    client.responses.create(model="practice", input=[], previous_response_id=first.id)
+    server.faults.set("refuse_empty_input")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="practice", input=[], previous_response_id=first.id)
+    assert caught.value.code == "missing_required_parameter"
+
+
+def error_body(message: str, param: str | None, code: str | int | None) -> dict[str, Any]:
+    return {
+        "error": {
+            "message": message,
+            "type": "invalid_request_error",
+            "param": param,
+            "code": code,
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "body"),
+    [
+        (
+            "openai",
+            400,
+            error_body(
+                "Previous response with id 'resp_x' not found.",
+                "previous_response_id",
+                "previous_response_not_found",
+            ),
+        ),
+        ("vllm", 404, error_body("Response with id 'resp_x' not found.", "response_id", 404)),
+        ("ogx", 404, {"detail": "Response 'resp_x' not found."}),
+        (
+            "smg",
+            400,
+            error_body(
+                "Previous response with id 'resp_x' not found.",
+                None,
+                "previous_response_not_found",
+            ),
+        ),
+        (
+            "xai",
+            404,
+            {
+                "code": "not-found",
+                "error": "Previous response cannot be used for this organization due to Zero Data "
+                "Retention.",
+            },
+        ),
+        (
+            "code",
+            400,
+            error_body("We have no recollection of that.", None, "previous_response_not_found"),
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_not_found_can_be_said_in_many_ways(
+    server: TestServer, name: str, status: int, body: dict[str, Any], stream: bool
+) -> None:
+    """Wording, shape and status are those of the server that is named."""
+    server.faults.set(f"not_found={name}", times=1)
+    assert stream_events(server)
+    answer = HTTP.post(
+        f"{server.base_url}/responses",
+        json=STREAM_REQUEST | {"stream": stream, "previous_response_id": "resp_x"},
+    )
+    assert (answer.status_code, answer.json()) == (status, body)
+    assert not server.faults.armed
+
+
+def test_faults_strike_the_making_of_responses_and_nothing_else(
+    server: TestServer, client: OpenAI
+) -> None:
+    """Every other endpoint works as if nothing were wrong."""
+    first = client.responses.create(model="practice", input="Hi")
+    server.faults.set("status=500")
+    assert client.responses.retrieve(first.id).id == first.id
+    assert client.models.list().data
+    assert client.conversations.create().id
+
+
+def test_several_faults_can_strike_at_once(server: TestServer) -> None:
+    """Each does its own, from the content to the order to the connection."""
+    server.faults.set("omit_response_id")
+    server.faults.set("duplicate_events")
+    server.faults.set("cut_after_events=2")
+    body, ended = decode_chunked(raw_post(server, STREAM_REQUEST))
+    assert (event_names(body), ended) == (["response.created"] * 2, False)
+    assert b'"resp_' not in body
+
+
+def test_a_request_that_is_not_json_is_still_told_so(server: TestServer) -> None:
+    """Faults do not hide what is wrong with a request."""
+    server.faults.set("omit_call_id")
+    answer = HTTP.post(
+        f"{server.base_url}/responses",
+        content=b"{",
+        headers={"content-type": "application/json"},
+    )
+    assert answer.status_code == 400
+    assert "could not parse the JSON body" in answer.json()["error"]["message"]
+
+
+def test_a_stream_ends_with_an_error_event(server: TestServer, client: OpenAI) -> None:
+    """The connection ends properly; what broke is said in the stream."""
+    server.faults.set("fail_after_events=3", times=1)
+    body, ended = decode_chunked(raw_post(server, STREAM_REQUEST))
+    assert ended
+    assert event_names(body) == [*USUAL_EVENTS[:3], "error"]
+    server.faults.set("fail_after_events=3", times=1)
+    last = list(client.responses.create(model="practice", input="Hello", stream=True))[-1]
+    assert last.type == "error"
+    assert last.code == "server_is_overloaded"
+    assert client.responses.create(model="practice", input="Hello").status == "completed"
+
+
+def test_every_fault_is_shown_above() -> None:
+    """No fault of the language goes untested."""
+    text = Path(__file__).read_text()
+    assert [name for name in KINDS if f'"{name}' not in text] == []

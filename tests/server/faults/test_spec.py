@@ -1,0 +1,92 @@
+"""The language of faults: what can be said, and what is said when it cannot."""
+
+from pathlib import Path
+
+import pytest
+
+from kedge.errors import InvalidFault
+from kedge.server.faults import KINDS, Fault, Faults, parse
+
+PAGE = Path(__file__).parents[3] / "docs" / "faults.md"
+
+
+@pytest.mark.parametrize(
+    ("spec", "fault"),
+    [
+        ("cut_after_events=3", Fault("cut_after_events", 3)),
+        (
+            "status=429,retry_after=1,times=2",
+            Fault("status", 429, {"retry_after": 1.0}, times=2),
+        ),
+        ("status=500", Fault("status", 500, {"retry_after": None})),
+        ("forget_all", Fault("forget_all")),
+        ("forget_silently", Fault("forget_silently", None, {"echo": "yes"})),
+        (" forget_silently , echo=no ", Fault("forget_silently", None, {"echo": "no"})),
+        ("slow_first_byte=0.25", Fault("slow_first_byte", 0.25)),
+        ("not_found=vllm,times=1", Fault("not_found", "vllm", times=1)),
+        (
+            "reorder_events,only=response.created",
+            Fault("reorder_events", None, {"only": "response.created"}),
+        ),
+    ],
+)
+def test_a_fault_is_read_as_it_is_written(spec: str, fault: Fault) -> None:
+    """Name, value, options, times."""
+    assert parse(spec) == fault
+
+
+@pytest.mark.parametrize(
+    ("spec", "complaint"),
+    [
+        ("", "there is no fault '': choose one of cut_after_events, cut_in_event, "),
+        ("explode", "there is no fault 'explode'"),
+        ("cut_after_events", "cut_after_events needs a value: cut_after_events=N"),
+        ("cut_after_events=", "cut_after_events needs a value: cut_after_events=N"),
+        ("cut_after_events=-1", "must be a whole number, 0 or more, not '-1'"),
+        ("status=200", "status must be an HTTP status from 400 to 599, not '200'"),
+        ("status=teapot", "status must be an HTTP status from 400 to 599"),
+        ("slow_first_byte=nan", "a number of seconds up to 3600, not 'nan'"),
+        ("forget_all=yes", "forget_all takes no value"),
+        ("forget_silently,echo=maybe", "echo must be one of yes, no, not 'maybe'"),
+        ("forget_silently,loudly=yes", "has no option 'loudly', only echo, times"),
+        ("not_found=bing", "not_found must be one of openai, vllm, ogx, smg, xai, code"),
+        ("remember=2,times=0", "times must be a whole number, 1 or more, not '0'"),
+    ],
+)
+def test_a_fault_that_cannot_be_says_what_would_be_right(spec: str, complaint: str) -> None:
+    """Every mistake is answered with what is expected in its place."""
+    with pytest.raises(InvalidFault) as caught:
+        parse(spec)
+    assert complaint in str(caught.value)
+
+
+def test_every_fault_stands_on_its_page_and_nothing_else_does() -> None:
+    """The page's table is the language's own table: names, values, options, sentences."""
+    written = {line for line in PAGE.read_text().splitlines() if line.startswith("| `")}
+    spoken: set[str] = set()
+    for name, kind in KINDS.items():
+        value = "" if kind.value is None else f"={kind.value.placeholder}"
+        options = "".join(
+            f"[,{name}={argument.placeholder}]" for name, argument in kind.options.items()
+        )
+        spelt = f"{name}{value}{options}".replace("|", "\\|")
+        spoken.add(f"| `{spelt}` | {kind.description} |")
+    assert written == spoken
+
+
+def test_faults_are_armed_replaced_spent_and_disarmed() -> None:
+    """One of each name at most; ``times`` counts down to nothing."""
+    faults = Faults(["status=500", "remember=1"])
+    assert set(faults.armed) == {"status", "remember"}
+    fault = faults.set("status=429", times=2)
+    assert faults.armed["status"].value == 429
+    faults.consume(fault)
+    assert faults.armed["status"].times == 1
+    faults.consume(fault)
+    faults.consume(fault)
+    assert set(faults.armed) == {"remember"}
+    faults.consume(faults.armed["remember"])
+    faults.clear("status")
+    assert set(faults.armed) == {"remember"}
+    faults.clear()
+    assert not faults.armed

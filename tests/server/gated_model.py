@@ -1,0 +1,52 @@
+"""Models for tests: what they write comes when the test says so."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from kedge.server.models import (
+    ItemClosed,
+    ItemDelta,
+    ItemOpened,
+    OutputEvent,
+    PracticeModel,
+    Prompt,
+)
+
+
+def last_user_text(prompt: Prompt) -> str:
+    """The last thing that was said to the model."""
+    return str(prompt.ask.items[-1]["content"][0]["text"])
+
+
+class GatedModel(PracticeModel):
+    """Stops at a gate, after its first word, for a prompt that starts with "wait"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[str] = []
+        self.cancelled: list[str] = []
+        self.finished: list[str] = []
+        self._gate = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def open_gate(self) -> None:
+        """Open the gate, from the thread of the test."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._gate.set)
+
+    async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
+        """Write an answer in two pieces, with the gate between them."""
+        self._loop = asyncio.get_running_loop()
+        said = last_user_text(prompt)
+        self.started.append(said)
+        yield ItemOpened("text")
+        yield ItemDelta("answer ")
+        try:
+            if said.startswith("wait"):
+                await self._gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(said)
+            raise
+        yield ItemDelta(f"to {said}")
+        yield ItemClosed()
+        self.finished.append(said)

@@ -1,0 +1,227 @@
+"""Conversation objects and their items, with the official client."""
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI
+
+from kedge.server.models import PracticeModel
+from kedge.testing import TestServer, serve
+
+Connect = Callable[[TestServer], OpenAI]
+
+
+def user_message(text: str) -> Any:
+    return {"role": "user", "content": text}
+
+
+def item_texts(client: OpenAI, conversation: str, **query: Any) -> list[str]:
+    items: Any = client.conversations.items.list(conversation, **query)
+    return [item.content[0].text for item in items]
+
+
+def test_a_conversation_is_created_read_updated_and_deleted(client: OpenAI) -> None:
+    """The life of a conversation object."""
+    talk = client.conversations.create(metadata={"a": "b"}, items=[user_message("hello")])
+    assert talk.object == "conversation"
+    assert client.conversations.retrieve(talk.id).metadata == {"a": "b"}
+    assert client.conversations.update(talk.id, metadata={"c": "d"}).metadata == {"c": "d"}
+    assert client.conversations.retrieve(talk.id).metadata == {"c": "d"}
+    assert client.conversations.delete(talk.id).deleted
+    with pytest.raises(NotFoundError, match=f"Conversation with id '{talk.id}' not found."):
+        client.conversations.retrieve(talk.id)
+
+
+def test_a_conversation_needs_no_body(http: httpx2.Client) -> None:
+    """An empty request makes an empty conversation."""
+    assert http.post("/v1/conversations").json()["metadata"] == {}
+
+
+def test_a_response_in_a_conversation_adds_its_items(client: OpenAI, server: TestServer) -> None:
+    """Input and output appear after completion, and the next response sees them."""
+    talk = client.conversations.create(items=[user_message("zero")])
+    first = client.responses.create(model="m", input="one", conversation=talk.id)
+    assert first.conversation
+    assert first.conversation.id == talk.id
+    second = client.responses.create(model="m", input="two", conversation={"id": talk.id})
+    said = ["zero", "one", first.output_text, "two", second.output_text]
+    assert item_texts(client, talk.id, order="asc") == said
+    assert len(server.requests[-2].context or ()) == 4
+
+
+def test_an_unstored_response_adds_nothing(client: OpenAI, server: TestServer) -> None:
+    """``store: false`` reads the conversation and leaves it alone."""
+    talk = client.conversations.create(items=[user_message("zero")])
+    client.responses.create(model="m", input="one", conversation=talk.id, store=False)
+    assert len(server.requests[-1].context or ()) == 2
+    assert item_texts(client, talk.id) == ["zero"]
+
+
+def test_a_response_of_a_conversation_can_be_chained(client: OpenAI, server: TestServer) -> None:
+    """The child has the same past and belongs to no conversation."""
+    talk = client.conversations.create(items=[user_message("zero")])
+    first = client.responses.create(model="m", input="one", conversation=talk.id)
+    second = client.responses.create(model="m", input="two", previous_response_id=first.id)
+    assert second.conversation is None
+    assert len(server.requests[-1].context or ()) == 4
+    assert len(item_texts(client, talk.id)) == 3
+
+
+def test_a_conversation_outlives_its_responses(client: OpenAI, server: TestServer) -> None:
+    """Its items have no expiry and stay when a response is deleted, and the other way round."""
+    talk = client.conversations.create()
+    first = client.responses.create(model="m", input="one", conversation=talk.id)
+    client.responses.delete(first.id)
+    second = client.responses.create(model="m", input="two", conversation=talk.id)
+    server.clock.advance(days=31)
+    assert server.purge() == 1
+    assert len(item_texts(client, talk.id)) == 4
+    third = client.responses.create(model="m", input="three", conversation=talk.id)
+    client.conversations.delete(talk.id)
+    assert len(list(client.responses.input_items.list(third.id))) == 5
+    with pytest.raises(NotFoundError):
+        client.responses.retrieve(second.id)
+
+
+def test_items_are_added_read_and_taken_out(client: OpenAI, server: TestServer) -> None:
+    """What is taken out is not seen by the model any more."""
+    talk = client.conversations.create(items=[user_message("zero")])
+    added = client.conversations.items.create(
+        talk.id, items=[user_message("one"), user_message("two")]
+    )
+    assert [item.type for item in added.data] == ["message", "message"]
+    assert added.first_id == added.data[0].id
+    gone: Any = added.data[0]
+    read: Any = client.conversations.items.retrieve(gone.id, conversation_id=talk.id)
+    assert read.content[0].text == "one"
+    assert client.conversations.items.delete(gone.id, conversation_id=talk.id).id == talk.id
+    for call in (client.conversations.items.retrieve, client.conversations.items.delete):
+        with pytest.raises(NotFoundError, match="not found in conversation"):
+            call(gone.id, conversation_id=talk.id)
+    assert item_texts(client, talk.id, order="asc") == ["zero", "two"]
+    client.responses.create(model="m", input="three", conversation=talk.id)
+    assert "one" not in str(server.requests[-1].context)
+
+
+def test_the_last_item_can_be_taken_out(client: OpenAI) -> None:
+    """Then the conversation is empty, and still there."""
+    talk = client.conversations.create(items=[user_message("zero")])
+    (item,) = client.conversations.items.list(talk.id).data
+    assert item.id
+    client.conversations.items.delete(item.id, conversation_id=talk.id)
+    assert item_texts(client, talk.id) == []
+    assert client.responses.create(model="m", input="one", conversation=talk.id)
+
+
+def test_items_come_in_pages(client: OpenAI) -> None:
+    """Newest first unless asked otherwise; ``after`` goes on behind an item."""
+    talk = client.conversations.create()
+    for start in (0, 20):
+        items = [user_message(str(number)) for number in range(start, start + 20)]
+        client.conversations.items.create(talk.id, items=items)
+    page: Any = client.conversations.items.list(talk.id, limit=3)
+    assert [item.content[0].text for item in page.data] == ["39", "38", "37"]
+    assert page.has_more
+    after: Any = client.conversations.items.list(talk.id, limit=3, after=page.last_id)
+    assert after.data[0].content[0].text == "36"
+    assert item_texts(client, talk.id, limit=7, order="asc") == [str(n) for n in range(40)]
+    last: Any = client.conversations.items.list(talk.id, limit=100)
+    assert not last.has_more
+
+
+@pytest.mark.parametrize(
+    ("query", "param", "code"),
+    [
+        ("limit=0", "limit", "integer_below_min_value"),
+        ("limit=-1", "limit", "integer_below_min_value"),
+        ("limit=101", "limit", "integer_above_max_value"),
+        (f"limit={'9' * 5000}", "limit", "integer_above_max_value"),
+        ("limit=x", "limit", "invalid_type"),
+        ("limit=", "limit", "invalid_type"),
+        ("limit=²", "limit", "invalid_type"),
+        ("order=up", "order", "invalid_value"),
+        ("after=msg_x", "after", "invalid_value"),
+    ],
+)
+def test_a_bad_page_is_refused(http: httpx2.Client, query: str, param: str, code: str) -> None:
+    """The error names the parameter."""
+    talk = http.post("/v1/conversations").json()["id"]
+    answer = http.get(f"/v1/conversations/{talk}/items?{query}")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert answer.json()["error"]["code"] == code
+
+
+def test_twenty_items_at_once_are_the_most(client: OpenAI) -> None:
+    """One more is refused, at creation and later."""
+    many = [user_message("x")] * 21
+    talk = client.conversations.create(items=many[:20])
+    with pytest.raises(BadRequestError):
+        client.conversations.items.create(talk.id, items=many)
+    with pytest.raises(BadRequestError):
+        client.conversations.create(items=many)
+
+
+def test_an_item_cannot_be_added_twice(client: OpenAI) -> None:
+    """Ids are unique within a conversation."""
+    item: Any = {"type": "message", "role": "user", "content": "x", "id": "msg_mine"}
+    talk = client.conversations.create(items=[item])
+    with pytest.raises(BadRequestError, match="Duplicate item found with id msg_mine"):
+        client.conversations.items.create(talk.id, items=[item])
+    with pytest.raises(BadRequestError, match="Duplicate"):
+        client.conversations.create(items=[item, item])
+
+
+def test_a_dangling_call_blocks_a_conversation_too(client: OpenAI) -> None:
+    """Items may be added one by one, but a model is asked only about a coherent whole."""
+    call: Any = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"}
+    talk = client.conversations.create(items=[user_message("x"), call])
+    with pytest.raises(BadRequestError, match="No tool output found for function call call_1"):
+        client.responses.create(model="m", input="y", conversation=talk.id)
+    output: Any = {"type": "function_call_output", "call_id": "call_1", "output": "1"}
+    client.conversations.items.create(talk.id, items=[output])
+    assert client.responses.create(model="m", input="y", conversation=talk.id)
+
+
+def test_one_conversation_takes_one_request_at_a_time(connect: Connect) -> None:
+    """While a response is written, others and changes are refused as locked; reading is not."""
+    with serve(model=PracticeModel(pace=10)) as server:
+        client = connect(server)
+        talk = client.conversations.create(items=[user_message("zero")])
+        with client.responses.create(
+            model="m", input="one two", conversation=talk.id, stream=True
+        ) as stream:
+            next(iter(stream))
+            (item,) = client.conversations.items.list(talk.id).data
+            assert item.id
+            changes = (
+                lambda: client.responses.create(model="m", input="x", conversation=talk.id),
+                lambda: client.conversations.items.create(talk.id, items=[user_message("x")]),
+                lambda: client.conversations.items.delete(item.id or "", conversation_id=talk.id),
+                lambda: client.conversations.delete(talk.id),
+            )
+            for change in changes:
+                with pytest.raises(BadRequestError) as caught:
+                    change()
+                assert caught.value.code == "conversation_locked"
+                assert caught.value.param == "conversation"
+            other = client.conversations.create()
+            assert client.responses.create(model="m", input="x", conversation=other.id)
+
+
+def test_an_unknown_conversation_is_not_found(client: OpenAI) -> None:
+    """Wherever it is named."""
+    calls = (
+        lambda: client.responses.create(model="m", input="x", conversation="conv_x"),
+        lambda: client.conversations.update("conv_x", metadata={}),
+        lambda: client.conversations.delete("conv_x"),
+        lambda: client.conversations.items.list("conv_x"),
+        lambda: client.conversations.items.create("conv_x", items=[user_message("x")]),
+        lambda: client.conversations.items.retrieve("msg_x", conversation_id="conv_x"),
+        lambda: client.conversations.items.delete("msg_x", conversation_id="conv_x"),
+    )
+    for call in calls:
+        with pytest.raises(NotFoundError, match="Conversation with id 'conv_x' not found"):
+            call()

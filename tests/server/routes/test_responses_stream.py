@@ -1,0 +1,246 @@
+"""Streams: the whole order of events, over a real socket."""
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from openai import OpenAI
+
+from kedge.server.models import OutputEvent, PracticeModel, Prompt
+from kedge.testing import TestServer, serve
+
+TIMEOUT = 30.0
+"""How long a test waits for what must happen soon, on a busy machine."""
+
+Scripted = Callable[..., PracticeModel]
+
+CheckEvent = Callable[[dict[str, Any]], None]
+Stream = Callable[..., list[dict[str, Any]]]
+
+
+def parse_frames(text: str) -> Iterator[tuple[str, str]]:
+    for block in text.removesuffix("\n\n").split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.split("\n"))
+        yield fields.get("event", ""), fields["data"]
+
+
+@pytest.fixture
+def stream(check_event: CheckEvent) -> Stream:
+    """Stream a response and check everything that holds for any stream."""
+
+    def run(server: TestServer, **body: Any) -> list[dict[str, Any]]:
+        asked = {"model": "m", "stream": True, **body}
+        answer = httpx2.post(
+            f"{server.base_url}/responses", verify=False, timeout=TIMEOUT, json=asked
+        )
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        *told, last = parse_frames(answer.text)
+        assert last == ("", "[DONE]")
+        events = [json.loads(data) for _, data in told]
+        assert [name for name, _ in told] == [event["type"] for event in events]
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        for event in events:
+            check_event(event)
+        return events
+
+    return run
+
+
+def event_types(events: list[dict[str, Any]]) -> list[str]:
+    """List the types of events, each run of deltas once."""
+    shown: list[str] = []
+    for event in events:
+        name = event["type"].removeprefix("response.")
+        if not (name.endswith(".delta") and shown[-1] == name):
+            shown.append(name)
+    return shown
+
+
+START_EVENTS = ["created", "in_progress"]
+TEXT_EVENTS = [
+    "output_item.added",
+    "content_part.added",
+    "output_text.delta",
+    "output_text.done",
+    "content_part.done",
+    "output_item.done",
+]
+
+
+def test_a_message_is_told_in_the_documented_order(server: TestServer, stream: Stream) -> None:
+    """Created, in progress, the item, its part, its text, and all of it closed again."""
+    events = stream(server, input="hello there")
+    assert event_types(events) == [*START_EVENTS, *TEXT_EVENTS, "completed"]
+    text = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
+    response = events[-1]["response"]
+    assert response["output"][0]["content"][0]["text"] == text
+    assert events[2]["item"]["content"] == []
+    assert events[2]["item"]["status"] == "in_progress"
+    assert events[0]["response"]["status"] == "in_progress"
+    assert events[0]["response"]["output"] == []
+
+
+def test_arguments_are_told_by_item_id_only(scripted: Scripted, stream: Stream) -> None:
+    """The call's id and name come with the item, not with its deltas."""
+    model = scripted(
+        {
+            "think": "Two tools.",
+            "call": [
+                {"name": "weather", "arguments": {"city": "Oslo", "unit": "C"}},
+                {"name": "note", "input": "free text"},
+            ],
+        }
+    )
+    with serve(model=model) as server:
+        events = stream(server, input="x", reasoning={"summary": "auto"})
+    assert event_types(events) == [
+        *START_EVENTS,
+        "output_item.added",
+        "reasoning_summary_part.added",
+        "reasoning_summary_text.delta",
+        "reasoning_summary_text.done",
+        "reasoning_summary_part.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "output_item.added",
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.done",
+        "output_item.done",
+        "completed",
+    ]
+    deltas = [e for e in events if e["type"] == "response.function_call_arguments.delta"]
+    assert len(deltas) > 1
+    for event in deltas:
+        assert event.keys() == {"type", "item_id", "output_index", "delta", "sequence_number"}
+    call = next(e["item"] for e in events if e.get("item", {}).get("type") == "function_call")
+    assert call["arguments"] == ""
+    assert call["call_id"].startswith("call_")
+    assert {event["item_id"] for event in deltas} == {call["id"]}
+    whole = "".join(event["delta"] for event in deltas)
+    assert json.loads(whole) == {"city": "Oslo", "unit": "C"}
+    assert events[-1]["response"]["output"][1]["arguments"] == whole
+
+
+def test_reasoning_that_was_not_asked_for_is_not_told(scripted: Scripted, stream: Stream) -> None:
+    """The item is there, its sealed content comes when it is done, its text stays hidden."""
+    with serve(model=scripted({"think": "Secret.", "say": "Hi."})) as server:
+        events = stream(server, input="x", include=["reasoning.encrypted_content"])
+    assert event_types(events) == [
+        *START_EVENTS,
+        "output_item.added",
+        "output_item.done",
+        *TEXT_EVENTS,
+        "completed",
+    ]
+    assert "encrypted_content" not in events[2]["item"]
+    assert events[3]["item"]["encrypted_content"]
+    assert "Secret" not in json.dumps(events)
+
+
+def test_a_refusal_has_events_of_its_own(scripted: Scripted, stream: Stream) -> None:
+    """Refusal deltas, not text deltas."""
+    with serve(model=scripted({"refuse": "I will not."})) as server:
+        events = stream(server, input="x")
+    refused = [name.replace("output_text", "refusal") for name in TEXT_EVENTS]
+    assert event_types(events) == [*START_EVENTS, *refused, "completed"]
+    assert events[-1]["response"]["output"][0]["content"] == [
+        {"type": "refusal", "refusal": "I will not."}
+    ]
+
+
+def test_a_stream_that_is_cut_short_ends_incomplete(server: TestServer, stream: Stream) -> None:
+    """The last event says so, and holds what there is."""
+    events = stream(server, input="word " * 100, max_output_tokens=16)
+    assert event_types(events) == [*START_EVENTS, *TEXT_EVENTS, "incomplete"]
+    response = events[-1]["response"]
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert response["output"][0]["status"] == "incomplete"
+
+
+def test_errors_before_the_stream_are_plain_json(server: TestServer) -> None:
+    """A request that is refused never becomes a stream."""
+    answer = httpx2.post(
+        f"{server.base_url}/responses",
+        verify=False,
+        timeout=TIMEOUT,
+        json={"model": "m", "stream": True, "input": "x", "previous_response_id": "resp_x"},
+    )
+    assert answer.status_code == 400
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json()["error"]["code"] == "previous_response_not_found"
+
+
+def test_the_official_client_reads_every_stream(client: OpenAI, server: TestServer) -> None:
+    """Its accumulator comes to the same response that is stored, and that can be continued."""
+    with client.responses.stream(model="m", input="one") as told:
+        final = told.get_final_response()
+    assert client.responses.retrieve(final.id).output_text == final.output_text
+    client.responses.create(model="m", input="two", previous_response_id=final.id)
+    context = server.requests[-1].context
+    assert context is not None
+    assert len(context) == 3
+
+
+def test_text_of_any_kind_survives_the_wire(client: OpenAI) -> None:
+    """Line breaks, separators and characters beyond the basic plane stay what they are."""
+    odd = "a\r\nb\u2028c\u0085d\n\ndata: e 🪢 \x7f"
+    with client.responses.stream(model="m", input=f"say {odd}") as told:
+        final = told.get_final_response()
+    assert odd in final.output_text
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_model_that_fails_ends_the_stream_with_a_failure(stored: bool, stream: Stream) -> None:
+    """The client gets an error event and the failed response; nobody can build on it."""
+    with serve(model=FailingModel()) as server:
+        events = stream(server, input="x", store=stored)
+        assert event_types(events) == [*START_EVENTS, *TEXT_EVENTS[:3], "error", "failed"]
+        error = events[-2]
+        assert error.keys() == {"type", "code", "message", "param", "sequence_number"}
+        failed = events[-1]["response"]
+        assert failed["status"] == "failed"
+        assert failed["error"]["code"] == "server_error"
+        if stored:
+            kept = httpx2.get(
+                f"{server.base_url}/responses/{failed['id']}", verify=False, timeout=TIMEOUT
+            ).json()
+            assert kept == failed
+            after = httpx2.post(
+                f"{server.base_url}/responses",
+                verify=False,
+                timeout=TIMEOUT,
+                json={"model": "m", "input": "x", "previous_response_id": failed["id"]},
+            )
+            assert after.json()["error"]["code"] == "previous_response_not_completed"
+
+
+def test_a_model_that_fails_whole_is_a_server_error() -> None:
+    """Without a stream the client gets a 500 in the shape of the API."""
+    with serve(model=FailingModel()) as server:
+        answer = httpx2.post(
+            f"{server.base_url}/responses",
+            verify=False,
+            timeout=TIMEOUT,
+            json={"model": "m", "input": "x"},
+        )
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"
+
+
+class FailingModel(PracticeModel):
+    """A model that breaks in the middle of a sentence."""
+
+    async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
+        """Write three pieces and fail."""
+        written = 0
+        async for piece in super().answer(prompt):
+            yield piece
+            written += 1
+            if written == 3:
+                raise RuntimeError("out of order")

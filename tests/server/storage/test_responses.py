@@ -1,0 +1,249 @@
+"""What is kept, for how long, and what deleting means."""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI
+
+from kedge.errors import CannotServe
+from kedge.server.settings import DAY
+from kedge.server.state import ServerState
+from kedge.testing import TestServer, serve
+
+SECRET = "the-unmistakable-words-of-a-user"
+
+
+RunServer = Callable[..., AbstractContextManager[tuple[TestServer, OpenAI]]]
+
+
+@pytest.fixture
+def running(connect: Callable[[TestServer], OpenAI]) -> RunServer:
+    """Run a server with settings of the test's own, and a client for it."""
+
+    @contextmanager
+    def run(**settings: Any) -> Iterator[tuple[TestServer, OpenAI]]:
+        with serve(**settings) as server:
+            yield server, connect(server)
+
+    return run
+
+
+def read_files(db: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in db.parent.glob(f"{db.name}*"))
+
+
+def count_nodes(service: ServerState) -> int:
+    return service.nodes._execute("SELECT count(*) FROM nodes").fetchone()[0]
+
+
+def test_responses_and_conversations_survive_a_restart(tmp_path: Path, running: RunServer) -> None:
+    """A chain and a conversation go on where they were, in another process's time."""
+    db = str(tmp_path / "server.db")
+    with running(db=db) as (_, client):
+        first = client.responses.create(model="m", input="one")
+        talk = client.conversations.create(metadata={"a": "b"})
+        client.responses.create(model="m", input="two", conversation=talk.id)
+    with running(db=db) as (server, client):
+        assert client.responses.retrieve(first.id).output_text == first.output_text
+        client.responses.create(model="m", input="three", previous_response_id=first.id)
+        assert len(server.requests[-1].context or ()) == 3
+        assert client.conversations.retrieve(talk.id).metadata == {"a": "b"}
+        client.responses.create(model="m", input="four", conversation=talk.id)
+        assert len(server.requests[-1].context or ()) == 3
+
+
+def test_sealed_content_can_be_opened_after_a_restart(tmp_path: Path, running: RunServer) -> None:
+    """The key is part of the database."""
+    db = str(tmp_path / "server.db")
+    with running(db=db) as (_, client):
+        compacted = client.responses.compact(model="m", input="hello")
+    item: Any = compacted.output[-1].model_dump(exclude_none=True)
+    with running(db=db) as (_, client):
+        assert client.responses.create(model="m", input=[item, {"role": "user", "content": "?"}])
+
+
+def test_a_long_chain_is_read_back_whole_from_the_file(tmp_path: Path, running: RunServer) -> None:
+    """A cold server resolves any depth, and in one query."""
+    db = str(tmp_path / "server.db")
+    previous: str | None = None
+    with running(db=db) as (_, client):
+        for number in range(30):
+            made = client.responses.create(
+                model="m", input=str(number), previous_response_id=previous
+            )
+            previous = made.id
+    with running(db=db) as (server, client):
+        statements: list[str] = []
+        server.call(lambda s: s._database._connection.set_trace_callback(statements.append))
+        client.responses.create(model="m", input="last", previous_response_id=previous)
+        assert len(server.requests[-1].context or ()) == 61
+        assert len(statements) < 10
+        assert sum("RECURSIVE" in statement for statement in statements) == 1
+
+
+def test_a_small_cache_changes_nothing_but_speed(running: RunServer) -> None:
+    """Contexts that were dropped from memory are read again."""
+    from kedge.server.settings import Limits
+
+    with running(limits=Limits(cache_bytes=20_000)) as (server, client):
+        chains: list[str | None] = [None] * 4
+        for turn in range(4):
+            for index, previous in enumerate(chains):
+                made = client.responses.create(
+                    model="m", input=f"{index}-{turn}", previous_response_id=previous
+                )
+                chains[index] = made.id
+                said = [item["content"][0]["text"] for item in server.requests[-1].context or ()]
+                assert said[::2] == [f"{index}-{past}" for past in range(turn + 1)]
+        assert server.call(lambda s: s.nodes._cache.used_bytes) <= 20_000
+
+
+def test_deleting_a_parent_leaves_its_children_their_context(running: RunServer) -> None:
+    """The deleted response cannot be found or continued; what was built on it can."""
+    with running() as (server, client):
+        first = client.responses.create(model="m", input="one")
+        second = client.responses.create(model="m", input="two", previous_response_id=first.id)
+        client.responses.delete(first.id)
+        with pytest.raises(NotFoundError):
+            client.responses.retrieve(first.id)
+        with pytest.raises(NotFoundError):
+            client.responses.delete(first.id)
+        with pytest.raises(BadRequestError) as caught:
+            client.responses.create(model="m", input="x", previous_response_id=first.id)
+        assert caught.value.code == "previous_response_not_found"
+        client.responses.create(model="m", input="three", previous_response_id=second.id)
+        assert len(server.requests[-1].context or ()) == 5
+        assert len(list(client.responses.input_items.list(second.id))) == 3
+
+
+def test_deleted_content_is_gone_from_the_disk(tmp_path: Path, running: RunServer) -> None:
+    """When the last response that needs a text is deleted, no byte of it is left in the file."""
+    db = tmp_path / "server.db"
+    with running(db=str(db)) as (server, client):
+        first = client.responses.create(model="m", input=SECRET)
+        second = client.responses.create(model="m", input="two", previous_response_id=first.id)
+        client.responses.delete(first.id)
+        assert SECRET.encode() in read_files(db)
+        client.responses.delete(second.id)
+        assert SECRET.encode() not in read_files(db)
+        assert server.call(count_nodes) == 0
+
+
+def test_a_response_expires_and_is_purged(tmp_path: Path, running: RunServer) -> None:
+    """After its retention a response is not found; the purge then deletes it for good."""
+    db = tmp_path / "server.db"
+    with running(db=str(db)) as (server, client):
+        made = client.responses.create(model="m", input=SECRET)
+        server.clock.advance(days=29)
+        assert client.responses.retrieve(made.id)
+        server.clock.advance(days=1, seconds=1)
+        with pytest.raises(NotFoundError):
+            client.responses.retrieve(made.id)
+        with pytest.raises(BadRequestError) as caught:
+            client.responses.create(model="m", input="x", previous_response_id=made.id)
+        assert caught.value.code == "previous_response_not_found"
+        assert SECRET.encode() in read_files(db)
+        assert server.purge() == 1
+        assert SECRET.encode() not in read_files(db)
+
+
+def test_an_expired_parent_stays_for_as_long_as_a_child_needs_it(running: RunServer) -> None:
+    """Ancestors of a live response are kept, and go with it."""
+    with running(retention=10 * DAY) as (server, client):
+        first = client.responses.create(model="m", input="one")
+        server.clock.advance(days=6)
+        second = client.responses.create(model="m", input="two", previous_response_id=first.id)
+        server.clock.advance(days=6)
+        assert server.purge() == 1
+        client.responses.create(model="m", input="three", previous_response_id=second.id)
+        assert len(server.requests[-1].context or ()) == 5
+        server.clock.advance(days=11)
+        assert server.purge() == 2
+        assert server.call(count_nodes) == 0
+
+
+def test_the_purge_runs_at_the_start(tmp_path: Path, running: RunServer) -> None:
+    """A server that was off for a long time first cleans up."""
+    db = tmp_path / "server.db"
+    with running(db=str(db)) as (_, client):
+        client.responses.create(model="m", input=SECRET)
+    with running(db=str(db), retention=30 * DAY) as (server, _):
+        assert SECRET.encode() in read_files(db)
+    with sqlite3.connect(db) as direct:
+        direct.execute("UPDATE nodes SET expires_at = 1")
+    direct.close()
+    with running(db=str(db)) as (server, client):
+        client.models.list()  # one turn of the loop
+        assert server.call(count_nodes) == 0
+    assert SECRET.encode() not in read_files(db)
+
+
+def test_zero_data_retention_keeps_nothing(tmp_path: Path, running: RunServer) -> None:
+    """Chaining is refused in the words of the hosted API, and nothing reaches the disk."""
+    db = tmp_path / "server.db"
+    with running(db=str(db), zero_data_retention=True) as (_, client):
+        made = client.responses.create(model="m", input=SECRET, store=True)
+        assert made.model_extra is not None
+        assert made.model_extra["store"] is False
+        with pytest.raises(BadRequestError) as caught:
+            client.responses.create(model="m", input="x", previous_response_id=made.id)
+        assert caught.value.code == "unsupported_parameter"
+        assert "due to Zero Data Retention." in str(caught.value)
+        with pytest.raises(BadRequestError, match="Zero Data Retention"):
+            client.conversations.create()
+        with pytest.raises(BadRequestError, match="Zero Data Retention"):
+            client.responses.create(model="m", input="x", conversation="conv_x")
+        assert SECRET.encode() not in read_files(db)
+
+
+def test_a_newer_database_is_refused(tmp_path: Path) -> None:
+    """The message says what to do."""
+    db = tmp_path / "server.db"
+    with sqlite3.connect(db) as direct:
+        direct.execute("PRAGMA user_version = 99")
+    direct.close()
+    with pytest.raises(CannotServe, match=r"newer Kedge.*upgrade"), serve(db=str(db)):
+        pass
+
+
+def test_a_database_has_one_server_at_a_time(tmp_path: Path, running: RunServer) -> None:
+    """Two owners would break each other's promises."""
+    db = str(tmp_path / "server.db")
+    with (
+        running(db=db),
+        pytest.raises(CannotServe, match="in use by another server"),
+        serve(db=db),
+    ):
+        pass
+
+
+def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
+    """A file of something else, or a folder, is left alone."""
+    text = tmp_path / "notes.txt"
+    text.write_text("not a database, " * 100)
+    for place in (text, tmp_path):
+        with pytest.raises(CannotServe, match="cannot be opened"), serve(db=str(place)):
+            pass
+    assert text.read_text().startswith("not a database")
+
+
+def test_the_database_is_private(tmp_path: Path, running: RunServer) -> None:
+    """Other users of the machine cannot read it."""
+    db = tmp_path / "folder" / "server.db"
+    with running(db=str(db)) as (_, client):
+        client.responses.create(model="m", input="x")
+        assert all(path.stat().st_mode & 0o077 == 0 for path in db.parent.iterdir())
+
+
+def test_the_memory_can_be_wiped_at_run_time(running: RunServer) -> None:
+    """``forget`` is what a server does that lost its disk."""
+    with running() as (server, client):
+        made = client.responses.create(model="m", input="one")
+        server.forget()
+        with pytest.raises(BadRequestError) as caught:
+            client.responses.create(model="m", input="x", previous_response_id=made.id)
+        assert caught.value.code == "previous_response_not_found"

@@ -1,0 +1,147 @@
+"""No request to the stateless endpoints, however damaged, is met with anything but an answer."""
+
+import copy
+import json
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kedge.server.anthropic import parse as messages
+from kedge.server.anthropic.errors import error_body
+from kedge.server.chat_completions import parse as chat
+from kedge.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from kedge.server.stateless_run import StatelessRequest
+
+CHAT: dict[str, Any] = {
+    "model": "m",
+    "messages": [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "5"},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
+    ],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+    "tool_choice": {
+        "type": "allowed_tools",
+        "allowed_tools": {
+            "mode": "auto",
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+        },
+    },
+    "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {}}},
+    "stop": ["a"],
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "max_tokens": 5,
+}
+MESSAGE: dict[str, Any] = {
+    "model": "m",
+    "max_tokens": 2000,
+    "system": [{"type": "text", "text": "Be kind."}],
+    "messages": [
+        {"role": "user", "content": "Hi"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "text", "text": "Well"},
+                {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t",
+                    "content": [{"type": "image", "source": {"type": "url", "url": "u"}}],
+                },
+                {
+                    "type": "document",
+                    "source": {"type": "base64", "media_type": "application/pdf", "data": ""},
+                },
+            ],
+        },
+    ],
+    "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+    "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+    "thinking": {"type": "adaptive"},
+    "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {}}},
+    "stop_sequences": ["a"],
+}
+JUNK: list[Any] = [None, True, 0, -1, 1.5, "", "x", "auto", [], [None], {}, {"type": "x"}]
+
+
+def json_paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place within a JSON value."""
+    inside = value.items() if isinstance(value, dict) else ()
+    inside = enumerate(value) if isinstance(value, list) else inside
+    return [path, *(place for key, one in inside for place in json_paths(one, (*path, key)))]
+
+
+def damage(body: Any, path: tuple[Any, ...], junk: Any, *, remove: bool) -> Any:
+    """The body with something else, or nothing, at one place."""
+    if not path:
+        return junk
+    body = copy.deepcopy(body)
+    holder = body
+    for key in path[:-1]:
+        holder = holder[key]
+    if remove:
+        del holder[path[-1]]
+    else:
+        holder[path[-1]] = copy.deepcopy(junk)
+    return body
+
+
+@settings(max_examples=300)
+@given(place=st.sampled_from(json_paths(CHAT)), junk=st.sampled_from(JUNK), gone=st.booleans())
+def test_a_damaged_chat_is_read_or_refused(place: Any, junk: Any, gone: bool) -> None:
+    """With an error of the API, and nothing else."""
+    check_parse(chat.parse_request, damage(CHAT, place, junk, remove=gone))
+
+
+@settings(max_examples=300)
+@given(place=st.sampled_from(json_paths(MESSAGE)), junk=st.sampled_from(JUNK), gone=st.booleans())
+def test_a_damaged_message_is_read_or_refused(place: Any, junk: Any, gone: bool) -> None:
+    """In Anthropic's words, whatever it was."""
+    check_parse(
+        lambda body: messages.parse_request(body, lambda _: None),
+        damage(MESSAGE, place, junk, remove=gone),
+    )
+
+
+def check_parse(read: Any, body: Any) -> None:
+    error = find_error(read, body)
+    if error is None:
+        return
+    assert 400 <= error.status < 500
+    json.dumps(error.body())
+    told = error_body(error, None)["error"]["message"]
+    assert told
+    assert "{" not in told or "{" in json.dumps(body)
+
+
+def find_error(read: Any, body: Any) -> ApiError | None:
+    """Why a request is refused; None if it is read, and can be passed on."""
+    try:
+        question: StatelessRequest = read(body)
+    except ApiError as error:
+        return error
+    json.dumps([list(question.input), question.body])
+    return None
+
+
+def test_the_undamaged_ones_are_read() -> None:
+    """Or the tests above would prove little."""
+    assert len(chat.parse_request(CHAT).input) == 5
+    assert len(messages.parse_request(MESSAGE, lambda _: None).input) == 5

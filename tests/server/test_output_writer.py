@@ -1,0 +1,32 @@
+"""Output items: what a model chose for them is kept where clients can send it back."""
+
+import pytest
+
+from kedge.server.models import ItemOpened
+from kedge.server.output_writer import OutputWriter
+
+KIMI_CALL_ID = "functions.get_weather:0"
+
+
+@pytest.mark.parametrize(
+    ("calls", "chosen", "kept"),
+    [
+        ("call", "call_1", True),
+        ("call", KIMI_CALL_ID, True),
+        ("call", "c" * 64, True),
+        ("call", "c" * 65, False),
+        ("call", "", False),
+        ("toolu", "toolu_1", True),
+        ("toolu", KIMI_CALL_ID, False),
+        ("toolu", "", False),
+    ],
+)
+def test_a_call_has_an_id_that_its_client_can_answer_to(
+    calls: str, chosen: str, kept: bool
+) -> None:
+    """One that the checks of this server would refuse is replaced by one of our own."""
+    writer = OutputWriter("0a1b", 3, call_prefix=calls)
+    writer.consume(ItemOpened("function_call", "get_weather", chosen))
+    (item,) = writer.items
+    assert (item["call_id"] == chosen) is kept
+    assert item["call_id"].startswith(chosen if kept else f"{calls}_0a1b")

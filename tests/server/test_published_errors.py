@@ -1,0 +1,755 @@
+"""Every published answer of the live API, row by row, from the running server over real HTTP.
+
+``ROWS`` are the two tables of observed errors. What a row needs to be there first (a stored
+response, a conversation, a response with an open call) its ``given`` makes.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from kedge.server.models import PracticeModel
+from kedge.testing import TestServer, serve
+
+Body = dict[str, Any]
+
+FUNCTION_TOOL: Any = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+CUSTOM_TOOL: Any = {"type": "custom", "name": "shout"}
+ITEM_TYPES = (
+    "'additional_tools', 'agent_message', 'apply_patch_call', 'apply_patch_call_output', "
+    "'code_interpreter_call', 'compaction', 'compaction_trigger', 'computer_call', "
+    "'computer_call_output', 'custom_tool_call', 'custom_tool_call_output', 'file_search_call', "
+    "'function_call', 'function_call_output', 'image_generation_call', 'item_reference', "
+    "'local_shell_call', 'local_shell_call_output', 'mcp_approval_request', "
+    "'mcp_approval_response', 'mcp_call', 'mcp_list_tools', 'message', 'multi_agent_call', "
+    "'multi_agent_call_output', 'program', 'program_output', 'reasoning', 'shell_call', "
+    "'shell_call_output', 'tool_search_call', 'tool_search_output', and 'web_search_call'"
+)
+USER_PARTS = "'input_text', 'input_image', 'input_file', 'scoped_content', and 'input_audio'"
+
+
+class Api:
+    """A running server and a plain client to it."""
+
+    def __init__(self, server: TestServer, http: httpx.Client) -> None:
+        self.server = server
+        self._http = http
+
+    def post(self, body: Any, path: str = "/v1/responses") -> httpx.Response:
+        return self._http.post(path, json=body)
+
+    def create(self, **body: Any) -> Body:
+        answer = self.post({"model": "practice", "input": "Hello"} | body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def delete(self, path: str) -> None:
+        assert self._http.delete(path).status_code == 200
+
+    def get(self, path: str) -> httpx.Response:
+        return self._http.get(path)
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Api]:
+    with serve() as server, httpx.Client(base_url=server.url, timeout=10) as http:
+        yield Api(server, http)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: what is sent, and the answer. ``given`` makes values for both."""
+
+    name: str
+    send: Body
+    message: str
+    param: str | None
+    code: str | None
+    status: int = 400
+    prepare: Callable[[Api], dict[str, str]] = lambda _: {}
+
+
+def fill_placeholders(value: Any, values: dict[str, str]) -> Any:
+    """Put values in the place of their names, such as <id>; leave out what is ``...``."""
+    if isinstance(value, str):
+        for name, one in values.items():
+            value = value.replace(f"<{name}>", one)
+        return value
+    if isinstance(value, list):
+        return [fill_placeholders(one, values) for one in value]
+    if isinstance(value, dict):
+        return {key: fill_placeholders(one, values) for key, one in value.items() if one is not ...}
+    return value
+
+
+def create_deleted(api: Api) -> dict[str, str]:
+    id = api.create()["id"]  # noqa: A001 - the wire's word
+    api.delete(f"/v1/responses/{id}")
+    return {"id": id}
+
+
+def create_unstored(api: Api) -> dict[str, str]:
+    return {"id": api.create(store=False)["id"]}
+
+
+def create_expired(api: Api) -> dict[str, str]:
+    id = api.create()["id"]  # noqa: A001
+    api.server.clock.advance(days=31)
+    return {"id": id}
+
+
+def create_call(api: Api) -> dict[str, str]:
+    response = api.create(input="Please call weather.", tools=[FUNCTION_TOOL])
+    call = response["output"][-1]
+    assert call["type"] == "function_call"
+    return {"id": response["id"], "call_id": call["call_id"]}
+
+
+def create_custom_call(api: Api) -> dict[str, str]:
+    response = api.create(input="Please call shout.", tools=[CUSTOM_TOOL])
+    call = response["output"][-1]
+    assert call["type"] == "custom_tool_call"
+    return {"id": response["id"], "call_id": call["call_id"]}
+
+
+def create_answered(api: Api) -> dict[str, str]:
+    made = create_call(api)
+    output = {"type": "function_call_output", "call_id": made["call_id"], "output": "sunny"}
+    done = api.create(input=[output], previous_response_id=made["id"])
+    return {"id": done["id"], "call_id": made["call_id"]}
+
+
+def create_reasoning(api: Api) -> dict[str, str]:
+    response = api.create(
+        input="Think about 6 * 7", include=["reasoning.encrypted_content"], reasoning={}
+    )
+    reasoning, message = response["output"]
+    assert reasoning["type"] == "reasoning"
+    return {
+        "id": response["id"],
+        "rs": reasoning["id"],
+        "msg": message["id"],
+        "sealed": reasoning["encrypted_content"],
+    }
+
+
+def create_unstored_reasoning(api: Api) -> dict[str, str]:
+    response = api.create(input="Think about 6 * 7", store=False)
+    return {"rs": response["output"][0]["id"]}
+
+
+def create_conversation(api: Api) -> dict[str, str]:
+    answer = api.post({}, "/v1/conversations")
+    return {"conv": answer.json()["id"]}
+
+
+REASONING = {"type": "reasoning", "id": "<rs>", "summary": [], "encrypted_content": "<sealed>"}
+ASSISTANT_MESSAGE = {"role": "assistant", "content": "It is 42."}
+NOT_FOUND = "Previous response with id '<id>' not found."
+CHAINED = {"input": "?", "previous_response_id": "<id>"}
+ITEM_NOT_FOUND = (
+    "Item with id '<rs>' not found. Items are not persisted when `store` is set to false. Try "
+    "again with `store` set to true, or remove this item from your input."
+)
+
+STATE_ROWS = [
+    Row(
+        f"{name} previous response",
+        CHAINED,
+        NOT_FOUND,
+        "previous_response_id",
+        "previous_response_not_found",
+        prepare=given,
+    )
+    for name, given in {
+        "unknown": lambda _: {"id": "resp_x"},
+        "deleted": create_deleted,
+        "unstored": create_unstored,
+        "expired": create_expired,
+    }.items()
+] + [
+    Row(
+        "bad characters in the previous id",
+        {"previous_response_id": "@results.ress"},
+        "Invalid 'previous_response_id': '@results.ress'. Expected an ID that contains letters, "
+        "numbers, underscores, or dashes, but this value contained additional characters.",
+        "previous_response_id",
+        "invalid_value",
+    ),
+    Row(
+        "previous id of a wrong type",
+        {"previous_response_id": {"a": 1}},
+        "Invalid type for 'previous_response_id': expected a string, but got an object instead.",
+        "previous_response_id",
+        "invalid_type",
+    ),
+    Row(
+        "call without output",
+        CHAINED,
+        "No tool output found for function call <call_id>.",
+        "input",
+        None,
+        prepare=create_call,
+    ),
+    Row(
+        "call without output, nothing new",
+        CHAINED | {"input": []},
+        "No tool output found for function call <call_id>.",
+        "input",
+        None,
+        prepare=create_call,
+    ),
+    Row(
+        "output without call",
+        {"input": [{"type": "function_call_output", "call_id": "call_9", "output": "x"}]},
+        "No tool call found for function call output with call_id call_9.",
+        "input",
+        None,
+    ),
+    Row(
+        "output of a call that was answered further up the chain",
+        CHAINED
+        | {"input": [{"type": "function_call_output", "call_id": "<call_id>", "output": "x"}]},
+        "No tool call found for function call output with call_id <call_id>.",
+        "input",
+        None,
+        prepare=create_answered,
+    ),
+    Row(
+        "custom output without call",
+        {"input": [{"type": "custom_tool_call_output", "call_id": "call_9", "output": "x"}]},
+        "No tool call found for custom tool call output with call_id call_9.",
+        "input",
+        None,
+    ),
+    Row(
+        "custom call without output",
+        CHAINED,
+        "No tool output found for custom tool call <call_id>.",
+        "input",
+        None,
+        prepare=create_custom_call,
+    ),
+    Row(
+        "patch without output",
+        {
+            "input": [
+                {
+                    "type": "apply_patch_call",
+                    "call_id": "call_1",
+                    "operation": {"type": "delete_file", "path": "x"},
+                    "status": "completed",
+                }
+            ]
+        },
+        "No tool output found for apply patch call call_1.",
+        "input",
+        None,
+    ),
+    Row(
+        "reasoning last",
+        {"input": [REASONING]},
+        "Item '<rs>' of type 'reasoning' was provided without its required following item.",
+        "input",
+        None,
+        prepare=create_reasoning,
+    ),
+    Row(
+        "item lost its reasoning",
+        {"input": [ASSISTANT_MESSAGE | {"id": "<msg>"}, {"role": "user", "content": "?"}]},
+        "Item '<msg>' of type 'message' was provided without its required 'reasoning' item: "
+        "'<rs>'.",
+        "input",
+        None,
+        prepare=create_reasoning,
+    ),
+    Row(
+        "duplicate ids",
+        {"input": [REASONING, REASONING, ASSISTANT_MESSAGE]},
+        "Duplicate item found with id <rs>. Remove duplicate items from your input and try again.",
+        "input",
+        None,
+        prepare=create_reasoning,
+    ),
+    Row(
+        "history replayed and chained",
+        CHAINED | {"input": [REASONING, ASSISTANT_MESSAGE | {"id": "<msg>"}]},
+        "Duplicate item found with id <rs>. Remove duplicate items from your input and try again.",
+        "input",
+        None,
+        prepare=create_reasoning,
+    ),
+    Row(
+        "unknown reasoning item",
+        {"input": [{"type": "reasoning", "id": "<rs>", "summary": []}, ASSISTANT_MESSAGE]},
+        ITEM_NOT_FOUND,
+        "input",
+        None,
+        404,
+        prepare=create_unstored_reasoning,
+    ),
+    Row(
+        "unknown item reference",
+        {"input": [{"type": "item_reference", "id": "<rs>"}]},
+        ITEM_NOT_FOUND,
+        "input",
+        None,
+        404,
+        prepare=create_unstored_reasoning,
+    ),
+    Row(
+        "wrong id prefix",
+        {
+            "input": [{"role": "user", "content": "x"}] * 8
+            + [{"type": "function_call_output", "id": "ctco_1", "call_id": "c", "output": "x"}]
+        },
+        "Invalid 'input[8].id': 'ctco_1'. Expected an ID that begins with 'fc'.",
+        "input[8].id",
+        "invalid_value",
+    ),
+    Row(
+        "bad encrypted reasoning",
+        {"input": [REASONING | {"id": "rs_1", "encrypted_content": "gAAAAABx"}, ASSISTANT_MESSAGE]},
+        "The encrypted content gAAA... could not be verified. Reason: Encrypted content could not "
+        "be decrypted or parsed.",
+        None,
+        "invalid_encrypted_content",
+    ),
+    Row(
+        "both conversation and previous response",
+        {"conversation": "conv_x", "previous_response_id": "resp_x"},
+        "Mutually exclusive parameters: ''. Ensure you are only providing one of: 'pre..._id' or "
+        "'conversation'.",
+        None,
+        "mutually_exclusive_parameters",
+    ),
+    Row(
+        "unknown conversation",
+        {"conversation": "conv_x"},
+        "Conversation with id 'conv_x' not found.",
+        None,
+        None,
+        404,
+    ),
+    Row(
+        "no model at all",
+        {"model": ""},
+        "The requested model '' does not exist.",
+        "model",
+        "model_not_found",
+    ),
+    Row(
+        "required tools that are not there",
+        {"tool_choice": "required", "tools": []},
+        "Tool choice 'required' must be specified with 'tools' parameter.",
+        "tool_choice",
+        None,
+    ),
+    Row(
+        "a function that is not offered",
+        {"tool_choice": {"type": "function", "name": "other"}, "tools": [FUNCTION_TOOL]},
+        "Tool choice 'other' not found in 'tools' parameter.",
+        "tool_choice",
+        None,
+    ),
+    Row(
+        "unknown prompt",
+        {"prompt": {"id": "pmpt_x"}},
+        "Prompt with id 'pmpt_x' not found.",
+        None,
+        None,
+        404,
+    ),
+    Row(
+        "input absent",
+        {"input": ...},
+        "Missing required parameter: 'input'.",
+        "input",
+        "missing_required_parameter",
+    ),
+    Row(
+        "input absent with a previous response",
+        {"input": ..., "previous_response_id": "<id>"},
+        "Missing required parameter: 'input'.",
+        "input",
+        "missing_required_parameter",
+        prepare=lambda api: {"id": api.create()["id"]},
+    ),
+    *(
+        Row(
+            f"input {empty!r} and nothing before",
+            {"input": empty},
+            "One of \"input\" or \"previous_response_id\" or 'prompt' or 'conversation' must be "
+            "provided.",
+            None,
+            "missing_required_parameter",
+        )
+        for empty in ([], "")
+    ),
+    Row(
+        "empty input and an unknown previous response",
+        {"input": [], "previous_response_id": "resp_x"},
+        "Previous response with id 'resp_x' not found.",
+        "previous_response_id",
+        "previous_response_not_found",
+    ),
+]
+
+SHAPE_ROWS = [
+    Row("unknown key n", {"n": 2}, "Unknown parameter: 'n'.", "n", "unknown_parameter"),
+    Row(
+        "unknown key stop",
+        {"stop": ["x"]},
+        "Unknown parameter: 'stop'. Did you mean 'store'?",
+        "stop",
+        "unknown_parameter",
+    ),
+    Row(
+        "unknown key near two",
+        {"stre": 1},
+        "Unknown parameter: 'stre'. Did you mean 'store' or 'stream'?",
+        "stre",
+        "unknown_parameter",
+    ),
+    Row(
+        "unknown key near one that was sent",
+        {"stor": 1, "store": True},
+        "Unknown parameter: 'stor'.",
+        "stor",
+        "unknown_parameter",
+    ),
+    Row(
+        "messages instead of input",
+        {"input": ..., "messages": [{"role": "user", "content": "x"}]},
+        "Unsupported parameter: 'messages'. In the Responses API, this parameter has moved to "
+        "'input'. Try again with the new parameter. See the API documentation for more "
+        "information: https://platform.openai.com/docs/api-reference/responses/create.",
+        None,
+        "unsupported_parameter",
+    ),
+    Row(
+        "model absent",
+        {"model": ...},
+        "Missing required parameter: 'model'.",
+        "model",
+        "missing_required_parameter",
+    ),
+    Row(
+        "model integer",
+        {"model": 7},
+        "Invalid type for 'model': expected a string, but got an integer instead.",
+        "model",
+        "invalid_type",
+    ),
+    Row(
+        "input an object",
+        {"input": {"a": 1}},
+        "Invalid type for 'input': expected one of a string or array of input items, but got an "
+        "object instead.",
+        "input",
+        "invalid_type",
+    ),
+    Row(
+        "item with unknown member",
+        {"input": [{"role": "user", "content": "x", "bogus": 1}]},
+        "Unknown parameter: 'input[0].bogus'.",
+        "input[0].bogus",
+        "unknown_parameter",
+    ),
+    Row(
+        "status on a reasoning item",
+        {
+            "input": [
+                *([{"role": "user", "content": "x"}] * 3),
+                REASONING | {"status": "completed"},
+            ]
+        },
+        "Unknown parameter: 'input[3].status'.",
+        "input[3].status",
+        "unknown_parameter",
+        prepare=create_reasoning,
+    ),
+    Row(
+        "item of unknown type",
+        {"input": [{"type": "bogus_item"}]},
+        f"Invalid value: 'bogus_item'. Supported values are: {ITEM_TYPES}.",
+        "input[0]",
+        "invalid_value",
+    ),
+    Row(
+        "unknown role",
+        {"input": [{"role": "bogus", "content": "x"}]},
+        "Invalid value: 'bogus'. Supported values are: 'assistant', 'system', 'developer', and "
+        "'user'.",
+        "input[0]",
+        "invalid_value",
+    ),
+    Row(
+        "item without content",
+        {"input": [{"role": "user"}]},
+        "Missing required parameter: 'input[0].content'.",
+        "input[0].content",
+        "missing_required_parameter",
+    ),
+    Row(
+        "user content part output_text",
+        {"input": [{"role": "user", "content": [{"type": "output_text", "text": "x"}]}]},
+        f"Invalid value: 'output_text'. Supported values are: {USER_PARTS}.",
+        "input[0].content[0]",
+        "invalid_value",
+    ),
+    Row(
+        "assistant content part input_text",
+        {"input": [{"role": "assistant", "content": [{"type": "input_text", "text": "x"}]}]},
+        "Invalid value: 'input_text'. Supported values are: 'output_text' and 'refusal'.",
+        "input[0].content[0]",
+        "invalid_value",
+    ),
+    Row(
+        "text part without text",
+        {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
+        "Missing required parameter: 'input[0].content[0].text'.",
+        "input[0].content[0].text",
+        "missing_required_parameter",
+    ),
+    Row(
+        "tool without type",
+        {"tools": [{}]},
+        "Missing required parameter: 'tools[0].type'.",
+        "tools[0].type",
+        "missing_required_parameter",
+    ),
+    Row(
+        "tool without name",
+        {"tools": [{"type": "function"}]},
+        "Missing required parameter: 'tools[0].name'.",
+        "tools[0].name",
+        "missing_required_parameter",
+    ),
+    Row(
+        "tool_choice unknown string",
+        {"tool_choice": "bogus"},
+        "Invalid value: 'bogus'. Supported values are: 'none', 'auto', and 'required'.",
+        "tool_choice",
+        "invalid_value",
+    ),
+    Row(
+        "truncation unknown",
+        {"truncation": "bogus"},
+        "Invalid value: 'bogus'. Supported values are: 'auto' and 'disabled'.",
+        "truncation",
+        "invalid_value",
+    ),
+    Row(
+        "max_output_tokens 0",
+        {"max_output_tokens": 0},
+        "Invalid 'max_output_tokens': integer below minimum value. Expected a value >= 16, but got "
+        "0 instead.",
+        "max_output_tokens",
+        "integer_below_min_value",
+    ),
+    Row(
+        "metadata with 17 pairs",
+        {"metadata": {f"k{i}": "v" for i in range(17)}},
+        "Invalid 'metadata': too many properties. Expected an object with at most 16 properties, "
+        "but got an object with 17 properties instead.",
+        "metadata",
+        "object_above_max_properties",
+    ),
+    Row(
+        "stream a string",
+        {"stream": "yes"},
+        "Invalid type for 'stream': expected a boolean, but got a string instead.",
+        "stream",
+        "invalid_type",
+    ),
+    Row(
+        "reasoning a string",
+        {"reasoning": "low"},
+        "Invalid type for 'reasoning': expected an object, but got a string instead.",
+        "reasoning",
+        "invalid_type",
+    ),
+]
+
+
+def check_error(answer: httpx.Response, row: Row, values: dict[str, str]) -> None:
+    assert answer.status_code == row.status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json() == {
+        "error": {
+            "message": fill_placeholders(row.message, values),
+            "type": "invalid_request_error",
+            "param": row.param,
+            "code": row.code,
+        }
+    }
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("row", STATE_ROWS + SHAPE_ROWS, ids=lambda row: row.name)
+def test_the_running_server_gives_the_published_answer(api: Api, row: Row, stream: bool) -> None:
+    """Status, message, type, param and code, as ordinary JSON even if a stream was asked for."""
+    values = row.prepare(api)
+    body = fill_placeholders({"model": "practice", "input": "Hello"} | row.send, values)
+    if stream and "stre" not in body:  # a key that was sent is not suggested
+        body = {"stream": True} | body
+    check_error(api.post(body), row, values)
+
+
+def test_a_refused_request_leaves_nothing_behind(api: Api) -> None:
+    """After every refusal the response that was to be continued is as good as before."""
+    first = api.create(input="My name is Ada.")
+    for row in SHAPE_ROWS:
+        if row.prepare is Row.prepare:
+            api.post(fill_placeholders({"model": "practice", "input": "x"} | row.send, {}))
+    again = api.create(input="What did I say first?", previous_response_id=first["id"])
+    assert "My name is Ada." in again["output"][0]["content"][0]["text"]
+
+
+def test_context_too_long_is_told_so() -> None:
+    """What does not fit the model's window is refused, unless it may be truncated."""
+    with (
+        serve(model=PracticeModel(window=100)) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
+        body = {"model": "practice", "input": "word " * 200}
+        answer = http.post("/v1/responses", json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"] == {
+            "message": "Your input exceeds the context window of this model. Please adjust your "
+            "input and try again.",
+            "type": "invalid_request_error",
+            "param": "input",
+            "code": "context_length_exceeded",
+        }
+
+
+def test_a_foreground_response_cannot_be_cancelled(api: Api) -> None:
+    """Cancelling is for background responses."""
+    answer = api.post({}, f"/v1/responses/{api.create()['id']}/cancel")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "Cannot cancel a synchronous response."
+
+
+def test_one_conversation_is_used_by_one_request_at_a_time() -> None:
+    """A second request while the first still runs is told to come back."""
+    with (
+        serve(model=PracticeModel(pace=30)) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
+        id = http.post("/v1/conversations", json={}).json()["id"]  # noqa: A001
+        body = {"model": "practice", "input": "Hello", "conversation": id}
+        with http.stream("POST", "/v1/responses", json=body | {"stream": True}) as running:
+            told = running.iter_bytes()  # held, or the connection would be closed at once
+            next(told)
+            answer = http.post("/v1/responses", json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"] == {
+            "message": "Another process is currently operating on this conversation. Please retry "
+            "in a few seconds.",
+            "type": "invalid_request_error",
+            "param": "conversation",
+            "code": "conversation_locked",
+        }
+
+
+def test_empty_input_after_a_valid_response_is_taken(api: Api) -> None:
+    """The empty-input check comes after the state is found, and a previous response suffices."""
+    first = api.create()
+    assert api.create(input=[], previous_response_id=first["id"])["status"] == "completed"
+
+
+ORDER = [
+    ("model", {"model": ..., "input": ..., "zzz": 1}),
+    ("input", {"input": ..., "zzz": 1}),
+    ("zzz", {"zzz": 1, "truncation": "bogus"}),
+    ("truncation", {"truncation": "bogus", "previous_response_id": "resp_x"}),
+    ("truncation", {"truncation": "bogus", "conversation": "conv_x"}),
+    ("previous_response_id", {"input": [], "previous_response_id": "resp_x"}),
+]
+
+
+@pytest.mark.parametrize(("blamed", "send"), ORDER, ids=[f"{row[0]}" for row in ORDER])
+def test_the_phases_come_in_the_live_order(api: Api, blamed: str, send: Body) -> None:
+    """Presence, unknown keys, the schema, the state, the empty input."""
+    answer = api.post(fill_placeholders({"model": "practice", "input": "x"} | send, {}))
+    assert answer.json()["error"]["param"] == blamed
+
+
+def test_conversation_comes_before_prompt_before_previous_response(api: Api) -> None:
+    """Within the state phase the order is fixed too."""
+    both = api.post(
+        {"model": "m", "input": "x", "conversation": "conv_x", "prompt": {"id": "pmpt_x"}}
+    )
+    assert both.json()["error"]["message"] == "Conversation with id 'conv_x' not found."
+    both = api.post(
+        {"model": "m", "input": "x", "previous_response_id": "resp_x", "prompt": {"id": "pmpt_x"}}
+    )
+    assert both.json()["error"]["message"] == "Prompt with id 'pmpt_x' not found."
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b'{"model": NaN}', b'{"a": "\xff"}', b"[" * 200_000], ids=repr
+)
+def test_what_is_not_json_is_told_so_over_http(api: Api, raw: bytes) -> None:
+    """In the shape of every other error, with status 400."""
+    answer = httpx.post(
+        f"{api.server.base_url}/responses",
+        content=raw,
+        headers={"content-type": "application/json"},
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("We could not parse the JSON body")
+
+
+def test_a_body_too_large_is_refused_before_it_is_read(api: Api) -> None:
+    """With status 413 and the limit in the message."""
+    answer = httpx.post(
+        f"{api.server.base_url}/responses",
+        content=b'{"model": "practice", "input": "' + b"x" * (33 * 1024 * 1024) + b'"}',
+        headers={"content-type": "application/json"},
+    )
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/nowhere", "/", "/v1/responses/", "/v1/responses/resp_x/nothing"]
+)
+def test_an_unknown_route_is_told_so(api: Api, path: str) -> None:
+    """With status 404, naming method and path."""
+    answer = api.get(path)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == f"Invalid URL (GET {path})"
+
+
+def test_a_wrong_method_is_told_so(api: Api) -> None:
+    """With status 405 and the methods that would do."""
+    answer = api.get("/v1/responses")
+    assert answer.status_code == 405
+    assert "POST" in answer.headers["allow"]
+    assert answer.json()["error"]["message"].startswith("Not allowed to GET on /v1/responses.")
+
+
+def test_lone_surrogates_are_refused_and_the_refusal_can_be_read(api: Api) -> None:
+    """Escaped surrogates pass a JSON reader; the server names the place instead of failing."""
+    for raw, param in [
+        (b'{"model": "practice", "input": "\\ud800"}', "input"),
+        (b'{"model": "practice", "input": "x", "\\ud800": 1}', "\\ud800"),
+    ]:
+        answer = httpx.post(
+            f"{api.server.base_url}/responses",
+            content=raw,
+            headers={"content-type": "application/json"},
+        )
+        assert answer.status_code == 400, answer.text
+        assert json.loads(answer.content)["error"]["param"] == param

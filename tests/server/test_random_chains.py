@@ -1,0 +1,183 @@
+"""Random trees of responses, judged twice: by the server, and by a plain model of what it should do.
+
+The model keeps every context as a whole list and checks it as a whole; the server keeps shared
+parts and checks only what is new. They must agree on every request: taken or refused, in the same
+words, with the same context before the model's eyes.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kedge.server.coherence import check_context, resolve_references
+from kedge.server.errors import ApiError
+from kedge.server.settings import Limits
+from kedge.testing import TestServer, serve
+
+Item = dict[str, Any]
+
+TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+
+
+@dataclass
+class ServerModel:
+    """What a server should hold: whole contexts by response, and every stored item."""
+
+    contexts: dict[str, list[Item]] = field(default_factory=dict[str, list[Item]])
+    stored: dict[str, Item] = field(default_factory=dict[str, Item])
+    reasoning_by_item: dict[str, str] = field(default_factory=dict[str, str])
+    items_by_response: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    unavailable: set[str] = field(default_factory=set[str])
+
+    def find_item(self, id: str) -> Item | None:  # noqa: A002 - the protocol's word
+        return self.stored.get(id)
+
+    def find_reasoning_before(self, id: str) -> str | None:  # noqa: A002 - the protocol's word
+        return self.reasoning_by_item.get(id) if id in self.stored else None
+
+    def expected_message(self, previous: str | None, new: list[Item]) -> str:
+        """Say what the server should say to this request."""
+        if previous in self.unavailable:
+            return f"Previous response with id '{previous}' not found."
+        context = self.contexts[previous] if previous else []
+        try:
+            check_context(context, resolve_references(new, self), self)
+        except ApiError as error:
+            return error.message
+        return "taken"
+
+    def record(self, response: Item, previous: str | None, given: list[Item]) -> None:
+        """Note what a response that was made has added."""
+        earlier = self.contexts[previous] if previous else []
+        self.contexts[response["id"]] = [*earlier, *given, *response["output"]]
+        if not response["store"]:
+            self.unavailable.add(response["id"])
+            return
+        # An item is known by the id that the server gave it; a client's copy of it is not.
+        key = response["id"].removeprefix("resp_")
+        mine = {item["id"]: item for item in [*given, *response["output"]] if key in item["id"]}
+        self.items_by_response[response["id"]] = list(mine)
+        self.stored |= mine
+        for one, other in zip(response["output"], response["output"][1:], strict=False):
+            if one["type"] == "reasoning":
+                self.reasoning_by_item[other["id"]] = one["id"]
+
+    def delete(self, response_id: str) -> None:
+        """Let a response go; what builds on it keeps its context, but nobody else can refer to it."""
+        self.unavailable.add(response_id)
+        for item_id in self.items_by_response[response_id]:
+            del self.stored[item_id]
+
+
+@pytest.fixture(scope="module", params=[0, 32 * 1024 * 1024], ids=["from disk", "from memory"])
+def server(request: pytest.FixtureRequest) -> Iterator[TestServer]:
+    with serve(limits=Limits(cache_bytes=request.param)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(server: TestServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url) as made:
+        yield made
+
+
+def item_summary(item: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What must be the same of an item, however it is written."""
+    content = item.get("content")
+    text = (
+        content if isinstance(content, str) else "".join(p.get("text", "") for p in content or [])
+    )
+    return item.get("type", "message"), item.get("role"), text, item.get("call_id")
+
+
+def open_calls(context: list[Item]) -> list[str]:
+    answered = {item["call_id"] for item in context if item.get("type") == "function_call_output"}
+    calls = [item["call_id"] for item in context if item.get("type") == "function_call"]
+    return [call_id for call_id in calls if call_id not in answered]
+
+
+PROMPTS = ["Hello", "Call weather.", "Think about 6 * 7", "Call weather and weather."]
+
+
+@st.composite
+def request_plans(draw: st.DrawFn) -> dict[str, Any]:
+    """One request, in terms of what is there when its time comes."""
+    return {
+        "parent": draw(st.integers(-1, 12)),
+        "answers": draw(st.sampled_from(["all", "all", "all", "all", "some", "none", "wrong"])),
+        "say": draw(st.sampled_from([*PROMPTS, None])),
+        "repeat": draw(st.sampled_from([None, None, None, "item", "reference"])),
+        "foreign": draw(st.booleans()),
+        "store": draw(st.sampled_from([True, True, True, False])),
+        "delete": draw(st.sampled_from([False, False, False, True])),
+    }
+
+
+def build_input(plan: dict[str, Any], model: ServerModel, previous: str | None) -> list[Item]:
+    """Write the input of a planned request."""
+    context = model.contexts[previous] if previous else []
+    calls = open_calls(context)
+    answered = {"all": calls, "some": calls[1:], "none": [], "wrong": ["call_wrong"]}
+    items: list[Item] = [
+        {"type": "function_call_output", "call_id": call_id, "output": "sunny"}
+        for call_id in answered[plan["answers"]]
+        if calls or plan["answers"] == "wrong"
+    ]
+    source = list(model.stored.values()) if plan["foreign"] else context
+    if plan["repeat"] and source:
+        known = source[plan["parent"] % len(source)]
+        if plan["repeat"] == "reference":
+            items.append({"type": "item_reference", "id": known.get("id", "msg_unknown")})
+        elif known["type"] != "reasoning":
+            items.append({name: value for name, value in known.items() if name != "logprobs"})
+    if plan["say"] or not items:
+        items.append({"role": "user", "content": plan["say"] or "Hello"})
+    return items
+
+
+@settings(max_examples=25, deadline=None)
+@given(plans=st.lists(request_plans(), min_size=1, max_size=10))
+def test_the_server_and_a_plain_model_agree_on_every_chain(
+    server: TestServer, http: httpx.Client, plans: list[dict[str, Any]]
+) -> None:
+    """Forks, tool calls, replays, references, unstored and deleted responses, in any order."""
+    plain, made = ServerModel(), list[str]()
+    for plan in plans:
+        alive = [one for one in made if one not in plain.unavailable]
+        several = alive if alive and plan["parent"] <= 10 else made
+        previous = several[plan["parent"] % len(several)] if made and plan["parent"] >= 0 else None
+        items = build_input(plan, plain, previous)
+        expected = plain.expected_message(previous, items)
+        answer = http.post(
+            "/v1/responses",
+            json={
+                "model": "practice",
+                "input": items,
+                "previous_response_id": previous,
+                "store": plan["store"],
+                "tools": [TOOL],
+            },
+        )
+        body = answer.json()
+        got = "taken" if answer.status_code == 200 else body["error"]["message"]
+        assert got == expected
+        if got != "taken":
+            continue
+        seen = list(server.requests[-1].context or ())
+        earlier = plain.contexts[previous] if previous else []
+        assert list(map(item_summary, seen[: len(earlier)])) == list(map(item_summary, earlier))
+        given_items = [dict(item) for item in seen[len(earlier) :]]
+        assert list(map(item_summary, given_items)) == list(
+            map(item_summary, resolve_references(items, plain))
+        )
+        plain.record(body, previous, given_items)
+        made.append(body["id"])
+        if plan["delete"] and alive:
+            lost = alive[plan["parent"] % len(alive)]
+            assert http.delete(f"/v1/responses/{lost}").status_code == 200
+            plain.delete(lost)

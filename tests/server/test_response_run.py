@@ -1,0 +1,238 @@
+"""Responses while they are written: many at once, abandoned, too slow, cut off by the end."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from openai import AsyncOpenAI, BadRequestError, InternalServerError, OpenAI
+
+from kedge.server.models import OutputEvent, PracticeModel, Prompt
+from kedge.server.settings import Limits
+from kedge.testing import TestServer, serve
+
+Connect = Callable[[TestServer], OpenAI]
+
+TIMEOUT = 30.0
+"""How long a test waits for what must happen soon."""
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        threading.Event().wait(0.005)
+
+
+class GatedModel(PracticeModel):
+    """A model that writes a word and then waits until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._gate = asyncio.Event()
+        self.cancelled = threading.Event()
+
+    def open_gate(self, server: TestServer) -> None:
+        """Let every answer go on."""
+        server.call(lambda _: self._gate.set())
+
+    async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
+        """Wait in the middle of the answer."""
+        written = 0
+        async for piece in super().answer(prompt):
+            yield piece
+            written += 1
+            if written == 2:
+                try:
+                    await self._gate.wait()
+                except asyncio.CancelledError:
+                    self.cancelled.set()
+                    raise
+
+
+async def test_fifty_streams_run_side_by_side() -> None:
+    """Every client gets its own answer, whole and in order, and can go on from it."""
+    model = GatedModel()
+    with serve(model=model) as server:
+        limits = httpx2.Limits(max_connections=100)
+        async with AsyncOpenAI(
+            base_url=server.base_url,
+            api_key="any",
+            max_retries=0,
+            http_client=httpx2.AsyncClient(limits=limits, verify=False, timeout=TIMEOUT),
+        ) as client:
+
+            async def talk(number: int) -> tuple[str, str]:
+                async with client.responses.stream(model="m", input=f"number {number}") as stream:
+                    final = await stream.get_final_response()
+                return final.id, final.output_text
+
+            def open_the_gate() -> None:
+                wait_until(lambda: server.running == 50)
+                model.open_gate(server)
+
+            async with asyncio.timeout(3 * TIMEOUT):
+                gate = asyncio.create_task(anyio.to_thread.run_sync(open_the_gate))
+                answers = await asyncio.gather(*(talk(n) for n in range(50)))
+                await gate
+            assert all(f"number {n}" in text for n, (_, text) in enumerate(answers))
+            for number, (id_, _) in list(enumerate(answers))[::10]:
+                await client.responses.create(model="m", input="x", previous_response_id=id_)
+                context = server.requests[-1].context
+                assert context is not None
+                assert context[0]["content"][0]["text"] == f"number {number}"
+        assert server.running == 0
+
+
+@contextmanager
+def abandon_request(server: TestServer, **body: Any) -> Generator[None]:
+    """Ask for a response and, when it is being written, go away; then do the rest."""
+    raw = json.dumps({"model": "m", "input": "hello", **body}).encode()
+    head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n"
+    with socket.create_connection(server.address) as connection:
+        connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + raw)
+        wait_until(lambda: server.running == 1)
+    yield
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_ends_the_work(stream: bool, connect: Connect) -> None:
+    """The model is cancelled, the response is marked, and nobody can build on it."""
+    model = GatedModel()
+    with serve(model=model) as server, abandon_request(server, stream=stream):
+        wait_until(model.cancelled.is_set)
+        wait_until(lambda: server.running == 0)
+        client = connect(server)
+        id_ = server.requests[0].response_id
+        assert id_ is not None
+        kept = client.responses.retrieve(id_)
+        assert kept.status == "cancelled"
+        assert kept.output == []
+        with pytest.raises(BadRequestError, match="is cancelled") as caught:
+            client.responses.create(model="m", input="x", previous_response_id=id_)
+        assert caught.value.code == "previous_response_not_completed"
+
+
+def test_an_abandoned_conversation_is_unlocked_and_unchanged(connect: Connect) -> None:
+    """What was not completed adds nothing."""
+    model = GatedModel()
+    with serve(model=model) as server:
+        client = connect(server)
+        talk = client.conversations.create()
+        with abandon_request(server, conversation=talk.id, stream=True):
+            wait_until(lambda: server.running == 0)
+            assert client.conversations.items.list(talk.id).data == []
+            model.open_gate(server)
+            assert client.responses.create(model="m", input="y", conversation=talk.id)
+
+
+def test_a_response_in_progress_can_be_seen_but_not_continued(connect: Connect) -> None:
+    """It is stored from the start; deleting it while it runs leaves nothing behind."""
+    model = GatedModel()
+    with serve(model=model) as server:
+        client = connect(server)
+        with client.responses.create(model="m", input="one", stream=True) as stream:
+            first = next(iter(stream))
+            assert first.type == "response.created"
+            id_ = first.response.id
+            assert client.responses.retrieve(id_).status == "in_progress"
+            with pytest.raises(BadRequestError) as caught:
+                client.responses.create(model="m", input="two", previous_response_id=id_)
+            assert caught.value.code == "previous_response_not_completed"
+            assert "is in_progress" in str(caught.value)
+            client.responses.delete(id_)
+            model.open_gate(server)
+            assert [event.type for event in stream][-1] == "response.completed"
+        with pytest.raises(BadRequestError) as caught:
+            client.responses.create(model="m", input="two", previous_response_id=id_)
+        assert caught.value.code == "previous_response_not_found"
+        assert server.call(lambda s: s.nodes._execute("SELECT count(*) FROM nodes").fetchone()) == (
+            0,
+        )
+
+
+def test_an_answer_that_takes_too_long_is_failed(connect: Connect) -> None:
+    """With an error for the client and in the database."""
+    with serve(model=GatedModel(), limits=Limits(answer_seconds=0.05)) as server:
+        client = connect(server)
+        events = list(client.responses.create(model="m", input="x", stream=True))
+        assert [event.type for event in events][-2:] == ["error", "response.failed"]
+        with pytest.raises(InternalServerError):
+            client.responses.create(model="m", input="x")
+        id_ = server.requests[-1].response_id
+        assert id_ is not None
+        assert client.responses.retrieve(id_).status == "failed"
+
+
+def read_stream(url: str, lines: list[str]) -> None:
+    answer = httpx2.post(
+        f"{url}/v1/responses",
+        json={"model": "m", "input": "hello", "stream": True},
+        verify=False,
+        timeout=TIMEOUT,
+    )
+    lines += [line.removeprefix("data: ") for line in answer.text.split("\n") if "data: " in line]
+
+
+def open_gate_when_stopping(server: TestServer, model: GatedModel) -> None:
+    def closed() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(server.address) != 0
+
+    wait_until(closed)
+    model.open_gate(server)
+
+
+@pytest.mark.parametrize("finishes", [True, False])
+def test_stopping_finishes_or_fails_what_runs(tmp_path: Any, finishes: bool) -> None:
+    """In either case the client is told the end, and the database knows it."""
+    model = GatedModel()
+    told: list[str] = []
+    db = str(tmp_path / "server.db")
+    limits = Limits(shutdown_seconds=TIMEOUT if finishes else 0.05)
+    with serve(model=model, db=db, limits=limits) as server:
+        reader = threading.Thread(target=read_stream, args=(server.url, told))
+        reader.start()
+        wait_until(lambda: server.running == 1)
+        if finishes:
+            threading.Thread(target=open_gate_when_stopping, args=(server, model)).start()
+    reader.join(TIMEOUT)
+    status = "completed" if finishes else "failed"
+    assert told[-1] == "[DONE]"
+    last = json.loads(told[-2])
+    assert last["type"] == f"response.{status}"
+    id_ = last["response"]["id"]
+    with serve(db=db) as server:
+        kept = httpx2.get(
+            f"{server.base_url}/responses/{id_}", verify=False, timeout=TIMEOUT
+        ).json()
+        assert kept == last["response"]
+
+
+def test_stopping_takes_no_new_requests() -> None:
+    """The port is closed at once."""
+    with serve() as server:
+        url = server.url
+    with pytest.raises(httpx2.ConnectError):
+        httpx2.get(f"{url}/healthz", verify=False, timeout=TIMEOUT)
+
+
+def test_a_stream_comes_word_by_word(connect: Connect) -> None:
+    """Streaming is real: the first word is there while the rest is not yet written."""
+    model = GatedModel()
+    with serve(model=model) as server:
+        seen: list[str] = []
+        with connect(server).responses.create(model="m", input="hello", stream=True) as stream:
+            for event in stream:
+                seen.append(event.type)
+                if seen.count("response.output_text.delta") == 1:
+                    assert server.running == 1
+                    model.open_gate(server)
+        assert seen[-1] == "response.completed"

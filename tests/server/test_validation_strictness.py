@@ -1,0 +1,429 @@
+"""Strict, but no stricter than the API.
+
+Whatever the openai package can say is taken, each small damage to it is refused at its place, and
+no JSON in the world gets any other answer than these two.
+"""
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, Required, Union, cast, get_args, get_origin
+
+import httpx2 as httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.beta import beta_response_input_item_param as beta
+from openai.types.conversations import conversation_create_params, item_create_params
+from openai.types.responses import (
+    input_token_count_params,
+    response_compact_params,
+    response_create_params,
+    response_input_item_param,
+    tool_param,
+)
+from typing_extensions import get_type_hints, is_typeddict
+
+from kedge.server import validation
+from kedge.server.errors import ApiError
+from kedge.server.schema.items import ITEM_TYPES
+from kedge.testing import serve
+
+# Where the live API is stricter than the package's types, or a value must look like one.
+OUTPUT_ONLY = {
+    ("ResponseReasoningItemParam", "status"),
+    ("Reasoning", "generate_summary"),
+}
+ALWAYS_REQUIRED = {("FunctionCallOutput", "call_id")}
+VALUES: dict[str, Any] = {
+    "compact_threshold": 2_000,
+    "max_output_tokens": 16,
+    "score_threshold": 0.5,
+    "name": "a_name",
+}
+TYPES = {"ContextManagement": "compaction"}
+ID_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "web_search_call": "ws",
+    "file_search_call": "fs",
+    "computer_call": "cu",
+    "code_interpreter_call": "ci",
+    "image_generation_call": "ig",
+    "local_shell_call": "lsh",
+    "shell_call": "sh",
+    "shell_call_output": "sho",
+    "apply_patch_call": "apc",
+    "apply_patch_call_output": "apco",
+    "mcp_list_tools": "mcpl",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpr",
+    "mcp_call": "mcp",
+    "compaction": "cmp",
+}
+
+
+def sample_values(hint: Any, name: str = "") -> list[Any]:
+    """Make values of a type: one per choice, objects with as little and with as much as may be."""
+    origin, args = get_origin(hint), get_args(hint)
+    if name in VALUES and (hint in (str, int, float) or type(None) in args):
+        return [VALUES[name]]
+    if origin is Required:
+        return sample_values(args[0], name)
+    if origin is Union:
+        return [value for arg in args for value in sample_values(arg, name)]
+    if origin is Literal:
+        return list(args)
+    if is_typeddict(hint):
+        return sample_objects(hint)
+    if origin is dict:
+        return [{}, {"key": sample_values(args[1])[0]}]
+    if origin is not None:  # some kind of list
+        choices = sample_values(args[0], name)
+        return [[choice] for choice in choices]
+    return {str: ["text"], int: [1], float: [0.5, 1], bool: [True, False], type(None): [None]}.get(
+        hint, [{"any": ["thing"]}]
+    )
+
+
+def sample_objects(shape: Any) -> list[dict[str, Any]]:
+    members = {
+        name: sample_values(hint, name)
+        for name, hint in get_type_hints(shape, include_extras=True).items()
+        if (shape.__name__, name) not in OUTPUT_ONLY
+    }
+    required = {
+        name
+        for name, hint in get_type_hints(shape, include_extras=True).items()
+        if get_origin(hint) is Required
+        or name in shape.__required_keys__
+        or (shape.__name__, name) in ALWAYS_REQUIRED
+    }
+    if shape.__name__ in TYPES:
+        members["type"] = [TYPES[shape.__name__]]
+    least = {name: values[0] for name, values in members.items() if name in required}
+    made = [least]
+    made += [
+        least | {name: value}
+        for name, values in members.items()
+        for value in values
+        if not (value is None and (shape.__name__, name) in ALWAYS_REQUIRED)
+    ]
+    made.append({name: values[0] for name, values in members.items()})
+    return made
+
+
+def with_id(item: dict[str, Any]) -> dict[str, Any]:
+    """Give an item the kind of id that its type has."""
+    kind = item.get("type") or ("message" if "role" in item else "item_reference")
+    if item.get("id") is not None:
+        item = item | {"id": f"{ID_PREFIXES.get(kind, 'x')}_1"}
+    return item
+
+
+def is_model_message(item: dict[str, Any]) -> bool:
+    """Tell the messages that the live API does not take although the package's types allow them."""
+    content = item.get("content")
+    parts = cast("list[Any]", content) if isinstance(content, list) else []
+    said = {part.get("type", "") for part in parts if isinstance(part, Mapping)}
+    if item.get("role") != "assistant":
+        return "phase" in item
+    return any(kind.startswith("input_") for kind in said)
+
+
+BETA_ONLY = {"agent_message", "multi_agent_call", "multi_agent_call_output"}
+ITEMS = [
+    with_id(item)
+    for item in sample_values(response_input_item_param.ResponseInputItemParam)
+    if not is_model_message(item)
+] + [
+    with_id(item)
+    for item in sample_values(beta.BetaResponseInputItemParam)
+    if item.get("type") in BETA_ONLY
+]
+TOOLS = sample_values(tool_param.ToolParam)
+
+
+def find_error(check: Any, body: Any) -> ApiError | None:
+    try:
+        check(body)
+    except ApiError as error:
+        return error
+    return None
+
+
+def test_every_item_that_the_package_can_write_is_taken() -> None:
+    """All item types, with the least and with every single member and choice they may have."""
+    assert {item["type"] for item in ITEMS if item.get("type")} == set(ITEM_TYPES)
+    errors = {
+        f"{json.dumps(item)}: {error.message}"
+        for item in ITEMS
+        if (error := find_error(validation.check_create, {"model": "m", "input": [item]}))
+    }
+    assert errors == set()
+
+
+def test_the_running_server_takes_every_item_type_in_every_way() -> None:
+    """Whole, streamed, counted, compacted, kept in a conversation: never a failure of its own."""
+    first = {item["type"]: item for item in ITEMS if item.get("type")}
+    with serve() as server, httpx.Client(base_url=f"{server.base_url}/", timeout=10) as http:
+        for item in first.values():
+            body = {"model": "practice", "input": [item, {"role": "user", "content": "hi"}]}
+            answers = [
+                http.post("responses", json=body),
+                http.post("responses", json=body | {"stream": True}),
+                http.post("responses/input_tokens", json=body),
+                http.post("responses/compact", json=body),
+                http.post("conversations", json={"items": [item]}),
+            ]
+            assert max(answer.status_code for answer in answers) < 500, item
+
+
+def test_every_tool_that_the_package_can_write_is_taken() -> None:
+    """All tools, hosted ones too."""
+    errors = {
+        f"{json.dumps(tool)}: {error.message}"
+        for tool in TOOLS
+        if (
+            error := find_error(
+                validation.check_create, {"model": "m", "input": "x", "tools": [tool]}
+            )
+        )
+    }
+    assert errors == set()
+
+
+@pytest.mark.parametrize(
+    ("check", "shape"),
+    [
+        (validation.check_create, response_create_params.ResponseCreateParamsNonStreaming),
+        (validation.check_create, response_create_params.ResponseCreateParamsStreaming),
+        (validation.check_input_tokens, input_token_count_params.InputTokenCountParams),
+        (validation.check_compact, response_compact_params.ResponseCompactParams),
+        (validation.check_conversation_create, conversation_create_params.ConversationCreateParams),
+        (validation.check_conversation_items, item_create_params.ItemCreateParams),
+    ],
+)
+def test_every_parameter_that_the_package_can_write_is_taken(check: Any, shape: Any) -> None:
+    """Each parameter of each endpoint, with each of its choices, null included."""
+    hints = get_type_hints(shape, include_extras=True)
+    needed = {"model": "m", "input": "x"} if "input" in hints else {"items": []}
+    if shape is conversation_create_params.ConversationCreateParams:
+        needed = {}
+    for name, hint in hints.items():
+        if name in {"input", "items", "tools"}:  # covered above
+            continue
+        for value in sample_values(hint, name):
+            error = find_error(check, needed | {name: value})
+            assert error is None, f"{name}={value!r}: {error and error.message}"
+
+
+FREE_FORM = {
+    "metadata", "parameters", "schema", "env", "headers", "attributes", "filters", "output_schema",
+    "input_schema",
+}  # fmt: skip
+
+FULL_BODY = {
+    "model": "m",
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "so"}]},
+        {
+            "type": "message",
+            "id": "msg_1",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "hello", "annotations": []}],
+            "phase": "final_answer",
+            "status": "completed",
+        },
+        {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "ok"},
+        {
+            "type": "shell_call",
+            "call_id": "call_2",
+            "action": {"commands": ["ls"], "timeout_ms": 10},
+            "environment": {"type": "local"},
+        },
+        {
+            "type": "shell_call_output",
+            "call_id": "call_2",
+            "output": [{"stdout": "", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}],
+        },
+    ],
+    "tools": [
+        {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True},
+        {
+            "type": "custom",
+            "name": "g",
+            "format": {"type": "grammar", "definition": "x", "syntax": "lark"},
+        },
+        {"type": "mcp", "server_label": "s", "require_approval": {"always": {"read_only": True}}},
+    ],
+    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []},
+    "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}, "verbosity": "low"},
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "metadata": {"a": "b"},
+    "stream": True,
+    "stream_options": {"include_obfuscation": False},
+    "context_management": [{"type": "compaction", "compact_threshold": 5_000}],
+    "prompt_cache_options": {"mode": "implicit", "ttl": "30m"},
+    "conversation": {"id": "conv_1"},
+    "moderation": {"model": "m", "policy": {"input": {"mode": "score"}}},
+    "max_output_tokens": 100,
+    "temperature": 0.5,
+    "include": ["reasoning.encrypted_content"],
+}
+
+JsonPath = tuple[str | int, ...]
+
+
+def json_paths(value: Any, path: JsonPath = ()) -> Iterator[tuple[JsonPath, Any]]:
+    """List every place in a body, except inside of what has no fixed form."""
+    yield path, value
+    if path and path[-1] in FREE_FORM:
+        return
+    children = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value if isinstance(value, list) else [])
+    )
+    for key, child in children:
+        yield from json_paths(child, (*path, key))
+
+
+def format_path(path: JsonPath) -> str:
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return "".join(steps).removeprefix(".")
+
+
+def change_at(path: JsonPath, change: Any) -> dict[str, Any]:
+    """Copy the whole body and change what holds the last step of a place."""
+    body = copy.deepcopy(FULL_BODY)
+    holder: Any = body
+    for step in path[:-1]:
+        holder = holder[step]
+    change(holder, path[-1])
+    return body
+
+
+def test_the_whole_body_is_valid() -> None:
+    """What the damage below is done to has none yet."""
+    validation.check_create(FULL_BODY)
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        at
+        for at, value in json_paths(FULL_BODY)
+        if isinstance(value, dict) and not (at and at[-1] in FREE_FORM)
+    ],
+    ids=format_path,
+)
+def test_an_unknown_member_is_refused_wherever_it_is(at: JsonPath) -> None:
+    """One member too many, anywhere, is named by its full path."""
+    place = (*at, "zzz")
+    error = find_error(
+        validation.check_create, change_at(place, lambda holder, key: holder.update({key: 1}))
+    )
+    assert error is not None
+    assert (error.param, error.code) == (format_path(place), "unknown_parameter")
+
+
+@pytest.mark.parametrize("at", [at for at, _ in json_paths(FULL_BODY) if at], ids=format_path)
+def test_a_wrong_type_is_refused_wherever_it_is(at: JsonPath) -> None:
+    """A value of a type that fits nowhere is blamed on its place, or on what its tag decides."""
+    error = find_error(
+        validation.check_create,
+        change_at(at, lambda holder, key: holder.__setitem__(key, [[3.5]])),
+    )
+    assert error is not None
+    assert error.code in {"invalid_type", "invalid_value"}
+    assert error.param in {format_path(at), format_path(at[:-1]), format_path((*at, 0))}
+
+
+REQUIRED_MEMBERS = {
+    "model", "input", "role", "content", "text", "summary", "call_id", "name", "arguments",
+    "output", "action", "commands", "stdout", "stderr", "outcome", "exit_code", "type",
+    "definition", "syntax", "server_label", "schema", "mode", "id",
+}  # fmt: skip
+OPTIONAL_PATHS = {
+    "text", "prompt_cache_options.mode", "input[1].id", "input[2].id", "input[2].type",
+    "moderation.policy.input", "reasoning.summary",
+}  # fmt: skip
+REQUIRED_PATHS = [
+    at
+    for at, _ in json_paths(FULL_BODY)
+    if at and at[-1] in REQUIRED_MEMBERS and format_path(at) not in OPTIONAL_PATHS
+]
+
+
+@pytest.mark.parametrize("at", REQUIRED_PATHS, ids=format_path)
+def test_a_missing_member_is_refused_wherever_it_is(at: JsonPath) -> None:
+    """What an object needs is asked for by its full path; an item's tag by the item's own."""
+    error = find_error(
+        validation.check_create, change_at(at, lambda holder, key: holder.__delitem__(key))
+    )
+    assert error is not None
+    assert error.code in {"missing_required_parameter", "invalid_value"}
+    assert error.param in {format_path(at), format_path(at[:-1])}
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(10**30, 10**60)
+    | st.floats()
+    | st.text(st.characters(codec=None), max_size=8)
+    | st.sampled_from(["message", "user", "function_call", "input_text", "function", "auto", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["type", "role", "content", "id", "text", "call_id", "name", "format", "tools", "x"]
+            )
+            | st.text(st.characters(codec=None), max_size=4),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+CHECKS = [
+    validation.check_create,
+    validation.check_input_tokens,
+    validation.check_compact,
+    validation.check_conversation_create,
+    validation.check_conversation_update,
+    validation.check_conversation_items,
+]
+
+
+def is_serializable(error: ApiError | None) -> bool:
+    return error is None or bool(json.dumps(error.body(), ensure_ascii=False).encode())
+
+
+@given(body=values, check=st.sampled_from(CHECKS))
+def test_any_json_is_taken_or_refused_and_nothing_else(body: Any, check: Any) -> None:
+    """No value makes a check fail in any other way, and every refusal can be sent."""
+    assert is_serializable(find_error(check, body))
+
+
+@given(data=st.data(), value=values)
+def test_any_damage_to_a_request_is_taken_or_refused(data: st.DataObject, value: Any) -> None:
+    """The same for a request of which one part was replaced by anything at all."""
+    at = data.draw(st.sampled_from([at for at, _ in json_paths(FULL_BODY) if at]))
+    body = change_at(at, lambda holder, key: holder.__setitem__(key, value))
+    assert is_serializable(find_error(validation.check_create, body))
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_json_or_refused(raw: bytes) -> None:
+    """No bytes make the reading of a body fail in any other way."""
+    error = find_error(validation.parse_body, raw)
+    assert error is None or error.status == 400

@@ -1,0 +1,59 @@
+"""Only a tool that is offered can be chosen."""
+
+from typing import Any
+
+import pytest
+
+from kedge.server.errors import ApiError
+from kedge.server.validation import check_tool_choice
+
+FUNCTION = {"type": "function", "name": "f"}
+CUSTOM = {"type": "custom", "name": "f"}
+SEARCH = {"type": "web_search_preview_2025_03_11"}
+MCP = {"type": "mcp", "server_label": "s"}
+NAMESPACE = {"type": "namespace", "name": "n", "description": "", "tools": [FUNCTION]}
+ADDITIONAL_TOOLS = {"type": "additional_tools", "role": "developer", "tools": [FUNCTION]}
+
+ACCEPTED: list[tuple[Any, list[Any], list[Any]]] = [
+    (None, [], []),
+    ("auto", [], []),
+    ("none", [], []),
+    ("required", [FUNCTION], []),
+    ("required", [], [ADDITIONAL_TOOLS]),
+    ({"type": "function", "name": "f"}, [FUNCTION], []),
+    ({"type": "function", "name": "f"}, [NAMESPACE], []),
+    ({"type": "function", "name": "f"}, [], [{"role": "user", "content": "x"}, ADDITIONAL_TOOLS]),
+    ({"type": "custom", "name": "f"}, [FUNCTION, CUSTOM], []),
+    ({"type": "mcp", "server_label": "s", "name": "t"}, [MCP], []),
+    ({"type": "web_search_preview"}, [SEARCH], []),
+    ({"type": "allowed_tools", "mode": "auto", "tools": [FUNCTION, MCP]}, [MCP, FUNCTION], []),
+]
+REJECTED: list[tuple[Any, list[Any], str]] = [
+    ("required", [], "Tool choice 'required' must be specified with 'tools' parameter."),
+    ({"type": "function", "name": "g"}, [FUNCTION], "Tool choice 'g' not found in 'tools'"),
+    ({"type": "function", "name": "f"}, [CUSTOM], "Tool choice 'f' not found in 'tools'"),
+    ({"type": "mcp", "server_label": "x"}, [MCP], "Tool choice 'x' not found in 'tools'"),
+    ({"type": "shell"}, [FUNCTION], "Tool choice 'shell' not found in 'tools' parameter."),
+    (
+        {"type": "allowed_tools", "mode": "auto", "tools": [FUNCTION, CUSTOM]},
+        [FUNCTION],
+        "Tool choice 'f' not found in 'tools' parameter.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("choice", "tools", "seen"), ACCEPTED)
+def test_a_tool_that_is_offered_may_be_chosen(
+    choice: Any, tools: list[Any], seen: list[Any]
+) -> None:
+    """By the request, by a namespace in it, or by an item of the context."""
+    check_tool_choice({"tool_choice": choice, "tools": tools}, seen)
+
+
+@pytest.mark.parametrize(("choice", "tools", "message"), REJECTED)
+def test_a_tool_that_is_not_offered_may_not(choice: Any, tools: list[Any], message: str) -> None:
+    """The live API names the choice that it did not find."""
+    with pytest.raises(ApiError) as caught:
+        check_tool_choice({"tool_choice": choice, "tools": tools}, [])
+    assert caught.value.message.startswith(message)
+    assert (caught.value.param, caught.value.code) == ("tool_choice", None)

@@ -1,0 +1,603 @@
+"""WebSocket mode, over real sockets: chains, lanes, limits, refusals and the end of a connection."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+from openai.resources.responses.responses import AsyncResponsesConnection
+from openai.types.responses import Response
+from openai.types.websocket_reconnection import ReconnectingEvent
+from starlette.types import Message
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from kedge.server.settings import Limits
+from kedge.testing import TestServer, serve
+from server.gated_model import GatedModel
+from server.websocket.client import (
+    Event,
+    WebSocketClient,
+    connect_client,
+    response_text,
+    wait_until,
+)
+
+CheckEvent = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture
+async def wire(server: TestServer) -> AsyncIterator[WebSocketClient]:
+    """A connection to the server."""
+    async with connect_client(server) as made:
+        yield made
+
+
+async def read_completed(connection: AsyncResponsesConnection) -> Response:
+    """Read events of the official client up to the end of a response."""
+    async for event in connection:
+        if event.type == "response.completed":
+            return event.response
+    raise AssertionError("the connection was closed")
+
+
+async def test_the_official_client_talks_over_one_connection(server: TestServer) -> None:
+    """Its typed events, its chain of unstored responses, its errors."""
+    client = AsyncOpenAI(base_url=server.base_url, api_key="any")
+    async with client, client.responses.connect() as connection:
+        ask = connection.response.create
+        await ask(model="m", input="I am Ada.", store=False)
+        first = (await read_completed(connection)).id
+        said = "What did I say first?"
+        await ask(model="m", input=said, store=False, previous_response_id=first, stream_id="x")
+        assert (await connection.recv()).stream_id == "x"
+        assert (await read_completed(connection)).output_text == 'You said first: "I am Ada."'
+        await ask(model="m", input="x", previous_response_id="resp_x")
+        refused = await connection.recv()
+        assert refused.type == "error"
+        assert refused.status == 400
+        assert refused.error.code == "previous_response_not_found"
+
+
+async def test_the_official_client_reconnects_after_a_restart(server: TestServer) -> None:
+    """The codes with which a connection is closed are those that it knows how to mend."""
+    client = AsyncOpenAI(base_url=server.base_url, api_key="any")
+    seen: list[int] = []
+
+    def reconnecting(event: ReconnectingEvent) -> None:
+        seen.append(event.close_code)
+
+    connecting = client.responses.connect(on_reconnecting=reconnecting, initial_delay=0)
+    async with client, connecting as connection:
+        server.clock.advance(seconds=3600)
+        await connection.response.create(model="m", input="One")
+        assert (await connection.recv()).type == "error"
+        assert (await connection.recv()).type == "error"
+        reading = asyncio.create_task(read_completed(connection))
+        await wait_until(lambda: seen)
+        await wait_until(lambda: server.call(lambda service: len(service.sockets)) == 1)
+        await connection.response.create(model="m", input="Two")
+        assert (await asyncio.wait_for(reading, 30)).status == "completed"
+    assert seen == [1001]
+
+
+async def test_events_are_those_of_a_stream(wire: WebSocketClient, check_event: CheckEvent) -> None:
+    """In the same order and with the same members, numbered from nought in each response."""
+    for _ in range(2):
+        await wire.create("Think about tea.")
+        events = await wire.read_response()
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert events[0]["type"] == "response.created"
+        for event in events:
+            check_event(event)
+
+
+async def test_a_stored_response_is_known_everywhere(
+    server: TestServer, wire: WebSocketClient
+) -> None:
+    """Over HTTP and on other connections, also after its own is closed."""
+    ended = await wire.create_and_read("I am Ada.")
+    await wire.connection.close()
+    async with connect_client(server) as other:
+        asked = await other.create_and_read(
+            "What did I say first?", previous_response_id=ended["response"]["id"]
+        )
+    assert response_text(asked) == 'You said first: "I am Ada."'
+
+
+async def test_an_unstored_response_is_known_on_its_connection_only(
+    server: TestServer, wire: WebSocketClient
+) -> None:
+    """The memory is that of the connection, and nothing reaches the database."""
+    first = await wire.create_unstored("I am Ada.")
+    async with connect_client(server) as other:
+        refused = await other.create_and_read(previous_response_id=first)
+    assert refused["error"]["code"] == "previous_response_not_found"
+    asked = await wire.create_and_read(
+        "What did I say first?", previous_response_id=first, store=False
+    )
+    assert response_text(asked) == 'You said first: "I am Ada."'
+    assert server.call(lambda service: service.responses.find(first)) is None
+
+
+async def test_only_the_newest_response_of_a_lane_is_remembered(wire: WebSocketClient) -> None:
+    """A lane that has moved on has forgotten where it was; another lane has not."""
+    first = await wire.create_unstored("One", stream_id="a")
+    fork = await wire.create_unstored("Two", stream_id="b", previous_response_id=first)
+    await wire.create_unstored("Three", stream_id="a", previous_response_id=first)
+    refused = await wire.create_and_read(
+        "Four", store=False, stream_id="c", previous_response_id=first
+    )
+    assert refused["error"]["code"] == "previous_response_not_found"
+    assert refused["stream_id"] == "c"
+    asked = await wire.create_and_read(
+        "What did I say first?", store=False, previous_response_id=fork
+    )
+    assert response_text(asked) == 'You said first: "One"'
+
+
+@pytest.mark.parametrize(("lane", "remembered"), [("a", False), ("b", True)])
+async def test_a_failed_continuation_evicts_its_parent_on_the_same_lane(
+    wire: WebSocketClient, lane: str, remembered: bool
+) -> None:
+    """What failed here is forgotten; a fork that failed on another lane spoils nothing."""
+    first = await wire.create_unstored("One", stream_id="a")
+    orphan = [{"type": "function_call_output", "call_id": "call_x", "output": "x"}]
+    refused = await wire.create_and_read(
+        orphan, stream_id=lane, previous_response_id=first, store=False
+    )
+    assert refused["status"] == 400
+    asked = await wire.create_and_read(
+        "Two", stream_id="a", previous_response_id=first, store=False
+    )
+    assert (asked["type"] == "response.completed") is remembered
+
+
+async def test_a_stored_parent_survives_a_failed_continuation(wire: WebSocketClient) -> None:
+    """The database knows it, whatever the connection has forgotten."""
+    first = (await wire.create_and_read("One"))["response"]["id"]
+    orphan = [{"type": "function_call_output", "call_id": "call_x", "output": "x"}]
+    assert (await wire.create_and_read(orphan, previous_response_id=first))["status"] == 400
+    assert (await wire.create_and_read("Two", previous_response_id=first))[
+        "type"
+    ] == "response.completed"
+
+
+async def test_a_stored_response_keeps_what_it_was_built_on(
+    server: TestServer, wire: WebSocketClient
+) -> None:
+    """Its unstored past is written down with it, so that it can be asked for from then on."""
+    first = await wire.create_unstored("I am Ada.")
+    second = await wire.create_unstored("I like tea.", previous_response_id=first)
+    ended = await wire.create_and_read("And now?", previous_response_id=second)
+    stored = ended["response"]["id"]
+    server.call(lambda service: service.nodes._cache.clear())
+    async with connect_client(server) as other:
+        asked = await other.create_and_read("What did I say first?", previous_response_id=stored)
+    assert response_text(asked) == 'You said first: "I am Ada."'
+    context = server.requests[-1].context or ()
+    assert [item["role"] for item in context] == ["user", "assistant"] * 3 + ["user"]
+    tokens = asked["response"]["usage"]["input_tokens"]
+    async with connect_client(server) as other:
+        again = await other.create_and_read("What did I say first?", previous_response_id=stored)
+    assert again["response"]["usage"]["input_tokens"] == tokens
+
+
+async def test_a_compaction_is_remembered_like_anything_else(wire: WebSocketClient) -> None:
+    """What stands for the past is carried along, stored or not."""
+    first = await wire.create_unstored("I am Ada.")
+    compacted = await wire.create_unstored(
+        [{"type": "compaction_trigger"}], previous_response_id=first
+    )
+    after = await wire.create_unstored("What did I say first?", previous_response_id=compacted)
+    stored = (await wire.create_and_read("And?", previous_response_id=after))["response"]["id"]
+    asked = await wire.create_and_read("What did I say first?", previous_response_id=stored)
+    assert response_text(asked) == 'You said first: "I am Ada."'
+
+
+async def test_a_warm_up_says_nothing_and_can_be_continued(
+    server: TestServer, wire: WebSocketClient
+) -> None:
+    """``generate: false`` keeps the context, stored or not, and asks no model."""
+    for store in (True, False):
+        warm = await wire.create_and_read("I am Ada.", generate=False, store=store)
+        assert warm["type"] == "response.completed"
+        assert warm["response"]["output"] == []
+        assert warm["response"]["usage"]["output_tokens"] == 0
+        assert warm["response"]["usage"]["input_tokens"] > 0
+        asked = await wire.create_and_read(
+            "What did I say first?", previous_response_id=warm["response"]["id"], store=False
+        )
+        assert response_text(asked) == 'You said first: "I am Ada."'
+
+
+async def test_zero_data_retention_leaves_the_memory_of_the_connection() -> None:
+    """Nothing is stored, and yet a connection can go on; what it forgot is not found."""
+    with serve(zero_data_retention=True) as server:
+        async with connect_client(server) as wire:
+            ended = await wire.create_and_read("I am Ada.")
+            assert ended["response"]["store"] is False
+            asked = await wire.create_and_read(
+                "What did I say first?", previous_response_id=ended["response"]["id"]
+            )
+            assert response_text(asked) == 'You said first: "I am Ada."'
+            refused = await wire.create_and_read("x", previous_response_id=ended["response"]["id"])
+            assert refused["error"]["code"] == "previous_response_not_found"
+
+
+async def test_a_lane_is_a_queue_and_lanes_do_not_wait_for_each_other() -> None:
+    """Requests of one lane run in their order; another lane overtakes them."""
+    model = GatedModel()
+    with serve(model=model) as server:
+        async with connect_client(server) as wire:
+            await wire.create("wait one", stream_id="slow")
+            await wire.create("two", stream_id="slow")
+            await wire.create("three", stream_id="quick")
+            quick = await wire.read_response("quick")
+            assert response_text(quick[-1]) == "answer to three"
+            assert model.started == ["wait one", "three"]
+            model.open_gate()
+            assert response_text((await wire.read_response("slow"))[-1]) == "answer to wait one"
+            assert response_text((await wire.read_response("slow"))[-1]) == "answer to two"
+        assert model.started == ["wait one", "three", "two"]
+
+
+async def test_more_requests_than_may_run_at_once_wait_their_turn() -> None:
+    """The third of two starts when one of them has ended; none is refused."""
+    model = GatedModel()
+    with serve(model=model, limits=Limits(socket_in_flight=2)) as server:
+        async with connect_client(server) as wire:
+            for lane in "abc":
+                await wire.create(f"wait {lane}", stream_id=lane)
+            await wait_until(lambda: len(model.started) == 2)
+            await wire.send(type="nonsense")
+            assert (await wire.read_response())[-1][
+                "type"
+            ] == "error"  # so what came before was looked at
+            assert model.started == ["wait a", "wait b"]
+            model.open_gate()
+            ended: set[str] = set()
+            while len(ended) < 3:
+                event = await wire.next_event()
+                if event["type"] == "response.completed":
+                    ended.add(event["stream_id"])
+        assert len(model.started) == 3
+
+
+async def test_too_many_waiting_requests_are_refused() -> None:
+    """The queue has an end, and what is in it is still answered."""
+    model = GatedModel()
+    with serve(model=model, limits=Limits(socket_waiting=2)) as server:
+        async with connect_client(server) as wire:
+            for number in range(4):
+                await wire.create(f"wait {number}")
+                await wait_until(lambda: model.started)
+            refused = (await wire.read_response())[-1]
+            while refused["type"] != "error":
+                refused = (await wire.read_response())[-1]
+            assert refused["status"] == 429
+            assert refused["error"]["code"] == "websocket_queue_full"
+            model.open_gate()
+            for number in range(3):
+                assert response_text((await wire.read_response())[-1]) == f"answer to wait {number}"
+
+
+async def test_there_are_only_so_many_lanes() -> None:
+    """One more name is refused; the lane without a name does not count."""
+    with serve(limits=Limits(socket_lanes=2)) as server:
+        async with connect_client(server) as wire:
+            for lane in (None, "a", "b", "a"):
+                named = {} if lane is None else {"stream_id": lane}
+                assert (await wire.create_and_read(**named))["type"] == "response.completed"
+            refused = await wire.create_and_read(stream_id="c")
+            assert refused["stream_id"] == "c"
+            assert refused["error"] == {
+                "message": "This WebSocket connection has reached its maximum number of distinct "
+                "stream IDs (2). Reuse an existing stream_id or open a new WebSocket connection.",
+                "type": "invalid_request_error",
+                "param": "stream_id",
+                "code": "websocket_stream_limit_reached",
+            }
+
+
+@pytest.mark.parametrize("name", ["", "a b", "ä", "x" * 257, 7, None])
+async def test_a_lane_must_have_a_proper_name(wire: WebSocketClient, name: Any) -> None:
+    """What is no name is not repeated as one."""
+    await wire.create(stream_id=name)
+    refused = await wire.next_event()
+    assert refused["error"]["code"] == "invalid_stream_id"
+    assert refused["status"] == 400
+    assert "stream_id" not in refused
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "param"),
+    [
+        ("{", None, None),
+        ("[]", "invalid_type", None),
+        ("{}", "missing_required_parameter", "type"),
+        ('{"type": "response.steer"}', "invalid_value", "type"),
+        ('{"type": "response.create"}', "missing_required_parameter", "model"),
+        ('{"type": "response.create", "model": "m"}', "missing_required_parameter", "input"),
+        ('{"type": "response.create", "model": "m", "input": "\\ud800"}', "invalid_value", "input"),
+        (
+            '{"type": "response.create", "model": "m", "input": "x", "background": true}',
+            "unsupported_parameter",
+            "background",
+        ),
+        (
+            '{"type": "response.create", "model": "m", "input": "x", "generate": "no"}',
+            "invalid_type",
+            "generate",
+        ),
+        (
+            '{"type": "response.create", "model": "m", "input": "x", "streams": "a"}',
+            "unknown_parameter",
+            "streams",
+        ),
+    ],
+)
+async def test_what_cannot_be_understood_is_refused_and_the_connection_goes_on(
+    wire: WebSocketClient, message: str, code: str | None, param: str | None
+) -> None:
+    """In the shape of the API: the status, and the error within."""
+    await wire.connection.send(message)
+    refused = await wire.next_event()
+    assert refused["type"] == "error"
+    assert refused["status"] == 400
+    assert refused["error"]["code"] == code
+    assert refused["error"]["param"] == param
+    assert (await wire.create_and_read())["type"] == "response.completed"
+
+
+async def test_generate_is_not_known_over_http(server: TestServer) -> None:
+    """It belongs to the socket."""
+    client = AsyncOpenAI(base_url=server.base_url, api_key="any", max_retries=0)
+    async with client:
+        with pytest.raises(Exception, match="Unknown parameter: 'generate'"):
+            await client.responses.create(model="m", input="x", extra_body={"generate": False})
+
+
+async def test_what_clients_send_out_of_habit_is_tolerated(wire: WebSocketClient) -> None:
+    """``stream`` and a background that is not wanted mean nothing here."""
+    ended = await wire.create_and_read(stream=False, background=False)
+    assert ended["type"] == "response.completed"
+
+
+async def test_a_connection_ends_after_its_time(server: TestServer, wire: WebSocketClient) -> None:
+    """The next request is told so, and the connection is closed."""
+    await wire.create_and_read()
+    server.clock.advance(seconds=3600)
+    refused = await wire.create_and_read(stream_id="a")
+    assert refused["error"]["code"] == "websocket_connection_limit_reached"
+    assert "(60 minutes)" in refused["error"]["message"]
+    assert (await wire.next_event())["error"]["code"] == "websocket_connection_limit_reached"
+    assert await wire.wait_closed() == 1001
+
+
+async def test_a_quiet_connection_is_told_when_its_time_is_over() -> None:
+    """It need not ask to be told."""
+    with serve(limits=Limits(socket_seconds=0.01)) as server:
+        async with connect_client(server) as wire:
+            assert (await wire.next_event())["error"][
+                "code"
+            ] == "websocket_connection_limit_reached"
+            assert await wire.wait_closed() == 1001
+
+
+async def test_what_runs_when_the_time_is_over_is_still_answered() -> None:
+    """Only new requests are refused; the connection closes after the last answer."""
+    model = GatedModel()
+    with serve(model=model) as server:
+        async with connect_client(server) as wire:
+            await wire.create("wait")
+            await wait_until(lambda: model.started)
+            server.clock.advance(seconds=3600)
+            assert (await wire.create_and_read(stream_id="late"))["status"] == 400
+            model.open_gate()
+            assert response_text((await wire.read_response())[-1]) == "answer to wait"
+            assert await wire.wait_closed() == 1001
+
+
+async def test_a_client_that_goes_away_stops_the_models_work() -> None:
+    """On every lane; nothing is left running."""
+    model = GatedModel()
+    with serve(model=model) as server:
+        async with connect_client(server) as wire:
+            await wire.create("wait a", stream_id="a")
+            await wire.create("wait b", stream_id="b")
+            await wire.create("never", stream_id="b")
+            await wait_until(lambda: len(model.started) == 2)
+        await wait_until(lambda: len(model.cancelled) == 2)
+        await wait_until(lambda: server.running == 0)
+        assert "never" not in model.started
+        assert server.call(lambda service: len(service.sockets)) == 0
+
+
+async def test_a_server_that_stops_lets_answers_finish() -> None:
+    """What runs is answered before the connection is closed with the code of a restart."""
+    model = GatedModel()
+    with serve(model=model, limits=Limits(shutdown_seconds=20)) as server:
+        async with connect_client(server) as wire:
+            await wire.create("wait")
+            await wait_until(lambda: model.started)
+            stopping = asyncio.create_task(asyncio.to_thread(server.stop))
+            await wait_until(lambda: not server._server.servers[0].is_serving())
+            model.open_gate()
+            assert response_text((await wire.read_response())[-1]) == "answer to wait"
+            assert (await wire.next_event())["error"]["code"] == "server_stopping"
+            assert await wire.wait_closed() == 1012
+            await asyncio.wait_for(stopping, 30)
+
+
+async def test_a_server_that_cannot_wait_says_so() -> None:
+    """What still runs when the time is up is failed, and its client is told."""
+    model = GatedModel()
+    with serve(model=model, limits=Limits(shutdown_seconds=0)) as server:
+        async with connect_client(server) as wire:
+            await wire.create("wait")
+            await wait_until(lambda: model.started)
+            stopping = asyncio.create_task(asyncio.to_thread(server.stop))
+            *_, error = await wire.read_response()
+            assert error["error"]["type"] == "server_error"
+            assert error["error"]["code"] == "server_error"
+            assert isinstance(error["sequence_number"], int)
+            assert (await wire.next_event())["type"] == "response.failed"
+            assert await wire.wait_closed() == 1012
+            await asyncio.wait_for(stopping, 30)
+
+
+async def test_a_message_that_is_too_large_ends_the_connection() -> None:
+    """The protocol has a code for that."""
+    with serve(limits=Limits(body_bytes=1000)) as server:
+        async with connect_client(server) as wire:
+            await wire.create("x" * 2000)
+            assert await wire.wait_closed() == 1009
+
+
+async def test_bytes_are_no_message(wire: WebSocketClient) -> None:
+    """The API speaks text."""
+    await wire.connection.send(b"{}")
+    assert await wire.wait_closed() == 1003
+
+
+async def test_a_token_is_asked_for_at_the_door() -> None:
+    """As over HTTP: without it the handshake is refused in the shape of the API."""
+    with serve(token="secret") as server:
+        with pytest.raises(InvalidStatus) as caught:
+            async with connect_client(server):
+                pass
+        assert caught.value.response.status_code == 401
+        assert b"You didn't provide an API key" in (caught.value.response.body or b"")
+        assert caught.value.response.headers["x-request-id"].startswith("req_")
+        async with connect_client(
+            server, additional_headers={"Authorization": "Bearer secret"}
+        ) as wire:
+            assert (await wire.create_and_read())["type"] == "response.completed"
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"Origin": "https://evil.example"}, "origin_not_allowed"),
+        ({"Origin": "http://localhost:3000"}, "origin_not_allowed"),
+        ({"Origin": "null"}, "origin_not_allowed"),
+    ],
+)
+async def test_no_web_page_gets_in(server: TestServer, headers: dict[str, str], code: str) -> None:
+    """A page may open a socket to any address, but it cannot hide where it comes from."""
+    with pytest.raises(InvalidStatus) as caught:
+        async with connect_client(server, additional_headers=headers):
+            pass
+    assert caught.value.response.status_code == 403
+    assert json.loads(caught.value.response.body or b"")["error"]["code"] == code
+
+
+async def test_a_page_of_the_server_itself_may(server: TestServer) -> None:
+    """Its origin is the name under which the server was asked."""
+    async with connect_client(server, additional_headers={"Origin": server.url}) as wire:
+        assert (await wire.create_and_read())["type"] == "response.completed"
+
+
+async def test_other_paths_have_no_socket(server: TestServer) -> None:
+    """The handshake is refused."""
+    with pytest.raises(InvalidStatus):
+        async with connect_client(server, path="/conversations"):
+            pass
+
+
+async def test_every_request_over_a_socket_is_on_record(
+    server: TestServer, wire: WebSocketClient
+) -> None:
+    """With what the model saw, as over HTTP."""
+    first = await wire.create_unstored("One")
+    await wire.create_unstored("Two", previous_response_id=first)
+    exchange = server.requests[-1]
+    assert (exchange.method, exchange.path, exchange.status) == ("POST", "/v1/responses", 200)
+    assert exchange.transport == "websocket"
+    assert exchange.body["previous_response_id"] == first
+    assert [item["role"] for item in exchange.context or ()] == ["user", "assistant", "user"]
+
+
+# Faults strike here too.
+
+
+@pytest.mark.parametrize("fault", ["cut_after_events=0", "cut_after_events=3", "cut_in_event=2"])
+async def test_a_cut_breaks_the_connection(
+    server: TestServer, wire: WebSocketClient, fault: str
+) -> None:
+    """With everything on it; the work is given up."""
+    server.faults.set(fault, times=1)
+    await wire.create("Write 50 words.")
+    told = [await wire.next_event() for _ in range(int(fault[-1]))]
+    assert all(event["type"].startswith("response.") for event in told)
+    with pytest.raises(ConnectionClosed):
+        await wire.next_event()
+    await wait_until(lambda: server.running == 0)
+
+
+async def test_a_refusal_on_purpose_is_an_event(server: TestServer, wire: WebSocketClient) -> None:
+    """With its status, and with the headers that go with it."""
+    server.faults.set("status=429,retry_after=2", times=1)
+    refused = await wire.create_and_read(stream_id="a")
+    assert (refused["status"], refused["stream_id"]) == (429, "a")
+    assert refused["error"]["headers"]["retry-after"] == "2"
+    assert refused["error"]["headers"]["x-request-id"] == server.requests[-1].request_id
+    assert (await wire.create_and_read())["type"] == "response.completed"
+
+
+async def test_other_servers_words_arrive_as_they_are(
+    server: TestServer, wire: WebSocketClient
+) -> None:
+    """Also where their shape is another."""
+    server.faults.set("not_found=ogx")
+    refused = await wire.create_and_read(previous_response_id="resp_x")
+    assert refused["status"] == 404
+    assert refused["error"]["detail"] == "Response 'resp_x' not found."
+
+
+async def test_events_may_come_twice_and_out_of_order(
+    server: TestServer, wire: WebSocketClient
+) -> None:
+    """Faults of streams are faults of sockets."""
+    server.faults.set("duplicate_events,only=response.created", times=1)
+    await wire.create()
+    events = await wire.read_response()
+    assert [event["type"] for event in events[:3]] == [
+        "response.created",
+        "response.created",
+        "response.in_progress",
+    ]
+
+
+async def test_a_server_that_forgets_forgets_its_connections_too(
+    server: TestServer, wire: WebSocketClient
+) -> None:
+    """Whatever was remembered, wherever."""
+    first = await wire.create_unstored()
+    server.forget()
+    refused = await wire.create_and_read(previous_response_id=first, store=False)
+    assert refused["error"]["code"] == "previous_response_not_found"
+
+
+async def test_a_bug_ends_the_connection_and_not_the_server(
+    server: TestServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log tells of it without the words of the error."""
+
+    async def broken(*_: object) -> Message:
+        raise ValueError("the words of a conversation")
+
+    monkeypatch.setattr(
+        "kedge.server.websocket.connection.ServerConnection._handle_message", broken
+    )
+    async with connect_client(server) as wire:
+        await wire.create()
+        await wire.wait_closed()
+    monkeypatch.undo()
+    assert "met a bug of the server: ValueError" in caplog.text
+    assert "the words of a conversation" not in caplog.text
+    async with connect_client(server) as wire:
+        ended: Event = await wire.create_and_read()
+    assert ended["type"] == "response.completed"

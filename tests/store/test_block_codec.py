@@ -1,0 +1,57 @@
+"""The stored form of a block is its JSON form, written and read quickly."""
+
+import json
+
+import pytest
+from hypothesis import given
+
+from kedge import user
+from kedge.errors import StoreDamaged
+from kedge.store.block_codec import decode_blocks, encode, encode_block, extract_text, hash_block
+from kedge.turns import Block, dump_block
+from strategies import blocks, sample_blocks
+
+
+@given(blocks())
+def test_the_quick_way_writes_what_the_long_way_writes(block: Block) -> None:
+    """Byte for byte, for any block."""
+    assert encode_block(block) == encode(dump_block(block))
+
+
+@given(blocks())
+def test_what_was_written_is_read(block: Block) -> None:
+    """With everything: id, metadata, origin and members that Kedge does not know."""
+    (again,) = decode_blocks([encode_block(block)])
+    assert again == block
+    assert dump_block(again) == dump_block(block)
+    assert type(again) is type(block)
+
+
+@pytest.mark.parametrize("block", sample_blocks(), ids=lambda block: block.kind)
+def test_every_kind_of_block_goes_both_ways(block: Block) -> None:
+    """The samples, one of each kind."""
+    (again,) = decode_blocks([encode_block(block)])
+    assert dump_block(again) == dump_block(block)
+
+
+def test_the_hash_covers_everything() -> None:
+    """A difference in metadata or id alone is a difference."""
+    block = user("hello", id="a")
+    others = [user("hello", id="b"), block.with_metadata(x=1), block.with_origin("me")]
+    names = {hash_block(encode_block(each)) for each in (block, *others)}
+    assert len(names) == 4
+
+
+def test_damage_does_not_spill_over() -> None:
+    """A text that holds two blocks, or none, is not read as something else."""
+    good = encode_block(user("hello"))
+    for bad in ("", f"{good},{good}", "null", "[]", '"x"', '{"kind":"user"}', "{"):
+        with pytest.raises(StoreDamaged, match="block 1"):
+            decode_blocks([good, bad])
+
+
+def test_what_can_be_searched_is_what_was_said() -> None:
+    """Ids and encrypted content are no words."""
+    body = json.dumps({"kind": "reasoning", "id": "blk_1", "encrypted_content": "secret"})
+    assert extract_text(body) == ""
+    assert extract_text(encode_block(user("hello"))) == "hello"

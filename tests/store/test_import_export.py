@@ -1,0 +1,117 @@
+"""Export and import lose nothing."""
+
+import json
+
+import pytest
+
+from kedge import user
+from kedge.errors import InvalidJSON
+from kedge.store import (
+    ConversationRow,
+    Incident,
+    Store,
+    StoredExchange,
+    Telemetry,
+    ToolRow,
+    open_store,
+)
+from store.sample_conversations import SCOPE, append_exchange, create_conversation
+
+
+async def create_full_conversation(store: Store) -> ConversationRow:
+    """A conversation with everything in it."""
+    row, nodes = await create_conversation(
+        store, 3, tags=["x"], mode="chained", retention=60.0, data={"a": 1}
+    )
+    store.keep_bodies = True
+    accounts = Telemetry(
+        (Incident("healed", "gone", SCOPE, 5.0),),
+        (ToolRow("add", "ok", 0.5, 6.0),),
+        (StoredExchange(b"\x00request", b"reply", 200, 7.0),),
+    )
+    await store.note(row, nodes[2].id, accounts)
+    await store.append(row, nodes[-1], [user("edited")], kept=2, kind="edited")
+    await store.claim(row, "k", about=b"x", owner="o", lease=1.0)
+    await store.append(row, nodes[-1], [user("asked")], kind="asked", asked_for="k")
+    return await store.update(row.id, archived=True)
+
+
+async def test_a_text_may_hold_any_end_of_a_line(store: Store) -> None:
+    """Characters that Python takes for line ends are no ends of lines of JSON."""
+    row = await store.create("one\u2028two")
+    blocks = [user("a\u2028b\x85c\x0bd\u2029e")]
+    await store.append(row, await store.node(row, row.head), blocks)
+    lines = await store.export(row)
+    async with await open_store("sqlite://:memory:") as other:
+        (copy,) = await other.import_(lines)
+        assert copy.title == row.title
+        assert await other.export(copy) == lines
+
+
+async def test_what_was_imported_exports_the_same(store: Store) -> None:
+    """Tree, anchors, accounts, keys: line by line, into another store and back."""
+    row = await create_full_conversation(store)
+    lines = await store.export(row)
+    async with await open_store("sqlite://:memory:") as other:
+        (copy,) = await other.import_(lines)
+        assert copy.id == row.id
+        assert await other.export(copy) == lines
+        assert await other.verify() == []
+        assert (await other.load(copy)).state == (await store.load(row)).state
+        assert len(await other.exchanges(copy)) == 1
+    (twin,) = await store.import_(lines)
+    assert twin.id != row.id
+    assert (await store.export(twin)).replace(twin.id, row.id) == lines
+    assert await store.verify() == []
+
+
+async def test_a_fork_is_exported_with_what_it_stands_on(store: Store) -> None:
+    """Without the later life of the conversation it came from."""
+    row, nodes = await create_conversation(store, 3)
+    fork = await store.fork(row, nodes[1].id)
+    await append_exchange(store, fork, nodes[1], (await store.load(fork)).turn(), "fork")
+    fork = await store.conversation(fork.id)
+    lines = await store.export(fork)
+    async with await open_store("sqlite://:memory:") as other:
+        (copy,) = await other.import_(lines)
+        assert (await other.load(copy)).blocks == (await store.load(fork)).blocks
+        assert len(await other.tree(copy)) == 3
+        assert copy.forked_from == row.id
+
+
+async def test_several_conversations_in_one_file(store: Store) -> None:
+    """One after the other."""
+    one, _ = await create_conversation(store, 1, title="one")
+    two, _ = await create_conversation(store, 2, title="two")
+    lines = await store.export(one) + "\n" + await store.export(two)
+    async with await open_store("sqlite://:memory:") as other:
+        assert [row.title for row in await other.import_(lines)] == ["one", "two"]
+
+
+INVALID_EXPORTS = [
+    "no json",
+    "[]",
+    '{"node": 0}',
+    '{"format": "other", "version": 1}',
+    '{"format": "kedge.conversation", "version": 2, "conversation": {}}',
+    '{"format": "kedge.conversation", "version": 1, "conversation": {}}',
+]
+
+
+@pytest.mark.parametrize("line", INVALID_EXPORTS)
+async def test_a_broken_file_imports_nothing(store: Store, line: str) -> None:
+    """All or none, and the error says what is wrong."""
+    row, _ = await create_conversation(store, 1)
+    lines = await store.export(row)
+    with pytest.raises(InvalidJSON):
+        await store.import_(line if line.startswith('{"node') else f"{lines}{line}\n")
+    assert len(await store.conversations()) == 1
+
+
+async def test_lines_are_plain_json(store: Store) -> None:
+    """Any program can read them."""
+    row, _ = await create_conversation(store, 1)
+    forms = [json.loads(line) for line in (await store.export(row)).splitlines()]
+    assert forms[0]["format"] == "kedge.conversation"
+    assert [form["block"]["kind"] for form in forms if "block" in form] == ["user", "assistant"]
+    assert [form["blocks"] for form in forms if "node" in form] == [[], [0, 1]]

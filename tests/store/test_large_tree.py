@@ -1,0 +1,121 @@
+"""Ten thousand nodes: paths, trees, ancestors and differences stay single queries."""
+
+import sqlite3
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kedge import user
+from kedge.store import ConversationRow, Store, open_store
+from kedge.store.block_codec import encode_block
+from kedge.store.database import Tx
+from kedge.store.nodes import insert_node, select_node
+
+NODES = 10_000
+FORK = 4_000
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """One loop for the module, so that the large store is made once."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def large(
+    tmp_path_factory: pytest.TempPathFactory, anyio_backend: str
+) -> AsyncIterator[tuple[Store, ConversationRow, dict[str, int]]]:
+    """A tree of ten thousand nodes, with a fork deep down and many small ones."""
+    path = tmp_path_factory.mktemp("large") / "large.db"
+    async with await open_store(f"sqlite:///{path}") as store:
+        row = await store.create("Large")
+
+        def grow(tx: Tx) -> dict[str, int]:
+            made: dict[str, int] = {}
+            node = fork = select_node(tx, row.head, row.tree)
+            for number in range(NODES):
+                if number == NODES - 1_000:
+                    made["long"] = node.id
+                    node = fork
+                body = encode_block(user(f"step {number}"))
+                node, _ = insert_node(
+                    tx, node, [body], number=row.number, kind="added", now=float(number)
+                )
+                if number == FORK:
+                    fork, made["fork"] = node, node.id
+                if number % 100 == 50:
+                    twig = encode_block(user(f"twig {number}"))
+                    insert_node(tx, node, [twig], number=row.number, kind="added", now=1.0)
+            made["short"] = node.id
+            return made
+
+        yield store, row, await store.database.write(grow)
+
+
+Large = tuple[Store, ConversationRow, dict[str, int]]
+
+
+async def test_the_tree_is_one_query(large: Large) -> None:
+    """All of it, in order."""
+    store, row, _ = large
+    tree = await store.tree(row)
+    assert len(tree) == NODES + NODES // 100 + 1
+    assert [node.id for node in tree] == sorted(node.id for node in tree)
+
+
+async def test_a_path_is_one_query(large: Large) -> None:
+    """From the root to either end."""
+    store, row, made = large
+    long, short = await store.path(row, made["long"]), await store.path(row, made["short"])
+    assert (len(long), len(short)) == (NODES - 1_000 + 1, FORK + 1 + 1_000 + 1)
+    assert [node.depth for node in long] == list(range(len(long)))
+
+
+async def test_blocks_come_from_ranges(large: Large) -> None:
+    """A path with a fork in it is two ranges, however many nodes it has."""
+    store, row, made = large
+    blocks = (await store.load(row, made["short"])).blocks
+    assert len(blocks) == FORK + 1 + 1_000
+    assert [blocks[FORK].text, blocks[FORK + 1].text] == [  # type: ignore[attr-defined]
+        f"step {FORK}",
+        f"step {NODES - 1_000}",
+    ]
+
+
+async def test_branches_are_compared_in_one_query(large: Large) -> None:
+    """Their common ancestor, and what each has alone."""
+    store, row, made = large
+    assert (await store.common_ancestor(row, made["long"], made["short"])).id == made["fork"]
+    apart = await store.differences(row, made["long"], made["short"])
+    assert (apart.shared, len(apart.left), len(apart.right)) == (
+        FORK + 1,
+        NODES - 1_000 - FORK - 1,
+        1_000,
+    )
+
+
+async def test_each_of_them_is_one_statement(large: Large) -> None:
+    """Counted: one statement to check that the node is there, and one that answers."""
+    store, row, made = large
+    counted: list[str] = []
+
+    def trace(connection: sqlite3.Connection) -> None:
+        connection.set_trace_callback(
+            lambda sql: counted.append(sql) if "SELECT" in sql[:200] else None
+        )
+
+    connections = store.database._connections  # type: ignore[attr-defined]
+    for connection in connections:
+        trace(connection)
+    for call, most in (
+        (store.tree(row), 1),
+        (store.path(row, made["long"]), 1),
+        (store.common_ancestor(row, made["long"], made["short"]), 3),
+        (store.differences(row, made["long"], made["short"]), 3),
+        (store.load(row, made["long"]), 3),
+    ):
+        counted.clear()
+        await call
+        assert len(counted) <= most
+    for connection in connections:
+        connection.set_trace_callback(None)

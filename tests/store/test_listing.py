@@ -1,0 +1,149 @@
+"""A store seen from above, on every kind of database."""
+
+import time
+from typing import Any
+
+import pytest
+
+from kedge.store import ConversationRow, Node, ResponseRow, Store
+from kedge.store.conversation_tree import Telemetry
+from kedge.store.listing import (
+    LIST_FILTERS,
+    LIST_ORDERS,
+    find_by_title,
+    get_revision,
+    list_summaries,
+    load_exchanges,
+    read_tree,
+)
+from kedge.store.records import StoredExchange
+from kedge.turns import assistant, user
+
+
+async def append_exchange(
+    store: Store, row: ConversationRow, parent: Node, text: str, **members: Any
+) -> Node:
+    """One exchange; the head does not move."""
+    asked = await store.append(row, parent, [user(text)], kind="asked")
+    given: dict[str, Any] = {
+        "provider": "p", "scope": "s", "model": "m", "created_at": time.time(), **members
+    }  # fmt: skip
+    return await store.append(
+        row,
+        asked,
+        [assistant(f"{text}!")],
+        kind="answered",
+        response=ResponseRow(**given),
+        accounts=Telemetry(exchanges=(StoredExchange(b"{}", b"[]", 200),)),
+    )
+
+
+async def create_conversation(
+    store: Store, title: str, *questions: str, **members: Any
+) -> ConversationRow:
+    """A conversation in one line."""
+    row = await store.create(title)
+    node = await store.node(row, row.head)
+    for words in questions:
+        node = await append_exchange(store, row, node, words, **members)
+    await store.move_head(row, node, head=row.head)
+    return await store.conversation(row.id)
+
+
+async def test_a_row_holds_the_sums_of_its_conversation(store: Store) -> None:
+    """First words, last answer, tokens, cost, median and expiry."""
+    facts: dict[str, Any] = {"input_tokens": 10, "cached_tokens": 4, "output_tokens": 3}
+    await create_conversation(
+        store, "Boats", "One", "Two", "Three", cost=0.5, seconds=2.0, expires_at=9.0, **facts
+    )
+    ((row,), total) = await list_summaries(store)
+    assert total == 1
+    assert (row.first_words, row.last_answer) == ("One", "Three!")
+    assert (row.responses, row.failed, row.forks) == (3, 0, 0)
+    assert (row.input_tokens, row.cached_tokens, row.output_tokens) == (30, 12, 9)
+    assert (row.cost, row.seconds, row.expires_at, row.model) == (1.5, 2.0, 9.0, "m")
+    assert all(type(each) is int for each in (row.responses, row.input_tokens, row.forks))
+
+
+async def test_a_conversation_without_a_word_is_listed_too(store: Store) -> None:
+    """With nothing in it."""
+    await store.create("Empty")
+    ((row,), _) = await list_summaries(store)
+    assert (row.first_words, row.responses, row.cost, row.seconds) == ("", 0, None, None)
+
+
+@pytest.mark.parametrize("order", LIST_ORDERS)
+@pytest.mark.parametrize("shown", LIST_FILTERS)
+async def test_every_filter_and_order_works(store: Store, shown: Any, order: Any) -> None:
+    """On every database."""
+    plain = await create_conversation(store, "Plain", "a", cost=0.1, input_tokens=1)
+    forked = await create_conversation(store, "Forked", "b", "c", cost=0.2, input_tokens=5)
+    root = await store.node(forked, forked.tree)
+    await append_exchange(store, forked, root, "another")
+    failed = await create_conversation(store, "Failed", "d", status="refused")
+    archived = await create_conversation(store, "Archived", "e")
+    await store.update(archived.id, archived=True)
+    rows, total = await list_summaries(store, show=shown, order=order)
+    wanted = {
+        "active": {plain.id, forked.id, failed.id},
+        "forked": {forked.id},
+        "failed": {failed.id},
+        "archived": {archived.id},
+        "all": {plain.id, forked.id, failed.id, archived.id},
+    }
+    assert {each.row.id for each in rows} == wanted[shown]
+    assert total == len(rows)
+    if shown == "active":
+        first = {"oldest": "Plain", "newest": "Failed", "title": "Failed"}
+        assert rows[0].row.title == first.get(order, "Forked")
+
+
+async def test_pages_follow_each_other(store: Store) -> None:
+    """Without a gap and without a row twice; only these, if ids are given."""
+    rows = [await create_conversation(store, f"Talk {number}") for number in range(5)]
+    pages = [
+        await list_summaries(store, order="oldest", limit=2, offset=start) for start in (0, 2, 4)
+    ]
+    assert [each.row.id for page, _ in pages for each in page] == [row.id for row in rows]
+    assert {total for _, total in pages} == {5}
+    ((only,), total) = await list_summaries(store, ids=[rows[3].id])
+    assert (only.row.id, total) == (rows[3].id, 1)
+    assert await list_summaries(store, ids=[]) == ([], 0)
+
+
+async def test_a_tree_comes_whole(store: Store) -> None:
+    """Nodes, responses by node, and what was asked; a fork is part of it."""
+    row = await create_conversation(store, "Tree", "One", "Two")
+    fork = await store.fork(row, row.head)
+    await append_exchange(store, fork, await store.node(row, row.head), "Three")
+    tree = await read_tree(store, row)
+    assert sorted(tree.questions.values()) == ["One", "Three", "Two"]
+    assert len(tree.responses) == 3
+    assert [node.kind for node in tree.nodes] == ["root", *["asked", "answered"] * 3]
+
+
+async def test_titles_are_found_by_what_stands_in_them(store: Store) -> None:
+    """Whatever the case; signs of the database are only signs."""
+    row = await create_conversation(store, "100% of Boats")
+    await create_conversation(store, "1000 of them")
+    assert await find_by_title(store, "boats", 9) == [row.id]
+    assert await find_by_title(store, "100%", 9) == [row.id]
+    assert await find_by_title(store, "_", 9) == []
+
+
+async def test_what_went_over_the_wire_is_found_by_node(store: Store) -> None:
+    """If it was kept."""
+    row = await create_conversation(store, "Kept nothing", "One")
+    assert await load_exchanges(store, row.head) == []
+    store.keep_bodies = True
+    row = await create_conversation(store, "Kept", "One")
+    (kept,) = await load_exchanges(store, row.head)
+    assert (kept.request, kept.reply, kept.status, kept.conversation) == (b"{}", b"[]", 200, row.id)
+
+
+async def test_the_pulse_changes_with_every_response(store: Store) -> None:
+    """And stays as it is while nothing happens."""
+    before = await get_revision(store)
+    assert await get_revision(store) == before
+    await create_conversation(store, "New", "One")
+    assert await get_revision(store) != before

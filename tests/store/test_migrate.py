@@ -1,0 +1,110 @@
+"""Migrations: numbered, reasoned, applied once; older stores are upgraded, newer ones refused."""
+
+import re
+import sqlite3
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from kedge.errors import BrokenInstallation, CannotOpenStore
+from kedge.store import migrate as migrate_module
+from kedge.store import open_store
+from kedge.store.database import Tx
+from kedge.store.migrate import load_migrations, migrate, read_schema_version
+from kedge.store.open import open_database
+from store.sample_conversations import create_conversation
+
+
+def test_every_migration_says_why() -> None:
+    """Each file opens with a comment that gives the reason."""
+    found = list((files("kedge.store") / "migrations").iterdir())
+    assert found
+    for file in found:
+        assert re.match(r"-- Why: \w.{40,}", file.read_text("utf-8")), file.name
+
+
+def test_both_databases_have_the_same_steps() -> None:
+    """Numbers and names agree."""
+    steps = [
+        [(each.number, each.name) for each in load_migrations(name)]
+        for name in ("sqlite", "postgresql")
+    ]
+    assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize("version", range(1, len(load_migrations("sqlite"))))
+async def test_an_older_store_is_upgraded_in_place(lasting_url: str, version: int) -> None:
+    """What is in it stays, and what is new works."""
+    database = open_database(lasting_url)
+    await database.write(lambda tx: migrate(tx, target=version))
+    await database.write(
+        lambda tx: tx.run(
+            "INSERT INTO conversations (id, title, archived, tree, head, created_at, updated_at) "
+            "VALUES ('conv_old', 'Old', 0, 0, 0, 1.0, 1.0)"
+        )
+    )
+    await database.aclose()
+    async with await open_store(lasting_url) as store:
+        assert (await store.conversation("conv_old")).title == "Old"
+        await create_conversation(store, 1)
+        assert len(await store.search("question")) == 1
+        assert await store.database.read(read_schema_version) == len(load_migrations("sqlite"))
+
+
+async def test_a_newer_store_is_refused(lasting_url: str) -> None:
+    """With words that say what to do; nothing is touched."""
+    async with await open_store(lasting_url) as store:
+        await store.database.write(lambda tx: tx.run("UPDATE kedge_schema SET version = 99"))
+    with pytest.raises(CannotOpenStore, match=r"newer Kedge .*99.*upgrade Kedge"):
+        await open_store(lasting_url)
+
+
+async def test_opening_again_changes_nothing(lasting_url: str) -> None:
+    """A store that is up to date is only looked at."""
+    async with await open_store(lasting_url) as store:
+
+        def again(tx: Tx) -> int:
+            return migrate(tx)
+
+        assert await store.database.write(again) == 0
+
+
+async def test_a_database_of_someone_else_is_refused(tmp_path: Path) -> None:
+    """Kedge does not settle in a database that holds other tables."""
+    with sqlite3.connect(tmp_path / "other.db") as connection:
+        connection.execute("CREATE TABLE mine (x)")
+    connection.close()
+    with pytest.raises(CannotOpenStore, match="something else"):
+        await open_store(f"sqlite:///{tmp_path}/other.db")
+
+
+def test_a_missing_migration_is_a_broken_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that are not all there are never applied."""
+    only_one = re.compile(r"(?P<number>\d{4})_(?P<name>acc\w+)(?P<dialect>x)?\.sql")
+    monkeypatch.setattr(migrate_module, "_FILE", only_one)
+    load_migrations.cache_clear()
+    try:
+        with pytest.raises(BrokenInstallation):
+            load_migrations("sqlite")
+    finally:
+        monkeypatch.undo()
+        load_migrations.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://x",
+        "kedge.db",
+        "sqlite:kedge.db",
+        "sqlite:///",
+        "postgresql://localhost",
+        "postgresql://[broken/kedge",
+        "",
+    ],
+)
+async def test_a_wrong_address_is_said(url: str) -> None:
+    """With what would be right."""
+    with pytest.raises(CannotOpenStore, match=r"sqlite:///|postgresql://"):
+        await open_store(url)

@@ -1,0 +1,174 @@
+"""A store against a plain model of it: dictionaries of lists."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kedge import run_sync, user
+from kedge.errors import HeadConflict
+from kedge.store import ConversationRow, Node, Store, open_store
+
+numbers = st.integers(0, 50)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), numbers, st.integers(0, 3), numbers, st.booleans()),
+        st.tuples(st.just("fork"), numbers, numbers),
+        st.tuples(st.just("delete"), numbers),
+        st.tuples(st.just("move"), numbers, numbers),
+        st.tuples(st.just("again"), numbers, numbers, numbers),
+    ),
+    max_size=25,
+)
+
+
+@dataclass
+class StoreModel:
+    """What a store should hold: of every node its blocks, of every conversation its head."""
+
+    paths: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
+    nodes: dict[int, Node] = field(default_factory=dict[int, Node])
+    rows: dict[str, ConversationRow] = field(default_factory=dict[str, ConversationRow])
+    heads: dict[str, int] = field(default_factory=dict[str, int])
+    created_nodes: dict[str, set[int]] = field(default_factory=dict[str, set[int]])
+    text_count: int = 0
+
+
+async def run_moves(moves: list[Any]) -> None:
+    """Make the moves on both, and compare."""
+    async with await open_store("sqlite://:memory:") as store:
+        model = StoreModel()
+        await add_conversation(store, model)
+        for name, *values in moves:
+            if not model.rows:
+                await add_conversation(store, model)
+            await MOVES[name](store, model, *values)
+        await compare(store, model)
+
+
+async def add_conversation(store: Store, model: StoreModel) -> None:
+    row = await store.create()
+    root = (await store.load(row)).node
+    model.rows[row.id], model.heads[row.id] = row, root.id
+    model.nodes[root.id], model.paths[root.id] = root, []
+    model.created_nodes[row.id] = {root.id}
+
+
+def pick_row(model: StoreModel, number: int) -> ConversationRow:
+    return list(model.rows.values())[number % len(model.rows)]
+
+
+def pick_node(model: StoreModel, row: ConversationRow, number: int) -> Node:
+    there = [node for node in model.nodes.values() if node.tree == row.tree]
+    return there[number % len(there)]
+
+
+async def append(
+    store: Store, model: StoreModel, which: int, count: int, at: int, moves: bool
+) -> None:
+    """Add blocks to some node, cutting some off, and maybe move the head."""
+    row = pick_row(model, which)
+    parent = pick_node(model, row, at)
+    kept = max(0, parent.length - at % 3)
+    model.text_count += count
+    texts = [f"said {model.text_count - index}" for index in range(count)]
+    blocks = [user(text, id=f"blk {text}") for text in texts]
+    head = parent.id if moves else None
+    try:
+        node = await store.append(row, parent, blocks, kept=kept, head=head)
+        moved = moves
+    except HeadConflict as conflict:
+        node, moved = await store.node(row, conflict.node), False
+    assert moved == (moves and model.heads[row.id] == parent.id)
+    if moved:
+        model.heads[row.id] = node.id
+    record_node(model, row, node, model.paths[parent.id][:kept] + texts)
+
+
+async def append_copy(store: Store, model: StoreModel, which: int, at: int, other: int) -> None:
+    """Say on one branch what was said on another: the same blocks, stored once."""
+    row = pick_row(model, which)
+    parent = pick_node(model, row, at)
+    source = pick_row(model, other)
+    texts = model.paths[model.heads[source.id]]
+    blocks = [user(text, id=f"blk {text}") for text in texts]
+    node = await store.append(row, parent, blocks, kept=0)
+    record_node(model, row, node, list(texts))
+
+
+def record_node(model: StoreModel, row: ConversationRow, node: Node, texts: list[str]) -> None:
+    model.nodes[node.id], model.paths[node.id] = node, texts
+    model.created_nodes[row.id].add(node.id)
+
+
+async def fork(store: Store, model: StoreModel, which: int, at: int) -> None:
+    row = pick_row(model, which)
+    node = pick_node(model, row, at)
+    made = await store.fork(row, node.id)
+    model.rows[made.id], model.heads[made.id], model.created_nodes[made.id] = made, node.id, set()
+
+
+async def move(store: Store, model: StoreModel, which: int, at: int) -> None:
+    row = pick_row(model, which)
+    node = pick_node(model, row, at)
+    await store.move_head(row, node, head=model.heads[row.id])
+    model.heads[row.id] = node.id
+
+
+async def delete(store: Store, model: StoreModel, which: int) -> None:
+    """Delete one; what others stand on stays, and what only it had is gone."""
+    row = pick_row(model, which)
+    await store.delete(row.id)
+    del model.rows[row.id], model.heads[row.id]
+    gone = model.created_nodes.pop(row.id)
+    left = {node.id: node for node in await _nodes(store)}
+    mine = {name for names in model.created_nodes.values() for name in names}
+    heads = set(model.heads.values())
+    assert (mine | heads) <= left.keys()
+    for name in gone:
+        if name in left:  # an heir has it now, maybe cut short
+            model.nodes[name] = left[name]
+            model.paths[name] = model.paths[name][: left[name].length]
+            heir = next(
+                each for each in model.rows.values() if each.number == left[name].conversation
+            )
+            model.created_nodes[heir.id].add(name)
+        else:
+            del model.nodes[name], model.paths[name]
+
+
+async def _nodes(store: Store) -> list[Node]:
+    trees = {row.tree: row for row in await store.conversations(archived=None)}
+    return [node for row in trees.values() for node in await store.tree(row)]
+
+
+MOVES: dict[str, Any] = {
+    "append": append,
+    "again": append_copy,
+    "fork": fork,
+    "move": move,
+    "delete": delete,
+}
+
+
+async def compare(store: Store, model: StoreModel) -> None:
+    """Every head, every path, every block; and nothing else."""
+    rows = {row.id: row for row in await store.conversations(archived=None)}
+    assert {name: row.head for name, row in rows.items()} == model.heads
+    assert {node.id for node in await _nodes(store)} == model.nodes.keys()
+    for node in model.nodes.values():
+        row = next(row for row in rows.values() if row.tree == node.tree)
+        blocks = (await store.load(row, node.id)).blocks
+        assert [block.text for block in blocks] == model.paths[node.id]  # type: ignore[attr-defined]
+    texts = {text for path in model.paths.values() for text in path}
+    ((count,),) = await store.database.read(lambda tx: tx.rows("SELECT COUNT(*) FROM blocks"))
+    assert count == len(texts)
+    assert await store.verify() == []
+
+
+@given(steps)
+@settings(max_examples=40)
+def test_a_store_does_what_dictionaries_do(moves: list[Any]) -> None:
+    """Appends, edits, forks, moved heads, shared blocks and deletions, in any order."""
+    run_sync(run_moves(moves))

@@ -1,0 +1,60 @@
+"""Long runs of blanks are counted apart without changing the count."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.tokens import counter
+
+BLANKS = [" ", "\t", "\x0c", "\u00a0", "\u2003", "\u3000"]
+
+
+def count_pieces(text: str) -> int:
+    return sum(
+        len(counter.get_encoding().encode_ordinary(piece)) for piece in counter.split_text(text)
+    )
+
+
+def count_exact(text: str) -> int:
+    return len(counter.get_encoding().encode_ordinary(text))
+
+
+@pytest.mark.parametrize("blank", BLANKS, ids=ascii)
+@pytest.mark.parametrize("around", [("", ""), ("x", "y"), ("a\n", "."), ("\n", "\n")])
+def test_a_run_of_one_blank_is_counted_exactly(blank: str, around: tuple[str, str]) -> None:
+    """Whatever stands before and after the run."""
+    before, after = around
+    text = before + blank * 150_011 + after
+    assert count_pieces(text) == count_exact(text)
+
+
+def test_a_run_before_a_line_break_stays_whole() -> None:
+    """The expression reads such a run without its stack, so it needs no cut."""
+    text = " " * 150_000 + "\nx"
+    assert list(counter.split_text(text)) == [text]
+
+
+def test_a_run_of_mixed_blanks_is_counted_nearly() -> None:
+    """Each cut inside the run may cost a token or two, never save one."""
+    text = "x" + " \t\u00a0\t" * 40_001 + "y"
+    cuts = sum(1 for _ in counter.split_text(text))
+    assert 0 <= count_pieces(text) - count_exact(text) <= 2 * cuts
+
+
+small = st.lists(
+    st.sampled_from(["a", "B", "1", ".", "'s", "\n", "\r\n", "/", "\x1c"])
+    | st.builds(str.__mul__, st.sampled_from([" ", "\t"]), st.integers(1, 40)),
+    max_size=12,
+).map("".join)
+
+
+@given(small)
+def test_cutting_out_runs_never_changes_the_count(text: str) -> None:
+    """With the limits set low, any text: the law behind the cutting."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counter, "MAX_BLANK_RUN", 4)
+        patch.setattr(counter, "CHUNK_LENGTH", 1_000)
+        patch.setattr(counter, "_LONG_RUN_PATTERN", counter.compile_long_run(4))
+        assert "".join(counter.split_text(text)) == text
+        if "\t" not in text or " " not in text:
+            assert count_pieces(text) == count_exact(text)

@@ -1,0 +1,27 @@
+"""The page about counting is true."""
+
+import re
+from pathlib import Path
+
+from kedge.tokens import counter, items
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tokens.md").read_text(encoding="utf-8")
+
+
+def test_the_examples_of_the_page_run() -> None:
+    """Every piece of Python on the page, as it stands there."""
+    for code in re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE):
+        exec(code, {})  # noqa: S102
+
+
+def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
+    """Estimates and limits."""
+    for shown in (
+        f"| the frame of an item (start, role, end) | {items.ITEM_OVERHEAD} |",
+        f'| an image | {items.IMAGE_TOKENS}, or {items.LOW_DETAIL_IMAGE_TOKENS} with `detail: "low"` |',
+        f"| a file, a sound | {items.FILE_TOKENS:,} |",
+        f"more than {counter.MAX_BLANK_RUN:,} blanks",
+        f"every {counter.CHUNK_LENGTH:,} characters",
+    ):
+        assert shown in PAGE
+    assert items.FILE_TOKENS == items.AUDIO_TOKENS

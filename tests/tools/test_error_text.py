@@ -1,0 +1,74 @@
+"""What a model and a log are told about an exception."""
+
+import pytest
+
+from kedge.tools.error_text import MAX_MESSAGE_CHARS, describe_error, locate_error, redact_secrets
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("no such city", "no such city"),
+        ("key sk-proj-abcdefgh12345 is bad", "key [struck out] is bad"),
+        ("xai-abcdefgh12345", "[struck out]"),
+        ("github_pat_11ABCDEFG0123", "[struck out]"),
+        ("AKIAIOSFODNN7EXAMPLE is denied", "[struck out] is denied"),
+        ("Authorization: Bearer abc.def-123", "Authorization: Bearer [struck out]"),
+        ("sent bearer abcdefghijklmnop, refused", "sent bearer [struck out], refused"),
+        ("a basic understanding of bearer tokens", "a basic understanding of bearer tokens"),
+        ("postgres://kedge:hunter2@db/x refused", "postgres://[struck out]@db/x refused"),
+        ("GET /x?api_key=hunter2&q=1", "GET /x?api_key=[struck out]&q=1"),
+        ("{'password': 'hunter 2', 'n': 1}", "{'password': [struck out], 'n': 1}"),
+        ("ACCESS_TOKEN=hunter2; n=1", "ACCESS_TOKEN=[struck out]; n=1"),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln", "[struck out]"),
+        (
+            "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY----- end",
+            "[struck out] end",
+        ),
+        ("remote: Traceback (most recent call last):\n  File", "remote: [traceback left out]"),
+        ("expected 3 tokens, got 4", "expected 3 tokens, got 4"),
+        ("see https://kedge.example/@someone", "see https://kedge.example/@someone"),
+    ],
+)
+def test_secrets_are_struck_out(text: str, told: str) -> None:
+    """Keys, tokens, passwords and tracebacks in a message do not reach the model."""
+    assert redact_secrets(text) == told
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("cannot be shown")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("no such city"), "ValueError: no such city"),
+        (KeyError("x"), "KeyError: 'x'"),
+        (ValueError(), "ValueError"),
+        (Mute(), "Mute"),
+        (
+            ExceptionGroup("several", [ValueError("a"), ExceptionGroup("b", [OSError("c")])]),
+            "ValueError: a; OSError: c",
+        ),
+        (ExceptionGroup("twice", [ValueError("a"), ValueError("a")]), "ValueError: a"),
+    ],
+)
+def test_an_exception_is_its_type_and_its_message(error: Exception, told: str) -> None:
+    """Of a group, each one's."""
+    assert describe_error(error) == told
+
+
+def test_a_long_message_is_cut() -> None:
+    """A message of a megabyte helps nobody."""
+    assert describe_error(ValueError("x" * 10**6)) == f"ValueError: {'x' * MAX_MESSAGE_CHARS} [cut]"
+
+
+def test_the_log_learns_the_place_but_no_message() -> None:
+    """File, line and function, without the path."""
+    with pytest.raises(ValueError, match="hush") as error:
+        raise ValueError("hush")
+    place = locate_error(error.value)
+    assert place.startswith("test_error_text.py:")
+    assert place.endswith(" in test_the_log_learns_the_place_but_no_message")
+    assert locate_error(ValueError("hush")) == "an unknown place"

@@ -1,0 +1,415 @@
+"""One attempt: time, limits, threads, and cancellation from without and within."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from kedge.tools import Toolbox, ToolRun, run_calls, tool
+from kedge.tools.invoke import ThreadRun
+from kedge.turns import ToolCallBlock, tool_call
+
+SOON = 0.01
+
+
+def make_calls(*names: str, **arguments: Any) -> list[ToolCallBlock]:
+    return [tool_call(name, arguments, call_id=f"c{i}") for i, name in enumerate(names)]
+
+
+async def run_one(function: Any) -> ToolRun:
+    box = Toolbox(function)
+    runs: list[ToolRun] = []
+    with anyio.fail_after(30):
+        await run_calls(box, make_calls(*box), on_run=runs.append)
+    return runs[0]
+
+
+@asynccontextmanager
+async def run_in_background(
+    *wanted: tuple[Toolbox, list[ToolCallBlock]], on_run: Callable[[ToolRun], object]
+) -> AsyncGenerator[anyio.CancelScope]:
+    """Calls that run in the background until they end or are cancelled."""
+    async with anyio.create_task_group() as group:
+        for box, some in wanted:
+            group.start_soon(_run, box, some, on_run)
+        with anyio.fail_after(30):
+            yield group.cancel_scope
+
+
+async def _run(
+    box: Toolbox, some: list[ToolCallBlock], on_run: Callable[[ToolRun], object]
+) -> None:
+    await run_calls(box, some, on_run=on_run)
+
+
+async def test_an_async_function_is_stopped_when_its_time_is_up() -> None:
+    """It is cancelled, cleans up, and the model is told."""
+    cleaned = False
+
+    @tool(timeout=SOON)
+    async def slow() -> None:
+        nonlocal cleaned
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cleaned = True
+
+    run = await run_one(slow)
+    assert cleaned
+    assert (run.outcome, run.attempts) == ("timeout", 1)
+    assert run.result.text == "slow ran out of time: it took longer than 0.01 s."
+
+
+async def test_running_out_of_time_may_be_tried_again() -> None:
+    """It counts as a ``TimeoutError``."""
+    starts = 0
+
+    @tool(timeout=SOON, retries=1, retry_wait=0, retry_on=(TimeoutError,))
+    async def slow_once() -> str:
+        nonlocal starts
+        starts += 1
+        if starts == 1:
+            await anyio.sleep_forever()
+        return "there"
+
+    run = await run_one(slow_once)
+    assert (run.outcome, run.attempts, run.result.text) == ("ok", 2, "there")
+
+
+async def test_a_timeout_of_the_functions_own_is_a_failure() -> None:
+    """Not ours, so its own words are told."""
+
+    @tool(timeout=30)
+    async def impatient() -> None:
+        raise TimeoutError("the door is closed")
+
+    run = await run_one(impatient)
+    assert (run.outcome, run.result.text) == (
+        "failed",
+        "impatient failed: TimeoutError: the door is closed",
+    )
+
+
+async def test_a_function_that_ends_in_spite_of_the_clock_counts() -> None:
+    """Whoever catches the cancellation and returns a value has returned a value."""
+
+    @tool(timeout=SOON)
+    async def stubborn() -> str:
+        try:
+            await anyio.sleep_forever()
+        except anyio.get_cancelled_exc_class():
+            pass
+        return "nearly"
+
+    assert (await run_one(stubborn)).result.text == "nearly"
+
+
+class ManualTimeout:
+    """Time that is up when the test says so, and not when a machine is slow."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.scopes: list[anyio.CancelScope] = []
+        monkeypatch.setattr("kedge.tools.invoke.move_on_after", self._open_scope)
+
+    def expire(self) -> None:
+        """Be up, for all who run. Called in a thread."""
+        anyio.from_thread.run_sync(self._cancel)
+
+    def _open_scope(self, delay: float) -> anyio.CancelScope:
+        self.scopes.append(anyio.CancelScope())
+        return self.scopes[-1]
+
+    def _cancel(self) -> None:
+        for scope in self.scopes:
+            scope.cancel()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualTimeout:
+    return ManualTimeout(monkeypatch)
+
+
+async def test_a_thread_is_abandoned_when_its_time_is_up(clock: ManualTimeout) -> None:
+    """The caller goes on; the thread ends when it ends."""
+    release, ended = threading.Event(), threading.Event()
+
+    @tool(timeout=1)
+    def slow() -> None:
+        clock.expire()
+        release.wait(30)
+        ended.set()
+
+    run = await run_one(slow)
+    assert run.outcome == "timeout"
+    assert run.result.text == "slow ran out of time: it took longer than 1 s."
+    assert not ended.is_set()
+    release.set()
+    assert await anyio.to_thread.run_sync(ended.wait, 30)
+
+
+async def test_a_thread_runs_out_of_time_by_the_clock_on_the_wall() -> None:
+    """The same with a real clock, whether the thread came to start or not."""
+    release = threading.Event()
+
+    @tool(timeout=SOON)
+    def slow() -> None:
+        release.wait(30)
+
+    run = await run_one(slow)
+    release.set()
+    assert (run.outcome, run.attempts) == ("timeout", 1)
+
+
+async def test_an_abandoned_thread_keeps_its_place(clock: ManualTimeout) -> None:
+    """A tool that may run once never runs twice, and says that it is busy until the thread ends."""
+    release = threading.Event()
+    running: list[int] = []
+
+    @tool(timeout=1, concurrency=1)
+    def slow() -> None:
+        running.append(1)
+        assert sum(running) == 1
+        clock.expire()
+        release.wait(30)
+        running.pop()
+
+    runs: list[ToolRun] = []
+    with anyio.fail_after(30):
+        await run_calls(Toolbox(slow), make_calls("slow", "slow"), on_run=runs.append)
+    busy = "slow failed: it is busy: 1 earlier call(s) ran out of time and still run."
+    assert [(run.outcome, run.attempts) for run in runs] == [("timeout", 1), ("failed", 0)]
+    assert runs[1].result.text == busy
+    assert (await run_one(slow)).result.text == busy
+    release.set()
+    assert slow.limit
+    with anyio.fail_after(30):
+        while slow.limit.current_limiter().abandoned:  # noqa: ASYNC110 - a thread tells no loop that it ended
+            await anyio.sleep(0.001)
+        async with slow.limit.current_limiter().acquire():
+            assert slow.limit.current_limiter().running == 1
+
+
+@pytest.mark.parametrize("first", ["the thread ends", "the caller goes"])
+async def test_whoever_comes_second_gives_the_place_back(first: str) -> None:
+    """A thread that ends, or starts, in the moment of being abandoned leaves no place taken."""
+    called: list[int] = []
+
+    @tool(concurrency=1)
+    def quick() -> None:
+        called.append(1)
+
+    assert quick.limit
+    gate = quick.limit.current_limiter()
+    async with gate.acquire() as place:
+        run = ThreadRun(quick, {}, place)
+        steps = (
+            [run.call_function, run.abandon]
+            if first == "the thread ends"
+            else [run.abandon, run.call_function]
+        )
+        for step in steps:
+            step()
+    assert called == ([1] if first == "the thread ends" else [])
+    assert (gate.running, gate.abandoned) == (0, set())
+
+
+async def test_a_limit_holds_across_runs_and_toolboxes() -> None:
+    """Two runs of three calls each, in two toolboxes: never more than two at once."""
+    gates = [anyio.Event() for _ in range(6)]
+    entered: list[int] = []
+    inside = most = 0
+
+    @tool(concurrency=2)
+    async def careful() -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        entered.append(len(entered))
+        await gates[entered[-1]].wait()
+        inside -= 1
+
+    runs: list[ToolRun] = []
+    one = (Toolbox(careful), make_calls("careful", "careful", "careful"))
+    other = (Toolbox(careful), make_calls("careful", "careful", "careful"))
+    async with run_in_background(one, other, on_run=runs.append):
+        for gate in gates:
+            await anyio.wait_all_tasks_blocked()
+            assert inside == min(2, 6 - len(runs))
+            gate.set()
+    assert [run.outcome for run in runs] == ["ok"] * 6
+    assert most == 2
+
+
+async def test_a_limit_holds_for_threads() -> None:
+    """One at a time means one at a time, also in threads."""
+    running: list[int] = []
+
+    @tool(concurrency=1)
+    def careful() -> int:
+        running.append(1)
+        assert sum(running) == 1
+        return running.pop()
+
+    with anyio.fail_after(30):
+        results = await run_calls(Toolbox(careful), make_calls(*["careful"] * 20))
+    assert [result.text for result in results] == ["1"] * 20
+
+
+async def test_waiting_for_a_place_does_not_take_from_the_time() -> None:
+    """The clock of a call starts when it runs, not when it queues."""
+
+    @tool(concurrency=1, timeout=SOON)
+    async def queued() -> str:
+        return "done"
+
+    assert queued.limit
+    runs: list[ToolRun] = []
+    async with run_in_background((Toolbox(queued), make_calls("queued")), on_run=runs.append):
+        async with queued.limit.current_limiter().acquire():
+            await anyio.sleep(3 * SOON)
+        assert runs == []
+    assert [(run.outcome, run.attempts) for run in runs] == [("ok", 1)]
+    assert runs[0].waited > runs[0].seconds
+
+
+async def test_cancellation_loses_nothing_and_leaves_no_call_open() -> None:
+    """What was completed is delivered; what ran or waited is answered as cancelled."""
+    cleaned = threading.Event()
+    started = anyio.Event()
+    release = threading.Event()
+
+    def quick() -> str:
+        return "done"
+
+    @tool(concurrency=1)
+    async def slow() -> None:
+        started.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cleaned.set()
+
+    def thread() -> None:
+        release.wait(30)
+
+    runs: dict[str, ToolRun] = {}
+    first = anyio.Event()
+
+    def note(run: ToolRun) -> None:
+        assert run.call_id not in runs
+        runs[run.call_id] = run
+        first.set()
+
+    box = Toolbox(quick, slow, thread)
+    asked = make_calls("quick", "slow", "slow", "thread")
+    async with run_in_background((box, asked), on_run=note) as scope:
+        await started.wait()
+        await first.wait()
+        scope.cancel()
+    release.set()
+    assert cleaned.is_set()
+    assert [(runs[c.call_id].outcome, runs[c.call_id].result.text) for c in asked] == [
+        ("ok", "done"),
+        ("cancelled", "This call was cancelled while it ran; it may have had an effect."),
+        ("cancelled", "This call was cancelled before it ran."),
+        ("cancelled", "This call was cancelled while it ran; it may have had an effect."),
+    ]
+
+
+async def test_a_task_cancelled_the_asyncio_way_answers_its_calls_too() -> None:
+    """``task.cancel()`` is a cancellation like any other."""
+    started = anyio.Event()
+
+    async def slow() -> None:
+        started.set()
+        await anyio.sleep_forever()
+
+    runs: list[ToolRun] = []
+    work = asyncio.ensure_future(run_calls(Toolbox(slow), make_calls("slow"), on_run=runs.append))
+    with anyio.fail_after(30):
+        await started.wait()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+    assert [run.outcome for run in runs] == ["cancelled"]
+
+
+async def test_a_function_that_is_cancelled_from_within_has_failed() -> None:
+    """It waited for something that was cancelled; nobody cancelled the call, so it is answered."""
+
+    async def waits() -> None:
+        inner = asyncio.ensure_future(anyio.sleep_forever())
+        inner.cancel()
+        await inner
+
+    def thread() -> None:
+        raise asyncio.CancelledError
+
+    async def scoped() -> str:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await anyio.sleep_forever()
+        return "went on"
+
+    with anyio.fail_after(30):
+        results = await run_calls(
+            Toolbox(waits, thread, scoped), make_calls("waits", "thread", "scoped")
+        )
+    assert [result.text for result in results] == [
+        "waits failed: it was cancelled from within.",
+        "thread failed: it was cancelled from within.",
+        "went on",
+    ]
+
+
+async def test_a_function_that_cancels_its_own_task_has_failed() -> None:
+    """The other calls go on."""
+
+    async def rash() -> None:
+        task = asyncio.current_task()
+        assert task
+        task.cancel()
+        await checkpoint()
+
+    async def calm() -> str:
+        await checkpoint()
+        return "fine"
+
+    with anyio.fail_after(30):
+        results = await run_calls(Toolbox(rash, calm), make_calls("rash", "calm"))
+    assert [result.metadata["outcome"] for result in results] == ["failed", "ok"]
+
+
+class Stop(BaseException):
+    """What no tool result can stand for."""
+
+
+@pytest.mark.parametrize("exception", [KeyboardInterrupt, SystemExit, Stop])
+@pytest.mark.parametrize("in_thread", [True, False])
+async def test_what_is_no_exception_passes_through(
+    exception: type[BaseException], in_thread: bool
+) -> None:
+    """Plainly, not in a group; the other calls are cancelled, and all are delivered."""
+
+    def stop() -> None:
+        raise exception
+
+    async def stop_in_loop() -> None:
+        raise exception
+
+    async def waits() -> None:
+        await anyio.sleep_forever()
+
+    runs: list[ToolRun] = []
+    box = Toolbox(tool(stop if in_thread else stop_in_loop, name="stop"), waits)
+    with anyio.fail_after(30), pytest.raises(exception):
+        await run_calls(box, make_calls("stop", "waits"), on_run=runs.append)
+    assert [(run.name, run.outcome) for run in runs] == [
+        ("stop", "cancelled"),
+        ("waits", "cancelled"),
+    ]

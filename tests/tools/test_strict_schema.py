@@ -1,0 +1,153 @@
+"""Strict schemas: closed objects, everything required, and null for what may be left out."""
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+from kedge.errors import InvalidArguments, InvalidTool
+from kedge.tools.schema import FunctionSchema, build_function_schema
+from kedge.tools.signature import parse_signature
+from kedge.tools.strict_schema import DROPPED_KEYWORDS, UNSUPPORTED_KEYWORDS, iter_subschemas
+from kedge.turns import tool_call
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+@dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+class Tree(BaseModel):
+    label: str = Field("", max_length=9)
+    branches: list["Tree"] = []
+    above: "Tree | None" = Field(None, description="The parent.")
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+
+
+def paint(
+    where: Annotated[Point, Field(description="The place.")],
+    color: Color = Color.RED,
+    size: Annotated[int, Field(ge=1, description="In pixels.")] = 3,
+    note: str | None = None,
+    tree: Tree | None = None,
+    pet: Annotated[Cat | Dog, Field(discriminator="kind")] | None = None,
+    many: list[Point] = Field(default_factory=lambda: [Point(1)], max_length=3),  # noqa: B008
+) -> None:
+    """Paint."""
+
+
+def make_strict_schema(function: Callable[..., Any]) -> FunctionSchema:
+    return build_function_schema(function.__name__, parse_signature(function), strict=True)
+
+
+def iter_schemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield schema
+    for inner in iter_subschemas(schema):
+        yield from iter_schemas(inner)
+
+
+def test_every_object_is_closed_and_every_property_required() -> None:
+    """At every depth, in definitions and in unions."""
+    objects = [
+        s for s in iter_schemas(make_strict_schema(paint).json_schema) if s.get("type") == "object"
+    ]
+    assert len(objects) >= 5
+    for schema in objects:
+        assert schema["additionalProperties"] is False
+        assert schema["required"] == list(schema["properties"])
+
+
+def test_what_strict_mode_has_no_words_for_is_left_unsaid() -> None:
+    """No defaults, no lengths, no ``oneOf``, no reference with members beside it."""
+    for schema in iter_schemas(make_strict_schema(paint).json_schema):
+        assert not schema.keys() & (DROPPED_KEYWORDS | UNSUPPORTED_KEYWORDS.keys() | {"oneOf"})
+        assert "$ref" not in schema or schema.keys() == {"$ref"}
+
+
+def test_texts_and_bounds_are_kept() -> None:
+    """What the model should know and the server can hold it to."""
+    properties = make_strict_schema(paint).json_schema["properties"]
+    assert properties["where"]["description"] == "The place."
+    assert properties["size"] == {
+        "anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}],
+        "description": "In pixels.",
+    }
+
+
+def test_null_stands_for_the_default() -> None:
+    """Nothing can be left out in strict mode, so null means: take the default."""
+    schema = make_strict_schema(paint)
+    nulls = dict.fromkeys(("color", "size", "note", "tree", "pet", "many"))
+    call = tool_call("paint", {"where": {"x": 1, "y": 2}, **nulls})
+    assert schema.parse_arguments(call) == {
+        "where": Point(1, 2),
+        "note": None,
+        "tree": None,
+        "pet": None,
+        "many": [Point(1)],
+    }
+    given = tool_call("paint", {"where": {"x": 1, "y": 2}, **nulls, "size": 5, "color": "red"})
+    assert schema.parse_arguments(given)["size"] == 5
+    assert schema.parse_arguments(given)["color"] is Color.RED
+
+
+@pytest.mark.parametrize("arguments", ['{"x": null', "null", "[null]"])
+def test_what_is_no_object_is_told_as_ever(arguments: str) -> None:
+    """Looking for nulls does not get in the way of the error."""
+
+    def f(x: int = 1) -> None: ...
+
+    with pytest.raises(InvalidArguments):
+        make_strict_schema(f).parse_arguments(tool_call("f", arguments))
+
+
+def test_a_default_in_the_annotation_is_a_default_too() -> None:
+    """``Annotated[int, Field(default=4)]`` without a default of Python's own."""
+
+    def f(x: Annotated[int, Field(default=4)]) -> None: ...
+
+    assert make_strict_schema(f).parse_arguments(tool_call("f", {"x": None})) == {"x": 4}
+
+
+@dataclass
+class Free:
+    anything: dict[str, int] = field(default_factory=dict)
+
+
+def any_value(x: Any) -> None: ...
+def free_keys(x: dict[str, int]) -> None: ...
+def bare_dict(x: dict) -> None: ...  # pyright: ignore[reportMissingTypeArgument]
+def inside(x: list[Free]) -> None: ...
+def pair(x: tuple[int, str]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (any_value, "arguments.x: strict mode needs a type here"),
+        (free_keys, "arguments.x: strict mode knows no object with free keys"),
+        (bare_dict, "arguments.x: strict mode knows no object with free keys"),
+        (inside, "Free.anything: strict mode knows no object with free keys"),
+        (pair, "arguments.x: strict mode cannot say a tuple"),
+    ],
+)
+def test_what_strict_mode_cannot_say_is_refused(function: Callable[..., Any], message: str) -> None:
+    """The error names the place, so that the type there can be changed."""
+    with pytest.raises(InvalidTool) as error:
+        make_strict_schema(function)
+    assert message in str(error.value)

@@ -1,0 +1,153 @@
+"""The constructors: the short way to every block."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from kedge import turns
+from kedge.errors import InvalidJSON, InvalidTurn
+from kedge.turns import (
+    AssistantBlock,
+    ImagePart,
+    OpaqueBlock,
+    ReasoningBlock,
+    RefusalPart,
+    SystemBlock,
+    TextPart,
+    ToolCallBlock,
+    ToolResultBlock,
+    UserBlock,
+    assistant,
+    image,
+    opaque,
+    reasoning,
+    system,
+    tool_call,
+    tool_result,
+    user,
+)
+from strategies import json_objects, json_values
+
+IMAGE = image("https://example.com/a.png")
+
+
+def test_each_constructor_makes_its_kind_of_block() -> None:
+    """Content comes first, in the most convenient form."""
+    assert user("hi") == UserBlock((TextPart("hi"),))
+    assert user(IMAGE) == UserBlock((IMAGE,))
+    assert user(["look", IMAGE]) == UserBlock((TextPart("look"), IMAGE))
+    assert user(part for part in ("a", "b")) == UserBlock((TextPart("a"), TextPart("b")))
+    assert assistant("hi") == AssistantBlock((TextPart("hi"),))
+    assert assistant(RefusalPart("no")) == AssistantBlock((RefusalPart("no"),))
+    assert system("be brief") == SystemBlock("be brief", "system")
+    assert system("be brief", "developer").role == "developer"
+    assert tool_call("f", '{"a": 1}', call_id="c") == ToolCallBlock("f", '{"a": 1}', "c")
+    assert tool_call("f", "free text", call_id="c", custom=True).custom
+    assert tool_result("c", "42") == ToolResultBlock("c", (TextPart("42"),))
+    assert reasoning("thought") == ReasoningBlock(("thought",))
+    assert reasoning(["a", "b"], text="c", encrypted_content="d") == ReasoningBlock(
+        ("a", "b"), ("c",), "d"
+    )
+    assert reasoning() == reasoning("") == ReasoningBlock()
+    assert opaque({"type": "x"}) == OpaqueBlock({"type": "x"})  # pyright: ignore[reportArgumentType]
+
+
+CONSTRUCTORS: list[Any] = [
+    lambda **identity: user("a", **identity),
+    lambda **identity: assistant("a", **identity),
+    lambda **identity: system("a", **identity),
+    lambda **identity: tool_call("f", "{}", **identity),
+    lambda **identity: tool_result("c", "a", **identity),
+    lambda **identity: reasoning("a", **identity),
+    lambda **identity: opaque({"type": "x"}, **identity),
+]
+
+
+@pytest.mark.parametrize("make", CONSTRUCTORS)
+def test_each_constructor_takes_what_every_block_has(make: Any) -> None:
+    """``id``, ``metadata``, ``origin`` and ``extra`` go by keyword; None is like not given."""
+    block = make(id="mine", metadata={"a": [1]}, origin="guard", extra={"new": 1})
+    assert (block.id, block.origin) == ("mine", "guard")
+    assert (block.metadata, block.extra) == ({"a": [1]}, {"new": 1})
+    plain = make(id=None, metadata=None, origin=None)
+    assert (plain.metadata, plain.origin) == ({}, "user")
+    assert plain.id.startswith("blk_")
+
+
+@given(json_objects())
+def test_a_mapping_of_arguments_becomes_json_once(arguments: Any) -> None:
+    """The arguments are the JSON text of the mapping, exactly, and a string is left as it is."""
+    call = tool_call("f", arguments, call_id="c")
+    assert json.dumps(json.loads(call.arguments)) == json.dumps(arguments)
+    assert tool_call("f", call.arguments, call_id="c") == call
+    assert tool_call("f", '{"a" :1,}', call_id="c").arguments == '{"a" :1,}'
+
+
+@given(json_values())
+def test_any_json_value_is_an_output(value: Any) -> None:
+    """Text stays text; anything else is written as JSON."""
+    text = tool_result("c", value).text
+    assert (
+        text == value
+        if isinstance(value, str)
+        else json.dumps(json.loads(text)) == json.dumps(value)
+    )
+
+
+def test_parts_are_an_output_too() -> None:
+    """A part, parts, or parts among texts are kept as parts; a list of texts is JSON."""
+    assert tool_result("c", IMAGE).parts == (IMAGE,)
+    assert tool_result("c", [TextPart("a"), IMAGE]).parts == (TextPart("a"), IMAGE)
+    assert tool_result("c", ("a", IMAGE)).parts == (TextPart("a"), IMAGE)
+    assert tool_result("c", ["a", "b"]).text == '["a", "b"]'
+    assert tool_result("c", []).text == "[]"
+    assert tool_result("c", None).text == "null"
+
+
+def test_a_call_without_a_call_id_gets_one() -> None:
+    """Calls made by hand are answered like any other."""
+    one, other = tool_call("f", {}), tool_call("f", {})
+    assert one.call_id.startswith("call_")
+    assert one.call_id != other.call_id
+
+
+loose: Any = turns  # the same names, without their types
+INVALID_ARGUMENTS: list[tuple[Any, str]] = [
+    (lambda: loose.user(None), "content is text or parts, not NoneType"),
+    (lambda: loose.user(5), "content is text or parts, not int"),
+    (lambda: loose.user(b"bytes"), "content is text or parts, not bytes"),
+    (lambda: loose.user({"text": "a"}), "content is text or parts, not dict"),
+    (lambda: loose.user(["a", 5]), "not int"),
+    (lambda: loose.assistant(["a", IMAGE]), "not ImagePart"),
+    (lambda: loose.assistant(user("a")), "content is text or parts, not UserBlock"),
+    (lambda: loose.system(None), "text: expected a string"),
+    (lambda: loose.tool_call("f", None), "arguments: expected a mapping, got NoneType"),
+    (lambda: loose.tool_call("f", [1]), "arguments: expected a mapping, got list"),
+    (lambda: loose.tool_call("f", {"a": float("inf")}), "arguments.a: inf is not a JSON number"),
+    (lambda: loose.tool_call("f", {1: 2}), "arguments: the key 1 is not a string"),
+    (lambda: loose.tool_call("f", "\ud800"), "arguments: lone surrogate"),
+    (lambda: loose.tool_result("c", {1, 2}), "a set is not a JSON value"),
+    (lambda: loose.tool_result("c", [IMAGE, 5]), "not int"),
+    (lambda: loose.reasoning([None]), "summary[0]: expected a string, got NoneType"),
+    (lambda: loose.opaque([1]), "item: expected a mapping, got list"),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"), INVALID_ARGUMENTS, ids=[message for _, message in INVALID_ARGUMENTS]
+)
+def test_content_that_cannot_be_is_refused(make: Any, message: str) -> None:
+    """The error is Kedge's own and says what was expected."""
+    with pytest.raises(InvalidTurn) as error:
+        make()
+    assert message in str(error.value)
+
+
+def test_an_unknown_keyword_is_a_mistake_of_the_caller() -> None:
+    """Python's own TypeError tells about a misspelt keyword."""
+    with pytest.raises(TypeError, match="metdata"):
+        user("a", metdata={})  # pyright: ignore[reportCallIssue]
+    with pytest.raises(InvalidJSON):
+        user("a", metadata={"a": ImagePart("u")})

@@ -1,0 +1,112 @@
+"""The pages about Turns say what is true."""
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+from kedge import turns
+from kedge.turns import Part, Turn, UnknownBlock, UserBlock, dump, dumps, load, loads
+from kedge.turns.blocks import KNOWN_KINDS
+from kedge.turns.frozen_json import MAX_DEPTH, MAX_INTEGER_BITS, json_equal
+from kedge.turns.json_codec import BLOCK_CODECS, FORMAT, PART_CODECS, VERSION, ObjectCodec
+from kedge.turns.turn import TURN_MEMBERS
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "json-form.md").read_text(encoding="utf-8")
+EXAMPLE = re.search(r"```json\n(.*?)```", PAGE, re.DOTALL)
+
+
+def page_section(title: str) -> str:
+    """A section of the page about the JSON form."""
+    return PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """The rows of the tables in a text, without headers."""
+    listed = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
+    ruled = [index for index, row in enumerate(listed) if set(row[0]) <= {"-"} and row[0]]
+    return [row for i, row in enumerate(listed) if i not in ruled and i + 1 not in ruled]
+
+
+def documented_members(title: str) -> dict[str, dict[str, str]]:
+    """Each kind or type of a section's last table, with its members and their defaults."""
+    found: dict[str, dict[str, str]] = {}
+    kind = ""
+    for row in (row for row in table_rows(page_section(title)) if len(row) == 4):
+        kind = row[0].strip("`") or kind
+        found.setdefault(kind, {})[row[1].strip("`")] = row[3].strip("`")
+    return found
+
+
+def shape_members(shape: ObjectCodec, *without: str) -> dict[str, str]:
+    """The members of a shape, with their defaults as JSON."""
+    members = {name: default for name, default in shape.defaults.items() if name not in without}
+    return {
+        name: "" if name in shape.required else json.dumps(default)
+        for name, default in members.items()
+    }
+
+
+def test_the_page_names_every_kind_and_every_member() -> None:
+    """Kinds, types, members and defaults are those of the code, and there are no others."""
+    identity = ("id", "metadata", "origin")
+    assert documented_members("Blocks") == {
+        kind: shape_members(s, *identity) for kind, s in BLOCK_CODECS.items()
+    }
+    assert documented_members("Parts") == {
+        kind: shape_members(shape) for kind, shape in PART_CODECS.items()
+    }
+    assert {row[0].strip("`") for row in table_rows(page_section("The Turn"))} == TURN_MEMBERS
+    assert {
+        row[0].strip("`") for row in table_rows(page_section("Blocks")) if len(row) == 3
+    } == set(identity)
+
+
+def test_the_page_names_the_limits_of_the_code() -> None:
+    """Format, version, depth and the size of integers."""
+    assert f'| `format` | `"{FORMAT}"`' in PAGE
+    assert f"| `version` | `{VERSION}`" in PAGE
+    assert f"more than {MAX_DEPTH} levels deep" in PAGE
+    assert PAGE.count(f"{MAX_INTEGER_BITS} bits") == 2
+
+
+def test_the_example_on_the_page_loads_and_comes_back() -> None:
+    """It holds every kind of block and every type of part, and survives a round trip unchanged."""
+    assert EXAMPLE is not None
+    form = json.loads(EXAMPLE[1])
+    turn = load(form)
+    assert json_equal(dump(turn), form)
+    assert json_equal(json.loads(dumps(loads(EXAMPLE[1]))), form)
+    assert {block.kind for block in turn} == KNOWN_KINDS
+    parts = {type(part) for block in turn for part in getattr(block, "parts", ())}
+    assert parts == set(get_args(Part))
+
+
+def test_a_newer_kind_in_the_example_would_survive() -> None:
+    """As the page promises of unknown kinds and members."""
+    assert EXAMPLE is not None
+    form = json.loads(EXAMPLE[1])
+    form["blocks"][1]["kind"] = "dream"
+    form["mood"] = form["blocks"][0]["mood"] = {"good": True}
+    turn = load(form)
+    assert isinstance(turn[1], UnknownBlock)
+    assert json_equal(dump(turn), form)
+
+
+def test_the_page_about_turns_names_what_there_is() -> None:
+    """Every constructor, block, part and operation is on the page."""
+    page = (DOCS / "turns.md").read_text(encoding="utf-8")
+    classes = [name for name in turns.__all__ if name.endswith(("Block", "Part"))]
+    makers = ["user", "assistant", "system", "tool_call", "tool_result", "reasoning", "opaque"]
+    operations = [name for name in vars(Turn) if not name.startswith("_")]
+    known = {"Part", "blocks", "id", "lead", "memo", "extra", "index"}
+    for name in {*classes, *makers, *operations, "diff", "dumps", "loads"} - known:
+        assert re.search(rf"\b{name}\b", page), name
+    for name in {each.name for each in fields(UserBlock)} - {"leaf"}:
+        assert f"`{name}`" in page

@@ -1,0 +1,104 @@
+"""How blocks and Turns look to a person."""
+
+from hypothesis import given
+
+from kedge.turns import (
+    Block,
+    FilePart,
+    FrozenMap,
+    ImagePart,
+    OpaquePart,
+    RefusalPart,
+    TextPart,
+    Turn,
+    assistant,
+    image,
+    load_block,
+    opaque,
+    reasoning,
+    system,
+    tool_call,
+    tool_result,
+    user,
+)
+from kedge.turns.formatting import DEFAULT_WIDTH, describe, shorten
+from strategies import blocks, turns
+
+REPR_CASES: list[tuple[Block, str]] = [
+    (user("Hello"), "<user Hello>"),
+    (user(""), "<user >"),
+    (user(["a", ImagePart("https://x/a.png")]), "<user a (image https://x/a.png)>"),
+    (user(ImagePart(file_id="file_1")), "<user (image file_1)>"),
+    (user(FilePart(data="d", filename="a.pdf")), "<user (file a.pdf)>"),
+    (user(FilePart(url="https://x/a.pdf")), "<user (file https://x/a.pdf)>"),
+    (user(OpaquePart(FrozenMap(type="input_audio"))), "<user (input_audio)>"),
+    (user(OpaquePart(FrozenMap())), "<user (opaque)>"),
+    (assistant([TextPart("Hi"), RefusalPart("no")]), "<assistant Hi (refusal) no>"),
+    (system("Be brief."), "<system Be brief.>"),
+    (system("Be brief.", "developer"), "<system (developer) Be brief.>"),
+    (tool_call("f", '{"a":1}', call_id="c"), '<tool_call c: f {"a":1}>'),
+    (tool_result("c", "42"), "<tool_result c: 42>"),
+    (reasoning("Hm."), "<reasoning Hm.>"),
+    (reasoning("Hm.", encrypted_content="abc"), "<reasoning Hm. (3 characters encrypted)>"),
+    (reasoning(encrypted_content="abc"), "<reasoning (3 characters encrypted)>"),
+    (reasoning(), "<reasoning (nothing shown)>"),
+    (opaque({"type": "web_search_call"}), "<opaque web_search_call>"),
+    (load_block({"kind": "dream"}), "<unknown (a block of kind 'dream')>"),
+    (user("two\nlines\tand\x00\u2028\u202e"), r"<user two\nlines\tand\x00\u2028\u202e>"),
+]
+
+
+def test_a_block_reads_as_its_kind_and_its_words() -> None:
+    """The repr of each kind, word for word."""
+    assert [repr(block) for block, _ in REPR_CASES] == [shown for _, shown in REPR_CASES]
+    assert [str(block) for block, _ in REPR_CASES] == [shown for _, shown in REPR_CASES]
+
+
+@given(blocks())
+def test_any_block_is_one_printable_line(block: Block) -> None:
+    """Control characters are made visible, long content is cut."""
+    shown = repr(block)
+    assert shown.isprintable()
+    assert len(shown) <= DEFAULT_WIDTH + len("<tool_result >")
+
+
+@given(turns())
+def test_a_turn_is_one_line_a_block(turn: Turn) -> None:
+    """The first line names the Turn, each further one a block."""
+    assert len(str(turn).split("\n")) == 1 + len(turn)
+    assert repr(turn).isprintable()
+
+
+def test_a_turn_reads_like_a_table() -> None:
+    """Place, kind, content, and the response that made the block."""
+    said = assistant("Hi", metadata={"response_id": "resp_1"})
+    turn = Turn([system("Be brief."), user("Hello"), said], id="turn_1")
+    assert repr(turn) == "<Turn turn_1, 3 blocks>"
+    assert repr(turn.take(1)) == "<Turn turn_1, 1 block>"
+    assert str(Turn(id="turn_1")) == "<Turn turn_1, 0 blocks>"
+    assert str(turn).splitlines() == [
+        "<Turn turn_1, 3 blocks>",
+        "   0 system      Be brief.",
+        "   1 user        Hello",
+        "   2 assistant   Hi" + " " * (DEFAULT_WIDTH - 2) + " resp_1",
+    ]
+
+
+def test_long_content_is_cut_and_marked() -> None:
+    """An ellipsis stands for what is not shown; what just fits is whole."""
+    assert shorten("abcdef", 6) == "abcdef"
+    assert shorten("abcdefg", 6) == "abcde…"
+    assert shorten("\x00" * 9, 6) == r"\x00\…"
+    assert describe(user("x" * 1000)) == "x" * (DEFAULT_WIDTH - 1) + "…"
+    assert len(repr(user(image(b"x" * 100_000)))) < 100
+
+
+def test_an_image_does_not_flood_the_screen() -> None:
+    """The bytes in a part are not shown when somebody prints the part."""
+    shown = repr(image(b"x" * 100_000))
+    assert shown.startswith("<image data:image/png;base64,")
+    assert len(shown) < 100
+    assert repr(FilePart(url="u", filename="n")) == "<file n>"
+    assert repr(TextPart("a\nb")) == r"<text a\nb>"
+    assert repr(RefusalPart("no")) == "<refusal no>"
+    assert repr(OpaquePart(FrozenMap(type="input_audio", data="x"))) == "<opaque input_audio>"

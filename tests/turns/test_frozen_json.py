@@ -1,0 +1,297 @@
+"""FrozenMap, freeze and thaw: JSON values that cannot change."""
+
+import copy
+import json
+import pickle
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.errors import InvalidJSON
+from kedge.turns import FrozenMap
+from kedge.turns.frozen_json import MAX_DEPTH, MAX_INTEGER_BITS, freeze, json_equal, thaw
+from strategies import json_objects, json_values
+
+LARGEST = (1 << MAX_INTEGER_BITS) - 1
+
+
+def sorted_json(value: object) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def make_nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+@given(json_values())
+def test_a_thawed_value_is_the_value_that_was_frozen(value: Any) -> None:
+    """Freezing and thawing gives back the same JSON, down to 1 against 1.0 and true."""
+    assert sorted_json(thaw(freeze(value))) == sorted_json(value)
+
+
+@given(json_objects(), json_objects())
+def test_maps_are_equal_exactly_when_their_json_is(one: Any, other: Any) -> None:
+    """Equality is that of JSON objects, and equal maps have one hash."""
+    assert (FrozenMap(one) == FrozenMap(other)) == (sorted_json(one) == sorted_json(other))
+    assert FrozenMap(one) == FrozenMap(one) == one
+    assert hash(FrozenMap(one)) == hash(FrozenMap(json.loads(sorted_json(one))))
+
+
+DISTINCT_VALUES = [
+    True,
+    1,
+    1.0,
+    "1",
+    None,
+    False,
+    0,
+    0.0,
+    -0.0,
+    "",
+    [],
+    {},
+    [1],
+    [True],
+    {"a": 1},
+    {"a": True},
+]
+
+
+@pytest.mark.parametrize("one", DISTINCT_VALUES, ids=repr)
+@pytest.mark.parametrize("other", DISTINCT_VALUES, ids=repr)
+def test_what_json_tells_apart_is_not_equal(one: Any, other: Any) -> None:
+    """True is not 1, 1 is not 1.0, 0.0 is not -0.0, at any depth and from both sides."""
+    for wrap in (lambda x: x, lambda x: [x], lambda x: {"b": [x]}):
+        left, right = FrozenMap(a=wrap(one)), FrozenMap(a=wrap(other))
+        assert (left == right) == (sorted_json(one) == sorted_json(other))
+        assert (left == {"a": wrap(other)}) == (sorted_json(one) == sorted_json(other))
+
+
+def test_a_map_is_equal_to_the_plain_dict_it_was_made_from() -> None:
+    """Lists and dicts compare like the tuples and maps they became, from both sides."""
+    plain = {"a": [1, {"b": [True, None]}], "c": "x"}
+    assert FrozenMap(plain) == plain
+    assert plain == FrozenMap(plain)
+    assert FrozenMap(plain) != {**plain, "c": "y"}
+    assert FrozenMap(plain) != [plain]
+
+
+def test_comparing_with_what_is_not_json_is_false_and_no_error() -> None:
+    """Equality answers for any mapping, however strange its values."""
+    assert FrozenMap(a=1) != {"a": object()}
+    assert FrozenMap(a=1.5) != {"a": float("nan")}
+    assert FrozenMap(a=1) != {1: 1}
+    assert FrozenMap(a="x") != {"a": "\ud800"}
+
+
+REJECTED: list[tuple[Any, str, str]] = [
+    (float("nan"), "$.a", "nan is not a JSON number"),
+    (float("inf"), "$.a", "inf is not a JSON number"),
+    ([1, -float("inf")], "$.a[1]", "-inf is not a JSON number"),
+    ("x\ud800", "$.a", "lone surrogate at character 1"),
+    ({"b": ["\udfff"]}, "$.a.b[0]", "lone surrogate at character 0"),
+    ({"\udc00": 1}, '$.a["\\udc00"]', "lone surrogate at character 0"),
+    ({"two words": {"": object()}}, '$.a["two words"][""]', "a object is not a JSON value"),
+    (b"bytes", "$.a", "a bytes is not a JSON value"),
+    ({1, 2}, "$.a", "a set is not a JSON value"),
+    ({1: 2}, "$.a", "the key 1 is not a string"),
+    (LARGEST + 1, "$.a", "an integer of more than 2048 bits"),
+    (-LARGEST - 1, "$.a", "an integer of more than 2048 bits"),
+    (10**10_000, "$.a", "an integer of more than 2048 bits"),
+    (dict, "$.a", "a type is not a JSON value"),
+]
+
+
+@pytest.mark.parametrize(("value", "path", "problem"), REJECTED, ids=[row[2] for row in REJECTED])
+def test_what_json_cannot_say_is_refused_with_its_path(value: Any, path: str, problem: str) -> None:
+    """NaN, lone surrogates, objects and endless integers never get in."""
+    with pytest.raises(InvalidJSON) as error:
+        FrozenMap({"fine": 0, "a": value})
+    assert (error.value.path, error.value.problem) == (path, problem)
+    assert str(error.value) == f"{path}: {problem}"
+
+
+def test_integers_of_any_useful_size_are_kept_exactly() -> None:
+    """Integers past 64 bits are themselves, and can be written and read by any Python."""
+    for value in (1 << 64, -(1 << 63) - 1, LARGEST, -LARGEST):
+        assert FrozenMap(a=value)["a"] == value
+        assert json.loads(json.dumps(thaw(FrozenMap(a=value)))) == {"a": value}
+    assert len(str(LARGEST)) <= 640, "the fewest digits that a Python can be limited to"
+
+
+def test_values_nest_so_deep_and_no_deeper_however_they_are_built() -> None:
+    """The limit on depth holds for plain values, for maps inside maps, and for cycles."""
+    deepest = FrozenMap(make_nested(MAX_DEPTH))
+    assert deepest.depth == MAX_DEPTH
+    assert thaw(deepest) == make_nested(MAX_DEPTH)
+    cycle: dict[str, Any] = {}
+    cycle["a"] = cycle
+    for value in (make_nested(MAX_DEPTH + 1), {"a": deepest}, {"a": [deepest]}, cycle):
+        with pytest.raises(InvalidJSON, match="nested more than 100 levels deep"):
+            FrozenMap(value)
+    with pytest.raises(InvalidJSON, match="nested more than 100"):
+        deepest.with_members({"b": deepest})
+    with pytest.raises(InvalidJSON, match="nested more than 100"):
+        freeze([deepest])
+
+
+def test_the_caller_keeps_no_handle_on_what_was_frozen() -> None:
+    """Lists and dicts that were passed in may change later; the frozen value does not."""
+    inner: list[Any] = [1]
+    outer: dict[str, Any] = {"inner": inner, "deep": {"inner": inner}}
+    frozen = FrozenMap(outer)
+    proxied = FrozenMap(MappingProxyType(outer))
+    inner.append(2)
+    outer["more"] = 1
+    outer["deep"]["inner"] = None
+    assert frozen == proxied == {"inner": [1], "deep": {"inner": [1]}}
+    thaw(frozen)["inner"].append(3)
+    assert frozen["inner"] == (1,)
+
+
+def test_no_way_leads_to_a_change_of_a_map() -> None:
+    """Assignments, deletions, a second __init__ and in-place operators leave a map as it is."""
+    frozen = FrozenMap(a=[1], b={"c": 2})
+    attempts: list[Any] = [
+        lambda: frozen.__setitem__("a", 1),  # pyright: ignore[reportAttributeAccessIssue]
+        lambda: frozen.__delitem__("a"),  # pyright: ignore[reportAttributeAccessIssue]
+        lambda: frozen["b"].update(c=3),
+        lambda: frozen["a"].append(2),
+        lambda: frozen.pop("a"),  # pyright: ignore[reportAttributeAccessIssue]
+        lambda: frozen.setdefault("z", 1),  # pyright: ignore[reportAttributeAccessIssue]
+        lambda: setattr(frozen, "_members", {}),
+        lambda: setattr(frozen, "__class__", dict),
+        lambda: setattr(frozen, "new", 1),
+        lambda: delattr(frozen, "_members"),
+        lambda: frozen._members.__setitem__("a", 1),  # pyright: ignore[reportAttributeAccessIssue]
+        lambda: frozen.items().mapping.__setitem__("a", 1),  # pyright: ignore[reportAttributeAccessIssue]
+        lambda: frozen.__setstate__({}),  # pyright: ignore[reportAttributeAccessIssue]
+    ]
+    for attempt in attempts:
+        with pytest.raises((AttributeError, TypeError)):
+            attempt()
+    frozen.__init__({"a": 2})  # pyright: ignore[reportCallIssue]
+    merged = frozen
+    merged |= {"a": 9}
+    assert merged == {"a": 9, "b": {"c": 2}}
+    assert frozen == {"a": [1], "b": {"c": 2}}
+    with pytest.raises(TypeError, match="no subclasses"):
+        type("Loose", (FrozenMap,), {})
+
+
+def test_copies_and_pickles_are_the_same_map() -> None:
+    """An immutable value is its own copy, and survives pickling whole."""
+    frozen = FrozenMap(a=[1, {"b": None}])
+    assert copy.copy(frozen) is frozen
+    assert copy.deepcopy(frozen) is frozen
+    assert FrozenMap(frozen) is frozen
+    again = pickle.loads(pickle.dumps(frozen))  # noqa: S301 - our own bytes
+    assert again == frozen
+    assert again["a"][1]["b"] is None
+
+
+def test_subclasses_of_json_types_become_the_types_they_stand_for() -> None:
+    """A StrEnum, an IntEnum or a named tuple could carry a life of its own; its value cannot."""
+
+    class Size(IntEnum):
+        BIG = 3
+
+    class Word(StrEnum):
+        HI = "hi"
+
+    class Half(float):
+        pass
+
+    class Row(list[int]):
+        pass
+
+    frozen = FrozenMap(size=Size.BIG, word=Word.HI, half=Half(0.5), row=Row([1]))
+    assert {type(value) for value in frozen.values()} == {int, str, float, tuple}
+    assert frozen == {"size": 3, "word": "hi", "half": 0.5, "row": [1]}
+    assert {type(key) for key in FrozenMap({Word.HI: 1})} == {str}
+
+
+@dataclass(frozen=True)
+class State:
+    anchors: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"anchors": list(self.anchors)}
+
+
+@dataclass
+class Loose:
+    def to_json(self) -> dict[str, Any]:
+        return {}
+
+
+def test_a_value_of_a_higher_layer_is_kept_and_told_as_json() -> None:
+    """A frozen dataclass with to_json stays what it is, and equals its own JSON form."""
+    frozen = FrozenMap(state=State((1, 2)), listed=[State()])
+    assert frozen["state"] == State((1, 2))
+    assert thaw(frozen) == {"state": {"anchors": [1, 2]}, "listed": [{"anchors": []}]}
+    assert frozen == FrozenMap(thaw(frozen)) == frozen
+    assert FrozenMap(thaw(frozen)) == frozen
+    assert hash(frozen) == hash(FrozenMap(thaw(frozen)))
+    assert frozen != FrozenMap(state=State((1, 3)), listed=[State()])
+    assert FrozenMap(state=State()) != FrozenMap(state=[])
+    with pytest.raises(InvalidJSON, match="a Loose is not a JSON value"):
+        FrozenMap(state=Loose())
+
+
+def test_members_are_changed_by_making_another_map() -> None:
+    """with_members sets and removes; what it does not name stays, nulls included."""
+    frozen = FrozenMap(a=1, b=None, c=[1])
+    assert frozen.with_members({"a": None, "d": {}, "z": None}) == {"b": None, "c": [1], "d": {}}
+    assert frozen == {"a": 1, "b": None, "c": [1]}
+    assert frozen.with_members({})["c"] is frozen["c"]
+
+
+def test_a_map_reads_like_any_mapping() -> None:
+    """Length, membership, iteration, views and repr are those of the dict it was made from."""
+    plain = {"b": [1], "a": {"c": None}}
+    frozen = FrozenMap(plain)
+    assert (len(frozen), list(frozen), "a" in frozen, "z" in frozen) == (2, ["b", "a"], True, False)
+    assert list(frozen.keys()) == ["b", "a"]
+    assert list(frozen.values()) == [(1,), {"c": None}]
+    assert dict(frozen.items()) == {"b": (1,), "a": FrozenMap(c=None)}
+    assert repr(frozen) == repr(plain)
+    assert frozen.get("z") is None
+    assert FrozenMap(None) == FrozenMap() == {}
+    assert FrozenMap({"a": 1}, a=2) == {"a": 2}
+    with pytest.raises(InvalidJSON, match="expected a mapping, got list"):
+        FrozenMap([("a", 1)])  # pyright: ignore[reportArgumentType]
+
+
+@given(json_values(), json_values())
+def test_sameness_is_symmetric(one: Any, other: Any) -> None:
+    """What is the same one way is the same the other way."""
+    assert (
+        json_equal(one, other) == json_equal(other, one) == (sorted_json(one) == sorted_json(other))
+    )
+    assert json_equal(freeze(one), other) == json_equal(other, freeze(one))
+
+
+@given(
+    st.recursive(
+        st.just(0), lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.just("a"), inner)
+    )
+)
+def test_the_depth_of_a_map_counts_maps_and_lists(value: Any) -> None:
+    """Depth is one more than that of the deepest member."""
+
+    def depth(value: Any) -> int:
+        if isinstance(value, dict | list):
+            members = value.values() if isinstance(value, dict) else value
+            return 1 + max(map(depth, members), default=0)
+        return 0
+
+    assert FrozenMap(a=value).depth == 1 + depth(value)

@@ -1,0 +1,183 @@
+"""Strict JSON text: every number, name and byte is decided on purpose."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.errors import InvalidJSON
+from kedge.turns import dumps, loads
+from kedge.turns.frozen_json import MAX_DEPTH, freeze
+from kedge.turns.json_codec import parse_json
+from strategies import json_values
+
+LARGEST = (1 << 2048) - 1
+
+
+def turn_json(data: str) -> str:
+    return f'{{"format": "kedge.turn", "version": 1, "blocks": [], "data": {{"x": {data}}}}}'
+
+
+REJECTED = [
+    ("NaN", "$.data.x", "NaN is not a JSON number"),
+    ("[1, Infinity]", "$.data.x[1]", "Infinity is not a JSON number"),
+    ("-Infinity", "$.data.x", "-Infinity is not a JSON number"),
+    ("1e999", "$.data.x", "a number too large to hold"),
+    ("-1e999", "$.data.x", "a number too large to hold"),
+    ("1e-999", "$.data.x", "a number too small to hold"),
+    ('{"y": 0.0000001e-400}', "$.data.x.y", "a number too small to hold"),
+    (str(LARGEST + 1), "$.data.x", "an integer of more than 2048 bits"),
+    (f"-{LARGEST + 1}", "$.data.x", "an integer of more than 2048 bits"),
+    ("9" * 10_000, "$.data.x", "an integer of more than 2048 bits"),
+    ("[" + "1" * 618 + "]", "$.data.x[0]", "an integer of more than 2048 bits"),
+    (r'"\ud800"', "$.data.x", "lone surrogate at character 0"),
+    (r'{"\udfff": 1}', r'$.data.x["\udfff"]', "lone surrogate at character 0"),
+    (r'"a\udc00\ud800"', "$.data.x", "lone surrogate at character 1"),
+    ('{"y": 1, "y": 1}', "$.data.x.y", "given twice"),
+    ('{"a b": {"": 1, "c": 2, "": 3}}', '$.data.x["a b"][""]', "given twice"),
+    ("[" * 101 + "]" * 101, "$.data.x" + "[0]" * 99, "nested more than 100 levels deep"),
+]
+
+
+@pytest.mark.parametrize(("data", "path", "problem"), REJECTED, ids=range(len(REJECTED)))
+def test_what_cannot_be_held_exactly_is_refused_with_its_path(
+    data: str, path: str, problem: str
+) -> None:
+    """A value that Python would alter, make up or drop names the member that it is in."""
+    with pytest.raises(InvalidJSON) as error:
+        loads(turn_json(data))
+    assert (error.value.path, error.value.problem) == (path, problem)
+
+
+LOCATED_ERRORS = [
+    ("NaN", "$", "NaN is not a JSON number"),
+    ('{"format": "kedge.turn", "format": "kedge.turn"}', "$.format", "given twice"),
+    ('{"format": "kedge.turn", "version": 1, "blocks": 1e999}', "$.blocks", "a number too large"),
+    ('{"format": "kedge.turn", "version": 1, "blocks": [], "id": NaN}', "$.id", "NaN is not"),
+]
+LOCATED_BLOCK_ERRORS = [
+    ('{"kind": "user", "parts": [], "kind": "user"}', ".kind", "given twice"),
+    ('{"kind": Infinity}', ".kind", "Infinity is not a JSON number"),
+    ('{"kind": "user", "parts": [-Infinity]}', ".parts[0]", "-Infinity is not a JSON number"),
+    ('{"kind": "user", "parts": [], "metadata": NaN}', ".metadata", "NaN is not a JSON number"),
+    ('{"kind": "tool_call", "call_id": "c", "name": NaN}', ".name", "NaN is not a JSON number"),
+    ('{"kind": "dream", "a": [{"b": 1, "b": 2}]}', ".a[0].b", "given twice"),
+]
+LOCATED_ERRORS += [
+    (
+        f'{{"format": "kedge.turn", "version": 1, "blocks": [{block}]}}',
+        f"$.blocks[0]{path}",
+        problem,
+    )
+    for block, path, problem in LOCATED_BLOCK_ERRORS
+]
+
+
+@pytest.mark.parametrize(("text", "path", "problem"), LOCATED_ERRORS)
+def test_a_flaw_in_the_place_of_a_known_member_is_named_too(
+    text: str, path: str, problem: str
+) -> None:
+    """It is not taken for a value of a wrong type: the error says what stands there."""
+    with pytest.raises(InvalidJSON) as error:
+        loads(text)
+    assert error.value.path == path
+    assert error.value.problem.startswith(problem)
+
+
+PRESERVED: list[tuple[str, Any]] = [
+    ("18446744073709551616", 1 << 64),
+    ("-9223372036854775809", -(1 << 63) - 1),
+    ("9007199254740993", (1 << 53) + 1),
+    (str(LARGEST), LARGEST),
+    (str(-LARGEST), -LARGEST),
+    ("0", 0),
+    ("-0.0", -0.0),
+    ("0e-999", 0.0),
+    ("5e-324", 5e-324),
+    ("1.7976931348623157e308", 1.7976931348623157e308),
+    ("1E2", 100.0),
+    (r'"\ud83d\ude00"', "\U0001f600"),
+    (r'"\u0000"', "\x00"),
+]
+
+
+@pytest.mark.parametrize(("data", "value"), PRESERVED, ids=range(len(PRESERVED)))
+def test_what_can_be_held_is_kept_exactly(data: str, value: Any) -> None:
+    """Large integers, the ends of the doubles and escaped text survive a round trip."""
+    turn = loads(turn_json(data))
+    assert repr(turn.data["x"]) == repr(value)
+    assert repr(loads(dumps(turn)).data["x"]) == repr(value)
+
+
+NOT_JSON: list[tuple[Any, str]] = [
+    ("", "not JSON: Expecting value at character 0"),
+    ("{", "not JSON"),
+    ("[1] x", "not JSON: Extra data at character 4"),
+    ("{'a': 1}", "not JSON"),
+    ('"a\nb"', "not JSON: Invalid control character"),
+    ("\ufeff{}", "not JSON"),
+    ("{}".encode("utf-8-sig"), "not JSON"),
+    ("{}".encode("utf-16"), "not UTF-8 at byte 0"),
+    (b'{"a": "\xff"}', "not UTF-8 at byte 7"),
+    (b'"\xed\xa0\x80"', "not UTF-8 at byte 1"),
+    ("[" * 100_000, "nested too deeply"),
+    ('{"a":' * 100_000, "nested too deeply"),
+    (None, "expected JSON text, got NoneType"),
+    ({}, "expected JSON text, got dict"),
+]
+
+
+@pytest.mark.parametrize(("text", "problem"), NOT_JSON, ids=range(len(NOT_JSON)))
+def test_what_is_no_json_text_is_refused_as_a_whole(text: Any, problem: str) -> None:
+    """Broken text, other encodings and endless nesting fail at the root of the document."""
+    with pytest.raises(InvalidJSON) as error:
+        loads(text)
+    assert error.value.path == "$"
+    assert problem in error.value.problem
+
+
+@given(json_values())
+def test_ordinary_json_parses_as_ever(value: Any) -> None:
+    """For what can be held there is no difference to Python's own parser."""
+    for text in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1)):
+        assert (
+            json.dumps(parse_json(text))
+            == json.dumps(parse_json(text.encode()))
+            == json.dumps(value)
+        )
+
+
+@given(st.integers(1, MAX_DEPTH), st.sampled_from(["[]", "{}"]))
+def test_text_may_nest_to_the_limit(depth: int, brackets: str) -> None:
+    """What freeze holds, the parser reads."""
+    inner = "1"
+    for _ in range(depth):
+        inner = f"[{inner}]" if brackets == "[]" else f'{{"a":{inner}}}'
+    assert json.dumps(parse_json(inner)).replace(" ", "") == inner
+    freeze(parse_json(inner))
+
+
+DIGIT_LIMIT_SCRIPT = """
+from kedge.errors import InvalidJSON
+from kedge.turns import dumps, loads
+form = '{"format": "kedge.turn", "version": 1, "blocks": [], "data": {"x": %s}}'
+largest = (1 << 2048) - 1
+assert loads(dumps(loads(form % largest))).data["x"] == largest
+for digits in (618, 641, 1000, 5000):
+    try:
+        loads(form % ("9" * digits))
+    except InvalidJSON as error:
+        assert error.path == "$.data.x", error.path
+    else:
+        raise AssertionError(digits)
+"""
+
+
+def test_the_size_of_integers_does_not_depend_on_how_python_was_started() -> None:
+    """A Python that converts as few digits as it may be told to reads and refuses the same."""
+    command = [sys.executable, "-X", "int_max_str_digits=640", "-c", DIGIT_LIMIT_SCRIPT]
+    subprocess.run(command, timeout=60, check=True)

@@ -1,0 +1,461 @@
+"""Blocks to items of the Responses API and back."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from kedge.errors import InvalidTurn, KedgeError, UnsupportedBlock
+from kedge.turns import (
+    AssistantBlock,
+    Block,
+    FilePart,
+    FrozenMap,
+    ImagePart,
+    OpaqueBlock,
+    OpaquePart,
+    ReasoningBlock,
+    RefusalPart,
+    SystemBlock,
+    TextPart,
+    ToolResultBlock,
+    UserBlock,
+    assistant,
+    block_from_item,
+    dump_block,
+    item_from_block,
+    load_block,
+    opaque,
+    reasoning,
+    system,
+    tool_call,
+    tool_result,
+    user,
+)
+from kedge.turns.frozen_json import freeze
+from kedge.turns.responses_items import (
+    ID_IS_CONTENT,
+    REQUIRED_ID_PREFIXES,
+    STATUS_IS_CONTENT,
+    STATUS_REQUIRED,
+)
+from strategies import blocks, json_objects, json_values, known_blocks, opaque_items
+
+
+def has_nulls(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(member is None or has_nulls(member) for member in value.values())
+    return isinstance(value, list) and any(map(has_nulls, value))
+
+
+def block_has_nulls(block: Block) -> bool:
+    parts = getattr(block, "parts", ())
+    return any(
+        has_nulls(each) for each in (dump_block(UserBlock((part,)))["parts"] for part in parts)
+    )
+
+
+@given(known_blocks())
+def test_a_block_comes_back_from_its_item_as_an_equal_block(block: Block) -> None:
+    """Every kind that can be sent survives the wire, whatever its texts and parts."""
+    assume(not block_has_nulls(block))
+    again = block_from_item(item_from_block(block))
+    assert type(again) is type(block)
+    assert again == block
+
+
+@given(known_blocks())
+def test_the_item_of_an_item_is_the_item(block: Block) -> None:
+    """What was sent and read back is sent in the same words, nulls or not."""
+    item = item_from_block(block)
+    again = item_from_block(block_from_item(item))
+    carried = {"phase", "namespace", "caller", "async"}
+    if item["type"] in REQUIRED_ID_PREFIXES:
+        carried.add("id")  # made up, for each block another
+    assert {k: v for k, v in again.items() if k not in carried} == {
+        k: v for k, v in item.items() if k not in carried
+    }
+
+
+@given(known_blocks())
+def test_neither_nulls_nor_status_nor_ids_come_out(block: Block) -> None:
+    """An item holds what a model sees; the two tables name the exceptions."""
+    item = item_from_block(block)
+    assert not has_nulls(item)
+    assert "status" not in item or item["type"] in STATUS_IS_CONTENT | STATUS_REQUIRED
+    assert "id" not in item or item["type"] in ID_IS_CONTENT | REQUIRED_ID_PREFIXES.keys()
+    local = replace(
+        block, id="local-marker", origin="origin-marker", metadata=FrozenMap(m="marker")
+    )
+    assert "marker" not in json.dumps(item_from_block(local))
+
+
+@given(blocks(), st.sampled_from(["completed", "in_progress", None]))
+def test_what_a_server_adds_to_an_item_makes_no_other_block(block: Block, status: Any) -> None:
+    """Its id, its status and nulls are noted or dropped, and the block is the same."""
+    assume(block.kind not in {"unknown", "opaque"} and not block_has_nulls(block))
+    item = {**item_from_block(block), "id": "item_1", "status": status, "new": None}
+    again = block_from_item(item, origin="engine", metadata={"response_id": "resp_1"})
+    assert again == block
+    assert (again.item_id, again.response_id, again.origin) == ("item_1", "resp_1", "engine")
+    assert item_from_block(again).keys() & {"id", "status", "new"} == set()
+
+
+ITEMS: list[tuple[dict[str, Any], Block]] = [
+    ({"role": "user", "content": "hi"}, user("hi")),
+    ({"type": None, "role": "assistant", "content": "hi"}, assistant("hi")),
+    ({"role": "system", "content": "s"}, system("s")),
+    (
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "s"}]},
+        system("s", "developer"),
+    ),
+    (
+        {"role": "user", "content": [{"type": "output_text", "text": "a", "annotations": []}]},
+        user("a"),
+    ),
+    ({"role": "assistant", "content": [{"type": "input_text", "text": "a"}]}, assistant("a")),
+    ({"role": "assistant", "content": [{"type": "text", "text": "a"}]}, assistant("a")),
+    (
+        {"role": "assistant", "content": [{"type": "output_text", "text": "a", "logprobs": None}]},
+        assistant("a"),
+    ),
+    (
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        assistant(RefusalPart("no")),
+    ),
+    ({"role": "assistant", "content": []}, AssistantBlock(())),
+    (
+        {"role": "user", "content": [{"type": "input_image", "image_url": "u", "detail": "auto"}]},
+        user(ImagePart("u")),
+    ),
+    (
+        {"role": "user", "content": [{"type": "input_image", "file_id": "f", "image_url": None}]},
+        user(ImagePart(file_id="f")),
+    ),
+    (
+        {"role": "user", "content": [{"type": "input_file", "file_data": "d", "filename": "n"}]},
+        user(FilePart(data="d", filename="n")),
+    ),
+    (
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        tool_call("f", "{}", call_id="c"),
+    ),
+    (
+        {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"},
+        tool_call("f", "x", call_id="c", custom=True),
+    ),
+    ({"type": "function_call_output", "call_id": "c", "output": "42"}, tool_result("c", "42")),
+    (
+        {
+            "type": "function_call_output",
+            "call_id": "c",
+            "output": [{"type": "input_text", "text": "42"}],
+        },
+        tool_result("c", "42"),
+    ),
+    (
+        {"type": "custom_tool_call_output", "call_id": "c", "output": []},
+        ToolResultBlock("c", (), custom=True),
+    ),
+    (
+        {
+            "type": "reasoning",
+            "summary": [{"type": "summary_text", "text": "s"}],
+            "encrypted_content": "e",
+        },
+        reasoning("s", encrypted_content="e"),
+    ),
+    (
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+        reasoning(text="t"),
+    ),
+    (
+        {"type": "reasoning", "summary": None, "content": None, "encrypted_content": None},
+        ReasoningBlock(),
+    ),
+    ({"id": "msg_1"}, opaque({"type": "item_reference", "id": "msg_1"})),
+]
+
+
+@pytest.mark.parametrize(("item", "block"), ITEMS, ids=[str(item)[:60] for item, _ in ITEMS])
+def test_items_are_read_in_each_of_their_forms(item: Any, block: Block) -> None:
+    """Short messages, both names of text, and references without a type are understood."""
+    assert block_from_item(item) == block
+    assert block_from_item(freeze(item)) == block
+
+
+TEXT = {"type": "input_text", "text": "a"}
+ODD_ITEMS: list[dict[str, Any]] = [
+    {"type": "message"},
+    {"type": "message", "role": "user"},
+    {"type": "message", "role": "user", "content": None},
+    {"type": "message", "role": "user", "content": 5},
+    {"type": "message", "role": "user", "content": {"type": "input_text", "text": "a"}},
+    {"type": "message", "role": "user", "content": ["a"]},
+    {"type": "message", "role": "user", "content": [None]},
+    {"type": "message", "role": "critic", "content": "a"},
+    {"type": "message", "role": ["user"], "content": "a"},
+    {"type": "message", "role": None, "content": "a"},
+    {"type": "message", "role": "system", "content": []},
+    {"type": "message", "role": "system", "content": [TEXT, TEXT]},
+    {"type": "message", "role": "system", "content": [{"type": "input_image", "image_url": "u"}]},
+    {"type": "message", "role": "system", "content": [{**TEXT, "cache": True}]},
+    {"type": "function_call", "call_id": "c", "name": "f"},
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": {"a": 1}},
+    {"type": "function_call", "call_id": "c", "name": None, "arguments": "{}"},
+    {"type": "function_call", "call_id": "", "name": "f", "arguments": "{}"},
+    {"type": "function_call", "call_id": 5, "name": "f", "arguments": "{}"},
+    {"type": "function_call", "name": "f", "arguments": "{}"},
+    {"type": "custom_tool_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c"},
+    {"type": "function_call_output", "call_id": "c", "output": None},
+    {"type": "function_call_output", "call_id": "c", "output": {"a": 1}},
+    {"type": "function_call_output", "call_id": None, "output": "a"},
+    {"type": "function_call_output", "output": "a"},
+    {"type": "shell_call", "action": {"commands": ["ls"], "timeout_ms": None}},
+    {"type": "", "a": 1},
+]
+
+
+@pytest.mark.parametrize("item", ODD_ITEMS, ids=str)
+def test_a_known_item_in_an_unknown_shape_is_kept_whole(item: Any) -> None:
+    """It becomes an opaque block with every member, and is sent as it came."""
+    block = block_from_item({**item, "id": "i_1", "status": "completed"})
+    assert isinstance(block, OpaqueBlock)
+    assert block.item == {**item, "id": "i_1", "status": "completed"}
+    assert block.item_id == "i_1"
+    assert block == opaque(item)
+    assert load_block(dump_block(block)) == block
+
+
+ODD_PARTS: list[dict[str, Any]] = [
+    {},
+    {"type": 5},
+    {"type": ["input_text"]},
+    {"type": "input_text"},
+    {"type": "input_text", "text": 5},
+    {"type": "input_text", "text": "a", "cache": True},
+    {"type": "output_text"},
+    {"type": "output_text", "text": ["a"]},
+    {"type": "input_image"},
+    {"type": "input_image", "image_url": {"url": "u"}},
+    {"type": "input_image", "image_url": "u", "file_id": "f"},
+    {"type": "input_image", "image_url": "u", "file_id": 0},
+    {"type": "input_image", "image_url": "u", "size": 1},
+    {"type": "input_file", "filename": "n"},
+    {"type": "input_file", "file_url": 5},
+    {"type": "input_file", "file_url": "u", "detail": "low"},
+    {"type": "input_audio", "data": "x"},
+    {"type": "refusal", "refusal": "only a model can refuse"},
+]
+
+
+@pytest.mark.parametrize("part", ODD_PARTS, ids=str)
+def test_a_part_in_an_unknown_shape_is_kept_whole(part: Any) -> None:
+    """The text beside it is still text, and the part is sent as it came."""
+    for item in (
+        {"type": "message", "role": "user", "content": [TEXT, part]},
+        {"type": "function_call_output", "call_id": "c", "output": [TEXT, part]},
+    ):
+        block = block_from_item(item)
+        assert isinstance(block, UserBlock | ToolResultBlock)
+        assert block.parts == (TextPart("a"), OpaquePart(FrozenMap(part)))
+        assert item_from_block(block) == item
+        assert load_block(dump_block(block)) == block
+
+
+def test_nulls_in_a_part_are_not_there() -> None:
+    """To a wire a null member is an absent one, so a part reads the same with it and without."""
+    nulls = {"type": "input_audio", "data": None, "meta": {"a": None, "b": [None]}}
+    plain = {"type": "input_audio", "meta": {"b": [None]}}
+    read = [block_from_item({"role": "user", "content": [part]}) for part in (nulls, plain)]
+    assert read[0] == read[1]
+    assert item_from_block(read[0])["content"] == [plain]
+
+
+def test_a_model_that_shows_an_image_is_still_heard() -> None:
+    """Parts that an assistant cannot hold are kept beside its words."""
+    shown = {"type": "output_image", "image_url": "u"}
+    said = {"type": "output_text", "text": "look"}
+    item = {"type": "message", "role": "assistant", "content": [said, shown]}
+    block = block_from_item(item)
+    assert isinstance(block, AssistantBlock)
+    assert block.text == "look"
+    assert item_from_block(block) == item
+
+
+ODD_REASONING: list[dict[str, Any]] = [
+    {"summary": "abc"},
+    {"summary": [None]},
+    {"summary": ["abc"]},
+    {"summary": [{"type": "summary_text"}]},
+    {"summary": [{"type": "summary_text", "text": "a", "score": 1}]},
+    {"summary": [{"type": "other", "text": "a"}]},
+    {"content": {"a": 1}},
+    {"content": [{"type": "reasoning_text", "text": 5}]},
+    {"encrypted_content": {"a": 1}},
+    {"encrypted_content": False},
+]
+
+
+@pytest.mark.parametrize("members", ODD_REASONING, ids=str)
+def test_reasoning_stays_reasoning_in_any_shape(members: Any) -> None:
+    """What cannot be read is kept beside it; it is never sent as an item of another kind."""
+    block = block_from_item({"type": "reasoning", **members, "encrypted_content": "e", **members})
+    assert isinstance(block, ReasoningBlock)
+    assert block.summary == block.texts == ()
+    assert block.extra == {"item": members}
+    assert load_block(dump_block(block)).extra == {"item": members}
+
+
+def test_unknown_members_of_a_known_item_are_kept_and_the_meaningful_ones_sent() -> None:
+    """Phase, namespace, caller and async go out again; others stay in the block's extra."""
+    content = [{"type": "output_text", "text": "a"}]
+    said = {"type": "message", "role": "assistant", "phase": "commentary", "content": content}
+    block = block_from_item({**said, "mood": "good", "status": "completed", "agent": None})
+    assert block.extra == {"item": {"phase": "commentary", "mood": "good"}}
+    assert item_from_block(block) == said
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    carried = {"namespace": "n", "caller": {"type": "direct"}, "async": True}
+    block = block_from_item(
+        {**call, **carried, "caller": {"type": "direct", "id": None}, "input": 1}
+    )
+    assert block.extra["item"]["input"] == 1
+    assert item_from_block(block) == {**call, **carried}
+    assert item_from_block(load_block(dump_block(block))) == {**call, **carried}
+    noted = block_from_item({**call, "mood": 1}, extra={"mine": 2})
+    assert noted.extra == {"mine": 2, "item": {"mood": 1}}
+
+
+def test_a_hosted_tools_item_goes_out_in_a_form_that_servers_take() -> None:
+    """Where a server insists on an id it gets one made up, never its own; its status stays."""
+    item = {"type": "file_search_call", "id": "fs_theirs", "status": "completed", "queries": ["x"]}
+    block = block_from_item(item)
+    sent = item_from_block(block)
+    assert sent == {**item, "id": sent["id"]}
+    assert sent["id"].startswith("fs_")
+    assert sent["id"] != "fs_theirs"
+    assert block.id not in sent["id"]
+    assert item_from_block(block) == sent
+    assert block_from_item(sent) == block
+    search = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
+    assert item_from_block(opaque(search)) == {"type": "web_search_call", "status": "completed"}
+
+
+def test_annotations_are_kept_and_not_sent() -> None:
+    """What a provider attached to its words is the part's extra."""
+    annotations = [{"type": "url_citation", "url": "https://example.com", "title": None}]
+    content = [{"type": "output_text", "text": "a", "annotations": annotations, "logprobs": []}]
+    block = block_from_item({"type": "message", "role": "assistant", "content": content})
+    assert isinstance(block, AssistantBlock)
+    assert block == assistant("a")
+    assert block.parts[0].extra == {"annotations": annotations}
+    assert item_from_block(block)["content"] == [{"type": "output_text", "text": "a"}]
+
+
+@given(opaque_items())
+def test_unknown_items_are_kept_losslessly(item: Any) -> None:
+    """Every member stays in the block; an equal block comes back from what is sent."""
+    block = block_from_item(item)
+    assert isinstance(block, OpaqueBlock)
+    assert block.item == FrozenMap(item)
+    assert block_from_item(item_from_block(block)) == block
+
+
+NAMES = st.sampled_from(
+    ["type", "role", "content", "id", "call_id", "name", "arguments", "input", "output", "summary"]
+)
+TYPES = st.sampled_from(
+    ["message", "function_call", "custom_tool_call", "function_call_output", "reasoning", "user",
+     "assistant", "system", "output_text", "input_text", "input_image", "summary_text"]
+)  # fmt: skip
+PARTLIKE = st.dictionaries(
+    st.sampled_from(["type", "text", "image_url", "refusal"]), TYPES | json_values()
+)
+
+
+@given(st.dictionaries(NAMES, TYPES | st.lists(PARTLIKE) | json_values()) | json_objects())
+def test_any_item_gives_a_block_or_an_error_of_our_own(item: Any) -> None:
+    """Members of any type in any place: a block that can be stored and sent, or InvalidTurn."""
+    try:
+        block = block_from_item(item)
+    except InvalidTurn:
+        assert not isinstance(item.get("type"), str)
+        return
+    assert load_block(dump_block(block)) == block
+    assert not has_nulls(item_from_block(block))
+
+
+NOT_ITEMS: list[Any] = [
+    None,
+    5,
+    "text",
+    ["type"],
+    {},
+    {"content": "a"},
+    {"type": 5},
+    {"type": ["message"]},
+    {"type": {}},
+    {"type": "message", "role": "user", "content": "\ud800"},
+    {"type": "x", "a": float("nan")},
+    {"type": "x", "a": object()},
+    {"type": "message", "role": "user", "content": "a", 5: 5},
+]
+
+
+@pytest.mark.parametrize("item", NOT_ITEMS, ids=range(len(NOT_ITEMS)))
+def test_what_is_no_item_is_refused(item: Any) -> None:
+    """Without a type, or with what no JSON can say, there is no block."""
+    with pytest.raises(KedgeError):
+        block_from_item(item)
+
+
+def test_a_block_that_no_provider_knows_is_not_sent() -> None:
+    """A block of a newer Kedge, and a refusal by a user, say so instead."""
+    with pytest.raises(UnsupportedBlock, match=r"block b_1 is of a kind .*'dream'.* newer Kedge"):
+        item_from_block(load_block({"kind": "dream", "id": "b_1"}))
+    with pytest.raises(UnsupportedBlock, match="only a model can refuse"):
+        item_from_block(user(RefusalPart("no")))
+
+
+def test_the_items_are_those_of_the_api() -> None:
+    """One of each kind, word for word."""
+    made = [
+        user(["a", ImagePart("u", "low"), FilePart(url="f", filename="n")]),
+        system("s", "developer"),
+        tool_result("c", [TextPart("a"), ImagePart(file_id="i")]),
+        tool_call("f", "x", call_id="c", custom=True),
+        reasoning("s", text="t", encrypted_content="e"),
+        SystemBlock(""),
+    ]
+    assert [item_from_block(block) for block in made] == [
+        {
+            "type": "message",
+            "role": "user",
+            "content": [
+                {"type": "input_text", "text": "a"},
+                {"type": "input_image", "image_url": "u", "detail": "low"},
+                {"type": "input_file", "file_url": "f", "filename": "n"},
+            ],
+        },
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "s"}]},
+        {
+            "type": "function_call_output",
+            "call_id": "c",
+            "output": [
+                {"type": "input_text", "text": "a"},
+                {"type": "input_image", "file_id": "i"},
+            ],
+        },
+        {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"},
+        {
+            "type": "reasoning",
+            "summary": [{"type": "summary_text", "text": "s"}],
+            "content": [{"type": "reasoning_text", "text": "t"}],
+            "encrypted_content": "e",
+        },
+        {"type": "message", "role": "system", "content": [{"type": "input_text", "text": ""}]},
+    ]

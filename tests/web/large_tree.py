@@ -1,0 +1,51 @@
+"""Large trees, grown without a model."""
+
+import random
+import time
+
+from kedge.store import Node, ResponseRow, Store
+from kedge.store.block_codec import encode_block
+from kedge.store.database import Tx
+from kedge.store.nodes import insert_node
+from kedge.turns import assistant, user
+
+
+async def create_large_tree(store: Store, responses: int, seed: int = 1) -> str:
+    """A conversation with so many responses in one tree; a fifth of them begin a branch."""
+    row = await store.create("A tree of responses")
+    root = await store.node(row, row.head)
+
+    def work(tx: Tx) -> Node:
+        rng = random.Random(seed)
+        ends = [root]
+        for number in range(responses):
+            parent = ends[-1] if rng.random() < 0.8 else rng.choice(ends[-40:])
+            ends.append(_insert_exchange(tx, parent, row.number, number))
+        return ends[-1]
+
+    await store.move_head(row, await store.database.write(work), head=row.head)
+    return row.id
+
+
+def _insert_exchange(tx: Tx, parent: Node, conversation: int, number: int) -> Node:
+    now = time.time()
+    question = [encode_block(user(f"Question {number}"))]
+    asked, _ = insert_node(tx, parent, question, number=conversation, kind="asked", now=now)
+    response = ResponseRow(
+        provider="practice",
+        scope="grown",
+        provider_response_id=f"resp_{number:08}",
+        model="practice",
+        mode="chained",
+        sent_blocks=1,
+        sent_bytes=100,
+        saved_bytes=50 * number,
+        input_tokens=10,
+        output_tokens=5,
+        created_at=now,
+    )
+    answer = [encode_block(assistant(f"Answer {number}"))]
+    node, _ = insert_node(
+        tx, asked, answer, number=conversation, kind="answered", now=now, response=response
+    )
+    return node

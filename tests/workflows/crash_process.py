@@ -1,0 +1,115 @@
+"""A workflow in a process of its own that dies, as by kill -9, where it is told to."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+from kedge import connect, run_sync
+from kedge.engines import Engine
+from kedge.engines.base import Events, Request
+from kedge.events.run import AnswerFinished
+from kedge.middleware import BaseMiddleware
+from kedge.store import open_store
+from kedge.turns import Turn
+from kedge.workflows import Side, Step, Verdict, WorkflowEvent, debate, refine, steps
+
+LEASE = 0.6
+
+
+def kill_self() -> None:
+    """As a process dies that is killed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KillOnAnswer(BaseMiddleware):
+    """Dies when an answer has come over the wire, before it can be saved."""
+
+    name = "dies"
+
+    def __init__(self, inner: Engine, left: list[int]) -> None:
+        super().__init__(inner)
+        self.remaining = left
+
+    async def events(self, turn: Turn, request: Request) -> Events:
+        """The events of the inner engine, up to the fatal one."""
+        async with aclosing(self.inner.events(turn, request)) as events:
+            async for event in events:
+                if isinstance(event, AnswerFinished):
+                    self.remaining[0] -= 1
+                    if not self.remaining[0]:
+                        kill_self()
+                yield event
+
+
+def kill_at_event(
+    number: int, kill: Callable[[], None] = kill_self
+) -> Callable[[WorkflowEvent], None]:
+    """Watches, and dies at the event of this number; 0 for never."""
+    seen: list[WorkflowEvent] = []
+
+    def watch(event: WorkflowEvent) -> None:
+        seen.append(event)
+        if len(seen) == number:
+            kill()
+
+    return watch
+
+
+def judge(answer: str) -> Verdict:
+    """Content with the third answer."""
+    return Verdict(passed="3" in answer, critique=f"More than {answer}")
+
+
+ANSWERS = (
+    {"when": "More than 2", "say": "3"},
+    {"when": "More than 1", "say": "2"},
+    {"when": "More than 0", "say": "1"},
+    {"when": "Count", "say": "0"},
+)
+EXPECTED_REQUESTS = {"refine": 4, "debate": 4, "steps": 3}
+
+
+async def run_workflow(kind: str, url: str, servers: list[str], **options: Any) -> dict[str, Any]:
+    """The workflow of this kind, to its end."""
+    engines = [connect(f"responses:{server}#practice", max_retries=0) for server in servers]
+    options |= {"workflow": "wf_crash", "lease": LEASE}
+    try:
+        async with await open_store(url) as store:
+            match kind:
+                case "refine":
+                    found: Any = await refine(
+                        "Count", judge=judge, store=store, engine=engines[0], **options
+                    )
+                    return {"answer": found.answer, "rounds": len(found.rounds)}
+                case "debate":
+                    sides = [Side("one", engines[0]), Side("two", engines[-1])]
+                    found = await debate(
+                        sides,
+                        "Which?",
+                        judge=lambda said: "one" if len(said) == 4 else None,
+                        store=store,
+                        **options,
+                    )
+                    return {"winner": found.winner, "rounds": found.rounds}
+                case _:
+                    pipeline = [Step("a", "Count"), Step("b", "After {a}"), Step("c", "And {b}")]
+                    found = await steps(pipeline, store=store, engine=engines[0], **options)
+                    return {"values": [step.value for step in found.steps]}
+    finally:
+        for engine in engines:
+            await engine.aclose()
+
+
+if __name__ == "__main__":
+    kind, url, how, number, *servers = sys.argv[1:]
+    at = int(number)
+    options: dict[str, Any] = {}
+    if how == "event":
+        options["watch"] = kill_at_event(at)
+    else:
+        left = [at]
+        options["middleware"] = [lambda engine: KillOnAnswer(engine, left)]
+    run_sync(run_workflow(kind, url, servers, **options))
