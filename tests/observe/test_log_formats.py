@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Iterator
 
+import httpx2
 import pytest
 
 from kedge import EngineError, Turn, connect, user, with_middleware
@@ -68,6 +69,64 @@ def test_text_is_one_line_with_the_ids_at_its_end(written: io.StringIO) -> None:
     assert line.endswith("INFO kedge.test: sent [response_id=resp_1]")
 
 
+FORGED = "2026-01-31T12:00:00.000Z INFO kedge.access: FAKE"
+HOSTILE = (
+    f"a\n{FORGED}",
+    f"a\r{FORGED}",
+    f"a\u2028{FORGED}",
+    f"a\x85{FORGED}",
+    "a\x1b[2K\x1b[1A",
+    "a\x9b2K",
+    "a\u202etxt",
+    "a\ud800",
+)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("hostile", HOSTILE, ids=ascii)
+def test_no_value_starts_a_line_or_controls_a_terminal(
+    written: io.StringIO, form: str, hostile: str
+) -> None:
+    """Paths, tool names and call ids come from outside: in a message or a field they stay text."""
+    log_to_stderr("info", form, written)
+    log = get_logger("kedge.test")
+    log.info("a path: %s", hostile)
+    log.info("a field", call_id=hostile)
+    lines = written.getvalue().removesuffix("\n").split("\n")
+    assert len(lines) == 2
+    assert all(line.isprintable() for line in lines)
+    assert not any(line.startswith(FORGED) for line in lines)
+
+
+def test_a_field_cannot_add_another_field(written: io.StringIO) -> None:
+    """A value with a space or a bracket is quoted."""
+    log_to_stderr("info", "text", written)
+    get_logger("kedge.test").info("run", call_id='x] [request_id="req_1')
+    assert written.getvalue().endswith('run [call_id="x] [request_id=\\"req_1"]\n')
+
+
+def test_lines_of_a_traceback_are_indented(written: io.StringIO) -> None:
+    """The message of an exception may quote foreign text: none of its lines looks like a record."""
+    log_to_stderr("info", "text", written)
+    error = ValueError(f"bad\n{FORGED}\x1b[2K")
+    get_logger("kedge.test").error("it failed", exc_info=error, call_id="call_1")
+    first, *rest = written.getvalue().removesuffix("\n").split("\n")
+    assert first.endswith("ERROR kedge.test: it failed [call_id=call_1]")
+    assert rest == ["    ValueError: bad", f"    {FORGED}\\x1b[2K"]
+
+
+@pytest.mark.parametrize("path", ["/v1/x%0aFAKE", "/v1/x%0d%0aFAKE", "/v1/%1b%5b2KFAKE"])
+def test_a_path_cannot_forge_a_line_of_the_access_log(written: io.StringIO, path: str) -> None:
+    """One request is one line, whatever its path holds; no token is needed to try."""
+    log_to_stderr("info", "text", written)
+    with serve() as server:
+        httpx2.get(server.base_url.removesuffix("/v1") + path, timeout=30)
+    lines = [line for line in written.getvalue().split("\n") if "FAKE" in line]
+    assert len(lines) == 1
+    assert " INFO kedge.access: GET /v1/" in lines[0]
+    assert lines[0].isprintable()
+
+
 def test_only_our_own_loggers_are_shown(written: io.StringIO) -> None:
     """An SDK's log of details holds whole requests: it is not ours to show."""
     log_to_stderr("trace", "text", written)
@@ -86,7 +145,7 @@ def test_asking_again_replaces_the_first(written: io.StringIO) -> None:
 @pytest.mark.parametrize(("level", "form"), [("loud", "text"), ("info", "xml")])
 def test_a_wrong_word_is_refused_with_the_right_ones(level: str, form: str) -> None:
     """The message lists what there is."""
-    with pytest.raises(InvalidSetting, match="there are"):
+    with pytest.raises(InvalidSetting, match="use one of"):
         log_to_stderr(level, form)
 
 

@@ -1,11 +1,11 @@
-"""Logging: the stdlib's, with one level more and ids as fields.
+"""Loggers of the standard library with a TRACE level and ids as fields of each record.
 
-TRACE every step of finding an anchor and tagging blocks; DEBUG what was decided and how much is sent;
-INFO the mode of a request and its end; WARNING fallbacks and missing ids; ERROR refusals and failures.
-Records carry ids (conversation, turn, response, call, request) as fields and never hold content or keys.
+TRACE: every step of finding an anchor and tagging blocks. DEBUG: decisions and sizes of requests. INFO: the
+mode of a request and its end. WARNING: fallbacks and missing ids. ERROR: rejected requests and failures.
+Records carry ids (conversation, turn, response, call, request) as fields and never contain content or keys.
 
-Ids that hold for a while are *bound*: whatever is logged below ``with bound(call_id=…)`` has them, in
-whatever layer and task it happens. ``record.kedge`` is the mapping of a record's fields.
+Ids that apply to a section of code are *bound*: every record logged inside ``with bind_fields(call_id=…)`` has
+them, in every layer and task. ``record.kedge`` is the mapping of a record's fields.
 """
 
 import logging
@@ -16,15 +16,19 @@ from typing import Any
 
 TRACE = 5
 logging.addLevelName(TRACE, "TRACE")
-logging.getLogger("kedge").addHandler(logging.NullHandler())  # a library is silent unless asked
+logging.getLogger("kedge").addHandler(logging.NullHandler())  # a library is silent by default
 
 BOUND_FIELDS: ContextVar[Mapping[str, str]] = ContextVar("kedge_log_fields", default={})  # noqa: B039 - read only
-"""The ids that every record has at present. Use ``bound``, unless you set it for single steps."""
+"""The fields bound at present. Use ``bind_fields``, unless they are set for single steps of a stream."""
 
 
 @contextmanager
 def bind_fields(**ids: str) -> Generator[None]:
-    """Give these ids to every record until the block ends; empty ones are left out."""
+    """Add fields to every record logged inside the ``with`` block.
+
+    Args:
+        **ids: Field names and values, such as ``conversation_id="conv_1"``; empty values are ignored.
+    """
     before = BOUND_FIELDS.get()
     BOUND_FIELDS.set({**before, **{name: value for name, value in ids.items() if value}})
     try:
@@ -34,10 +38,20 @@ def bind_fields(**ids: str) -> Generator[None]:
 
 
 class Logger(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose keyword arguments become fields of the record."""
+    """A logger whose keyword arguments become fields of the record.
+
+    Made by ``get_logger``: ``log.info("completed", response_id="resp_1")``.
+    """
 
     def log(self, level: int, msg: object, *args: object, **fields: Any) -> None:
-        """Log a message; ``fields`` such as ``response_id`` go along as attributes."""
+        """Log a message.
+
+        Args:
+            level: A level of ``logging``, or ``TRACE``.
+            msg: The message, with ``%`` placeholders for ``args``.
+            *args: Values for the placeholders.
+            **fields: Fields of the record, such as ``response_id``; ``exc_info`` as in ``logging``.
+        """
         if not self.logger.isEnabledFor(level):
             return
         exc_info = fields.pop("exc_info", None)
@@ -46,24 +60,24 @@ class Logger(logging.LoggerAdapter[logging.Logger]):
         self.logger.log(level, msg, *args, exc_info=exc_info, extra=extra, stacklevel=3)
 
     def trace(self, msg: object, *args: object, **fields: Any) -> None:
-        """Log at TRACE."""
+        """Log a message at level TRACE; the arguments are those of ``log``."""
         self.log(TRACE, msg, *args, **fields)
 
 
 def get_logger(name: str) -> Logger:
-    """The logger of a module."""
+    """Return the logger of this name, which accepts fields as keyword arguments."""
     return Logger(logging.getLogger(name), {})
 
 
 def get_fields(record: logging.LogRecord) -> Mapping[str, Any]:
-    """The ids of a record; one of a plain logger has those that are bound while it is handled."""
+    """Return the fields of a record; a record of a plain logger has the fields bound at present."""
     return getattr(record, "kedge", None) or BOUND_FIELDS.get()
 
 
 class ContextFilter(logging.Filter):
-    """For a handler of your own: gives every record its ids as ``record.kedge``."""
+    """A filter for your own handler: sets ``record.kedge`` to the fields of every record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let every record pass, with its ids."""
+        """Set ``record.kedge`` and accept the record."""
         record.kedge = get_fields(record)
         return True
