@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,40 @@ def test_a_server_database_is_served(tmp_path: Path) -> None:
         )
         assert third.output_text == 'You said first: "My name is Ada."'
         assert client.conversations.retrieve(FACTS["conversation"]).id == FACTS["conversation"]
+
+
+@pytest.fixture
+def encrypted_client(tmp_path: Path) -> Iterator[openai.OpenAI]:
+    """A client of a server whose database has content that version 0.1 encrypted."""
+    shutil.copy(DATA / "server_encrypted.db", tmp_path / "server.db")
+    with serve(db=str(tmp_path / "server.db"), retention=36_500 * 86_400.0) as server:
+        yield openai.OpenAI(base_url=server.base_url, api_key="x", max_retries=0)
+
+
+def test_content_encrypted_by_0_1_is_rejected(encrypted_client: openai.OpenAI) -> None:
+    """Reasoning and compaction items give the error on which clients resend without them."""
+    known = FACTS["encrypted"]
+    message = {"role": "user", "content": "What is 2+3?"}
+    for items in (
+        [message, known["reasoning"], known["answer"], message],
+        [known["item"], message],
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            encrypted_client.responses.create(model="practice", input=items)
+        assert caught.value.code == "invalid_encrypted_content"
+
+
+def test_a_context_compacted_by_0_1_is_not_found(encrypted_client: openai.OpenAI) -> None:
+    """Chaining on it gives the error on which clients resend; the response itself is still there."""
+    known = FACTS["encrypted"]
+    for response in (known["compacted"], known["after"]):
+        assert encrypted_client.responses.retrieve(response).status == "completed"
+        with pytest.raises(openai.BadRequestError) as caught:
+            encrypted_client.responses.create(
+                model="practice", input="Hello.", previous_response_id=response
+            )
+        assert caught.value.code == "previous_response_not_found"
+    with pytest.raises(openai.NotFoundError, match="Conversation with id"):
+        encrypted_client.responses.create(
+            model="practice", input="Hello.", conversation=known["conversation"]
+        )

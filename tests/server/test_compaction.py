@@ -196,6 +196,24 @@ def test_a_compaction_item_that_was_changed_is_refused(client: OpenAI) -> None:
     assert "could not be verified" in str(caught.value)
 
 
+def test_reasoning_content_in_a_compaction_item_is_rejected(
+    scripted: Callable[..., PracticeModel], connect: Connect
+) -> None:
+    """It can be decrypted, but it is not a context."""
+    with serve(model=scripted({"think": "Hm.", "say": "Done."})) as server:
+        client = connect(server)
+        made = client.responses.create(
+            model="m", input="x", include=["reasoning.encrypted_content"], store=False
+        )
+        item: Any = {
+            **made.output[0].model_dump(include={"encrypted_content"}),
+            "type": "compaction",
+        }
+        with pytest.raises(BadRequestError) as caught:
+            client.responses.create(model="m", input=[item, user_message("y")])
+    assert caught.value.code == "invalid_encrypted_content"
+
+
 def test_compaction_keeps_a_conversation_listable(client: OpenAI, server: TestServer) -> None:
     """The model starts at the compaction; the conversation still lists everything."""
     talk = client.conversations.create(items=[user_message(LONG_TEXT), user_message(LONG_TEXT)])

@@ -1,4 +1,4 @@
-"""Sealed content opens for its own server, unchanged, and for nobody else."""
+"""Encrypted content is decrypted by its own server, unchanged, and by no other."""
 
 from typing import Any
 
@@ -13,39 +13,45 @@ values = st.recursive(
     max_leaves=10,
 )
 
+CIPHER = ContentCipher(b"k" * 32)
+VERSION_0_1 = "ARfsMKbJh4i9HzVsmNrguTfgxrdOo0AajRUn7Bu3SGoBv2KeR0Xzus4Vg39i4fAL"
+
 
 @given(values)
-def test_what_was_sealed_can_be_opened(value: Any) -> None:
+def test_encrypted_content_is_decrypted_with_the_same_key(value: Any) -> None:
     """By the same key, and by no other."""
-    sealed = ContentCipher(b"k" * 32).encrypt(value)
-    assert ContentCipher(b"k" * 32).decrypt(sealed) == value
-    assert ContentCipher(b"x" * 32).decrypt(sealed) is None
+    encrypted = CIPHER.encrypt(value)
+    assert ContentCipher(b"k" * 32).decrypt(encrypted) == value
+    assert ContentCipher(b"x" * 32).decrypt(encrypted) is None
 
 
 @given(st.data())
-def test_any_change_is_noticed(data: st.DataObject) -> None:
+def test_any_change_is_detected(data: st.DataObject) -> None:
     """One character more, less or other, anywhere."""
-    sealer = ContentCipher(b"k" * 32)
-    sealed = sealer.encrypt({"text": "hello"})
-    place = data.draw(st.integers(0, len(sealed) - 1))
+    encrypted = CIPHER.encrypt({"text": "hello"})
+    index = data.draw(st.integers(0, len(encrypted) - 1))
     other = data.draw(st.sampled_from("Aa0_-=!é\n "))
     for changed in (
-        sealed[:place] + other + sealed[place:],
-        sealed[:place] + sealed[place + 1 :],
-        sealed[:place] + other + sealed[place + 1 :],
+        encrypted[:index] + other + encrypted[index:],
+        encrypted[:index] + encrypted[index + 1 :],
+        encrypted[:index] + other + encrypted[index + 1 :],
     ):
-        assert changed == sealed or sealer.decrypt(changed) is None
+        assert changed == encrypted or CIPHER.decrypt(changed) is None
 
 
 @given(st.text())
-def test_nonsense_is_no_seal(text: str) -> None:
+def test_other_text_is_not_encrypted_content(text: str) -> None:
     """Whatever it is."""
-    assert ContentCipher(b"k" * 32).decrypt(text) is None
+    assert CIPHER.decrypt(text) is None
 
 
-def test_two_seals_of_one_value_differ_and_hide_it() -> None:
-    """Nobody can tell from outside what is inside, or whether it is the same."""
-    sealer = ContentCipher(b"k" * 32)
-    one, other = sealer.encrypt("attack at dawn"), sealer.encrypt("attack at dawn")
+def test_content_of_version_0_1_is_not_decrypted() -> None:
+    """Even under the same key: its cipher is gone."""
+    assert CIPHER.decrypt(VERSION_0_1) is None
+
+
+def test_encrypting_twice_gives_different_content_that_hides_the_value() -> None:
+    """Equal values cannot be recognized, and no plain text is visible."""
+    one, other = CIPHER.encrypt("attack at dawn"), CIPHER.encrypt("attack at dawn")
     assert one != other
     assert "attack" not in one

@@ -48,11 +48,11 @@ REQUIRED_PACKAGES = (
     "tiktoken",
     "rich",
     "prometheus-client",
+    "cryptography",
 )
 OPTIONAL_PACKAGES = {
     "anthropic": ("anthropic", "Anthropic's models"),
     "psycopg": ("postgres", "conversations in PostgreSQL"),
-    "cryptography": ("crypto", "encrypted states"),
     "opentelemetry-api": ("otel", "traces"),
     "dbos": ("dbos", "batches over many machines"),
 }

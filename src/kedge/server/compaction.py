@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kedge.server.encrypted_content import ContentCipher
+from kedge.server.errors import INVALID_ENCRYPTED_CONTENT
 from kedge.server.json_codec import Item
 from kedge.tokens import count_items
 
@@ -96,11 +97,18 @@ def build_compaction_item(
 
 
 def expand_compaction(cipher: ContentCipher, items: Sequence[Item]) -> Sequence[Item]:
-    """Show items that may begin with a compaction as a model sees them."""
+    """Replace a compaction item at the start by the items in it, as a model sees them.
+
+    Raises:
+        ApiError: If this server cannot decrypt it, for example because version 0.1 stored it.
+    """
     if not items or items[0]["type"] != "compaction":
         return items
-    kept: list[Item] = cipher.decrypt(items[0]["encrypted_content"])
-    return [*kept, *items[1:]]
+    content: str = items[0]["encrypted_content"]
+    retained: list[Item] | None = cipher.decrypt(content)
+    if not isinstance(retained, list):  # a reasoning item's content can be decrypted, too
+        raise INVALID_ENCRYPTED_CONTENT(content=f"{content[:4]}...")
+    return [*retained, *items[1:]]
 
 
 def _fit_items(items: Sequence[Item], max_tokens: int) -> list[Item]:

@@ -149,9 +149,10 @@ def _find_conversation_history(service: ServerState, id: str) -> History:
     if service.settings.zero_data_retention:
         raise errors.CONVERSATION_ZERO_DATA_RETENTION()
     found = service.conversations.find(id)
-    if found is None:
+    context = None if found is None else _load_context(service, found.node)
+    if found is None or context is None:
         raise errors.CONVERSATION_NOT_FOUND(id=id)
-    return History(service.nodes.load_context(found.node), found.node, found.id)
+    return History(context, found.node, found.id)
 
 
 def _find_response_history(
@@ -169,7 +170,24 @@ def _find_response_history(
     node, status = found
     if status not in CHAINABLE_STATUSES:
         raise errors.PREVIOUS_RESPONSE_UNFINISHED(id=id, status=status)
-    return History(service.nodes.load_context(node), node)
+    context = _load_context(service, node)
+    if context is None:
+        raise _previous_not_found(id)
+    return History(context, node)
+
+
+def _load_context(service: ServerState, node: int | None) -> Context | None:
+    """Load a stored context, or return None if it starts at a compaction that version 0.1 encrypted.
+
+    Such a context is lost, so it is reported as missing: that is the error on which clients resend
+    the conversation.
+    """
+    try:
+        return service.nodes.load_context(node)
+    except errors.ApiError as error:
+        if error.template is not errors.INVALID_ENCRYPTED_CONTENT:
+            raise
+        return None
 
 
 def _previous_not_found(id: str) -> errors.ApiError:

@@ -1,0 +1,57 @@
+"""Authenticated encryption with Fernet (AES-CBC and HMAC-SHA256) of the ``cryptography`` package.
+
+Chat states and the ``encrypted_content`` of the server share this implementation. It imports
+neither turns nor planning, so the server can use it without sharing code with the planner.
+``cryptography`` is imported on first use, because it takes longer to import than ``kedge --help``
+takes to run.
+"""
+
+from collections.abc import Iterable
+
+from kedge.errors import InvalidSetting
+
+Key = str | bytes
+"""A key: 32 bytes in URL-safe base64."""
+
+
+class FernetCipher:
+    """Encrypts and decrypts bytes with one or more keys.
+
+    The first key encrypts and all keys decrypt, so a key can be replaced without losing data.
+
+    Args:
+        keys: One key, or several with the current one first.
+
+    Raises:
+        InvalidSetting: If a key is not 32 bytes in URL-safe base64.
+    """
+
+    def __init__(self, keys: Key | Iterable[Key]) -> None:
+        from cryptography.fernet import Fernet, MultiFernet
+
+        given = (keys,) if isinstance(keys, str | bytes) else tuple(keys)
+        try:
+            self._fernet = MultiFernet([Fernet(key) for key in given])
+        except (ValueError, TypeError):
+            message = "a key is 32 bytes in URL-safe base64; make one with kedge.chat.new_key()"
+            raise InvalidSetting(message) from None  # the cause may quote the key
+
+    def encrypt(self, data: bytes) -> bytes:
+        """Return the data encrypted with the first key, as URL-safe base64."""
+        return self._fernet.encrypt(data)
+
+    def decrypt(self, data: bytes) -> bytes | None:
+        """Return the decrypted data, or None if no key fits or the data was modified."""
+        from cryptography.fernet import InvalidToken
+
+        try:
+            return self._fernet.decrypt(data)
+        except InvalidToken:
+            return None
+
+
+def new_key() -> str:
+    """Return a new random key for ``FernetCipher``. Store it separately from the data."""
+    from cryptography.fernet import Fernet
+
+    return Fernet.generate_key().decode()
