@@ -157,6 +157,59 @@ def test_settings_go_upstream(client: OpenAI, upstream: TestServer) -> None:
     assert one or sent["tool_choice"]["disable_parallel_tool_use"]
 
 
+ACCOUNT_PARAMS = {
+    "safety_identifier": "user-1",
+    "prompt_cache_key": "key-1",
+    "prompt_cache_retention": "24h",
+    "service_tier": "default",
+}
+ANTHROPIC_PARAMS = {"metadata": {"user_id": "user-1"}, "service_tier": "standard_only"}
+
+
+def test_account_parameters_go_upstream(kind: str, client: OpenAI, upstream: TestServer) -> None:
+    """Every one that the API behind this server accepts."""
+    expected: dict[str, Any] = ANTHROPIC_PARAMS if kind == "anthropic" else ACCOUNT_PARAMS
+    more: Any = ACCOUNT_PARAMS
+    client.responses.create(model="any", input="Hello", **more)
+    sent = upstream.requests[-1].body
+    assert {name: sent.get(name) for name in expected} == expected
+    client.chat.completions.create(
+        model="any", messages=[{"role": "user", "content": "Hello"}], **more
+    )
+    sent = upstream.requests[-1].body
+    assert {name: sent.get(name) for name in expected} == expected
+    assert kind != "anthropic" or "prompt_cache_key" not in sent
+
+
+def test_parameters_of_a_message_go_upstream(
+    kind: str, server: TestServer, upstream: TestServer
+) -> None:
+    """The user and the service tier, in the names of the API behind this server."""
+    anthropic_kind = kind == "anthropic"
+    expected: Any = ANTHROPIC_PARAMS if anthropic_kind else {"user": "u", "service_tier": "default"}
+    with Anthropic(base_url=server.url, api_key="any", max_retries=0) as other:
+        other.messages.create(
+            model="any",
+            max_tokens=50,
+            messages=[{"role": "user", "content": "Hello"}],
+            metadata={"user_id": "user-1" if anthropic_kind else "u"},
+            service_tier="standard_only",
+        )
+    sent = upstream.requests[-1].body
+    assert {name: sent.get(name) for name in expected} == expected
+
+
+def test_an_unknown_service_tier_of_anthropic_is_rejected(upstream: TestServer) -> None:
+    """It is not dropped."""
+    with (
+        serve_backend(upstream, "anthropic") as server,
+        OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
+        pytest.raises(openai.BadRequestError) as caught,
+    ):
+        client.responses.create(model="any", input="Hello", service_tier="flex")
+    assert caught.value.param == "service_tier"
+
+
 def test_a_long_context_is_compacted(client: OpenAI, upstream: TestServer) -> None:
     """The model sums up what is left out, and the next turn goes on from there."""
     words = "The river runs from the mountains to the sea. " * 150

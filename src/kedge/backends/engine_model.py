@@ -13,9 +13,9 @@ from typing import Any, Literal
 from kedge.backends.errors import to_api_error
 from kedge.backends.events_to_items import OutputEmitter, convert_usage, emit_block
 from kedge.backends.items_to_turn import build_turn
-from kedge.engines import ChatCompletionsEngine, Engine, ResponsesEngine
+from kedge.engines import AnthropicEngine, ChatCompletionsEngine, Engine, ResponsesEngine
 from kedge.engines.base import Request, answer_text, unwrap
-from kedge.errors import AnswerIncomplete, KedgeError
+from kedge.errors import AnswerIncomplete, KedgeError, UnsupportedParameter
 from kedge.events import Outcome
 from kedge.events.run import AnswerFinished, Healed
 from kedge.planning import AnchorRecord, covered_count, get_state, prefix_digest
@@ -78,14 +78,25 @@ FORWARDED_PARAMS = (
     "max_tool_calls",
 )
 """Parameters of a request that change the answer, and go upstream."""
-RESPONSES_ONLY_PARAMS = (
-    "user",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "service_tier",
-)
-"""Parameters that only a server of the Responses API is sure to know."""
+ACCOUNT_PARAMS: Mapping[type[Engine], tuple[str, ...]] = {
+    ResponsesEngine: (
+        "user",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "service_tier",
+    ),
+    ChatCompletionsEngine: (
+        "user",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "service_tier",
+    ),
+    AnthropicEngine: ("user", "safety_identifier", "service_tier"),
+}
+"""Parameters about the account and the cache, for each API that accepts them."""
+ANTHROPIC_TIERS: Mapping[str, str] = {"auto": "auto", "default": "standard_only"}
 SUMMARY_PROMPT = (
     "Summarise the conversation above for yourself, to go on from when it is gone. Keep every fact, "
     "name, number, decision, open question and wish of the user. Write plain text, briefly."
@@ -125,8 +136,11 @@ class EngineModel:
         self.grace = DEFAULT_GRACE
         self._engine = engine
         self._params = dict(params or {})
-        self._is_stateful = isinstance(unwrap(engine), ResponsesEngine)
-        self._can_chain = self._is_stateful and not stateless
+        inner = unwrap(engine)
+        self._can_chain = isinstance(inner, ResponsesEngine) and not stateless
+        self._account_params = next(
+            (names for api, names in ACCOUNT_PARAMS.items() if isinstance(inner, api)), ()
+        )
         self._anchors = AnchorCache()
 
     async def answer(self, prompt: Prompt) -> AsyncGenerator[OutputEvent]:
@@ -176,10 +190,11 @@ class EngineModel:
     def _build_params(self, prompt: Prompt) -> dict[str, Any]:
         """The parameters that go upstream, in the names of the Responses API."""
         body = prompt.body
-        names = (
-            (*FORWARDED_PARAMS, *RESPONSES_ONLY_PARAMS) if self._is_stateful else FORWARDED_PARAMS
-        )
+        engine = unwrap(self._engine)
+        names = (*FORWARDED_PARAMS, *self._account_params)
         asked = {name: body[name] for name in names if body.get(name) is not None}
+        if "service_tier" in asked and isinstance(engine, AnthropicEngine):
+            asked["service_tier"] = _map_anthropic_tier(asked["service_tier"])
         if not prompt.ask.tools:
             asked.pop("tool_choice", None)
             asked.pop("parallel_tool_calls", None)
@@ -188,7 +203,7 @@ class EngineModel:
         if (text := _drop_nulls(body, "text")) and text != {"format": {"type": "text"}}:
             asked["text"] = text
         reasoning = _drop_nulls(body, "reasoning")
-        if isinstance(unwrap(self._engine), ChatCompletionsEngine):
+        if isinstance(engine, ChatCompletionsEngine):
             reasoning.pop("summary", None)  # it has none; the server shows what it is told
         return asked | ({"reasoning": reasoning} if reasoning else {})
 
@@ -223,6 +238,12 @@ def _drop_nulls(body: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The members of a parameter that are set."""
     members: Mapping[str, Any] = body.get(name) or {}
     return {name: value for name, value in members.items() if value is not None}
+
+
+def _map_anthropic_tier(tier: str) -> str:
+    if tier not in ANTHROPIC_TIERS:
+        raise UnsupportedParameter("service_tier", "use auto or default")
+    return ANTHROPIC_TIERS[tier]
 
 
 def _unseal_nothing(_: str) -> None:

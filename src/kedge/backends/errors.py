@@ -1,8 +1,9 @@
-"""What the server says when the model behind it fails: the truth, but not the secrets.
+"""Map failures of the model behind the server to errors of the API.
 
-A client of the server can mend its own request, and wait; it cannot mend a key, an address or a model
-that is missing upstream. So a refusal of the request is passed on with the provider's words, and all
-else is told as a failure of what stands behind this server, with what its owner can do.
+A client can correct its request or try again later; it cannot set a key, an address or a model name
+upstream. A failure caused by the request is therefore a 4xx with the provider's reason, and every other
+failure is a 5xx of "the model behind this server", with what its operator can do. The log has the
+provider's reason of every failure but a rejected key.
 """
 
 import logging
@@ -29,35 +30,51 @@ log = logging.getLogger("kedge.backends")
 
 CONTEXT_LENGTH_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 CONTEXT_LENGTH_PHRASES = ("context length", "context window", "context size", "prompt is too long")
-GENERIC_CODES = frozenset({"", "400", "error", "invalid_request_error"})
-"""Codes that say no more than the status does."""
+GENERIC_CODES = frozenset(
+    {"", "400", "500", "501", "error", "invalid_request_error", "server_error", "api_error"}
+)
+"""Codes that carry no more information than the status."""
 OVERLOADED_STATUSES = frozenset({503, 529})
+MAX_LOGGED_REASON = 500
+"""Characters of a provider's message in the log; a message may quote a long input."""
 
 
 def to_api_error(error: KedgeError) -> ApiError:
-    """Say a failure of the model behind the server as the server's own error."""
+    """Log a failure of the model behind the server and map it to an error of the API.
+
+    Args:
+        error: What the engine raised.
+
+    Returns:
+        The error to send to the client.
+    """
     log.warning("the model behind this server failed: %s", _describe_error(error))
-    for kind, say in _ERROR_MAPPERS:
+    for kind, build in _ERROR_MAPPERS:
         if isinstance(error, kind):
-            return say(error)
-    return _build_upstream_error(
-        error, 502, "upstream_error", "failed in a way that this server does not know"
-    )
+            return build(error)
+    return _build_upstream_error(error, 502, "upstream_error", "failed in an unexpected way")
 
 
 def _describe_error(error: KedgeError) -> str:
-    """Name a failure for the log, without words that may quote the conversation."""
-    if not isinstance(error, EngineError):
-        return type(error).__name__
-    facts = (type(error).__name__, error.provider, error.status, error.code, error.request_id)
-    return ", ".join(str(fact) for fact in facts if fact)
+    """Name a failure for the log, with the provider's reason."""
+    facts = [type(error).__name__]
+    if isinstance(error, EngineError):
+        fields = (error.provider, error.status, error.code, error.request_id)
+        facts += [str(field) for field in fields if field]
+    if isinstance(error, NotAuthorised):  # whose message may contain a part of the key
+        return ", ".join(facts)
+    return f"{', '.join(facts)}: {_get_reason(error)[:MAX_LOGGED_REASON]}"
+
+
+def _get_reason(error: KedgeError) -> str:
+    return error.message if isinstance(error, EngineError) else str(error)
 
 
 def _build_upstream_error(error: KedgeError, status: int, code: str, detail: str) -> ApiError:
     provider = getattr(error, "provider", "") or "upstream"
     after = getattr(error, "retry_after", None)
     return ApiError(
-        f"The model behind this server ({provider}) {detail}.",
+        f"The model behind this server ({provider}) {detail.rstrip('.')}.",
         status=status,
         type="server_error",
         code=code,
@@ -67,30 +84,39 @@ def _build_upstream_error(error: KedgeError, status: int, code: str, detail: str
 
 def _map_rate_limit(error: KedgeError) -> ApiError:
     after = getattr(error, "retry_after", None)
-    said = RATE_LIMITED(seconds=f"{after or 1:g}")
+    mapped = RATE_LIMITED(seconds=f"{after or 1:g}")
     if after is not None:
-        said.headers["retry-after"] = f"{after:g}"
-    return said
+        mapped.headers["retry-after"] = f"{after:g}"
+    return mapped
 
 
 def _map_auth_error(error: KedgeError) -> ApiError:
-    # The words of the provider may hold a part of the key.
-    what = "refused this server's key: whoever runs this server has to set it anew"
-    return _build_upstream_error(error, 502, "upstream_not_authorised", what)
+    # Without the provider's message, which may contain a part of the key.
+    detail = "rejected this server's API key; the operator of this server has to replace it"
+    return _build_upstream_error(error, 502, "upstream_not_authorised", detail)
 
 
-def _map_rejection(error: KedgeError) -> ApiError:
-    assert isinstance(error, RequestRefused)  # noqa: S101 - as the table says
+def _map_engine_error(error: KedgeError) -> ApiError:
+    """Map a rejection or a failure by whether the same request can succeed later."""
+    assert isinstance(error, EngineError)  # noqa: S101 - by the table
+    reason = error.message
+    if error.status in OVERLOADED_STATUSES:
+        return _build_upstream_error(
+            error, 503, "upstream_overloaded", "is overloaded; try again later"
+        )
     if error.status == 404:
         return _build_upstream_error(
-            error, 502, "upstream_not_found", f"was not found there: {error.message}"
+            error, 502, "upstream_not_found", f"was not found there: {reason}"
         )
     if error.code in CONTEXT_LENGTH_CODES or any(
-        word in error.message.lower() for word in CONTEXT_LENGTH_PHRASES
+        phrase in reason.lower() for phrase in CONTEXT_LENGTH_PHRASES
     ):
         return CONTEXT_TOO_LONG()
+    if error.retryable:
+        detail = "failed; the same request may succeed later"
+        return _build_upstream_error(error, 502, "upstream_failed", detail)
     return ApiError(
-        f"The model behind this server ({error.provider}) refused the request: {error.message}",
+        f"The model behind this server ({error.provider}) rejected the request: {reason}",
         param=error.param or None,
         code="upstream_refused" if error.code in GENERIC_CODES else error.code,
     )
@@ -98,50 +124,35 @@ def _map_rejection(error: KedgeError) -> ApiError:
 
 def _map_unsupported(error: KedgeError) -> ApiError:
     return ApiError(
-        f"The model behind this server cannot be asked that: {error}",
+        f"The model behind this server does not support this request: {error}",
         param=getattr(error, "param", None),
         code="unsupported_parameter",
     )
 
 
-def _map_server_error(error: KedgeError) -> ApiError:
-    if getattr(error, "status", None) in OVERLOADED_STATUSES:
-        return _build_upstream_error(
-            error, 503, "upstream_overloaded", "is overloaded; try again later"
-        )
-    return _build_upstream_error(
-        error, 502, "upstream_failed", "failed; the same request may succeed later"
-    )
-
-
 def _map_unreachable(error: KedgeError) -> ApiError:
-    assert isinstance(error, Unreachable)  # noqa: S101 - as the table says
-    if "in time" in error.message:
+    reason = _get_reason(error)
+    if "in time" in reason:
         return _build_upstream_error(error, 504, "upstream_timeout", "did not answer in time")
-    what = f"cannot be reached: {error.message}"
-    return _build_upstream_error(error, 503, "upstream_unreachable", what)
+    return _build_upstream_error(error, 503, "upstream_unreachable", f"cannot be reached: {reason}")
 
 
 def _map_stream_cut(error: KedgeError) -> ApiError:
-    what = "broke off in the middle of its answer; the same request may succeed later"
-    return _build_upstream_error(error, 502, "upstream_cut", what)
-
-
-def _map_connect_error(error: KedgeError) -> ApiError:
-    return _build_upstream_error(error, 503, "upstream_unreachable", f"cannot be reached: {error}")
+    detail = "ended its stream before the answer was complete; the same request may succeed later"
+    return _build_upstream_error(error, 502, "upstream_cut", detail)
 
 
 _ERROR_MAPPERS: tuple[tuple[type[KedgeError], Callable[[KedgeError], ApiError]], ...] = (
     (RateLimited, _map_rate_limit),
     (NotAuthorised, _map_auth_error),
-    (RequestRefused, _map_rejection),
-    (ServerFailed, _map_server_error),
+    (RequestRefused, _map_engine_error),
+    (ServerFailed, _map_engine_error),
     (StreamCut, _map_stream_cut),
     (Unreachable, _map_unreachable),
+    (CannotConnect, _map_unreachable),
     (UnsupportedParameter, _map_unsupported),
     (UnsupportedBlock, _map_unsupported),
     (Unsendable, _map_unsupported),
     (InvalidTurn, _map_unsupported),
-    (CannotConnect, _map_connect_error),
 )
-"""How each kind of failure is said; the first that fits."""
+"""The mapper of each kind of failure; the first match applies."""

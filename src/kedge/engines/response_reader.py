@@ -1,7 +1,6 @@
 """What becomes of an answer: blocks and an anchor in the Turn, or an error that loses nothing."""
 
 import json
-import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -9,7 +8,7 @@ from typing import Any
 
 from anyio import move_on_after
 
-from kedge.engines.transport import RawResponse
+from kedge.engines.transport import RawResponse, is_permanent_failure
 from kedge.errors import AnswerIncomplete, EngineError, ServerFailed, StreamCut
 from kedge.events import Outcome, ResponseFailed, StreamEvent, StreamFailed
 from kedge.events.decoder import StreamDecoder
@@ -96,12 +95,6 @@ def _parse_body(body: bytes, decoder: StreamDecoder, raw: RawResponse) -> dict[s
 
 log = get_logger("kedge.engines.response_reader")
 
-_PERMANENT_CODES = re.compile(
-    r"^(invalid|unsupported|empty|image)_|policy|content_filter|moderation|_not_found|quota|billing"
-    r"|context_length|_too_(large|small|long)|max_tokens"
-)
-"""Codes of failures that lie in the request or the account: sent again, it would fail again."""
-
 
 def record_outcome(
     turn: Turn,
@@ -160,7 +153,7 @@ def raise_for_outcome(
             error = AnswerIncomplete(words, provider=provider, code=outcome.reason)
         case "failed":
             words = outcome.message or "the server gave up on the response"
-            retryable = not _PERMANENT_CODES.search(outcome.code)
+            retryable = not is_permanent_failure(outcome.code, words)
             error = ServerFailed(words, provider=provider, code=outcome.code, retryable=retryable)
         case "cut":
             words = "the stream ended before the answer did; nothing of the Turn is lost"

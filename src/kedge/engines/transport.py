@@ -7,6 +7,7 @@ anthropic are two prints of one pattern, so that one transport serves both.
 """
 
 import json
+import re
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,16 @@ PLACEHOLDER_KEY = "none"
 MAX_CODE_LENGTH = 200
 MAX_MESSAGE_LENGTH = 2_000
 """How much of a server's words goes into an error."""
+_PERMANENT_CODES = re.compile(
+    r"^(invalid|unsupported|empty|image)_|policy|content_filter|moderation|_not_found|quota|billing"
+    r"|context_length|_too_(large|small|long)|max_tokens"
+)
+"""Codes of failures caused by the request or the account: the same request would fail again."""
+_PERMANENT_REASONS = re.compile(
+    r"\b(not support(ed|s)?|unsupported|(does|do)(n't| not) support|not implemented)\b",
+    re.IGNORECASE,
+)
+"""Texts of such failures; llama.cpp reports an image without a vision model as HTTP 500."""
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _TELEMETRY_HEADERS = (
     "Lang",
@@ -323,7 +334,8 @@ class _ErrorTranslator:
                 return RateLimited(message, **facts, retryable=True, retry_after=after)
             case status if status >= 500:
                 after = _parse_retry_after(headers)
-                return ServerFailed(message, **facts, retryable=True, retry_after=after)
+                permanent = status == 501 or is_permanent_failure(words["code"], message)
+                return ServerFailed(message, **facts, retryable=not permanent, retry_after=after)
             case status:
                 return RequestRefused(message, **facts, retryable=status in (408, 409))
 
@@ -353,6 +365,11 @@ def _redact_secret(secret: object, text: str) -> str:
     if isinstance(secret, str) and len(secret) > 3 and secret != PLACEHOLDER_KEY:
         return text.replace(secret, "***")
     return text
+
+
+def is_permanent_failure(code: str, message: str) -> bool:
+    """Whether a reported failure is caused by the request, so that the same request fails again."""
+    return bool(_PERMANENT_CODES.search(code) or _PERMANENT_REASONS.search(message))
 
 
 def parse_error(text: str) -> dict[str, str]:

@@ -135,6 +135,9 @@ DEFAULT_EFFORT = "medium"
 """How hard a model thinks that is told to think, but not how hard."""
 
 
+SERVICE_TIERS: Mapping[str, str] = {"auto": "auto", "standard_only": "default"}
+"""The names of the tiers in the Responses API."""
+
 LATEST_VERSION = "2026-10-21"
 API_VERSIONS = ("2023-01-01", "2023-06-01", LATEST_VERSION)
 """The versions of the API; the newest knows no sampling parameters."""
@@ -221,6 +224,8 @@ def _convert_parameters(body: Body) -> dict[str, Any]:
         asked["text"] = {"format": {"name": "answer", "strict": True, **config["format"]}}
     if get_object(body, "metadata").get("user_id"):
         asked["user"] = body["metadata"]["user_id"]
+    if body.get("service_tier"):
+        asked["service_tier"] = SERVICE_TIERS[body["service_tier"]]
     return asked
 
 

@@ -124,6 +124,7 @@ SHARED_PARAMETERS = (
     "frequency_penalty",
     "metadata",
     "prompt_cache_key",
+    "prompt_cache_retention",
     "safety_identifier",
     "service_tier",
     "store",

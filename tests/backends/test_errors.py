@@ -1,0 +1,107 @@
+"""Failures of the model behind the server, mapped to errors of the API."""
+
+import logging
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from backends.conftest import make_model
+from engines.fake_server import json_response, make_handler, serve_handler, sse_response
+from kedge.backends.errors import to_api_error
+from kedge.errors import (
+    CannotConnect,
+    KedgeError,
+    NotAuthorised,
+    RequestRefused,
+    ServerFailed,
+    StreamTooLarge,
+    Unsendable,
+)
+from kedge.testing import serve
+
+REASON = "image input is not supported - hint: if this is unexpected, you may need an mmproj"
+LLAMA_CPP = {"error": {"code": 500, "message": REASON, "type": "server_error"}}
+FAILED: Any = {
+    "type": "response.failed",
+    "sequence_number": 0,
+    "response": {
+        "id": "resp_1",
+        "status": "failed",
+        "output": [],
+        "error": {"code": "server_error", "message": REASON},
+    },
+}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("kind", ["chat", "responses", "anthropic"])
+def test_a_permanent_failure_is_a_client_error_with_its_reason(
+    kind: str, streamed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """llama.cpp reports an image that its model cannot read as HTTP 500; a retry cannot help."""
+    caplog.set_level(logging.WARNING, "kedge.backends")
+    with (
+        serve_handler(make_handler(lambda: json_response(LLAMA_CPP, 500))) as upstream,
+        serve(model=make_model(kind, upstream)) as server,
+        OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
+        pytest.raises(openai.BadRequestError) as caught,
+    ):
+        client.responses.create(model="any", input="Hello", stream=streamed)
+    assert REASON in caught.value.message
+    assert caught.value.code == "upstream_refused"
+    assert REASON in caplog.text
+
+
+def test_a_failed_response_with_a_permanent_reason_is_a_client_error() -> None:
+    """Also where the upstream reports it in its stream, before any output."""
+    with (
+        serve_handler(make_handler(lambda: sse_response(FAILED))) as upstream,
+        serve(model=make_model("responses", upstream)) as server,
+        OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
+        pytest.raises(openai.BadRequestError) as caught,
+    ):
+        client.responses.create(model="any", input="Hello", stream=True)
+    assert REASON in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (ServerFailed("boom", provider="x", status=500, retryable=True), 502, "upstream_failed"),
+        (ServerFailed("too big", provider="x", code="image_too_large"), 400, "image_too_large"),
+        (ServerFailed("no", provider="x", status=501), 400, "upstream_refused"),
+        (RequestRefused("gone", provider="x", status=404), 502, "upstream_not_found"),
+        (RequestRefused("wait", provider="x", status=409, retryable=True), 502, "upstream_failed"),
+        (RequestRefused("slow", provider="x", status=408, retryable=True), 502, "upstream_failed"),
+        (StreamTooLarge("line", 5), 502, "upstream_error"),
+        (Unsendable(["a call"]), 400, "unsupported_parameter"),
+        (CannotConnect("no key"), 503, "upstream_unreachable"),
+    ],
+)
+def test_status_and_code_of_a_failure(error: KedgeError, status: int, code: str) -> None:
+    """Only failures of the request are 4xx; what may pass later stays 5xx."""
+    mapped = to_api_error(error)
+    assert (mapped.status, mapped.code) == (status, code)
+
+
+def test_a_retryable_failure_reports_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """In the log; a client can only try again, and needs no details of the upstream server."""
+    error = ServerFailed("CUDA out of memory", provider="x", status=500, retryable=True)
+    assert "may succeed later" in to_api_error(error).message
+    assert "CUDA out of memory" in caplog.text
+
+
+def test_a_rejected_key_is_not_quoted(caplog: pytest.LogCaptureFixture) -> None:
+    """A provider's message may contain a part of the key."""
+    error = NotAuthorised("Incorrect API key provided: sk-ab***yz", provider="x", status=401)
+    assert "sk-ab" not in to_api_error(error).message
+    assert "sk-ab" not in caplog.text
+
+
+def test_a_long_reason_is_truncated_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A message may quote a long input."""
+    to_api_error(RequestRefused("x" * 2000, provider="x", status=400))
+    assert "x" * 300 in caplog.text
+    assert "x" * 600 not in caplog.text
