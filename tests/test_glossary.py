@@ -1,0 +1,283 @@
+"""The glossary, the names and the wording of the source, checked against the rules for them.
+
+The rules: one term per concept and one class per name; functions are verbs, classes nouns, modules
+concepts; docstrings, messages and docs are plain technical English. Exceptions are listed with a reason.
+"""
+
+import ast
+import re
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src"
+MODULES = sorted((SOURCE / "kedge").rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+ROW = re.compile(
+    r"^\| \*\*(?P<term>[^*]+)\*\* \| (?P<meaning>.+) \| `(?P<home>kedge[\w.]*)` \|$", re.MULTILINE
+)
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+REQUIRED_TERMS = {
+    *("Block", "Turn", "Engine", "Middleware", "Request", "Response", "Anchor", "Delta", "Plan"),
+    *("Chain", "Event", "Conversation", "Node", "Branch", "Head", "Store", "State", "Tool"),
+    *("ToolCall", "Tool result", "Reasoning", "Compaction", "Evidence", "Healing", "Reply"),
+}
+
+SHARED_CLASS_NAMES: dict[str, str] = {
+    "Permit": "one for a concurrency limit of tools, one for a rate limit of batches",
+    "SocketConnection": "the two ends of one connection; the server shares no code with engines",
+}
+
+NOUN_MODULES = {
+    "planning": "a layer, named by design.md",
+    "testing": "a package of test helpers, as in other libraries",
+    "healing": "the glossary's term",
+    "token_counting": "a noun of the field",
+    "tool_pairing": "a noun of the field",
+    "param_mapping": "a noun of the field",
+    "listing": "a noun: what a list command shows",
+    "formatting": "a noun of the field",
+    "templating": "a noun of the field",
+    "summarising": "a documented import of version 0.1",
+}
+
+ODD_FUNCTIONS: dict[str, str] = {
+    "kedge.conversation.conversation.pending": "public; the calls that are pending",
+    "kedge.store.conversation_tree.pending": "public; the nodes that are pending",
+    "kedge.turns.constructors.reasoning": "a root name: the constructor of a reasoning block",
+    "kedge.cli.run.noting": "to be renamed",
+    "kedge.engines.websocket.transport.tell": "to be renamed",
+    "kedge.web.api.told": "to be renamed",
+}
+
+ODD_CONSTANTS: dict[str, str] = {
+    "kedge.practice.schema_sample.SHORTEST_BRANCH_DEPTH": "not a bound: from here the shortest branch is used",
+}
+
+BANNED_VERBS = {
+    *("asked", "brought", "given", "gone", "heard", "kept", "made", "meant", "mend", "mended"),
+    *("met", "said", "say", "says", "shown", "spoken", "stands", "taken", "tell", "tells", "told"),
+    *("vouched", "whoever"),
+}
+NOT_PARTICIPLES = {"embed", "feed", "need", "proceed", "seed", "speed", "bring", "ping", "string"}
+
+SMALL_MODULES = {
+    "kedge.cli.completion": "one module per command",
+    "kedge.cli.gc": "one module per command",
+    "kedge.cli.import_": "one module per command",
+    "kedge.testing.plugin": "the entry point of the pytest plugin",
+    "kedge.compaction.summarising": "a documented import of version 0.1",
+}
+MIN_LINES = 40
+
+BANNED_PHRASES = (
+    r"a mistake in kedge",
+    r"heard",
+    r"mend(?:s|ed|ing)?",
+    r"nobody",
+    r"put away",
+    r"said",
+    r"somebody",
+    r"spoken",
+    r"stands?",
+    r"talks?",
+    r"tells?",
+    r"that is too much",
+    r"thoughts?",
+    r"told",
+    r"whoever",
+)
+WORDING_EXCEPTIONS: dict[str, str] = {
+    "src/kedge/": "being reworded, package by package",
+    "docs/": "being reworded, page by page",
+    "README.md": "being reworded",
+    "CONTRIBUTING.md": "being reworded",
+}
+BANNED = re.compile(rf"\b(?:{'|'.join(BANNED_PHRASES)})\b", re.IGNORECASE)
+
+
+def module_name(path: Path) -> str:
+    """Return the dotted name of a module."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def iter_functions() -> Iterator[tuple[str, Function]]:
+    """Yield every function and method with the name of its module."""
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, Function):
+                yield module_name(path), node
+
+
+def resolve(name: str) -> object:
+    """Return the module, class or member of this dotted name.
+
+    Raises:
+        AttributeError: It does not exist.
+    """
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            value: object = import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            value = getattr(value, part)
+        return value
+    raise AttributeError(name)
+
+
+def is_property(node: Function) -> bool:
+    """Whether a function is read as an attribute, which a noun or adjective may name."""
+    names = {ast.unparse(each).split("(")[0].split(".")[-1] for each in node.decorator_list}
+    return bool(names & {"property", "cached_property", "setter"})
+
+
+def is_participle(word: str) -> bool:
+    """Whether a word looks like a gerund or a participle."""
+    return bool(re.search(r"..(?:ed|ing)$", word)) and word not in NOT_PARTICIPLES
+
+
+def count_importers() -> dict[str, set[str]]:
+    """Return the modules that import each module, itself excluded."""
+    importers: dict[str, set[str]] = defaultdict(set)
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for name in (node.module, *(f"{node.module}.{each.name}" for each in node.names)):
+                    importers[name].add(module_name(path))
+            elif isinstance(node, ast.Import):
+                for each in node.names:
+                    importers[each.name].add(module_name(path))
+    return importers
+
+
+def iter_strings(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the comments, docstrings and other literals of a module, or the lines of another file."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        yield from enumerate(text.splitlines(), 1)
+        return
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            for offset, line in enumerate(node.value.split("\n")):
+                yield node.lineno + offset, line
+    for token in tokenize.generate_tokens(StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def list_texts() -> Iterator[Path]:
+    """Yield every file whose wording is checked."""
+    yield from MODULES
+    yield from sorted((SOURCE / "kedge").rglob("*.html"))
+    yield from sorted((SOURCE / "kedge").rglob("*.js"))
+    yield from (ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+    yield from sorted((ROOT / "docs").glob("*.md"))
+
+
+def test_every_term_is_defined_once_and_lives_where_the_page_says() -> None:
+    """Each row of the glossary names an existing module, class or member."""
+    rows = list(ROW.finditer(GLOSSARY))
+    terms = [row["term"] for row in rows]
+    assert len(rows) == len(re.findall(r"^\| \*\*", GLOSSARY, re.MULTILINE))
+    assert len(set(terms)) == len(terms)
+    assert set(terms) >= REQUIRED_TERMS
+    for row in rows:
+        assert resolve(row["home"]) is not None, row["home"]
+
+
+def test_a_name_that_does_not_exist_is_noticed() -> None:
+    """The check of the page can fail."""
+    for name in ("kedge.turns.Nothing", "kedge.nothing", "kedge.turns.Turn.nothing"):
+        with pytest.raises(AttributeError):
+            resolve(name)
+
+
+def test_one_class_name_has_one_meaning() -> None:
+    """No class name is defined in two modules."""
+    modules: dict[str, list[str]] = defaultdict(list)
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                modules[node.name].append(module_name(path))
+    shared = {name: found for name, found in modules.items() if len(found) > 1}
+    assert {name: found for name, found in shared.items() if name not in SHARED_CLASS_NAMES} == {}
+
+
+def test_modules_are_named_by_concepts() -> None:
+    """No gerund or participle names a module or a package, except nouns of the field."""
+    names = {part for path in MODULES for part in module_name(path).split(".")[1:]}
+    odd = {name for name in names if is_participle(name.split("_")[-1])}
+    assert odd - set(NOUN_MODULES) == set()
+
+
+def test_functions_are_named_by_verbs() -> None:
+    """No function is a bare participle, and none uses a verb of speech or keeping for data."""
+    odd = {
+        f"{module}.{node.name}"
+        for module, node in iter_functions()
+        if not is_property(node) and is_odd_name(node.name.strip("_"))
+    }
+    assert odd - set(ODD_FUNCTIONS) == set()
+
+
+def is_odd_name(name: str) -> bool:
+    """Whether a function's name is a single participle or contains a banned verb."""
+    words = name.split("_")
+    if words[0] in ("is", "has"):
+        return False
+    return bool(set(words) & BANNED_VERBS) or (len(words) == 1 and is_participle(name))
+
+
+def test_limits_are_named_max_or_min() -> None:
+    """Bounds have one prefix each."""
+    names = {
+        f"{module_name(path)}.{target.id}"
+        for path, tree in TREES.items()
+        for node in tree.body
+        for target in assigned_names(node)
+        if re.match(r"_?(?:MOST|LEAST|LONGEST|SHORTEST|LARGEST|SMALLEST|FEWEST)(?:_|$)", target.id)
+    }
+    assert names - set(ODD_CONSTANTS) == set()
+
+
+def assigned_names(node: ast.stmt) -> Iterable[ast.Name]:
+    """Return the plain names that a statement assigns."""
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [target for target in targets if isinstance(target, ast.Name)]
+
+
+def test_small_modules_have_several_importers() -> None:
+    """A module under 40 lines with at most one importer belongs into that importer."""
+    importers = count_importers()
+    small = {
+        module_name(path)
+        for path in MODULES
+        if path.name not in ("__init__.py", "__main__.py")
+        and len(path.read_text(encoding="utf-8").splitlines()) < MIN_LINES
+        and len(importers[module_name(path)]) < 2
+    }
+    assert small - set(SMALL_MODULES) == set()
+
+
+def test_the_wording_is_plain() -> None:
+    """No phrase of the old idiom in comments, docstrings, messages, templates and docs."""
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in list_texts()
+        if not str(path.relative_to(ROOT)).startswith(tuple(WORDING_EXCEPTIONS))
+        for number, line in iter_strings(path)
+        if BANNED.search(line)
+    ]
+    assert found == []
