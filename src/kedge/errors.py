@@ -3,6 +3,7 @@
     KedgeError
     ├── Blocked              a guard stopped the Turn; ``rule`` names which
     ├── CannotConnect        a model string, a key or a server is missing
+    │   └── UnconfirmedReference stored data names an address or a function not confirmed here
     ├── CannotServe          the server cannot start as asked
     ├── EngineError          a request failed; carries provider, plan, request id, turn, retryable
     │   ├── AnswerIncomplete     the answer stopped before its end, for a reason the server names
@@ -85,6 +86,10 @@ class Blocked(KedgeError):
 
 class CannotConnect(KedgeError):
     """A model string, a key or a server is missing; the message says what to set."""
+
+
+class UnconfirmedReference(CannotConnect):
+    """Stored data names a model address, a function or a file that is not configured or confirmed."""
 
 
 class CannotServe(KedgeError):

@@ -9,6 +9,7 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from kedge.cli import group
+from kedge.cli.confirmations import model_references, remember
 from kedge.cli.store_options import MODEL_KEY
 from kedge.config import store_url
 from kedge.conversation import Conversation
@@ -38,7 +39,9 @@ def serve_sample_store(path: Path) -> Iterator[TestServer]:
     second one; 8, 9 a third, on the fork.
     """
     with serve() as server:
-        run_sync(_create_conversations(path, f"responses:{server.base_url}#practice"))
+        model = f"responses:{server.base_url}#practice"
+        remember(model_references(model))
+        run_sync(_create_conversations(path, model))
         yield server
 
 

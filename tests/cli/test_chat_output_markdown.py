@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from kedge.cli.chat_output import MarkdownOutput, split_settled
-from kedge.cli.words import format_age, format_percent, sanitize_text
 from kedge.events import ReasoningDelta, TextDelta
+from kedge.formatting import sanitize_text
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,3 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
     telling.show_event(TextDelta(delta="x \x1b]0;owned\x07 y"))
     telling.stop()
     assert "\x1b]0;owned" not in screen.getvalue()
-
-
-def test_small_words() -> None:
-    """Ages and shares as people say them."""
-    assert format_age(100, 100) == "just now"
-    assert format_age(0, 3 * 86_400) == "3 days ago"
-    assert format_age(0, 3_600) == "1 hour ago"
-    assert format_percent(1, 3) == "33 %"
-    assert format_percent(0, 0) == ""

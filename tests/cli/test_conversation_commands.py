@@ -200,6 +200,30 @@ def test_export_and_import_are_lossless(server: TestServer, tmp_path: Path) -> N
     assert run_command("export", "harbour", "--json").exit_code == 2
 
 
+def test_an_imported_conversation_does_not_decide_where_keys_go(
+    server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chat, inspect and verify use an address from a store only if it was given on this machine."""
+    lines = run_command("export", "harbour").stdout
+    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "foreign.db"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "another machine"))
+    monkeypatch.setenv("KEDGE_API_KEY", "planted")
+    run_json("import", "-", stdin=lines)
+    before = len(server.requests)
+    for command in (("chat", "-c", "harbour"), ("inspect", "harbour")):
+        done = run_command(*command, stdin="Hello\n")
+        assert done.exit_code == 1
+        assert "not used on this machine before: model at responses:http://127" in done.stderr
+        assert "--model" in done.stderr
+    (audit,) = run_json("verify", "--server")["audits"]
+    assert audit["agrees"] is None
+    assert "not used on this machine before" in audit["words"]
+    assert len(server.requests) == before
+    address = f"responses:{server.base_url}#practice"
+    assert run_command("inspect", "harbour", "--model", address).exit_code == 0
+    assert run_json("inspect", "harbour")["model"] == address
+
+
 def test_verify_checks_the_store_and_the_server(server: TestServer, alone: Path) -> None:
     """Sound and in agreement; after a change behind our back, it says where, with exit code 1."""
     found = run_json("verify", "--server")

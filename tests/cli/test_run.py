@@ -1,6 +1,7 @@
 """``kedge run``: workflows from files and options, told to people and to scripts."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ from click.testing import CliRunner, Result
 
 from kedge.cli import group
 from kedge.cli.run import format_event
+from kedge.config import store_url
+from kedge.event_loops import run_sync
+from kedge.store import open_store
 from kedge.testing import TestServer
 from kedge.workflows import (
     AnswerJudged,
@@ -47,6 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestSe
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.toml").touch()
     monkeypatch.setenv("KEDGE_CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store.db"))
     monkeypatch.setenv("KEDGE_MODEL", f"responses:{kedge_server.base_url}#practice")
     (tmp_path / "judging.py").write_text(JUDGE)
@@ -172,3 +177,50 @@ def test_every_event_has_its_words() -> None:
         "1: author is asked",
         "done",
     ]
+
+
+@pytest.mark.parametrize("given", ["topic", "=topic"])
+def test_an_input_without_a_name_and_a_value_is_an_error(
+    given: str, folder: Path, kedge_server: TestServer
+) -> None:
+    """It is a usage error, and nothing is sent."""
+    (folder / "steps.toml").write_text(STEPS)
+    done = invoke_run("steps", "steps.toml", "--input", given)
+    assert done.exit_code == 2
+    assert "is not NAME=TEXT" in done.stderr
+    assert not kedge_server.requests
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"judge": {"function": "os:remove"}}, "function os:remove"),
+        ({"judge": {"schema": "/etc/hosts"}}, "file /etc/hosts"),
+        (
+            {"model": "responses:http://127.0.0.1:9/v1#m"},
+            "model at responses:http://127.0.0.1:9/v1",
+        ),
+    ],
+)
+def test_a_stored_workflow_decides_neither_code_nor_addresses(
+    change: dict[str, Any], named: str, folder: Path, kedge_server: TestServer
+) -> None:
+    """A spec that was changed in the store is rejected with what it names; one from here is resumed."""
+    done = invoke_run(
+        "refine", "--task", "What is 2+3?", "--judge", "judging:five", "--id", "wf_own"
+    )
+    assert done.exit_code == 0, done.stderr
+    sent = len(kedge_server.requests)
+
+    async def tamper() -> None:
+        async with await open_store(store_url(str(folder / "store.db"))) as store:
+            row = await store.conversation("wf_own.author")
+            data = deepcopy(dict(row.data))
+            data["workflow"]["spec"]["file"] |= change
+            await store.update(row.id, data=data)
+
+    run_sync(tamper())
+    done = invoke_run("refine", "--resume", "wf_own")
+    assert done.exit_code == 1
+    assert f"not used on this machine before: {named}" in done.stderr
+    assert len(kedge_server.requests) == sent

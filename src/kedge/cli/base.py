@@ -20,6 +20,7 @@ from kedge.errors import KedgeError
 
 HINTS: dict[type[BaseException], str] = {
     errors.NotAuthorised: "'kedge doctor' tells which keys are set.",
+    errors.UnconfirmedReference: "",
     errors.CannotConnect: "'kedge doctor' tells which keys are set, and what is missing.",
     errors.RateLimited: "Wait a little, and try again.",
     errors.Unreachable: "Is the server running? 'kedge doctor --online' looks.",

@@ -12,11 +12,11 @@ from rich.live import Live
 from rich.markdown import Markdown
 
 from kedge.cli.base import find_hint
-from kedge.cli.words import sanitize_text, shorten_id
 from kedge.conversation import Reply
 from kedge.errors import KedgeError
 from kedge.events import Event, ReasoningDelta, RefusalDelta, TextDelta
 from kedge.events.run import FellBack, Healed, ServerForgot, ToolFinished
+from kedge.formatting import sanitize_text, shorten_id
 from kedge.planning import RequestPlan
 from kedge.planning.explain import format_size
 
@@ -169,7 +169,7 @@ def format_status(plans: Sequence[RequestPlan]) -> str:
     if not plans:
         return "[nothing was sent]"
     last = plans[-1]
-    anchor = f"on {shorten_id(last.previous_response_id, 14)}" if last.anchor else "no anchor"
+    anchor = f"on {shorten_id(last.previous_response_id)}" if last.anchor else "no anchor"
     sent = sum(plan.delta_blocks for plan in plans)
     full = sum(plan.full_blocks for plan in plans)
     sent_bytes = sum(plan.delta_bytes for plan in plans)

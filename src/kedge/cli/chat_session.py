@@ -17,7 +17,14 @@ import click
 from kedge.cli import chat_tools
 from kedge.cli.chat_output import ChatOutput, create_output, format_status, reply_to_json
 from kedge.cli.chat_tools import load_tool
-from kedge.cli.store_options import IN_MEMORY, MODEL_KEY, lookup_conversation, model_data, use_store
+from kedge.cli.confirmations import model_references, remember
+from kedge.cli.store_options import (
+    IN_MEMORY,
+    lookup_conversation,
+    model_data,
+    resolve_model,
+    use_store,
+)
 from kedge.config import mask_url
 from kedge.conversation import Conversation
 from kedge.engines import Middleware
@@ -141,8 +148,7 @@ async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSes
     address = options.store if options.name else IN_MEMORY
     store = await stack.enter_async_context(use_store(address, make=True))
     row = await lookup_conversation(store, options.name) if options.name else None
-    kept = row.data.get(MODEL_KEY) if row else None
-    model = kept if isinstance(kept, str) and kept and not options.is_model_given else options.model
+    model = resolve_model(row, options.model if options.is_model_given else None)
     functions = [load_tool(path) for path in options.tools] or [*chat_tools.DEFAULT_TOOLS]
     settings: dict[str, Any] = {"tools": functions, "middleware": _build_middleware(options)}
     if row is None:
@@ -284,6 +290,7 @@ class ChatSession:
         """Say the model, or talk with another one from here on."""
         if not model:
             return f"talking with {mask_url(self.model)}"
+        remember(model_references(model))
         old = self.conversation
         self.conversation = await Conversation.open(self.store, old.id, model, **self.settings)
         await old.aclose()

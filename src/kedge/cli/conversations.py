@@ -7,8 +7,8 @@ import click
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import dim, echo, echo_json, print_table
 from kedge.cli.store_options import run_with_store, store_option
-from kedge.cli.words import format_age, format_percent, sanitize_text, shorten_id
 from kedge.config import store_file, store_url
+from kedge.formatting import format_age, format_percent, sanitize_text, shorten_id
 
 if TYPE_CHECKING:
     from kedge.store import Store
@@ -80,7 +80,7 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
         ("id", "answers", "tokens", "cached", "changed", "title"),
         [
             (
-                shorten_id(row["id"], 20),
+                shorten_id(row["id"]),
                 row["answers"],
                 f"{row['input_tokens'] + row['output_tokens']:,}",
                 format_percent(row["cached_tokens"], row["input_tokens"]),
@@ -95,6 +95,6 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
 def _format_marks(row: dict[str, Any]) -> str:
     marks = [f"#{sanitize_text(tag)}" for tag in row["tags"]]
     marks += ["(archived)"] if row["archived"] else []
-    marks += [f"(fork of {shorten_id(row['forked_from'], 12)})"] if row["forked_from"] else []
+    marks += [f"(fork of {shorten_id(row['forked_from'])})"] if row["forked_from"] else []
     marks += [f"({row['failures']} failed)"] if row["failures"] else []
     return "".join(f" {mark}" for mark in marks)

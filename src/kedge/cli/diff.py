@@ -14,8 +14,8 @@ from kedge.cli.store_options import (
     run_with_store,
     store_option,
 )
-from kedge.cli.words import pluralize
 from kedge.errors import NotInStore
+from kedge.formatting import pluralize
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Differences, Node, Store

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import echo, echo_json
 from kedge.cli.store_options import run_with_store, store_option
-from kedge.cli.words import pluralize
 from kedge.config import store_file, store_url
+from kedge.formatting import pluralize
 
 if TYPE_CHECKING:
     from kedge.store import Store

@@ -16,10 +16,10 @@ from kedge.cli.store_options import (
     run_with_store,
     store_option,
 )
-from kedge.cli.words import format_percent, pluralize, sanitize_text, shorten_id
 from kedge.compaction.token_counting import DEFAULT_BLOCK_COUNTER
 from kedge.config import mask_url
 from kedge.conversation import find_anchors
+from kedge.formatting import format_percent, pluralize, sanitize_text, shorten_id
 from kedge.planning import REASONS, RequestPlan
 from kedge.providers import connect
 from kedge.store import ConversationRow, Store
@@ -156,7 +156,7 @@ def _print_blocks(found: "Inspection") -> None:
                 block.kind,
                 block.origin,
                 f"{tokens:,}",
-                shorten_id(block.response_id) or "",
+                shorten_id(block.response_id),
                 describe(block, EXCERPT_LENGTH),
             )
         )
@@ -172,7 +172,7 @@ def _format_savings(found: "Inspection") -> str:
     plan = found.plan
     saved = plan.full_bytes - plan.delta_bytes
     return (
-        f"Saved: {saved:,} of {plan.full_bytes:,} bytes ({format_percent(saved, plan.full_bytes) or '0 %'}); "
+        f"Saved: {saved:,} of {plan.full_bytes:,} bytes ({format_percent(saved, plan.full_bytes)}); "
         f"{found.saved_tokens:,} of {found.full_tokens:,} tokens are not sent again "
         "(a provider still bills them as input)."
     )

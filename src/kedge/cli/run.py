@@ -1,19 +1,21 @@
 """``kedge run``: workflows on the command line, from a file or from options; resumed by their id."""
 
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, TypeVar, assert_never
+from pathlib import Path
+from typing import Any, TypeVar, assert_never, cast
 
 import anyio
 import click
 
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import dim, echo, echo_json, get_config, setting_option
+from kedge.cli.confirmations import model_references, remember, require_confirmed
 from kedge.config.paths import store_url
 from kedge.errors import InvalidWorkflow, KedgeError
-from kedge.store import open_store
+from kedge.store import Store, open_store
 from kedge.workflows import DebateResult, RefineResult, StepsResult, load_workflow
 from kedge.workflows.events import (
     AnswerJudged,
@@ -195,14 +197,20 @@ def steps(
     """Run a pipeline of prompts, each on the chain so far, with the results before it."""
     spec = _build_spec(file, model=model)
     if inputs:
-        parted = [each.partition("=") for each in inputs]
-        given = {name: value for name, _, value in parted}
+        given = dict(_parse_input(each) for each in inputs)
         spec["inputs"] = {**spec.get("inputs", {}), **given}
     _run_workflow("steps", spec, resume, name, store, as_json=as_json)
 
 
 for each in (refine, debate, steps):
     command.add_command(each)
+
+
+def _parse_input(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise click.BadParameter(f"{text!r} is not NAME=TEXT", param_hint="--input")
+    return name, value
 
 
 def _drop_none(**members: Any) -> dict[str, Any]:
@@ -214,6 +222,35 @@ def _build_spec(file: str | None, **members: Any) -> WorkflowSpec:
     return {**(read_spec(file) if file else {}), **_drop_none(**members)}
 
 
+async def _load_spec(store: Store, workflow: str) -> WorkflowSpec:
+    """Return the stored spec of a workflow; what it names must have been used or confirmed here."""
+    found = await load_workflow(store, workflow)
+    if "file" not in found.spec:
+        raise InvalidWorkflow(f"{workflow} was started by a program; resume it there")
+    spec: WorkflowSpec = dict(found.spec["file"])
+    advice = "resume it on a terminal to confirm, or start the workflow from a file of your own"
+    require_confirmed(_spec_references(spec), f"the workflow {workflow}", advice)
+    return spec
+
+
+def _spec_references(spec: WorkflowSpec) -> list[str]:
+    """Return what a spec decides beyond its prompts: addresses, functions to run, files to read."""
+    folder = spec.get("folder", "")
+    judge = _as_table(spec.get("judge"))
+    sides, steps = ([_as_table(each) for each in spec.get(key) or ()] for key in ("sides", "steps"))
+    models = [each.get("model") for each in (spec, judge, *sides)]
+    references = model_references(*(model for model in models if isinstance(model, str) and model))
+    if function := judge.get("function"):
+        references.append(f"function {function} in {folder or 'the current folder'}")
+    files = [each.get("schema") for each in (judge, *steps)]
+    references += [f"file {Path(folder, each)}" for each in files if isinstance(each, str)]
+    return references
+
+
+def _as_table(value: object) -> dict[str, Any]:
+    return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else {}
+
+
 def _run_workflow(
     kind: WorkflowKind, spec: WorkflowSpec, resume: str, name: str, store: str, *, as_json: bool
 ) -> None:
@@ -221,6 +258,7 @@ def _run_workflow(
         raise InvalidWorkflow("a workflow that is resumed has everything; give --resume alone")
     if not resume:
         spec = {"model": get_config()["model"], **spec}
+        remember(_spec_references(spec))
     begun: list[str] = []
     with show_progress() as watch:
 
@@ -231,12 +269,7 @@ def _run_workflow(
 
         async def work() -> WorkflowResult:
             async with await open_store(store_url(store)) as opened:
-                known = spec
-                if resume:
-                    found = await load_workflow(opened, resume)
-                    if "file" not in found.spec:
-                        raise InvalidWorkflow(f"{resume} was begun by a program; resume it there")
-                    known = dict(found.spec["file"])
+                known = await _load_spec(opened, resume) if resume else spec
                 return await run_spec(kind, known, opened, workflow=resume or name, watch=noting)
 
         try:

@@ -8,7 +8,7 @@ import click
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import echo, echo_json, print_table
 from kedge.cli.store_options import run_with_store, store_option
-from kedge.cli.words import sanitize_text, shorten_id
+from kedge.formatting import sanitize_text, shorten_id
 
 if TYPE_CHECKING:
     from kedge.store import Hit, Store

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kedge.cli.base import get_config, setting_option
+from kedge.cli.confirmations import model_references, remember, require_confirmed
 from kedge.config import mask_url, store_file, store_url
 from kedge.errors import KedgeError, NotInStore
 
@@ -71,10 +72,19 @@ def model_data(model: str) -> dict[str, str]:
     return {} if mask_url(model) != model else {MODEL_KEY: model}
 
 
-def resolve_model(row: "ConversationRow", given: str | None = None) -> str:
-    """The model that is meant: as given, else the conversation's own, else the configured one."""
-    kept = row.data.get(MODEL_KEY)
-    return given or (kept if isinstance(kept, str) and kept else get_config()["model"])
+def resolve_model(row: "ConversationRow | None", given: str | None = None) -> str:
+    """Return the model to use: as given, else the conversation's own, else the configured one.
+
+    An address that only the store names must be confirmed before it is used.
+    """
+    configured: str = get_config()["model"]
+    remember(model_references(given or configured))
+    stored = row.data.get(MODEL_KEY) if row else None
+    if given or row is None or not isinstance(stored, str) or not stored:
+        return given or configured
+    advice = "pass --model with the model to use"
+    require_confirmed(model_references(stored), f"the conversation {row.title or row.id}", advice)
+    return stored
 
 
 @asynccontextmanager
@@ -127,10 +137,16 @@ async def lookup_conversation(store: "Store", name: str) -> "ConversationRow | N
     rows = await store.conversations(archived=None, limit=MAX_CONVERSATIONS)
     if titled := [row for row in rows if row.title == name]:
         return _choose_by_title(titled)
-    begun = [row for row in rows if row.id.startswith(name)] if len(name) >= MIN_PREFIX else []
-    if len(begun) > 1:
-        raise NotInStore(f"{len(begun)} conversations begin with {name!r}; give more of the id")
-    return begun[0] if begun else None
+    matches = [row for row in rows if _matches_id(row.id, name)] if len(name) >= MIN_PREFIX else []
+    if len(matches) > 1:
+        raise NotInStore(f"{len(matches)} conversations match {name!r}; give more of the id")
+    return matches[0] if matches else None
+
+
+def _matches_id(full_id: str, name: str) -> bool:
+    """Return whether a name is the beginning of an id, or its short form such as ``conv_…f1a361``."""
+    start, _, end = name.partition("…")
+    return full_id.startswith(start) and full_id.endswith(end)
 
 
 def _choose_by_title(titled: "list[ConversationRow]") -> "ConversationRow":

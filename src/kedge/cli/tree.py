@@ -15,7 +15,7 @@ from kedge.cli.store_options import (
     run_with_store,
     store_option,
 )
-from kedge.cli.words import sanitize_text, shorten_id
+from kedge.formatting import sanitize_text, shorten_id
 from kedge.store import ConversationRow, Node, ResponseRow, Store
 from kedge.store.listing import list_tree_conversations, load_last_blocks, read_tree
 from kedge.turns import Block

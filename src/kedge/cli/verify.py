@@ -16,9 +16,9 @@ from kedge.cli.store_options import (
     run_with_store,
     store_option,
 )
-from kedge.cli.words import sanitize_text
 from kedge.config import mask_url
 from kedge.errors import KedgeError
+from kedge.formatting import sanitize_text
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Damage, Store
@@ -50,7 +50,7 @@ def command(
             rows = [await find_conversation(opened, name) for name in conversations]
         else:
             rows = await opened.conversations(archived=None, limit=MAX_CONVERSATIONS)
-        return damage, [await _audit(opened, row, resolve_model(row, model)) for row in rows]
+        return damage, [await _audit(opened, row, model) for row in rows]
 
     damage, audits = run_with_store(work, given=store)
     wrong = bool(damage) or any(audit["agrees"] is False for audit in audits)
@@ -63,21 +63,23 @@ def command(
         sys.exit(1)
 
 
-async def _audit(store: "Store", row: "ConversationRow", model: str) -> AuditReport:
-    """What the provider holds for a conversation's anchor, compared; ``None`` if it does not tell."""
+async def _audit(store: "Store", row: "ConversationRow", given: str | None) -> AuditReport:
+    """Compare a conversation's anchor with what the provider holds; ``agrees`` is None if unknown."""
     from kedge.providers import connect
 
     turn = (await store.load(row)).turn(row.id)
-    told: AuditReport = {"conversation": row.id, "title": row.title, "model": mask_url(model)}
+    report: AuditReport = {"conversation": row.id, "title": row.title}
     try:
+        model = resolve_model(row, given)
+        report["model"] = mask_url(model)
         async with connect(model) as engine:
             audit: Any = getattr(engine, "verify", None)
             if audit is None:
-                return {**told, "agrees": None, "words": "nothing is kept there to compare with"}
+                return {**report, "agrees": None, "words": "this provider stores no responses"}
             found = await audit(turn)
     except KedgeError as error:
-        return {**told, "agrees": None, "words": str(error)}
-    return {**told, "agrees": found.agrees, "words": str(found)}
+        return {**report, "agrees": None, "words": str(error)}
+    return {**report, "agrees": found.agrees, "words": str(found)}
 
 
 def _print_report(damage: "list[Damage]", audits: list[AuditReport]) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 from kedge.engines import Engine
 from kedge.errors import CannotConnect
-from kedge.providers.registry import PROVIDERS
+from kedge.providers.registry import ADDRESS_PROVIDERS, PROVIDERS
 
 ENTRY_POINT_GROUP = "kedge.providers"
 
-__all__ = ["ENTRY_POINT_GROUP", "connect", "providers"]
+__all__ = ["ENTRY_POINT_GROUP", "connect", "names_address", "providers"]
 
 
 def connect(model: str, **settings: Any) -> Engine:
@@ -33,6 +33,17 @@ def connect(model: str, **settings: Any) -> Engine:
         hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(known))}"
         raise CannotConnect(f"no provider named {name!r} in {model!r}; {hint}")
     return known[name](rest, **settings)
+
+
+def names_address(model: str) -> bool:
+    """Return whether a model string itself decides where requests and keys are sent.
+
+    Kedge's own providers such as ``openai`` take their address from this machine's environment;
+    ``responses:<url>#model``, ``chat:<url>#model`` and providers of other packages may not. A model string
+    of the second kind must not be taken from data that someone else may have written.
+    """
+    name = model.partition(":")[0]
+    return name in ADDRESS_PROVIDERS or name not in PROVIDERS
 
 
 def providers() -> dict[str, Callable[..., Engine]]:

@@ -227,3 +227,5 @@ PROVIDERS: dict[str, Callable[..., Engine]] = {
     "anthropic": connect_anthropic,
     "practice": connect_practice,
 }
+ADDRESS_PROVIDERS = frozenset({"responses", "chat"})
+"""Providers whose model strings hold the address of the server."""

@@ -11,6 +11,14 @@ from markupsafe import Markup
 from starlette.responses import StreamingResponse
 
 from kedge.analytics import Analytics, Bucket, Count, Selection, analyse, analyse_over_time
+from kedge.formatting import (
+    NO_VALUE,
+    format_cost,
+    format_duration,
+    format_number,
+    format_percent,
+    format_size,
+)
 from kedge.observe import snapshot
 from kedge.planning import REASONS
 from kedge.store.listing import get_revision
@@ -19,14 +27,6 @@ from kedge.web.plan_card import HEALING_TEXTS
 from kedge.web.service import ConversationService
 from kedge.web.templating import render
 from kedge.web.views import Dashboard, LinkChoice, Tile
-from kedge.web.words import (
-    NO_VALUE,
-    format_cost,
-    format_duration,
-    format_number,
-    format_percent,
-    format_size,
-)
 
 BUCKET_COUNT = 30
 NOW_LABEL = "now"

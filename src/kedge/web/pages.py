@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from kedge import formatting
 from kedge.store.listing import ConversationSummary
-from kedge.web import words
 from kedge.web.dashboard import (
     DEFAULT_RANGE,
     RANGES,
@@ -116,7 +116,7 @@ def _build_row(overview: ConversationSummary, now: float) -> ConversationListIte
         turns=overview.responses,
         forks=overview.forks,
         tokens=overview.input_tokens + overview.output_tokens,
-        cached_share=words.format_percent(overview.cached_tokens, overview.input_tokens),
+        cached_share=formatting.format_percent(overview.cached_tokens, overview.input_tokens),
         cost=overview.cost,
         latency=overview.seconds,
         status=overview_status(overview, now),

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from kedge.formatting import format_cost, format_duration, format_number, format_percent, pluralize
 from kedge.planning import (
     AnchorRecord,
     RejectedAnchor,
@@ -23,7 +24,6 @@ from kedge.store import ResponseRow, StoredExchange
 from kedge.turns import Block, Turn
 from kedge.turns.formatting import describe
 from kedge.web.views import BlockMark, PlanCard, RawExchange, RejectedCandidate
-from kedge.web.words import format_cost, format_duration, format_number, format_percent, pluralize
 
 MAX_REJECTED = 8
 """How many refused candidates are told one by one."""

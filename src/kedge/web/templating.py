@@ -10,22 +10,23 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from kedge.web import chain_svg, charts, words
+from kedge import formatting
+from kedge.web import chain_svg, charts
 from kedge.web.chain_graph import MARK_DESCRIPTIONS
 
 STATIC_DIR = files("kedge.web") / "static"
 Names = dict[str, Any]
 
 _FILTERS = {
-    "ago": words.format_age,
-    "duration": words.format_duration,
-    "moment": words.format_time,
-    "money": words.format_cost,
-    "number": words.format_number,
-    "plural": words.pluralize,
-    "short_id": words.shorten_id,
-    "size": words.format_size,
-    "stamp": words.format_timestamp,
+    "ago": formatting.format_age,
+    "duration": formatting.format_duration,
+    "moment": formatting.format_time,
+    "money": formatting.format_cost,
+    "number": formatting.format_number,
+    "plural": formatting.pluralize,
+    "short_id": formatting.shorten_id,
+    "size": formatting.format_size,
+    "stamp": formatting.format_timestamp,
 }
 
 

@@ -1,7 +1,6 @@
-"""Numbers and times as a person would say them."""
+"""Format times, sizes, counts, ids and untrusted text for the command line and the page."""
 
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 
 _SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -11,12 +10,12 @@ NO_VALUE = "\N{EN DASH}"
 
 
 def format_size(count: float) -> str:
-    """A number of bytes."""
+    """Format a number of bytes, such as ``5.4 kB``."""
     return _scale(count, _SIZES, " B", " ")
 
 
 def format_number(value: float) -> str:
-    """A count, shortened from ten thousand on."""
+    """Format a count; from ten thousand on it is shortened, such as ``12.3k``."""
     return f"{value:,.0f}" if abs(value) < 10_000 else _scale(value, _COUNTS, "", "")
 
 
@@ -33,7 +32,7 @@ def _scale(value: float, units: tuple[tuple[float, str], ...], plain: str, space
 
 
 def format_duration(seconds: float | None) -> str:
-    """A stretch of time."""
+    """Format a duration, such as ``420 ms``."""
     if seconds is None:
         return NO_VALUE
     if seconds < 0.001:
@@ -43,47 +42,47 @@ def format_duration(seconds: float | None) -> str:
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def format_percent(part: float, whole: float) -> str:
-    """A part of a whole in per cent."""
-    if not whole:
+def format_percent(part: float, total: float) -> str:
+    """Format a share in percent, or a dash if the total is zero."""
+    if not total:
         return NO_VALUE
-    value = 100 * part / whole
+    value = 100 * part / total
     return f"{value:.1f} %" if 0 < value < 10 or 99 < value < 100 else f"{value:.0f} %"
 
 
 def format_cost(dollars: float | None) -> str:
-    """A price in dollars."""
+    """Format an amount in US dollars."""
     if dollars is None:
         return NO_VALUE
     return f"${dollars:,.2f}" if dollars >= 1 or not dollars else f"${dollars:.4f}"
 
 
-def format_age(when: float | None, now: Callable[[], float] = time.time) -> str:
-    """How long ago something was, or how soon it will be."""
+def format_age(when: float | None, now: float | None = None) -> str:
+    """Format a time relative to now, such as ``2 min ago`` or ``in 3 d``."""
     if when is None:
         return NO_VALUE
-    away = now() - when
+    elapsed = (time.time() if now is None else now) - when
     for unit, name in _AGES:
-        if abs(away) >= unit:
-            told = f"{abs(away) / unit:.0f} {name}"
-            return f"{told} ago" if away > 0 else f"in {told}"
-    return "just now" if away >= 0 else "in a moment"
+        if abs(elapsed) >= unit:
+            distance = f"{abs(elapsed) / unit:.0f} {name}"
+            return f"{distance} ago" if elapsed > 0 else f"in {distance}"
+    return "just now" if elapsed >= 0 else "in a moment"
 
 
 def format_time(when: float | None) -> str:
-    """A point in time, in full."""
+    """Format a time in full, in UTC."""
     if when is None:
         return NO_VALUE
     return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def format_timestamp(when: float) -> str:
-    """A point in time for machines."""
+    """Format a time in ISO 8601."""
     return datetime.fromtimestamp(when, UTC).isoformat(timespec="seconds")
 
 
 def shorten_id(name: str, length: int = 6) -> str:
-    """The telling end of a long id."""
+    """Shorten a long id to its prefix and its end: ids start with a time, so their ends differ."""
     head, mark, tail = name.partition("_")
     if not mark or len(tail) <= length + 2:
         return name if len(name) <= length + 10 else f"…{name[-length:]}"
@@ -91,5 +90,12 @@ def shorten_id(name: str, length: int = 6) -> str:
 
 
 def pluralize(count: int, one: str, many: str = "") -> str:
-    """A count with its noun."""
+    """Format a count with its noun, such as ``2 blocks``."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def sanitize_text(text: str) -> str:
+    """Replace control characters, so that text from elsewhere cannot control a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)

@@ -1,0 +1,79 @@
+"""Confirmation of addresses, functions and files that stored data names.
+
+A store may hold conversations that were imported or written by someone else. Their data must not decide
+where API keys are sent or which code runs, so a reference from a store is used only if the user has given
+it on this machine before (as an option, in the configuration or in a workflow file) or confirms it. What
+was given or confirmed is listed in a file in the user's data folder, one JSON string per line, much like
+the ``known_hosts`` file of ssh.
+"""
+
+import json
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from kedge.config import data_dir, mask_url
+from kedge.errors import UnconfirmedReference
+from kedge.formatting import sanitize_text
+
+
+def confirmations_file() -> Path:
+    """Return the path of the list of confirmed references."""
+    return data_dir() / "confirmed"
+
+
+def model_references(*models: str) -> list[str]:
+    """Return the addresses in model strings; a provider that is known by name has none."""
+    from kedge.providers import names_address
+
+    return [f"model at {_address(model)}" for model in models if names_address(model)]
+
+
+def remember(references: Iterable[str]) -> None:
+    """Add references to the list; a list that cannot be written is not an error."""
+    new = set(references) - _load()
+    if not new:
+        return
+    path = confirmations_file()
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(f"{json.dumps(each)}\n" for each in sorted(new))
+
+
+def require_confirmed(references: Iterable[str], source: str, advice: str) -> None:
+    """Check that every reference is confirmed; ask on a terminal.
+
+    Args:
+        references: What stored data names: addresses, functions, files.
+        source: The conversation or workflow that names them.
+        advice: How to confirm them without a terminal.
+
+    Raises:
+        UnconfirmedReference: If one of them is not confirmed.
+    """
+    missing = sorted(set(references) - _load())
+    if not missing:
+        return
+    shown = ", ".join(sanitize_text(mask_url(each)) for each in missing)
+    message = f"{sanitize_text(source)} names what was not used on this machine before: {shown}"
+    if sys.stdin.isatty() and click.confirm(f"{message}\nUse it?", err=True):
+        remember(missing)
+        return
+    raise UnconfirmedReference(f"{message}; {advice}")
+
+
+def _load() -> set[str]:
+    try:
+        lines = confirmations_file().read_text(encoding="utf-8").splitlines()
+        return {json.loads(line) for line in lines}
+    except (OSError, ValueError):
+        return set()
+
+
+def _address(model: str) -> str:
+    return model.rpartition("#")[0] or model
