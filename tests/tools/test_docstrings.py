@@ -71,7 +71,7 @@ def test_google_style_is_understood() -> None:
         "limit": "How many (at most): a number.",
         "plain": "Without a type.",
     }
-    assert read.description == (f'{START}\n\nExample:\n    look("x")\n\nReturns: What was found.')
+    assert read.description == (f'{START}\n\nExamples: look("x")\n\nReturns: What was found.')
 
 
 def test_numpy_style_is_understood() -> None:
@@ -82,9 +82,7 @@ def test_numpy_style_is_understood() -> None:
         "limit": "Numbers.",
         "plain": "Numbers.",
     }
-    assert read.description == (
-        f'{START}\n\nExample\n-------\nlook("x")\n\nReturns: What was found.'
-    )
+    assert read.description == (f'{START}\n\nExamples: look("x")\n\nReturns: What was found.')
 
 
 def test_sphinx_style_is_understood() -> None:
@@ -107,7 +105,12 @@ def test_sphinx_style_is_understood() -> None:
         ("Do it.\n\nArgs:\nnot indented", "Do it.\n\nArgs:\nnot indented"),
         ("Do it.\n\nArgs:", "Do it.\n\nArgs:"),
         ("See :class:`Thing` for more.", "See :class:`Thing` for more."),
-        (":unknown field: stays", ":unknown field: stays"),
+        (":unknown field: stays", "Unknown field: stays"),
+        ("Do it.\n\n: :param x: y\n", "Do it.\n\n: :param x: y"),
+        (
+            "Do.\n\nReturns:\n    A thing.\n\nMore\nprose.",
+            "Do.\n\nMore\nprose.\n\nReturns: A thing.",
+        ),
         ("\nReturns:\n    A thing.\nEnd.", "End.\n\nReturns: A thing."),
     ],
 )
@@ -117,8 +120,7 @@ def test_what_is_no_section_is_description(text: str | None, description: str) -
     assert (read.description, read.parameters) == (description, {})
 
 
-def test_lines_before_the_first_entry_are_skipped() -> None:
-    """A sentence at the head of a section belongs to no parameter."""
-    assert parse_docstring("Do.\n\nArgs:\n    All optional\n    x: The x.").parameters == {
-        "x": "The x."
-    }
+def test_a_section_that_cannot_be_parsed_stays_in_the_description() -> None:
+    """Nothing of a docstring is lost to the model."""
+    text = "Do.\n\nArgs:\n    All optional\n    x: The x."
+    assert parse_docstring(text).description == text

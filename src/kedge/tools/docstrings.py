@@ -1,155 +1,72 @@
-"""Docstrings, read for the model: what a function does, and what each parameter means.
+"""Docstrings of tools: a description for the model, and the meaning of each parameter.
 
-Google, NumPy and Sphinx style are understood, also mixed. Whatever is not about parameters, results
-or exceptions is the description. Exceptions are left out: a model cannot catch them.
+``docstring_parser`` reads Google, NumPy and Sphinx style. Exceptions are left out of the description: a
+model cannot catch them. The parser is imported when the first tool is created.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from inspect import cleandoc
-from typing import Literal
+from typing import TYPE_CHECKING
 
-Topic = Literal["parameters", "returns", "left out", "text"]
-Style = Literal["google", "numpy"]
+if TYPE_CHECKING:
+    import docstring_parser
 
-SECTION_TOPICS: dict[str, Topic] = {
-    "args": "parameters",
-    "arguments": "parameters",
-    "parameters": "parameters",
-    "params": "parameters",
-    "other parameters": "parameters",
-    "keyword args": "parameters",
-    "keyword arguments": "parameters",
-    "returns": "returns",
-    "return": "returns",
-    "raises": "left out",
-    "exceptions": "left out",
-    "warns": "left out",
-    "todo": "left out",
-}
-SPHINX_TOPICS: dict[str, Topic] = {
-    "param": "parameters",
-    "parameter": "parameters",
-    "arg": "parameters",
-    "argument": "parameters",
-    "key": "parameters",
-    "keyword": "parameters",
-    "return": "returns",
-    "returns": "returns",
-    "raise": "left out",
-    "raises": "left out",
-    "rtype": "left out",
-    "type": "left out",
-}
-UNDERLINE = re.compile(r"-{3,}\s*$")
-ENTRY_PATTERNS: dict[Style, re.Pattern[str]] = {
-    "google": re.compile(r"(\*{0,2}\w+)\s*(?:\(.*?\))?\s*:\s*(.*)$"),
-    "numpy": re.compile(r"(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?()$"),
-}
-SPHINX_FIELD = re.compile(r":(\w+)(?:\s+([^:]+?))?\s*:\s*(.*)$")
+OMITTED_SECTIONS = {"param", "raises", "returns", "rtype", "todo", "type", "warns"}
+_SECTION_HEADER = re.compile(r"\w[\w ]*:")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Docstring:
-    """What a docstring says: about the function as a whole, and about its parameters."""
+    """The description of a function and of its parameters, by name."""
 
     description: str = ""
     parameters: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def parse_docstring(text: str | None) -> Docstring:
-    """Read a docstring in any of the three styles."""
-    if not text:
-        return Docstring()
-    found = Docstring()
-    prose: list[str] = []
-    returns = ""
-    for topic, style, lines in _split_sections(cleandoc(text).splitlines()):
-        match topic:
-            case "text":
-                prose += lines
-            case "returns":
-                returns = _join_lines(lines)
-            case "parameters":
-                found.parameters |= dict(_parse_entries(lines, style))
-            case "left out":
-                pass
-    found.description = _join_paragraphs(prose)
-    if returns:
-        found.description = f"{found.description}\n\nReturns: {returns}".strip()
-    return found
+    """Parse a docstring in any of the three styles; unknown sections become part of the description."""
+    from docstring_parser import ParseError, parse
+
+    source = cleandoc(text or "")
+    try:
+        parsed = parse(source)
+    except (ParseError, IndexError):  # it raises IndexError for a field without a name
+        return Docstring(source)
+    prose = [
+        parsed.description or "",
+        *_iter_sections(parsed),
+        _find_trailing_prose(source, parsed),
+    ]
+    if parsed.returns and (result := parsed.returns.description or parsed.returns.type_name):
+        prose.append(f"Returns: {_join_lines(result)}")
+    parameters = {
+        name.strip(" *"): _join_lines(parameter.description or "")
+        for parameter in parsed.params
+        for name in parameter.arg_name.split(",")
+    }
+    return Docstring("\n\n".join(text.strip("\n") for text in prose if text), parameters)
 
 
-def _split_sections(lines: list[str]) -> Iterator[tuple[Topic, Style, list[str]]]:
-    """Cut the docstring into runs of lines with one topic each."""
-    at = 0
-    while at < len(lines):
-        line, rest = lines[at], lines[at + 1 :]
-        topic = SECTION_TOPICS.get(line.strip().removesuffix(":").lower())
-        if topic and rest and UNDERLINE.match(rest[0]):
-            body = _take_until_header(rest[1:])
-            yield topic, "numpy", body
-            at += 2 + len(body)
-        elif topic and line.endswith(":") and (body := _take_indented(rest)):
-            yield topic, "google", body
-            at += 1 + len(body)
-        elif (sphinx := SPHINX_FIELD.match(line)) and (topic := SPHINX_TOPICS.get(sphinx[1])):
-            body = _take_indented(rest)
-            yield topic, "google", _format_sphinx_entry(topic, sphinx, body)
-            at += 1 + len(body)
-        else:
-            yield "text", "google", [line]
-            at += 1
+def _iter_sections(parsed: "docstring_parser.Docstring") -> Iterator[str]:
+    """Yield the other sections, such as examples, with their titles."""
+    for section in parsed.meta:
+        if section.args[0] not in OMITTED_SECTIONS and section.description:
+            yield f"{' '.join(section.args).capitalize()}: {section.description}"
 
 
-def _take_indented(lines: Sequence[str]) -> list[str]:
-    """The lines up to the next one that starts at the margin."""
-    margin = (i for i, line in enumerate(lines) if line.strip() and not line[0].isspace())
-    return list(lines[: next(margin, len(lines))])
+def _find_trailing_prose(source: str, parsed: "docstring_parser.Docstring") -> str:
+    """Return unindented text after a Google section, which ``docstring_parser`` drops."""
+    from docstring_parser import DocstringStyle
+
+    if parsed.style is not DocstringStyle.GOOGLE or not parsed.meta:
+        return ""
+    description = parsed.description or ""
+    _, _, after = source.removeprefix(description).partition(":\n")
+    lines = [line for line in after.splitlines() if line[:1].strip() and line not in description]
+    return "\n".join(line for line in lines if not _SECTION_HEADER.fullmatch(line))
 
 
-def _take_until_header(lines: Sequence[str]) -> list[str]:
-    """The lines up to the next NumPy header."""
-    headers = (i for i in range(len(lines) - 1) if UNDERLINE.match(lines[i + 1]))
-    return list(lines[: next(headers, len(lines))])
-
-
-def _format_sphinx_entry(topic: Topic, sphinx: re.Match[str], body: list[str]) -> list[str]:
-    text = " ".join([sphinx[3], *(line.strip() for line in body)])
-    name = sphinx[2].split()[-1] if sphinx[2] else ""
-    return [f"{name}: {text}"] if topic == "parameters" else [text]
-
-
-def _parse_entries(lines: list[str], style: Style) -> Iterator[tuple[str, str]]:
-    """The parameters of a section, each with its text; ``x, y : int`` gives both the same."""
-    margin = min((_indent_width(line) for line in lines if line.strip()), default=0)
-    names: list[str] = []
-    texts: list[str] = []
-    for line in lines:
-        start = (
-            ENTRY_PATTERNS[style].match(line, margin) if line[margin : margin + 1].strip() else None
-        )
-        if start:
-            yield from ((name, _join_lines(texts)) for name in names)
-            names, texts = _split_names(start[1]), [start[2]]
-        else:
-            texts.append(line)
-    yield from ((name, _join_lines(texts)) for name in names)
-
-
-def _split_names(listed: str) -> list[str]:
-    return [name.strip(" *") for name in listed.split(",")]
-
-
-def _indent_width(line: str) -> int:
-    return len(line) - len(line.lstrip())
-
-
-def _join_lines(lines: Sequence[str]) -> str:
-    return " ".join(" ".join(lines).split())
-
-
-def _join_paragraphs(lines: list[str]) -> str:
-    """The prose, with the empty lines that removed sections left behind closed up."""
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip() for line in lines)).strip()
+def _join_lines(text: str) -> str:
+    return " ".join(text.split())
