@@ -43,7 +43,7 @@
     ├── WorkflowFailed       a workflow cannot go on; ``workflow`` names it, to be resumed
     ├── Unsendable           calls stand in the way of sending; ``problems`` names them
     ├── UnsupportedBlock     a block that this provider cannot express
-    └── UnsupportedParameter a parameter or a tool that this provider cannot express
+    └── UnsupportedParameter a parameter, an option or a tool that cannot be sent to this provider
 
 Messages say what happened and what to do. They never contain message content or keys. Every
 error can be pickled, because work is spread over processes and its failures come back.
@@ -271,10 +271,11 @@ class UnsupportedBlock(KedgeError):
 
 
 class UnsupportedParameter(KedgeError, ValueError):
-    """A parameter or a tool that this provider cannot express; ``param`` names it."""
+    """A parameter or a tool that cannot be sent to this provider; ``param`` names it."""
 
-    def __init__(self, param: str, remedy: str) -> None:
-        super().__init__(f"this provider has no way to say {param}; {remedy}")
+    def __init__(self, param: str, remedy: str, problem: str = "") -> None:
+        problem = problem or f"this provider does not support {param}"
+        super().__init__(f"{problem}; {remedy}")
         self.param = param
 
 

@@ -14,10 +14,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import TracebackType
 from typing import Any, Self
 
+from kedge.engines.request_options import check_params
 from kedge.errors import KedgeError
 from kedge.events import Event, ResponseStarted, Usage
 from kedge.events.run import (
@@ -73,16 +74,37 @@ class Request:
         tools: tuple[Mapping[str, Any], ...] = (),
         candidates: tuple[AnchorRecord, ...] = (),
         streaming: bool = True,
+        resend_limit: int | None = None,
         tap: WireTap | None = None,
         **params: Any,
     ) -> "Request":
-        """Make a request from keywords; those that Kedge does not know go to the server."""
-        return cls(model, mode, tuple(tools), params, tuple(candidates), streaming, tap=tap)
+        """Make a request from keyword options.
+
+        Args:
+            model: The model to use instead of the engine's.
+            mode: The mode to use instead of the conversation's or the engine's.
+            tools: Tool definitions to offer.
+            candidates: Further anchors that may be used, such as those of a store's index.
+            streaming: Whether the answer is streamed.
+            resend_limit: Raise ``ResendTooLong`` instead of healing by a full send of more bytes.
+            tap: Called with each request body, reply body and status.
+            params: Members of the request body, by the names of the provider's API. Members that
+                Kedge does not know go into the mapping ``extra_body``.
+
+        Raises:
+            UnsupportedParameter: A parameter is decided by the plan, or has an unknown name.
+        """
+        check_params(params, known_options=_OPTION_NAMES)
+        return cls(
+            model, mode, tuple(tools), params, tuple(candidates), streaming, resend_limit, tap=tap
+        )
 
     def with_tools(self, tools: tuple[Mapping[str, Any], ...]) -> "Request":
         """The same request, offering further tools."""
         return replace(self, tools=(*self.tools, *tools))
 
+
+_OPTION_NAMES = frozenset(each.name for each in fields(Request)) - {"params", "probe"}
 
 Events = AsyncGenerator[Event, None]
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kedge.engines.healing import RequestSummary
+from kedge.engines.request_options import split_extra_body
 from kedge.planning import Mode, RequestPlan
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -33,7 +34,11 @@ def build_request_body(
     params: Mapping[str, Any],
     conversation_id: str = "",
 ) -> dict[str, Any]:
-    """The body of the request; ``params`` of the caller beat what is set here."""
+    """Build the body of a request.
+
+    ``params`` override what is set here, except for the members that the plan decides.
+    """
+    params, extra = split_extra_body(params)
     body: dict[str, Any] = {"model": model, "input": plan.input(), "stream": streaming}
     if plan.instructions is not None:
         body["instructions"] = plan.instructions
@@ -45,7 +50,7 @@ def build_request_body(
         body["tools"] = list(tools)
     if options.mode == "stateless":
         body["store"] = False
-    body |= params
+    body |= {**params, **extra}
     if body.get("store") is False and options.include:
         body["include"] = list(dict.fromkeys([*body.get("include", ()), ENCRYPTED_REASONING]))
     return body

@@ -23,6 +23,7 @@ from kedge.engines.healing import (
     detect_lost_context,
 )
 from kedge.engines.request_body import SendOptions, build_request_body, summarize_request
+from kedge.engines.request_options import check_params, combine_params
 from kedge.engines.response_reader import (
     attach_context,
     raise_for_outcome,
@@ -119,6 +120,7 @@ class ResponsesEngine(Engine):
         self.max_depth = max_depth
         self.verify_every = verify_every
         self.params = dict(params or {})
+        check_params(self.params)
         self.transport = Transport(make_client, provider)
         if transport == "websocket":
             from kedge.engines.websocket import SocketTransport
@@ -210,7 +212,7 @@ class ResponsesEngine(Engine):
                 model=request.model or self.model,
                 tools=request.tools,
                 streaming=request.streaming,
-                params={**self.params, **request.params},
+                params=combine_params(self.params, request.params),
             )
             sent = summarize_request(body, options)
             async with aclosing(self._send_request(turn, plan, body, sent, request.tap)) as events:

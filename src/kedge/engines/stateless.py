@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kedge.engines.base import Engine, Events, Request
+from kedge.engines.request_options import check_params, combine_params, split_extra_body
 from kedge.engines.response_reader import (
     attach_context,
     raise_for_outcome,
@@ -80,6 +81,7 @@ class StatelessEngine(Engine):
         self.scope = scope
         self.mode: Mode = mode
         self.params = dict(params or {})
+        check_params(self.params)
         self.transport = Transport(make_client, provider, self.sdk)
         self._advice = advice or Advice()
         self._replay_reasoning = False  # whether thoughts go out that the provider did not seal
@@ -156,7 +158,8 @@ class StatelessEngine(Engine):
         """Send, and take the answer down."""
         plan.check()
         yield RequestPlanned(plan)
-        body = self._build_body(plan, request, {**self.params, **request.params})
+        params, extra = split_extra_body(combine_params(self.params, request.params))
+        body = {**self._build_body(plan, request, params), **extra}
         content = _encode({k: v for k, v in body.items() if v is not None}).encode()
         record_request(plan, len(content))
         try:

@@ -322,7 +322,7 @@ async def test_refusals_are_the_errors_of_http(engine: ResponsesEngine, server: 
     with pytest.raises(ServerFailed):
         await engine.run(Turn([user("x")]))
     with pytest.raises(RequestRefused, match="Unknown parameter: 'bogus'") as refused:
-        await engine.run(Turn([user("x")]), bogus=1)
+        await engine.run(Turn([user("x")]), extra_body={"bogus": 1})
     assert refused.value.param == "bogus"
 
 
@@ -442,7 +442,7 @@ async def test_a_tap_hears_what_went_over_the_wire(
 
     await engine.run(Turn([user("Hello")]), tap=tap)
     with pytest.raises(RequestRefused):
-        await engine.run(Turn([user("Hello")]), tap=tap, bogus=1)
+        await engine.run(Turn([user("Hello")]), tap=tap, extra_body={"bogus": 1})
     (request, reply, status), (_, refused, refused_status) = heard
     assert b'"stream"' not in request
     assert b"response.completed" in reply

@@ -1,0 +1,79 @@
+"""Options that the plan decides, and options of unknown names, never reach a server."""
+
+from typing import Any
+
+import pytest
+
+from engines.conftest import open_engine
+from engines.test_responses import request_bodies, send_lines
+from kedge.engines import Request, ResponsesEngine
+from kedge.engines.request_body import SendOptions, build_request_body
+from kedge.engines.request_options import PLANNED_PARAMS
+from kedge.errors import ResendTooLong, UnsupportedParameter
+from kedge.planning import plan_request
+from kedge.providers import connect
+from kedge.testing import TestServer
+from kedge.turns import Turn, user
+
+TURN = Turn([user("Hello")])
+
+
+@pytest.mark.parametrize("name", sorted(PLANNED_PARAMS))
+@pytest.mark.parametrize("extra", [False, True])
+async def test_a_member_that_the_plan_decides_is_rejected(
+    engine: ResponsesEngine, server: TestServer, name: str, extra: bool
+) -> None:
+    """The error names the alternative, and nothing is sent."""
+    options: dict[str, Any] = {"extra_body": {name: "x"}} if extra else {name: "x"}
+    with pytest.raises(UnsupportedParameter, match="the plan decides") as caught:
+        await engine.run(TURN, **options)
+    assert PLANNED_PARAMS[name] in str(caught.value)
+    assert request_bodies(server) == []
+
+
+@pytest.mark.parametrize("model", ["responses", "chat"])
+async def test_a_misspelled_option_is_rejected_with_a_suggestion(
+    server: TestServer, model: str
+) -> None:
+    """Also for an API without server state, and before anything is sent."""
+    engine = connect(f"{model}:{server.base_url}#practice")
+    with pytest.raises(UnsupportedParameter, match="did you mean 'mode' or 'model'"):
+        await engine.run(TURN, modle="x")
+    with pytest.raises(UnsupportedParameter, match="did you mean 'temperature'"):
+        connect(f"{model}:{server.base_url}#practice", params={"temprature": 1})
+    assert not server.requests
+
+
+async def test_extra_body_members_are_sent_as_they_are(server: TestServer) -> None:
+    """Those of the engine and of the request are merged."""
+    async with open_engine(server, params={"extra_body": {"user": "a", "metadata": {}}}) as engine:
+        await engine.run(TURN, extra_body={"user": "b"}, metadata={"k": "v"})
+    body = request_bodies(server)[-1]
+    assert (body["user"], body["metadata"]) == ("b", {"k": "v"})
+    assert "extra_body" not in body
+
+
+async def test_resend_limit_is_an_option_and_not_a_body_member(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """It limits healing, and the server never sees it."""
+    turn = await send_lines(engine, "One")
+    server.forget()
+    with pytest.raises(ResendTooLong):
+        await engine.run(turn.append(user("Two")), resend_limit=1)
+    assert "resend_limit" not in request_bodies(server)[-1]
+
+
+def test_a_request_made_by_hand_cannot_override_the_plan_either() -> None:
+    """The body is checked where it is built."""
+    plan = plan_request(TURN, scope="s", now=0.0)
+    request = Request(params={"previous_response_id": "resp_x"})
+    with pytest.raises(UnsupportedParameter, match="previous_response_id"):
+        build_request_body(
+            plan,
+            SendOptions("chained"),
+            model="m",
+            tools=(),
+            streaming=False,
+            params=request.params,
+        )
