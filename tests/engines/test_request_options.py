@@ -46,7 +46,9 @@ async def test_a_misspelled_option_is_rejected_with_a_suggestion(
 
 async def test_extra_body_members_are_sent_as_they_are(server: TestServer) -> None:
     """Those of the engine and of the request are merged."""
-    async with open_engine(server, params={"extra_body": {"user": "a", "safety_identifier": "s"}}) as engine:
+    async with open_engine(
+        server, params={"extra_body": {"user": "a", "safety_identifier": "s"}}
+    ) as engine:
         await engine.run(TURN, extra_body={"user": "b"}, metadata={"k": "v"})
     body = request_bodies(server)[-1]
     assert (body["user"], body["metadata"]) == ("b", {"k": "v"})
