@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from events.streams import assemble, decode, read_transcript
 from kedge.backends.events_to_items import OutputEmitter, emit_block
 from kedge.events import (
     Event,
@@ -143,3 +144,15 @@ def test_an_item_of_another_type_is_passed_on() -> None:
         "response.output_item.done",
     ]
     assert writer.items[0]["id"] == "ws_1"
+
+
+def test_a_stream_without_output_indexes_gives_every_item_once() -> None:
+    """llama.cpp sends no `output_index`; its message and calls were emitted twice."""
+    events = decode(read_transcript("llama_cpp"))
+    pieces = convert_events(events, assemble(events).blocks)
+    assert summarize_items(pieces) == [
+        ("reasoning", "Two cities, two calls."),
+        ("text", "Let me look."),
+        ("get_weather", '{"city":"Bern"}'),
+        ("get_weather", '{"city":"Basel"}'),
+    ]

@@ -201,7 +201,7 @@ def test_an_item_finished_twice_counts_once(caplog: pytest.LogCaptureFixture) ->
         COMPLETED,
     ]
     assert list(assemble(events).blocks) == [assistant("one")]
-    assert "the stream's counts" in caplog.text
+    assert "the streamed version is used" in caplog.text
     assert "secret" not in caplog.text
 
 
@@ -278,13 +278,69 @@ def test_where_list_and_stream_differ_the_finished_item_of_the_stream_wins(
     assert list(assemble([ItemCompleted(message_item("this"), 0), end]).blocks) == [
         assistant("this")
     ]
-    assert "is not the same in the finished response" in caplog.text
+    assert "differs between the stream and the finished response" in caplog.text
     caplog.clear()
     end = ResponseCompleted("resp_1", output=(message_item("this", "msg_9", status="completed"),))
     assert list(assemble([ItemCompleted(message_item("this"), 0), end]).blocks) == [
         assistant("this")
     ]
     assert caplog.text == ""
+
+
+CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "t", "arguments": "{}"}
+REASONING = {"type": "reasoning", "id": "rs_1", "summary": []}
+
+
+@pytest.mark.parametrize(
+    ("streamed", "listed", "problem"),
+    [
+        ([message_item("this")], [message_item("other")], "differs"),
+        ([message_item("this"), CALL], [message_item("this")], "lists other items"),
+        ([message_item("this"), CALL], [CALL, message_item("this")], "lists other items"),
+        ([message_item("this")], [message_item("this")], ""),
+        ([message_item("this")], [message_item("this", "msg_9", status="completed")], ""),
+        ([message_item("this")], [message_item("this"), CALL], ""),
+        ([REASONING, message_item("this")], [message_item("this")], ""),
+        ([message_item("this")], [], ""),
+    ],
+    ids=[
+        "another text",
+        "a missing item",
+        "another order",
+        "the same",
+        "another id",
+        "an item that was not streamed",
+        "missing reasoning",
+        "no list",
+    ],
+)
+def test_a_response_that_contradicts_its_stream_is_no_anchor(
+    streamed: list[dict[str, Any]], listed: list[dict[str, Any]], problem: str
+) -> None:
+    """The response is complete, but which version the server stored is not known."""
+    events: list[Event] = [ItemCompleted(item, index) for index, item in enumerate(streamed)]
+    result = assemble([*events, ResponseCompleted("resp_1", output=tuple(listed))])  # type: ignore[list-item]
+    assert result.completed
+    assert problem in result.anchor_problem
+    assert bool(problem) == bool(result.anchor_problem)
+
+
+@pytest.mark.parametrize("kind", ["contradiction", "replaced_text"])
+def test_an_anomaly_of_content_costs_the_anchor_and_not_the_response(kind: Any) -> None:
+    """The blocks are complete, and only the server's version of them is in doubt."""
+    events = [TextDelta("hi", "msg_1", 0), AnomalyNoted(kind, "why"), COMPLETED]
+    result = assemble(events)
+    assert result.completed
+    assert result.anchor_problem == "why"
+
+
+def test_a_call_under_a_local_id_is_no_anchor_until_its_own_id_is_known() -> None:
+    """The server does not know the call by a fallback id."""
+    started = ToolCallStarted("fc_1", "t", "fc_1", 0, fallback="missing")
+    finished = ToolCallCompleted("fc_1", "t", "{}", "fc_1", 0)
+    assert "call_id" in assemble([started, finished, COMPLETED]).anchor_problem
+    renamed = ToolCallRenamed("call_1", "fc_1")
+    assert assemble([started, renamed, COMPLETED]).anchor_problem == ""
 
 
 def test_a_list_without_ids_or_with_items_left_out_adds_nothing_twice() -> None:

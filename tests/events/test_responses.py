@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses import ResponsesServerEvent, ResponseStreamEvent
 
-from events.streams import Message, assemble, decode, encode_sse, read_messages, read_transcript
+from events.streams import (
+    Message,
+    assemble,
+    decode,
+    encode_sse,
+    read_messages,
+    read_transcript,
+    replay,
+)
 from kedge.errors import StreamTooLarge
 from kedge.events import (
     AnomalyNoted,
@@ -28,6 +36,7 @@ from kedge.events import (
     Usage,
 )
 from kedge.events.responses import EVENT_READERS, OPAQUE_TYPES
+from kedge.turns import tool_call
 
 REFERENCE = [
     "response.created",
@@ -537,3 +546,61 @@ def test_a_gap_without_finished_items_is_not_success() -> None:
     assert assemble(
         decode(encode_sse([*numbered_deltas(0, 1), response_event("completed")]))
     ).completed
+
+
+CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "t", "arguments": "[1]"}
+
+
+@pytest.mark.parametrize("member", ["arguments", "name", "call_id"])
+def test_a_listed_call_that_differs_from_the_streamed_one_is_a_contradiction(member: str) -> None:
+    """The streamed call has been executed by then; the server may remember the other."""
+    stream = [
+        {"type": "response.created", "response": {"id": "resp_1"}},
+        {
+            "type": "response.output_item.added",
+            "output_index": 0,
+            "item": {**CALL, "arguments": ""},
+        },
+        {"type": "response.output_item.done", "output_index": 0, "item": CALL},
+    ]
+    for listed, contradicted in ((CALL, False), ({**CALL, member: "[2]"}, True)):
+        end = {"type": "response.completed", "response": {"id": "resp_1", "output": [listed]}}
+        outcome = replay([*stream, end])
+        assert outcome.completed
+        assert list(outcome.blocks) == [tool_call("t", "[1]", call_id="call_1")]
+        assert bool(outcome.anchor_problem) is contradicted
+
+
+@pytest.mark.parametrize(
+    ("texts", "replaced"),
+    [
+        (["a\ud83d", "\ude00b"], False),
+        (["a\ufffdb"], False),
+        (["a\ud83d", "b"], True),
+        (["a\ude00"], True),
+        (["a", "b\ud83d"], True),
+    ],
+    ids=["two halves", "a character of the model", "a first half", "a second half", "at the end"],
+)
+@pytest.mark.parametrize("way", ["deltas", "item", "whole"])
+def test_a_lone_surrogate_costs_the_anchor(texts: list[str], replaced: bool, way: str) -> None:
+    """U+FFFD is in the Turn where the server has stored something else."""
+    text = json.loads(json.dumps("".join(texts)))  # as a parser gives it
+    item = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": text}],
+    }
+    deltas = [
+        {"type": "response.output_text.delta", "item_id": "m", "output_index": 0, "delta": delta}
+        for delta in texts
+    ]
+    done = {"type": "response.output_item.done", "output_index": 0, "item": {**item, "id": "m"}}
+    end = {"type": "response.completed", "response": {"id": "resp_1", "status": "completed"}}
+    if way == "whole":
+        whole = {"id": "resp_1", "status": "completed", "output": [item]}
+        outcome = assemble(ResponsesDecoder().feed_whole(whole))
+    else:
+        outcome = replay([*(deltas if way == "deltas" else [done]), end])
+    assert outcome.completed
+    assert bool(outcome.anchor_problem) is replaced

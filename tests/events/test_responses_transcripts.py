@@ -96,6 +96,15 @@ EXPECTED: dict[str, tuple[str, list[Block]]] = {
         "completed",
         [assistant("Just words"), tool_call("roll", '{"sides":6}', call_id="call_plain")],
     ),
+    "llama_cpp": (
+        "completed",
+        [
+            reasoning(text="Two cities, two calls."),
+            assistant("Let me look."),
+            tool_call("get_weather", '{"city":"Bern"}', call_id="fc_68c1cc"),
+            tool_call("get_weather", '{"city":"Basel"}', call_id="fc_68c1dd"),
+        ],
+    ),
     "all_at_once": (
         "completed",
         [assistant("All at once."), tool_call("roll", "{}", call_id="call_once")],
@@ -104,7 +113,7 @@ EXPECTED: dict[str, tuple[str, list[Block]]] = {
 
 all_transcripts = pytest.mark.parametrize("name", TRANSCRIPT_NAMES)
 numbered_transcripts = pytest.mark.parametrize(
-    "name", [name for name in TRANSCRIPT_NAMES if name != "plain_server"]
+    "name", [name for name in TRANSCRIPT_NAMES if name not in ("plain_server", "llama_cpp")]
 )
 
 
@@ -141,8 +150,22 @@ def test_blocks_know_where_they_come_from(name: str) -> None:
     for place, block in enumerate(result.blocks):
         assert block.origin == "engine"
         assert block.response_id == result.response_id
-        assert block.item_id.partition("_")[2].startswith(result.response_id[5:9])
+        name = block.item_id or getattr(block, "call_id", "")  # llama.cpp's calls have no item id
+        assert name.partition("_")[2].startswith(result.response_id[5:9])
         assert block.metadata["output_index"] == place
+
+
+@all_transcripts
+def test_a_stream_without_output_indexes_gives_the_same_events(name: str) -> None:
+    """Indexes are assigned where the server sends none, so that consumers can rely on them."""
+    messages = [
+        {member: value for member, value in message.items() if member != "output_index"}
+        for message in read_messages(name)
+    ]
+    given, assigned = decode(read_transcript(name)), decode(encode_sse(messages))
+    assert [each for each in assigned if not isinstance(each, OpaqueEvent)] == [
+        each for each in given if not isinstance(each, OpaqueEvent)
+    ]
 
 
 @all_transcripts

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kedge.errors import EngineError
-from kedge.events import ResponseStarted, Usage
+from kedge.events import Outcome, ResponseStarted, Usage
 from kedge.events.run import HealReason
 from kedge.planning import RequestPlan
 from kedge.turns import TextPart, ToolResultBlock, UserBlock
@@ -28,10 +28,13 @@ _MAX_TOKEN_BYTES = 10
 """Bytes of an unusually long token."""
 
 
-def detect_echo_mismatch(started: ResponseStarted, plan: RequestPlan) -> bool:
-    """Whether the server says itself that it started from something else."""
+def detect_echo_mismatch(response: ResponseStarted | Outcome, plan: RequestPlan) -> bool:
+    """Return whether the server echoes another ``previous_response_id`` than it was sent.
+
+    Some servers echo it only when the response is finished, so both its start and its end are checked.
+    """
     wanted = plan.previous_response_id
-    return bool(wanted) and started.echoed and started.previous_response_id != wanted
+    return bool(wanted) and response.echoed and response.previous_response_id != wanted
 
 
 def detect_lost_context(usage: Usage | None, plan: RequestPlan, body: Mapping[str, Any]) -> bool:

@@ -117,6 +117,8 @@ def record_outcome(
     if outcome.status not in ("completed", "incomplete"):
         return turn
     flaw = _find_anchor_problem(turn, outcome)
+    if stateful:
+        flaw = flaw or outcome.anchor_problem
     if flaw:
         if stateful:
             log.warning("no anchor: %s", flaw, response_id=outcome.response_id, turn_id=turn.id)

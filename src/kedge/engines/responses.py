@@ -254,7 +254,9 @@ class ResponsesEngine(Engine):
         except StreamCut as error:
             cut = error  # which matters only if the answer had not ended
         outcome = assembler.finish()
-        forgot = outcome.completed and detect_lost_context(outcome.usage, plan, body)
+        forgot = outcome.completed and (
+            detect_echo_mismatch(outcome, plan) or detect_lost_context(outcome.usage, plan, body)
+        )
         if forgot and not shown:
             raise _HealableError("forgot", _lost_context_error(self.name))
         if forgot:
@@ -271,7 +273,7 @@ class ResponsesEngine(Engine):
             stored=body.get("store", True) is not False,
             retention=self.retention,
             conversation_id=body.get("conversation", ""),
-            lost=forgot or decoder.calls.has_fallback_ids,
+            lost=forgot,
         )
         record_completion(outcome, decoder.calls)
         raise_for_outcome(outcome, self.name, finished, cut)

@@ -43,6 +43,7 @@ class Assembler:
         self._terminal: TerminalEvent | None = None
         self._error: StreamFailed | None = None
         self._anomalies: dict[str, str] = {}
+        self._anchor_problem = ""
 
     def feed(self, event: Event) -> None:
         """Take one event; those that say nothing about blocks are passed over."""
@@ -86,6 +87,7 @@ class Assembler:
             ended.reason if isinstance(ended, ResponseIncomplete) else "",
             code,
             message,
+            self._anchor_problem or self._output.anchor_problem,
         )
 
     def _update_response(self, event: Event) -> None:
@@ -100,6 +102,8 @@ class Assembler:
                 self._terminal = event
             case StreamFailed():  # a terminal event may still follow
                 self._error = self._error or event
+            case AnomalyNoted(kind="contradiction" | "replaced_text"):
+                self._anchor_problem = self._anchor_problem or event.detail
             case AnomalyNoted():
                 self._anomalies.setdefault(event.kind, event.detail)
             case _:

@@ -99,6 +99,10 @@ class ItemBuilder:
     call_id: str = ""
     name: str = ""
     arguments: PartBuilder = field(default_factory=PartBuilder)
+    has_fallback_id: bool = False
+    """Whether ``call_id`` is not the server's own id of the call."""
+    is_contradicted: bool = False
+    """Whether the finished response lists another version of the finished item."""
 
     @property
     def is_finished(self) -> bool:
@@ -122,9 +126,10 @@ class ItemBuilder:
         elif self.item != item and _items_differ(
             self._with_call_id(self.item), self._with_call_id(item)
         ):
+            self.is_contradicted = self.type != REASONING
             log.warning(
-                "item %r of type %r is not the same in the finished response as in the stream; "
-                "the stream's counts",
+                "item %r of type %r differs between the stream and the finished response; "
+                "the streamed version is used",
                 self.item_id,
                 self.type,
             )
@@ -188,6 +193,25 @@ class OutputBuilder:
         self._by_call: dict[str, ItemBuilder] = {}
         self._by_index: dict[int, list[ItemBuilder]] = {}
         self._last_index = -1
+        self._is_listed_otherwise = False
+
+    @property
+    def anchor_problem(self) -> str:
+        """Why these items may differ from what the server stored; empty if nothing says so.
+
+        A finished response lists its items once more. If the list and the stream disagree, nobody can
+        tell which version the server remembers, so neither is proof of its memory.
+        """
+        for slot in self._items:
+            if slot.is_contradicted:
+                return (
+                    f"item {slot.item_id!r} of type {slot.type!r} differs in the finished response"
+                )
+            if slot.has_fallback_id:
+                return f"the server sent no usable call_id for its call of {slot.name!r}"
+        if self._is_listed_otherwise:
+            return "the finished response lists other items than the stream"
+        return ""
 
     def sorted_items(self) -> list[ItemBuilder]:
         """The slots in the order of the output."""
@@ -222,6 +246,7 @@ class OutputBuilder:
             kind = CUSTOM_CALL if event.custom else FUNCTION_CALL
             slot = self._add_item(kind, event.item_id, event.output_index)
             slot.call_id, slot.name = event.call_id, event.name
+            slot.has_fallback_id = bool(event.fallback)
             self._by_call[event.call_id] = slot
 
     def add_arguments(self, event: ToolArgumentsDelta) -> None:
@@ -235,6 +260,7 @@ class OutputBuilder:
         slot = self._by_call.pop(event.was, None)
         if slot is not None:
             slot.call_id = event.call_id
+            slot.has_fallback_id = False
             self._by_call[event.call_id] = slot
 
     def complete_call(self, event: ToolCallCompleted) -> None:
@@ -271,11 +297,19 @@ class OutputBuilder:
             (lambda at: (at[0], _item_keys(at[1])[1]), lambda slot: (slot.output_index, slot.type)),
             (lambda at: _item_keys(at[1])[1], lambda slot: slot.type),
         )
+        order: list[ItemBuilder] = []
         for (at, item), slot in zip(listed, known, strict=True):
             item_id, item_type, call_id = _item_keys(item)
             filled = slot or self._add_item(item_type, item_id, at)
             filled.call_id = filled.call_id or call_id
             filled.set_item(item)
+            order.append(filled)
+        # An empty list is that of a server which does not list its items.
+        visible = [slot for slot in self.sorted_items() if slot.has_content]
+        self._is_listed_otherwise = bool(items) and (
+            [id(slot) for slot in visible if slot.type != REASONING]
+            != [id(slot) for slot in order if slot.type != REASONING]
+        )
 
     # Finding the slot that an event speaks of.
 

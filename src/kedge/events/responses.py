@@ -35,17 +35,96 @@ from kedge.events.types import (
 )
 
 EventList = list[StreamEvent]
+DeltaEvent = TextDelta | RefusalDelta | ReasoningDelta
 FinalStatus = Literal["completed", "incomplete", "failed"]
 
 
 @dataclass(slots=True)
+class OutputIndexes:
+    """Output indexes of the items of one stream, assigned where the server sends none.
+
+    llama.cpp sends no ``output_index`` at all. Everything after the decoder identifies an item by its
+    index, so an item without one gets the next free index when it starts, and the events that belong
+    to it are found by item id, by call id (llama.cpp's calls have no item id, and their argument
+    deltas bear the call id instead), or because only one item of their type is open.
+    """
+
+    by_id: dict[str, int] = field(default_factory=dict[str, int])
+    open: dict[int, str] = field(default_factory=dict[int, str])
+    next_free: int = 0
+
+    def start(self, message: JsonObject, item: JsonObject) -> int:
+        """Return the index of an item that starts."""
+        index = self._get_known(message, item)
+        index = index if index >= 0 else self.next_free
+        self.open[index] = get_text(item, "type")
+        self._add_item(index, item)
+        return index
+
+    def finish(self, message: JsonObject, item: JsonObject) -> int:
+        """Return the index of an item that is complete."""
+        index = self._get_known(message, item)
+        index = index if index >= 0 else self._find_open(get_text(item, "type"))
+        index = index if index >= 0 else self.next_free
+        self.open.pop(index, None)
+        self._add_item(index, item)
+        return index
+
+    def find(self, message: JsonObject, item_id: str, item_type: str) -> int:
+        """Return the index of the item that a delta or a finished part belongs to, or -1."""
+        index = get_index(message)
+        if index >= 0:
+            return index
+        index = self.by_id.get(item_id, -1)
+        if index < 0:
+            index = self._find_open(item_type)
+            if index >= 0 and item_id:
+                self.by_id[item_id] = index
+        return index
+
+    def find_or_start(self, message: JsonObject, item_id: str, item_type: str) -> int:
+        """Return the same, where an item that was never announced starts with its first part."""
+        index = self.find(message, item_id, item_type)
+        if index < 0:
+            index = self.start(message, {"type": item_type, "id": item_id})
+        return index
+
+    def _get_known(self, message: JsonObject, item: JsonObject) -> int:
+        index = get_index(message)
+        if index >= 0:
+            return index
+        index = self.by_id.get(get_text(item, "id"), -1)
+        return index if index >= 0 else self.by_id.get(get_text(item, "call_id"), -1)
+
+    def _find_open(self, item_type: str) -> int:
+        is_call = item_type in CALL_ARGUMENTS
+        same = [
+            index
+            for index, kind in self.open.items()
+            if kind == item_type or (is_call and kind in CALL_ARGUMENTS)
+        ]
+        named = set(self.by_id.values())
+        same = [index for index in same if index not in named] or same
+        return same[0] if len(same) == 1 else -1
+
+    def _add_item(self, index: int, item: JsonObject) -> None:
+        self.next_free = max(self.next_free, index + 1)
+        for name in ("id", "call_id"):
+            if known := get_text(item, name):
+                self.by_id.setdefault(known, index)
+
+
+@dataclass(slots=True)
 class StreamState:
-    """What has to be remembered from one event to the next."""
+    """State that carries over from one event to the next."""
 
     calls: ToolCallState = field(default_factory=ToolCallState)
     joiner: SurrogateJoiner = field(default_factory=SurrogateJoiner)
+    indexes: OutputIndexes = field(default_factory=OutputIndexes)
     started: bool = False
     ended: bool = False
+    replaced: bool = False
+    """Whether a message other than a delta held a lone surrogate, which was replaced."""
 
 
 EventReader = Callable[[StreamState, JsonObject, EventList], None]
@@ -61,7 +140,8 @@ def _read_response_started(state: StreamState, message: JsonObject, found: Event
 
 
 def _read_item_added(state: StreamState, message: JsonObject, found: EventList) -> None:
-    item, output_index = fields.require_object(message, "item"), fields.get_index(message)
+    item = fields.require_object(message, "item")
+    output_index = state.indexes.start(message, item)
     if fields.is_tool_call(item):
         found += state.calls.start(fields.read_call(item, output_index))
     else:
@@ -70,7 +150,8 @@ def _read_item_added(state: StreamState, message: JsonObject, found: EventList) 
 
 
 def _read_item_done(state: StreamState, message: JsonObject, found: EventList) -> None:
-    item, output_index = fields.require_object(message, "item"), fields.get_index(message)
+    item = fields.require_object(message, "item")
+    output_index = state.indexes.finish(message, item)
     if fields.is_tool_call(item):
         call, events = state.calls.finish(fields.read_call(item, output_index))
         found += events
@@ -80,32 +161,34 @@ def _read_item_done(state: StreamState, message: JsonObject, found: EventList) -
     found.append(ItemCompleted(item, output_index))
 
 
-def _read_text_delta(state: StreamState, message: JsonObject, found: EventList) -> None:
-    item_id, at = (
-        fields.get_text(message, "item_id"),
-        fields.get_part_index(message, "content_index"),
-    )
-    delta = state.joiner.feed(("text", item_id, at), fields.require_text(message, "delta"))
-    if delta:
-        found.append(TextDelta(delta, item_id, fields.get_index(message), at))
+_ITEM_TYPES: dict[PartKind, str] = {
+    "text": "message",
+    "refusal": "message",
+    "summary": "reasoning",
+    "reasoning": "reasoning",
+}
+"""The type of the item that a part of this kind belongs to."""
 
 
-def _read_refusal_delta(state: StreamState, message: JsonObject, found: EventList) -> None:
-    item_id, at = (
-        fields.get_text(message, "item_id"),
-        fields.get_part_index(message, "content_index"),
-    )
-    delta = state.joiner.feed(("refusal", item_id, at), fields.require_text(message, "delta"))
-    if delta:
-        found.append(RefusalDelta(delta, item_id, fields.get_index(message), at))
+def _build_delta(
+    kind: PartKind, delta: str, item_id: str, output_index: int, at: int
+) -> DeltaEvent:
+    match kind:
+        case "text":
+            return TextDelta(delta, item_id, output_index, at)
+        case "refusal":
+            return RefusalDelta(delta, item_id, output_index, at)
+        case "summary" | "reasoning":
+            return ReasoningDelta(delta, kind, item_id, output_index, at)
 
 
-def _reasoning_delta_reader(kind: Literal["summary", "reasoning"], index: str) -> EventReader:
+def _delta_reader(kind: PartKind, index: str) -> EventReader:
     def read(state: StreamState, message: JsonObject, found: EventList) -> None:
         item_id, at = fields.get_text(message, "item_id"), fields.get_part_index(message, index)
         delta = state.joiner.feed((kind, item_id, at), fields.require_text(message, "delta"))
         if delta:
-            found.append(ReasoningDelta(delta, kind, item_id, fields.get_index(message), at))
+            output_index = state.indexes.find_or_start(message, item_id, _ITEM_TYPES[kind])
+            found.append(_build_delta(kind, delta, item_id, output_index, at))
 
     return read
 
@@ -114,14 +197,16 @@ def _part_done_reader(kind: PartKind, member: str, index: str) -> EventReader:
     def read(state: StreamState, message: JsonObject, found: EventList) -> None:
         item_id, at = fields.get_text(message, "item_id"), fields.get_part_index(message, index)
         state.joiner.discard((kind, item_id, at))
-        whole = fields.require_text(message, member)
-        found.append(PartCompleted(kind, whole, item_id, fields.get_index(message), at))
+        text = fields.require_text(message, member)
+        output_index = state.indexes.find_or_start(message, item_id, _ITEM_TYPES[kind])
+        found.append(PartCompleted(kind, text, item_id, output_index, at))
 
     return read
 
 
 def _read_arguments_delta(state: StreamState, message: JsonObject, found: EventList) -> None:
-    item_id, output_index = fields.get_text(message, "item_id"), fields.get_index(message)
+    item_id = fields.get_text(message, "item_id")
+    output_index = state.indexes.find(message, item_id, "function_call")
     key = ("arguments", item_id or output_index)
     delta = state.joiner.feed(key, fields.require_text(message, "delta"))
     if delta:
@@ -130,7 +215,8 @@ def _read_arguments_delta(state: StreamState, message: JsonObject, found: EventL
 
 def _arguments_done_reader(member: str) -> EventReader:
     def read(state: StreamState, message: JsonObject, _: EventList) -> None:
-        item_id, output_index = fields.get_text(message, "item_id"), fields.get_index(message)
+        item_id = fields.get_text(message, "item_id")
+        output_index = state.indexes.find(message, item_id, "function_call")
         state.joiner.discard(("arguments", item_id or output_index))
         state.calls.set_arguments(item_id, output_index, fields.require_text(message, member))
 
@@ -160,6 +246,9 @@ def _terminal_reader(ending: FinalStatus, code: str = "") -> EventReader:
         facts, usage = fields.read_facts(response), fields.read_usage(response)
         by_status = _STATUS_ENDINGS.get(facts["status"], "failed")
         state.started = state.ended = True
+        if state.replaced or state.joiner.replaced:
+            detail = "the output holds lone surrogates, which were replaced by U+FFFD"
+            found.append(AnomalyNoted("replaced_text", detail))
         match _worse_status(ending, by_status):
             case "completed":
                 output = _read_output(state, response, found)
@@ -202,8 +291,18 @@ def _read_output(
     calls = state.calls.reconcile([fields.read_call(items[at], at) for at in places])
     for at, (call, events) in zip(places, calls, strict=True):
         found += events
+        if _contradicts_call(items[at], call):
+            detail = f"call {call.call_id!r} differs in the finished response"
+            found.append(AnomalyNoted("contradiction", detail))
         items[at] = _complete_call_item(items[at], call)
     return tuple(items)
+
+
+def _contradicts_call(item: JsonObject, call: ToolCall) -> bool:
+    """Return whether a listed call differs from the streamed one; a missing member does not."""
+    known = (call.call_id, call.name, call.arguments)
+    listed = (get_text(item, name) for name in ("call_id", "name", CALL_ARGUMENTS[item["type"]]))
+    return any(one and one != other for one, other in zip(listed, known, strict=True))
 
 
 def _resolve_calls(state: StreamState, found: EventList) -> None:
@@ -236,13 +335,13 @@ EVENT_READERS: dict[str, EventReader] = {
     "response.in_progress": _read_response_started,
     "response.output_item.added": _read_item_added,
     "response.output_item.done": _read_item_done,
-    "response.output_text.delta": _read_text_delta,
+    "response.output_text.delta": _delta_reader("text", "content_index"),
     "response.output_text.done": _part_done_reader("text", "text", "content_index"),
-    "response.refusal.delta": _read_refusal_delta,
+    "response.refusal.delta": _delta_reader("refusal", "content_index"),
     "response.refusal.done": _part_done_reader("refusal", "refusal", "content_index"),
-    "response.reasoning_summary_text.delta": _reasoning_delta_reader("summary", "summary_index"),
+    "response.reasoning_summary_text.delta": _delta_reader("summary", "summary_index"),
     "response.reasoning_summary_text.done": _part_done_reader("summary", "text", "summary_index"),
-    "response.reasoning_text.delta": _reasoning_delta_reader("reasoning", "content_index"),
+    "response.reasoning_text.delta": _delta_reader("reasoning", "content_index"),
     "response.reasoning_text.done": _part_done_reader("reasoning", "text", "content_index"),
     "response.function_call_arguments.delta": _read_arguments_delta,
     "response.function_call_arguments.done": _arguments_done_reader("arguments"),
@@ -388,6 +487,8 @@ class ResponsesDecoder(StreamDecoder):
         clean = repair_surrogates(message)
         if (get_text(message, "type") or event) in DELTA_TYPES and "delta" in message:
             clean["delta"] = message["delta"]
+        elif clean != message:
+            self._state.replaced = True
         return clean
 
     def _is_other_stream(self, message: JsonObject) -> bool:

@@ -8,6 +8,9 @@ second half arrives; ``mended`` cleans values that are already whole.
 
 from typing import Any, cast
 
+REPLACEMENT = "\ufffd"
+"""The character that takes the position of a lone surrogate."""
+
 
 def has_surrogates(text: str) -> bool:
     """Whether the text holds surrogates."""
@@ -42,10 +45,16 @@ def repair_surrogates(value: Any) -> Any:
 class SurrogateJoiner:
     """Deltas in, deltas out, with torn characters put together; one stream of text per key."""
 
-    __slots__ = ("_pending",)
+    __slots__ = ("_pending", "_replaced")
 
     def __init__(self) -> None:
         self._pending: dict[object, str] = {}
+        self._replaced = False
+
+    @property
+    def replaced(self) -> bool:
+        """Whether a lone surrogate was replaced by U+FFFD, or is still waiting for its other half."""
+        return self._replaced or bool(self._pending)
 
     def feed(self, key: object, delta: str) -> str:
         """What can be said of this text by now; empty if it is only a first half."""
@@ -55,7 +64,10 @@ class SurrogateJoiner:
         if text and "\ud800" <= text[-1] <= "\udbff":
             self._pending[key] = text[-1]
             text = text[:-1]
-        return repair_surrogates(text)
+        repaired = repair_surrogates(text)
+        if repaired.count(REPLACEMENT) > text.count(REPLACEMENT):
+            self._replaced = True
+        return repaired
 
     def discard(self, key: object) -> None:
         """This text is over; a half that still waits has no second one."""

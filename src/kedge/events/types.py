@@ -18,8 +18,14 @@ from kedge.turns import Block
 PartKind = Literal["text", "refusal", "summary", "reasoning"]
 """What the pieces of a streamed part add up to."""
 
-AnomalyKind = Literal["malformed", "gap", "late", "unresolved_call"]
-"""What may be wrong with a stream that goes on nevertheless."""
+AnomalyKind = Literal[
+    "malformed", "gap", "late", "unresolved_call", "contradiction", "replaced_text"
+]
+"""Problems of a stream that is read to its end nevertheless.
+
+The last two do not make a response incomplete, but its blocks may differ from what the server stored:
+see ``Outcome.anchor_problem``.
+"""
 
 
 class Event:
@@ -280,6 +286,8 @@ class Outcome:
     """Of a failure: the server's code, or ``damaged_stream`` when we found the stream wanting."""
     message: str = ""
     """Of a failure: what the server said, or what we found."""
+    anchor_problem: str = ""
+    """Why a completed response must not become an anchor; empty if nothing is known against it."""
 
     @property
     def completed(self) -> bool:
