@@ -15,9 +15,12 @@ HOMES: dict[str, str] = {
     # Engines
     "Chat": "kedge.chat",
     "Conversation": "kedge.conversation",
+    "chain": "kedge.incremental",
+    "chain_report": "kedge.incremental",
     "connect": "kedge.providers",
     "open_store": "kedge.store",
     "run_sync": "kedge.event_loops",
+    "unchain": "kedge.incremental",
     "with_middleware": "kedge.middleware",
     # Turns
     "Turn": "kedge.turns",
@@ -79,6 +82,9 @@ if TYPE_CHECKING:
     from kedge.errors import Unsendable as Unsendable
     from kedge.errors import UnsupportedBlock as UnsupportedBlock
     from kedge.event_loops import run_sync as run_sync
+    from kedge.incremental import chain as chain
+    from kedge.incremental import chain_report as chain_report
+    from kedge.incremental import unchain as unchain
     from kedge.middleware import with_middleware as with_middleware
     from kedge.providers import connect as connect
     from kedge.store import open_store as open_store

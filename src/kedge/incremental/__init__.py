@@ -1,0 +1,18 @@
+"""Incremental requests for programs that do not know Kedge: `chain` a client, or run `kedge proxy`."""
+
+from kedge.incremental.client import chain, chain_report, unchain
+from kedge.incremental.index import AnchorIndex, IndexedResponse, MemoryIndex
+from kedge.incremental.report import ChainedRequest, ChainReport
+from kedge.incremental.rewrite import PASS_THROUGH_REASONS
+
+__all__ = [
+    "PASS_THROUGH_REASONS",
+    "AnchorIndex",
+    "ChainReport",
+    "ChainedRequest",
+    "IndexedResponse",
+    "MemoryIndex",
+    "chain",
+    "chain_report",
+    "unchain",
+]

@@ -1,0 +1,348 @@
+"""`kedge.chain(client)`: send anchors and deltas from a client that replays its history.
+
+The hook is the `send` method of the HTTP client. Its class is replaced by a subclass, so connection pool,
+proxies, authentication, hooks, cookies and timeouts stay what they are, and nothing is closed twice. What
+a program receives are the server's bytes: while a rewritten request is unconfirmed its response is held
+back, and from then on each chunk is passed on as it arrives.
+
+Kedge raises nothing of its own here: an unexpected error in its bookkeeping is logged, and the request
+goes out as the program wrote it.
+"""
+
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from functools import cache
+from importlib import import_module
+from typing import Any, Literal, TypeVar
+
+from kedge.incremental.exchange import Chainer, Exchange, ResponseObserver, Trust
+from kedge.incremental.index import AnchorIndex
+from kedge.incremental.report import ChainedRequest, ChainReport
+from kedge.observe import get_logger
+from kedge.planning import DEFAULT_RETENTION
+
+log = get_logger("kedge.incremental")
+
+ClientT = TypeVar("ClientT")
+_CHAINER = "_kedge_chainer"
+
+
+def chain(
+    client: ClientT,
+    *,
+    index: AnchorIndex | None = None,
+    retention: float | None = DEFAULT_RETENTION,
+    max_depth: int | None = None,
+    trust: Trust = "earned",
+    on_request: Callable[[ChainedRequest], None] | None = None,
+) -> ClientT:
+    """Let a client that replays its full history send only what the server does not have.
+
+    Each `POST /responses` request of the client is looked up by content. If a stored response provably
+    remembers a prefix of its input, the request goes out with `previous_response_id` and the rest of the
+    input; otherwise exactly as the program wrote it. If the server no longer has that response, the
+    original request is sent instead, before the program sees anything.
+
+    Args:
+        client: An `OpenAI` or `AsyncOpenAI` client (Azure variants too), or the `httpx2` client that it
+            or another library uses. It is changed in place.
+        index: Where responses are looked up; in memory by default. Pass one index to several clients to
+            let them share it.
+        retention: How many seconds the server stores a response; None if it does not expire.
+        max_depth: How many responses of a chain the server passes to the model, if it is limited.
+        trust: Which servers are chained on: `earned` for those known to remember (OpenAI, Azure, xAI),
+            `always` for all, `never` for none. Requests to others go out as the program wrote them.
+        on_request: Called after each request with what was sent and why.
+
+    Returns:
+        The same client.
+
+    Raises:
+        TypeError: The client is of no kind that can be chained.
+
+    Example:
+        ```python
+        client = kedge.chain(OpenAI())
+        history = [{"role": "user", "content": "Hello"}]
+        response = client.responses.create(model="gpt-5.1", input=history)
+        ```
+    """
+    http_client = _get_http_client(client)
+    chainer = Chainer(
+        index, retention=retention, max_depth=max_depth, trust=trust, on_request=on_request
+    )
+    if _get_chainer(http_client) is None:
+        http_client.__class__ = _make_hooked_class(http_client.__class__)
+    http_client.__dict__[_CHAINER] = chainer
+    return client
+
+
+def unchain(client: ClientT) -> ClientT:
+    """Undo `chain`: from now on the client sends what the program writes.
+
+    Args:
+        client: A client that was given to `chain`; any other is left as it is.
+
+    Returns:
+        The same client.
+    """
+    http_client = _get_http_client(client)
+    if http_client.__dict__.pop(_CHAINER, None) is not None:
+        http_client.__class__ = type(http_client).__mro__[1]
+    return client
+
+
+def chain_report(client: object) -> ChainReport:
+    """Return what a chained client sent, saved, healed and passed through.
+
+    Args:
+        client: A client that was given to `chain`.
+
+    Returns:
+        Totals and the newest requests.
+
+    Raises:
+        TypeError: The client is not chained.
+    """
+    chainer = _get_chainer(_get_http_client(client))
+    if chainer is None:
+        raise TypeError("this client is not chained: call kedge.chain(client) first")
+    return chainer.report
+
+
+def _get_http_client(client: object) -> Any:
+    """Return the HTTP client behind an SDK client, or the HTTP client itself."""
+    candidates: tuple[Any, ...] = (client, getattr(client, "_client", None))
+    for candidate in candidates:
+        if _find_library(candidate.__class__) is not None:
+            return candidate
+    raise TypeError(
+        f"kedge.chain takes an OpenAI client or an httpx2 client, not {type(client).__name__}"
+    )
+
+
+def _get_chainer(http_client: Any) -> Chainer | None:
+    return http_client.__dict__.get(_CHAINER)
+
+
+def _find_library(cls: type) -> tuple[Any, bool] | None:
+    """Return the HTTP library of a client class and whether the class is asynchronous."""
+    for base in cls.__mro__:
+        root = base.__module__.partition(".")[0]
+        if root in ("httpx2", "httpx") and base.__name__ in ("Client", "AsyncClient"):
+            return import_module(root), base.__name__ == "AsyncClient"
+    return None
+
+
+@cache
+def _make_hooked_class(cls: type) -> type:
+    """Return a subclass of an HTTP client class whose `send` rewrites requests."""
+    found = _find_library(cls)
+    assert found is not None  # noqa: S101 - the caller has looked
+    library, is_async = found
+    send = _make_async_send(library, cls) if is_async else _make_sync_send(library, cls)
+    return type(cls.__name__, (cls,), {"send": send, "__module__": cls.__module__})
+
+
+def _make_sync_send(library: Any, cls: Any) -> Any:
+    def send(self: Any, request: Any, *, stream: bool = False, **options: Any) -> Any:
+        exchange = _begin(self, library, request, options)
+        if exchange is None:
+            return cls.send(self, request, stream=stream, **options)
+        steps, result = _send_steps(library, request, exchange), None
+        while True:
+            action, target = steps.send(result)
+            match action:
+                case "send":
+                    result = cls.send(self, target, stream=True, **options)
+                case "read":
+                    result = target.read()
+                case "open":
+                    result = iter(target)
+                case "next":
+                    result = next(target, None)
+                case "close":
+                    result = target.close()
+                case "done":
+                    break
+        try:
+            if not stream:
+                target.read()
+        except BaseException:
+            target.close()
+            raise
+        return target
+
+    return send
+
+
+def _make_async_send(library: Any, cls: Any) -> Any:
+    async def send(self: Any, request: Any, *, stream: bool = False, **options: Any) -> Any:
+        exchange = _begin(self, library, request, options)
+        if exchange is None:
+            return await cls.send(self, request, stream=stream, **options)
+        steps, result = _send_steps(library, request, exchange), None
+        while True:
+            action, target = steps.send(result)
+            match action:
+                case "send":
+                    result = await cls.send(self, target, stream=True, **options)
+                case "read":
+                    result = await target.aread()
+                case "open":
+                    result = aiter(target)
+                case "next":
+                    result = await anext(target, None)
+                case "close":
+                    result = await target.aclose()
+                case "done":
+                    break
+        try:
+            if not stream:
+                await target.aread()
+        except BaseException:
+            await target.aclose()
+            raise
+        return target
+
+    return send
+
+
+Action = Literal["send", "read", "open", "next", "close", "done"]
+Steps = Generator[tuple[Action, Any], Any, Any]
+
+
+def _send_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
+    """Send a request and, if its anchor is rejected or ignored, the original one.
+
+    The steps are the same for synchronous and asynchronous clients: each is yielded to the caller, which
+    carries it out and sends the result back. The last one, `done`, carries the response.
+    """
+    response = yield from _attempt_steps(library, request, exchange)
+    if response is None:
+        response = yield from _attempt_steps(library, request, exchange)
+    yield "done", response
+
+
+def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
+    """Send once. The result is the response, or None if the original request must be sent instead."""
+    response = yield "send", _rebuild(request, exchange.content)
+    response.request = request
+    if response.status_code >= 400:
+        body = yield "read", response
+        if exchange.is_chain_error(response.status_code, body):
+            exchange.heal("rejected")
+            return None
+        exchange.finish()
+        return response
+    observer = exchange.observe({k.lower(): v for k, v in response.headers.items()})
+    source = response.stream
+    chunks = yield "open", source
+    held: list[bytes] = []
+    while observer.verdict == "waiting":
+        chunk = yield "next", chunks
+        if chunk is None:
+            _finish(exchange, observer)
+            break
+        held.append(chunk)
+        _feed(observer, chunk)
+    if observer.verdict == "resend":
+        yield "close", response
+        exchange.heal("forgot")
+        return None
+    response.stream = _make_stream_class(library)(held, chunks, source, exchange)
+    return response
+
+
+@cache
+def _make_stream_class(library: Any) -> Any:
+    """Return the class of response bodies that are observed while they are passed on."""
+
+    class ObservedStream(library.AsyncByteStream, library.SyncByteStream):
+        """First the chunks that were held back, then the rest as they arrive."""
+
+        def __init__(self, held: list[bytes], chunks: Any, source: Any, exchange: Exchange) -> None:
+            self.held, self.chunks, self.source, self.exchange = held, chunks, source, exchange
+
+        def __iter__(self) -> Iterator[bytes]:
+            yield from self.held
+            for chunk in self.chunks:
+                _feed(self.exchange.observer, chunk)
+                yield chunk
+            _finish(self.exchange, self.exchange.observer)
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for chunk in self.held:
+                yield chunk
+            async for chunk in self.chunks:
+                _feed(self.exchange.observer, chunk)
+                yield chunk
+            _finish(self.exchange, self.exchange.observer)
+
+        def close(self) -> None:
+            _finish_early(self.exchange)
+            self.source.close()
+
+        async def aclose(self) -> None:
+            _finish_early(self.exchange)
+            await self.source.aclose()
+
+    return ObservedStream
+
+
+def _begin(
+    http_client: Any, library: Any, request: Any, options: dict[str, Any]
+) -> Exchange | None:
+    """Start an exchange for a request; None if it is sent as it is."""
+    chainer = _get_chainer(http_client)
+    # Credentials that are added while the request is sent are not known here.
+    auth = options.get("auth")
+    if auth is None or auth is library.USE_CLIENT_DEFAULT:
+        auth = http_client.auth
+    if chainer is None or auth is not None:
+        return None
+    if not isinstance(request.stream, library.ByteStream):
+        return None
+    try:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        return chainer.begin(request.method, str(request.url), headers, b"".join(request.stream))
+    except Exception:
+        log.exception("a request could not be examined and is sent as written")
+        return None
+
+
+def _rebuild(request: Any, content: bytes) -> Any:
+    """Return a request with another body; everything else stays."""
+    if content == b"".join(request.stream):
+        return request
+    headers = [(k, v) for k, v in request.headers.multi_items() if k.lower() != "content-length"]
+    return type(request)(
+        request.method,
+        request.url,
+        headers=headers,
+        content=content,
+        extensions=dict(request.extensions),
+    )
+
+
+def _feed(observer: ResponseObserver | None, chunk: bytes) -> None:
+    try:
+        if observer is not None:
+            observer.feed(chunk)
+    except Exception:
+        log.exception("a response could not be read")
+
+
+def _finish(exchange: Exchange, observer: ResponseObserver | None) -> None:
+    """Record a response that was passed on completely, or report one that was not."""
+    try:
+        outcome = observer.finish() if observer else None
+        if observer is None or observer.verdict != "resend":
+            exchange.finish(outcome)
+    except Exception:
+        log.exception("a response could not be recorded")
+
+
+def _finish_early(exchange: Exchange) -> None:
+    """Record a response whose body was closed: a client may stop reading at the last event."""
+    observer = exchange.observer
+    _finish(exchange, observer if observer and observer.is_complete else None)

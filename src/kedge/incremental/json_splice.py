@@ -1,0 +1,181 @@
+"""Edit members of a JSON object in place, without rewriting the rest of its text.
+
+A program's request is sent on with the bytes the program wrote; only the members that change are
+replaced. The scanner records where each member and each element of one array begins and ends, and the
+values themselves are parsed by the standard library.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from json.decoder import JSONDecoder
+from typing import Any, cast
+
+_WHITESPACE = re.compile(r"[ \t\n\r]*")
+
+
+def _reject_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+_decode_value = JSONDecoder(parse_constant=_reject_constant).raw_decode
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The position of a value in a text."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of an object: its value, and the positions of its key and its value."""
+
+    value: Any
+    key: Span
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedObject:
+    """A JSON object with the position of each member."""
+
+    text: str
+    members: dict[str, Member]
+
+    def get(self, name: str) -> Any:
+        """Return the value of a member, or None if it is absent."""
+        member = self.members.get(name)
+        return None if member is None else member.value
+
+
+def scan_object(content: bytes) -> ScannedObject:
+    """Parse a JSON object and record where its members are.
+
+    Args:
+        content: The complete text of one JSON object.
+
+    Returns:
+        The members by name, with their positions in the decoded text.
+
+    Raises:
+        ValueError: The text is not one JSON object, or a member occurs twice.
+    """
+    text = content.decode()
+    position = _skip(text, 0)
+    if text[position : position + 1] != "{":
+        raise ValueError("not a JSON object")
+    members: dict[str, Member] = {}
+    position = _skip(text, position + 1)
+    while text[position : position + 1] != "}":
+        if members:
+            position = _expect(text, position, ",")
+        name, end = _decode_value(text, position)
+        if not isinstance(name, str) or name in members:
+            raise ValueError("a member without a name, or with the name of another one")
+        start = _expect(text, _skip(text, end), ":")
+        value, stop = _decode_value(text, start)
+        members[name] = Member(value, Span(position, end), Span(start, stop))
+        position = _skip(text, stop)
+    if _skip(text, position + 1) != len(text):
+        raise ValueError("text after the JSON object")
+    return ScannedObject(text, members)
+
+
+def scan_elements(text: str, array: Span) -> list[Span]:
+    """Return the position of each element of the array at this position.
+
+    Args:
+        text: The text that contains the array.
+        array: Where the array is, brackets included.
+
+    Returns:
+        One span per element, in order.
+
+    Raises:
+        ValueError: There is no array at this position.
+    """
+    position = _expect(text, array.start, "[")
+    spans: list[Span] = []
+    while text[position] != "]":
+        if spans:
+            position = _expect(text, position, ",")
+        _, end = _decode_value(text, position)
+        spans.append(Span(position, end))
+        position = _skip(text, end)
+    return spans
+
+
+def replace_array(
+    scanned: ScannedObject, name: str, elements: list[Span], added: dict[str, Any]
+) -> bytes:
+    """Replace an array member by some of its own elements, and add members in front of it.
+
+    Args:
+        scanned: The object.
+        name: The array member.
+        elements: The elements to retain, by position; their text stays as it is.
+        added: New members. A member of the same name must not exist.
+
+    Returns:
+        The text of the edited object.
+    """
+    text, member = scanned.text, scanned.members[name]
+    front = "".join(f"{json.dumps(key)}:{json.dumps(value)}," for key, value in added.items())
+    array = ",".join(text[span.start : span.end] for span in elements)
+    return (
+        f"{text[: member.key.start]}{front}{text[member.key.start : member.span.start]}"
+        f"[{array}]{text[member.span.end :]}"
+    ).encode()
+
+
+def normalize_json(text: str) -> str:
+    """Return JSON text in a compact form that keeps member order and the spelling of numbers.
+
+    Two texts that differ only in whitespace or in how characters are escaped become equal. Text that is
+    not JSON is returned unchanged.
+    """
+    try:
+        value = json.loads(text, parse_int=_Number, parse_float=_Number, object_pairs_hook=_Pairs)
+    except ValueError:
+        return text
+    return "".join(_write(value))
+
+
+class _Number(str):
+    """A number as it was written."""
+
+    __slots__ = ()
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """The members of an object, in their order."""
+
+    __slots__ = ()
+
+
+def _write(value: Any) -> list[str]:
+    match value:
+        case _Number():
+            return [str(value)]
+        case _Pairs():
+            members = [f"{json.dumps(key)}:{''.join(_write(each))}" for key, each in value]
+            return ["{", ",".join(members), "}"]
+        case list():
+            elements = cast("list[Any]", value)
+            return ["[", ",".join("".join(_write(each)) for each in elements), "]"]
+        case _:
+            return [json.dumps(value)]
+
+
+def _skip(text: str, position: int) -> int:
+    match = _WHITESPACE.match(text, position)
+    return match.end() if match else position
+
+
+def _expect(text: str, position: int, mark: str) -> int:
+    if text[position : position + 1] != mark:
+        raise ValueError(f"expected {mark!r}")
+    return _skip(text, position + 1)

@@ -1,0 +1,130 @@
+"""What a chained client or a proxy did: one entry per request, and totals."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+
+from kedge.observe import count, get_logger
+
+log = get_logger("kedge.incremental")
+
+RECENT = 200
+"""How many requests a report lists one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainedRequest:
+    """One `POST /responses` request and what became of it.
+
+    Attributes:
+        at: When it finished, in Unix time.
+        model: The requested model.
+        previous_response_id: The anchor that was used; empty if the request went out as written.
+        response_id: The id of the response; empty if there is none.
+        sent_items: How many input items were sent.
+        full_items: How many the program wrote.
+        sent_bytes: The size of the body that was answered.
+        full_bytes: The size of the body that the program wrote.
+        reason: Why the request went out as written; empty if it was rewritten.
+        healed: Why it was sent again in full after the anchor was tried; empty if it was not.
+    """
+
+    at: float
+    model: str
+    previous_response_id: str
+    response_id: str
+    sent_items: int
+    full_items: int
+    sent_bytes: int
+    full_bytes: int
+    reason: str = ""
+    healed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainReport:
+    """Totals of a chained client.
+
+    Attributes:
+        requests: How many `POST /responses` requests there were.
+        chained: How many were sent on an anchor.
+        passed_through: How many went out as written, by reason.
+        healed: How many were sent again in full, by reason.
+        sent_bytes: Bytes of the bodies that were answered.
+        full_bytes: Bytes of the bodies that the program wrote.
+        recent: The newest requests, oldest first.
+    """
+
+    requests: int
+    chained: int
+    passed_through: Mapping[str, int]
+    healed: Mapping[str, int]
+    sent_bytes: int
+    full_bytes: int
+    recent: tuple[ChainedRequest, ...]
+
+    @property
+    def saved_bytes(self) -> int:
+        """How many bytes were not uploaded."""
+        return self.full_bytes - self.sent_bytes
+
+
+@dataclass(slots=True)
+class ReportBuilder:
+    """Collects requests; may be used from several threads."""
+
+    on_request: Callable[[ChainedRequest], None] | None = None
+    _recent: deque[ChainedRequest] = field(
+        default_factory=lambda: deque[ChainedRequest](maxlen=RECENT)
+    )
+    _requests: int = 0
+    _chained: int = 0
+    _sent: int = 0
+    _full: int = 0
+    _passed: Counter[str] = field(default_factory=Counter[str])
+    _healed: Counter[str] = field(default_factory=Counter[str])
+    _lock: Lock = field(default_factory=Lock)
+
+    def add(self, request: ChainedRequest) -> None:
+        """Add one finished request, log it and count it."""
+        with self._lock:
+            self._requests += 1
+            self._chained += bool(request.previous_response_id)
+            self._sent += request.sent_bytes
+            self._full += request.full_bytes
+            if request.reason:
+                self._passed[request.reason] += 1
+            if request.healed:
+                self._healed[request.healed] += 1
+            self._recent.append(request)
+        if request.previous_response_id:
+            count("responses_chained_requests_total")
+        else:
+            count("responses_stateless_requests_total")
+        count("responses_bytes_sent_total", request.sent_bytes)
+        count("responses_bytes_full_total", request.full_bytes)
+        log.debug(
+            "sent %d of %d items, %d of %d bytes%s",
+            request.sent_items,
+            request.full_items,
+            request.sent_bytes,
+            request.full_bytes,
+            f" ({request.reason})" if request.reason else "",
+            response_id=request.response_id,
+        )
+        if self.on_request is not None:
+            self.on_request(request)
+
+    def build(self) -> ChainReport:
+        """Return the totals so far."""
+        with self._lock:
+            return ChainReport(
+                self._requests,
+                self._chained,
+                dict(self._passed),
+                dict(self._healed),
+                self._sent,
+                self._full,
+                tuple(self._recent),
+            )

@@ -1,0 +1,333 @@
+"""Turn a request that replays its history into one that sends only what is new.
+
+This is the core that `kedge.chain` and `kedge proxy` share. It is pure: a request body goes in, a request
+body comes out; later the response goes in, and an index entry comes out.
+
+- The items of `input` become blocks. Unlike in a Turn, system items at the head of `input` are part of
+  what the server remembers, so the digest covers them.
+- The longest prefix whose digest is in the index, and whose response may still be used, is left out.
+- The rest is sent as a slice of the program's own text: nothing is rendered again.
+- Reasoning that the anchor already holds is dropped from the slice, because servers reject duplicates.
+
+Whatever this module does not understand is passed through unchanged, with a reason.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+from kedge.errors import KedgeError
+from kedge.events import Outcome
+from kedge.incremental.index import AnchorIndex, IndexedResponse
+from kedge.incremental.json_splice import (
+    ScannedObject,
+    Span,
+    normalize_json,
+    replace_array,
+    scan_elements,
+    scan_object,
+)
+from kedge.planning import DEFAULT_RETENTION, AnchorRecord
+from kedge.planning.anchors import unavailable_reason
+from kedge.planning.digests import PrefixIndex, is_compaction
+from kedge.turns import (
+    AssistantBlock,
+    Block,
+    OpaqueBlock,
+    ReasoningBlock,
+    ToolCallBlock,
+    block_from_item,
+    user,
+)
+
+MAX_BODY_BYTES = 64 * 1024 * 1024
+"""Larger bodies are passed through unread."""
+MAX_CANDIDATES = 1_000
+"""How many prefixes of a request are looked up, the longest first."""
+
+PassThroughReason = Literal[
+    "not_json",
+    "too_large",
+    "encoded",
+    "signed",
+    "retry",
+    "switched_off",
+    "previous_response_id",
+    "conversation",
+    "prompt",
+    "not_stored",
+    "background",
+    "item_reference",
+    "compaction",
+    "input",
+    "no_history",
+    "no_anchor",
+    "untrusted",
+]
+
+PASS_THROUGH_REASONS: dict[PassThroughReason, str] = {
+    "not_json": "the body is not one JSON object",
+    "too_large": "the body is larger than is read",
+    "encoded": "the body is compressed or streamed",
+    "signed": "the request carries a signature over its body",
+    "retry": "the client repeats a request that failed",
+    "switched_off": "chaining is switched off in the environment",
+    "previous_response_id": "the client chains by itself",
+    "conversation": "the client uses a conversation object",
+    "prompt": "the client uses a stored prompt",
+    "not_stored": "the client asked the server not to store the response",
+    "background": "the response is generated in the background",
+    "item_reference": "the input refers to stored items",
+    "compaction": "the input contains a compaction item",
+    "input": "the input is of a form that is not understood",
+    "no_history": "the input is new: there is nothing to leave out",
+    "no_anchor": "no stored response is known to remember a prefix of the input",
+    "untrusted": "the server has not shown that it remembers",
+}
+"""Every reason for sending a request exactly as the program wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """The body of a `POST /responses` request, with its input as blocks.
+
+    Attributes:
+        scanned: The body with the positions of its members.
+        items: The position of each input item in the text.
+        blocks: One block per input item, tool arguments normalized.
+        blocked: Why the request must not be rewritten; empty if it may be.
+    """
+
+    scanned: ScannedObject
+    items: tuple[Span, ...]
+    blocks: tuple[Block, ...]
+    blocked: PassThroughReason | Literal[""] = ""
+
+    @property
+    def model(self) -> str:
+        """The requested model."""
+        return str(self.scanned.get("model") or "")
+
+    @property
+    def streaming(self) -> bool:
+        """Whether a stream is requested."""
+        return self.scanned.get("stream") is True
+
+    @property
+    def previous_response_id(self) -> str:
+        """The response that the client itself chains on, if it does."""
+        value = self.scanned.get("previous_response_id")
+        return value if isinstance(value, str) else ""
+
+    @property
+    def is_observable(self) -> bool:
+        """Whether the response's context is known, so that it can become an anchor."""
+        return self.blocked in ("", "previous_response_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A request on an anchor: the new body, and what it leaves out.
+
+    Attributes:
+        content: The body to send.
+        anchor: The stored response that remembers the rest.
+        sent_items: How many input items are sent.
+        full_items: How many the program wrote.
+    """
+
+    content: bytes
+    anchor: IndexedResponse
+    sent_items: int
+    full_items: int
+
+
+def parse_request(content: bytes) -> ParsedRequest | PassThroughReason:
+    """Read the body of a `POST /responses` request.
+
+    Args:
+        content: The body as the program wrote it.
+
+    Returns:
+        The request, or the reason why it cannot be read at all.
+    """
+    if len(content) > MAX_BODY_BYTES:
+        return "too_large"
+    try:
+        scanned = scan_object(content)
+    except (ValueError, RecursionError):
+        return "not_json"
+    given = scanned.get("input")
+    try:
+        if isinstance(given, str):
+            items, blocks = (), (_to_block(user(given)),)
+        elif isinstance(given, list):
+            items = tuple(scan_elements(scanned.text, scanned.members["input"].span))
+            blocks = tuple(_to_block(block_from_item(item)) for item in cast("list[Any]", given))
+        else:
+            return "input"
+    except (KedgeError, ValueError, TypeError, RecursionError):
+        return "input"
+    return ParsedRequest(scanned, items, blocks, _find_obstacle(scanned, blocks))
+
+
+def _find_obstacle(
+    scanned: ScannedObject, blocks: tuple[Block, ...]
+) -> PassThroughReason | Literal[""]:
+    """Return why the request must go out as written, or an empty string."""
+    if scanned.get("conversation") is not None:
+        return "conversation"
+    if scanned.get("prompt") is not None:
+        return "prompt"
+    if scanned.get("store") is False:
+        return "not_stored"
+    if scanned.get("background") is True:
+        return "background"
+    kinds = {block.type for block in blocks if isinstance(block, OpaqueBlock)}
+    if "item_reference" in kinds:
+        return "item_reference"
+    if "compaction" in kinds:
+        return "compaction"
+    if scanned.get("previous_response_id") is not None:
+        return "previous_response_id"
+    return ""
+
+
+def _to_block(block: Block) -> Block:
+    """Normalize tool arguments: frameworks parse and write them again before they replay them."""
+    if isinstance(block, ToolCallBlock) and not block.custom:
+        return replace(block, arguments=normalize_json(block.arguments))
+    return block
+
+
+def rewrite(
+    request: ParsedRequest,
+    index: AnchorIndex,
+    *,
+    scope: str,
+    now: float,
+    max_depth: int | None = None,
+) -> Rewritten | PassThroughReason:
+    """Leave out the part of the input that a stored response provably remembers.
+
+    Args:
+        request: The request as the program wrote it.
+        index: Known responses by content.
+        scope: The endpoint and account that the request goes to.
+        now: The current Unix time.
+        max_depth: How many responses of a chain this server passes to the model, if it is limited.
+
+    Returns:
+        The new request, or the reason for sending the one that the program wrote.
+    """
+    if request.blocked:
+        return request.blocked
+    prefixes = _index_blocks(request.blocks)
+    # At least one item must remain: servers reject an empty input.
+    covered = prefixes.count(len(request.blocks))
+    counts = [
+        count
+        for count in range(covered, 0, -1)
+        if _may_end(request.blocks, prefixes.end_position(count))
+    ][:MAX_CANDIDATES]
+    if not counts:
+        return "no_history"
+    by_digest = {prefixes.digest(count): count for count in counts}
+    found = index.find(scope, list(by_digest))
+    usable = [
+        entry
+        for entry in found
+        if unavailable_reason(entry.record, scope=scope, now=now, max_depth=max_depth) is None
+        and by_digest.get(entry.record.digest) == entry.record.block_count
+    ]
+    if not usable:
+        return "no_anchor"
+    anchor = max(usable, key=lambda entry: (entry.record.block_count, entry.record.created_at))
+    start = prefixes.end_position(anchor.record.block_count)
+    elements = [
+        span
+        for span, block in zip(request.items[start:], request.blocks[start:], strict=True)
+        if not (isinstance(block, ReasoningBlock) and block.item_id in anchor.reasoning_ids)
+    ]
+    if not elements:
+        return "no_anchor"
+    added = {"previous_response_id": anchor.record.response_id}
+    content = replace_array(request.scanned, "input", elements, added)
+    return Rewritten(content, anchor, len(elements), len(request.items))
+
+
+_OUTPUT_BLOCKS = (AssistantBlock, ToolCallBlock, OpaqueBlock)
+
+
+def _may_end(blocks: Sequence[Block], end: int) -> bool:
+    """Whether a response may end here: after an output item, with something left to send."""
+    return 0 < end < len(blocks) and isinstance(blocks[end - 1], _OUTPUT_BLOCKS)
+
+
+def record_response(
+    request: ParsedRequest,
+    outcome: Outcome,
+    index: AnchorIndex,
+    *,
+    scope: str,
+    now: float,
+    anchor: IndexedResponse | None = None,
+    retention: float | None = DEFAULT_RETENTION,
+) -> IndexedResponse | None:
+    """Describe what the server remembers after a response.
+
+    Args:
+        request: The request as the program wrote it.
+        outcome: The decoded response.
+        index: Known responses; needed where the client chained by itself.
+        scope: The endpoint and account that the request went to.
+        now: The current Unix time.
+        anchor: The response that the request was rewritten to, if it was.
+        retention: How many seconds the server stores a response; None if it does not expire.
+
+    Returns:
+        The entry for the index, or None if what the server remembers is not known.
+    """
+    if not (outcome.completed and outcome.response_id and outcome.blocks):
+        return None
+    if not request.is_observable or any(map(is_compaction, outcome.blocks)):
+        return None
+    parent = anchor
+    prefixes = _index_blocks(request.blocks)
+    base = 0
+    if request.previous_response_id:
+        parent = index.get(scope, request.previous_response_id)
+        if parent is None or parent.record.status != "completed":
+            return None
+        base = parent.record.block_count
+        prefixes = _continue_digest(parent.record)
+        prefixes.extend(request.blocks)
+    output = [_to_block(block) for block in outcome.blocks]
+    prefixes.extend(output)
+    covered = prefixes.count(len(request.blocks) + len(output))
+    parent_record = parent.record if parent else None
+    record = AnchorRecord(
+        response_id=outcome.response_id,
+        scope=scope,
+        digest=prefixes.digest(covered),
+        block_count=base + covered,
+        depth=parent_record.depth + 1 if parent_record else 1,
+        root_created_at=parent_record.root_created_at if parent_record else now,
+        created_at=now,
+        expires_at=None if retention is None else now + retention,
+    )
+    reasoning = (block.item_id for block in output if isinstance(block, ReasoningBlock))
+    return IndexedResponse(record, frozenset(name for name in reasoning if name))
+
+
+def _index_blocks(blocks: Sequence[Block]) -> PrefixIndex:
+    prefixes = PrefixIndex()
+    prefixes.extend(blocks)
+    return prefixes
+
+
+def _continue_digest(record: AnchorRecord) -> PrefixIndex:
+    """Return an index whose first digest is that of everything the record covers."""
+    prefixes = PrefixIndex()
+    prefixes.digests = bytearray.fromhex(record.digest.partition(":")[2])
+    return prefixes

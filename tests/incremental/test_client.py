@@ -1,0 +1,434 @@
+"""`kedge.chain`: programs that replay their history send deltas, and see what they would see without it."""
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx2
+import pytest
+from openai import (
+    APIConnectionError,
+    AsyncOpenAI,
+    AzureOpenAI,
+    BadRequestError,
+    InternalServerError,
+    OpenAI,
+)
+
+from kedge.incremental import PASS_THROUGH_REASONS, MemoryIndex, chain, chain_report, unchain
+from kedge.incremental.exchange import is_known_server
+from kedge.testing import TestServer, serve
+from normalization import normalize_items
+
+TOOL: Any = {
+    "type": "function",
+    "name": "add",
+    "parameters": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+
+
+@pytest.fixture
+def server() -> Iterator[TestServer]:
+    """A strict server."""
+    with serve() as running:
+        yield running
+
+
+MakeClient = Callable[..., OpenAI]
+
+
+@pytest.fixture
+def make_client(server: TestServer) -> Iterator[MakeClient]:
+    """Make bare clients, closed after the test."""
+    with ExitStack() as stack:
+
+        def make(api_key: str = "key", **options: Any) -> OpenAI:
+            settings = {"max_retries": 0, **options}
+            client = OpenAI(base_url=server.base_url, api_key=api_key, **settings)
+            return stack.enter_context(client)
+
+        yield make
+
+
+@pytest.fixture
+def client(make_client: MakeClient) -> OpenAI:
+    """A chained client."""
+    return chain(make_client(), trust="always")
+
+
+def message(text: str, role: str = "user") -> dict[str, Any]:
+    """An input message as programs write it."""
+    return {"role": role, "content": text}
+
+
+def replay(response: Any) -> list[dict[str, Any]]:
+    """The output of a response as programs send it back."""
+    return [item.model_dump(exclude_none=True) for item in response.output]
+
+
+def ask(client: OpenAI, history: list[Any], text: str, **options: Any) -> Any:
+    """Add a message to the history, send all of it, and add the output."""
+    history.append(message(text))
+    response = client.responses.create(model="practice", input=history, **options)
+    history += replay(response)
+    return response
+
+
+def check_contexts(server: TestServer, sent: list[list[Any]]) -> None:
+    """For each answered request, the model saw exactly the history that the program wrote."""
+    seen = [request.context for request in server.requests if request.context is not None]
+    assert [normalize_items(each) for each in seen] == [normalize_items(_typed(x)) for x in sent]
+
+
+def _typed(items: list[Any]) -> list[Any]:
+    return [{"type": "message", **item} if "role" in item else item for item in items]
+
+
+def bodies(server: TestServer) -> list[dict[str, Any]]:
+    """The bodies that reached the server."""
+    return [json.loads(request.raw) for request in server.requests if request.raw]
+
+
+def test_a_replayed_history_is_sent_as_a_delta(server: TestServer, client: OpenAI) -> None:
+    """From the second request on only the new message is sent; a leading system message is covered."""
+    history: list[Any] = [message("Be brief.", "system")]
+    ask(client, history, "My name is Ada.")
+    assert ask(client, history, "What is my name?").output_text == "Your name is Ada."
+    assert ask(client, history, "What did I say first?").output_text == (
+        'You said first: "My name is Ada."'
+    )
+    assert [len(body["input"]) for body in bodies(server)] == [2, 1, 1]
+    check_contexts(server, [history[:2], history[:4], history[:6]])
+    report = chain_report(client)
+    assert (report.requests, report.chained) == (3, 2)
+    assert report.passed_through == {"no_history": 1}
+    assert report.saved_bytes > 0
+
+
+def test_an_edited_history_falls_back_to_an_older_anchor(
+    server: TestServer, client: OpenAI
+) -> None:
+    """An edit in the middle keeps what is before it; an edited system message sends everything."""
+    history: list[Any] = [message("Be brief.", "system")]
+    for text in ("One", "Two", "Three"):
+        ask(client, history, text)
+    history[3] = message("Two, edited")
+    sent = [*history, message("What did I say first?")]
+    client.responses.create(model="practice", input=sent)
+    assert len(bodies(server)[-1]["input"]) == 5
+    assert normalize_items(server.requests[-1].context) == normalize_items(_typed(sent))
+    sent[0] = message("Be verbose.", "system")
+    client.responses.create(model="practice", input=sent)
+    assert "previous_response_id" not in bodies(server)[-1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forgotten_response_is_healed(server: TestServer, client: OpenAI, stream: bool) -> None:
+    """The program sees one ordinary answer; the server gets the full history."""
+    history: list[Any] = []
+    ask(client, history, "My name is Ada.")
+    server.forget()
+    history.append(message("What is my name?"))
+    if stream:
+        with client.responses.stream(model="practice", input=history) as events:
+            answer = events.get_final_response()
+    else:
+        answer = client.responses.create(model="practice", input=history)
+    assert answer.output_text == "Your name is Ada."
+    assert chain_report(client).healed == {"rejected": 1}
+    history += replay(answer)
+    ask(client, history, "And again?")
+    assert chain_report(client).chained == 1  # on the response that healed
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_starts_without_its_memory_is_healed(
+    server: TestServer, client: OpenAI, stream: bool
+) -> None:
+    """A missing echo is seen before the program sees output."""
+    history: list[Any] = []
+    ask(client, history, "My name is Ada.")
+    server.faults.set("forget_silently,echo=no", times=1)
+    history.append(message("What is my name?"))
+    if stream:
+        with client.responses.stream(model="practice", input=history) as events:
+            answer = events.get_final_response()
+    else:
+        answer = client.responses.create(model="practice", input=history)
+    assert answer.output_text == "Your name is Ada."
+    assert chain_report(client).healed == {"forgot": 1}
+
+
+def test_tool_calls_are_replayed_with_other_whitespace(server: TestServer, client: OpenAI) -> None:
+    """Arguments that a framework parsed and wrote again still match."""
+    history: list[Any] = [message("Please call add with a=2 and b=3")]
+    first = client.responses.create(model="practice", input=history, tools=[TOOL])
+    call = next(item for item in replay(first) if item["type"] == "function_call")
+    call["arguments"] = json.dumps(json.loads(call["arguments"]), indent=2)
+    history += [call, {"type": "function_call_output", "call_id": call["call_id"], "output": "5"}]
+    answer = client.responses.create(model="practice", input=history, tools=[TOOL])
+    assert answer.output_text == "add says: 5."
+    assert [len(body["input"]) for body in bodies(server)] == [1, 1]
+    history += replay(answer)
+    assert ask(client, history, "What did I say first?").output_text.startswith("You said first")
+    assert len(bodies(server)[-1]["input"]) == 1
+
+
+def test_replayed_reasoning_is_not_sent_on_top_of_its_response(
+    server: TestServer, client: OpenAI
+) -> None:
+    """The server has it already, and would reject the duplicate."""
+    history: list[Any] = []
+    options: Any = {"reasoning": {"effort": "high"}, "include": ["reasoning.encrypted_content"]}
+    first = ask(client, history, "What is 2+3?", **options)
+    assert any(item.type == "reasoning" for item in first.output)
+    ask(client, history, "And 4*5?", **options)
+    assert [len(body["input"]) for body in bodies(server)] == [1, 1]
+    without = [item for item in history if item.get("type") != "reasoning"]
+    ask(client, without, "And 6*7?", **options)
+    assert len(bodies(server)[-1]["input"]) == 1
+    assert chain_report(client).healed == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"store": False}, "not_stored"),
+        ({"background": True}, "background"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "item_reference"),
+        ({"input": 5}, "input"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+    ],
+)
+def test_what_is_not_understood_is_passed_through(
+    server: TestServer, changes: dict[str, Any], reason: str
+) -> None:
+    """The server gets the program's bytes, and the reason is counted."""
+    history = [message("One"), message("Two", "assistant"), message("Three")]
+    content = json.dumps({"model": "practice", "input": history, **changes}, indent=1).encode()
+    headers = {"content-type": "application/json", "authorization": "Bearer k"}
+    with httpx2.Client() as http:
+        chain(http).post(f"{server.base_url}/responses", content=content, headers=headers)
+        assert chain_report(http).passed_through == {reason: 1}
+    assert server.requests[-1].raw == content
+    assert reason in PASS_THROUGH_REASONS
+
+
+def test_a_client_that_chains_by_itself_extends_a_known_response(
+    server: TestServer, client: OpenAI
+) -> None:
+    """Its request goes out as written; a later replay of everything chains on the result."""
+    history: list[Any] = []
+    first = ask(client, history, "My name is Ada.")
+    second = client.responses.create(
+        model="practice", input="What is my name?", previous_response_id=first.id
+    )
+    history += [message("What is my name?"), *replay(second)]
+    ask(client, history, "What did I say first?")
+    assert bodies(server)[-1]["previous_response_id"] == second.id
+
+
+def test_errors_reach_the_program_unchanged(server: TestServer, client: OpenAI) -> None:
+    """A bad request and a failing server raise what they raise without Kedge."""
+    history: list[Any] = []
+    ask(client, history, "One")
+    with pytest.raises(BadRequestError, match="temperature"):
+        ask(client, history, "Two", temperature=9)
+    history.pop()
+    server.faults.set("status=500", times=1)
+    with pytest.raises(InternalServerError):
+        ask(client, history, "Two")
+    history.pop()
+    assert ask(client, history, "Two").output_text
+
+
+def test_the_clients_own_retry_goes_out_as_written(
+    server: TestServer, make_client: MakeClient
+) -> None:
+    """After a chained attempt failed, the SDK repeats the request of the program."""
+    client = chain(make_client(max_retries=2), trust="always")
+    history: list[Any] = []
+    ask(client, history, "One")
+    server.faults.set("status=500,retry_after=0", times=1)
+    ask(client, history, "Two")
+    assert ["previous_response_id" in body for body in bodies(server)] == [False, True, False]
+    assert chain_report(client).passed_through["retry"] == 1
+
+
+def test_two_keys_share_nothing(make_client: MakeClient) -> None:
+    """One index, two accounts: the second never chains on the first one's response."""
+    index = MemoryIndex()
+    one = chain(make_client("one"), index=index, trust="always")
+    other = chain(make_client("two"), index=index, trust="always")
+    history: list[Any] = []
+    ask(one, history, "One")
+    ask(other, history, "Two")
+    assert chain_report(other).chained == 0
+
+
+def test_a_deleted_response_is_not_used(server: TestServer, client: OpenAI) -> None:
+    """DELETE through the client takes the response out of the index."""
+    history: list[Any] = []
+    first = ask(client, history, "One")
+    client.responses.delete(first.id)
+    ask(client, history, "Two")
+    assert chain_report(client).healed == {}
+    assert chain_report(client).chained == 0
+
+
+def test_streams_and_raw_responses_are_those_of_the_server(make_client: MakeClient) -> None:
+    """Bytes are equal to those without Kedge, but for ids, times, the echo and usage."""
+    bare, chained = make_client(), chain(make_client(), trust="always")
+    texts: list[list[str]] = []
+    for client in (bare, chained):
+        history: list[Any] = [message("One")]
+        history += replay(client.responses.create(model="practice", input=history))
+        history.append(message("Count to 5"))
+        with client.responses.with_streaming_response.create(
+            model="practice", input=history, stream=True
+        ) as response:
+            lines = [line for line in response.iter_lines() if line.startswith("event:")]
+        raw = client.responses.with_raw_response.create(model="practice", input=history)
+        texts.append([*lines, raw.parse().output_text])
+        assert client.responses.parse(model="practice", input=history).output_text
+    assert texts[0] == texts[1]
+
+
+def test_unchain_restores_the_client(server: TestServer, client: OpenAI) -> None:
+    """The class of the HTTP client is the one it had."""
+    unchain(client)
+    history: list[Any] = []
+    ask(client, history, "One")
+    ask(client, history, "Two")
+    assert len(bodies(server)[-1]["input"]) == len(history) - 1
+    with pytest.raises(TypeError, match="not chained"):
+        chain_report(client)
+    assert unchain(client) is client
+
+
+def test_a_copy_of_the_client_is_chained_too(server: TestServer, client: OpenAI) -> None:
+    """`with_options` shares the HTTP client."""
+    history: list[Any] = []
+    ask(client, history, "One")
+    ask(client.with_options(timeout=30), history, "Two")
+    assert chain_report(client).chained == 1
+
+
+def test_azure_clients_and_other_objects() -> None:
+    """Azure clients are chained; what is no client is rejected."""
+    settings: Any = {"azure_endpoint": "https://example.invalid", "api_version": "2026-01-01"}
+    with AzureOpenAI(api_key="k", **settings) as azure:
+        assert chain(azure) is azure
+        assert chain_report(azure).requests == 0
+    with pytest.raises(TypeError, match="takes an OpenAI client or an httpx2 client"):
+        chain(object())
+
+
+def test_the_switch_turns_chaining_off(
+    server: TestServer, client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ENABLE_RESPONSE_BOUNDARY_TRACKING=0` works here too."""
+    history: list[Any] = []
+    ask(client, history, "One")
+    monkeypatch.setenv("ENABLE_RESPONSE_BOUNDARY_TRACKING", "0")
+    ask(client, history, "Two")
+    assert chain_report(client).passed_through["switched_off"] == 1
+
+
+@pytest.mark.parametrize("trust", ["earned", "never"])
+def test_an_unknown_server_is_not_trusted(
+    server: TestServer, make_client: MakeClient, trust: Any
+) -> None:
+    """Only servers that are known to remember are chained on unless the caller vouches for one."""
+    client = chain(make_client(), trust=trust)
+    history: list[Any] = []
+    ask(client, history, "One")
+    ask(client, history, "Two")
+    assert chain_report(client).passed_through == {"untrusted": 2}
+    assert len(bodies(server)[-1]["input"]) == len(history) - 1
+
+
+@pytest.mark.parametrize(
+    ("url", "known"),
+    [
+        ("https://api.openai.com/v1/responses", True),
+        ("https://mine.openai.azure.com/openai/v1/responses", True),
+        ("https://api.x.ai/v1/responses", True),
+        ("https://api.openai.com.example.invalid/v1/responses", False),
+        ("http://api.openai.com/v1/responses", False),
+        ("http://127.0.0.1:4000/v1/responses", False),
+    ],
+)
+def test_servers_that_are_known_to_remember(url: str, known: bool) -> None:
+    """OpenAI, Azure and xAI, over TLS."""
+    assert is_known_server(url) is known
+
+
+def test_a_cut_stream_raises_as_without_kedge(server: TestServer, client: OpenAI) -> None:
+    """Nothing is recorded for it, and the next request is coherent."""
+    history: list[Any] = []
+    ask(client, history, "One")
+    server.faults.set("cut_after_events=6", times=1)
+    history.append(message("Count to 9"))
+    with (
+        pytest.raises(APIConnectionError),
+        client.responses.stream(model="practice", input=history) as events,
+    ):
+        for _ in events:
+            pass
+    answer = client.responses.create(model="practice", input=history)
+    assert answer.output_text == "1 2 3 4 5 6 7 8 9"
+
+
+async def test_an_asynchronous_client(server: TestServer) -> None:
+    """The same over `AsyncOpenAI`, complete and streamed."""
+    async with AsyncOpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client:
+        chain(client, trust="always")
+        history: list[Any] = []
+        for number in range(4):
+            history.append(message(f"Say {number}"))
+            if number % 2:
+                async with client.responses.stream(model="practice", input=history) as events:
+                    response = await events.get_final_response()
+            else:
+                response = await client.responses.create(model="practice", input=history)
+            assert response.output_text == str(number)
+            history += replay(response)
+        assert chain_report(client).chained == 3
+    check_contexts(server, [history[: 2 * n + 1] for n in range(4)])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_edits_are_coherent(server: TestServer, client: OpenAI, seed: int) -> None:
+    """Whatever is edited, the model sees the history that the program wrote."""
+    rng = random.Random(seed)
+    history: list[Any] = []
+    expected: list[list[Any]] = []
+    for number in range(25):
+        action = rng.choice(["add", "add", "add", "edit", "drop", "cut", "forget", "insert"])
+        users = [k for k, item in enumerate(history) if item.get("role") == "user"]
+        if action == "edit" and users:
+            history[rng.choice(users)] = message(f"Edited {number}")
+        elif action == "drop" and len(users) > 1:
+            place = rng.choice(users[:-1])
+            del history[place : place + 2]
+        elif action == "cut" and users:
+            del history[rng.choice(users) :]
+        elif action == "forget":
+            server.forget()
+        elif action == "insert":
+            history.insert(rng.randint(0, len(history)), message(f"Note {number}", "developer"))
+        history.append(message(f"Say {number}"))
+        expected.append(list(history))
+        history += replay(client.responses.create(model="practice", input=history))
+    check_contexts(server, expected)
+    assert chain_report(client).chained > 5
