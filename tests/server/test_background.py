@@ -60,6 +60,20 @@ def parse_events(lines: Iterator[str]) -> Iterator[Event]:
             yield json.loads(line.removeprefix("data: "))
 
 
+def test_a_slow_answer_can_be_polled_and_cancelled(connect: Connect) -> None:
+    """The practice model honors "very slowly" in the background, streamed or not."""
+    with serve() as server:
+        client = connect(server)
+        made = client.responses.create(
+            model="m", input="Write 5000 words, very slowly", background=True
+        )
+        wait_until(lambda: client.responses.retrieve(made.id).status == "in_progress")
+        assert server.running == 1
+        assert client.responses.cancel(made.id).status == "cancelled"
+        assert client.responses.retrieve(made.id).status == "cancelled"
+        wait_until(lambda: server.running == 0)
+
+
 class EventReader:
     """One reader of a stream."""
 

@@ -6,7 +6,7 @@ import ipaddress
 import json
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -52,6 +52,7 @@ def is_loopback(host: str) -> bool:
 @setting_option("serve.model", metavar="MODEL")
 @setting_option("serve.models", metavar="FILE")
 @setting_option("serve.pace")
+@setting_option("serve.unknown_parameters")
 @setting_option("serve.page")
 @setting_option("store", metavar="FILE|URL")
 @setting_option("serve.keep_bodies")
@@ -74,6 +75,7 @@ def command(
     model: str,
     models: str,
     pace: float,
+    unknown_parameters: "Literal['ignore', 'reject', '']",
     page: bool,
     store: str,
     keep_bodies: bool,
@@ -106,6 +108,7 @@ def command(
         limits=Limits(body_bytes=int(max_body_mb * MEGABYTE)),
         hosts=LOOPBACK_NAMES if local and not token else None,
         faults=Faults(faults) if faults else None,
+        unknown_parameters=unknown_parameters or None,
     )
     kept = store_url(store) if page else ""
     run(settings, host, port, as_json=as_json, store=kept, keep_bodies=keep_bodies)

@@ -195,6 +195,14 @@ _TABLE = (
     Setting(
         "serve.pace", "number", 0.0, "Seconds between two words of a stream.", minimum=0, maximum=60
     ),
+    Setting(
+        "serve.unknown_parameters",
+        "text",
+        "",
+        "What happens to unknown parameters of a request.",
+        choices=("ignore", "reject"),
+        default_label="reject for the practice model, else ignore",
+    ),
     Setting("serve.page", "switch", True, "Show the page at '/', with the API behind it."),
     Setting("serve.keep_bodies", "switch", False, "Keep the raw JSON of the page's requests."),
     Setting(

@@ -65,6 +65,16 @@ def compact(items: Sequence[Item], max_tokens: int) -> CompactedContext:
     return CompactedContext(left_out, [*kept, *asked, *end])
 
 
+def retain_user_messages(compacted: CompactedContext, items: Sequence[Item]) -> CompactedContext:
+    """Retain every message of the user as well, however many tokens they have."""
+    retained = {id(item) for item in compacted.retained_items}
+    is_retained = [id(item) in retained or item.get("role") == "user" for item in items]
+    return CompactedContext(
+        [item for item, kept in zip(items, is_retained, strict=True) if not kept],
+        [item for item, kept in zip(items, is_retained, strict=True) if kept],
+    )
+
+
 def find_newest_exchange(items: Sequence[Item]) -> int:
     """Find where the newest exchange begins: at the user's last message, or at the beginning."""
     for index in range(len(items) - 1, -1, -1):

@@ -1,7 +1,8 @@
 """Reading requests and writing answers, the same way for every endpoint."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
@@ -9,7 +10,8 @@ from starlette.responses import Response
 from kedge.server import errors
 from kedge.server.deadline import Deadline
 from kedge.server.json_codec import Item, encode
-from kedge.server.request_log import RecordedRequest
+from kedge.server.request_log import RESPONSE_HEADERS_KEY, RecordedRequest
+from kedge.server.schema.base import ignore_unknown
 from kedge.server.state import ServerState
 from kedge.server.token_counting import MIN_THREAD_CHARS, precount_in_thread
 from kedge.server.validation import parse_body
@@ -18,6 +20,13 @@ if TYPE_CHECKING:
     from kedge.server.background import BackgroundJobs
 
 JSON_HEADERS = {"content-type": "application/json"}
+IGNORED_HEADER = b"x-kedge-ignored-parameters"
+MAX_LOGGED_PARAMETERS = 1_000
+"""How many different ignored parameters are logged during the life of a server."""
+
+log = logging.getLogger("kedge.server")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def get_service(request: HTTPConnection) -> ServerState:
@@ -53,6 +62,45 @@ async def read_json(request: Request, *, empty: object = None) -> Any:
     if exchange is not None:
         exchange.body = body
     return body
+
+
+def validate(request: Request, check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a check of the body with the server's setting for unknown parameters.
+
+    Args:
+        request: The request; its response gets a header that lists ignored parameters.
+        check: A function that validates the body and perhaps parses it.
+        args: Arguments of the check.
+        kwargs: Keyword arguments of the check.
+
+    Returns:
+        What the check returns.
+
+    Raises:
+        ApiError: The first violation.
+    """
+    service = get_service(request)
+    if not service.ignores_unknown:
+        return check(*args, **kwargs)
+    with ignore_unknown() as ignored:
+        result = check(*args, **kwargs)
+    if ignored:
+        header = (IGNORED_HEADER, ", ".join(ignored).encode("ascii"))
+        request.scope.get(RESPONSE_HEADERS_KEY, []).append(header)
+        _log_ignored(service, ignored)
+    return result
+
+
+def _log_ignored(service: ServerState, paths: Iterable[str]) -> None:
+    for path in paths:
+        if path in service.logged_parameters:
+            continue
+        if len(service.logged_parameters) >= MAX_LOGGED_PARAMETERS:
+            return
+        service.logged_parameters.add(path)
+        log.warning(
+            "ignoring the unknown parameter %s (--unknown-parameters reject rejects it)", path
+        )
 
 
 async def _read_body(request: Request) -> bytes:

@@ -166,10 +166,11 @@ class PracticeModel:
         )
 
     async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
-        """Write the practice model's answer; only a watched one is cut up and paced."""
+        """Write the practice model's answer, in paced chunks if it is streamed or in the background."""
         reply = self._answer(prompt.ask)
-        pace = (reply.pace or self.pace) if prompt.stream else 0.0
-        for piece in _iter_output(reply.parts, prompt.stream, prompt.max_tokens):
+        in_chunks = prompt.stream or bool(prompt.body.get("background"))
+        pace = (reply.pace or self.pace) if in_chunks else 0.0
+        for piece in _iter_output(reply.parts, in_chunks, prompt.max_tokens):
             yield piece
             if pace and isinstance(piece, ItemDelta):
                 await sleep(pace)

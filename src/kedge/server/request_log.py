@@ -47,6 +47,9 @@ class RecordedRequest:
 WEBSOCKET_SCOPE_KEY = "kedge.place"
 """A request that came over a WebSocket has this in its scope: its place in the socket's memory."""
 
+RESPONSE_HEADERS_KEY = "kedge.response_headers"
+"""The key of a request's scope under which handlers collect headers for its response."""
+
 Listener = Callable[[RecordedRequest], None]
 
 
@@ -89,6 +92,8 @@ class AccessLogMiddleware:
         request_id = f"req_{token_hex(16)}"
         started = time.perf_counter()
         scope["kedge.request_id"] = request_id
+        extra_headers: list[tuple[bytes, bytes]] = []
+        scope[RESPONSE_HEADERS_KEY] = extra_headers
         exchange = self._record_request(scope, request_id)
         names = [b"x-request-id", *([b"request-id"] if is_anthropic(scope) else [])]
         status = 0
@@ -98,7 +103,7 @@ class AccessLogMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 ids = [(name, request_id.encode()) for name in names]
-                message["headers"] = [*message["headers"], *ids]
+                message["headers"] = [*message["headers"], *ids, *extra_headers]
                 if exchange is not None:
                     exchange.status = status
             await send(message)

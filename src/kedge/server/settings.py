@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from kedge.server.auth import LOOPBACK_NAMES
 from kedge.server.faults import Faults
@@ -42,6 +43,10 @@ class Settings:
     ``clock`` gives Unix time; ``faults`` are what it does wrong on purpose, None for a server that
     cannot. ``model`` answers to any name, unless there are ``models`` by name; then ``default``
     names the one that answers to all other names, and without it these are refused.
+    ``unknown_parameters`` says what happens to members of a request that this server does not know:
+    ``reject`` them with 400, as the hosted APIs do, or ``ignore`` them, which is logged once and
+    listed in the response header ``x-kedge-ignored-parameters``. None rejects them for the practice
+    model and ignores them in front of any other model.
     """
 
     db: str = IN_MEMORY
@@ -56,3 +61,4 @@ class Settings:
     hosts: frozenset[str] | None = LOOPBACK_NAMES
     clock: Callable[[], float] = time.time
     faults: Faults | None = None
+    unknown_parameters: Literal["ignore", "reject"] | None = None

@@ -8,7 +8,7 @@ from kedge.server.compaction import expand_compaction
 from kedge.server.encrypted_content import KEY_BYTES, ContentCipher, parse_reasoning_payload
 from kedge.server.errors import MODEL_NOT_FOUND
 from kedge.server.json_codec import Item
-from kedge.server.models import Model
+from kedge.server.models import Model, PracticeModel
 from kedge.server.settings import Settings
 from kedge.server.storage.context import ContextCache
 from kedge.server.storage.conversations import ConversationRepository
@@ -46,6 +46,12 @@ class ServerState:
         self.model = settings.model
         self.models = dict(settings.models) or {settings.model.name: settings.model}
         self.clock = settings.clock
+        self.ignores_unknown = settings.unknown_parameters == "ignore" or (
+            settings.unknown_parameters is None
+            and not all(isinstance(model, PracticeModel) for model in self.models.values())
+        )
+        self.logged_parameters: set[str] = set()
+        """Ignored parameters that the log already names."""
         self.running: set[Stoppable] = set()
         self.sockets: set[SocketConnection] = set()
         self._database = ServerDatabase(settings.db)

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, cast
 from kedge.server import errors
 from kedge.server.json_codec import Item
 from kedge.server.schema import requests
-from kedge.server.schema.base import describe_json_type
+from kedge.server.schema.base import describe_json_type, is_ignoring_unknown
 from kedge.server.schema.containers import Object
 
 ToolParam = Mapping[str, Any]
@@ -97,11 +97,15 @@ def _reject_constant(name: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class RequestSchema:
-    """The body of one endpoint: its parameters, which are required, which have moved away."""
+    """The body of one endpoint: its parameters, which are required, which have moved away.
+
+    ``legacy`` parameters are not supported and never ignored: without them the answer would be wrong.
+    """
 
     params: Object
     required: tuple[str, ...] = ()
     moved: Mapping[str, str] = field(default_factory=dict[str, str])
+    legacy: tuple[str, ...] = ()
 
     def check(self, body: object) -> dict[str, Any]:
         """Check that the required are there and nothing is unknown; then each in its order."""
@@ -112,7 +116,7 @@ class RequestSchema:
             if name not in held:
                 raise self._missing_error(name, held)
         if not held.keys() <= self.params.members.keys():
-            raise self._unknown_error(held)
+            self._check_unknown(held)
         self.params.check(held, None)
         return held
 
@@ -122,9 +126,16 @@ class RequestSchema:
                 return errors.MOVED_PARAMETER(path=old, to=new)
         return errors.MISSING_PARAMETER(path=name)
 
-    def _unknown_error(self, body: Mapping[str, Any]) -> errors.ApiError:
+    def _check_unknown(self, body: Mapping[str, Any]) -> None:
+        """Raise for an unknown parameter, unless unknown parameters are ignored."""
+        for name in body:
+            is_known = name in self.params.members
+            is_ignored = is_ignoring_unknown() and name not in (*self.moved, *self.legacy)
+            if not is_known and not is_ignored:
+                raise self._unknown_error(name, body)
+
+    def _unknown_error(self, name: str, body: Mapping[str, Any]) -> errors.ApiError:
         known = self.params.members
-        name = next(name for name in body if name not in known)
         if name in self.moved:
             return errors.MOVED_PARAMETER(path=name, to=self.moved[name])
         near = find_similar(name, [other for other in known if other not in body])

@@ -60,6 +60,10 @@ THINKING_WITH_FORCED_TOOL = ErrorTemplate(
 CHOICE_WITHOUT_TOOLS = ErrorTemplate(
     "tool_choice: `tool_choice` may only be specified while providing `tools`."
 )
+THREAD_UNSUPPORTED = ErrorTemplate(
+    "thread: this server holds no Threads. Send the full conversation without `thread`.",
+    code="thread_unsupported_request",
+)
 DUPLICATE_TOOL = ErrorTemplate("tools: Tool names must be unique.")
 
 # Ours: said of a model, not of a request.
@@ -141,7 +145,12 @@ def error_type(status: int) -> str:
 
 def error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:
     """Write an error as this API does."""
-    shown = {"type": error_type(error_status(error)), "message": _format_message(error)}
+    shown: dict[str, Any] = {
+        "type": error_type(error_status(error)),
+        "message": _format_message(error),
+    }
+    if error.template is THREAD_UNSUPPORTED:
+        shown["details"] = {"error_code": error.code}
     return {"type": "error", "error": shown, "request_id": request_id}
 
 

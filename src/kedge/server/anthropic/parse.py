@@ -148,6 +148,10 @@ def parse_request(
 ) -> StatelessRequest:
     """Check a request to ``POST /v1/messages`` and read it; ``open`` opens the server's seals."""
     held = (_CREATE if version == LATEST_VERSION else _CREATE_WITH_SAMPLING).check(body)
+    # Never ignored: a client that continues a Thread sends only the newest messages. On this error the
+    # anthropic package and Claude Code send the full conversation.
+    if held.get("thread") is not None:
+        raise errors.THREAD_UNSUPPORTED()
     _check_budget(held)
     question = _build_request(held, decrypt)
     asked = {**question.body, "max_output_tokens": held["max_tokens"]}

@@ -243,6 +243,7 @@ CREATE_MESSAGE: Mapping[str, Validator] = {
     "container": Nullable(TypeUnion("a string or object", string=STRING, record=ANY_OBJECT)),
     "diagnostics": Nullable(ANY_OBJECT),
     "inference_geo": NULLABLE_STRING,
+    "thread": Nullable(ANY_OBJECT),
     "user_profile_id": STRING,
     "workspace_id": STRING,
 }

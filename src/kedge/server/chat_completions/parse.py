@@ -113,7 +113,11 @@ def _check_assistant(message: Message, index: int) -> None:
 
 Body = Mapping[str, Any]
 
-_CREATE = RequestSchema(Object(schema.CREATE_COMPLETION), required=("model", "messages"))
+_CREATE = RequestSchema(
+    Object(schema.CREATE_COMPLETION),
+    required=("model", "messages"),
+    legacy=("functions", "function_call"),
+)
 
 SHARED_PARAMETERS = (
     "model",

@@ -14,6 +14,7 @@ from kedge.server.http import (
     read_json,
     respond_bytes,
     respond_json,
+    validate,
 )
 from kedge.server.output_writer import OutputWriter
 from kedge.server.sse import DisconnectWatcher
@@ -31,7 +32,7 @@ from kedge.server.stateless_run import (
 async def create(request: Request) -> Any:
     """Answer ``POST /v1/chat/completions``, whole or as a stream."""
     body: Any = await read_json(request)
-    question = parse_request(body)
+    question = validate(request, parse_request, body)
     service = get_service(request)
     put = _prepare(service, question)
     voice = CompletionSerializer(

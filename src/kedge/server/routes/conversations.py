@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from kedge.server import errors
 from kedge.server.coherence import check_encrypted_content, resolve_references
-from kedge.server.http import build_list, get_service, paginate, read_json, respond_json
+from kedge.server.http import build_list, get_service, paginate, read_json, respond_json, validate
 from kedge.server.item_forms import normalize_items
 from kedge.server.json_codec import Item
 from kedge.server.state import ServerState
@@ -23,7 +23,7 @@ from kedge.server.validation import (
 async def create(request: Request) -> Response:
     """Answer ``POST /v1/conversations``."""
     body = await read_json(request, empty={})
-    check_conversation_create(body)
+    validate(request, check_conversation_create, body)
     service = get_service(request)
     if service.settings.zero_data_retention:
         raise errors.CONVERSATION_ZERO_DATA_RETENTION()
@@ -40,7 +40,7 @@ async def retrieve(request: Request) -> Response:
 async def update(request: Request) -> Response:
     """Answer ``POST /v1/conversations/{id}``: replace the metadata."""
     body = await read_json(request)
-    check_conversation_update(body)
+    validate(request, check_conversation_update, body)
     service = get_service(request)
     found = _find_conversation(service, request)
     service.conversations.set_metadata(found.id, body["metadata"] or {})
@@ -66,7 +66,7 @@ async def list_items(request: Request) -> Response:
 async def add_items(request: Request) -> Response:
     """Answer ``POST /v1/conversations/{id}/items``."""
     body = await read_json(request)
-    check_conversation_items(body)
+    validate(request, check_conversation_items, body)
     service = get_service(request)
     found = _find_conversation(service, request)
     with service.conversations.lock(found.id):

@@ -21,6 +21,7 @@ from kedge.server.http import (
     read_json,
     respond_bytes,
     respond_json,
+    validate,
 )
 from kedge.server.models import PracticeModel
 from kedge.server.output_writer import OutputWriter
@@ -33,7 +34,7 @@ async def create(request: Request) -> Any:
     version = read_version(request)
     body: Any = await read_json(request)
     service = get_service(request)
-    question = parse_request(body, service.cipher.decrypt, version)
+    question = validate(request, parse_request, body, service.cipher.decrypt, version)
     put = prepare(service, question)
     if isinstance(put.model, PracticeModel):  # others may not have thought at all
         check_thinking_blocks(body)
@@ -70,7 +71,8 @@ async def count_tokens(request: Request) -> Response:
     read_version(request)
     body = await read_json(request)
     service = get_service(request)
-    put = prepare(service, parse_count_request(body, service.cipher.decrypt))
+    counted = validate(request, parse_count_request, body, service.cipher.decrypt)
+    put = prepare(service, counted)
     return respond_json({"input_tokens": put.input_tokens})
 
 

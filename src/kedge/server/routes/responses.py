@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from kedge.server import errors, response_object
 from kedge.server.background import BackgroundJobs
-from kedge.server.compaction import build_compaction_item, compact
+from kedge.server.compaction import build_compaction_item, compact, retain_user_messages
 from kedge.server.http import (
     get_background,
     get_recorded_request,
@@ -18,6 +18,7 @@ from kedge.server.http import (
     read_json,
     respond_bytes,
     respond_json,
+    validate,
 )
 from kedge.server.json_codec import Item, decode
 from kedge.server.prepare import (
@@ -49,7 +50,7 @@ async def create(request: Request) -> Any:
     """Answer ``POST /v1/responses``, whole or as a stream."""
     body = await read_json(request)
     place: LaneMemory | None = request.scope.get(WEBSOCKET_SCOPE_KEY)
-    check_create(body, on_socket=place is not None)
+    validate(request, check_create, body, on_socket=place is not None)
     service = get_service(request)
     made = prepare_response(service, body, place)
     exchange = get_recorded_request(request)
@@ -137,7 +138,7 @@ async def list_input_items(request: Request) -> Response:
 async def count_input_tokens(request: Request) -> Response:
     """Answer ``POST /v1/responses/input_tokens``."""
     body = await read_json(request)
-    check_input_tokens(body)
+    validate(request, check_input_tokens, body)
     service = get_service(request)
     past = find_history(service, body)
     items = resolve_input(service, body.get("input") or [], new_key(0), past)
@@ -146,22 +147,24 @@ async def count_input_tokens(request: Request) -> Response:
 
 
 async def compact_context(request: Request) -> Response:
-    """Answer ``POST /v1/responses/compact``: the user's messages and one compaction item."""
+    """Answer ``POST /v1/responses/compact`` with one compaction item for the full context.
+
+    The hosted API puts the user's messages before it, which the official client's own types do not
+    allow. They are inside the compaction item, where a context starts anyway.
+    """
     body = await read_json(request)
-    check_compact(body)
+    validate(request, check_compact, body)
     service = get_service(request)
     past = find_history(service, body)
     check_not_empty(body)
     key = new_key(0)
     items = resolve_input(service, body.get("input") or [], key, past)
     view = build_model_input(service, body, past, items)
-    said = [item for item in view.items if item.get("role") == "user"]
     sealed = build_compaction_item(
         service.cipher,
         make_item_id("compaction", key, len(items)),
         await _compact_items(service, body, view),
     )
-    output = [*said, sealed]
     usage = response_object.build_usage(
         input=view.tokens, cached=0, output=count_items([sealed]), reasoning=0
     )
@@ -170,7 +173,7 @@ async def compact_context(request: Request) -> Response:
             "id": make_response_id(key),
             "object": "response.compaction",
             "created_at": int(service.clock()),
-            "output": output,
+            "output": [sealed],
             "usage": usage,
         }
     )
@@ -178,7 +181,9 @@ async def compact_context(request: Request) -> Response:
 
 async def _compact_items(service: ServerState, body: Any, model_input: ModelInput) -> list[Item]:
     """What stands for a view once it is compacted, with the model's own summary if it has one."""
-    made = compact(model_input.items, model_input.tokens // 2)
+    made = retain_user_messages(
+        compact(model_input.items, model_input.tokens // 2), model_input.items
+    )
     model = service.find_model(body["model"]) if body["model"] else service.model
     summary = await model.summarise(made.omitted_items) if made.omitted_items else ""
     return replace(made, summary=summary).items

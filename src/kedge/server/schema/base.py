@@ -10,7 +10,9 @@ tuple per member and for nothing else.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol, cast
 
 from kedge.server import errors
@@ -41,6 +43,62 @@ def format_path(path: JsonPath) -> str:
         path, key = path
         steps.append(f"[{key}]" if isinstance(key, int) else f".{key}")
     return "".join(reversed(steps)).removeprefix(".")
+
+
+MAX_IGNORED_PATHS = 32
+"""How many different ignored members of one request are listed; the rest is dropped unlisted."""
+MAX_IGNORED_PATH_CHARS = 100
+
+_ignored_paths: ContextVar[dict[str, None] | None] = ContextVar("kedge_ignored_paths", default=None)
+
+
+@contextmanager
+def ignore_unknown() -> Generator[Mapping[str, None]]:
+    """Accept unknown members inside the block: remove them from the value instead of raising.
+
+    Whether to ignore is a choice of the server, not of a schema, and the tables of schemas are shared
+    by all servers of a process. A context variable carries the choice to the one check that needs it, so
+    that a valid body pays nothing.
+
+    Yields:
+        The paths of the removed members, with ``[]`` for every index: ``tools[].search_content_types``.
+    """
+    paths: dict[str, None] = {}
+    token = _ignored_paths.set(paths)
+    try:
+        yield paths
+    finally:
+        _ignored_paths.reset(token)
+
+
+def is_ignoring_unknown() -> bool:
+    """Whether unknown members are ignored here."""
+    return _ignored_paths.get() is not None
+
+
+def reject_or_remove_unknown(
+    value: dict[str, Any], known: Mapping[str, Any], path: JsonPath
+) -> None:
+    """Raise the error of the first unknown member, or remove all of them where they are ignored."""
+    unknown = [name for name in value if name not in known]
+    paths = _ignored_paths.get()
+    if paths is None:
+        raise errors.UNKNOWN_PARAMETER(path=format_path((path, unknown[0])))
+    for name in unknown:
+        del value[name]
+        if len(paths) < MAX_IGNORED_PATHS:
+            paths[_generalize_path((path, name))] = None
+
+
+def _generalize_path(path: JsonPath) -> str:
+    """Write a path without indexes and without characters that no HTTP header may contain."""
+    steps: list[str] = []
+    while path is not None:
+        path, key = path
+        steps.append("[]" if isinstance(key, int) else f".{key[:MAX_IGNORED_PATH_CHARS]}")
+    text = "".join(reversed(steps)).removeprefix(".")
+    safe = (char if "!" <= char <= "~" and char != "," else "?" for char in text)
+    return "".join(safe)[:MAX_IGNORED_PATH_CHARS]
 
 
 JSON_TYPE_NAMES: Mapping[type, str] = {

@@ -16,6 +16,7 @@ from kedge.server.schema.base import (
     format_path,
     invalid_type_error,
     invalid_value_error,
+    reject_or_remove_unknown,
 )
 
 
@@ -71,8 +72,7 @@ class Object:
             if name not in held:
                 raise errors.MISSING_PARAMETER(path=format_path((path, name)))
         if not held.keys() <= self.members.keys():
-            unknown = next(name for name in held if name not in self.members)
-            raise errors.UNKNOWN_PARAMETER(path=format_path((path, unknown)))
+            reject_or_remove_unknown(held, self.members, path)
         for name, check in self.checks:
             if name in held:
                 check(held[name], (path, name))

@@ -1,0 +1,278 @@
+"""Unknown parameters: rejected for the practice model, ignored in front of any other model."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from anthropic import Anthropic, beta_tool
+from openai import OpenAI
+
+from kedge.backends import open_model
+from kedge.testing import TestServer, serve
+from server.websocket.client import connect_client
+
+HEADER = "x-kedge-ignored-parameters"
+WEB_SEARCH = {"type": "web_search", "search_content_types": ["text", "image"]}
+CODEX_MESSAGE = {
+    "type": "message",
+    "role": "user",
+    "content": [{"type": "input_text", "text": "Hello"}],
+    "internal_chat_message_metadata_passthrough": {"turn_id": "1"},
+}
+CODEX_REQUEST: dict[str, Any] = {
+    "model": "m",
+    "input": [CODEX_MESSAGE, CODEX_MESSAGE],
+    "tools": [WEB_SEARCH],
+    "client_metadata": {"session": "x"},
+}
+CODEX_IGNORED = (
+    "client_metadata, "
+    "input[].internal_chat_message_metadata_passthrough, tools[].search_content_types"
+)
+CLAUDE_REQUEST: dict[str, Any] = {
+    "model": "m",
+    "max_tokens": 500,
+    "system": [
+        {
+            "type": "text",
+            "text": "Be brief.",
+            "cache_control": {"type": "ephemeral", "scope": "global"},
+        }
+    ],
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "fallbacks": "default",
+}
+CHAT_REQUEST: dict[str, Any] = {
+    "model": "m",
+    "messages": [
+        {"role": "user", "content": "Hello"},
+        {
+            "role": "assistant",
+            "content": None,
+            "provider_specific_fields": {"refusal": None},
+            "tool_calls": [
+                {
+                    "id": "call_1",
+                    "type": "function",
+                    "function": {"name": "f", "arguments": "{}"},
+                    "provider_specific_fields": {},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "done"},
+    ],
+}
+VERSION = {"anthropic-version": "2023-06-01"}
+REQUESTS = {
+    "codex": ("/v1/responses", CODEX_REQUEST, CODEX_IGNORED),
+    "claude": (
+        "/v1/messages",
+        CLAUDE_REQUEST,
+        "context_management, fallbacks, system[].cache_control.scope",
+    ),
+    "claude, counting": (
+        "/v1/messages/count_tokens",
+        {key: CLAUDE_REQUEST[key] for key in ("model", "messages", "context_management")},
+        "context_management",
+    ),
+    "litellm": (
+        "/v1/chat/completions",
+        CHAT_REQUEST,
+        "messages[].provider_specific_fields, messages[].tool_calls[].provider_specific_fields",
+    ),
+    "compact": (
+        "/v1/responses/compact",
+        {"model": "m", "input": "Hello", "client_metadata": {}},
+        "client_metadata",
+    ),
+    "tokens": (
+        "/v1/responses/input_tokens",
+        {"model": "m", "input": "Hello", "client_metadata": {}},
+        "client_metadata",
+    ),
+    "conversation": ("/v1/conversations", {"client_metadata": {}}, "client_metadata"),
+}
+
+
+@pytest.fixture
+def server() -> Iterator[TestServer]:
+    with serve(unknown_parameters="ignore") as running:
+        yield running
+
+
+def post(server: TestServer, path: str, body: Any) -> Any:
+    import httpx2
+
+    return httpx2.post(f"{server.url}{path}", json=body, headers=VERSION, timeout=30)
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_unknown_parameters_are_ignored_and_listed(server: TestServer, name: str) -> None:
+    """The members that Codex, Claude Code and LiteLLM send."""
+    path, body, ignored = REQUESTS[name]
+    answer = post(server, path, body)
+    assert answer.status_code == 200, answer.text
+    assert sorted(answer.headers[HEADER].split(", ")) == sorted(ignored.split(", "))
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_unknown_parameters_are_rejected_by_default(name: str) -> None:
+    """By the practice model, as the hosted APIs do."""
+    path, body, _ = REQUESTS[name]
+    with serve() as server:
+        answer = post(server, path, body)
+    assert answer.status_code == 400
+    assert HEADER not in answer.headers
+
+
+def test_a_stream_lists_them_too(server: TestServer) -> None:
+    """In the headers of the stream."""
+    with OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client:
+        more: Any = {"extra_body": {"client_metadata": {"a": "b"}}}
+        raw = client.responses.with_raw_response.create(
+            model="m", input="Hello", stream=True, **more
+        )
+        assert raw.headers[HEADER] == "client_metadata"
+        assert list(raw.parse())[-1].type == "response.completed"
+
+
+def test_a_request_without_unknown_parameters_has_no_header(server: TestServer) -> None:
+    """Nothing is listed where nothing was ignored."""
+    assert HEADER not in post(server, "/v1/responses", {"model": "m", "input": "Hi"}).headers
+
+
+def test_ignored_members_are_not_stored(server: TestServer) -> None:
+    """What a later request builds on is what the model saw."""
+    made = post(server, "/v1/responses", CODEX_REQUEST).json()
+    with OpenAI(base_url=server.base_url, api_key="any") as client:
+        items = client.responses.input_items.list(made["id"]).data
+    assert "passthrough" not in str([item.model_dump() for item in items])
+    assert made["tools"] == [{"type": "web_search"}]
+
+
+def test_each_parameter_is_logged_once(
+    server: TestServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An agent sends the same members with every request."""
+    caplog.set_level(logging.WARNING, "kedge.server")
+    for _ in range(3):
+        post(server, "/v1/responses", CODEX_REQUEST)
+    lines = [record.message for record in caplog.records if "client_metadata" in record.message]
+    assert len(lines) == 1
+    assert "--unknown-parameters" in lines[0]
+
+
+def test_names_cannot_forge_a_header_or_a_log_line(
+    server: TestServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A name may contain any character and be of any length."""
+    body = {"model": "m", "input": "Hi", "a\r\nx-evil: 1, b": 1, "é" * 200: 2}
+    answer = post(server, "/v1/responses", body)
+    assert answer.status_code == 200
+    assert answer.headers[HEADER] == f"a??x-evil:?1??b, {'?' * 100}"
+    assert "\r\nx-evil" not in caplog.text
+
+
+def test_the_list_is_bounded(server: TestServer) -> None:
+    """All are ignored, and only so many are listed."""
+    body = {"model": "m", "input": "Hi"} | {f"unknown_{number}": 1 for number in range(500)}
+    assert len(post(server, "/v1/responses", body).headers[HEADER].split(", ")) == 32
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "param"),
+    [
+        ("/v1/responses", {"temperature": 5}, "temperature"),
+        ("/v1/responses", {"input": [{"type": "odd"}]}, "input[0]"),
+        ("/v1/responses", {"tools": [{"type": "odd"}]}, "tools[0].type"),
+        ("/v1/chat/completions", {"functions": []}, "functions"),
+        ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages[0].content"),
+    ],
+)
+def test_everything_known_keeps_its_checks(
+    server: TestServer, path: str, change: Any, param: str
+) -> None:
+    """Values, required members, types of items and tools, and parameters of other APIs."""
+    base = CODEX_REQUEST if path == "/v1/responses" else CHAT_REQUEST
+    answer = post(server, path, {**base, **change})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+def test_a_model_behind_the_server_is_enough() -> None:
+    """Without a setting, and the setting decides where it is given."""
+    with serve() as upstream:
+
+        def status(**settings: Any) -> int:
+            model = open_model(f"chat:{upstream.base_url}#practice")
+            with serve(model=model, **settings) as server:
+                body = {key: CODEX_REQUEST[key] for key in ("model", "input", "client_metadata")}
+                return post(server, "/v1/responses", body).status_code
+
+        assert status() == 200
+        assert status(unknown_parameters="reject") == 400
+    assert "client_metadata" not in str(upstream.requests[-1].body)
+
+
+async def test_a_websocket_ignores_them_as_well(server: TestServer) -> None:
+    """Codex speaks the Responses API over WebSocket, too."""
+    async with connect_client(server) as socket:
+        await socket.send(type="response.create", **CODEX_REQUEST)
+        last = (await socket.read_response())[-1]
+    assert last["type"] == "response.completed"
+
+
+@beta_tool
+def get_weather(city: str) -> str:
+    """Return the weather of a city."""
+    return f"sunny in {city}"
+
+
+@pytest.mark.parametrize("unknown_parameters", ["ignore", "reject"])
+def test_the_tool_runner_of_anthropic_continues_without_threads(unknown_parameters: str) -> None:
+    """It sends ``thread``, gets the error that it understands, and sends the full conversation."""
+    with (
+        serve(unknown_parameters=unknown_parameters) as server,
+        Anthropic(base_url=server.url, api_key="any", max_retries=0) as client,
+    ):
+        runner = client.beta.messages.tool_runner(
+            model="m",
+            max_tokens=500,
+            tools=[get_weather],
+            messages=[{"role": "user", "content": "call get_weather in Rome"}],
+        )
+        final = runner.until_done()
+    assert final.content[-1].type == "text"
+    assert "sunny in Rome" in final.content[-1].text
+    assert any("thread" in request.body for request in server.requests)
+    assert "thread" not in server.requests[-1].body
+
+
+def test_a_thread_is_rejected_with_its_code(server: TestServer) -> None:
+    """Ignored, it would make the client send only its newest message."""
+    with (
+        Anthropic(base_url=server.url, api_key="any", max_retries=0) as client,
+        pytest.raises(anthropic.BadRequestError) as caught,
+    ):
+        client.beta.messages.create(
+            model="m",
+            max_tokens=10,
+            messages=[{"role": "user", "content": "Hi"}],
+            thread={"type": "continue", "previous_message_id": "msg_1"},
+        )
+    assert caught.value.error_code == "thread_unsupported_request"
+
+
+def test_responses_rejects_what_has_moved() -> None:
+    """The official client sees the hosted API's error also where unknown members are ignored."""
+    with (
+        serve(unknown_parameters="ignore") as server,
+        OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
+        pytest.raises(openai.BadRequestError) as caught,
+    ):
+        client.responses.create(model="m", input="Hi", extra_body={"response_format": {}})
+    assert "has moved to 'text.format'" in caught.value.message
