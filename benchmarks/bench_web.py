@@ -18,8 +18,8 @@ from benchmarks.table import Row, cpu_seconds
 from kedge.providers import connect
 from kedge.server.settings import Settings
 from kedge.server.uvicorn_server import UvicornServer, bind
+from kedge.store import ConversationRow, ResponseRow, open_store
 from kedge.store import Node as StoredNode
-from kedge.store import ResponseRow, open_store
 from kedge.store.block_codec import encode_block
 from kedge.store.database import Tx
 from kedge.store.listing import read_tree
@@ -76,20 +76,20 @@ async def _fill_store(url: str) -> str:
     async with await open_store(url) as store:
         row = await store.create("A tree of responses")
         root = await store.node(row, row.head)
-        head = await store.database.write(lambda tx: _insert_tree(tx, root, row.number))
+        head = await store.database.write(lambda tx: _insert_tree(tx, root, row))
         await store.move_head(row, head, head=row.head)
         await store.database.write(lambda tx: _insert_conversations(tx, row.tree))
     return row.id
 
 
-def _insert_tree(tx: Tx, root: StoredNode, conversation: int) -> StoredNode:
+def _insert_tree(tx: Tx, root: StoredNode, conversation: ConversationRow) -> StoredNode:
     rng = random.Random(1)
     ends = [root]
     for number in range(RESPONSES):
         parent = ends[-1] if rng.random() < 0.8 else rng.choice(ends[-40:])
         said = [encode_block(user(f"Question {number}"))]
         now = time.time()
-        asked, _ = insert_node(tx, parent, said, number=conversation, kind="asked", now=now)
+        asked, _ = insert_node(tx, parent, said, conversation=conversation, kind="asked", now=now)
         response = ResponseRow(
             provider="practice",
             scope="grown",
@@ -100,7 +100,7 @@ def _insert_tree(tx: Tx, root: StoredNode, conversation: int) -> StoredNode:
             tx,
             asked,
             [encode_block(assistant(f"Answer {number}"))],
-            number=conversation,
+            conversation=conversation,
             kind="answered",
             now=now,
             response=response,

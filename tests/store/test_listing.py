@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from kedge.store import ConversationRow, Node, ResponseRow, Store
-from kedge.store.conversation_tree import Telemetry
+from kedge.store import ConversationRow, Node, ResponseRow, Store, Telemetry
 from kedge.store.listing import (
     LIST_FILTERS,
     LIST_ORDERS,

@@ -15,7 +15,7 @@ DAMAGE = [
         "block 1",
         "hash",
     ),
-    ("UPDATE blocks SET body = 'nothing' WHERE id = 2", "block 2", "no block"),
+    ("UPDATE blocks SET body = 'nothing' WHERE id = 2", "block 2", "not a block"),
     ("DELETE FROM blocks WHERE id = 3", "branch", "its block is missing"),
     ("DELETE FROM links WHERE place = 1", "node", "5 of the 6 blocks"),
     ("DELETE FROM nodes WHERE parent = 0", "node", "parent is missing"),

@@ -3,7 +3,7 @@
 import random
 import time
 
-from kedge.store import Node, ResponseRow, Store
+from kedge.store import ConversationRow, Node, ResponseRow, Store
 from kedge.store.block_codec import encode_block
 from kedge.store.database import Tx
 from kedge.store.nodes import insert_node
@@ -20,17 +20,17 @@ async def create_large_tree(store: Store, responses: int, seed: int = 1) -> str:
         ends = [root]
         for number in range(responses):
             parent = ends[-1] if rng.random() < 0.8 else rng.choice(ends[-40:])
-            ends.append(_insert_exchange(tx, parent, row.number, number))
+            ends.append(_insert_exchange(tx, parent, row, number))
         return ends[-1]
 
     await store.move_head(row, await store.database.write(work), head=row.head)
     return row.id
 
 
-def _insert_exchange(tx: Tx, parent: Node, conversation: int, number: int) -> Node:
+def _insert_exchange(tx: Tx, parent: Node, conversation: ConversationRow, number: int) -> Node:
     now = time.time()
     question = [encode_block(user(f"Question {number}"))]
-    asked, _ = insert_node(tx, parent, question, number=conversation, kind="asked", now=now)
+    asked, _ = insert_node(tx, parent, question, conversation=conversation, kind="asked", now=now)
     response = ResponseRow(
         provider="practice",
         scope="grown",
@@ -46,6 +46,6 @@ def _insert_exchange(tx: Tx, parent: Node, conversation: int, number: int) -> No
     )
     answer = [encode_block(assistant(f"Answer {number}"))]
     node, _ = insert_node(
-        tx, asked, answer, number=conversation, kind="answered", now=now, response=response
+        tx, asked, answer, conversation=conversation, kind="answered", now=now, response=response
     )
     return node

@@ -1,6 +1,5 @@
 """The store: conversations that last, with their trees of nodes and their responses."""
 
-from kedge.store.conversation_tree import Telemetry
 from kedge.store.open import open_store
 from kedge.store.records import (
     Claim,
@@ -13,6 +12,7 @@ from kedge.store.records import (
     Node,
     ResponseRow,
     StoredExchange,
+    Telemetry,
     ToolRow,
 )
 from kedge.store.store import Store

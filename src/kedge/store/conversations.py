@@ -1,15 +1,21 @@
-"""Rows of conversations: made, found, renamed, tagged, and their heads moved by compare-and-swap."""
+"""The `conversations` and `tags` tables: create, find, change and check conversations.
+
+A conversation's row number never changes and is never given to another one, but a caller may hold the
+`ConversationRow` of a conversation that was deleted since. Every operation on a row therefore starts
+with `require_conversation`, in the same transaction: number and id must both still be there.
+"""
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
-from kedge.errors import NotInStore
+from kedge.errors import InvalidSetting, NotInStore
 from kedge.planning import Mode
 from kedge.store.block_codec import encode
 from kedge.store.database import Row, Tx
-from kedge.store.nodes import insert_root
 from kedge.store.records import ConversationRow
+
+T = TypeVar("T")
 
 _COLUMNS = (
     "c.id, c.title, c.archived, c.head, c.mode, c.retention, c.data, c.forked_from, c.forked_at, "
@@ -17,30 +23,11 @@ _COLUMNS = (
 )
 
 
-def create(
-    tx: Tx,
-    name: str,
-    *,
-    title: str,
-    tags: Iterable[str],
-    mode: Mode | None,
-    retention: float | None,
-    data: Mapping[str, Any],
-    now: float,
-) -> ConversationRow:
-    """A new conversation, on a tree of its own."""
-    number = _insert_conversation(tx, name, title, mode, retention, data, now)
-    root = insert_root(tx, number, now)
-    tx.run("UPDATE conversations SET tree = ?, head = ? WHERE number = ?", (root, root, number))
-    set_tags(tx, number, tags)
-    return select_conversation(tx, name)
-
-
 def fork(
     tx: Tx, name: str, origin: ConversationRow, at: int, title: str, now: float
 ) -> ConversationRow:
-    """A new conversation on the tree of another one, with its head at a node of it."""
-    number = _insert_conversation(tx, name, title, origin.mode, origin.retention, origin.data, now)
+    """Create a conversation on the tree of another one, with its head at one of the nodes."""
+    number = insert_conversation(tx, name, title, origin.mode, origin.retention, origin.data, now)
     tx.run(
         "UPDATE conversations SET tree = ?, head = ?, forked_from = ?, forked_at = ? WHERE number = ?",
         (origin.tree, at, origin.id, at, number),
@@ -49,7 +36,7 @@ def fork(
     return select_conversation(tx, name)
 
 
-def _insert_conversation(
+def insert_conversation(
     tx: Tx,
     name: str,
     title: str,
@@ -58,16 +45,44 @@ def _insert_conversation(
     data: Mapping[str, Any],
     now: float,
 ) -> int:
-    return tx.insert(
+    """Insert a conversation without a tree, and return its number."""
+    number = tx.insert(
         "INSERT INTO conversations (id, title, archived, tree, head, mode, retention, data, created_at, "
-        "updated_at) VALUES (?, ?, 0, 0, 0, ?, ?, ?, ?, ?)",
+        "updated_at) VALUES (?, ?, 0, 0, 0, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
         (name, title, mode, retention, encode(dict(data)) if data else None, now, now),
         key="number",
     )
+    if not number:
+        raise InvalidSetting(
+            f"there is already a conversation {name!r}; open it, or use another id"
+        )
+    return number
+
+
+def require_conversation(tx: Tx, row: ConversationRow, lock: str = "") -> None:
+    """Raise `NotInStore` if this conversation was deleted since its row was read."""
+    query = f"SELECT 1 FROM conversations c WHERE c.number = ? AND c.id = ? {lock}"
+    if not tx.rows(query, (row.number, row.id)):
+        raise deleted_error(row)
+
+
+def deleted_error(row: ConversationRow) -> NotInStore:
+    """The error for the row of a conversation that was deleted."""
+    return NotInStore(f"the conversation {row.id!r} was deleted; open or create another one")
+
+
+def checked(row: ConversationRow, work: Callable[[Tx], T], lock: str = "") -> Callable[[Tx], T]:
+    """Return a transaction that checks that the conversation still exists, then does the work."""
+
+    def run(tx: Tx) -> T:
+        require_conversation(tx, row, lock)
+        return work(tx)
+
+    return run
 
 
 def select_conversation(tx: Tx, name: str, lock: str = "") -> ConversationRow:
-    """The conversation with this id."""
+    """Return the conversation with this id."""
     rows = tx.rows(f"SELECT {_COLUMNS} FROM conversations c WHERE c.id = ? {lock}", (name,))
     if not rows:
         raise NotInStore(f"there is no conversation {name!r} in this store")
@@ -77,7 +92,7 @@ def select_conversation(tx: Tx, name: str, lock: str = "") -> ConversationRow:
 def select_conversations(
     tx: Tx, *, tag: str | None, archived: bool | None, limit: int, before: float | None
 ) -> list[ConversationRow]:
-    """Conversations, the one that changed last first."""
+    """Return conversations, most recently changed first."""
     conditions, values = ["1 = 1"], list[Any]()
     if archived is not None:
         conditions.append("c.archived = ?")
@@ -97,9 +112,19 @@ def select_conversations(
     return [_conversation_from_row(row, tags) for row in rows]
 
 
-def update(tx: Tx, name: str, changes: Mapping[str, Any], now: float) -> ConversationRow:
-    """Change a conversation's members."""
-    row = select_conversation(tx, name)
+def resolve(tx: Tx, conversation: str | ConversationRow, lock: str = "") -> ConversationRow:
+    """Return the current row for an id, or for a row that must still be the same conversation."""
+    if not isinstance(conversation, str):
+        require_conversation(tx, conversation, lock)
+        conversation = conversation.id
+    return select_conversation(tx, conversation, lock)
+
+
+def update(
+    tx: Tx, conversation: str | ConversationRow, changes: Mapping[str, Any], now: float
+) -> ConversationRow:
+    """Change the given columns and tags of a conversation."""
+    row = resolve(tx, conversation)
     columns = {k: v for k, v in changes.items() if k != "tags"}
     if "data" in columns:
         columns["data"] = encode(dict(columns["data"])) if columns["data"] else None
@@ -111,21 +136,24 @@ def update(tx: Tx, name: str, changes: Mapping[str, Any], now: float) -> Convers
     if "tags" in changes:
         tx.run("DELETE FROM tags WHERE conversation = ?", (row.number,))
         set_tags(tx, row.number, changes["tags"])
-    return select_conversation(tx, name)
+    return select_conversation(tx, row.id)
 
 
 def set_tags(tx: Tx, number: int, tags: Iterable[str]) -> None:
-    """Write the tags of a conversation that has none."""
+    """Insert the tags of a conversation that has none."""
     rows = [(number, tag) for tag in dict.fromkeys(tags)]
     tx.run_many("INSERT INTO tags (conversation, tag) VALUES (?, ?)", rows)
 
 
 def select_head(tx: Tx, number: int) -> int:
-    """Where the head is."""
-    rows = tx.rows("SELECT head FROM conversations WHERE number = ?", (number,))
-    if not rows:
-        raise NotInStore("the conversation was deleted meanwhile")
-    return rows[0][0]
+    """Return the node that is the head."""
+    return tx.rows("SELECT head FROM conversations WHERE number = ?", (number,))[0][0]
+
+
+def move_head(tx: Tx, number: int, expected: int, head: int, now: float) -> bool:
+    """Move the head by compare-and-swap; return whether it was where it was expected."""
+    moved = "UPDATE conversations SET head = ?, updated_at = ? WHERE number = ? AND head = ?"
+    return tx.run(moved, (head, now, number, expected)) > 0
 
 
 def _select_tags(tx: Tx, numbers: list[int]) -> dict[int, list[str]]:

@@ -41,9 +41,10 @@ class Tx(Protocol):
         ...
 
     def add_node(self, insert: "NodeInsert") -> tuple[int, bool] | None:
-        """Add a node in one statement: its number, and whether the head moved.
+        """Add a node in one statement, and return its number and whether the head moved.
 
-        ``None`` if it has to be done step by step; a number of 0 if the conversation is gone.
+        Returns ``None`` if that is not possible: it is done step by step then. A number of 0 means
+        that nothing was added, because the conversation or the parent was deleted.
         """
         ...
 
@@ -52,8 +53,10 @@ class Tx(Protocol):
 class NodeInsert:
     """A node that goes on in its parent's branch, with all that belongs to it."""
 
+    conversation_id: str
+    """The id of the conversation that adds it, which must still exist."""
     node: Row
-    """Its values, from the tree on."""
+    """The values of its row, from the tree on."""
     blocks: Sequence[tuple[bytes, str]]
     """Hashes and texts."""
     encode_response: Callable[[], str] | None
@@ -83,6 +86,8 @@ class Dialect:
     """Keeps everyone else from changing the schema until the end of the transaction."""
     text_match: str
     """The condition that a text holds the words of a query."""
+    now: str
+    """An expression for the database's own time, in seconds since 1970."""
     list_tables: str
     """A query for the names of the tables that there are."""
 

@@ -1,52 +1,78 @@
-"""Deletion, for good: the rows are gone, and the blocks that nobody else uses.
+"""Delete conversations with all their rows, and the blocks that no other conversation uses.
 
-Forks share a tree, so what another conversation stands on stays with it: its nodes, cut back to what is
-really used. Everything else goes: nodes, links, responses, accounts, keys, words of the index.
+Forks share a tree, so the nodes that another conversation uses stay, shortened to the blocks that it
+uses. Everything else is deleted: nodes, links, responses, telemetry, claims, tags, indexed text.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from kedge.store.conversations import select_conversation
+from kedge.store import telemetry
+from kedge.store.conversations import resolve
 from kedge.store.database import Tx
-from kedge.store.nodes import NODE_COLUMNS, node_from_row
+from kedge.store.nodes import hash_node, select_tree
 from kedge.store.records import ConversationRow, Node
 
 CHUNK_SIZE = 500
+_CONVERSATION_TABLES = (*telemetry.TABLES, "claims", "tags")
 
 
-def delete_conversation(tx: Tx, name: str) -> None:
-    """Delete a conversation."""
-    if tx.dialect.lock_links:
-        tx.run(tx.dialect.lock_links)
-    row = select_conversation(tx, name, tx.dialect.for_update)
+def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> None:
+    """Delete a conversation, given by its id or its row."""
+    _lock_links(tx)
+    row = resolve(tx, conversation, tx.dialect.for_update)
     others = tx.rows(
-        "SELECT number, head, forked_at FROM conversations WHERE tree = ? AND number <> ? "
-        "ORDER BY number",
+        "SELECT number, head FROM conversations WHERE tree = ? AND number <> ? ORDER BY number",
         (row.tree, row.number),
     )
-    tree = [
-        node_from_row(each)
-        for each in tx.rows(f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.tree = ?", (row.tree,))
-    ]
-    used = _find_used_nodes(tree, row.number, [head for _, head, _ in others])
+    tree = select_tree(tx, row.tree)
+    used = _find_used_nodes(tree, row.number, [head for _, head in others])
     candidates = _delete_links(tx, tree, used)
-    gone = [node.id for node in tree if node.id not in used]
-    for table, column in (("responses", "node"), ("nodes", "id")):
-        _delete_rows(tx, table, column, gone)
+    unused = [node.id for node in tree if node.id not in used]
+    for table in ("responses", *telemetry.TABLES):
+        _delete_rows(tx, table, "node", unused)
+    for column in ("asked", "answer"):
+        _delete_rows(tx, "claims", column, unused)
+    _delete_rows(tx, "nodes", "id", unused)
     if others:
-        heir = others[0][0]
-        for table in ("nodes", "responses", "heard"):
-            tx.run(
-                f"UPDATE {table} SET conversation = ? WHERE conversation = ?", (heir, row.number)
-            )
-    for table in ("incidents", "tool_runs", "exchanges", "claims", "tags"):
+        _assign_nodes(
+            tx, [node for node in tree if node.id in used], used, row.number, others[0][0]
+        )
+    for table in _CONVERSATION_TABLES:
         tx.run(f"DELETE FROM {table} WHERE conversation = ?", (row.number,))
     _delete_blocks(tx, candidates, row)
     tx.run("DELETE FROM conversations WHERE number = ?", (row.number,))
 
 
+def _lock_links(tx: Tx) -> None:
+    if tx.dialect.lock_links:
+        tx.run(tx.dialect.lock_links)
+
+
+def _assign_nodes(
+    tx: Tx, nodes: Sequence[Node], used: dict[int, int], number: int, heir: int
+) -> None:
+    """Shorten nodes to the blocks that are used, and give those of a conversation to another one."""
+    for node in nodes:
+        changed = replace(
+            node,
+            conversation=heir if node.conversation == number else node.conversation,
+            length=min(node.length, max(node.kept, used[node.id])),
+        )
+        if changed == node:
+            continue
+        tx.run(
+            "UPDATE nodes SET conversation = ?, length = ?, checksum = ? WHERE id = ?",
+            (changed.conversation, changed.length, hash_node(changed), node.id),
+        )
+        if changed.length < node.length:
+            tx.run("UPDATE responses SET digest = NULL WHERE node = ?", (node.id,))
+    for table in ("responses", "heard"):
+        tx.run(f"UPDATE {table} SET conversation = ? WHERE conversation = ?", (heir, number))
+
+
 def _find_used_nodes(tree: Sequence[Node], number: int, heads: Iterable[int]) -> dict[int, int]:
-    """The nodes that other conversations stand on, each with how many blocks of its path they use."""
+    """Return the nodes that other conversations use, with how many blocks of each path they use."""
     by_id = {node.id: node for node in tree}
     used: dict[int, int] = {}
     todo = [(node.id, node.length) for node in tree if node.conversation != number]
@@ -63,7 +89,7 @@ def _find_used_nodes(tree: Sequence[Node], number: int, heads: Iterable[int]) ->
 
 
 def _delete_links(tx: Tx, tree: Sequence[Node], used: dict[int, int]) -> set[int]:
-    """Delete the links that nobody uses any more; the blocks that they led to."""
+    """Delete the links that no other conversation uses, and return their blocks."""
     blocks: set[int] = set()
     for node in tree:
         start = max(node.kept, used.get(node.id, -1))
@@ -73,14 +99,11 @@ def _delete_links(tx: Tx, tree: Sequence[Node], used: dict[int, int]) -> set[int
         where = "WHERE branch = ? AND place >= ? AND place < ?"
         blocks.update(block for (block,) in tx.rows(f"SELECT block FROM links {where}", places))
         tx.run(f"DELETE FROM links {where}", places)
-        if node.id in used:
-            tx.run("UPDATE nodes SET length = ? WHERE id = ?", (start, node.id))
-            tx.run("UPDATE responses SET digest = NULL WHERE node = ?", (node.id,))
     return blocks
 
 
 def _delete_blocks(tx: Tx, candidates: set[int], row: ConversationRow) -> None:
-    """Delete those of these blocks to which no link leads."""
+    """Delete those of these blocks that no link refers to."""
     left = {
         block
         for (block,) in tx.rows(
@@ -89,8 +112,8 @@ def _delete_blocks(tx: Tx, candidates: set[int], row: ConversationRow) -> None:
             (row.tree,),
         )
     }
-    disowned = "UPDATE blocks SET owner = NULL WHERE id = ?"  # they have others to use them now
-    tx.run_many(disowned, [(block,) for block in left])
+    disown = "UPDATE blocks SET owner = NULL WHERE id = ? AND owner = ?"  # others use them now
+    tx.run_many(disown, [(block, row.number) for block in left])
     candidates -= left
     for chunk in _split_chunks(sorted(candidates)):
         shared = _find_shared_blocks(tx, chunk)
@@ -100,7 +123,7 @@ def _delete_blocks(tx: Tx, candidates: set[int], row: ConversationRow) -> None:
 
 
 def _find_shared_blocks(tx: Tx, blocks: Sequence[int]) -> set[int]:
-    """Those of these blocks that are used elsewhere; only blocks without an owner can be."""
+    """Return those of these blocks that are used elsewhere; only blocks without an owner can be."""
     marks = ", ".join("?" * len(blocks))
     query = f"SELECT id FROM blocks WHERE id IN ({marks}) AND owner IS NULL"
     ownerless = [block for (block,) in tx.rows(query, blocks)]
@@ -122,9 +145,12 @@ def _split_chunks(keys: Sequence[int]) -> list[Sequence[int]]:
 
 
 def delete_orphans(tx: Tx) -> int:
-    """Delete blocks to which no link leads, and words of blocks that are gone; how many blocks."""
-    if tx.dialect.lock_links:
-        tx.run(tx.dialect.lock_links)
+    """Delete rows that refer to nothing, and blocks without a link; return how many blocks."""
+    _lock_links(tx)
+    for table in _CONVERSATION_TABLES:
+        tx.run(f"DELETE FROM {table} WHERE conversation NOT IN (SELECT number FROM conversations)")
+    for table in telemetry.TABLES:
+        tx.run(f"DELETE FROM {table} WHERE node NOT IN (SELECT id FROM nodes)")
     found = tx.rows("SELECT id FROM blocks WHERE id NOT IN (SELECT block FROM links)")
     orphans = [block for (block,) in found]
     for table, column in (("texts", "rowid"), ("heard", "block"), ("blocks", "id")):

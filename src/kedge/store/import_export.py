@@ -15,10 +15,9 @@ from dataclasses import asdict, fields
 from typing import Any, cast
 
 from kedge.errors import InvalidJSON
-from kedge.store import conversations
 from kedge.store.block_codec import encode, encode_block
 from kedge.store.database import Tx
-from kedge.store.nodes import NODE_COLUMNS, insert_node, load_ancestry, node_from_row
+from kedge.store.nodes import create_conversation, insert_node, select_node, select_tree
 from kedge.store.records import ConversationRow, Node, ResponseRow
 from kedge.store.responses import RESPONSE_COLUMNS, intern_scope, select_responses
 from kedge.turns import load_block, new_id
@@ -76,8 +75,7 @@ def export_lines(tx: Tx, row: ConversationRow) -> list[str]:
 
 def _select_nodes(tx: Tx, row: ConversationRow) -> list[Node]:
     """The conversation's nodes and their ancestors, in the order in which they were made."""
-    query = f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.tree = ? ORDER BY n.id"
-    tree = {node.id: node for node in map(node_from_row, tx.rows(query, (row.tree,)))}
+    tree = {node.id: node for node in select_tree(tx, row.tree)}
     wanted = {row.head: tree[row.head]}
     todo = [row.head, *(node.id for node in tree.values() if node.conversation == row.number)]
     while todo:
@@ -209,7 +207,7 @@ def _check_header(form: Json, number: int) -> Json:
 def _import_conversation(tx: Tx, header: Json, blocks: list[str], nodes: list[Json]) -> str:
     taken = tx.rows("SELECT 1 FROM conversations WHERE id = ?", (header["id"],))
     name = new_id("conv") if taken else header["id"]
-    row = conversations.create(
+    row = create_conversation(
         tx,
         name,
         title=header["title"],
@@ -218,16 +216,16 @@ def _import_conversation(tx: Tx, header: Json, blocks: list[str], nodes: list[Js
         retention=header["retention"],
         data=header["data"] or {},
         now=header["created_at"],
+        root_created_at=nodes[0]["created_at"],
     )
-    made: list[Node] = [load_ancestry(tx, row.head)[0]]
-    tx.run("UPDATE nodes SET created_at = ? WHERE id = ?", (nodes[0]["created_at"], row.head))
+    made: list[Node] = [select_node(tx, row.head, row.tree)]
     for form in nodes[1:]:
         response = _decode_response(form["response"]) if "response" in form else None
         node, _ = insert_node(
             tx,
             made[int(form["parent"])],
             [blocks[int(place)] for place in form["blocks"]],
-            number=row.number,
+            conversation=row,
             kind=form["kind"],
             now=form["created_at"],
             kept=form["kept"],

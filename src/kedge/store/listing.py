@@ -12,12 +12,13 @@ from typing import Any, Literal, get_args
 
 from kedge.planning.anchors import EXPIRY_MARGIN
 from kedge.store.block_codec import decode_blocks
-from kedge.store.conversations import select_conversation
+from kedge.store.conversations import checked, select_conversation
 from kedge.store.database import Row, Tx
-from kedge.store.nodes import NODE_COLUMNS, node_from_row
+from kedge.store.nodes import select_tree
 from kedge.store.records import ConversationRow, Node, ResponseRow, StoredExchange
 from kedge.store.responses import select_responses
 from kedge.store.store import Store
+from kedge.store.telemetry import select_exchanges
 from kedge.turns import AssistantBlock, Block, UserBlock
 
 ListFilter = Literal["active", "forked", "failed", "archived", "all"]
@@ -134,7 +135,6 @@ async def read_tree(store: Store, conversation: ConversationRow) -> StoredTree:
 
     def work(tx: Tx) -> StoredTree:
         tree = (conversation.tree,)
-        nodes = tx.rows(f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.tree = ? ORDER BY n.id", tree)
         responses = select_responses(tx, "WHERE n.tree = ?", tree)
         asked = tx.rows(
             "SELECT n.id, b.body FROM nodes n JOIN links l ON l.branch = n.branch "
@@ -145,12 +145,12 @@ async def read_tree(store: Store, conversation: ConversationRow) -> StoredTree:
         said = decode_blocks([body for _, body in asked])
         return StoredTree(
             conversation,
-            tuple(node_from_row(row) for row in nodes),
+            tuple(select_tree(tx, conversation.tree)),
             {row.node: row for row in responses},
             {node: preview_text(block) for (node, _), block in zip(asked, said, strict=True)},
         )
 
-    return await store.database.read(work)
+    return await store.database.read(checked(conversation, work))
 
 
 async def load_last_blocks(store: Store, conversation: ConversationRow) -> Mapping[int, Block]:
@@ -160,7 +160,11 @@ async def load_last_blocks(store: Store, conversation: ConversationRow) -> Mappi
         "AND l.place = n.length - 1 JOIN blocks b ON b.id = l.block "
         "WHERE n.tree = ? AND n.length > n.kept"
     )
-    rows = await store.database.read(lambda tx: tx.rows(query, (conversation.tree,)))
+
+    def work(tx: Tx) -> list[Row]:
+        return tx.rows(query, (conversation.tree,))
+
+    rows = await store.database.read(checked(conversation, work))
     blocks = decode_blocks([body for _, body in rows])
     return {node: block for (node, _), block in zip(rows, blocks, strict=True)}
 
@@ -174,7 +178,7 @@ async def list_tree_conversations(
     def work(tx: Tx) -> list[ConversationRow]:
         return [select_conversation(tx, name) for (name,) in tx.rows(query, (conversation.tree,))]
 
-    return await store.database.read(work)
+    return await store.database.read(checked(conversation, work))
 
 
 async def find_by_title(store: Store, words: str, limit: int) -> list[str]:
@@ -189,16 +193,7 @@ async def find_by_title(store: Store, words: str, limit: int) -> list[str]:
 
 async def load_exchanges(store: Store, node: int) -> list[StoredExchange]:
     """What went over the wire for the response at a node, in order, if it was kept."""
-
-    def work(tx: Tx) -> list[Row]:
-        return tx.rows(
-            "SELECT e.request, e.reply, e.status, e.created_at, e.node, c.id FROM exchanges e "
-            "JOIN conversations c ON c.number = e.conversation WHERE e.node = ? ORDER BY e.id",
-            (node,),
-        )
-
-    rows = await store.database.read(work)
-    return [StoredExchange(bytes(request), bytes(reply), *rest) for request, reply, *rest in rows]
+    return await store.database.read(lambda tx: select_exchanges(tx, node=node))
 
 
 async def get_revision(store: Store) -> tuple[int, int]:

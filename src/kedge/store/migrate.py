@@ -5,14 +5,19 @@ what this Kedge does not know it could damage.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
 from kedge.errors import BrokenInstallation, CannotOpenStore
 from kedge.store.database import Dialect, Tx
+from kedge.store.nodes import fill_checksums
 
 _FILE = re.compile(r"(?P<number>\d{4})_(?P<name>\w+)(?:\.(?P<dialect>\w+))?\.sql")
+
+_AFTERWARDS: dict[int, Callable[[Tx], None]] = {4: fill_checksums}
+"""What SQL cannot compute, by the number of the migration that needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,5 +78,7 @@ def migrate(tx: Tx, target: int | None = None) -> int:
     for migration in steps:
         for statement in migration.statements(tx.dialect):
             tx.run(statement)
+        if migration.number in _AFTERWARDS:
+            _AFTERWARDS[migration.number](tx)
         tx.run("UPDATE kedge_schema SET version = ?", (migration.number,))
     return len(steps)

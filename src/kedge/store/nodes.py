@@ -6,19 +6,34 @@ Everything else (an edit, a fork, a second answer) begins a branch of its own, w
 places of another. Writing costs what is new; nothing is ever rewritten.
 """
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, cast
 
 from kedge.errors import NotInStore
-from kedge.planning import AnchorRecord, ConversationState
+from kedge.planning import AnchorRecord, ConversationState, Mode
 from kedge.planning.state import MODES
 from kedge.store.block_codec import decode_blocks, encode, hash_block
+from kedge.store.conversations import (
+    insert_conversation,
+    move_head,
+    require_conversation,
+    select_conversation,
+    set_tags,
+)
 from kedge.store.database import NodeInsert, Row, Tx
-from kedge.store.records import Differences, LoadedPath, Node, NodeKind, ResponseRow
+from kedge.store.records import (
+    ConversationRow,
+    Differences,
+    LoadedPath,
+    Node,
+    NodeKind,
+    ResponseRow,
+)
 from kedge.store.responses import (
     ANCHOR_COLUMNS,
     anchor_from_row,
@@ -31,6 +46,10 @@ from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
 NODE_COLUMNS = (
     "n.id, n.tree, n.branch, n.parent, n.conversation, n.kind, n.kept, n.length, n.depth, n.memory, "
     "n.created_at"
+)
+CHECKSUM_BYTES = 8
+_checked_columns = attrgetter(
+    "parent", "conversation", "kind", "kept", "length", "depth", "memory", "created_at"
 )
 Json = dict[str, Any]
 
@@ -115,11 +134,53 @@ def select_node(tx: Tx, node: int, tree: int) -> Node:
     return node_from_row(rows[0])
 
 
-def insert_root(tx: Tx, number: int, now: float) -> int:
-    """The first node of a tree, which holds nothing."""
-    root = _insert_node_row(tx, Node(0, 0, 0, 0, number, "root", 0, 0, 0, None, now))
+def select_tree(tx: Tx, tree: int) -> list[Node]:
+    """Return every node of a tree, in the order in which they were added."""
+    rows = tx.rows(f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.tree = ? ORDER BY n.id", (tree,))
+    return [node_from_row(row) for row in rows]
+
+
+def select_pending(tx: Tx, conversation: ConversationRow) -> list[Node]:
+    """Return the questions of a conversation that have no answer, oldest first."""
+    rows = tx.rows(
+        f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.tree = ? AND n.conversation = ? "
+        "AND n.kind = 'asked' AND n.id NOT IN (SELECT m.parent FROM nodes m WHERE m.tree = ? "
+        "AND m.kind = 'answered') ORDER BY n.id",
+        (conversation.tree, conversation.number, conversation.tree),
+    )
+    return [node_from_row(row) for row in rows]
+
+
+def find_response_node(tx: Tx, tree: int, response_id: str) -> Node | None:
+    """Return the newest node made by the response with this id of the provider."""
+    rows = tx.rows(
+        f"SELECT {NODE_COLUMNS} FROM nodes n JOIN responses r ON r.node = n.id "
+        "WHERE n.tree = ? AND r.provider_response_id = ? ORDER BY n.id DESC LIMIT 1",
+        (tree, response_id),
+    )
+    return node_from_row(rows[0]) if rows else None
+
+
+def create_conversation(
+    tx: Tx,
+    name: str,
+    *,
+    title: str,
+    tags: Iterable[str],
+    mode: Mode | None,
+    retention: float | None,
+    data: Mapping[str, Any],
+    now: float,
+    root_created_at: float | None = None,
+) -> ConversationRow:
+    """Create a conversation on a tree of its own, which begins with an empty root node."""
+    number = insert_conversation(tx, name, title, mode, retention, data, now)
+    created_at = now if root_created_at is None else root_created_at
+    root = _insert_node_row(tx, Node(0, 0, 0, 0, number, "root", 0, 0, 0, None, created_at))
     tx.run("UPDATE nodes SET tree = id, branch = id WHERE id = ?", (root,))
-    return root
+    tx.run("UPDATE conversations SET tree = ?, head = ? WHERE number = ?", (root, root, number))
+    set_tags(tx, number, tags)
+    return select_conversation(tx, name)
 
 
 def insert_node(
@@ -127,7 +188,7 @@ def insert_node(
     parent: Node,
     bodies: Sequence[str],
     *,
-    number: int,
+    conversation: ConversationRow,
     kind: NodeKind,
     now: float,
     kept: int | None = None,
@@ -139,8 +200,25 @@ def insert_node(
 ) -> tuple[Node, bool]:
     """Add a node below ``parent`` that keeps ``kept`` blocks (all by default) and adds these.
 
-    With ``head``, the head is moved from there; whether it was there comes back too. ``alone`` says
-    that nothing else is done in this transaction.
+    Args:
+        tx: The transaction.
+        parent: The parent node, as it was read; it must still be there, with the same length.
+        bodies: The encoded blocks to add.
+        conversation: The conversation that adds the node; it must still exist.
+        kind: What the node is.
+        now: The time to record.
+        kept: How many blocks of the parent's path the node keeps.
+        memory: The encoded state of the node, if any.
+        response: The response that made the node, if any.
+        scope: The number of the response's scope, if it is known already.
+        head: Where the head is expected to be; it is moved from there to the new node.
+        single_statement: Whether the transaction does nothing else.
+
+    Returns:
+        The new node, and whether the head was moved to it.
+
+    Raises:
+        NotInStore: The conversation or the parent was deleted.
     """
     appends = kept is None or kept == parent.length
     kept = parent.length if kept is None else kept
@@ -150,7 +228,7 @@ def insert_node(
         parent.tree,
         parent.branch if bodies and appends else 0,
         parent.id,
-        number,
+        conversation.number,
         kind,
         kept,
         kept + len(bodies),
@@ -160,20 +238,21 @@ def insert_node(
     )
     scope = scope or intern_scope(tx, response.scope) if response else 0
     if node.branch:
-        form = partial(encode_response, response, number, scope) if response else None
-        made = tx.add_node(NodeInsert(_node_values(node), blocks, form, head, single_statement))
-        if made and not made[0]:
-            raise NotInStore("the conversation was deleted meanwhile")
-        if made:
+        form = partial(encode_response, response, node.conversation, scope) if response else None
+        values = _node_values(node)
+        made = tx.add_node(
+            NodeInsert(conversation.id, values, blocks, form, head, single_statement)
+        )
+        if made and made[0]:
             return replace(node, id=made[0]), made[1]
-    if (
-        tx.dialect.lock_links_shared
-    ):  # first the links, then the conversation: whoever deletes does the same
-        tx.run(tx.dialect.lock_links_shared)
-    if head is None or tx.dialect.for_key_share:  # or moving the head will tell whether it is there
-        lock_conversation(tx, number)
+    # Deletions lock the links first, then the conversation; the same order here avoids deadlocks.
+    lock_links_shared(tx)
+    require_conversation(tx, conversation, tx.dialect.for_key_share)
+    if select_node(tx, parent.id, conversation.tree).length != parent.length:
+        raise NotInStore(f"blocks of node {parent.id} were deleted; load the conversation again")
     node = _insert_stepwise(tx, node, blocks, response, scope)
-    return node, head is not None and move_head(tx, number, head, node.id, now)
+    moved = head is not None and move_head(tx, node.conversation, head, node.id, now)
+    return node, moved
 
 
 def _insert_stepwise(
@@ -197,20 +276,13 @@ def _insert_stepwise(
     )
     if response:
         insert_response(tx, response, node=made, number=node.conversation, scope=scope)
-    return Node(made, node.tree, branch, *_node_values(node)[2:])
+    return replace(node, id=made, branch=branch)
 
 
-def lock_conversation(tx: Tx, number: int) -> None:
-    """Keep a conversation from being deleted until the end of the transaction."""
-    query = f"SELECT 1 FROM conversations WHERE number = ? {tx.dialect.for_key_share}"
-    if not tx.rows(query, (number,)):
-        raise NotInStore("the conversation was deleted meanwhile")
-
-
-def move_head(tx: Tx, number: int, expected: int, head: int, now: float) -> bool:
-    """Move the head of a conversation, if it is where it is expected to be."""
-    moved = "UPDATE conversations SET head = ?, updated_at = ? WHERE number = ? AND head = ?"
-    return tx.run(moved, (head, now, number, expected)) > 0
+def lock_links_shared(tx: Tx) -> None:
+    """Wait for deletions, and keep others from starting until the end of the transaction."""
+    if tx.dialect.lock_links_shared:
+        tx.run(tx.dialect.lock_links_shared)
 
 
 def _is_branch_tip(tx: Tx, node: Node) -> bool:
@@ -222,13 +294,34 @@ def _is_branch_tip(tx: Tx, node: Node) -> bool:
 def _insert_node_row(tx: Tx, node: Node) -> int:
     return tx.insert(
         "INSERT INTO nodes (tree, branch, parent, conversation, kind, kept, length, depth, memory, "
-        "created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "created_at, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         _node_values(node),
     )
 
 
+def hash_node(node: Node) -> bytes:
+    """Return the checksum of a node's columns, but for its id, tree and branch.
+
+    Those three are checked by the structure: see `verify`. Ids are not known before the row is written.
+    """
+    *values, created_at = _checked_columns(node)
+    return hashlib.sha256(encode([*values, float(created_at)]).encode()).digest()[:CHECKSUM_BYTES]
+
+
+def write_checksums(tx: Tx, nodes: Iterable[Node]) -> None:
+    """Update the checksums of nodes whose columns were changed."""
+    update = "UPDATE nodes SET checksum = ? WHERE id = ?"
+    tx.run_many(update, [(hash_node(node), node.id) for node in nodes])
+
+
+def fill_checksums(tx: Tx) -> None:
+    """Compute the checksum of every node that has none; version 0.1 did not write them."""
+    rows = tx.rows(f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.checksum IS NULL")
+    write_checksums(tx, map(node_from_row, rows))
+
+
 def _node_values(node: Node) -> Row:
-    """What a node is written as, from its tree on."""
+    """Return the values of a node's row, from its tree on."""
     return (
         node.tree,
         node.branch,
@@ -240,6 +333,7 @@ def _node_values(node: Node) -> Row:
         node.depth,
         node.memory,
         node.created_at,
+        hash_node(node),
     )
 
 
@@ -254,8 +348,7 @@ def insert_blocks(tx: Tx, blocks: Sequence[tuple[bytes, str]], number: int) -> l
 
 def _share_block(tx: Tx, digest: bytes, number: int, body: str) -> int:
     """The number of a block that was there already; one that several use has no owner."""
-    if tx.dialect.lock_links_shared:  # or it could be deleted before our link to it is seen
-        tx.run(tx.dialect.lock_links_shared)
+    lock_links_shared(tx)  # or it could be deleted before our link to it is seen
     found = tx.rows("SELECT id, owner FROM blocks WHERE hash = ?", (digest,))
     if not found:
         return insert_blocks(tx, [(digest, body)], number)[0]

@@ -54,6 +54,7 @@ POSTGRESQL = Dialect(
     for_key_share="FOR KEY SHARE",
     lock_schema="SELECT pg_advisory_xact_lock(5461729823)",
     text_match="texts.words @@ plainto_tsquery('simple', ?)",
+    now="EXTRACT(EPOCH FROM clock_timestamp())::double precision",
     list_tables="SELECT tablename FROM pg_tables WHERE schemaname = current_schema()",
 )
 
@@ -83,15 +84,17 @@ cannot do it, see ``_ADD``."""
 # fails as a whole (by a division by zero) if not every block is new.
 _INSERT_NODE = b"""
 WITH alive AS (
-    SELECT number FROM conversations WHERE number = %(number)s FOR KEY SHARE
+    SELECT c.number FROM conversations c JOIN nodes p ON p.tree = c.tree
+    WHERE c.number = %(number)s AND c.id = %(id)s AND p.id = %(parent)s AND p.length = %(kept)s
+    FOR KEY SHARE
 ), given AS (
     SELECT decode(block ->> 0, 'hex') AS hash, block ->> 1 AS body, place
     FROM jsonb_array_elements(%(blocks)s::jsonb) WITH ORDINALITY AS blocks (block, place)
 ), node AS (
     INSERT INTO nodes
-        (tree, branch, parent, conversation, kind, kept, length, depth, memory, created_at)
+        (tree, branch, parent, conversation, kind, kept, length, depth, memory, created_at, checksum)
     SELECT %(tree)s, %(branch)s, %(parent)s, number, %(kind)s, %(kept)s, %(length)s, %(depth)s,
-        %(memory)s, %(now)s FROM alive
+        %(memory)s, %(now)s, %(checksum)s FROM alive
     RETURNING id, branch, conversation, kept
 ), made AS (
     INSERT INTO blocks (hash, owner, body)
@@ -114,7 +117,8 @@ SELECT node.id, (SELECT COUNT(*) FROM moved),
 FROM node
 """
 _NODE_COLUMNS = (
-    "tree", "branch", "parent", "number", "kind", "kept", "length", "depth", "memory", "now"
+    "tree", "branch", "parent", "number", "kind", "kept", "length", "depth", "memory", "now",
+    "checksum",
 )  # fmt: skip
 
 
@@ -150,6 +154,7 @@ class _PostgresTx:
         if self.is_retry:
             return None
         values: dict[str, Any] = dict(zip(_NODE_COLUMNS, insert.node, strict=True))
+        values["id"] = insert.conversation_id
         values["blocks"] = encode([[name.hex(), body] for name, body in insert.blocks])
         values["count"] = len(insert.blocks)
         values["response"] = insert.encode_response() if insert.encode_response else "{}"

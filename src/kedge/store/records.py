@@ -1,12 +1,13 @@
 """What is in a store, as plain frozen values: conversations, the nodes of their trees, responses."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kedge.errors import InvalidSetting
 from kedge.planning import AnchorRecord, Mode
-from kedge.planning.state import ConversationState
+from kedge.planning.state import MODES, ConversationState
 from kedge.turns import Block, Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map, thaw
 
@@ -16,6 +17,24 @@ def validate_text(text: str, field: str) -> str:
     if "\0" in check_text(text, field):
         raise InvalidSetting(f"{field} holds a NUL character; leave it out")
     return text
+
+
+def validate_mode(mode: Mode | None) -> Mode | None:
+    """Check that a mode is one of those there are, or None."""
+    if mode is not None and mode not in MODES:
+        raise InvalidSetting(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+    return mode
+
+
+def validate_retention(seconds: object) -> float | None:
+    """Check that a retention is a finite number of seconds above 0, or None."""
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise InvalidSetting(f"retention must be a number of seconds, not {seconds!r}")
+    if not 0 < seconds < math.inf:
+        raise InvalidSetting(f"retention must be a finite number of seconds above 0, not {seconds}")
+    return float(seconds)
 
 
 def validate_tags(texts: Iterable[str]) -> tuple[str, ...]:
@@ -229,8 +248,20 @@ class StoredExchange:
 
 
 @dataclass(frozen=True, slots=True)
+class Telemetry:
+    """What happened besides the answer itself; written with the node that it led to."""
+
+    incidents: tuple[Incident, ...] = ()
+    tools: tuple[ToolRow, ...] = ()
+    exchanges: tuple[StoredExchange, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.incidents or self.tools or self.exchanges)
+
+
+@dataclass(frozen=True, slots=True)
 class Hit:
-    """A block that holds the words that were looked for."""
+    """A block that matches a search, as part of one conversation."""
 
     conversation: str
     node: int

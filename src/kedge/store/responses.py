@@ -1,10 +1,11 @@
-"""Rows of responses: written beside the node that they made, and read back as anchors."""
+"""The `responses` and `scopes` tables: responses stored with their nodes, and read back as anchors."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from kedge.events import Usage
 from kedge.planning import AnchorRecord, Status
 from kedge.store.block_codec import encode
 from kedge.store.database import Row, Tx
@@ -97,6 +98,20 @@ def select_responses(tx: Tx, where: str = "", values: Sequence[Any] = ()) -> lis
     ]
 
 
+def select_responses_between(
+    tx: Tx, conversation: int | None, since: float | None, until: float | None
+) -> list[ResponseRow]:
+    """Return the responses of a conversation, or of all, that were created in a period."""
+    conditions = {
+        "r.conversation = ?": conversation,
+        "r.created_at >= ?": since,
+        "r.created_at < ?": until,
+    }
+    given = {sql: value for sql, value in conditions.items() if value is not None}
+    where = f"WHERE {' AND '.join(given)}" if given else ""
+    return select_responses(tx, where, [*given.values()])
+
+
 def _response_from_row(row: Row) -> ResponseRow:
     members = dict(zip(_READ_COLUMNS, row, strict=False))
     for name in _NULLABLE_TEXTS:
@@ -106,6 +121,52 @@ def _response_from_row(row: Row) -> ResponseRow:
     members["derived"] = tuple(json.loads(members["derived"])) if members["derived"] else ()
     members["stored"] = bool(members["stored"])
     return ResponseRow(**members, scope=scope, node=node, parent=parent, conversation=conversation)
+
+
+def select_usage(tx: Tx, tree: int, node: int) -> Usage | None:
+    """Return the tokens of the response that made a node, if the server counted them."""
+    rows = tx.rows(
+        "SELECT r.input_tokens, r.cached_tokens, r.output_tokens, r.reasoning_tokens "
+        "FROM responses r JOIN nodes n ON n.id = r.node WHERE r.node = ? AND n.tree = ?",
+        (node, tree),
+    )
+    if not rows or rows[0][0] is None:
+        return None
+    sent, cached, output, reasoning = rows[0]
+    return Usage(sent, cached, output, reasoning, sent + output)
+
+
+def mark_lost(tx: Tx, record: AnchorRecord, scope: int, reason: str) -> bool:
+    """Mark a completed response as lost by its provider; return whether it was not marked yet."""
+    values = (reason, pack_digest(record.digest), scope, record.response_id)
+    return bool(
+        tx.run(
+            "UPDATE responses SET status = 'lost', lost_reason = ? WHERE digest = ? AND scope = ? "
+            "AND provider_response_id = ? AND status = 'completed'",
+            values,
+        )
+    )
+
+
+def select_anchors(
+    tx: Tx, scope: str, digests: Sequence[str], retention: float | None
+) -> list[AnchorRecord]:
+    """Return the completed responses of a scope with one of these digests.
+
+    Each is relied on for the retention of its own conversation and of the asking one at most.
+    """
+    marks = ", ".join("?" * len(digests))
+    rows = tx.rows(
+        f"SELECT {ANCHOR_COLUMNS}, c.retention FROM responses r "
+        "JOIN scopes s ON s.number = r.scope JOIN conversations c ON c.number = r.conversation "
+        f"WHERE r.digest IN ({marks}) AND s.name = ? AND r.status = 'completed'",
+        (*map(pack_digest, digests), scope),
+    )
+    bounds = [[each for each in (own, retention) if each is not None] for *_, own in rows]
+    return [
+        anchor_from_row(row[:-1], {row[1]: scope}, min(bound, default=None))
+        for row, bound in zip(rows, bounds, strict=True)
+    ]
 
 
 ANCHOR_COLUMNS = (
@@ -119,7 +180,7 @@ _ANCHOR_STATUS: dict[str, Status] = {"refused": "failed", "cut": "failed"}
 def anchor_from_row(
     row: Row, scopes: dict[int, str], retention: float | None = None
 ) -> AnchorRecord:
-    """The anchor that a row of the columns ``RECORD`` holds."""
+    """Return the anchor in a row of `ANCHOR_COLUMNS`, relied on for ``retention`` at most."""
     name, scope, digest, count, depth, root, status, stored, created, expires, barrier, derived = (
         row
     )

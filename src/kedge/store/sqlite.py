@@ -47,6 +47,7 @@ SQLITE = Dialect(
     for_key_share="",
     lock_schema="",
     text_match="texts MATCH ?",
+    now="((julianday('now') - 2440587.5) * 86400.0)",
     list_tables="SELECT name FROM sqlite_master WHERE type = 'table'",
 )
 

@@ -1,34 +1,451 @@
-"""Store: conversations, their blocks and their responses, on SQLite or PostgreSQL."""
+"""Store: conversations, their blocks and their responses, on SQLite or PostgreSQL.
 
-from collections.abc import Callable, Iterable, Sequence
+Every method is one transaction: it happens completely or not at all, and what it returned is durable.
+No transaction waits for a model. SQL lives in the modules of the tables; this class opens transactions
+and checks that the conversation of a given row still exists.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from kedge.errors import StoreBusy, StoreError, StoreReadOnly, StoreUnreachable
+from kedge.errors import (
+    HeadConflict,
+    NotInStore,
+    StoreBusy,
+    StoreError,
+    StoreReadOnly,
+    StoreUnreachable,
+)
 from kedge.events import Usage
-from kedge.planning import AnchorRecord
-from kedge.store import conversations, delete, idempotency, import_export, responses, search, verify
-from kedge.store.conversation_tree import Telemetry, TreeStore
-from kedge.store.database import Tx
+from kedge.planning import AnchorRecord, Mode
+from kedge.planning.state import ConversationState
+from kedge.store import (
+    conversations,
+    delete,
+    idempotency,
+    import_export,
+    nodes,
+    responses,
+    search,
+    telemetry,
+    verify,
+)
+from kedge.store.block_codec import encode_block
+from kedge.store.database import Database, Tx
 from kedge.store.records import (
     Claim,
     ConversationRow,
     Damage,
+    Differences,
     Hit,
+    LoadedPath,
+    Node,
+    NodeKind,
     ResponseRow,
     StoredExchange,
+    Telemetry,
+    validate_data,
+    validate_mode,
+    validate_retention,
+    validate_tags,
     validate_text,
 )
+from kedge.turns import Block, new_id
+from kedge.turns.frozen_json import EMPTY, FrozenMap
+
+T = TypeVar("T")
 
 CHUNK_SIZE = 500
 """How many digests are looked up at once."""
 
+_NO_TELEMETRY = Telemetry()
 
-class Store(TreeStore):
-    """Where conversations live.
 
-    ``keep_bodies`` keeps requests and replies as they went over the wire, each up to ``body_bytes``.
+class Store:
+    """Conversations, each with a head on a tree of nodes, in a database.
+
+    Use `open_store` to open one. Methods that take a `ConversationRow` raise `NotInStore` if that
+    conversation was deleted since the row was read, also if another one has its id now.
+
+    Args:
+        database: The open database, with the current schema.
+        keep_bodies: Whether requests and replies are stored as they went over the wire.
+        body_bytes: The maximum number of bytes stored of each of them.
+        clock: Returns the time to record, in seconds since 1970.
     """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        keep_bodies: bool = False,
+        body_bytes: int = 1 << 20,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.database = database
+        self.keep_bodies = keep_bodies
+        self.body_bytes = body_bytes
+        self.clock = clock
+        self._scope_names: dict[int, str] = {}
+        self._scope_numbers: dict[str, int] = {}
+
+    async def aclose(self) -> None:
+        """Close the database: its threads and its connections."""
+        await self.database.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    # Conversations
+
+    async def create(
+        self,
+        title: str = "",
+        *,
+        tags: Iterable[str] = (),
+        mode: Mode | None = None,
+        retention: float | None = None,
+        data: Mapping[str, Any] = EMPTY,
+        id: str = "",  # noqa: A002 - the word of the contract
+        blocks: Sequence[Block] = (),
+    ) -> ConversationRow:
+        """Create a conversation.
+
+        Args:
+            title: The title.
+            tags: Tags to find it by.
+            mode: How its requests are sent; None for the engine's default.
+            retention: Seconds for which the provider is relied on to store a response, if that is less
+                than the provider's own retention.
+            data: JSON data of the application.
+            id: Its id; a new one by default.
+            blocks: Blocks that it begins with, written in the same transaction.
+
+        Returns:
+            The row of the new conversation.
+
+        Raises:
+            InvalidSetting: A value is not allowed, or there is a conversation with this id already.
+        """
+        name = validate_text(id, "id") or new_id("conv")
+        title, labels = validate_text(title, "title"), validate_tags(tags)
+        mode, retention = validate_mode(mode), validate_retention(retention)
+        members = validate_data(data)
+        bodies = [encode_block(block) for block in blocks]
+
+        def work(tx: Tx) -> ConversationRow:
+            now = self.clock()
+            row = nodes.create_conversation(
+                tx,
+                name,
+                title=title,
+                tags=labels,
+                mode=mode,
+                retention=retention,
+                data=members,
+                now=now,
+            )
+            if not bodies:
+                return row
+            root = nodes.select_node(tx, row.head, row.tree)
+            nodes.insert_node(
+                tx, root, bodies, conversation=row, kind="added", now=now, head=root.id
+            )
+            return conversations.select_conversation(tx, name)
+
+        return await self.database.write(work)
+
+    async def conversation(self, name: str) -> ConversationRow:
+        """Return the conversation with this id.
+
+        Raises:
+            NotInStore: There is none.
+        """
+        return await self.database.read(lambda tx: conversations.select_conversation(tx, name))
+
+    async def conversations(
+        self,
+        *,
+        tag: str | None = None,
+        archived: bool | None = False,
+        limit: int = 100,
+        before: float | None = None,
+    ) -> list[ConversationRow]:
+        """Return conversations, most recently changed first.
+
+        Args:
+            tag: Only those with this tag.
+            archived: Only archived ones, or only others; None for all.
+            limit: The maximum number to return.
+            before: Only those that changed before this time.
+        """
+        return await self.database.read(
+            lambda tx: conversations.select_conversations(
+                tx, tag=tag, archived=archived, limit=limit, before=before
+            )
+        )
+
+    async def update(
+        self,
+        name: str | ConversationRow,
+        *,
+        title: str | None = None,
+        tags: Iterable[str] | None = None,
+        archived: bool | None = None,
+        data: Mapping[str, Any] | None = None,
+    ) -> ConversationRow:
+        """Change the given members of a conversation.
+
+        Args:
+            name: Its id or its row.
+            title: The new title.
+            tags: The new tags, instead of all present ones.
+            archived: Whether it is archived.
+            data: The new data, instead of all present data.
+
+        Returns:
+            The row after the change.
+
+        Raises:
+            NotInStore: There is no such conversation.
+            InvalidSetting: A value is not allowed.
+        """
+        given: dict[str, Any] = {
+            "title": None if title is None else validate_text(title, "title"),
+            "tags": None if tags is None else validate_tags(tags),
+            "archived": archived,
+            "data": None if data is None else validate_data(data),
+        }
+        changes = {member: value for member, value in given.items() if value is not None}
+        return await self.database.write(
+            lambda tx: conversations.update(tx, name, changes, self.clock())
+        )
+
+    async def fork(self, origin: ConversationRow, at: int, title: str = "") -> ConversationRow:
+        """Create a conversation that continues from a node of another, and shares all before it.
+
+        Args:
+            origin: The conversation to fork.
+            at: The node that becomes the head of the fork.
+            title: The title of the fork.
+
+        Raises:
+            NotInStore: The conversation or the node is not there.
+        """
+        name, title = new_id("conv"), validate_text(title, "title")
+
+        def work(tx: Tx) -> ConversationRow:
+            nodes.select_node(tx, at, origin.tree)
+            return conversations.fork(tx, name, origin, at, title, self.clock())
+
+        return await self._write(origin, work)
+
+    async def delete(self, name: str | ConversationRow) -> None:
+        """Delete a conversation with all its rows, and the blocks that no other one uses.
+
+        Args:
+            name: Its id or its row.
+
+        Raises:
+            NotInStore: There is no such conversation.
+        """
+        await self.database.write(lambda tx: delete.delete_conversation(tx, name))
+        await self.database.reclaim()
+
+    # The tree
+
+    async def append(
+        self,
+        conversation: ConversationRow,
+        parent: Node,
+        blocks: Sequence[Block],
+        *,
+        kind: NodeKind = "added",
+        kept: int | None = None,
+        response: ResponseRow | None = None,
+        memory: ConversationState | None = None,
+        data: FrozenMap = EMPTY,
+        accounts: Telemetry = _NO_TELEMETRY,
+        head: int | None = None,
+        asked_for: str = "",
+        answers: str = "",
+    ) -> Node:
+        """Add a node.
+
+        Args:
+            conversation: The conversation that adds it.
+            parent: The node below which it is added.
+            blocks: The blocks that it adds.
+            kind: What the node is.
+            kept: How many blocks of its parent's path it keeps; all by default.
+            response: The response that made it.
+            memory: The state of the conversation at this node.
+            data: Data of the Turn at this node.
+            accounts: What else happened.
+            head: The node where the head is expected; it is moved from there to the new node.
+            asked_for: The idempotency key that the node is the question of.
+            answers: The idempotency key that the node is the answer to.
+
+        Returns:
+            The new node.
+
+        Raises:
+            HeadConflict: The head is elsewhere. The node is stored nevertheless; the error names it.
+            NotInStore: The conversation or the parent was deleted.
+        """
+        bodies = [encode_block(block) for block in blocks]
+        number = conversation.number
+        state = None
+        if memory is not None or data:
+            state = nodes.encode_node_state(memory or ConversationState(), data, conversation.mode)
+        scope = await self._intern_scope(response.scope) if response else 0
+        incidents = [(each, await self._intern_scope(each.scope)) for each in accounts.incidents]
+
+        def work(tx: Tx) -> tuple[Node, int | None]:
+            node, moved = nodes.insert_node(
+                tx,
+                parent,
+                bodies,
+                conversation=conversation,
+                kind=kind,
+                now=self.clock(),
+                kept=kept,
+                memory=state,
+                response=response,
+                scope=scope,
+                head=head,
+                single_statement=not (accounts or asked_for or answers),
+            )
+            if accounts:
+                self._insert_telemetry(tx, accounts, incidents, conversation, node.id)
+            if asked_for:
+                idempotency.record_question(tx, number, asked_for, node.id)
+            if answers:
+                idempotency.record_answer(tx, number, answers, node.id)
+            if head is None or moved:
+                return node, None
+            return node, conversations.select_head(tx, number)
+
+        node, elsewhere = await self.database.write(work)
+        if elsewhere is not None:
+            raise HeadConflict(conversation.id, node.id, elsewhere)
+        return node
+
+    async def move_head(self, conversation: ConversationRow, node: Node, *, head: int) -> None:
+        """Move the head to a node.
+
+        Args:
+            conversation: The conversation whose head is moved.
+            node: The new head.
+            head: The node where the head is expected to be.
+
+        Raises:
+            HeadConflict: The head is elsewhere, and was not moved.
+            NotInStore: The conversation or the node was deleted.
+        """
+
+        def work(tx: Tx) -> int | None:
+            nodes.select_node(tx, node.id, conversation.tree)
+            if conversations.move_head(tx, conversation.number, head, node.id, self.clock()):
+                return None
+            return conversations.select_head(tx, conversation.number)
+
+        elsewhere = await self._write(conversation, work)
+        if elsewhere is not None:
+            raise HeadConflict(conversation.id, node.id, elsewhere)
+
+    async def load(self, conversation: ConversationRow, node: int | None = None) -> LoadedPath:
+        """Return the blocks and the anchors on the path to a node.
+
+        Args:
+            conversation: A conversation on the node's tree.
+            node: The node; by default the head when the row was read.
+
+        Raises:
+            NotInStore: The conversation was deleted, or its tree has no such node.
+            StoreDamaged: A stored block cannot be read.
+        """
+
+        def work(tx: Tx) -> LoadedPath:
+            at = conversation.head if node is None else node
+            return nodes.load_path(
+                tx,
+                nodes.select_node(tx, at, conversation.tree),
+                scopes=self._scope_names,
+                mode=conversation.mode,
+                retention=conversation.retention,
+            )
+
+        return await self._read(conversation, work)
+
+    async def node(self, conversation: ConversationRow, node: int) -> Node:
+        """Return a node of the conversation's tree, or raise `NotInStore`."""
+        return await self._read(
+            conversation, lambda tx: nodes.select_node(tx, node, conversation.tree)
+        )
+
+    async def tree(self, conversation: ConversationRow) -> list[Node]:
+        """Return every node of the conversation's tree in order, those of its forks included."""
+        return await self._read(conversation, lambda tx: nodes.select_tree(tx, conversation.tree))
+
+    async def path(self, conversation: ConversationRow, node: int | None = None) -> list[Node]:
+        """Return the nodes from the root to a node (by default the head when the row was read).
+
+        Raises:
+            NotInStore: The conversation was deleted, or its tree has no such node.
+        """
+        at = conversation.head if node is None else node
+        path = await self._read(conversation, lambda tx: nodes.load_ancestry(tx, at))
+        if not path or path[0].tree != conversation.tree:
+            raise NotInStore(f"there is no node {at} in this conversation")
+        return path
+
+    async def pending(self, conversation: ConversationRow) -> list[Node]:
+        """Return the questions of a conversation that have no answer, oldest first."""
+        return await self._read(conversation, lambda tx: nodes.select_pending(tx, conversation))
+
+    async def newest_below(self, conversation: ConversationRow, node: int) -> Node:
+        """Return the newest node that a question led to: itself, results of tools, or an answer."""
+
+        def work(tx: Tx) -> Node:
+            nodes.select_node(tx, node, conversation.tree)
+            return nodes.find_newest_descendant(tx, node, conversation.tree)
+
+        return await self._read(conversation, work)
+
+    async def node_of_response(
+        self, conversation: ConversationRow, response_id: str
+    ) -> Node | None:
+        """Return the node made by the response with this id of the provider, if there is one."""
+        return await self._read(
+            conversation, lambda tx: nodes.find_response_node(tx, conversation.tree, response_id)
+        )
+
+    async def common_ancestor(self, conversation: ConversationRow, left: int, right: int) -> Node:
+        """Return the newest node that is on the paths to both nodes."""
+
+        def work(tx: Tx) -> Node:
+            for node in (left, right):
+                nodes.select_node(tx, node, conversation.tree)
+            return nodes.find_common_ancestor(tx, left, right)
+
+        return await self._read(conversation, work)
+
+    async def differences(
+        self, conversation: ConversationRow, left: int, right: int
+    ) -> Differences:
+        """Return what each of two paths has after the blocks that both begin with."""
+
+        def work(tx: Tx) -> Differences:
+            both = (nodes.select_node(tx, node, conversation.tree) for node in (left, right))
+            return nodes.diff_paths(tx, *both)
+
+        return await self._read(conversation, work)
 
     # Responses
 
@@ -39,96 +456,142 @@ class Store(TreeStore):
         since: float | None = None,
         until: float | None = None,
     ) -> list[ResponseRow]:
-        """Responses, in the order in which they came; of one conversation, or of all."""
-        conditions, values = ["1 = 1"], list[Any]()
-        if conversation:
-            conditions.append("r.conversation = ?")
-            values.append(conversation.number)
-        if since is not None:
-            conditions.append("r.created_at >= ?")
-            values.append(since)
-        if until is not None:
-            conditions.append("r.created_at < ?")
-            values.append(until)
-        where = f"WHERE {' AND '.join(conditions)}"
-        return await self.database.read(lambda tx: responses.select_responses(tx, where, values))
+        """Return responses in the order in which they were stored.
+
+        Args:
+            conversation: Only those of this conversation.
+            since: Only those created at or after this time.
+            until: Only those created before this time.
+        """
+
+        def work(tx: Tx) -> list[ResponseRow]:
+            return responses.select_responses_between(
+                tx, conversation.number if conversation else None, since, until
+            )
+
+        return await (self._read(conversation, work) if conversation else self.database.read(work))
 
     async def usage(self, conversation: ConversationRow, node: int) -> Usage | None:
-        """The tokens of the response that made a node, if the server counted them."""
-        query = (
-            "SELECT r.input_tokens, r.cached_tokens, r.output_tokens, r.reasoning_tokens "
-            "FROM responses r JOIN nodes n ON n.id = r.node WHERE r.node = ? AND n.tree = ?"
+        """Return the tokens of the response that made a node, if the server counted them."""
+        return await self._read(
+            conversation, lambda tx: responses.select_usage(tx, conversation.tree, node)
         )
-        rows = await self.database.read(lambda tx: tx.rows(query, (node, conversation.tree)))
-        if not rows or rows[0][0] is None:
-            return None
-        sent, cached, output, reasoning = rows[0]
-        return Usage(sent, cached, output, reasoning, sent + output)
 
-    async def candidates(self, scope: str, digests: Sequence[str]) -> list[AnchorRecord]:
-        """The finished responses of a scope that remember exactly what one of these digests covers.
+    async def candidates(
+        self, scope: str, digests: Sequence[str], *, retention: float | None = None
+    ) -> list[AnchorRecord]:
+        """Return the completed responses of a scope that remember what one of the digests covers.
 
-        Give the digests of the longest prefixes first: the search ends with the first that are found.
+        Args:
+            scope: The scope: provider, endpoint and account.
+            digests: Digests of prefixes, longest first; the search stops at the first chunk with a
+                match.
+            retention: Seconds for which the asking conversation relies on a response.
+
+        Returns:
+            Their anchors, which expire by the shorter of both conversations' retentions.
         """
         for start in range(0, len(digests), CHUNK_SIZE):
-            chunk = [responses.pack_digest(each) for each in digests[start : start + CHUNK_SIZE]]
+            chunk = digests[start : start + CHUNK_SIZE]
             found = await self.database.read(
-                lambda tx, chunk=chunk: self._select_anchors(tx, scope, chunk)
+                lambda tx, chunk=chunk: responses.select_anchors(tx, scope, chunk, retention)
             )
             if found:
                 return found
         return []
 
     async def mark_lost(self, record: AnchorRecord, reason: str) -> bool:
-        """Write down, once, that the provider no longer has this response; whether that is news."""
-        scope, digest = await self._intern_scope(record.scope), responses.pack_digest(record.digest)
-        lost = (
-            "UPDATE responses SET status = 'lost', lost_reason = ? WHERE digest = ? AND scope = ? "
-            "AND provider_response_id = ? AND status = 'completed'"
-        )
-        values = (reason, digest, scope, record.response_id)
-        return await self.database.write(lambda tx: tx.run(lost, values)) > 0
+        """Record that the provider no longer has a response; return whether that is new."""
+        scope = await self._intern_scope(record.scope)
+        return await self.database.write(lambda tx: responses.mark_lost(tx, record, scope, reason))
 
     # Idempotency
 
     async def claim(
         self, conversation: ConversationRow, key: str, *, about: bytes, owner: str, lease: float
     ) -> Claim:
-        """Ask for the turn with this key: see ``Claim``. ``about`` is a hash of what is asked."""
+        """Claim the turn with an idempotency key.
+
+        Args:
+            conversation: The conversation of the turn.
+            key: The idempotency key.
+            about: A hash of the request; it must be the same for every use of the key.
+            owner: The caller's id.
+            lease: Seconds for which the claim is valid, by the database's clock.
+
+        Returns:
+            The claim: the caller's own, another caller's, or that of a completed turn.
+
+        Raises:
+            KeyReused: The key belongs to another request.
+            NotInStore: The conversation was deleted.
+        """
         key = validate_text(key, "key")
-        return await self.database.write(
+        return await self._write(
+            conversation,
             lambda tx: idempotency.acquire_claim(
-                tx,
-                conversation.number,
-                key,
-                request_hash=about,
-                owner=owner,
-                now=self.clock(),
-                lease=lease,
-            )
+                tx, conversation.number, key, request_hash=about, owner=owner, lease=lease
+            ),
         )
 
     async def renew(
         self, conversation: ConversationRow, key: str, *, owner: str, lease: float
     ) -> bool:
-        """Keep a claim for ``lease`` more seconds (0 lets it go); whether it was still ours."""
-        until = self.clock() + lease if lease else 0.0
-        return await self.database.write(
+        """Extend a claim by ``lease`` seconds from now, or release it with 0.
+
+        Returns:
+            Whether the claim was still the caller's.
+
+        Raises:
+            NotInStore: The conversation was deleted.
+        """
+        return await self._write(
+            conversation,
             lambda tx: idempotency.renew_claim(
-                tx, conversation.number, key, owner=owner, until=until
-            )
+                tx, conversation.number, key, owner=owner, lease=lease
+            ),
         )
 
     async def settle(self, conversation: ConversationRow, key: str, answer: int) -> None:
-        """Write down that this node is the answer to the turn with this key."""
-        await self.database.write(
-            lambda tx: idempotency.record_answer(tx, conversation.number, key, answer)
+        """Record which node is the answer to the turn with this key.
+
+        Raises:
+            NotInStore: The conversation was deleted, or its tree has no such node.
+        """
+
+        def work(tx: Tx) -> None:
+            nodes.select_node(tx, answer, conversation.tree)
+            idempotency.record_answer(tx, conversation.number, key, answer)
+
+        await self._write(conversation, work)
+
+    # Telemetry
+
+    async def note(self, conversation: ConversationRow, node: int, accounts: Telemetry) -> None:
+        """Record what happened at a node.
+
+        Raises:
+            NotInStore: The conversation was deleted, or its tree has no such node.
+        """
+        incidents = [(each, await self._intern_scope(each.scope)) for each in accounts.incidents]
+
+        def work(tx: Tx) -> None:
+            nodes.select_node(tx, node, conversation.tree)
+            self._insert_telemetry(tx, accounts, incidents, conversation, node)
+
+        await self._write(conversation, work)
+
+    async def exchanges(self, conversation: ConversationRow) -> list[StoredExchange]:
+        """Return the stored requests and replies of a conversation in order; see ``keep_bodies``."""
+        return await self._read(
+            conversation,
+            lambda tx: telemetry.select_exchanges(tx, conversation=conversation.number),
         )
 
-    # Finding, carrying, deleting
+    # Search, export, import, maintenance
 
     async def search(self, words: str, *, limit: int = 20) -> list[Hit]:
-        """The blocks that hold all of these words, the newest first."""
+        """Return the blocks that contain all of these words, newest first."""
         after = await self.database.read(search.get_index_position)
         with suppress(StoreReadOnly):  # then what is indexed can be found
             while after is not None:
@@ -138,17 +601,30 @@ class Store(TreeStore):
         return await self.database.read(lambda tx: search.find_blocks(tx, words, limit))
 
     async def export(self, conversation: ConversationRow) -> str:
-        """A conversation as lines of JSON: its tree, its anchors, everything."""
-        lines = await self.database.read(
+        """Return a conversation as lines of JSON: its tree with blocks, anchors and telemetry."""
+        lines = await self._read(
+            conversation,
             lambda tx: import_export.export_lines(
                 tx, conversations.select_conversation(tx, conversation.id)
-            )
+            ),
         )
         return "".join(f"{line}\n" for line in lines)
 
     async def import_(self, lines: str | Iterable[str]) -> list[ConversationRow]:
-        """Make the conversations that such lines tell of, all or none."""
-        # Not splitlines: JSON may hold characters that it takes for the end of a line.
+        """Create the conversations in exported lines, all or none of them.
+
+        A conversation whose id exists already gets a new id.
+
+        Args:
+            lines: The text of an export, or its lines.
+
+        Returns:
+            The rows of the new conversations.
+
+        Raises:
+            InvalidJSON: The lines are not a valid export.
+        """
+        # Not splitlines: JSON may contain characters that it treats as line ends.
         given = lines.split("\n") if isinstance(lines, str) else list(lines)
 
         def work(tx: Tx) -> list[ConversationRow]:
@@ -157,33 +633,35 @@ class Store(TreeStore):
 
         return await self.database.write(work)
 
-    async def delete(self, name: str) -> None:
-        """Delete a conversation for good: its rows, and the blocks that no other one uses."""
-        await self.database.write(lambda tx: delete.delete_conversation(tx, name))
-        await self.database.reclaim()
-
     async def gc(self) -> int:
-        """Give back the space of what was deleted; how many blocks were left over.
+        """Delete rows that nothing refers to, and return unused space to the file system.
 
-        Only what was deleted goes: branches that lost a race, were undone or regenerated are history.
+        Branches that lost a race, were undone or regenerated are history and stay.
+
+        Returns:
+            The number of unused blocks that were deleted.
         """
         swept = await self.database.write(delete.delete_orphans)
         await self.database.reclaim(vacuum=True)
         return swept
 
     async def verify(self) -> list[Damage]:
-        """Derive every hash and every digest again; every place where the store is damaged."""
+        """Recompute every hash and digest, and check every reference.
+
+        Returns:
+            Every damage that was found; an empty list for a sound store.
+        """
         damage = await self._run_check(verify.check_database)
         ((newest,),) = await self.database.read(lambda tx: tx.rows("SELECT MAX(id) FROM blocks"))
         for after in range(0, newest or 0, verify.BATCH_SIZE):
             damage += await self._run_check(verify.check_blocks, after)
-        damage += await self._run_check(verify.check_links)
+        damage += await self._run_check(verify.check_references)
         for tree in await self.database.read(verify.list_trees):
             damage += await self._run_check(verify.check_tree, tree)
         return damage
 
     async def _run_check(self, check: Callable[..., list[Damage]], *values: int) -> list[Damage]:
-        """What a check finds; if what it reads cannot even be read, that."""
+        """Return what a check finds; rows that cannot be read at all are damage too."""
         try:
             return await self.database.read(lambda tx: check(tx, *values))
         except (StoreBusy, StoreUnreachable):
@@ -191,44 +669,43 @@ class Store(TreeStore):
         except StoreError as error:
             return [Damage(" ".join((check.__name__, *map(str, values))), str(error))]
 
-    # The rest
+    # Transactions
 
-    async def note(self, conversation: ConversationRow, node: int, accounts: Telemetry) -> None:
-        """Write down what happened at a node."""
-        named = [(each, await self._intern_scope(each.scope)) for each in accounts.incidents]
-        await self.database.write(
-            lambda tx: self._insert_telemetry(tx, accounts, named, conversation.number, node)
+    async def _read(self, conversation: ConversationRow, work: Callable[[Tx], T]) -> T:
+        """Run queries about a conversation that must still exist."""
+        return await self.database.read(conversations.checked(conversation, work))
+
+    async def _write(self, conversation: ConversationRow, work: Callable[[Tx], T]) -> T:
+        """Run a transaction on a conversation that must exist, and keep it from being deleted."""
+
+        def run(tx: Tx) -> T:
+            nodes.lock_links_shared(tx)
+            conversations.require_conversation(tx, conversation, tx.dialect.for_key_share)
+            return work(tx)
+
+        return await self.database.write(run)
+
+    async def _intern_scope(self, name: str) -> int:
+        """Return the number of a scope, which never changes once it is stored."""
+        number = self._scope_numbers.get(name)
+        if number is None:
+            number = await self.database.write(lambda tx: responses.intern_scope(tx, name))
+            self._scope_numbers[name] = number
+        return number
+
+    def _insert_telemetry(
+        self,
+        tx: Tx,
+        accounts: Telemetry,
+        incidents: Iterable[tuple[Any, int]],
+        conversation: ConversationRow,
+        node: int,
+    ) -> None:
+        telemetry.insert_telemetry(
+            tx,
+            accounts,
+            incidents,
+            conversation=conversation,
+            node=node,
+            body_bytes=self.body_bytes if self.keep_bodies else 0,
         )
-
-    async def exchanges(self, conversation: ConversationRow) -> list[StoredExchange]:
-        """The requests and replies that were kept, in order; see ``keep_bodies``."""
-        query = (
-            "SELECT e.request, e.reply, e.status, e.created_at, e.node FROM exchanges e "
-            "WHERE e.conversation = ? ORDER BY e.id"
-        )
-        rows = await self.database.read(lambda tx: tx.rows(query, (conversation.number,)))
-        return [
-            StoredExchange(bytes(request), bytes(reply), status, at, node, conversation.id)
-            for request, reply, status, at, node in rows
-        ]
-
-    async def aclose(self) -> None:
-        """Let go of threads and connections."""
-        await self.database.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    def _select_anchors(
-        self, tx: Tx, scope: str, digests: Sequence[bytes | None]
-    ) -> list[AnchorRecord]:
-        marks = ", ".join("?" * len(digests))
-        rows = tx.rows(
-            f"SELECT {responses.ANCHOR_COLUMNS} FROM responses r JOIN scopes s ON s.number = r.scope "
-            f"WHERE r.digest IN ({marks}) AND s.name = ? AND r.status = 'completed'",
-            (*digests, scope),
-        )
-        return [responses.anchor_from_row(row, {row[1]: scope}) for row in rows]

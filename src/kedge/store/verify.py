@@ -1,7 +1,6 @@
-"""``verify``: every hash and every digest derived again, every step of every tree walked.
+"""`verify`: recompute every hash and digest, and check every reference between rows.
 
-What is found is named, place by place; nothing is mended. A tree is read branch by branch, so that a
-digest costs what its block costs.
+Nothing is repaired. A tree is read branch by branch, so that the cost of a digest is that of its block.
 """
 
 import json
@@ -11,16 +10,17 @@ from kedge.errors import KedgeError
 from kedge.planning import covered_count, prefix_digest
 from kedge.store.block_codec import hash_block
 from kedge.store.database import Tx
-from kedge.store.nodes import NODE_COLUMNS, load_bodies, node_from_row
+from kedge.store.nodes import NODE_COLUMNS, hash_node, load_bodies, node_from_row
 from kedge.store.records import Damage, Node
 from kedge.store.responses import unpack_digest
+from kedge.store.telemetry import TABLES
 from kedge.turns import Turn, load_block
 
 BATCH_SIZE = 2_000
 
 
 def check_database(tx: Tx) -> list[Damage]:
-    """What the database itself finds."""
+    """Return what the database's own check finds."""
     if tx.dialect.name != "sqlite":
         return []
     found = [line for (line,) in tx.rows("PRAGMA integrity_check") if line != "ok"]
@@ -28,7 +28,7 @@ def check_database(tx: Tx) -> list[Damage]:
 
 
 def check_blocks(tx: Tx, after: int) -> list[Damage]:
-    """Whether the next blocks are what their hashes say."""
+    """Check the next blocks against their hashes."""
     rows = tx.rows(
         "SELECT id, hash, body FROM blocks WHERE id > ? AND id <= ?", (after, after + BATCH_SIZE)
     )
@@ -41,74 +41,125 @@ def check_blocks(tx: Tx, after: int) -> list[Damage]:
 
 def _iter_block_problems(digest: bytes, body: str) -> Iterator[str]:
     if hash_block(body) != digest:
-        yield "its hash is not that of its text"
+        yield "its hash does not match its text"
     try:
         load_block(json.loads(body))
     except (ValueError, TypeError, KedgeError) as error:
-        yield f"its text is no block ({type(error).__name__})"
+        yield f"its text is not a block ({type(error).__name__})"
 
 
-def check_links(tx: Tx) -> list[Damage]:
-    """Whether every link leads to a block, and every head and node is where it belongs."""
-    queries = {
-        "SELECT l.branch, l.place FROM links l LEFT JOIN blocks b ON b.id = l.block "
-        "WHERE b.id IS NULL": "place {1} of branch {0}: its block is missing",
-        "SELECT l.branch FROM links l LEFT JOIN nodes n ON n.id = l.branch WHERE n.id IS NULL "
-        "GROUP BY l.branch": "branch {0}: its first node is missing",
-        "SELECT c.id FROM conversations c LEFT JOIN nodes n ON n.id = c.head AND n.tree = c.tree "
-        "WHERE n.id IS NULL": "conversation {0}: its head is no node of its tree",
-        "SELECT r.node FROM responses r LEFT JOIN nodes n ON n.id = r.node "
-        "WHERE n.id IS NULL": "response {0}: its node is missing",
-        "SELECT n.id FROM nodes n LEFT JOIN conversations c ON c.number = n.conversation "
-        "WHERE c.number IS NULL": "node {0}: its conversation is missing",
+# Rows whose counterpart is missing: each query, and the damage that it finds.
+_REFERENCES = {
+    "SELECT l.branch, l.place FROM links l LEFT JOIN blocks b ON b.id = l.block "
+    "WHERE b.id IS NULL": "position {1} of branch {0}: its block is missing",
+    "SELECT l.branch FROM links l LEFT JOIN nodes n ON n.id = l.branch WHERE n.id IS NULL "
+    "GROUP BY l.branch": "branch {0}: its first node is missing",
+    "SELECT c.id FROM conversations c LEFT JOIN nodes n ON n.id = c.head AND n.tree = c.tree "
+    "WHERE n.id IS NULL": "conversation {0}: its head is not a node of its tree",
+    "SELECT r.node FROM responses r LEFT JOIN nodes n ON n.id = r.node "
+    "WHERE n.id IS NULL": "response {0}: its node is missing",
+    "SELECT r.node FROM responses r LEFT JOIN conversations c ON c.number = r.conversation "
+    "WHERE c.number IS NULL": "response {0}: its conversation is missing",
+    "SELECT n.id FROM nodes n LEFT JOIN conversations c ON c.number = n.conversation "
+    "AND c.tree = n.tree WHERE c.number IS NULL": "node {0}: its conversation is missing",
+    "SELECT b.id FROM blocks b LEFT JOIN conversations c ON c.number = b.owner "
+    "WHERE b.owner IS NOT NULL AND c.number IS NULL": "block {0}: its owner is missing",
+    "SELECT b.id FROM blocks b JOIN conversations c ON c.number = b.owner "
+    "JOIN links l ON l.block = b.id JOIN nodes n ON n.id = l.branch "
+    "WHERE n.tree <> c.tree GROUP BY b.id": "block {0}: others than its owner use it",
+    "SELECT k.key FROM claims k LEFT JOIN nodes n ON n.id = k.asked "
+    "WHERE k.asked IS NOT NULL AND n.id IS NULL": "claim {0}: the node of its question is missing",
+    "SELECT k.key FROM claims k LEFT JOIN nodes n ON n.id = k.answer "
+    "WHERE k.answer IS NOT NULL AND n.id IS NULL": "claim {0}: the node of its answer is missing",
+}
+_REFERENCES.update(
+    {
+        f"SELECT t.{name} FROM {table} t LEFT JOIN conversations c ON c.number = t.conversation "
+        "WHERE c.number IS NULL": f"{table} {{0}}: its conversation is missing"
+        for table, name in {"claims": "key", "tags": "tag", **dict.fromkeys(TABLES, "id")}.items()
     }
+)
+_REFERENCES.update(
+    {
+        f"SELECT t.id FROM {table} t LEFT JOIN nodes n ON n.id = t.node "
+        "WHERE n.id IS NULL": f"{table} {{0}}: its node is missing"
+        for table in TABLES
+    }
+)
+
+
+def check_references(tx: Tx) -> list[Damage]:
+    """Return every row that refers to a row that is missing."""
     return [
-        Damage(*words.format(*row).split(": ", 1))
-        for query, words in queries.items()
+        Damage(*problem.format(*row).rsplit(": ", 1))
+        for query, problem in _REFERENCES.items()
         for row in tx.rows(query)
     ]
 
 
 def list_trees(tx: Tx) -> list[int]:
-    """Every tree."""
+    """Return the number of every tree."""
     return [tree for (tree,) in tx.rows("SELECT DISTINCT tree FROM nodes")]
 
 
 def check_tree(tx: Tx, tree: int) -> list[Damage]:
-    """Whether the nodes of a tree fit together, and its digests are those of its blocks."""
-    rows = tx.rows(f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.tree = ? ORDER BY n.id", (tree,))
-    nodes = {node.id: node for node in map(node_from_row, rows)}
+    """Check that the nodes of a tree fit together, and that its digests are those of its blocks."""
+    query = f"SELECT n.checksum, {NODE_COLUMNS} FROM nodes n WHERE n.tree = ? ORDER BY n.id"
+    rows = [(row[0], node_from_row(row[1:])) for row in tx.rows(query, (tree,))]
+    nodes = {node.id: node for _, node in rows}
     damage = [
         Damage(f"node {node.id}", problem)
-        for node in nodes.values()
-        for problem in _iter_node_problems(node, nodes)
+        for checksum, node in rows
+        for problem in _iter_node_problems(node, nodes, checksum)
     ]
     branches: dict[int, list[Node]] = {}
     for node in nodes.values():
         branches.setdefault(node.branch, []).append(node)
     if damage:
-        return damage  # paths lead nowhere then
+        return damage  # paths cannot be followed then
+    damage += _check_link_counts(tx, tree, branches)
     for branch in branches.values():
         damage += _check_branch(tx, branch)
     return damage
 
 
-def _iter_node_problems(node: Node, nodes: dict[int, Node]) -> Iterator[str]:
+def _iter_node_problems(
+    node: Node, nodes: dict[int, Node], checksum: bytes | None
+) -> Iterator[str]:
+    """Yield what is wrong with a node: its position in the tree, or any other column."""
     parent = nodes.get(node.parent)
     if node.kind == "root":
-        return
-    if parent is None:
+        if (node.tree, node.branch, node.parent) != (node.id, node.id, 0):
+            yield "it is not the root of its tree"
+    elif parent is None:
         yield "its parent is missing"
     elif not 0 <= node.kept <= parent.length or node.length < node.kept:
         yield "it keeps more than its parent has"
     elif node.depth != parent.depth + 1:
-        yield "its depth is not that of its parent and one"
+        yield "its depth is not its parent's depth and one"
     elif node.branch != node.id and node.branch != parent.branch:
         yield "it is on a branch that its parent is not on"
+    if checksum is None or bytes(checksum) != hash_node(node):
+        yield "its columns do not match its checksum"
+
+
+def _check_link_counts(tx: Tx, tree: int, branches: dict[int, list[Node]]) -> Iterator[Damage]:
+    """Find links of positions that no node of their branch covers."""
+    rows = tx.rows(
+        "SELECT l.branch, COUNT(*) FROM links l JOIN nodes n ON n.id = l.branch WHERE n.tree = ? "
+        "GROUP BY l.branch",
+        (tree,),
+    )
+    for branch, count in rows:
+        nodes = branches.get(branch, ())
+        first = min((node.kept for node in nodes), default=0)
+        expected = max((node.length for node in nodes), default=0) - first
+        if count > expected:
+            yield Damage(f"branch {branch}", f"it has {count} links; its nodes use {expected}")
 
 
 def _check_branch(tx: Tx, branch: list[Node]) -> Iterator[Damage]:
-    """Whether the branch holds the blocks that its nodes tell of, and its digests are theirs."""
+    """Check that a branch has the blocks that its nodes count, and that its digests match them."""
     tip = max(branch, key=lambda node: node.length)
     bodies = load_bodies(tx, tip)
     if len(bodies) != tip.length:
@@ -117,7 +168,7 @@ def _check_branch(tx: Tx, branch: list[Node]) -> Iterator[Damage]:
     try:
         turn = Turn(load_block(json.loads(body)) for body in bodies)
     except (ValueError, TypeError, KedgeError):
-        return  # the block itself was named
+        return  # the block itself was reported
     lengths = {node.id: node.length for node in branch}
     marks = ", ".join("?" * len(lengths)) if len(lengths) <= BATCH_SIZE else ""
     where = f"node IN ({marks})" if marks else "node >= ? AND node <= ?"
@@ -133,4 +184,4 @@ def _check_branch(tx: Tx, branch: list[Node]) -> Iterator[Damage]:
         if count > (covered_count(turn) if covered is None else covered):
             yield Damage(f"response {node}", "it covers more blocks than there are")
         elif prefix_digest(turn, count) != unpack_digest(digest):
-            yield Damage(f"response {node}", "its digest is not that of its blocks")
+            yield Damage(f"response {node}", "its digest does not match its blocks")

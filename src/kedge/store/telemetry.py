@@ -1,0 +1,63 @@
+"""The `incidents`, `tool_runs` and `exchanges` tables: what happened besides the answers."""
+
+from collections.abc import Iterable
+
+from kedge.store.database import Tx
+from kedge.store.records import ConversationRow, Incident, StoredExchange, Telemetry
+
+TABLES = ("incidents", "tool_runs", "exchanges")
+
+_INSERT_INCIDENT = (
+    "INSERT INTO incidents (conversation, node, kind, reason, scope, created_at) "
+    "VALUES (?, ?, ?, ?, ?, ?)"
+)
+_INSERT_TOOL_RUN = (
+    "INSERT INTO tool_runs (conversation, node, name, outcome, seconds, created_at) "
+    "VALUES (?, ?, ?, ?, ?, ?)"
+)
+_INSERT_EXCHANGE = (
+    "INSERT INTO exchanges (conversation, node, request, reply, status, created_at) "
+    "VALUES (?, ?, ?, ?, ?, ?)"
+)
+_SELECT_EXCHANGES = (
+    "SELECT e.request, e.reply, e.status, e.created_at, e.node, c.id FROM exchanges e "
+    "JOIN conversations c ON c.number = e.conversation WHERE {column} = ? ORDER BY e.id"
+)
+
+
+def insert_telemetry(
+    tx: Tx,
+    telemetry: Telemetry,
+    incidents: Iterable[tuple[Incident, int]],
+    *,
+    conversation: ConversationRow,
+    node: int,
+    body_bytes: int,
+) -> None:
+    """Record what happened at a node; incidents come with the numbers of their scopes.
+
+    Bodies are truncated to ``body_bytes``; with 0, no exchange is stored.
+    """
+    number = conversation.number
+    for each, scope in incidents:
+        values = (number, node, each.kind, each.reason, scope, each.created_at)
+        tx.run(_INSERT_INCIDENT, values)
+    for each in telemetry.tools:
+        tx.run(
+            _INSERT_TOOL_RUN,
+            (number, node, each.name, each.outcome, each.seconds, each.created_at),
+        )
+    for each in telemetry.exchanges if body_bytes else ():
+        request, reply = each.request[:body_bytes], each.reply[:body_bytes]
+        tx.run(_INSERT_EXCHANGE, (number, node, request, reply, each.status, each.created_at))
+
+
+def select_exchanges(
+    tx: Tx, *, conversation: int | None = None, node: int = 0
+) -> list[StoredExchange]:
+    """Return the stored requests and replies of a conversation or of a node, in order."""
+    column = "e.node" if conversation is None else "e.conversation"
+    rows = tx.rows(
+        _SELECT_EXCHANGES.format(column=column), (node if conversation is None else conversation,)
+    )
+    return [StoredExchange(bytes(request), bytes(reply), *rest) for request, reply, *rest in rows]

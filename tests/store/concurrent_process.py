@@ -1,0 +1,98 @@
+"""One of several processes that create, append, fork and delete in one store.
+
+    python concurrent_process.py URL OPERATIONS SEED
+
+It uses the conversations of the other processes too, and rows that it read before others deleted them.
+"""
+
+import asyncio
+import random
+import sys
+from contextlib import suppress
+
+from kedge import assistant, user
+from kedge.errors import HeadConflict, NotInStore
+from kedge.store import ConversationRow, Incident, Node, Store, Telemetry, open_store
+
+SHARED = [user(f"shared text {number}", id=f"blk_shared_{number}") for number in range(5)]
+TELEMETRY = Telemetry((Incident("healed", "gone", "scope", 5.0),))
+MAX_HANDLES = 12
+
+
+class Process:
+    """A process with the handles that it collected."""
+
+    def __init__(self, store: Store, seed: int) -> None:
+        self.store = store
+        self.rng = random.Random(seed)
+        self.seed = seed
+        self.handles: list[tuple[ConversationRow, Node]] = []
+
+    async def run(self, operations: int) -> None:
+        """Do random operations, and search now and then."""
+        choices = [
+            self.create,
+            self.append,
+            self.append,
+            self.append,
+            self.open,
+            self.fork,
+            self.delete,
+            self.claim,
+        ]
+        for number in range(operations):
+            with suppress(NotInStore, HeadConflict):
+                await self.rng.choice(choices)()
+            if number % 20 == 19:
+                await self.store.search("text")
+
+    async def create(self) -> None:
+        row = await self.store.create("Created", tags=["x"], blocks=[self.rng.choice(SHARED)])
+        await self._add_handle(row)
+
+    async def open(self) -> None:
+        rows = await self.store.conversations(limit=10)
+        if rows:
+            await self._add_handle(self.rng.choice(rows))
+
+    async def append(self) -> None:
+        row, node = await self._pick()
+        text = f"text of {self.seed}: {self.rng.random()}"
+        blocks = [user(text), self.rng.choice(SHARED), assistant("answer")]
+        kept = self.rng.choice([node.length, node.length, max(0, node.length - 1)])
+        head = self.rng.choice([None, node.id])
+        made = await self.store.append(row, node, blocks, kept=kept, head=head, accounts=TELEMETRY)
+        self.handles.append((row, made))
+
+    async def fork(self) -> None:
+        row, node = await self._pick()
+        await self._add_handle(await self.store.fork(row, node.id))
+
+    async def delete(self) -> None:
+        row, _ = await self._pick()
+        await self.store.delete(row)
+
+    async def claim(self) -> None:
+        row, node = await self._pick()
+        key = f"k{self.rng.randint(0, 3)}"
+        await self.store.claim(row, key, about=b"x", owner=str(self.seed), lease=0.01)
+        await self.store.settle(row, key, node.id)
+
+    async def _pick(self) -> tuple[ConversationRow, Node]:
+        del self.handles[:-MAX_HANDLES]
+        while not self.handles:
+            await self.create()
+        return self.rng.choice(self.handles)
+
+    async def _add_handle(self, row: ConversationRow) -> None:
+        self.handles.append((row, (await self.store.load(row)).node))
+
+
+async def main(url: str, operations: int, seed: int) -> None:
+    """Work on the store at this address."""
+    async with await open_store(url, wait_seconds=60.0) as store:
+        await Process(store, seed).run(operations)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

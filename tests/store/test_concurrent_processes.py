@@ -1,0 +1,34 @@
+"""Four processes create, append, fork and delete in one store, which stays sound.
+
+`KEDGE_OPERATIONS=3000` runs the campaign for about a minute.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import anyio
+
+from kedge.store import open_store
+
+SCRIPT = Path(__file__).parent / "concurrent_process.py"
+OPERATIONS = int(os.environ.get("KEDGE_OPERATIONS", "60"))
+
+
+async def test_four_processes_leave_a_sound_store(lasting_url: str) -> None:
+    """`verify` finds nothing, before and after the index is brought up to date."""
+    async with await open_store(lasting_url):
+        pass
+
+    async def run(seed: int) -> None:
+        command = [sys.executable, str(SCRIPT), lasting_url, str(OPERATIONS), str(seed)]
+        done = await anyio.run_process(command, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+
+    async with anyio.create_task_group() as group:
+        for seed in range(4):
+            group.start_soon(run, seed)
+    async with await open_store(lasting_url) as store:
+        assert await store.verify() == []
+        await store.search("text")
+        assert await store.verify() == []

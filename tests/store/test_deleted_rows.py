@@ -1,0 +1,115 @@
+"""A row of a deleted conversation is of no use: not even once another conversation exists."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from kedge import user
+from kedge.errors import InvalidSetting, NotInStore
+from kedge.store import ConversationRow, Incident, Node, Store, Telemetry
+from kedge.store.listing import list_tree_conversations, load_last_blocks, read_tree
+from store.sample_conversations import SCOPE, count_rows, create_conversation
+
+Call = Callable[[Store, ConversationRow, Node], Awaitable[object]]
+TELEMETRY = Telemetry((Incident("healed", "gone", SCOPE, 5.0),))
+
+CALLS: dict[str, Call] = {
+    "append": lambda store, row, node: store.append(row, node, [user("secret")]),
+    "append to the head": lambda store, row, node: store.append(
+        row, node, [user("secret")], head=node.id
+    ),
+    "append with telemetry": lambda store, row, node: store.append(
+        row, node, [user("secret")], accounts=TELEMETRY, asked_for="k"
+    ),
+    "claim": lambda store, row, _: store.claim(row, "k", about=b"x", owner="a", lease=9.0),
+    "common_ancestor": lambda store, row, node: store.common_ancestor(row, node.id, node.id),
+    "delete": lambda store, row, _: store.delete(row),
+    "differences": lambda store, row, node: store.differences(row, node.id, node.id),
+    "exchanges": lambda store, row, _: store.exchanges(row),
+    "export": lambda store, row, _: store.export(row),
+    "fork": lambda store, row, node: store.fork(row, node.id),
+    "list_tree_conversations": lambda store, row, _: list_tree_conversations(store, row),
+    "load": lambda store, row, _: store.load(row),
+    "load a node": lambda store, row, node: store.load(row, node.id),
+    "load_last_blocks": lambda store, row, _: load_last_blocks(store, row),
+    "move_head": lambda store, row, node: store.move_head(row, node, head=row.head),
+    "newest_below": lambda store, row, node: store.newest_below(row, node.id),
+    "node": lambda store, row, node: store.node(row, node.id),
+    "node_of_response": lambda store, row, _: store.node_of_response(row, "resp_A_talk_0"),
+    "note": lambda store, row, node: store.note(row, node.id, TELEMETRY),
+    "path": lambda store, row, _: store.path(row),
+    "pending": lambda store, row, _: store.pending(row),
+    "read_tree": lambda store, row, _: read_tree(store, row),
+    "renew": lambda store, row, _: store.renew(row, "k", owner="a", lease=9.0),
+    "responses": lambda store, row, _: store.responses(row),
+    "settle": lambda store, row, node: store.settle(row, "k", node.id),
+    "tree": lambda store, row, _: store.tree(row),
+    "update": lambda store, row, _: store.update(row, title="mine"),
+    "usage": lambda store, row, node: store.usage(row, node.id),
+}
+
+
+async def test_no_method_accepts_the_row_of_a_deleted_conversation(store: Store) -> None:
+    """Each raises `NotInStore`, and the conversation that was created since is unchanged."""
+    row, nodes = await create_conversation(store, 2, id="mine")
+    await store.claim(row, "k", about=b"x", owner="a", lease=9.0)
+    await store.delete(row.id)
+    other, others = await create_conversation(store, 2, id="mine", title="Another")
+    assert other.number != row.number
+    assert not {node.id for node in nodes} & {node.id for node in others}
+    before = await store.export(other)
+    accepted: list[str] = []
+    for name, call in CALLS.items():
+        try:
+            await call(store, row, nodes[-1])
+        except NotInStore:
+            continue
+        accepted.append(name)
+    assert accepted == []
+    assert await store.export(other) == before
+    assert await store.verify() == []
+
+
+def test_every_method_that_takes_a_row_is_covered() -> None:
+    """A method that is added to the store is added here."""
+    methods = {
+        name
+        for name, method in vars(Store).items()
+        if "ConversationRow" in str(getattr(method, "__annotations__", {}).get("conversation"))
+    }
+    assert not {name for name in methods if not name.startswith("_")} - CALLS.keys()
+
+
+async def test_a_claim_is_not_inherited(store: Store) -> None:
+    """The key of a deleted conversation is free in the next one."""
+    row, _ = await create_conversation(store, 1)
+    await store.claim(row, "k", about=b"x", owner="a", lease=1000.0)
+    await store.delete(row.id)
+    other, _ = await create_conversation(store, 1)
+    assert (await store.claim(other, "k", about=b"y", owner="b", lease=1000.0)).is_owner
+
+
+async def test_a_node_that_was_deleted_with_another_conversation(store: Store) -> None:
+    """A fork cannot go on from a node, or from blocks, that only its origin had."""
+    row, nodes = await create_conversation(store, 4)
+    fork = await store.fork(row, nodes[1].id)
+    await store.append(fork, nodes[2], [user("elsewhere")], kept=3, head=nodes[1].id)
+    await store.note(fork, nodes[4].id, TELEMETRY)
+    await store.claim(fork, "k", about=b"x", owner="a", lease=9.0)
+    await store.settle(fork, "k", nodes[4].id)
+    await store.delete(row)
+    for gone in (nodes[2], nodes[4]):
+        with pytest.raises(NotInStore):
+            await store.append(fork, gone, [user("too late")])
+    with pytest.raises(NotInStore):
+        await store.fork(fork, nodes[4].id)
+    assert await count_rows(store, "incidents", "claims") == [0, 0]
+    assert await store.verify() == []
+
+
+async def test_an_id_is_used_once(store: Store) -> None:
+    """A second conversation with the same id is rejected with a message, not a database error."""
+    await store.create(id="mine")
+    with pytest.raises(InvalidSetting, match="already a conversation 'mine'"):
+        await store.create(id="mine")
+    assert len(await store.conversations()) == 1
