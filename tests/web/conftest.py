@@ -76,7 +76,7 @@ class PageServer:
 
         async def work(desk: ConversationService) -> str:
             made = await Conversation.create(
-                desk.store, desk.engine, title=title, **dict(desk.settings)
+                desk.store, desk.models.engine, title=title, **dict(desk.settings)
             )
             for each in messages:
                 await made.send(each)

@@ -217,13 +217,13 @@ HOSTILE = """<script>alert('script')</script><img src=x onerror="alert('image')"
 
 async def _create_hostile(desk: ConversationService) -> tuple[str, str]:
     """A conversation that can go on, and one with more than a strict server would take."""
-    talk = await Conversation.create(desk.store, desk.engine, title=HOSTILE, tags=[HOSTILE])
+    talk = await Conversation.create(desk.store, desk.models.engine, title=HOSTILE, tags=[HOSTILE])
     called = tool_call("add", HOSTILE, call_id="call_1")
     thought = reasoning(summary=[HOSTILE])
     said = [system(HOSTILE), user(HOSTILE), thought, called, tool_result("call_1", HOSTILE)]
     await talk.append(*said, assistant(HOSTILE))
     await talk.send(HOSTILE)
-    worse = await Conversation.create(desk.store, desk.engine, title=HOSTILE)
+    worse = await Conversation.create(desk.store, desk.models.engine, title=HOSTILE)
     named = tool_call(HOSTILE, HOSTILE, call_id=HOSTILE)
     odd = opaque({"type": HOSTILE, HOSTILE: HOSTILE})
     await worse.append(user([HOSTILE, image("javascript:alert(1)")]), named, odd)

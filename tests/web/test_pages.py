@@ -84,7 +84,7 @@ def test_every_refused_candidate_is_told_in_plain_words(page: PageServer) -> Non
     """An edit breaks the chain, and the card says which response it broke and why."""
 
     async def work(desk: ConversationService) -> str:
-        talk = await Conversation.create(desk.store, desk.engine)
+        talk = await Conversation.create(desk.store, desk.models.engine)
         await talk.send("What is 2+3?")
         await talk.send("Thanks")
         await talk.edit(talk.turn.blocks[0].id, "What is 20+3?")
@@ -109,7 +109,7 @@ def test_images_are_shown_from_here_and_named_from_elsewhere(page: PageServer) -
     """Bytes that are stored are shown; what lies elsewhere is linked and not loaded."""
 
     async def work(desk: ConversationService) -> str:
-        talk = await Conversation.create(desk.store, desk.engine)
+        talk = await Conversation.create(desk.store, desk.models.engine)
         parts = ["Look", image(PIXEL), image("https://evil.example/pixel.png")]
         await talk.append(user(parts))
         await talk.append(user([image("data:image/svg+xml;base64,PHN2Zy8+")]))
@@ -191,14 +191,14 @@ def test_what_was_healed_and_lost_is_told(fresh: PageServer) -> None:
 async def _run_refine(desk: ConversationService) -> str:
     answers = iter([Verdict(passed=False, critique="<b>Shorter</b>, please"), Verdict(passed=True)])
     result = await refine(
-        "Name a boat", judge=lambda _: next(answers), store=desk.store, engine=desk.engine
+        "Name a boat", judge=lambda _: next(answers), store=desk.store, engine=desk.models.engine
     )
     return result.workflow
 
 
 async def _run_debate(desk: ConversationService) -> str:
     result = await debate(
-        [Side("sail", desk.engine), Side("steam", desk.engine)],
+        [Side("sail", desk.models.engine), Side("steam", desk.models.engine)],
         "Which is better?",
         judge=lambda said: "sail" if len(said) >= 4 else None,
         store=desk.store,

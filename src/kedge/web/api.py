@@ -11,13 +11,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from kedge.analytics import Selection, analyse
 from kedge.conversation import Conversation
+from kedge.errors import InvalidSetting
 from kedge.store import ConversationRow
 from kedge.store.listing import ConversationSummary, list_summaries, read_tree
 from kedge.turns import dump_block, system, user
 from kedge.web import schemas
 from kedge.web.chain_graph import build_chain_graph
+from kedge.web.models import MODEL_KEY
 from kedge.web.openapi import ApiCall, Operation, build_openapi, encode_event
-from kedge.web.send import resolve_turn, send_options, stream_turn, to_plan_shape, to_turn_shape
+from kedge.web.send import resolve_turn, send_turn, stream_turn, to_plan_shape
 from kedge.web.service import find_conversations, find_node, overview_status
 
 DAY = 86_400.0
@@ -40,13 +42,19 @@ async def list_conversations(call: ApiCall) -> BaseModel:
 async def create_conversation(call: ApiCall) -> BaseModel:
     """A new conversation."""
     given: schemas.NewConversation = call.body
+    service = call.service
+    if given.model and given.model not in service.models.names:
+        names = ", ".join(service.models.names)
+        raise InvalidSetting(f"there is no model {given.model!r} here; choose one of: {names}")
     made = await Conversation.create(
-        call.service.store,
-        call.service.engine,
+        service.store,
+        service.models.engine,
         title=given.title,
         tags=given.tags,
         blocks=[system(given.system)] if given.system else [],
         mode=given.mode,
+        data={MODEL_KEY: given.model} if given.model else {},
+        **service.settings,
     )
     return _to_conversation(made.row)
 
@@ -85,16 +93,15 @@ async def read_turns(call: ApiCall) -> BaseModel:
 async def take_turn(call: ApiCall) -> BaseModel | Response:
     """Say something, and get the answer: whole, or as server-sent events."""
     given: schemas.NewTurn = call.body
-    ask = await resolve_turn(call.service, call.path_text("id"), given)
+    request = await resolve_turn(call.service, call.path_text("id"), given)
     if not given.stream:
-        reply = await ask.conversation.send(*ask.blocks, at=ask.at, **send_options(given))
-        return to_turn_shape(reply)
+        return await send_turn(request)
 
-    async def told() -> AsyncGenerator[bytes]:
-        async for event in stream_turn(ask, given):
+    async def encoded_events() -> AsyncGenerator[bytes]:
+        async for event in stream_turn(request):
             yield encode_event(event)
 
-    return StreamingResponse(told(), media_type="text/event-stream")
+    return StreamingResponse(encoded_events(), media_type="text/event-stream")
 
 
 async def read_chain(call: ApiCall) -> BaseModel:
@@ -124,10 +131,11 @@ async def read_chain(call: ApiCall) -> BaseModel:
 async def plan_turn(call: ApiCall) -> BaseModel:
     """What would be sent now, and why: nothing is sent."""
     asked: schemas.PlanQuery = call.query
-    row, node = await _resolve_node(call)
-    turn = (await call.service.store.load(row, node)).turn(row.id)
+    opened = await call.service.open(call.path_text("id"), asked.at)
+    row = opened.conversation.row
+    turn = (await call.service.store.load(row, opened.node)).turn(row.id)
     turn = turn.append(user(asked.text)) if asked.text else turn
-    return to_plan_shape(call.service.engine.plan(turn))
+    return to_plan_shape(opened.conversation.engine.plan(turn, **opened.options))
 
 
 async def read_plan(call: ApiCall) -> BaseModel:

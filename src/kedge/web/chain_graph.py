@@ -16,16 +16,16 @@ from kedge.store.listing import StoredTree, is_expiring
 
 Mark = Literal["head", "pending", "failed", "lost", "expired", "full", "edited", "compacted"]
 MARK_DESCRIPTIONS: dict[Mark, str] = {
-    "head": "where the conversation stands: the next message goes on from here",
-    "pending": "a question without an answer: on its way, or stopped",
-    "failed": "the request was refused, failed or was cut off",
-    "lost": "the server said that this response is gone",
-    "expired": "the server no longer keeps this response, or soon will not",
-    "full": "everything was sent, although there was something to build on",
+    "head": "the conversation's current position; the next message continues from here",
+    "pending": "a question without an answer: still running, or stopped",
+    "failed": "the request was rejected, failed or was cut off",
+    "lost": "the server reported that it no longer has this response",
+    "expired": "the server no longer stores this response, or soon will not",
+    "full": "the full conversation was sent, although a stored response existed",
     "edited": "history was changed here",
-    "compacted": "older blocks were replaced by fewer",
+    "compacted": "older blocks were replaced by a shorter form",
 }
-"""Every mark, in plain words."""
+"""The description of every mark, for the legend."""
 
 MIN_FOLD_LENGTH = 4
 """A run of fewer responses than this is shown one by one."""

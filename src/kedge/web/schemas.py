@@ -98,6 +98,7 @@ class NewConversation(RequestBody):
     tags: list[Name] = Field(default_factory=list[str], max_length=50)
     system: Text = Field("", description="Instructions that go before everything else.")
     mode: Literal["chained", "stateless", "conversation"] | None = None
+    model: Name = Field("", description="A model of this server; its default model if empty.")
 
 
 class ConversationUpdate(RequestBody):
@@ -117,7 +118,9 @@ class NewTurn(RequestBody):
     edit: Name | None = Field(
         None, description="A block on the path to `at` in whose place the text is to stand."
     )
-    model: Name = Field("", description="Another model than the usual one.")
+    model: Name = Field(
+        "", description="A model of this server; the conversation's own model if empty."
+    )
     key: Name = Field("", description="Idempotency: the same key runs once.")
     stream: bool = False
 

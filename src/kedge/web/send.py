@@ -1,6 +1,6 @@
 """Taking a turn: find the place to go on from, say it, and tell what happens as it happens."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,11 +17,10 @@ from kedge.events.run import (
 )
 from kedge.planning import RequestPlan
 from kedge.planning.explain import describe_rejection, format_headline
-from kedge.store.listing import read_tree
 from kedge.turns import Block, TextPart, UserBlock, user
 from kedge.web.plan_card import HEALING_TEXTS
 from kedge.web.schemas import NewTurn, PlanShape, RejectedShape, TurnShape, UsageShape
-from kedge.web.service import ConversationService, find_node, path_to
+from kedge.web.service import ConversationService, OpenConversation, path_to
 from kedge.web.transcript import iter_block_ranges
 
 
@@ -34,36 +33,39 @@ class TurnRequest:
 
     conversation: Conversation
     blocks: Sequence[Block]
-    at: int | None = None
+    at: int | None
+    options: Mapping[str, Any]
+    """The idempotency key and the options of the request."""
 
 
 async def resolve_turn(service: ConversationService, name: str, given: NewTurn) -> TurnRequest:
-    """Find the node to go on from, and what is to be said there."""
-    talk = await service.open(name)
-    at = given.previous_response_id or (None if given.at is None else str(given.at))
+    """Resolve the position to continue from, the model that answers there, and the message.
+
+    Raises:
+        KedgeError: If one of them is not available; nothing was written.
+    """
+    at = given.previous_response_id or ("" if given.at is None else str(given.at))
+    opened = await service.open(name, at, given.model)
+    options = {"key": given.key, **opened.options}
     if given.edit is not None:
-        return await _resolve_edit(service, talk, given.edit, at, given.text)
-    node = None if at is None else find_node(await read_tree(service.store, talk.row), at)
-    return TurnRequest(talk, [user(given.text)], node)
+        blocks, parent = await _edit_question(service, opened, given.edit, given.text)
+        return TurnRequest(opened.conversation, blocks, parent, options)
+    return TurnRequest(
+        opened.conversation, [user(given.text)], opened.node if at else None, options
+    )
 
 
-async def _resolve_edit(
-    service: ConversationService,
-    conversation: Conversation,
-    block_id: str,
-    at: str | None,
-    text: str,
-) -> TurnRequest:
-    """Before the question that a block is part of, with the question as it shall be."""
-    tree = await read_tree(service.store, conversation.row)
-    node = conversation.head if at is None else find_node(tree, at)
-    blocks = (await service.store.load(conversation.row, node)).blocks
-    for asked, start, stop in iter_block_ranges(path_to(tree, node)):
-        said = blocks[start:stop]
-        if any(block.id == block_id for block in said):
-            anew = [_replace_text(block, text) if block.id == block_id else block for block in said]
-            return TurnRequest(conversation, anew, asked.parent)
-    raise NotInStore(f"there is no block {block_id!r} on the way to {node}")
+async def _edit_question(
+    service: ConversationService, opened: OpenConversation, block_id: str, text: str
+) -> tuple[list[Block], int]:
+    """Return the question that a block is part of, with new text, and the node before it."""
+    blocks = (await service.store.load(opened.conversation.row, opened.node)).blocks
+    for question, start, stop in iter_block_ranges(path_to(opened.tree, opened.node)):
+        old = blocks[start:stop]
+        if any(block.id == block_id for block in old):
+            new = [_replace_text(block, text) if block.id == block_id else block for block in old]
+            return new, question.parent
+    raise NotInStore(f"there is no block {block_id!r} on the path to node {opened.node}")
 
 
 def _replace_text(block: Block, text: str) -> Block:
@@ -74,20 +76,21 @@ def _replace_text(block: Block, text: str) -> Block:
     return replace(block, id="", parts=(TextPart(text), *rest))
 
 
-def send_options(given: NewTurn) -> dict[str, Any]:
-    """What goes with a turn besides what is said."""
-    return {"key": given.key, **({"model": given.model} if given.model else {})}
+async def send_turn(request: TurnRequest) -> TurnShape:
+    """Send the message and return the answer."""
+    reply = await request.conversation.send(*request.blocks, at=request.at, **request.options)
+    return to_turn_shape(reply)
 
 
-async def stream_turn(request: TurnRequest, given: NewTurn) -> AsyncGenerator[dict[str, Any]]:
-    """Take the turn, and tell what happens; the last thing told is ``done`` or ``error``."""
-    options = send_options(given)
+async def stream_turn(request: TurnRequest) -> AsyncGenerator[dict[str, Any]]:
+    """Send the message and yield events; the last one is ``done`` or ``error``."""
     try:
-        async with request.conversation.stream(*request.blocks, at=request.at, **options) as stream:
+        async with request.conversation.stream(
+            *request.blocks, at=request.at, **request.options
+        ) as stream:
             async for event in stream:
-                told = _encode_event(event)
-                if told:
-                    yield told
+                if encoded := _encode_event(event):
+                    yield encoded
         reply = stream.reply
     except KedgeError as error:
         yield {"type": "error", "code": type(error).__name__, "message": str(error)}

@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from kedge.server.storage.database import IN_MEMORY
 from kedge.server.uvicorn_server import UvicornServer
 from kedge.store import open_store
 from kedge.web.app import PathDispatch, create_page
+from kedge.web.models import ModelSelector
 from kedge.web.security import PageAuth
 from kedge.web.service import ConversationService
 
@@ -34,12 +35,14 @@ async def open_page_server(
 ) -> AsyncGenerator[UvicornServer]:
     """A server with a page beside it, ready to ``serve``; ``url`` is where both will be."""
     async with (
+        AsyncExitStack() as stack,
         await open_store(page.store, keep_bodies=page.keep_bodies) as store,
         connect_own_server(settings, url) as engine,
     ):
-        desk = ConversationService(store, engine, model_names(settings), page.settings)
-        terms = PageAuth(settings.token, settings.hosts)
-        app = create_page(desk, terms, f"{url}/v1")
+        models = ModelSelector(engine, model_names(settings), f"{url}/v1")
+        stack.push_async_callback(models.aclose)
+        auth = PageAuth(settings.token, settings.hosts)
+        app = create_page(ConversationService(store, models, page.settings), auth, f"{url}/v1")
         server = UvicornServer(PathDispatch(create_app(settings), app), on_started=started)
         app.state.stopping = lambda: server.should_exit
         yield server

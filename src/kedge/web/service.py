@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kedge.conversation import Conversation
-from kedge.engines import Engine
-from kedge.errors import NotInStore
-from kedge.store import ConversationRow, Node, Store
+from kedge.errors import KedgeError, NotInStore
+from kedge.store import ConversationRow, Node, ResponseRow, Store
 from kedge.store.listing import (
     ConversationSummary,
     StoredTree,
@@ -29,6 +28,7 @@ from kedge.web.chain_graph import (
     compute_layout,
     response_totals,
 )
+from kedge.web.models import ModelChoice, ModelSelector
 from kedge.web.plan_card import build_plan_card, rebuild_plan
 from kedge.web.schemas import ListQuery
 from kedge.web.transcript import render_exchanges, render_ranges, split_exchanges, tool_names
@@ -63,20 +63,48 @@ MAX_EXCHANGES = 40
 
 
 @dataclass(frozen=True, slots=True)
+class OpenConversation:
+    """A conversation with its tree, the position to continue from, and the model that answers there."""
+
+    conversation: Conversation
+    tree: StoredTree
+    node: int
+    choice: ModelChoice
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of every request."""
+        return {"model": self.choice.request_name} if self.choice.request_name else {}
+
+
+@dataclass(frozen=True, slots=True)
 class ConversationService:
-    """A store to read, an engine to talk through, and what goes with every turn."""
+    """The operations of the page and the API on a store and its models."""
 
     store: Store
-    engine: Engine
-    models: tuple[str, ...] = ()
-    """The models that can be asked; the first one is, unless another is chosen."""
+    models: ModelSelector
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Further settings of a Conversation: tools, middleware, price…"""
+    """Settings of every Conversation: tools, middleware, price…"""
     clock: Callable[[], float] = time.time
 
-    async def open(self, name: str) -> Conversation:
-        """A conversation at its head, ready to talk."""
-        return await Conversation.open(self.store, name, self.engine, **self.settings)
+    async def open(self, name: str, at: str = "", model: str = "") -> OpenConversation:
+        """Open a conversation with the model that answers at a position.
+
+        Args:
+            name: The id of the conversation.
+            at: A node or the id of a response; the head by default.
+            model: A model of the server to use instead of the conversation's own.
+
+        Raises:
+            NotInStore: If there is no such conversation or position.
+            CannotConnect: If the conversation's model is not available here; nothing was written.
+        """
+        row = await self.store.conversation(name)
+        tree = await read_tree(self.store, row)
+        node = find_node(tree, at) if at else row.head
+        choice = self.models.select(row, newest_response(tree, node), model)
+        opened = await Conversation.open(self.store, row.id, choice.engine, **self.settings)
+        return OpenConversation(opened, tree, node, choice)
 
     async def load_view(
         self,
@@ -95,12 +123,14 @@ class ConversationService:
         spans, said = split_exchanges(path_to(tree, node), blocks, tree.responses)
         omitted = 0 if show_all else max(len(spans) - MAX_EXCHANGES, 0)
         chosen = str(chain.shown_nodes.get(node, 0) or "")
+        model, problem = self._describe_model(row, newest_response(tree, node))
         layout = compute_layout(chain.nodes, chosen, unfold)
         return ConversationView(
             id=row.id,
             name=row.title or _first_question(tree) or "New conversation",
-            model=self._current_model(tree),
-            models=self.models,
+            model=model,
+            models=tuple(dict.fromkeys((*((model,) if not problem else ()), *self.models.names))),
+            model_problem=problem,
             status=conversation_status(row, tree, self.clock()),
             tags=row.tags,
             layout=layout,
@@ -159,9 +189,14 @@ class ConversationService:
         plan = rebuild_plan(turn, response, [each for each in records if each])
         return build_plan_card(plan, response, turn, await load_exchanges(self.store, node))
 
-    def _current_model(self, tree: StoredTree) -> str:
-        newest = max(tree.responses, default=0)
-        return tree.responses[newest].model if newest else next(iter(self.models), "")
+    def _describe_model(
+        self, row: ConversationRow, response: ResponseRow | None
+    ) -> tuple[str, str]:
+        """Return the name of the model that answers, and why it is not available, if it is not."""
+        try:
+            return self.models.select(row, response).name, ""
+        except KedgeError as error:
+            return self.models.recorded_name(row, response), str(error)
 
 
 def path_to(tree: StoredTree, node: int) -> list[Node]:
@@ -172,6 +207,12 @@ def path_to(tree: StoredTree, node: int) -> list[Node]:
         path.append(nodes[node])
         node = nodes[node].parent
     return path[::-1]
+
+
+def newest_response(tree: StoredTree, node: int) -> ResponseRow | None:
+    """Return the newest response on the path to a node."""
+    found = (tree.responses.get(each.id) for each in reversed(path_to(tree, node)))
+    return next((response for response in found if response), None)
 
 
 def find_node(tree: StoredTree, at: str) -> int:

@@ -182,6 +182,9 @@ class ConversationView:
     name: str
     model: str
     models: tuple[str, ...]
+    """The models to choose from; ``model`` is the one that answers."""
+    model_problem: str
+    """Why the conversation's own model is not available here; empty if it is."""
     status: str
     tags: tuple[str, ...]
     layout: Layout

@@ -20,9 +20,15 @@ export async function send(form) {
   resize(area);
   const body = { text, stream: true };
   if (grid.dataset.chosen) body.at = Number(grid.dataset.chosen);
-  if (form.elements.model) body.model = form.elements.model.value;
+  addModel(body);
   const left = await run(grid.dataset.conversation, body, text);
   if (left && !area.value) area.value = left;
+}
+
+// The conversation's own model is the first option; only another one is named in the request.
+function addModel(body) {
+  const models = document.querySelector("#model");
+  if (models && models.selectedIndex > 0) body.model = models.value;
 }
 
 export function fork(button) {
@@ -84,6 +90,7 @@ export function edit(button) {
     if (dialog.returnValue !== "send" || !text) return;
     const grid = document.querySelector("[data-conversation]");
     const body = { text, stream: true, edit: button.dataset.block, at: Number(button.dataset.at) };
+    addModel(body);
     run(grid.dataset.conversation, body, text, button.closest("[data-exchange]"));
   });
   dialog.showModal();

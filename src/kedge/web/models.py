@@ -1,0 +1,116 @@
+"""Selection of the model that answers in the page and the API.
+
+A conversation continues with its own provider and model. Three kinds of models can be used: those of the
+server beside the page, providers known by name (``openai``, ``anthropic``, …) whose addresses and keys
+come from this machine's environment, and, by an explicit choice, another model of the server. An address
+that only the store names is never connected to: the store may hold imported conversations, and whoever
+wrote those must not decide where keys and messages go.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kedge.engines import Engine
+from kedge.errors import InvalidSetting, UnconfirmedReference
+from kedge.providers import connect, names_address
+from kedge.store import ConversationRow, ResponseRow
+
+MODEL_KEY = "model"
+"""The member of a conversation's data that holds the model string it was last used with."""
+SERVER_SCOPE = "kedge/"
+"""The beginning of the scopes of servers with a page; see ``serve.database_scope``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """The engine that answers, and the name of the model to request from it."""
+
+    name: str
+    engine: Engine
+    request_name: str = ""
+    """The ``model`` option of requests; empty for the engine's own model."""
+
+
+class ModelSelector:
+    """The models that conversations can use.
+
+    Args:
+        engine: The engine of the server beside the page.
+        names: The names of that server's models, the default first.
+        base_url: The address of that server's API.
+        connect: How to connect to a provider that is known by name.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        names: tuple[str, ...],
+        base_url: str = "",
+        connect: Callable[[str], Engine] = connect,
+    ) -> None:
+        self.engine = engine
+        self.names = names
+        self._base_url = base_url
+        self._connect = connect
+        self._engines: dict[str, Engine] = {}
+
+    def recorded_name(self, row: ConversationRow, response: ResponseRow | None) -> str:
+        """Return the name of the model that a conversation was last used with.
+
+        Args:
+            row: The conversation; its data may hold the model string.
+            response: The newest response on the path that is to be continued, if there is one.
+
+        Returns:
+            The name of a model of the server, or a model string; the default model if none is recorded.
+        """
+        data = row.data.get(MODEL_KEY)
+        stored = data if isinstance(data, str) else ""
+        if (
+            response
+            and response.provider == "responses"
+            and response.scope.startswith(SERVER_SCOPE)
+        ):
+            return response.model
+        own = f"responses:{self._base_url}#"
+        if self._base_url and stored.startswith(own):
+            return stored.removeprefix(own)
+        if response is None:
+            return stored or self.names[0]
+        if response.provider in (stored.partition(":")[0], "practice"):
+            return stored or response.provider
+        return f"{response.provider}:{response.model}"
+
+    def select(
+        self, row: ConversationRow, response: ResponseRow | None, requested: str = ""
+    ) -> ModelChoice:
+        """Choose the model for the next request of a conversation.
+
+        Args:
+            row: The conversation.
+            response: The newest response on the path that is to be continued, if there is one.
+            requested: The model that the user chose, if any.
+
+        Raises:
+            InvalidSetting: If the requested model is none of the server's.
+            CannotConnect: If the conversation's own model is not available here.
+        """
+        recorded = self.recorded_name(row, response)
+        name = requested or recorded
+        if name in self.names:
+            return ModelChoice(name, self.engine, name)
+        others = f"choose a model of this server: {', '.join(self.names)}"
+        if name != recorded:
+            raise InvalidSetting(f"there is no model {name!r} here; {others}")
+        if names_address(name):
+            raise UnconfirmedReference(
+                f"this conversation was held with {name}, which is not configured on this server; {others}"
+            )
+        if name not in self._engines:
+            self._engines[name] = self._connect(name)
+        return ModelChoice(name, self._engines[name])
+
+    async def aclose(self) -> None:
+        """Close the engines that were connected here."""
+        for engine in self._engines.values():
+            await engine.aclose()

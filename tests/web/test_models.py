@@ -1,0 +1,112 @@
+"""Which model answers: the conversation's own, one that was chosen, or none."""
+
+import pytest
+
+from kedge.conversation import Conversation
+from kedge.providers import connect
+from kedge.testing import TestServer
+from kedge.web.service import ConversationService
+from web.conftest import PageServer
+
+
+@pytest.fixture
+def openai(monkeypatch: pytest.MonkeyPatch, kedge_server: TestServer) -> TestServer:
+    """A server that the provider ``openai`` leads to, for this process only."""
+    monkeypatch.setenv("OPENAI_BASE_URL", kedge_server.base_url)
+    monkeypatch.setenv("OPENAI_API_KEY", "test")
+    return kedge_server
+
+
+def create_elsewhere(page: PageServer, model: str, *, recorded: str = "") -> str:
+    """Create a conversation with one exchange, held with another model than the page's."""
+
+    async def work(service: ConversationService) -> str:
+        async with connect(model) as engine:
+            made = await Conversation.create(
+                service.store, engine, data={"model": recorded} if recorded else {}
+            )
+            await made.send("My name is Ada.")
+            return made.id
+
+    return page.run(work)
+
+
+def count_nodes(page: PageServer, name: str) -> int:
+    return len(page.get(f"/api/conversations/{name}/chain")["nodes"])
+
+
+def test_a_conversation_continues_with_its_own_provider(
+    fresh: PageServer, openai: TestServer
+) -> None:
+    """The page connects to a provider that it knows by name, and records who answered."""
+    name = create_elsewhere(fresh, "openai:practice")
+    sent = len(openai.requests)
+    plan = fresh.get(f"/api/conversations/{name}/plan", text="What is my name?")
+    assert plan["mode"] == "chained"
+    assert plan["delta_blocks"] == 1
+    turn = fresh.post(f"/api/conversations/{name}/turns", text="What is my name?")
+    assert turn["text"] == "Your name is Ada."
+    assert len(openai.requests) == sent + 1
+    *_, last = fresh.get(f"/api/conversations/{name}/chain")["nodes"]
+    assert (last["response"]["provider"], last["response"]["model"]) == ("openai", "practice")
+    html = fresh.client.get(f"/conversations/{name}").text
+    assert "<option selected>openai:practice</option><option>practice</option>" in html
+
+
+def test_a_provider_without_a_key_is_reported_before_anything_is_written(
+    fresh: PageServer, openai: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The turn and the plan are rejected, the page says why, and another model can be chosen."""
+    name = create_elsewhere(fresh, "openai:practice")
+    monkeypatch.delenv("OPENAI_API_KEY")
+    before = count_nodes(fresh, name)
+    path = f"/api/conversations/{name}"
+    for stream in (True, False):
+        rejected = fresh.client.post(f"{path}/turns", json={"text": "Hello", "stream": stream})
+        assert rejected.status_code == 400
+        assert "OPENAI_API_KEY" in rejected.json()["error"]["message"]
+    assert fresh.client.get(f"{path}/plan").status_code == 400
+    assert count_nodes(fresh, name) == before
+    html = fresh.client.get(f"/conversations/{name}").text
+    assert "data-model-problem" in html
+    assert '<option value="">Choose a model</option><option>practice</option>' in html
+    assert fresh.post(f"{path}/turns", text="What is my name?", model="practice")["text"]
+    *_, last = fresh.get(f"{path}/chain")["nodes"]
+    assert (last["response"]["provider"], last["response"]["model"]) == ("responses", "practice")
+
+
+def test_an_address_in_the_store_is_never_connected_to(
+    fresh: PageServer, kedge_server: TestServer
+) -> None:
+    """A conversation with another server is shown, and a turn on its model is rejected."""
+    address = f"responses:{kedge_server.base_url}#practice"
+    name = create_elsewhere(fresh, address, recorded=address)
+    sent = len(kedge_server.requests)
+    rejected = fresh.client.post(f"/api/conversations/{name}/turns", json={"text": "Hello"})
+    assert rejected.status_code == 400
+    assert "not configured on this server" in rejected.json()["error"]["message"]
+    assert "not configured on this server" in fresh.client.get(f"/conversations/{name}").text
+    assert len(kedge_server.requests) == sent
+
+
+def test_the_practice_model_of_the_command_line_is_the_servers(fresh: PageServer) -> None:
+    """A conversation of ``kedge chat`` continues on the server beside the page."""
+    name = create_elsewhere(fresh, "practice", recorded="practice")
+    turn = fresh.post(f"/api/conversations/{name}/turns", text="What is my name?")
+    assert turn["text"] == "Your name is Ada."
+    *_, last = fresh.get(f"/api/conversations/{name}/chain")["nodes"]
+    assert last["response"]["provider"] == "responses"
+
+
+def test_a_model_that_is_not_there_is_rejected(fresh: PageServer) -> None:
+    """Neither recorded for a new conversation nor used for a turn."""
+    rejected = fresh.client.post("/api/conversations", json={"model": "gpt-5.1"})
+    assert rejected.status_code == 400
+    name = fresh.post("/api/conversations", model="practice")["id"]
+    rejected = fresh.client.post(
+        f"/api/conversations/{name}/turns", json={"text": "Hello", "model": "gpt-5.1"}
+    )
+    assert rejected.status_code == 400
+    assert "there is no model 'gpt-5.1' here" in rejected.json()["error"]["message"]
+    assert count_nodes(fresh, name) == 0
+    assert fresh.post(f"/api/conversations/{name}/turns", text="Hello")["text"]
