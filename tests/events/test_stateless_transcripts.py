@@ -314,6 +314,44 @@ def test_messages_as_texts_or_objects_give_the_same(name: str) -> None:
         assert normalize(events + decoder.close()) == expected
 
 
+@pytest.mark.parametrize("name", [name for name in PATHS if name.startswith("anthropic/")])
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "after the next event"])
+def test_a_repeated_content_block_start_changes_nothing(name: str, late: bool) -> None:
+    """It neither finishes the block that it repeats nor starts another one."""
+    pieces: list[bytes] = []
+    repeated = b""
+    for piece in split_messages(name):
+        pieces += [piece, repeated]
+        repeated = piece if b'"content_block_start"' in piece else b""
+        if not late:
+            pieces.append(repeated)
+            repeated = b""
+    events = decode(name, *pieces)
+    assert normalize(events) == normalize(decode(name, read_bytes(name)))
+
+
+def test_two_content_blocks_under_one_index_are_both_decoded() -> None:
+    """A server that numbers every block 0 loses none of them."""
+    stream = read_bytes("anthropic/thinking_and_call")
+    for index in (b"1", b"2"):
+        stream = stream.replace(b'"index":' + index, b'"index":0')
+    result = decode_outcome("anthropic/thinking_and_call", stream)
+    assert list(result.blocks) == EXPECTED["anthropic/thinking_and_call"][1]
+
+
+@pytest.mark.parametrize("name", ["chat/text", "chat/parallel_calls", "chat/deepseek"])
+@pytest.mark.parametrize("member", ["delta", "message"])
+def test_deltas_after_the_finish_reason_are_ignored(name: str, member: str) -> None:
+    """Some servers repeat the complete message after the chunk that ended it."""
+    pieces = split_messages(name)
+    end = next(at for at, piece in enumerate(pieces) if b'"finish_reason":"' in piece)
+    call = {"index": 0, "id": "call_9", "function": {"name": "again", "arguments": "{}"}}
+    repeated = {"role": "assistant", "content": "Hello", "tool_calls": [call]}
+    choice = {"index": 0, member: repeated, "finish_reason": "length"}
+    pieces.insert(end + 1, encode_sse([{"choices": [choice]}]))
+    assert normalize(decode(name, *pieces)) == normalize(decode(name, read_bytes(name)))
+
+
 @all_transcripts
 def test_a_stream_cut_at_any_message_is_never_taken_for_whole(name: str) -> None:
     """Before the model said that it had finished there is no success, and nothing that it did not say."""

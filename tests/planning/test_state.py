@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kedge.planning import (
     AnchorRecord,
     ConversationState,
+    drop_anchors,
     dump_record,
     get_state,
     load_record,
@@ -173,3 +174,14 @@ def test_one_wrong_member_spoils_a_record(wrong: dict[str, Any]) -> None:
     assert load_record({**form, **wrong}) is None
     assert load_record([form]) is None
     assert load_record({"response_id": "R"}) is None
+
+
+def test_anchors_of_another_party_can_be_dropped() -> None:
+    """Blocks, data and mode stay; everything that names a server's memory goes."""
+    record = AnchorRecord("R", "s", "d", 1)
+    state = ConversationState("stateless", "R", "conv_1", (record,))
+    turn = set_state(Turn([user("Hi")], data={"mine": 1}), state)
+    dropped = drop_anchors(loads(dumps(turn)))
+    assert get_state(dropped) == ConversationState("stateless")
+    assert dropped.blocks == turn.blocks
+    assert dropped.data["mine"] == 1

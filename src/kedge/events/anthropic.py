@@ -10,6 +10,7 @@ at the limit of tokens the last block is stopped like any other, and is not whol
 """
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast
@@ -35,6 +36,8 @@ from kedge.events.types import (
     Usage,
 )
 
+log = logging.getLogger(__name__)
+
 NATIVE_KEY = "anthropic"
 """The member of an item that keeps what only this API knows of it."""
 REDACTED_REASONING = "redacted"
@@ -53,7 +56,12 @@ class ContentBlockBuilder:
     pieces: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     stopped: bool = False
     is_complete: bool = False
-    """Whether it was told to be finished."""
+    """Whether its ``ItemCompleted`` was emitted."""
+    start: JsonObject = field(init=False)
+    """The block as it was when it started."""
+
+    def __post_init__(self) -> None:
+        self.start = dict(self.block)
 
     @property
     def type(self) -> str:
@@ -64,6 +72,13 @@ class ContentBlockBuilder:
     def item_type(self) -> str:
         """The type of the item that it becomes."""
         return _ITEM_TYPES.get(self.type, self.type)
+
+    def is_repeated_by(self, block: JsonObject) -> bool:
+        """Return whether a block that starts under the same index is this one, started again."""
+        if not self.stopped:
+            return (self.type, self.block.get("id")) == (block.get("type"), block.get("id"))
+        # An empty text may start anew; what has content of its own is the same block once more.
+        return block == self.start and any(block[name] for name in block if name != "type")
 
     def append(self, name: str, piece: str) -> None:
         """Some more of one of its texts."""
@@ -186,7 +201,8 @@ class _MessageState:
 
     calls: ToolCallState = field(default_factory=ToolCallState)
     joiner: SurrogateJoiner = field(default_factory=SurrogateJoiner)
-    blocks: dict[int, ContentBlockBuilder] = field(default_factory=dict[int, ContentBlockBuilder])
+    blocks: list[ContentBlockBuilder] = field(default_factory=list[ContentBlockBuilder])
+    by_index: dict[int, ContentBlockBuilder] = field(default_factory=dict[int, ContentBlockBuilder])
     message: JsonObject = field(default_factory=dict[str, Any])
     usage: JsonObject = field(default_factory=dict[str, Any])
     started: bool = False
@@ -195,9 +211,13 @@ class _MessageState:
     def find_block(self, message: JsonObject) -> ContentBlockBuilder:
         """The block that an event speaks of."""
         index = fields.get_index(message, "index")
-        if index not in self.blocks:
+        if index not in self.by_index:
             raise MalformedEvent("index names no block that was begun")
-        return self.blocks[index]
+        return self.by_index[index]
+
+    def next_index(self) -> int:
+        """Return the output index after those of all blocks."""
+        return max((block.output_index for block in self.blocks), default=-1) + 1
 
     def item_id(self, index: int) -> str:
         """A name for an item: this API gives none, and planning goes by them."""
@@ -275,13 +295,21 @@ def _read_message_start(state: _MessageState, message: JsonObject, found: EventL
 
 
 def _read_block_start(state: _MessageState, message: JsonObject, found: EventList) -> None:
+    block = dict(fields.require_object(message, "content_block"))
+    key = fields.get_index(message, "index")
+    index = key = key if key >= 0 else state.next_index()
+    known = state.by_index.get(key)
+    if known is not None:
+        if known.is_repeated_by(block):
+            log.warning(
+                "content_block_start of block %d is repeated; the repetition is ignored", key
+            )
+            return
+        index = state.next_index()  # another block under an index that is in use
     _complete_blocks(state, found)
-    index = fields.get_index(message, "index")
-    index = index if index >= 0 else len(state.blocks)
-    growing = ContentBlockBuilder(
-        dict(fields.require_object(message, "content_block")), index, state.item_id(index)
-    )
-    state.blocks[index] = growing
+    growing = ContentBlockBuilder(block, index, state.item_id(index))
+    state.blocks.append(growing)
+    state.by_index[key] = growing
     if growing.type == "tool_use":
         name = fields.get_text(growing.block, "name")
         seen = ToolCallUpdate(growing.block.get("id"), name, growing.item_id, index)
@@ -321,7 +349,7 @@ def _read_message_stop(state: _MessageState, _: JsonObject, found: EventList) ->
     state.ended = True
     reason = fields.get_text(state.message, "stop_reason")
     ending, word = STOP_REASONS.get(reason, ("cut", reason or "unknown"))
-    if ending == "refused" and not all(growing.stopped for growing in state.blocks.values()):
+    if ending == "refused" and not all(growing.stopped for growing in state.blocks):
         ending = "cut"
     if ending != "cut":
         _complete_blocks(state, found)
@@ -414,7 +442,7 @@ DELTA_READERS: dict[str, DeltaReader] = {
 
 def _complete_blocks(state: _MessageState, found: EventList) -> None:
     """Tell that the blocks so far are whole."""
-    for growing in state.blocks.values():
+    for growing in state.blocks:
         if not growing.is_complete:
             growing.is_complete = True
             found += complete_block(growing, state.calls)
@@ -425,7 +453,7 @@ def _emit_refusal(state: _MessageState, found: EventList) -> None:
     details = state.message.get("stop_details")
     told = cast("JsonObject", details) if isinstance(details, dict) else {}
     words = repair_surrogates(fields.get_text(told, "explanation")) or DEFAULT_REFUSAL
-    place = max(state.blocks, default=-1) + 1
+    place = state.next_index()
     item_id = state.item_id(place)
     content = [{"type": "refusal", "refusal": words}]
     item: JsonObject = {"type": "message", "role": "assistant", "content": content}

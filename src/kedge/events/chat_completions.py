@@ -11,6 +11,7 @@ place of each, and ``ToolCallState`` does the rest.
 """
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast
@@ -34,6 +35,8 @@ from kedge.events.types import (
     TextDelta,
     Usage,
 )
+
+log = logging.getLogger(__name__)
 
 Ending = tuple[Literal["completed", "incomplete", "failed"], str]
 
@@ -188,6 +191,11 @@ class ChatDecoder(StreamDecoder):
             found.append(StreamFailed(**fields.read_error(choice)))
         told = cast("JsonObject", given)
         delta = {name: value for name, value in told.items() if value is not None}
+        if self._state.finish_reason:
+            # Some servers repeat the complete message after the chunk that ends it.
+            if delta.keys() & DELTA_READERS.keys():
+                log.warning("a delta after finish_reason is ignored")
+            return
         self._state.has_message = self._state.has_message or bool(told)
         if delta.get("reasoning_content") and "reasoning" in delta:
             del delta["reasoning"]  # the same words under both of their names
@@ -199,9 +207,7 @@ class ChatDecoder(StreamDecoder):
         }
         if rest:
             found.append(OpaqueEvent("delta", rest))
-        self._state.finish_reason = (
-            fields.get_text(choice, "finish_reason") or self._state.finish_reason
-        )
+        self._state.finish_reason = fields.get_text(choice, "finish_reason")
 
     def _finish(self, found: EventList) -> None:
         state = self._state

@@ -126,6 +126,22 @@ def set_state(turn: Turn, state: ConversationState) -> Turn:
     return turn.with_data({STATE_KEY: state})
 
 
+def drop_anchors(turn: Turn) -> Turn:
+    """Return the Turn without anchors and without ids of the server's memory; the mode stays.
+
+    Anchors are as trustworthy as the source of the Turn: a forged record can name a response of another
+    conversation, whose context the model would then see. Drop them from a Turn that another party
+    wrote; the next request sends everything and records a new anchor.
+
+    Args:
+        turn: A Turn, for example one read by ``kedge.turns.loads``.
+
+    Returns:
+        The Turn with the same blocks and data, and no anchor.
+    """
+    return set_state(turn, ConversationState(mode=get_state(turn).mode))
+
+
 def dump_record(record: AnchorRecord) -> dict[str, Any]:
     """Write a record as plain JSON values; members at their default are left out."""
     members = ((name, getattr(record, name)) for name in _FIELD_READERS)
