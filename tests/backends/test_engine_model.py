@@ -2,6 +2,7 @@
 
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -9,8 +10,11 @@ import openai
 import pytest
 from anthropic import Anthropic
 from openai import OpenAI
+from starlette.requests import Request
+from starlette.responses import Response
 
 from backends.conftest import TIMEOUT, make_model, serve_backend, wait_until
+from engines.fake_server import json_response, serve_handler
 from kedge.testing import TestServer, serve
 from normalization import normalize_items
 
@@ -312,6 +316,72 @@ def test_numbered_events_may_come_twice(upstream: TestServer) -> None:
         client.responses.stream(model="any", input="What is 6 * 7?") as stream,
     ):
         assert stream.get_final_response().output_text == "6 * 7 = 42."
+
+
+LLAMA_CPP = Path(__file__).parents[1] / "events" / "transcripts" / "llama_cpp.sse"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_stream_without_output_indexes_is_served_once(streamed: bool) -> None:
+    """llama.cpp sends none; each item is emitted and stored once, and its calls can be answered."""
+    stream = Response(LLAMA_CPP.read_bytes(), media_type="text/event-stream")
+    answer = json_response(CITY_ANSWER)
+    replies = [stream, answer]
+
+    async def reply(request: Request) -> Response:
+        body = await request.json()
+        bodies.append(body)
+        return replies[len(bodies) - 1]
+
+    bodies: list[Any] = []
+    with (
+        serve_handler(reply) as upstream,
+        serve(model=make_model("responses, stateless", upstream)) as server,
+        OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
+    ):
+        events: list[Any] = list(
+            client.responses.create(
+                model="any", input="Weather?", tools=[WEATHER], stream=True, timeout=TIMEOUT
+            )
+        )
+        made = events[-1].response
+        added = [e.item.type for e in events if e.type == "response.output_item.added"]
+        stored = client.responses.retrieve(made.id)
+        kinds = ["reasoning", "message", "function_call", "function_call"]
+        assert [item.type for item in stored.output] == added == kinds
+        assert stored.output_text == "Let me look."
+        calls = [item for item in made.output if item.type == "function_call"]
+        assert [json.loads(call.arguments)["city"] for call in calls] == ["Bern", "Basel"]
+        results: Any = [
+            {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+            for call in calls
+        ]
+        last: Any = client.responses.create(
+            model="any",
+            input=results,
+            previous_response_id=made.id,
+            tools=[WEATHER],
+            stream=streamed,
+        )
+        text = list(last)[-1].response.output_text if streamed else last.output_text
+    assert text == "Sunny."
+    sent = [item["type"] for item in bodies[1]["input"] if item["type"] != "reasoning"]
+    assert sent == ["message"] * 2 + ["function_call"] * 2 + ["function_call_output"] * 2
+
+
+CITY_ANSWER: dict[str, Any] = {
+    "id": "resp_2",
+    "object": "response",
+    "status": "completed",
+    "output": [
+        {
+            "type": "message",
+            "id": "msg_2",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Sunny.", "annotations": []}],
+        }
+    ],
+}
 
 
 def test_a_chat_and_a_message_reach_the_same_model(
