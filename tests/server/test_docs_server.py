@@ -8,6 +8,9 @@ import click
 from kedge.cli.serve import command
 from kedge.server.app import ROUTES
 from kedge.server.models import DEFAULT_WINDOW
+from kedge.server.response_object import MIN_CACHED_TOKENS
+from kedge.server.schema.base import MAX_DEPTH
+from kedge.server.schema.content import MAX_TEXT_LENGTH
 from kedge.server.settings import DAY, Limits, Settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
@@ -35,11 +38,26 @@ def test_every_option_stands_on_the_page_and_no_other() -> None:
 
 
 def test_the_numbers_on_the_page_are_the_real_ones() -> None:
-    """Limits, retention and the window."""
-    limits = Limits()
-    assert limits.body_bytes == 32_000_000
-    assert limits.header_bytes == 32 * 1024
-    assert (limits.read_seconds, limits.idle_seconds, limits.answer_seconds) == (60, 75, 600)
+    """Every number in the table of limits, and the defaults that the text names."""
+    limits, minute, megabyte = Limits(), 60, 1024 * 1024
+    for shown in (
+        f"| request body | {limits.body_bytes // 10**6} MB (`--max-body-mb`), {MAX_DEPTH} levels",
+        f"| headers | {limits.header_bytes // 1024} KB |",
+        f"| time to receive a body | {limits.read_seconds:.0f} seconds |",
+        f"for the headers of one | {limits.idle_seconds:.0f} seconds |",
+        f"| time to write a response | {limits.answer_seconds / minute:.0f} minutes",
+        f"| one text | {MAX_TEXT_LENGTH:,} characters |",
+        f"| context window | {DEFAULT_WINDOW:,} tokens |",
+        f"| life of a WebSocket | {limits.socket_seconds / minute:.0f} minutes",
+        f"| lanes on it | {limits.socket_lanes} with names",
+        f"| responses on it | {limits.socket_in_flight} in flight, {limits.socket_waiting} waiting",
+        f"one remembered for each lane ({limits.socket_memory_bytes // megabyte} MB) |",
+        f"| `--retention-days` | how long responses are kept: {Settings().retention / DAY:.0f} |",
+        f"{limits.background_running} run at once, {limits.background_waiting} may wait",
+        f"five minutes after the end, {limits.stream_bytes // megabyte} MB",
+        f"from {MIN_CACHED_TOKENS:,} tokens on",
+    ):
+        assert shown in PAGE
+    assert limits.stream_seconds == 5 * minute
     assert limits.shutdown_seconds == 10
-    assert DEFAULT_WINDOW == 400_000
-    assert Settings().retention == 30 * DAY
+    assert "get ten seconds to finish" in PAGE

@@ -1,11 +1,12 @@
-"""Long texts are counted beside the loop, on the way in and on the way out."""
+"""Long texts are counted in a thread, on the way in and on the way out, and in bounded time."""
 
 import threading
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
+from kedge import tokens
 from kedge.server.token_counting import MIN_THREAD_CHARS
 from kedge.testing import TestServer, serve
 from kedge.tokens import counter
@@ -15,29 +16,27 @@ LINE = "All work and no play makes Jack a dull boy, he said. "
 
 
 @pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the threads in which long texts are counted."""
-    found: list[str] = []
-    really: Any = counter._count_uncached  # pyright: ignore[reportPrivateUsage]
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The texts that the server counted, each with the name of the thread that did."""
+    found: list[tuple[str, str]] = []
+    original = tokens.count_text
 
-    def noting(text: str) -> int:
-        if len(text) >= MIN_THREAD_CHARS:
-            found.append(threading.current_thread().name)
-        return really(text)
+    def count(text: str) -> int:
+        found.append((text, threading.current_thread().name))
+        return original(text)
 
-    monkeypatch.setattr(counter, "_count_uncached", noting)
+    monkeypatch.setattr(tokens, "count_text", count)
     return found
 
 
-def send_text(server: TestServer, api: str, text: str, *, stream: bool) -> None:
-    """Say a text over one of the APIs, and read the answer to its end."""
+def send(server: TestServer, api: str, texts: list[str], *, stream: bool) -> None:
+    """Send messages over one of the APIs, and read the answer to its end."""
     client = OpenAI(base_url=server.base_url, api_key="any", max_retries=0)
+    messages: Any = [{"role": "user", "content": text} for text in texts]
     given: Any = (
-        client.responses.create(model="practice", input=text, stream=stream)
+        client.responses.create(model="practice", input=messages, stream=stream)
         if api == "responses"
-        else client.chat.completions.create(
-            model="practice", messages=[{"role": "user", "content": text}], stream=stream
-        )
+        else client.chat.completions.create(model="practice", messages=messages, stream=stream)
     )
     if stream:
         assert list(given)
@@ -46,10 +45,56 @@ def send_text(server: TestServer, api: str, text: str, *, stream: bool) -> None:
 
 @pytest.mark.parametrize("api", ["responses", "chat"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_loop_counts_no_long_text(api: str, stream: bool, threads: list[str]) -> None:
-    """Neither the question nor the answer, which repeats it; each is counted once, in a thread."""
+def test_the_loop_counts_no_long_text(
+    api: str, stream: bool, counted: list[tuple[str, str]]
+) -> None:
+    """Neither the request nor the answer, which repeats it; each is counted once, in a thread."""
     text = f"{api} {stream} " + LINE * (MIN_THREAD_CHARS // len(LINE) + 1)
     with serve(model=GatedModel()) as server:
-        send_text(server, api, text, stream=stream)
+        send(server, api, [text], stream=stream)
+    threads = [name for each, name in counted if len(each) >= MIN_THREAD_CHARS]
     assert len(threads) == 2
     assert all(name.startswith("asyncio_") for name in threads)
+
+
+@pytest.mark.parametrize("api", ["responses", "chat"])
+def test_the_loop_counts_no_short_texts_of_a_long_request(
+    api: str, counted: list[tuple[str, str]]
+) -> None:
+    """However many there are: counts are stored for the request, not only in a bounded cache."""
+    texts = [f"{number} {LINE}" for number in range(MIN_THREAD_CHARS // len(LINE) + 1)]
+    with serve() as server:
+        send(server, api, texts, stream=False)
+    threads = {name for text, name in counted if text in texts}
+    assert threads
+    assert all(name.startswith("asyncio_") for name in threads)
+
+
+def test_a_text_over_the_length_limit_is_rejected_uncounted(
+    counted: list[tuple[str, str]],
+) -> None:
+    """By its length alone, with the sentence of the live API."""
+    with serve() as server, pytest.raises(BadRequestError) as caught:
+        send(server, "responses", ["a" * 10_485_761], stream=False)
+    assert caught.value.code == "string_above_max_length"
+    assert caught.value.param == "input[0].content"
+    assert not counted
+
+
+def test_a_text_over_the_window_is_rejected_after_bounded_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a text that no model can read, only samples are encoded."""
+    encoding = counter.get_encoding()
+    lengths: list[int] = []
+
+    class RecordingEncoding:
+        def encode_ordinary(self, text: str) -> list[int]:
+            lengths.append(len(text))
+            return encoding.encode_ordinary(text)
+
+    monkeypatch.setattr(counter, "get_encoding", RecordingEncoding)
+    with serve() as server, pytest.raises(BadRequestError) as caught:
+        send(server, "responses", [LINE * (10_000_000 // len(LINE))], stream=False)
+    assert caught.value.code == "context_length_exceeded"
+    assert sum(lengths) <= counter.MAX_EXACT_LENGTH

@@ -146,3 +146,29 @@ def test_a_megabyte_of_one_letter_is_counted(name: str, make: Callable[[int], st
     """Where tiktoken alone would overflow; the count grows with the length, near enough."""
     million, part = count_text(make(1_048_576)), count_text(make(65_536))
     assert million == 16 * part
+
+
+def test_a_very_long_text_is_counted_from_samples(
+    reference: Encoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work is bounded, and the estimate is close for a text that is alike throughout."""
+    read: list[int] = []
+    monkeypatch.setattr(counter, "get_encoding", lambda: RecordingEncoding(reference, read))
+    line = "The quick brown fox jumps over the lazy dog, and the dog lets it. "
+    text = line * (counter.MAX_EXACT_LENGTH // len(line) + 1)
+    estimate = TiktokenCounter().count_text(text)
+    assert sum(read) == counter.SAMPLE_CHUNKS * counter.CHUNK_LENGTH
+    exact = len(reference.encode_ordinary(line * 100)) * len(text) / len(line * 100)
+    assert estimate == pytest.approx(exact, rel=0.01)
+
+
+class RecordingEncoding:
+    """An encoding that records the lengths of the texts it is given."""
+
+    def __init__(self, encoding: Encoding, lengths: list[int]) -> None:
+        self._encoding = encoding
+        self._lengths = lengths
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        self._lengths.append(len(text))
+        return self._encoding.encode_ordinary(text)

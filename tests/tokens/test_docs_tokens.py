@@ -22,6 +22,8 @@ def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
         f"| a file, a sound | {items.FILE_TOKENS:,} |",
         f"more than {counter.MAX_BLANK_RUN:,} blanks",
         f"every {counter.CHUNK_LENGTH:,} characters",
+        f"more than {counter.MAX_EXACT_LENGTH:,} characters",
+        f"{counter.SAMPLE_CHUNKS} samples of {counter.CHUNK_LENGTH:,} characters",
     ):
         assert shown in PAGE
     assert items.FILE_TOKENS == items.AUDIO_TOKENS

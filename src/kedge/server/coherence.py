@@ -266,12 +266,13 @@ def check_encrypted_content(new: Sequence[Item], decrypt: Callable[[str], Any]) 
 
 def resolve_references(new: Sequence[Item], lookup: ItemLookup) -> Sequence[Item]:
     """Replace references by the items they refer to, or refuse the first that is not there."""
-    if not any(_is_reference(item) for item in new):
+    if not any(is_reference(item) for item in new):
         return new
-    return [_find_referenced(item["id"], lookup) if _is_reference(item) else item for item in new]
+    return [_find_referenced(item["id"], lookup) if is_reference(item) else item for item in new]
 
 
-def _is_reference(item: Item) -> bool:
+def is_reference(item: Item) -> bool:
+    """Return whether an input item refers to a stored item by its id."""
     type = item.get("type")
     return type == "item_reference" or (type is None and "role" not in item)
 

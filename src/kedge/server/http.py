@@ -13,7 +13,6 @@ from kedge.server.json_codec import Item, encode
 from kedge.server.request_log import RESPONSE_HEADERS_KEY, RecordedRequest
 from kedge.server.schema.base import ignore_unknown
 from kedge.server.state import ServerState
-from kedge.server.token_counting import MIN_THREAD_CHARS, precount_in_thread
 from kedge.server.validation import parse_body
 
 if TYPE_CHECKING:
@@ -57,8 +56,6 @@ async def read_json(request: Request, *, empty: object = None) -> Any:
         # Also what keeps a web page from posting here behind its reader's back.
         raise errors.UNSUPPORTED_CONTENT_TYPE(got=got)
     body = parse_body(raw)
-    if len(raw) >= MIN_THREAD_CHARS:
-        await precount_in_thread(body)
     if exchange is not None:
         exchange.body = body
     return body

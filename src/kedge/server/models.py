@@ -24,7 +24,7 @@ from kedge.practice import (
     ToolCallOutput,
     answer,
 )
-from kedge.tokens import count_text
+from kedge.server.token_counting import count_text
 
 ItemKind = Literal["text", "refusal", "reasoning", "function_call", "custom_tool_call"]
 
@@ -214,6 +214,9 @@ def _open_item(part: OutputPart) -> ItemOpened:
             assert_never(part)
 
 
+MAX_TOKEN_BYTES = 128
+"""The length of the longest token: no token stands for more characters than this."""
+
 _WORD = re.compile(r"\s*\S+\s?|\s+")
 
 
@@ -223,10 +226,11 @@ def _split_chunks(text: str, stream: bool) -> list[str]:
 
 def _truncate_text(text: str, max_tokens: int) -> tuple[str, int, bool]:
     """Cut a text to its first ``most`` tokens; say how many are left and whether it was cut."""
-    tokens = count_text(text)
-    if tokens <= max_tokens:
-        return text, max_tokens - tokens, False
-    least, beyond = 0, len(text)
+    if len(text) <= max_tokens * MAX_TOKEN_BYTES:
+        tokens = count_text(text)
+        if tokens <= max_tokens:
+            return text, max_tokens - tokens, False
+    least, beyond = 0, min(len(text), max_tokens * MAX_TOKEN_BYTES + 1)
     while beyond - least > 1:
         middle = (least + beyond) // 2
         if count_text(text[:middle]) <= max_tokens:

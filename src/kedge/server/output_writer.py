@@ -23,7 +23,7 @@ from kedge.server.models import (
     OutputTruncated,
 )
 from kedge.server.storage.ids import make_call_id, make_item_id
-from kedge.tokens import count_items, count_text
+from kedge.server.token_counting import count_items, count_text, precount
 
 StreamEvent = dict[str, Any]
 """One event of a stream, still without its sequence number."""
@@ -309,6 +309,17 @@ class OutputWriter:
         if type in EVENTS_WITH_LOGPROBS:
             event["logprobs"] = []
         return event
+
+
+async def precount_output(writer: OutputWriter) -> None:
+    """Count a long answer in a thread, before ``count_usage`` counts it on the loop."""
+
+    def count() -> None:
+        count_items(writer.items)
+        for text in writer.reasoning_texts:
+            count_text(text)
+
+    await precount((writer.items, writer.reasoning_texts), count)
 
 
 def count_usage(writer: OutputWriter, input: int, cached: int = 0) -> ModelUsage:

@@ -10,7 +10,12 @@ from typing import Any
 
 from kedge.practice import PracticeRequest
 from kedge.server import errors, response_object
-from kedge.server.coherence import check_encrypted_content, check_request, resolve_references
+from kedge.server.coherence import (
+    check_encrypted_content,
+    check_request,
+    is_reference,
+    resolve_references,
+)
 from kedge.server.compaction import (
     CompactedContext,
     compact,
@@ -24,6 +29,7 @@ from kedge.server.state import ServerState
 from kedge.server.storage.context import Context, truncate_history
 from kedge.server.storage.ids import make_response_id, new_key
 from kedge.server.storage.items import has_compaction, slice_from_compaction
+from kedge.server.token_counting import count_items, count_json, count_text, precount
 from kedge.server.validation import (
     check_exclusive,
     check_not_empty,
@@ -31,7 +37,6 @@ from kedge.server.validation import (
     check_tool_choice,
 )
 from kedge.server.websocket.memory import LaneMemory
-from kedge.tokens import count_items, count_json, count_text
 
 Body = Mapping[str, Any]
 
@@ -198,11 +203,25 @@ def resolve_input(
     service: ServerState, input: str | Sequence[Item], key: str, history: History
 ) -> list[Item]:
     """Take a request's input in: resolved, checked against the past, and written out in full."""
-    sent = [{"role": "user", "content": input}] if isinstance(input, str) else input
-    items = resolve_references(sent, service.item_lookup)
+    items = resolve_references(_list_input(input), service.item_lookup)
     check_request(history.context.coherence, items, service.item_lookup)
     check_encrypted_content(items, service.cipher.decrypt)
     return normalize_items(items, key)
+
+
+def _list_input(input: str | Sequence[Item]) -> Sequence[Item]:
+    return [{"role": "user", "content": input}] if isinstance(input, str) else input
+
+
+async def precount_request(body: Body) -> None:
+    """Count the texts of a long request in a thread, before they are counted on the loop."""
+
+    def count() -> None:
+        items = [item for item in _list_input(body.get("input") or ()) if not is_reference(item)]
+        count_items(normalize_items(items, key=""))
+        count_instruction_tokens(body)
+
+    await precount((body.get("input"), body.get("instructions"), body.get("tools")), count)
 
 
 def check_supported(service: ServerState, body: Body, *, on_socket: bool = False) -> None:

@@ -15,7 +15,7 @@ from kedge.server.compaction import build_compaction_item
 from kedge.server.deadline import Deadline
 from kedge.server.json_codec import Item, encode, join_response
 from kedge.server.models import OutputEvent, stream_output
-from kedge.server.output_writer import OutputWriter, StreamEvent, count_usage
+from kedge.server.output_writer import OutputWriter, StreamEvent, count_usage, precount_output
 from kedge.server.prepare import ResponseDraft, add_summary
 from kedge.server.request_log import RecordedRequest, log_failure
 from kedge.server.state import ServerState
@@ -23,9 +23,8 @@ from kedge.server.storage.context import EMPTY_CONTEXT, Context, extend_context
 from kedge.server.storage.ids import parse_node_number
 from kedge.server.storage.items import has_compaction, slice_from_compaction
 from kedge.server.storage.responses import ResponseEntry, ResponseResult
-from kedge.server.token_counting import precount_in_thread
+from kedge.server.token_counting import count_items
 from kedge.server.websocket.memory import LaneMemory
-from kedge.tokens import count_items
 
 MAX_QUEUE_SECONDS = 24 * 3600.0
 """Seconds for which a response may wait for its turn."""
@@ -74,7 +73,7 @@ class ResponseRun:
                 self._add_compaction()
                 async for piece in self._iter_output():
                     self._writer.consume(piece)
-                await precount_in_thread((self._writer.items, self._writer.reasoning_texts))
+                await precount_output(self._writer)
                 if not self._deadline.cancelled:
                     written = self._complete()
         except errors.ApiError as error:
@@ -204,7 +203,7 @@ class ResponseRun:
             events = list(self._writer.feed(piece))
             if events:
                 await emit(events)
-        await precount_in_thread((self._writer.items, self._writer.reasoning_texts))
+        await precount_output(self._writer)
         if not self._deadline.cancelled:
             self._complete()
 

@@ -15,15 +15,14 @@ from kedge.server.errors import INTERNAL_ERROR, ApiError
 from kedge.server.item_forms import normalize_items
 from kedge.server.json_codec import Item
 from kedge.server.models import Model, ModelUsage, OutputEvent, Prompt, stream_output
-from kedge.server.output_writer import OutputWriter, count_usage
+from kedge.server.output_writer import OutputWriter, count_usage, precount_output
 from kedge.server.prepare import ModelInput, build_ask, count_instruction_tokens, truncate_to_window
 from kedge.server.request_log import log_failure
 from kedge.server.sse import SSE_HEADERS, BufferedSender, DelayedStart, DisconnectWatcher
 from kedge.server.state import ServerState
 from kedge.server.stop_sequences import apply_stop_sequences
 from kedge.server.storage.ids import new_key
-from kedge.server.token_counting import precount_in_thread
-from kedge.tokens import count_items
+from kedge.server.token_counting import count_items, precount
 
 
 def get_object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -51,15 +50,18 @@ class PreparedRequest:
     input_tokens: int
 
 
-def prepare(service: ServerState, request: StatelessRequest) -> PreparedRequest:
-    """Put a question to the model that it names; refuse one that is too long for it."""
+async def prepare(service: ServerState, request: StatelessRequest) -> PreparedRequest:
+    """Prepare a request for the model that it names, or raise an error if it is too long for it."""
     body = request.body
     model = service.find_model(body["model"])
     key = new_key(0)
     items = normalize_items(request.input, key)
-    view = truncate_to_window(
-        ModelInput(items, count_instruction_tokens(body) + count_items(items)), body, model.window
-    )
+
+    def count() -> int:
+        return count_instruction_tokens(body) + count_items(items)
+
+    await precount((items, body.get("instructions"), body.get("tools")), count)
+    view = truncate_to_window(ModelInput(items, count()), body, model.window)
     prompt = Prompt(
         ask=build_ask(body, view.items),
         body=body,
@@ -130,7 +132,7 @@ class StatelessRun:
             with self._deadline:
                 async for piece in self._iter_output():
                     self._writer.consume(piece)
-                await precount_in_thread((self._writer.items, self._writer.reasoning_texts))
+                await precount_output(self._writer)
                 given = self._serializer.response(self._writer, self._count_usage())
                 self.error = None
         except ApiError as error:
@@ -156,7 +158,7 @@ class StatelessRun:
                     self._writer.consume(piece)
                     if told := self._serializer.delta(piece, self._writer):
                         await send(told)
-                await precount_in_thread((self._writer.items, self._writer.reasoning_texts))
+                await precount_output(self._writer)
                 self.error = None
         except ApiError as error:
             self.error = error

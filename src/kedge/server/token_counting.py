@@ -1,49 +1,65 @@
-"""Counting long texts beside the loop.
+"""Token counting that does not block the event loop.
 
-The tokens of a megabyte take up to half a second to count, and everybody would wait for it. The counter
-remembers what it has counted, and lets other threads run meanwhile; so long texts are counted ahead in a
-thread, and whoever counts them later finds them counted. Where there are none, nothing waits.
+Counting a megabyte takes up to half a second. So whatever counts the texts of a long request or
+response runs in a thread first (``precount``). The counts are stored for the current request, and
+when the same code runs on the loop it finds them there.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from typing import Any, cast
 
-from kedge.tokens import count_text
+from kedge import tokens
+from kedge.server.json_codec import Item
+from kedge.tokens.items import count_each, to_compact_json
 
 MIN_THREAD_CHARS = 100_000
-"""Characters that are not counted on the loop."""
-MAX_SKIPPED_CHARS = 1_024
-"""Characters of a text that is not worth to be looked at."""
-UNCOUNTED_KEYS = frozenset(
-    {"data", "encrypted_content", "file_data", "image_url", "signature", "url"}
+"""Characters from which texts are counted in a thread."""
+
+_counts: ContextVar[dict[str, int] | None] = ContextVar(
+    "token counts of the current request", default=None
 )
-"""Members that are counted by a fixed estimate, or not at all."""
 
 
-async def precount_in_thread(value: object) -> None:
-    """Count the texts in a value, in a thread if they are long; if not, leave them to others."""
-    texts = _collect_texts(value)
-    if sum(map(len, texts)) >= MIN_THREAD_CHARS:
-        await asyncio.to_thread(_count_texts, texts)
+def count_text(text: str) -> int:
+    """Count the tokens of a text."""
+    counts = _counts.get()
+    if counts is None:
+        return tokens.count_text(text)
+    if text not in counts:
+        counts[text] = tokens.count_text(text)
+    return counts[text]
 
 
-def _collect_texts(value: object) -> list[str]:
-    found: list[str] = []
-    left: list[Any] = [value]
-    while left:
-        each = left.pop()
+def count_items(items: Iterable[Item]) -> int:
+    """Count the tokens of items; additive over the items."""
+    return count_each(items, count_text)
+
+
+def count_json(value: object) -> int:
+    """Count the tokens of a value written as compact JSON."""
+    return count_text(to_compact_json(value))
+
+
+async def precount(value: object, count: Callable[[], object]) -> None:
+    """Run a function that counts the texts of a value in a thread, if they are long."""
+    if _measure(value) >= MIN_THREAD_CHARS:
+        if _counts.get() is None:
+            _counts.set({})  # the thread writes to it: a context is copied, its values are not
+        await asyncio.to_thread(count)
+
+
+def _measure(value: object) -> int:
+    """Add up the lengths of all texts in a value."""
+    size = 0
+    pending: list[Any] = [value]
+    while pending:
+        each = pending.pop()
         if isinstance(each, str):
-            if len(each) > MAX_SKIPPED_CHARS:
-                found.append(each)
+            size += len(each)
         elif isinstance(each, dict):
-            members = cast("dict[str, Any]", each)
-            left += [members[name] for name in members if name not in UNCOUNTED_KEYS]
+            pending += cast("dict[str, Any]", each).values()
         elif isinstance(each, list | tuple):
-            left += cast("Sequence[Any]", each)
-    return found
-
-
-def _count_texts(texts: Sequence[str]) -> None:
-    for text in texts:
-        count_text(text)
+            pending += cast("Sequence[Any]", each)
+    return size

@@ -100,6 +100,9 @@ def read_vocabulary() -> bytes:
     return content
 
 
+MAX_EXACT_LENGTH = 2_000_000
+"""Characters of a text that are counted exactly; the count of a longer text is an estimate."""
+SAMPLE_CHUNKS = 16
 MAX_SHORT_TEXT = 1_024
 MAX_CACHED_SHORT = 16_384
 MAX_CACHED_LONG = 4_096
@@ -153,8 +156,22 @@ class TiktokenCounter:
 
 
 def _count_uncached(text: str) -> int:
+    if len(text) > MAX_EXACT_LENGTH:
+        return _estimate(text)
     encode = get_encoding().encode_ordinary
     return sum(len(encode(piece)) for piece in split_text(text))
+
+
+def _estimate(text: str) -> int:
+    """Extrapolate from chunks at equal distances, so the time does not grow with the text.
+
+    No model reads texts of this length, and counting one exactly can take a minute.
+    """
+    encode = get_encoding().encode_ordinary
+    last = len(text) - CHUNK_LENGTH
+    starts = [last * number // (SAMPLE_CHUNKS - 1) for number in range(SAMPLE_CHUNKS)]
+    tokens = sum(len(encode(text[start : start + CHUNK_LENGTH])) for start in starts)
+    return tokens * len(text) // (SAMPLE_CHUNKS * CHUNK_LENGTH)
 
 
 DEFAULT_COUNTER = TiktokenCounter()

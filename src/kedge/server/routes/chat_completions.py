@@ -34,7 +34,7 @@ async def create(request: Request) -> Any:
     body: Any = await read_json(request)
     question = validate(request, parse_request, body)
     service = get_service(request)
-    put = _prepare(service, question)
+    put = await _prepare(service, question)
     voice = CompletionSerializer(
         f"chatcmpl-{put.key}",
         question.body["model"],
@@ -53,11 +53,11 @@ async def create(request: Request) -> Any:
     return respond_bytes(b"") if whole is None else respond_json(whole)
 
 
-def _prepare(service: ServerState, request: StatelessRequest) -> PreparedRequest:
+async def _prepare(service: ServerState, request: StatelessRequest) -> PreparedRequest:
     """Put the question; what every endpoint refuses, this one refuses in its own words."""
     model: str = request.body["model"]
     try:
-        return prepare(service, request)
+        return await prepare(service, request)
     except errors.ApiError as error:
         if error.template is errors.MODEL_NOT_FOUND and model:
             raise errors.MODEL_NOT_ACCESSIBLE(model=model) from None

@@ -10,6 +10,7 @@ from kedge.server.coherence import check_encrypted_content, resolve_references
 from kedge.server.http import build_list, get_service, paginate, read_json, respond_json, validate
 from kedge.server.item_forms import normalize_items
 from kedge.server.json_codec import Item
+from kedge.server.prepare import precount_request
 from kedge.server.state import ServerState
 from kedge.server.storage.conversations import StoredConversation
 from kedge.server.storage.ids import new_key
@@ -24,6 +25,7 @@ async def create(request: Request) -> Response:
     """Answer ``POST /v1/conversations``."""
     body = await read_json(request, empty={})
     validate(request, check_conversation_create, body)
+    await precount_request({"input": body.get("items")})
     service = get_service(request)
     if service.settings.zero_data_retention:
         raise errors.CONVERSATION_ZERO_DATA_RETENTION()
@@ -67,6 +69,7 @@ async def add_items(request: Request) -> Response:
     """Answer ``POST /v1/conversations/{id}/items``."""
     body = await read_json(request)
     validate(request, check_conversation_items, body)
+    await precount_request({"input": body["items"]})
     service = get_service(request)
     found = _find_conversation(service, request)
     with service.conversations.lock(found.id):

@@ -35,7 +35,7 @@ async def create(request: Request) -> Any:
     body: Any = await read_json(request)
     service = get_service(request)
     question = validate(request, parse_request, body, service.cipher.decrypt, version)
-    put = prepare(service, question)
+    put = await prepare(service, question)
     if isinstance(put.model, PracticeModel):  # others may not have thought at all
         check_thinking_blocks(body)
     id = f"msg_{put.key}"
@@ -72,7 +72,7 @@ async def count_tokens(request: Request) -> Response:
     body = await read_json(request)
     service = get_service(request)
     counted = validate(request, parse_count_request, body, service.cipher.decrypt)
-    put = prepare(service, counted)
+    put = await prepare(service, counted)
     return respond_json({"input_tokens": put.input_tokens})
 
 

@@ -26,6 +26,7 @@ from kedge.server.prepare import (
     ResponseDraft,
     build_model_input,
     find_history,
+    precount_request,
     prepare_response,
     resolve_input,
 )
@@ -34,13 +35,13 @@ from kedge.server.response_run import ResponseRun
 from kedge.server.sse import DisconnectWatcher, EventStream, ReplayStream
 from kedge.server.state import ServerState
 from kedge.server.storage.ids import make_item_id, make_response_id, new_key
+from kedge.server.token_counting import count_items
 from kedge.server.validation import (
     check_compact,
     check_create,
     check_input_tokens,
     check_not_empty,
 )
-from kedge.tokens import count_items
 
 if TYPE_CHECKING:
     from kedge.server.websocket.memory import LaneMemory
@@ -51,6 +52,7 @@ async def create(request: Request) -> Any:
     body = await read_json(request)
     place: LaneMemory | None = request.scope.get(WEBSOCKET_SCOPE_KEY)
     validate(request, check_create, body, on_socket=place is not None)
+    await precount_request(body)
     service = get_service(request)
     made = prepare_response(service, body, place)
     exchange = get_recorded_request(request)
@@ -139,6 +141,7 @@ async def count_input_tokens(request: Request) -> Response:
     """Answer ``POST /v1/responses/input_tokens``."""
     body = await read_json(request)
     validate(request, check_input_tokens, body)
+    await precount_request(body)
     service = get_service(request)
     past = find_history(service, body)
     items = resolve_input(service, body.get("input") or [], new_key(0), past)
@@ -154,6 +157,7 @@ async def compact_context(request: Request) -> Response:
     """
     body = await read_json(request)
     validate(request, check_compact, body)
+    await precount_request(body)
     service = get_service(request)
     past = find_history(service, body)
     check_not_empty(body)

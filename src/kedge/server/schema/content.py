@@ -16,6 +16,10 @@ STRING = String()
 STRING_ARRAY = Array(STRING, of="strings")
 NULLABLE_STRING = Nullable(STRING)
 
+MAX_TEXT_LENGTH = 10_485_760
+"""The maximum length of one text, in characters, as published and observed."""
+TEXT = String(max_length=MAX_TEXT_LENGTH)
+
 PART_TYPES = (
     "input_text",
     "input_image",
@@ -42,7 +46,7 @@ CACHE_BREAKPOINT = Nullable(
 )
 
 INPUT_TEXT = Object(
-    {"type": STRING, "text": STRING, "prompt_cache_breakpoint": CACHE_BREAKPOINT},
+    {"type": STRING, "text": TEXT, "prompt_cache_breakpoint": CACHE_BREAKPOINT},
     required=("text",),
 )
 INPUT_IMAGE = Object(
@@ -157,6 +161,6 @@ REASONING_PART = TaggedUnion(
 
 TEXT_OR_OBJECTS = "one of an array of objects or string"
 
-INPUT_CONTENT = TypeUnion(TEXT_OR_OBJECTS, string=STRING, array=Array(INPUT_PART))
-OUTPUT_CONTENT = TypeUnion(TEXT_OR_OBJECTS, string=STRING, array=Array(OUTPUT_PART))
-TOOL_OUTPUT = TypeUnion(TEXT_OR_OBJECTS, string=STRING, array=Array(TOOL_PART))
+INPUT_CONTENT = TypeUnion(TEXT_OR_OBJECTS, string=TEXT, array=Array(INPUT_PART))
+OUTPUT_CONTENT = TypeUnion(TEXT_OR_OBJECTS, string=TEXT, array=Array(OUTPUT_PART))
+TOOL_OUTPUT = TypeUnion(TEXT_OR_OBJECTS, string=TEXT, array=Array(TOOL_PART))

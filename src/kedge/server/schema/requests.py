@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from kedge.server.schema.base import Validator
 from kedge.server.schema.containers import Array, Map, NonNull, Nullable, Object, TypeUnion
-from kedge.server.schema.content import INPUT_PART, NULLABLE_STRING, STRING
+from kedge.server.schema.content import INPUT_PART, NULLABLE_STRING, STRING, TEXT
 from kedge.server.schema.items import ITEMS, TEXT_FORMAT
 from kedge.server.schema.scalars import Identifier, Integer, Number, String, StringEnum
 from kedge.server.schema.tools import BOOLEAN, REASONING_EFFORTS, TOOL_CHOICE, TOOLS
@@ -27,7 +27,7 @@ MOVED_PARAMETERS: Mapping[str, str] = {
 MAX_ITEMS_PER_REQUEST = 20
 """How many items a conversation takes in one request."""
 
-INPUT = TypeUnion("one of a string or array of input items", string=STRING, array=ITEMS)
+INPUT = TypeUnion("one of a string or array of input items", string=TEXT, array=ITEMS)
 INCLUDE_VALUE = StringEnum(
     (
         "file_search_call.results",
