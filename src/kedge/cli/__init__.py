@@ -32,6 +32,7 @@ COMMANDS: dict[str, str] = {
     "batch": "Have thousands of conversations from a file; resumable.",
     "stats": "What the store tells about its chains, tokens, cost and latency.",
     "serve": "Serve the Responses API from this machine: no key, no network.",
+    "proxy": "Forward requests to a Responses server, sending only what is new.",
     "config": "Show the settings that hold, and where each came from.",
     "doctor": "Look whether everything is in place, with advice.",
     "completion": "Print what makes a shell complete kedge's commands.",

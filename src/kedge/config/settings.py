@@ -208,6 +208,45 @@ _TABLE = (
     Setting(
         "serve.max_body_mb", "number", 32.0, "The largest request, in megabytes.", minimum=0.001
     ),
+    Setting(
+        "proxy.upstream",
+        "text",
+        "https://api.openai.com/v1",
+        "Base URL of the server that requests are forwarded to.",
+        secret="url",
+    ),
+    Setting("proxy.host", "text", "127.0.0.1", "Address to listen on."),
+    Setting(
+        "proxy.port", "integer", 8485, "Port to listen on; 0 for any.", minimum=0, maximum=65535
+    ),
+    Setting(
+        "proxy.index",
+        "text",
+        "",
+        "File with the digests of known responses; ':memory:' for none.",
+        default_label="proxy.db in the user's data folder",
+    ),
+    Setting(
+        "proxy.token",
+        "text",
+        "",
+        "What clients must send in the x-kedge-token header.",
+        secret="whole",
+        default_label="none",
+    ),
+    Setting(
+        "proxy.trust",
+        "text",
+        "earned",
+        "Which upstreams are chained on: those known to remember, all, or none.",
+        choices=("earned", "always", "never"),
+    ),
+    Setting(
+        "proxy.allow_remote",
+        "switch",
+        False,
+        "Listen on any address without a token, behind something that checks who connects.",
+    ),
 )
 SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in _TABLE}
 """Every setting by its name."""

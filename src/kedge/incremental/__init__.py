@@ -4,6 +4,7 @@ from kedge.incremental.client import chain, chain_report, unchain
 from kedge.incremental.index import AnchorIndex, IndexedResponse, MemoryIndex
 from kedge.incremental.report import ChainedRequest, ChainReport
 from kedge.incremental.rewrite import PASS_THROUGH_REASONS
+from kedge.incremental.sqlite_index import SqliteIndex
 
 __all__ = [
     "PASS_THROUGH_REASONS",
@@ -12,6 +13,7 @@ __all__ = [
     "ChainedRequest",
     "IndexedResponse",
     "MemoryIndex",
+    "SqliteIndex",
     "chain",
     "chain_report",
     "unchain",

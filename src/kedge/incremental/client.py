@@ -24,6 +24,8 @@ log = get_logger("kedge.incremental")
 
 ClientT = TypeVar("ClientT")
 _CHAINER = "_kedge_chainer"
+EXCHANGE = "kedge.exchange"
+"""The response extension under which the HTTP client passes the exchange on."""
 
 
 def chain(
@@ -227,6 +229,7 @@ def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
     """Send once. The result is the response, or None if the original request must be sent instead."""
     response = yield "send", _rebuild(request, exchange.content)
     response.request = request
+    response.extensions[EXCHANGE] = exchange
     if response.status_code >= 400:
         body = yield "read", response
         if exchange.is_chain_error(response.status_code, body):

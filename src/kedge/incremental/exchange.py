@@ -97,7 +97,8 @@ class Chainer:
         self.max_depth = max_depth
         self.trust: Trust = trust
         self.clock = clock
-        self._hash_key = secrets.token_bytes(32)
+        # An index that several processes share has a key of its own, so that their scopes agree.
+        self._hash_key: bytes = getattr(self.index, "hash_key", None) or secrets.token_bytes(32)
         self._report = ReportBuilder(on_request)
 
     @property

@@ -1,0 +1,95 @@
+"""``kedge proxy``: a reverse proxy that makes requests to a Responses server incremental."""
+
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import setting_option
+from kedge.cli.serve import is_loopback
+from kedge.config import data_dir, mask_url
+
+if TYPE_CHECKING:
+    from kedge.incremental import AnchorIndex
+    from kedge.incremental.exchange import Trust
+
+
+@kedge_command(
+    "proxy",
+    log_level="info",
+    short_help="Forward requests to a Responses server, sending only what is new.",
+)
+@setting_option("proxy.upstream", metavar="URL")
+@setting_option("proxy.host")
+@setting_option("proxy.port")
+@setting_option("proxy.index", metavar="FILE")
+@setting_option("proxy.token")
+@setting_option("proxy.trust")
+@setting_option("proxy.allow_remote")
+def command(
+    upstream: str,
+    host: str,
+    port: int,
+    index: str,
+    token: str,
+    trust: "Trust",
+    allow_remote: bool,
+    as_json: bool,
+) -> None:
+    """Forward requests to a Responses server, sending only what is new.
+
+    Point a client's base URL at the proxy. Its POST /responses requests are looked up by content and sent
+    with previous_response_id where a stored response provably remembers the start of their input.
+    """
+    if not upstream.startswith(("http://", "https://")):
+        raise click.UsageError(f"--upstream must be an http or https URL, not {mask_url(upstream)}")
+    if not is_loopback(host) and not token and not allow_remote:
+        raise click.UsageError(
+            f"{host} can be reached from other machines: set --token or KEDGE_PROXY_TOKEN, listen on "
+            "127.0.0.1, or pass --allow-remote if something in front of the proxy checks who connects"
+        )
+    from kedge.proxy import create_proxy_app
+    from kedge.server.uvicorn_server import bind
+
+    app = create_proxy_app(
+        upstream, index=_open_index(index), trust=trust, token=token, any_host=allow_remote
+    )
+    with bind(host, port) as listener:
+        address, bound = listener.getsockname()[:2]
+        shown = f"[{address}]" if ":" in address else address
+        base_url = f"http://{shown}:{bound}/v1"
+        facts = {"base_url": base_url, "upstream": mask_url(upstream)}
+        line = f"Forwarding {base_url} to {facts['upstream']}"
+        click.echo(json.dumps(facts) if as_json else line)
+        sys.stdout.flush()
+        asyncio.run(_serve(app, listener))
+
+
+async def _serve(app: Any, listener: Any) -> None:
+    import uvicorn
+
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, server_header=False, ws="websockets-sansio"
+    )
+    await uvicorn.Server(config).serve(sockets=[listener])
+
+
+def _open_index(path: str) -> "AnchorIndex":
+    """Open the index file, or one in memory for ``:memory:``."""
+    import sqlite3
+
+    from kedge.errors import CannotOpenStore
+    from kedge.incremental import MemoryIndex, SqliteIndex
+
+    if path == ":memory:":
+        return MemoryIndex()
+    file = path or str(data_dir() / "proxy.db")
+    try:
+        return SqliteIndex(file)
+    except (OSError, sqlite3.Error) as error:
+        raise CannotOpenStore(
+            f"the index {file} cannot be opened ({error}): name another file with --index, or ':memory:'"
+        ) from error

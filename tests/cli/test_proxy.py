@@ -1,0 +1,47 @@
+"""`kedge proxy` on the command line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from openai import OpenAI
+
+from kedge.cli import group
+from kedge.testing import serve
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--upstream", "ftp://x"], "must be an http or https URL"),
+        (["--host", "0.0.0.0"], "can be reached from other machines"),  # noqa: S104 - rejected
+        (["--index", "/dev/null/x.db"], "cannot be opened"),
+    ],
+)
+def test_wrong_use_is_explained(options: list[str], message: str) -> None:
+    """The error says what to do."""
+    result = CliRunner().invoke(group, ["proxy", *options])
+    assert result.exit_code != 0
+    assert message in result.output
+
+
+def test_a_client_uses_the_proxy(tmp_path: Path) -> None:
+    """It announces its address, forwards, writes its index, and stops on a signal."""
+    index = tmp_path / "index.db"
+    with serve() as server:
+        command = [sys.executable, "-m", "kedge", "proxy", "--json", "--port", "0"]
+        command += ["--upstream", server.base_url, "--index", str(index), "--trust", "always"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=dict(os.environ)) as process:
+            assert process.stdout is not None
+            facts = json.loads(process.stdout.readline())
+            with OpenAI(base_url=facts["base_url"], api_key="k", max_retries=5) as client:
+                response = client.responses.create(model="practice", input="What is 2+3?")
+            assert response.output_text == "2+3 = 5."
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+    assert index.exists()

@@ -1,0 +1,184 @@
+"""`kedge proxy`: real clients, through the proxy, to a real server."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import uvicorn
+from openai import AsyncOpenAI, BadRequestError, OpenAI
+from websockets.asyncio.client import connect as connect_socket
+
+from kedge.incremental import SqliteIndex
+from kedge.proxy import create_proxy_app
+from kedge.server.uvicorn_server import bind
+from kedge.testing import TestServer, serve
+
+
+@contextmanager
+def serve_proxy(upstream: str, **options: Any) -> Iterator[str]:
+    """Run a proxy in a thread; give its base URL."""
+    app = create_proxy_app(upstream, **{"trust": "always", **options})
+    with bind("127.0.0.1", 0) as listener:
+        started = threading.Event()
+
+        class Server(uvicorn.Server):
+            async def main_loop(self) -> None:
+                started.set()
+                await super().main_loop()
+
+        server = Server(uvicorn.Config(app, log_config=None, ws="websockets-sansio"))
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+        thread.start()
+        try:
+            assert started.wait(60)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(60)
+
+
+@pytest.fixture
+def server() -> Iterator[TestServer]:
+    """The upstream."""
+    with serve() as running:
+        yield running
+
+
+@pytest.fixture
+def proxy(server: TestServer) -> Iterator[str]:
+    """A proxy in front of it."""
+    with serve_proxy(server.base_url) as url:
+        yield url
+
+
+@pytest.fixture
+def client(proxy: str) -> Iterator[OpenAI]:
+    """A client of the proxy."""
+    with OpenAI(base_url=f"{proxy}/v1", api_key="k", max_retries=0) as made:
+        yield made
+
+
+def send(client: OpenAI, history: list[Any], text: str, **options: Any) -> str:
+    """Replay the history with a new message."""
+    history.append({"role": "user", "content": text})
+    response = client.responses.create(model="practice", input=history, **options)
+    history += [item.model_dump(exclude_none=True) for item in response.output]
+    return response.output_text
+
+
+def input_sizes(server: TestServer) -> list[int]:
+    """How many items each request to the upstream had."""
+    return [len(json.loads(request.raw)["input"]) for request in server.requests if request.raw]
+
+
+def test_a_replayed_history_becomes_incremental(
+    server: TestServer, proxy: str, client: OpenAI
+) -> None:
+    """The upstream gets deltas, the client its answers, and the report counts both."""
+    history: list[Any] = []
+    send(client, history, "My name is Ada.")
+    assert send(client, history, "What is my name?") == "Your name is Ada."
+    with client.responses.stream(
+        model="practice", input=[*history, {"role": "user", "content": "Count to 3"}]
+    ) as events:
+        assert events.get_final_response().output_text == "1 2 3"
+    assert input_sizes(server) == [1, 1, 1]
+    report = httpx2.get(f"{proxy}/report").json()
+    assert (report["requests"], report["chained"]) == (3, 2)
+
+
+def test_a_response_header_tells_the_plan(server: TestServer, proxy: str) -> None:
+    """`x-kedge-plan` says what was sent of what was written."""
+    history = [{"role": "user", "content": "One"}]
+    with httpx2.Client(headers={"authorization": "Bearer k"}) as http:
+        first = http.post(f"{proxy}/v1/responses", json={"model": "practice", "input": history})
+        assert first.headers["x-kedge-plan"].startswith("full; ")
+        history += [*first.json()["output"], {"role": "user", "content": "Two"}]
+        second = http.post(f"{proxy}/v1/responses", json={"model": "practice", "input": history})
+        assert second.headers["x-kedge-plan"].startswith("chained; sent=")
+        server.forget()
+        history += [*second.json()["output"], {"role": "user", "content": "Three"}]
+        third = http.post(f"{proxy}/v1/responses", json={"model": "practice", "input": history})
+        assert third.headers["x-kedge-plan"].startswith("healed; ")
+
+
+def test_other_routes_and_errors_pass(server: TestServer, client: OpenAI) -> None:
+    """Models, retrieval, deletion, chat completions and rejections are those of the upstream."""
+    assert client.models.list().data[0].id == "practice"
+    response = client.responses.create(model="practice", input="Hello")
+    assert client.responses.retrieve(response.id).id == response.id
+    client.responses.delete(response.id)
+    chat: Any = [{"role": "user", "content": "What is 2+3?"}]
+    completion = client.chat.completions.create(model="practice", messages=chat)
+    assert completion.choices[0].message.content == "2+3 = 5."
+    with pytest.raises(BadRequestError, match="temperature"):
+        client.responses.create(model="practice", input="Hello", temperature=9)
+
+
+def test_an_upstream_that_is_gone_is_a_bad_gateway() -> None:
+    """The client gets an error it understands."""
+    with bind("127.0.0.1", 0) as listener:
+        address = listener.getsockname()
+    with serve_proxy(f"http://127.0.0.1:{address[1]}/v1") as proxy:
+        answer = httpx2.post(f"{proxy}/v1/responses", json={"model": "m", "input": "Hi"})
+    assert answer.status_code == 502
+    assert answer.json()["error"]["type"] == "kedge_proxy"
+
+
+def test_a_foreign_host_name_and_a_wrong_token_are_rejected(server: TestServer) -> None:
+    """Without a token only loopback names work; with one every request needs it."""
+    with serve_proxy(server.base_url) as proxy:
+        answer = httpx2.get(f"{proxy}/v1/models", headers={"host": "evil.example"})
+        assert answer.status_code == 403
+    with serve_proxy(server.base_url, token="secret") as proxy:
+        assert httpx2.get(f"{proxy}/v1/models").status_code == 401
+        given = {"x-kedge-token": "secret"}
+        assert httpx2.get(f"{proxy}/v1/models", headers=given).status_code == 200
+        assert httpx2.get(f"{proxy}/healthz").status_code == 200
+    assert all("x-kedge-token" not in request.headers for request in server.requests)
+
+
+def test_two_proxies_share_an_index_file(server: TestServer, tmp_path: Path) -> None:
+    """What one replica saw another chains on, also after a restart; two keys share nothing."""
+    history: list[Any] = []
+    for number, key in enumerate(["one", "one", "two"]):
+        index = SqliteIndex(tmp_path / "index.db")
+        with (
+            serve_proxy(server.base_url, index=index) as proxy,
+            OpenAI(base_url=f"{proxy}/v1", api_key=key, max_retries=0) as client,
+        ):
+            send(client, history, f"Say {number}")
+        index.close()
+    assert input_sizes(server) == [1, 1, 5]
+    assert b"one" not in (tmp_path / "index.db").read_bytes()
+
+
+async def test_websockets_are_forwarded(server: TestServer, proxy: str) -> None:
+    """Messages go both ways until one side closes."""
+    url = f"{proxy.replace('http', 'ws', 1)}/v1/responses"
+    async with connect_socket(url, additional_headers={"authorization": "Bearer k"}) as socket:
+        message = {"type": "response.create", "model": "practice", "input": "What is 2+3?"}
+        await socket.send(json.dumps(message))
+        event: dict[str, Any] = {"type": ""}
+        while event["type"] != "response.completed":
+            event = json.loads(await socket.recv())
+    assert event["response"]["output"][0]["content"][0]["text"] == "2+3 = 5."
+
+
+async def test_a_client_that_leaves_closes_its_request(server: TestServer, proxy: str) -> None:
+    """The upstream sees the disconnect."""
+    async with AsyncOpenAI(base_url=f"{proxy}/v1", api_key="k", max_retries=0) as client:
+        stream = await client.responses.create(
+            model="practice", input="Count to 500 very slowly", stream=True
+        )
+        async for _ in stream:
+            break
+        await stream.close()
+    with httpx2.Client() as http:
+        assert http.get(f"{proxy}/healthz").json() == {"status": "ok"}
