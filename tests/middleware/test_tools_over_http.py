@@ -77,7 +77,7 @@ async def test_an_approver_edits_and_refuses(strict: tuple[TestServer, Engine]) 
     assert "changed before the call ran" in tool_results(turn)[0].text
     check_law(server, turn)
     turn = await stack.run(turn.append(user("Please call add with a=9 and b=1")))
-    assert "refused and did not run: too large" in tool_results(turn)[1].text
+    assert "denied and did not run: too large" in tool_results(turn)[1].text
     check_law(server, turn)
     assert "previous_response_id" in server.requests[-1].body  # type: ignore[operator]
 

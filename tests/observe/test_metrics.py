@@ -39,7 +39,7 @@ def test_nothing_is_counted_that_is_not_declared() -> None:
     """An unknown name or label is a mistake of ours, and is said so."""
     with pytest.raises(KeyError):
         count("no_such_metric")
-    with pytest.raises(KeyError, match="takes the labels"):
+    with pytest.raises(KeyError, match="has the labels"):
         count("responses_fallback_total", conversation_id="conv_1")
 
 

@@ -17,9 +17,9 @@ def test_the_examples_of_the_page_run() -> None:
 def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
     """Estimates and limits."""
     for shown in (
-        f"| the frame of an item (start, role, end) | {items.ITEM_OVERHEAD} |",
+        f"| overhead of an item (start, role, end) | {items.ITEM_OVERHEAD} |",
         f'| an image | {items.IMAGE_TOKENS}, or {items.LOW_DETAIL_IMAGE_TOKENS} with `detail: "low"` |',
-        f"| a file, a sound | {items.FILE_TOKENS:,} |",
+        f"| a file, an audio clip | {items.FILE_TOKENS:,} |",
         f"more than {counter.MAX_BLANK_RUN:,} blanks",
         f"every {counter.CHUNK_LENGTH:,} characters",
         f"more than {counter.MAX_EXACT_LENGTH:,} characters",

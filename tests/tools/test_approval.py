@@ -43,9 +43,9 @@ async def test_an_allowed_call_runs(answer: Any) -> None:
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        (Deny("not that one"), "The call was refused and did not run: not that one"),
-        (Deny(), "The call was refused and did not run."),
-        (False, "The call was refused and did not run."),
+        (Deny("not that one"), "The call was denied and did not run: not that one"),
+        (Deny(), "The call was denied and did not run."),
+        (False, "The call was denied and did not run."),
     ],
 )
 async def test_a_refused_call_does_not_run_and_says_so(answer: Any, text: str) -> None:
@@ -101,8 +101,8 @@ class BrokenApprover:
         (lambda _: "yes", "the approver failed"),
         (lambda _: None, "the approver failed"),
         (lambda _: Edit({"path": object()}), "the approver's arguments are not JSON"),
-        (lambda _: Edit({"paht": "x"}), "the approver's arguments do not fit"),
-        (lambda _: Edit("{"), "the approver's arguments do not fit"),
+        (lambda _: Edit({"paht": "x"}), "the approver's arguments are invalid"),
+        (lambda _: Edit("{"), "the approver's arguments are invalid"),
     ],
 )
 async def test_an_approver_that_fails_has_not_approved(
@@ -147,7 +147,7 @@ async def test_a_tool_says_whether_it_wants_approval(
     done = await run_call(approve, tool(delete, approval=approval))
     assert done.outcome == outcome
     if approval and not asked:
-        assert done.result.text == "delete needs approval, and nobody is there to give it."
+        assert done.result.text == "delete requires approval, and no approver is configured."
 
 
 async def test_one_question_at_a_time_while_others_run() -> None:

@@ -55,20 +55,20 @@ def argument_problems(arguments: str | dict[str, Any]) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({}, 'start: it is required and was not given; expected {"type": "string"}'),
+        ({}, 'start: it is required and missing; expected {"type": "string"}'),
         ({"days": 0}, 'days: it should be greater than or equal to 1; expected {"minimum": 1, '),
         ({"days": "many"}, "days: it should be a valid integer, unable to parse string as an int"),
-        ({"dayz": 1}, "dayz: there is no such argument; did you mean days?"),
-        ({"zzz": 1}, "zzz: there is no such argument; there are: start, days, legs, mode, where"),
+        ({"dayz": 1}, "dayz: unknown argument; did you mean days?"),
+        ({"zzz": 1}, "zzz: unknown argument; the arguments are: start, days, legs, mode, where"),
         ({"mode": "plane"}, "mode: it should be 'car' or 'train'; expected {"),
-        ({"legs": [{"to": "Rome"}, {}]}, "legs[1].to: it is required and was not given; expected"),
+        ({"legs": [{"to": "Rome"}, {}]}, "legs[1].to: it is required and missing; expected"),
         (
             {"legs": [{"to": "", "two": 1}]},
-            "legs[0].two: there is no such argument; did you mean to?",
+            "legs[0].two: unknown argument; did you mean to?",
         ),
         ({"legs": [{"to": "", "via": [{"x": "?"}]}]}, "legs[0].via[0].x: it should be a valid int"),
         ({"where": {"x": "?"}}, "where.x: it should be a valid integer"),
-        ({"where": {}}, "where.x: it is required and was not given"),
+        ({"where": {}}, "where.x: it is required and missing"),
         ({"where": "?"}, "; or: it should be a valid array; or: it should be an object"),
         ({"seats": 3}, "seats: it must be even; expected"),
         (

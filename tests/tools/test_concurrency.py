@@ -12,7 +12,7 @@ from kedge.tools.concurrency import (
     AllPermitsAbandoned,
     ConcurrencyLimit,
     ConcurrencyLimiter,
-    Permit,
+    ConcurrencyPermit,
 )
 
 
@@ -24,7 +24,7 @@ class GateRunner:
         self.group = group
         self.log: list[str] = []
         self.inside: dict[str, anyio.Event] = {}
-        self.places: dict[str, Permit] = {}
+        self.places: dict[str, ConcurrencyPermit] = {}
         self.scopes: dict[str, anyio.CancelScope] = {}
 
     async def start(self, name: str) -> None:
@@ -161,7 +161,7 @@ async def test_a_thread_that_ends_as_others_are_told_lets_them_in() -> None:
     await run_at_gate(1, story)
 
 
-async def _release(place: Permit) -> None:
+async def _release(place: ConcurrencyPermit) -> None:
     place.release()
 
 
@@ -176,7 +176,7 @@ async def test_any_course_of_events_keeps_the_limit_and_leaves_nobody_waiting(
     waiting: set[str] = set()
 
     async def story(at: GateRunner) -> None:
-        strays: list[Permit] = []
+        strays: list[ConcurrencyPermit] = []
         for i, event in enumerate(events):
             name = next(iter(at.inside), "")
             match event:

@@ -9,21 +9,21 @@ from kedge.tools.error_text import MAX_MESSAGE_CHARS, describe_error, locate_err
     ("text", "told"),
     [
         ("no such city", "no such city"),
-        ("key sk-proj-abcdefgh12345 is bad", "key [struck out] is bad"),
-        ("xai-abcdefgh12345", "[struck out]"),
-        ("github_pat_11ABCDEFG0123", "[struck out]"),
-        ("AKIAIOSFODNN7EXAMPLE is denied", "[struck out] is denied"),
-        ("Authorization: Bearer abc.def-123", "Authorization: Bearer [struck out]"),
-        ("sent bearer abcdefghijklmnop, refused", "sent bearer [struck out], refused"),
+        ("key sk-proj-abcdefgh12345 is bad", "key [redacted] is bad"),
+        ("xai-abcdefgh12345", "[redacted]"),
+        ("github_pat_11ABCDEFG0123", "[redacted]"),
+        ("AKIAIOSFODNN7EXAMPLE is denied", "[redacted] is denied"),
+        ("Authorization: Bearer abc.def-123", "Authorization: Bearer [redacted]"),
+        ("sent bearer abcdefghijklmnop, refused", "sent bearer [redacted], refused"),
         ("a basic understanding of bearer tokens", "a basic understanding of bearer tokens"),
-        ("postgres://kedge:hunter2@db/x refused", "postgres://[struck out]@db/x refused"),
-        ("GET /x?api_key=hunter2&q=1", "GET /x?api_key=[struck out]&q=1"),
-        ("{'password': 'hunter 2', 'n': 1}", "{'password': [struck out], 'n': 1}"),
-        ("ACCESS_TOKEN=hunter2; n=1", "ACCESS_TOKEN=[struck out]; n=1"),
-        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln", "[struck out]"),
+        ("postgres://kedge:hunter2@db/x refused", "postgres://[redacted]@db/x refused"),
+        ("GET /x?api_key=hunter2&q=1", "GET /x?api_key=[redacted]&q=1"),
+        ("{'password': 'hunter 2', 'n': 1}", "{'password': [redacted], 'n': 1}"),
+        ("ACCESS_TOKEN=hunter2; n=1", "ACCESS_TOKEN=[redacted]; n=1"),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln", "[redacted]"),
         (
             "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY----- end",
-            "[struck out] end",
+            "[redacted] end",
         ),
         ("remote: Traceback (most recent call last):\n  File", "remote: [traceback left out]"),
         ("expected 3 tokens, got 4", "expected 3 tokens, got 4"),
@@ -71,4 +71,4 @@ def test_the_log_learns_the_place_but_no_message() -> None:
     place = locate_error(error.value)
     assert place.startswith("test_error_text.py:")
     assert place.endswith(" in test_the_log_learns_the_place_but_no_message")
-    assert locate_error(ValueError("hush")) == "an unknown place"
+    assert locate_error(ValueError("hush")) == "an unknown location"

@@ -124,11 +124,11 @@ async def test_wrong_arguments_are_answered_with_what_is_wrong() -> None:
     run = await run_one(add, a="one")
     assert (run.outcome, run.attempts) == ("invalid", 0)
     assert run.result.text == (
-        "The arguments of add do not fit:\n"
+        "The arguments of add are invalid:\n"
         "- a: it should be a valid integer, unable to parse string as an integer; "
         'expected {"type": "integer"}\n'
-        '- b: it is required and was not given; expected {"type": "integer"}\n'
-        "Call it again, corrected."
+        '- b: it is required and missing; expected {"type": "integer"}\n'
+        "Correct them and call it again."
     )
 
 
@@ -142,7 +142,7 @@ async def test_free_text_and_json_are_not_mixed_up(custom: bool) -> None:
     box = Toolbox(tool(shout, custom=custom))
     (result,) = await run_calls(box, [tool_call("shout", '{"text": ""}', custom=not custom)])
     wanted = "free text, as a custom tool call" if custom else "JSON arguments"
-    assert result.text == f"shout takes {wanted}."
+    assert result.text == f"shout expects {wanted}."
     assert result.metadata["outcome"] == "invalid"
 
 
@@ -155,7 +155,7 @@ async def test_an_exception_is_told_without_its_inside(caplog: pytest.LogCapture
     with caplog.at_level(logging.DEBUG, "kedge.tools"):
         run = await run_one(fetch, url="https://me:hunter2@kedge.example")
     assert run.result.text == (
-        "fetch failed: ConnectionError: no way to https://[struck out]@kedge.example"
+        "fetch failed: ConnectionError: no way to https://[redacted]@kedge.example"
     )
     assert run.outcome == "failed"
     assert isinstance(run.error, ConnectionError)
@@ -242,7 +242,7 @@ async def test_attempts_end_with_the_last_error(caplog: pytest.LogCaptureFixture
     assert run.result.text == "broken failed: OSError: never"
     retried = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO]
     assert len(retried) == 2
-    assert "tool broken failed, attempt 2 of 3, again in 0 s (call c0): OSError" in retried[1]
+    assert "tool broken failed, attempt 2 of 3, retrying in 0 s (call c0): OSError" in retried[1]
 
 
 async def test_only_named_exceptions_are_tried_again() -> None:
@@ -262,7 +262,7 @@ async def test_long_output_is_cut_visibly() -> None:
         return "word " * 100
 
     (result,) = await run_calls(Toolbox(talk), make_calls("talk"), max_output=9)
-    assert result.text == "word word\n[cut: 9 of 500 characters are shown]"
+    assert result.text == "word word\n[truncated: 9 of 500 characters are shown]"
 
 
 async def test_a_value_that_cannot_be_shown_is_a_failure() -> None:

@@ -62,7 +62,7 @@ async def test_an_async_function_is_stopped_when_its_time_is_up() -> None:
     run = await run_one(slow)
     assert cleaned
     assert (run.outcome, run.attempts) == ("timeout", 1)
-    assert run.result.text == "slow ran out of time: it took longer than 0.01 s."
+    assert run.result.text == "slow timed out: it took longer than 0.01 s."
 
 
 async def test_running_out_of_time_may_be_tried_again() -> None:
@@ -146,7 +146,7 @@ async def test_a_thread_is_abandoned_when_its_time_is_up(clock: ManualTimeout) -
 
     run = await run_one(slow)
     assert run.outcome == "timeout"
-    assert run.result.text == "slow ran out of time: it took longer than 1 s."
+    assert run.result.text == "slow timed out: it took longer than 1 s."
     assert not ended.is_set()
     release.set()
     assert await anyio.to_thread.run_sync(ended.wait, 30)
@@ -181,7 +181,7 @@ async def test_an_abandoned_thread_keeps_its_place(clock: ManualTimeout) -> None
     runs: list[ToolRun] = []
     with anyio.fail_after(30):
         await run_calls(Toolbox(slow), make_calls("slow", "slow"), on_run=runs.append)
-    busy = "slow failed: it is busy: 1 earlier call(s) ran out of time and still run."
+    busy = "slow failed: it is busy: 1 earlier call(s) timed out and are still running."
     assert [(run.outcome, run.attempts) for run in runs] == [("timeout", 1), ("failed", 0)]
     assert runs[1].result.text == busy
     assert (await run_one(slow)).result.text == busy

@@ -83,7 +83,7 @@ class Odd:
         (math.nan, '"NaN"'),
         (b"bytes of text", "bytes of text"),
         (bytearray(b"more"), "more"),
-        (b"\xff\xfe\x00", "[3 bytes that are neither text nor an image]"),
+        (b"\xff\xfe\x00", "[3 bytes, neither text nor an image]"),
         ("half \ud800 pair", "half \ufffd pair"),
         ("whole \ud83d\ude42 pair", "whole 🙂 pair"),
     ],
@@ -135,14 +135,14 @@ def test_text_is_cut_at_the_bound_and_says_so() -> None:
     """The bound is for all text of a result together."""
     assert truncate_parts((TextPart("12345"),), 5) == (TextPart("12345"),)
     assert truncate_parts((TextPart("123456"),), 5) == (
-        TextPart("12345\n[cut: 5 of 6 characters are shown]"),
+        TextPart("12345\n[truncated: 5 of 6 characters are shown]"),
     )
     part = ImagePart("https://kedge.example/a.png")
     assert truncate_parts((TextPart("123"), part, TextPart("456"), TextPart("7")), 5) == (
         TextPart("123"),
         part,
-        TextPart("45\n[cut: 2 of 3 characters are shown]"),
-        TextPart("\n[cut: 0 of 1 characters are shown]"),
+        TextPart("45\n[truncated: 2 of 3 characters are shown]"),
+        TextPart("\n[truncated: 0 of 1 characters are shown]"),
     )
 
 
@@ -150,7 +150,7 @@ def test_a_picture_beyond_its_bound_is_named_instead() -> None:
     """Half a picture is none."""
     huge = FilePart(data="data:," + "x" * MAX_ATTACHMENT)
     (left,) = truncate_parts((huge,), 5)
-    assert left == TextPart(f"[left out: an attachment of {MAX_ATTACHMENT + 6:,} characters]")
+    assert left == TextPart(f"[omitted: an attachment of {MAX_ATTACHMENT + 6:,} characters]")
 
 
 json_values = st.recursive(

@@ -32,7 +32,7 @@ def test_functions_and_tools_keep_their_order() -> None:
 
 def test_two_tools_of_one_name_are_refused() -> None:
     """A model could not say which it means."""
-    with pytest.raises(InvalidTool, match="one of that name already"):
+    with pytest.raises(InvalidTool, match="already has a tool of that name"):
         Toolbox(get_weather, tool(clock.function, name="get_weather"))
 
 

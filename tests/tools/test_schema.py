@@ -232,7 +232,7 @@ def test_a_custom_tool_takes_one_text() -> None:
     call = tool_call("shout", "any { text", call_id="c1", custom=True)
     assert reader.parse_arguments(call) == {"text": "any { text", "call": call}
     for function in (two, number):
-        with pytest.raises(InvalidTool, match="one argument, of type str"):
+        with pytest.raises(InvalidTool, match="one argument of type str"):
             build_free_form("f", parse_signature(function))
 
 
@@ -247,8 +247,8 @@ def test_a_schema_may_be_written_by_hand() -> None:
     reader = build_explicit_schema("f", plain)
     assert reader.parse_arguments(tool_call("f", {"city": "Paris"})) == {"city": "Paris"}
     for arguments, problem in (
-        ("{}", 'city: it is required and was not given; expected {"type": "string"}'),
-        ('{"city": "", "cty": 1}', "cty: there is no such argument; did you mean city?"),
+        ("{}", 'city: it is required and missing; expected {"type": "string"}'),
+        ('{"city": "", "cty": 1}', "cty: unknown argument; did you mean city?"),
         ("[]", "the arguments must be one JSON object"),
         ("{", "the arguments are not valid JSON"),
     ):

@@ -130,17 +130,17 @@ async def async_generator() -> AsyncIterator[int]:
 
 REJECTED: list[tuple[Any, str]] = [
     (positional, "positional cannot be a tool: parameter x is positional-only"),
-    (many, "parameter xs takes any number of values; take a list"),
-    (named, "parameter xs takes any names"),
+    (many, "parameter xs accepts any number of values; use a list"),
+    (named, "parameter xs accepts any names"),
     (untyped, "parameter x has no type; annotate it"),
     (unresolved, "the annotation 'Decimal' cannot be resolved"),
-    (broken, "its annotations cannot be read"),
-    (generator, "it yields"),
-    (async_generator, "it yields"),
-    (Shelf, "Shelf cannot be a tool: it is a class; give a function"),
-    (Shelf.find, "it is a method without its object; make the tool of object.method"),
-    ("find", "it is a str; give a function"),
-    (max, "does not tell its parameters"),
+    (broken, "its annotations cannot be evaluated"),
+    (generator, "it is a generator"),
+    (async_generator, "it is a generator"),
+    (Shelf, "Shelf cannot be a tool: it is a class; pass a function"),
+    (Shelf.find, "it is an unbound method; pass object.method"),
+    ("find", "it is a str; pass a function"),
+    (max, "its signature is not available"),
     (math.sqrt, "parameter x is positional-only"),
 ]
 

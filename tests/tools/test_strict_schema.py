@@ -139,11 +139,11 @@ def pair(x: tuple[int, str]) -> None: ...
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (any_value, "arguments.x: strict mode needs a type here"),
-        (free_keys, "arguments.x: strict mode knows no object with free keys"),
-        (bare_dict, "arguments.x: strict mode knows no object with free keys"),
-        (inside, "Free.anything: strict mode knows no object with free keys"),
-        (pair, "arguments.x: strict mode cannot say a tuple"),
+        (any_value, "arguments.x: strict mode requires a type here"),
+        (free_keys, "arguments.x: strict mode does not support objects with arbitrary keys"),
+        (bare_dict, "arguments.x: strict mode does not support objects with arbitrary keys"),
+        (inside, "Free.anything: strict mode does not support objects with arbitrary keys"),
+        (pair, "arguments.x: strict mode does not support a tuple"),
     ],
 )
 def test_what_strict_mode_cannot_say_is_refused(function: Callable[..., Any], message: str) -> None:

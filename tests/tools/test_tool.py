@@ -157,7 +157,7 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: st
 
 def test_a_lambda_needs_a_name() -> None:
     """What has no name of its own must be given one."""
-    with pytest.raises(InvalidTool, match="give it a name="):
+    with pytest.raises(InvalidTool, match="set name="):
         tool(lambda: None)
 
 

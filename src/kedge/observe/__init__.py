@@ -1,6 +1,6 @@
-"""Counting and logging: what every layer says about its work.
+"""Metrics and logging for all layers.
 
-``kedge.observe.prometheus`` gives the counts to Prometheus, ``kedge.middleware.trace`` makes spans.
+``kedge.observe.prometheus`` exports the metrics to Prometheus; ``kedge.middleware.trace`` creates spans.
 """
 
 from kedge.observe.log_formats import JsonFormatter, TextFormatter, log_to_stderr

@@ -1,9 +1,11 @@
-"""Metrics: a table of names, counted in the process.
+"""Metrics: a table of declared names, counted in the process.
 
-Each metric is declared once, with its labels, so that nothing is counted under a name that nobody
-documents, and no label can hold an id or content. Some label values are words of a server (its error
-codes), so values are bounded too: what is no short plain word, and what comes after the first
-``MOST_SERIES`` of a metric, is counted as ``other``. An exporter reads ``samples()``.
+Each metric is declared once with its labels, so that no undocumented name is counted and no label contains an
+id or content. Some label values come from a server (error codes), so they are limited: a value that is not a
+short plain identifier, and every series after the first ``MAX_SERIES`` of a metric, is counted as ``other``.
+An exporter reads ``samples()``.
+
+The registry is our own because importing ``prometheus_client`` takes about 100 ms and it does not limit labels.
 """
 
 import re
@@ -16,7 +18,7 @@ from typing import Literal
 Labels = tuple[tuple[str, str], ...]
 
 MAX_SERIES = 64
-"""How many sets of label values a metric may have before the rest becomes ``other``."""
+"""Maximum number of label combinations of a metric; further ones are counted as ``other``."""
 OTHER = "other"
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9_.+/{}-]{1,48}")
 
@@ -28,7 +30,7 @@ _COUNTS = (0, 1, 2, 3, 5, 10, 20, 50, 100, 500, 1000)
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric: what it counts and under which labels; a histogram also has its buckets."""
+    """The declaration of a metric: name, kind, help text, label names, and buckets of a histogram."""
 
     name: str
     kind: Literal["counter", "histogram", "gauge"]
@@ -39,10 +41,10 @@ class Metric:
 
 @dataclass(slots=True)
 class Sample:
-    """What has been seen of a metric under one set of labels.
+    """The state of a metric for one set of label values.
 
-    ``value`` is the sum, or the present value of a gauge; ``filled`` counts what fell into each
-    bucket alone, and at the end what was above them all.
+    ``value`` is the sum, or the current value of a gauge. ``bucket_counts`` are the observations in each bucket
+    alone (not cumulative); the last one counts those above all bounds.
     """
 
     count: int = 0
@@ -68,7 +70,7 @@ _TABLE = (
     Metric(
         "responses_anchor_detection_duration_ms",
         "histogram",
-        "Milliseconds spent on a plan",
+        "Milliseconds spent on planning a request",
         buckets=_MILLISECONDS,
     ),
     Metric(
@@ -80,44 +82,55 @@ _TABLE = (
     Metric(
         "responses_chained_mode_enabled", "gauge", "1 while chaining is on, 0 when switched off"
     ),
-    Metric("responses_healed_total", "counter", "Requests sent again after a refusal", ("reason",)),
+    Metric("responses_healed_total", "counter", "Requests resent after a rejection", ("reason",)),
     Metric(
         "responses_rejected_total",
         "counter",
-        "Requests that a server refused or failed at",
+        "Requests that a server rejected or failed to answer",
         ("code",),
     ),
-    Metric("responses_forgotten_total", "counter", "Answers given without the memory asked for"),
-    Metric("responses_mode_changed_total", "counter", "Requests in another mode", ("reason",)),
     Metric(
-        "responses_without_id_total", "counter", "Responses that came without an id of their own"
+        "responses_forgotten_total", "counter", "Answers generated without the requested context"
     ),
+    Metric(
+        "responses_mode_changed_total",
+        "counter",
+        "Requests sent in another mode than requested",
+        ("reason",),
+    ),
+    Metric("responses_without_id_total", "counter", "Responses without an id"),
     Metric("responses_bytes_sent_total", "counter", "Bytes of request bodies"),
-    Metric("responses_bytes_full_total", "counter", "About the bytes that full sends would take"),
+    Metric(
+        "responses_bytes_full_total",
+        "counter",
+        "Estimated bytes of request bodies without chaining",
+    ),
     Metric(
         "responses_first_output_seconds",
         "histogram",
-        "Seconds from a plan to the first that a person sees of the answer",
+        "Seconds from a plan to the first visible output",
         buckets=_SECONDS,
     ),
     Metric(
         "responses_duration_seconds",
         "histogram",
-        "Seconds from a plan to the end of its answer",
+        "Seconds from a plan to the end of the answer",
         buckets=_SECONDS,
     ),
-    Metric("tool_call_ids_total", "counter", "Tool calls by how their id was found", ("outcome",)),
-    Metric("tool_runs_total", "counter", "Tools run, by outcome", ("outcome",)),
-    Metric("tool_duration_seconds", "histogram", "Seconds that a tool took", buckets=_SECONDS),
+    Metric(
+        "tool_call_ids_total", "counter", "Tool calls, by how their id was determined", ("outcome",)
+    ),
+    Metric("tool_runs_total", "counter", "Tool runs, by outcome", ("outcome",)),
+    Metric("tool_duration_seconds", "histogram", "Seconds that a tool ran", buckets=_SECONDS),
     Metric("compactions_total", "counter", "Compactions, by compactor", ("by", "outcome")),
     Metric("compaction_blocks_removed_total", "counter", "Blocks that compaction removed"),
     Metric("compaction_tokens_saved_total", "counter", "Tokens that compaction saved"),
-    Metric("states_discarded_total", "counter", "Chat states that were not used", ("reason",)),
+    Metric("states_discarded_total", "counter", "Chat states that were discarded", ("reason",)),
     Metric("tokens_total", "counter", "Tokens reported by servers", ("kind",)),
     Metric(
         "store_duration_seconds",
         "histogram",
-        "Seconds that an operation of the store took",
+        "Seconds of a store operation",
         ("operation",),
         _SHORT_SECONDS,
     ),
@@ -130,13 +143,13 @@ _TABLE = (
     Metric(
         "server_responses_total",
         "counter",
-        "Responses that this server wrote, by the memory they were asked to build on",
+        "Responses generated by this server, by the kind of context they continue",
         ("memory", "status"),
     ),
     Metric(
         "server_request_duration_seconds",
         "histogram",
-        "Seconds that this server took to answer a request",
+        "Seconds to answer a request to this server",
         ("route",),
         _SECONDS,
     ),
@@ -148,17 +161,39 @@ _registry: dict[str, dict[Labels, list[float]]] = {}
 
 
 def count(name: str, amount: float = 1, **labels: str) -> None:
-    """Add to a counter."""
+    """Add to a counter.
+
+    Args:
+        name: A counter of ``METRICS``.
+        amount: How much to add.
+        **labels: All label values of the metric, in the declared order.
+
+    Raises:
+        KeyError: The metric is not declared, or has other labels.
+    """
     _update(name, labels, amount)
 
 
 def measure(name: str, value: float, **labels: str) -> None:
-    """Note one value of a histogram, or the present value of a gauge."""
+    """Record a value of a histogram, or set a gauge.
+
+    Args:
+        name: A histogram or gauge of ``METRICS``.
+        value: The observed or current value.
+        **labels: All label values of the metric, in the declared order.
+
+    Raises:
+        KeyError: The metric is not declared, or has other labels.
+    """
     _update(name, labels, value)
 
 
 def snapshot() -> dict[str, dict[Labels, tuple[int, float]]]:
-    """Every metric that has been touched: labels -> (how many times, their sum or present value)."""
+    """Return the current values of all metrics recorded so far.
+
+    Returns:
+        For each metric and each set of labels, the number of recordings and their sum (or a gauge's value).
+    """
     with _lock:
         return {
             name: {labels: (int(entry[0]), entry[1]) for labels, entry in series.items()}
@@ -167,7 +202,7 @@ def snapshot() -> dict[str, dict[Labels, tuple[int, float]]]:
 
 
 def samples() -> dict[str, dict[Labels, Sample]]:
-    """Every metric that has been touched, with the buckets of its histograms."""
+    """Return the current samples of all metrics recorded so far, with the buckets of histograms."""
     with _lock:
         return {
             name: {
@@ -179,7 +214,7 @@ def samples() -> dict[str, dict[Labels, Sample]]:
 
 
 def reset() -> None:
-    """Forget every count; for tests."""
+    """Clear all metrics; for tests."""
     with _lock:
         _registry.clear()
 
@@ -187,15 +222,15 @@ def reset() -> None:
 def _update(name: str, labels: Mapping[str, str], value: float) -> None:
     metric = METRICS[name]
     if tuple(labels) != metric.labels:
-        raise KeyError(f"{name} takes the labels {metric.labels}, not {tuple(labels)}")
+        raise KeyError(f"{name} has the labels {metric.labels}, not {tuple(labels)}")
     key = tuple(labels.items())
     with _lock:
         series = _registry.setdefault(name, {})
         entry = series.get(key)
         if entry is None:
             key = _limit_labels(key, len(series))
-            room = len(metric.buckets) + 1 if metric.buckets else 0
-            entry = series.setdefault(key, [0, 0.0, *([0] * room)])
+            bucket_count = len(metric.buckets) + 1 if metric.buckets else 0
+            entry = series.setdefault(key, [0, 0.0, *([0] * bucket_count)])
         entry[0] += 1
         entry[1] = value if metric.kind == "gauge" else entry[1] + value
         if metric.buckets:
@@ -203,7 +238,7 @@ def _update(name: str, labels: Mapping[str, str], value: float) -> None:
 
 
 def _limit_labels(labels: Labels, series: int) -> Labels:
-    """The labels as they may be kept: few, and plain words."""
+    """Replace label values that are too many or not plain identifiers by ``other``."""
     if series >= MAX_SERIES:
         return tuple((name, OTHER) for name, _ in labels)
     return tuple((name, text if _LABEL_VALUE.fullmatch(text) else OTHER) for name, text in labels)

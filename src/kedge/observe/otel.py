@@ -1,6 +1,7 @@
-"""Blocks as the messages of OpenTelemetry's conventions: ``{"role": …, "parts": […]}``.
+"""Attribute names and messages of OpenTelemetry's GenAI conventions.
 
-For spans of those who asked for content. Images and files are named, not copied.
+``to_messages`` converts blocks to ``{"role": …, "parts": […]}`` for spans that record content. Images and files are
+recorded by type only.
 """
 
 import json
@@ -41,14 +42,14 @@ TOOL_CALL_ID = "gen_ai.tool.call.id"
 TOOL_TYPE = "gen_ai.tool.type"
 ERROR_TYPE = "error.type"
 
-# Content: only where somebody asked for it.
+# Content: recorded only if enabled.
 INPUT_MESSAGES = "gen_ai.input.messages"
 OUTPUT_MESSAGES = "gen_ai.output.messages"
 SYSTEM_INSTRUCTIONS = "gen_ai.system_instructions"
 TOOL_ARGUMENTS = "gen_ai.tool.call.arguments"
 TOOL_RESULT = "gen_ai.tool.call.result"
 
-# Our own: what the conventions have no word for.
+# Kedge's own attributes, which the conventions do not define.
 MODE = "kedge.mode"
 ANCHOR = "kedge.anchor.id"
 DELTA_BLOCKS = "kedge.delta.blocks"
@@ -64,19 +65,19 @@ CHAT = "chat"
 EXECUTE_TOOL = "execute_tool"
 
 CAPTURE_CONTENT_ENV = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-"""The environment variable that switches content on."""
+"""The environment variable that enables content."""
 CAPTURE_ENABLED_VALUES = frozenset({"true", "1", "span_only", "span_and_event"})
-"""The values of it, in lower case, that ask for content in spans."""
+"""Its values, in lower case, that enable content in spans."""
 
 PROVIDER_NAMES = {"xai": "x_ai", "azure": "azure.ai.openai"}
-"""What the conventions call a provider, where Kedge calls it otherwise."""
+"""Names of providers in the conventions where they differ from Kedge's."""
 
 
 MessageDict = dict[str, Any]
 
 
 def to_messages(blocks: Iterable[Block]) -> list[MessageDict]:
-    """One message a block; the parts of the model that follow each other are one message."""
+    """Return one message per block; consecutive blocks of the model form one message."""
     messages: list[MessageDict] = []
     for block in blocks:
         role, parts = _to_message(block)
@@ -88,7 +89,7 @@ def to_messages(blocks: Iterable[Block]) -> list[MessageDict]:
 
 
 def system_parts(instructions: str | None) -> list[MessageDict]:
-    """The leading system text."""
+    """Return the leading system text as parts."""
     return [{"type": "text", "content": instructions}] if instructions else []
 
 
@@ -101,8 +102,8 @@ def _to_message(block: Block) -> tuple[str, list[MessageDict]]:
         case SystemBlock():
             return block.role, [{"type": "text", "content": block.text}]
         case ReasoningBlock():
-            words = "\n\n".join((*block.summary, *block.texts))
-            return "assistant", [{"type": "reasoning", "content": words}]
+            text = "\n\n".join((*block.summary, *block.texts))
+            return "assistant", [{"type": "reasoning", "content": text}]
         case ToolCallBlock():
             called = {
                 "id": block.call_id,

@@ -1,7 +1,7 @@
-"""Metrics in the form that Prometheus reads: our table as a collector of ``prometheus_client``.
+"""Export of the metrics to Prometheus, as a collector of ``prometheus_client``.
 
-The library brings the text form, its escapes and its variants; the counts stay in our own table, so
-that counting needs no dependency. Every metric is shown from the start, those without labels as zero.
+The library provides the text formats; the values remain in our own table, so that counting does not import
+it. Metrics without labels are exported from the start, as zero.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,18 +20,25 @@ from kedge.observe.metrics import METRICS, Labels, Sample
 
 
 class TableCollector(Collector):
-    """Gives Prometheus what the process has counted; register it where other metrics are."""
+    """A collector of Kedge's metrics: register it in the ``CollectorRegistry`` of your program."""
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric of the table, as it is now."""
-        seen = metrics.samples()
+        """Yield the current value of every declared metric."""
+        current = metrics.samples()
         for metric in METRICS.values():
-            series = seen.get(metric.name) or _zero_samples(metric)
+            series = current.get(metric.name) or _zero_samples(metric)
             yield _build_family(metric, series)
 
 
 def render(accept: str = "") -> tuple[bytes, str]:
-    """The body for a scraper that accepts this, and its content type."""
+    """Render all metrics for a scraper.
+
+    Args:
+        accept: The scraper's ``Accept`` header, which selects the text format.
+
+    Returns:
+        The response body and its content type.
+    """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(TableCollector())
     encode, content_type = choose_encoder(accept)
@@ -39,7 +46,7 @@ def render(accept: str = "") -> tuple[bytes, str]:
 
 
 def _zero_samples(metric: metrics.Metric) -> dict[Labels, Sample]:
-    """Zero for what has no labels; a gauge that nobody set is not known."""
+    """Return zero for a metric without labels; a gauge without a value is not exported."""
     if metric.labels or metric.kind == "gauge":
         return {}
     return {(): Sample(bucket_counts=(0,) * (len(metric.buckets) + 1))}
@@ -69,7 +76,7 @@ def _label_values(labels: Labels) -> list[str]:
 
 
 def _cumulative_buckets(metric: metrics.Metric, sample: Sample) -> list[tuple[str, float]]:
-    """Buckets as Prometheus counts them: everything up to each bound."""
+    """Return cumulative buckets, as Prometheus expects them."""
     bounds: Iterable[str] = [*(format(bound, "g") for bound in metric.buckets), "+Inf"]
     total, result = 0, list[tuple[str, float]]()
     for bound, number in zip(bounds, sample.bucket_counts, strict=True):

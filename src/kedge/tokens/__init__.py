@@ -1,9 +1,8 @@
-"""Counting tokens: exact for text, an honest estimate for the rest, always offline.
+"""Token counting, offline: exact for text, estimated for images and files.
 
-``count_text`` and ``count_items`` use the default counter (tiktoken, with the o200k_base
-vocabulary that ships inside this package, read at the first count). Whoever has a better
-counter for a model passes any ``TokenCounter``. Numbers for pictures, files and the frame around
-an item are the constants of ``kedge.tokens.items``.
+``count_text`` and ``count_items`` use the default counter: tiktoken with the o200k_base vocabulary, which is
+part of this package and loaded at the first count. To count as another model does, pass your own
+``TokenCounter``. The estimates are constants of ``kedge.tokens.items``.
 """
 
 from kedge.tokens.counter import (

@@ -1,8 +1,7 @@
-"""The counters: a protocol two methods wide, and the default that tiktoken does.
+"""The ``TokenCounter`` protocol, and the default implementation with tiktoken.
 
-Conversations repeat themselves: the same texts are counted again on every request of a chain. So
-counts are remembered in a bounded memory. Short texts are their own keys; long ones are kept under
-their hash, so that the memory never holds on to a megabyte of somebody's text.
+The same texts are counted again on every request of a chain, so counts are cached, up to a limit. Short texts
+are their own cache keys; long ones are stored under their hash, so that the cache holds no large texts.
 """
 
 import hashlib
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
 
 MAX_BLANK_RUN = 100_000
 CHUNK_LENGTH = 65_536
-# Blanks as the expression of tiktoken sees them: Python's \s also holds the separators 1c to 1f.
+# Blanks as tiktoken's pattern defines them: Python's \s also matches the separators 1c to 1f.
 _BLANK = r"[^\S\r\n\x1c-\x1f]"
 
 
 def compile_long_run(length: int) -> re.Pattern[str]:
-    """Match a whole run of at least this many blanks, unless a line break ends it."""
+    """Return a pattern for a complete run of at least this many blanks that no line break ends."""
     return re.compile(rf"(?<!{_BLANK}){_BLANK}{{{length},}}+(?![\r\n])")
 
 
@@ -37,7 +36,7 @@ _LONG_RUN_PATTERN = compile_long_run(MAX_BLANK_RUN)
 
 
 def split_text(text: str) -> Iterator[str]:
-    """Cut the text into parts whose counts add up to its own; nearly always there is one."""
+    """Split the text into parts whose counts add up to its own; nearly always there is one."""
     start = 0
     if len(text) >= MAX_BLANK_RUN:
         for run in _LONG_RUN_PATTERN.finditer(text):
@@ -71,7 +70,7 @@ _load_lock = Lock()
 
 
 def get_encoding() -> "Encoding":
-    """Give the o200k_base encoding, built at the first call."""
+    """Return the o200k_base encoding, built at the first call."""
     with _load_lock:
         return _build_encoding()
 
@@ -80,16 +79,20 @@ def get_encoding() -> "Encoding":
 def _build_encoding() -> "Encoding":
     from tiktoken import Encoding
 
-    words = read_vocabulary().split()
-    # A line is a token and its rank, and the ranks are the line numbers; the hash vouches for it.
-    ranks = dict(zip(map(a2b_base64, words[::2]), range(len(words) // 2), strict=True))
+    fields = read_vocabulary().split()
+    # A line is a token and its rank, and the ranks are the line numbers; the checked hash guarantees it.
+    ranks = dict(zip(map(a2b_base64, fields[::2]), range(len(fields) // 2), strict=True))
     return Encoding(
         "o200k_base", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens=SPECIAL_TOKENS
     )
 
 
 def read_vocabulary() -> bytes:
-    """Read the vocabulary as it was published, and check that it is that."""
+    """Return the published vocabulary.
+
+    Raises:
+        BrokenInstallation: The file's hash is not that of the published one.
+    """
     import gzip
 
     content = gzip.decompress(files("kedge.tokens").joinpath(VOCABULARY_FILE).read_bytes())
@@ -109,36 +112,50 @@ MAX_CACHED_LONG = 4_096
 
 
 class TokenCounter(Protocol):
-    """Counts tokens as some model would."""
+    """Counts tokens as a model does. Implement it to use another tokenizer."""
 
     def count_text(self, text: str) -> int:
-        """Count the tokens of a text."""
+        """Return the number of tokens of a text."""
         ...
 
     def count_items(self, items: Iterable[Mapping[str, Any]]) -> int:
-        """Count the tokens of wire items; additive over the items."""
+        """Return the number of tokens of items of the Responses API, additive over the items."""
         ...
 
 
 class TiktokenCounter:
-    """Counts with tiktoken's o200k_base, offline. Any thread may use it."""
+    """Counts with tiktoken's o200k_base encoding, offline. Thread-safe."""
 
     def __init__(self) -> None:
-        # Bound to the instance, so that the memory goes when the counter goes.
+        # Bound to the instance, so that the cache is freed with the counter.
         self._count_short = lru_cache(maxsize=MAX_CACHED_SHORT)(_count_uncached)
         self._long_cache: OrderedDict[bytes, int] = OrderedDict()
         self._lock = Lock()
 
     def count_text(self, text: str) -> int:
-        """Count the tokens of a text; special tokens in it are read as ordinary text."""
+        """Count the tokens of a text.
+
+        Args:
+            text: Any text; special tokens such as ``<|endoftext|>`` are counted as ordinary text.
+
+        Returns:
+            The number of tokens.
+        """
         return self._count_short(text) if len(text) <= MAX_SHORT_TEXT else self._count_long(text)
 
     def count_items(self, items: Iterable[Mapping[str, Any]]) -> int:
-        """Count the tokens of wire items; additive over the items."""
+        """Count the tokens of items of the Responses API.
+
+        Args:
+            items: Items as dicts, such as messages and function calls.
+
+        Returns:
+            The sum over the items; the count of two lists is the count of the joined list.
+        """
         return count_each(items, self.count_text)
 
     def count_json(self, value: object) -> int:
-        """Count the tokens of a value written as compact JSON: tools, formats."""
+        """Return the number of tokens of a value written as compact JSON, such as a tool definition."""
         return self.count_text(to_compact_json(value))
 
     def _count_long(self, text: str) -> int:
@@ -147,7 +164,7 @@ class TiktokenCounter:
             if (known := self._long_cache.get(key)) is not None:
                 self._long_cache.move_to_end(key)
                 return known
-        tokens = _count_uncached(text)  # outside the lock: a long text takes its time
+        tokens = _count_uncached(text)  # outside the lock: a long text takes a while
         with self._lock:
             self._long_cache[key] = tokens
             while len(self._long_cache) > MAX_CACHED_LONG:

@@ -1,14 +1,14 @@
-"""Counting wire items: their texts exactly, what is no text by a fixed estimate.
+"""Token counts of items of the Responses API: exact for text, a fixed estimate for everything else.
 
-The sum is additive: the count of two lists is the count of one joined list. So a server can keep
-the count of each stored response and add, and a client can tell its delta from the whole.
+The sum is additive: the count of two lists is the count of the joined list. So a server can store the
+count of each response and add them up, and a client can count its delta alone.
 
-| what | tokens |
+| content | tokens |
 |---|---|
-| the frame of an item (start, role, end) | ``PER_ITEM`` |
+| overhead of an item (start, role, end) | ``ITEM_OVERHEAD`` |
 | text, arguments, outputs, names | as tiktoken counts them |
-| an image | ``IMAGE``, or ``SMALL_IMAGE`` with ``detail: "low"`` |
-| a file, a sound | ``FILE``, ``SOUND`` |
+| an image | ``IMAGE_TOKENS``, or ``LOW_DETAIL_IMAGE_TOKENS`` with ``detail: "low"`` |
+| a file, an audio clip | ``FILE_TOKENS``, ``AUDIO_TOKENS`` |
 | encrypted content without readable text beside it | three sixteenths of its length |
 | an item or part of an unknown type | its JSON, without ids and status |
 """
@@ -25,7 +25,7 @@ LOW_DETAIL_IMAGE_TOKENS = 85
 FILE_TOKENS = 1_000
 AUDIO_TOKENS = 1_000
 
-# The members of an item that a model reads. An item of another type is counted as JSON.
+# The fields of an item that a model reads. An item of another type is counted as JSON.
 COUNTED_FIELDS: Mapping[str, tuple[str, ...]] = {
     "message": ("content",),
     "function_call": ("name", "arguments"),
@@ -45,7 +45,7 @@ UNCOUNTED_FIELDS = ("id", "call_id", "status")
 
 
 def count_item(item: Mapping[str, Any], count_text: CountText) -> int:
-    """Count one wire item; any item, however odd, has a count."""
+    """Return the number of tokens of one item; items of unknown shape are counted as JSON."""
     kind = item.get("type") or "message"
     members = COUNTED_FIELDS.get(kind) if isinstance(kind, str) else None
     if members is None:
@@ -54,22 +54,22 @@ def count_item(item: Mapping[str, Any], count_text: CountText) -> int:
     for member in members:
         if (content := item.get(member)) is not None:
             tokens += _count_content(content, count_text)
-    if not tokens and isinstance(sealed := item.get("encrypted_content"), str):
-        tokens = len(sealed) * 3 // 16  # base64 of about four bytes a token
+    if not tokens and isinstance(encrypted := item.get("encrypted_content"), str):
+        tokens = len(encrypted) * 3 // 16  # base64 of about four bytes per token
     return ITEM_OVERHEAD + tokens
 
 
 def count_each(items: Iterable[Mapping[str, Any]], count_text: CountText) -> int:
-    """Count wire items, one by one."""
+    """Return the number of tokens of several items."""
     return sum([count_item(item, count_text) for item in items])
 
 
 def to_compact_json(value: object) -> str:
-    """Write any value as compact JSON, for counting only."""
+    """Return a value as compact JSON, for counting; an empty text if it has no JSON form."""
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
     except (TypeError, ValueError, RecursionError):
-        return ""  # keys that are no text, a circle, a well without a bottom: nothing to read
+        return ""  # keys that are not strings, a circular reference, or excessive nesting
 
 
 def _count_content(content: object, count_text: CountText) -> int:

@@ -1,7 +1,7 @@
-"""Tools: plain typed functions that a model may call, and the running of its calls.
+"""Tools: typed functions that a model may call, and the execution of its calls.
 
-``tool`` makes a Tool of a function, a ``Toolbox`` holds them by name, and ``run_calls`` answers the
-calls of a model: validated, approved, in parallel, each with exactly one result.
+``tool`` creates a Tool from a function, a ``Toolbox`` maps names to tools, and ``run_calls`` runs the calls
+of a model: validated, approved, in parallel, each with exactly one result.
 """
 
 from kedge.tools.approval import Allow, Approver, Decision, Deny, Edit

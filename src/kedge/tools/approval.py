@@ -1,8 +1,8 @@
-"""Approval: somebody looks at a call before it runs, and may refuse or edit it.
+"""Approval of tool calls: an approver allows, denies or edits a call before it runs.
 
-An approver is a function of the call, sync or async; a sync one runs in a thread, so it may wait for a
-person at a terminal. It answers with ``Allow()``, ``Refuse("why")`` or ``Edit(arguments)``; ``True``
-and ``False`` do as well. An approver that fails has not approved.
+An approver is a function of the call, sync or async; a sync one runs in a thread, so it may wait for
+input at a terminal. It returns ``Allow()``, ``Deny("reason")`` or ``Edit(arguments)``; ``True`` and ``False``
+mean ``Allow()`` and ``Deny()``. If the approver raises, the call is denied.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,19 +18,28 @@ from kedge.turns import ToolCallBlock, tool_call
 
 @dataclass(frozen=True, slots=True)
 class Allow:
-    """The call may run as it is."""
+    """Run the call as it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deny:
-    """The call does not run; the model is told the reason."""
+    """Do not run the call.
+
+    Args:
+        reason: Returned to the model as the result of the call.
+    """
 
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """The call runs with other arguments; unless ``tell`` is false, the model is told which."""
+    """Run the call with other arguments.
+
+    Args:
+        arguments: The new arguments, as a mapping or as JSON text.
+        tell: Whether the result shows the new arguments to the model.
+    """
 
     arguments: str | Mapping[str, Any]
     tell: bool = True
@@ -41,12 +50,16 @@ Approver = Callable[[ToolCallBlock], Decision | bool | Awaitable[Decision | bool
 
 
 async def request_approval(approve: Approver, call: ToolCallBlock) -> Decision:
-    """What the approver says."""
+    """Call the approver and return its decision.
+
+    Raises:
+        TypeError: The approver returned something else than a decision.
+    """
     if is_async(approve):
-        said = approve(call)
+        returned = approve(call)
     else:
-        said = await to_thread.run_sync(approve, call, abandon_on_cancel=True)
-    decided = await said if isawaitable(said) else said
+        returned = await to_thread.run_sync(approve, call, abandon_on_cancel=True)
+    decided = await returned if isawaitable(returned) else returned
     match decided:
         case Allow() | Deny() | Edit():
             return decided
@@ -56,12 +69,12 @@ async def request_approval(approve: Approver, call: ToolCallBlock) -> Decision:
             return Deny()
         case _:  # pyright: ignore[reportUnnecessaryComparison] - not every caller checks types
             raise TypeError(
-                f"an approver answers Allow(), Refuse(reason) or Edit(arguments), not {decided!r:.100}"
+                f"an approver returns Allow(), Deny(reason) or Edit(arguments), not {decided!r:.100}"
             )
 
 
 def apply_edit(call: ToolCallBlock, edit: Edit) -> ToolCallBlock:
-    """The call with the approver's arguments."""
+    """Return the call with the approver's arguments."""
     return tool_call(
         call.name,
         edit.arguments,

@@ -1,8 +1,8 @@
-"""What is wrong with a call's arguments, in words that a model can act on.
+"""Describe invalid arguments of a tool call so that a model can correct them.
 
-Each problem names the argument, what was wrong and what is expected there. Values are never repeated:
-the model knows what it wrote, and nobody else needs to. Pydantic puts the labels of a union's branches
-into the places of its errors; a place here holds only steps that exist in what the model wrote.
+Each problem names the argument, what is wrong and what is expected. Values are never repeated: the model
+knows what it sent, and the text also goes to logs. Pydantic adds the labels of union branches to the
+locations of its errors; a path here contains only steps that exist in the arguments.
 """
 
 import json
@@ -21,7 +21,7 @@ MAX_PROBLEMS = 12
 
 
 def describe_errors(error: "ValidationError", text: str, schema: Mapping[str, Any]) -> list[str]:
-    """One line for each argument that does not fit the schema, given as plain dicts."""
+    """Return one line for each invalid argument."""
     from pydantic_core import from_json
 
     details = error.errors(include_url=False, include_context=False)
@@ -33,15 +33,15 @@ def describe_errors(error: "ValidationError", text: str, schema: Mapping[str, An
     if type(value) in JSON_TYPE_NAMES:
         return [f"the arguments are {JSON_TYPE_NAMES[type(value)]}; write one JSON object"]
     lines = [
-        _describe_problem(place, found, schema)
-        for place, found in _group_by_path(details, value).items()
+        _describe_problem(path, found, schema)
+        for path, found in _group_by_path(details, value).items()
     ]
     more = len(lines) - MAX_PROBLEMS
     return lines[:MAX_PROBLEMS] + ([f"and {more} more"] if more > 0 else [])
 
 
 def check_argument_names(value: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
-    """The same for a schema written by hand, as far as its names go."""
+    """Return one line for each argument that is missing or unknown in an explicit schema."""
     known: Mapping[str, Any] = schema.get("properties", {})
     lines = [
         _describe_missing((name,), schema)
@@ -73,8 +73,8 @@ def _group_by_path(
 
 
 def _argument_path(detail: "ErrorDetails", value: Any) -> ArgumentPath:
-    """The steps that exist in what was written, and the one that is missing."""
-    place: list[PathStep] = []
+    """Return the steps that exist in the arguments, and the missing one."""
+    path: list[PathStep] = []
     for i, step in enumerate(detail["loc"]):
         absent = detail["type"] == "missing" and i == len(detail["loc"]) - 1
         try:
@@ -82,8 +82,8 @@ def _argument_path(detail: "ErrorDetails", value: Any) -> ArgumentPath:
         except (KeyError, IndexError, TypeError):
             if not absent:
                 continue
-        place.append(step)
-    return tuple(place)
+        path.append(step)
+    return tuple(path)
 
 
 def _describe_problem(
@@ -99,14 +99,16 @@ def _describe_problem(
 
 
 def _describe_missing(path: ArgumentPath, schema: Mapping[str, Any]) -> str:
-    return f"{_format_path(path)}: it is required and was not given{_format_expected(path, schema)}"
+    return f"{_format_path(path)}: it is required and missing{_format_expected(path, schema)}"
 
 
 def _describe_unknown(path: ArgumentPath, known: Iterable[str]) -> str:
     names = list(known)
     guess = get_close_matches(str(path[-1]), names, n=1)
-    hint = f"did you mean {guess[0]}?" if guess else f"there are: {', '.join(names) or 'none'}"
-    return f"{_format_path(path)}: there is no such argument; {hint}"
+    hint = (
+        f"did you mean {guess[0]}?" if guess else f"the arguments are: {', '.join(names) or 'none'}"
+    )
+    return f"{_format_path(path)}: unknown argument; {hint}"
 
 
 def _error_reason(detail: "ErrorDetails") -> str:
@@ -127,7 +129,7 @@ def _format_expected(path: ArgumentPath, schema: Mapping[str, Any]) -> str:
 
 
 def _find_schema(path: ArgumentPath, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the schema says about this place, or nothing where a union leaves it open."""
+    """Return the schema at a path, or an empty one inside a union."""
     here = root
     for step in path:
         here = _strip_null(here, root)
@@ -145,7 +147,7 @@ def _find_schema(path: ArgumentPath, root: Mapping[str, Any]) -> Mapping[str, An
 
 
 def _strip_null(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What an optional value is when it is there."""
+    """Return the schema of an optional value without null."""
     choices = [c for c in schema.get("anyOf", ()) if c.get("type") != "null"]
     return _resolve_ref(choices[0], root) if len(choices) == 1 else schema
 

@@ -1,6 +1,6 @@
-"""One call on its way to its result: find the tool, read the arguments, ask, run, try again.
+"""Execution of one tool call: find the tool, parse the arguments, request approval, run, retry.
 
-Each step that ends the way early does so with an ``_Answer``: an outcome and a text for the model.
+A step that ends the execution early raises ``_EarlyResult``: an outcome and a text for the model.
 """
 
 import logging
@@ -30,29 +30,29 @@ from kedge.turns import FrozenMap, TextPart, ToolCallBlock, ToolResultBlock
 ToolOutcome = Literal["ok", "unknown", "invalid", "refused", "failed", "timeout", "cancelled"]
 
 OUTCOME_KEY = "outcome"
-"""Metadata key of a result block: what became of the call."""
+"""Metadata key of a result block: the outcome of the call."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ToolRun:
-    """The record of one call. Its ``repr`` shows neither arguments nor output."""
+    """The record of one call, passed to ``on_run``. Its ``repr`` shows neither arguments nor output."""
 
     call: ToolCallBlock
     result: ToolResultBlock
     outcome: ToolOutcome
     attempts: int
-    """How often the function was started."""
+    """How many times the function was started."""
     seconds: float
-    """How long it ran, over all attempts."""
+    """Running time of all attempts."""
     waited: float
-    """How long the call was not running: approval, waiting for a place, pauses between attempts."""
+    """Time spent on approval, waiting for the concurrency limit, and pauses between attempts."""
     error: BaseException | None = None
     edited: ToolCallBlock | None = None
     """The call as the approver changed it, if it was changed."""
 
     @property
     def call_id(self) -> str:
-        """The id of the call, and of its result."""
+        """The id of the call and of its result."""
         return self.call.call_id
 
     @property
@@ -85,7 +85,7 @@ MAX_NOTE_CHARS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What holds for all calls that run together."""
+    """Settings shared by all calls of one ``run_calls``."""
 
     toolbox: Toolbox
     approve: Approver | None
@@ -96,7 +96,7 @@ class CallContext:
 
 
 class _EarlyResult(Exception):
-    """Ends the way of a call, with a text for the model."""
+    """Ends the execution of a call with a text for the model."""
 
     def __init__(self, outcome: ToolOutcome, text: str, error: BaseException | None = None) -> None:
         super().__init__(text)
@@ -106,7 +106,7 @@ class _EarlyResult(Exception):
 
 
 class CallRunner:
-    """One call on its way; ``settled`` gives its record, whatever has happened."""
+    """Runs one call; ``get_record`` returns its record, also after a cancellation."""
 
     def __init__(self, context: CallContext, call: ToolCallBlock) -> None:
         self.context = context
@@ -117,7 +117,7 @@ class CallRunner:
         self.clock = _RunTimer()
 
     async def run(self) -> None:
-        """Bring the call to its result; what is logged on the way carries its id."""
+        """Run the call; log records written meanwhile carry its id."""
         with bind_fields(call_id=self.call.call_id):
             await self._run()
 
@@ -128,13 +128,13 @@ class CallRunner:
             if await self._request_approval(tool):
                 arguments = self._parse_edited_arguments(tool)
             parts = await self._invoke_with_retries(tool, arguments)
-        except _EarlyResult as answer:
-            self._finish(answer.outcome, answer.parts, answer.error)
+        except _EarlyResult as early:
+            self._finish(early.outcome, early.parts, early.error)
         else:
             self._finish("ok", parts)
 
     def get_record(self) -> ToolRun:
-        """The record; a call that came to no result was cancelled."""
+        """Return the record; a call without a result was cancelled."""
         if self.record:
             return self.record
         when = (
@@ -149,7 +149,7 @@ class CallRunner:
             raise _EarlyResult("unknown", _capitalize(str(error)), error) from error
         if tool.custom != self.call.custom:
             takes = "free text, as a custom tool call" if tool.custom else "JSON arguments"
-            raise _EarlyResult("invalid", f"{tool.name} takes {takes}.")
+            raise _EarlyResult("invalid", f"{tool.name} expects {takes}.")
         return tool
 
     def _parse_arguments(self, tool: AnyTool, call: ToolCallBlock) -> Arguments:
@@ -157,17 +157,17 @@ class CallRunner:
             return tool.reader.parse_arguments(call)
         except InvalidArguments as error:
             listed = "\n".join(f"- {problem}" for problem in error.problems)
-            text = f"The arguments of {tool.name} do not fit:\n{listed}\nCall it again, corrected."
+            text = f"The arguments of {tool.name} are invalid:\n{listed}\nCorrect them and call it again."
             raise _EarlyResult("invalid", text, error) from error
-        except Exception as error:  # a validator that the tool brought along
+        except Exception as error:  # raised by a validator of the tool
             raise _failure_result(tool, error) from error
 
     async def _request_approval(self, tool: AnyTool) -> bool:
-        """Ask for approval where it is due; tell whether the arguments were changed."""
+        """Request approval if required, and return whether the arguments were changed."""
         approve = self.context.approve
         if approve is None and tool.approval:
             raise _EarlyResult(
-                "refused", f"{tool.name} needs approval, and nobody is there to give it."
+                "refused", f"{tool.name} requires approval, and no approver is configured."
             )
         if approve is None or tool.approval is False:
             return False
@@ -177,7 +177,7 @@ class CallRunner:
                     return False
                 case Deny(reason):
                     why = f": {reason}" if reason else "."
-                    raise _EarlyResult("refused", f"The call was refused and did not run{why}")
+                    raise _EarlyResult("refused", f"The call was denied and did not run{why}")
                 case Edit() as edit:
                     self._apply_edit(edit)
                     return True
@@ -200,9 +200,9 @@ class CallRunner:
     def _parse_edited_arguments(self, tool: AnyTool) -> Arguments:
         try:
             return self._parse_arguments(tool, self.edited_call or self.call)
-        except _EarlyResult as answer:
-            why = "the approver's arguments do not fit"
-            raise self._approval_failure(why, answer.error or answer) from answer
+        except _EarlyResult as early:
+            why = "the approver's arguments are invalid"
+            raise self._approval_failure(why, early.error or early) from early
 
     def _approval_failure(self, reason: str, error: BaseException) -> _EarlyResult:
         log.error("%s (call %s): %s", reason, self.call.call_id, _describe_location(error))
@@ -222,13 +222,13 @@ class CallRunner:
                 if final or failures > tool.retries:
                     raise _failure_result(tool, error) from error
                 await self._wait_before_retry(tool, failures, error)
-            # A failed attempt may have changed its lists and models: read them afresh.
+            # A failed attempt may have mutated its lists and models: parse them again.
             arguments = self._parse_arguments(tool, self.edited_call or self.call)
 
     async def _wait_before_retry(self, tool: AnyTool, failures: int, error: Exception) -> None:
         pause = min(tool.retry_wait * 2 ** min(failures - 1, 16), MAX_RETRY_WAIT)
         log.info(
-            "tool %s failed, attempt %d of %d, again in %g s (call %s): %s",
+            "tool %s failed, attempt %d of %d, retrying in %g s (call %s): %s",
             *(
                 tool.name,
                 failures,
@@ -268,7 +268,7 @@ class CallRunner:
         return self.record
 
     def _prepend_note(self, parts: Parts) -> Parts:
-        """The output, after a note if it is the output of other arguments than the model's."""
+        """Return the output, after a note if the approver changed the arguments."""
         match parts:
             case _ if not self.note or not self.clock.start_count:
                 return parts
@@ -288,7 +288,7 @@ class CallRunner:
 
 
 class _RunTimer:
-    """Tells the time that a function ran from the time that its call waited."""
+    """Measures the running time and the waiting time of a call separately."""
 
     def __init__(self) -> None:
         self.start_count = 0
@@ -314,7 +314,7 @@ def _failure_result(tool: AnyTool, error: Exception) -> _EarlyResult:
         case ToolFailed():
             return _EarlyResult("failed", str(error) or f"{tool.name} failed.", error)
         case AttemptTimeout():
-            return _EarlyResult("timeout", f"{tool.name} ran out of time: {error}.", error)
+            return _EarlyResult("timeout", f"{tool.name} timed out: {error}.", error)
         case ConcurrencyExhausted() | SelfCancelled():
             return _EarlyResult("failed", f"{tool.name} failed: {error}.", error)
         case _:

@@ -1,9 +1,9 @@
-"""How many calls of one tool run at once.
+"""Concurrency limits: how many calls of one tool run at the same time.
 
-A limit belongs to a tool and holds wherever the tool is used in one event loop. A thread cannot be
-stopped: when a call in a thread runs out of time, the thread goes astray and keeps its place until
-it ends, for otherwise a tool that may run once would run twice. When stray threads hold all places,
-those who wait are told so instead of waiting on them.
+A limit belongs to a tool and applies wherever the tool is used in one event loop. A thread cannot be
+stopped. When a call in a thread times out, the abandoned thread retains its permit until it ends; otherwise
+a tool limited to one call could run twice at once. When abandoned threads hold all permits, waiting calls
+fail with ``AllPermitsAbandoned`` instead of waiting for threads that may never end.
 """
 
 from collections import deque
@@ -17,23 +17,23 @@ from anyio.lowlevel import RunVar
 
 
 class AllPermitsAbandoned(Exception):
-    """Every place is held by a thread that ran out of time and has not ended."""
+    """Every permit is held by a thread whose call timed out and which has not ended."""
 
 
-class Permit:
-    """The right to run once."""
+class ConcurrencyPermit:
+    """The right to run one call."""
 
     def __init__(self, limiter: "ConcurrencyLimiter") -> None:
         self._limiter = limiter
 
     def transfer_to_thread(self) -> None:
-        """Keep the place for a thread that goes on by itself. Called in the event loop."""
+        """Retain the permit for an abandoned thread. Called in the event loop."""
         self._limiter.abandoned.add(self)
 
     def release(self) -> None:
-        """Free the place of a stray thread that has ended. Called in any thread."""
-        # Nobody is woken here. As long as others run, the next of them to leave will do it; and
-        # where only stray threads are left, nobody waits.
+        """Free the permit of an abandoned thread that has ended. Called in any thread."""
+        # No waiter is woken here: it would have to happen in the event loop. While other calls run, the
+        # next one to finish wakes a waiter; when only abandoned threads are left, there are no waiters.
         self._limiter.abandoned.discard(self)
 
 
@@ -44,20 +44,24 @@ class _Waiter:
 
 
 class ConcurrencyLimiter:
-    """Lets at most ``size`` run at a time, first come, first served."""
+    """Allows at most ``size`` calls at a time, in order of arrival."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.running = 0
-        self.abandoned: set[Permit] = set()
+        self.abandoned: set[ConcurrencyPermit] = set()
         self._queue: deque[_Waiter] = deque()
 
     @asynccontextmanager
-    async def acquire(self) -> AsyncGenerator[Permit]:
-        """Wait for a place and hold it. Raises ``AllStray`` when none can be expected."""
+    async def acquire(self) -> AsyncGenerator[ConcurrencyPermit]:
+        """Wait for a permit and hold it.
+
+        Raises:
+            AllPermitsAbandoned: All permits are held by abandoned threads.
+        """
         await self._wait_for_permit()
         try:
-            yield Permit(self)
+            yield ConcurrencyPermit(self)
         finally:
             self._release()
 
@@ -85,7 +89,7 @@ class ConcurrencyLimiter:
                 self._queue[0].admitted = True
             elif self.running:
                 break
-            # Else only stray threads are left: wake the next without a place, to be told.
+            # Else only abandoned threads are left: wake the next waiter without a permit; it raises.
             self._queue.popleft().event.set()
 
     def _cancel_wait(self, waiter: _Waiter) -> None:
@@ -99,20 +103,20 @@ class ConcurrencyLimiter:
 
 
 class ConcurrencyLimit:
-    """At most ``size`` at once, counted in each event loop."""
+    """A limit of ``size`` concurrent calls per event loop."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
     def current_limiter(self) -> ConcurrencyLimiter:
-        """The gate of the running event loop."""
-        gates = _limiters.get(None)
-        if gates is None:
-            gates = WeakKeyDictionary[ConcurrencyLimit, ConcurrencyLimiter]()
-            _limiters.set(gates)
-        return gates.setdefault(self, ConcurrencyLimiter(self.size))
+        """Return the limiter of the running event loop."""
+        limiters = _limiters.get(None)
+        if limiters is None:
+            limiters = WeakKeyDictionary[ConcurrencyLimit, ConcurrencyLimiter]()
+            _limiters.set(limiters)
+        return limiters.setdefault(self, ConcurrencyLimiter(self.size))
 
 
 _limiters: RunVar[WeakKeyDictionary[ConcurrencyLimit, ConcurrencyLimiter] | None] = RunVar(
-    "kedge_tool_gates"
+    "kedge_tool_limiters"
 )

@@ -1,8 +1,8 @@
-"""What a model is told about a failure, and what the log is told.
+"""Error texts of failed tool calls, for the model and for the log.
 
-The model gets the type and the message of the exception: enough to try something else, no traceback,
-and what looks like a secret struck out. The log gets the type and the place in the code, but no
-message, for messages repeat what people wrote.
+The model receives the type and message of the exception, without a traceback and with apparent secrets
+redacted. The log receives the type and the source location but no message, because messages may quote the
+conversation.
 """
 
 import re
@@ -12,9 +12,9 @@ from pathlib import PurePath
 from typing import cast
 
 MAX_MESSAGE_CHARS = 2_000
-REDACTED = "[struck out]"
+REDACTED = "[redacted]"
 
-# Every repetition that may fail is bounded: a message of any shape costs linear time.
+# Every repetition that may fail is bounded, so that any message takes linear time.
 SECRET_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*-----|$)", re.DOTALL),
@@ -36,7 +36,7 @@ SECRET_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(
             r"(?i)((?:api[_-]?key|token|secret|passw(?:or)?d|passphrase|credential|signature)"
-            r"[\w-]{0,40}[\"']?\s{0,4}[=:]\s{0,4})(?!\[struck)(?:\"[^\"]*\"|'[^']*'|[^\s&,;\"']+)"
+            r"[\w-]{0,40}[\"']?\s{0,4}[=:]\s{0,4})(?!\[redacted)(?:\"[^\"]*\"|'[^']*'|[^\s&,;\"']+)"
         ),
         rf"\1{REDACTED}",
     ),
@@ -44,22 +44,22 @@ SECRET_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def redact_secrets(text: str) -> str:
-    """The text without what looks like a key, a token, a password or a traceback."""
+    """Return the text with apparent keys, tokens, passwords and tracebacks replaced."""
     for pattern, replacement in SECRET_PATTERNS:
         text = pattern.sub(replacement, text)
     return text
 
 
 def describe_error(error: BaseException) -> str:
-    """The exception in words for the model: types and messages, of a group each one's."""
+    """Describe an exception for the model: type and message, for a group those of each member."""
     return "; ".join(dict.fromkeys(_describe_leaf(leaf) for leaf in _iter_leaves(error)))
 
 
 def locate_error(error: BaseException) -> str:
-    """Where it was raised, for the log: file, line and function."""
+    """Return where an exception was raised, for the log: file, line and function."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
-        return "an unknown place"
+        return "an unknown location"
     last = frames[-1]
     return f"{PurePath(last.filename).name}:{last.lineno} in {last.name}"
 

@@ -1,10 +1,10 @@
-"""Running the calls of a model: in parallel, each to exactly one result, in the order of the calls.
+"""Run the tool calls of a model in parallel, with exactly one result for each.
 
-Whatever happens to a call (an unknown tool, wrong arguments, a refusal, an exception, too little time)
-becomes a result that tells the model, for a call without a result spoils the conversation. So
-``on_run`` is called exactly once for each call, also when the caller is cancelled: what was completed
-is delivered as it completes, the rest at the end, as cancelled. Only what is no ``Exception``, such as
-``KeyboardInterrupt``, passes through, once the other calls were cancelled and delivered.
+Every failure (an unknown tool, invalid arguments, a denied call, an exception, a timeout) becomes a result
+for the model, because a call without a result makes the conversation unsendable. ``on_run`` is called exactly
+once for each call, also when the caller is cancelled: finished calls as they finish, the others at the end as
+cancelled. Only exceptions that are not an ``Exception``, such as ``KeyboardInterrupt``, are raised, after the
+other calls were cancelled and reported.
 """
 
 import asyncio
@@ -29,21 +29,28 @@ async def run_calls(
     max_output: int = MAX_OUTPUT,
     origin: str = "tools",
 ) -> list[ToolResultBlock]:
-    """Run calls side by side and give their results in the order of the calls.
+    """Run tool calls in parallel.
 
-    ``approve`` is asked before a call runs, about one call at a time. ``on_run`` gets the record of
-    each call as soon as it has a result; it must neither block nor fail. Text beyond ``max_output``
-    characters is cut, visibly. The results carry ``origin``.
+    Args:
+        toolbox: The tools that may be called.
+        calls: The calls of a model.
+        approve: Called before each call that needs approval, one call at a time.
+        on_run: Receives the record of each call as soon as it has a result; it must not block or raise.
+        max_output: Maximum characters of text in one result; longer text is truncated with a note.
+        origin: The ``origin`` of the result blocks.
+
+    Returns:
+        One result for each call, in the order of the calls.
     """
-    terms = CallContext(toolbox, approve, on_run, max_output, origin, anyio.Lock())
-    settling = [CallRunner(terms, call) for call in calls]
+    context = CallContext(toolbox, approve, on_run, max_output, origin, anyio.Lock())
+    runners = [CallRunner(context, call) for call in calls]
     escaped: list[BaseException] = []
     try:
         async with anyio.create_task_group() as group:
-            for each in settling:
-                group.start_soon(_run_call, each, group, escaped)
+            for runner in runners:
+                group.start_soon(_run_call, runner, group, escaped)
     finally:
-        results = [each.get_record().result for each in settling]
+        results = [runner.get_record().result for runner in runners]
     if escaped:
         raise escaped[0]
     return results
@@ -52,11 +59,11 @@ async def run_calls(
 async def iter_runs(
     toolbox: Toolbox, calls: Sequence[ToolCallBlock], *, approve: Approver | None, origin: str
 ) -> AsyncGenerator[ToolRun]:
-    """Run calls side by side and give the record of each as soon as it has a result.
+    """Run tool calls in parallel and yield the record of each as soon as it has a result.
 
-    Whoever leaves early, or is cancelled, has what was finished by then; the rest is cancelled.
+    If the caller stops iterating or is cancelled, the remaining calls are cancelled.
     """
-    if len(calls) == 1:  # nothing finishes before it, so it needs no task of its own
+    if len(calls) == 1:  # a single call needs no task of its own
         runs: list[ToolRun] = []
         await run_calls(toolbox, calls, approve=approve, on_run=runs.append, origin=origin)
         yield runs[0]
@@ -77,7 +84,7 @@ async def iter_runs(
 
 
 async def _run_call(runner: CallRunner, group: TaskGroup, escaped: list[BaseException]) -> None:
-    """Bring one call to its result; what must not become one is raised by ``run_calls``."""
+    """Run one call; exceptions that must not become results are raised by ``run_calls``."""
     try:
         await runner.run()
     except anyio.get_cancelled_exc_class():

@@ -1,8 +1,7 @@
-"""One attempt at a call: the function runs, within the tool's limit and its time.
+"""One attempt of a tool call, within the tool's concurrency limit and timeout.
 
 Async functions run in the event loop, others in a thread. A thread cannot be stopped, only abandoned:
-when time runs out or the caller is cancelled, the thread is left to itself and keeps its place under
-the tool's limit until it ends.
+after a timeout or a cancellation it retains its permit under the tool's limit until it ends.
 """
 
 import math
@@ -20,7 +19,7 @@ from anyio import (
 )
 from anyio.lowlevel import RunVar
 
-from kedge.tools.concurrency import AllPermitsAbandoned, Permit
+from kedge.tools.concurrency import AllPermitsAbandoned, ConcurrencyPermit
 from kedge.tools.output import to_parts
 from kedge.tools.registry import AnyTool
 from kedge.tools.signature import is_async
@@ -30,26 +29,26 @@ Parts = tuple[Part, ...]
 Arguments = dict[str, Any]
 
 MAX_THREADS = 40
-"""How many sync tools run at once in an event loop. They have threads of their own: if they shared
-those of everybody, a tool that needs one of these could wait for itself."""
+"""Maximum number of sync tools running at once in an event loop. They do not share anyio's default threads:
+a tool that itself needs one of those could wait for itself."""
 
 _thread_limiter: RunVar[CapacityLimiter | None] = RunVar("kedge_tool_threads")
 
 
 class AttemptTimeout(TimeoutError):
-    """The attempt took longer than its tool allows."""
+    """The attempt took longer than the tool's timeout."""
 
 
 class ConcurrencyExhausted(Exception):
-    """No place is free and none can be expected: earlier calls go on in abandoned threads."""
+    """All permits are held by earlier calls in abandoned threads."""
 
 
 class SelfCancelled(Exception):
-    """The function was cancelled, though nobody cancelled the call."""
+    """The function was cancelled although the call was not."""
 
 
 async def invoke_tool(tool: AnyTool, arguments: Arguments, on_start: Callable[[], None]) -> Parts:
-    """Run the function once; ``began`` is called when its time starts."""
+    """Run the function once; ``on_start`` is called when its timeout starts."""
     runs = (
         _loop_runner(tool, arguments)
         if is_async(tool.function)
@@ -76,27 +75,27 @@ async def _loop_runner(tool: AnyTool, arguments: Arguments) -> AsyncGenerator[Ru
 
 @asynccontextmanager
 async def _thread_runner(tool: AnyTool, arguments: Arguments) -> AsyncGenerator[RunFunction]:
-    async with _acquire_permit(tool) as place, _get_thread_limiter():
-        yield ThreadRun(tool, arguments, place).run
+    async with _acquire_permit(tool) as permit, _get_thread_limiter():
+        yield ThreadRun(tool, arguments, permit).run
 
 
 @asynccontextmanager
-async def _acquire_permit(tool: AnyTool) -> AsyncGenerator[Permit | None]:
+async def _acquire_permit(tool: AnyTool) -> AsyncGenerator[ConcurrencyPermit | None]:
     if tool.limit is None:
         yield None
         return
     try:
-        async with tool.limit.current_limiter().acquire() as place:
-            yield place
+        async with tool.limit.current_limiter().acquire() as permit:
+            yield permit
     except AllPermitsAbandoned:
         size = tool.limit.size
         raise ConcurrencyExhausted(
-            f"it is busy: {size} earlier call(s) ran out of time and still run"
+            f"it is busy: {size} earlier call(s) timed out and are still running"
         ) from None
 
 
 def _get_thread_limiter() -> CapacityLimiter:
-    """Wait for a thread with this, so that the clock starts when there is one."""
+    """Return the limiter of tool threads; the timeout starts once a thread is free."""
     limiter = _thread_limiter.get(None)
     if limiter is None:
         limiter = CapacityLimiter(MAX_THREADS)
@@ -105,20 +104,22 @@ def _get_thread_limiter() -> CapacityLimiter:
 
 
 class ThreadRun:
-    """A function in a thread, and who holds its place when the thread is abandoned.
+    """A function running in a thread, and its permit if the thread is abandoned.
 
-    The thread and the event loop each write their own flag before they read the other's, so
-    whichever comes second sees the first and the place is given back exactly once.
+    The thread and the event loop each set their own flag before they read the other's. Whichever comes
+    second sees the first flag, so the permit is released exactly once.
     """
 
-    def __init__(self, tool: AnyTool, arguments: Arguments, permit: Permit | None) -> None:
+    def __init__(
+        self, tool: AnyTool, arguments: Arguments, permit: ConcurrencyPermit | None
+    ) -> None:
         self.tool = tool
         self.arguments = arguments
         self.permit = permit
         self.started = self.ended = self.abandoned = False
 
     async def run(self) -> Parts:
-        """Start the thread and wait for it, or abandon it."""
+        """Start the thread and wait for it; abandon it on cancellation."""
         try:
             done = await to_thread.run_sync(
                 self.call_function, abandon_on_cancel=True, limiter=CapacityLimiter(1)
@@ -129,7 +130,7 @@ class ThreadRun:
         return to_parts(await done) if isawaitable(done) else done
 
     def call_function(self) -> Any:
-        """Run the function, in the thread."""
+        """Call the function. Runs in the thread."""
         self.started = True
         try:
             if self.abandoned:
@@ -142,7 +143,7 @@ class ThreadRun:
                 self.permit.release()
 
     def abandon(self) -> None:
-        """Leave the thread to itself, and its place to it if it has begun."""
+        """Abandon the thread; if it has started, it retains the permit."""
         self.abandoned = True
         if self.permit and self.started:
             self.permit.transfer_to_thread()
@@ -152,7 +153,7 @@ class ThreadRun:
 
 @contextmanager
 def _detect_self_cancellation() -> Generator[None]:
-    """Tell a cancellation that the function brought upon itself from one that is meant for us."""
+    """Raise ``SelfCancelled`` if the function was cancelled and the surrounding scope was not."""
     try:
         yield
     except get_cancelled_exc_class() as error:

@@ -1,8 +1,8 @@
-"""What a tool returned, as the parts of a tool result.
+"""Convert the return value of a tool into the parts of a tool result.
 
-Text stays text. Images and PDFs, as bytes or as parts, are shown to the model as such. Everything else
-is written as JSON; whatever JSON has no word for is written as ``str`` gives it. Text is cut at a
-bound, visibly, and a picture beyond its bound is named instead of sent.
+Text remains text. Images and PDFs, as bytes or as parts, are sent as such. Everything else is written as
+JSON, values without a JSON form by ``str``. Text beyond the limit is truncated with a note, and an image
+beyond its limit is replaced by a note.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,12 +21,12 @@ from kedge.turns import (
 )
 
 MAX_OUTPUT = 100_000
-"""Characters of text that one result may have, unless the caller says otherwise."""
+"""Default maximum of characters of text in one result."""
 MAX_ATTACHMENT = 20_000_000
-"""Characters that an image or a file may have in its data URL."""
+"""Maximum characters of an image or a file in its data URL."""
 PART_TYPES = (TextPart, RefusalPart, ImagePart, FilePart, OpaquePart)
 
-# The first bytes of what a model can look at.
+# The first bytes of image formats that models accept.
 IMAGE_SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -36,7 +36,7 @@ IMAGE_SIGNATURES: tuple[tuple[bytes, str], ...] = (
 
 
 def to_parts(value: object) -> tuple[Part, ...]:
-    """The parts for a returned value."""
+    """Return the parts for a returned value."""
     match value:
         case ToolResultBlock():
             return tuple(map(_to_part, value.parts)) or (TextPart(""),)
@@ -47,12 +47,12 @@ def to_parts(value: object) -> tuple[Part, ...]:
 
 
 def truncate_parts(parts: Iterable[Part], limit: int) -> tuple[Part, ...]:
-    """The parts with at most ``limit`` characters of text, and a mark where something was cut."""
+    """Return the parts with at most ``limit`` characters of text, and a note where text was truncated."""
     return tuple(_iter_truncated(parts, limit))
 
 
 def replace_surrogates(text: str) -> str:
-    """The text with lone surrogates replaced, which no wire can carry."""
+    """Return the text with lone surrogates replaced, which UTF-8 cannot encode."""
     return (
         text
         if text.isascii()
@@ -70,11 +70,10 @@ def _has_attachments(members: Iterable[object]) -> bool:
 def _to_part(value: object) -> Part:
     match value:
         case str():
-            return TextPart(
-                replace_surrogates(str.__str__(value))
-            )  # an enum that is a text is its value
+            text = str.__str__(value)  # the value of a string enum, not its name
+            return TextPart(replace_surrogates(text))
         case RefusalPart():
-            return TextPart(value.text)  # only a model can refuse
+            return TextPart(value.text)  # a refusal part is valid only in a message of a model
         case TextPart() | ImagePart() | FilePart() | OpaquePart():
             return value
         case bytes() | bytearray() | memoryview():
@@ -92,7 +91,7 @@ def _bytes_to_part(content: bytes) -> Part:
     try:
         return TextPart(content.decode())
     except UnicodeDecodeError:
-        return TextPart(f"[{len(content):,} bytes that are neither text nor an image]")
+        return TextPart(f"[{len(content):,} bytes, neither text nor an image]")
 
 
 def _detect_media_type(content: bytes) -> str:
@@ -109,7 +108,9 @@ def _to_json(value: Any) -> str:
     try:
         written = to_json(value, fallback=str, inf_nan_mode="strings", bytes_mode="base64")
     except (PydanticSerializationError, ValueError, RecursionError):
-        return replace_surrogates(str(value))  # it holds itself, or text that UTF-8 cannot say
+        return replace_surrogates(
+            str(value)
+        )  # it contains itself, or text that UTF-8 cannot encode
     return written.decode()
 
 
@@ -118,16 +119,14 @@ def _iter_truncated(parts: Iterable[Part], limit: int) -> Iterator[Part]:
     for part in parts:
         match part:
             case TextPart() if len(part.text) > left:
-                mark = f"\n[cut: {left:,} of {len(part.text):,} characters are shown]"
+                mark = f"\n[truncated: {left:,} of {len(part.text):,} characters are shown]"
                 yield TextPart(replace_surrogates(part.text[:left]) + mark)
                 left = 0
             case TextPart():
                 left -= len(part.text)
                 yield part
             case ImagePart() | FilePart() if _attachment_size(part) > MAX_ATTACHMENT:
-                yield TextPart(
-                    f"[left out: an attachment of {_attachment_size(part):,} characters]"
-                )
+                yield TextPart(f"[omitted: an attachment of {_attachment_size(part):,} characters]")
             case _:
                 yield part
 

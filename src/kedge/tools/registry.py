@@ -1,6 +1,6 @@
-"""A toolbox: the tools that a model may call, by name."""
+"""The toolbox: tools that a model may call, by name."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from kedge.errors import InvalidTool, UnknownTool
@@ -10,22 +10,33 @@ AnyTool = Tool[..., Any]
 
 
 class Toolbox(Mapping[str, AnyTool]):
-    """Tools under their names, in the order given. Plain functions become tools."""
+    """A mapping of names to tools, in the order given.
+
+    Args:
+        *tools: Tools or plain functions, which become tools with default options.
+
+    Raises:
+        InvalidTool: Two tools have the same name, or a function cannot be a tool.
+    """
 
     __slots__ = ("_tools",)
 
     def __init__(self, *tools: AnyTool | Callable[..., Any]) -> None:
         self._tools: dict[str, AnyTool] = {}
         for given in tools:
-            made = cast("AnyTool", given if isinstance(given, Tool) else tool(given))
-            if made.name in self._tools:
+            added = cast("AnyTool", given if isinstance(given, Tool) else tool(given))
+            if added.name in self._tools:
                 raise InvalidTool(
-                    made.name, "this toolbox has one of that name already; give it another name="
+                    added.name, "this toolbox already has a tool of that name; set another name="
                 )
-            self._tools[made.name] = made
+            self._tools[added.name] = added
 
     def __getitem__(self, name: str) -> AnyTool:
-        """The tool of this name; ``UnknownTool`` says which name may have been meant."""
+        """Return the tool of this name.
+
+        Raises:
+            UnknownTool: There is none; the message suggests similar names.
+        """
         try:
             return self._tools[name]
         except KeyError:
@@ -41,21 +52,21 @@ class Toolbox(Mapping[str, AnyTool]):
         return name in self._tools
 
     def definitions(self) -> list[dict[str, Any]]:
-        """The tools as a request of the Responses API lists them."""
+        """Return the tools in the form of the Responses API's ``tools`` parameter."""
         return [each.definition() for each in self._tools.values()]
 
     def with_tools(self, *tools: AnyTool | Callable[..., Any]) -> "Toolbox":
-        """These tools and more."""
+        """Return a toolbox with these tools added."""
         return Toolbox(*self._tools.values(), *tools)
 
     def without(self, *names: str) -> "Toolbox":
-        """These tools but the named ones, which must be there."""
-        left_out = {self[name].name for name in names}
-        return Toolbox(*_exclude(self._tools.values(), left_out))
+        """Return a toolbox without the named tools.
+
+        Raises:
+            UnknownTool: One of the names is not in this toolbox.
+        """
+        removed = {self[name].name for name in names}
+        return Toolbox(*(each for each in self._tools.values() if each.name not in removed))
 
     def __repr__(self) -> str:
         return f"<Toolbox {', '.join(self._tools) or 'empty'}>"
-
-
-def _exclude(tools: Iterable[AnyTool], names: set[str]) -> Iterator[AnyTool]:
-    return (each for each in tools if each.name not in names)

@@ -1,9 +1,9 @@
-"""The JSON schema of a tool's arguments, and the reading of arguments by it.
+"""The JSON schema of a tool's arguments, and parsing of arguments by it.
 
-Pydantic does the work, on a model made for the signature. Its fields are numbered and known by alias,
-because a parameter may be called anything (``schema``, ``_x``, ``model_config``) and a field may not.
-Only arguments that were given are passed on, so a function's own defaults stay its own.
-Pydantic is imported when the first tool is made, not before.
+Both are done by a pydantic model created for the signature. Its fields are numbered and have the parameter
+names as aliases, because some parameter names (``schema``, ``_x``, ``model_config``) are not allowed as fields.
+Only arguments the model passed are handed to the function, so its own defaults apply. Pydantic is imported
+when the first tool is created.
 """
 
 import json
@@ -28,7 +28,7 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class FunctionSchema:
-    """The schema of a function's arguments, and its reader."""
+    """A schema generated from a function's signature; arguments become typed values."""
 
     json_schema: JSONSchema
     model: "type[BaseModel]"
@@ -36,18 +36,22 @@ class FunctionSchema:
     null_is_default: frozenset[str] = frozenset()
 
     def parse_arguments(self, call: ToolCallBlock) -> Arguments:
-        """The arguments of a call as typed values, or ``InvalidArguments``."""
+        """Return the arguments of a call as typed values.
+
+        Raises:
+            InvalidArguments: They are not JSON or do not match the schema.
+        """
         from pydantic import ValidationError
 
-        # Some models write nothing at all where there is nothing to say.
-        written = call.arguments if call.arguments.strip() else "{}"
+        # Some models send an empty string for a call without arguments.
+        text = call.arguments if call.arguments.strip() else "{}"
         try:
-            read = self.model.model_validate_json(self._drop_nulls(written))
+            parsed = self.model.model_validate_json(self._drop_nulls(text))
         except ValidationError as error:
             raise InvalidArguments(
-                call.name, describe_errors(error, written, self.json_schema)
+                call.name, describe_errors(error, text, self.json_schema)
             ) from error
-        return self._collect_arguments(read) | _call_argument(self.signature, call)
+        return self._collect_arguments(parsed) | _call_argument(self.signature, call)
 
     def _collect_arguments(self, parsed: "BaseModel") -> Arguments:
         given: Arguments = {}
@@ -63,22 +67,26 @@ class FunctionSchema:
 
         try:
             value: Any = from_json(text)
-            kept = {
+            members = {
                 k: v for k, v in value.items() if v is not None or k not in self.null_is_default
             }
         except (ValueError, AttributeError):
-            return text  # not JSON, or no object: validation says so
-        return to_json(kept).decode()
+            return text  # not a JSON object: validation reports it
+        return to_json(members).decode()
 
 
 @dataclass(frozen=True, slots=True)
 class ExplicitSchema:
-    """A schema written by hand: arguments are passed on as JSON values, their names checked."""
+    """A schema given by the caller: arguments are JSON values, and only their names are checked."""
 
     json_schema: JSONSchema
 
     def parse_arguments(self, call: ToolCallBlock) -> Arguments:
-        """The arguments of a call as JSON values, or ``InvalidArguments``."""
+        """Return the arguments of a call as JSON values.
+
+        Raises:
+            InvalidArguments: They are not a JSON object, or a name is missing or unknown.
+        """
         try:
             value = json.loads(call.arguments if call.arguments.strip() else "{}")
         except ValueError as error:
@@ -95,12 +103,12 @@ class ExplicitSchema:
 
 @dataclass(frozen=True, slots=True)
 class FreeForm:
-    """No schema: the one text that a custom tool takes goes to the function's one argument."""
+    """The reader of a custom tool: its text is passed as the function's single argument."""
 
     signature: ToolSignature
 
     def parse_arguments(self, call: ToolCallBlock) -> Arguments:
-        """The text of a call, under the name of the argument."""
+        """Return the text of a call under the name of the argument."""
         text = {self.signature.arguments[0].name: call.arguments}
         return text | _call_argument(self.signature, call)
 
@@ -111,12 +119,16 @@ ArgumentReader = FunctionSchema | ExplicitSchema | FreeForm
 def build_function_schema(
     tool: str, signature: ToolSignature, *, strict: bool = False
 ) -> FunctionSchema:
-    """Make the schema for a signature; raise ``InvalidTool`` for a type that has none."""
+    """Generate the schema for a signature.
+
+    Raises:
+        InvalidTool: A type has no JSON schema, or none in strict mode.
+    """
     model = _build_model(signature)
     plain = _generate_schema(model)
     if not strict:
         return FunctionSchema(plain, model, signature)
-    # In strict mode nothing may be left out, so null stands for "take the default".
+    # In strict mode every argument is required, so null means "use the default".
     properties: JSONSchema = plain["properties"]
     optional = properties.keys() - set(plain.get("required", ()))
     nullable = frozenset(name for name in optional if not _allows_null(properties[name]))
@@ -126,16 +138,18 @@ def build_function_schema(
 
 
 def build_explicit_schema(tool: str, schema: Mapping[str, Any]) -> ExplicitSchema:
-    """Take a schema that somebody else wrote, of a remote tool for example."""
+    """Check and copy a schema given by the caller, such as that of a remote tool."""
     if schema.get("type") != "object":
         raise InvalidTool(tool, 'its parameters must be a JSON schema of "type": "object"')
     return ExplicitSchema(thaw(FrozenMap(schema)))
 
 
 def build_free_form(tool: str, signature: ToolSignature) -> FreeForm:
-    """Check that the function takes one text."""
+    """Check that the function has a single argument of type ``str``."""
     if [strip_annotated(argument.annotation) for argument in signature.arguments] != [str]:
-        raise InvalidTool(tool, "a custom tool takes free text; give it one argument, of type str")
+        raise InvalidTool(
+            tool, "a custom tool receives free text; declare one argument of type str"
+        )
     return FreeForm(signature)
 
 
@@ -154,7 +168,7 @@ def _is_field_info(default: object) -> bool:
 
 
 def _has_own_default(argument: ToolArgument) -> bool:
-    """Whether Python fills in the default by itself, when the argument is not passed."""
+    """Whether Python applies the default when the argument is not passed."""
     return argument.default is not REQUIRED and not _is_field_info(argument.default)
 
 
@@ -192,7 +206,7 @@ def _has_description(annotation: Any) -> bool:
 
 
 def _find_unsupported(signature: ToolSignature, error: Exception) -> str:
-    """Find the argument that has no schema, for pydantic tells only the type."""
+    """Find the argument without a schema; pydantic's error names only the type."""
     from pydantic import PydanticUserError, TypeAdapter
 
     for argument in signature.arguments:
@@ -210,13 +224,13 @@ def _first_line(error: Exception) -> str:
 def _generate_schema(model: "type[BaseModel]") -> JSONSchema:
     schema = model.model_json_schema(schema_generator=_schema_generator())
     for untitled in (schema, *schema.get("$defs", {}).values()):
-        untitled.pop("title", None)  # the names of classes mean nothing to a model
+        untitled.pop("title", None)  # class names mean nothing to a model
     _drop_unserializable_defaults(schema)
     return schema
 
 
 def _drop_unserializable_defaults(schema: JSONSchema) -> None:
-    """Leave defaults unsaid that JSON cannot say, such as infinity."""
+    """Remove defaults that JSON cannot express, such as infinity."""
     try:
         json.dumps(schema.get("default"), allow_nan=False)
     except ValueError:
@@ -230,9 +244,9 @@ def _schema_generator() -> "type[GenerateJsonSchema]":
     from pydantic.json_schema import GenerateJsonSchema
 
     class Quiet(GenerateJsonSchema):
-        """Gives no titles made of names, and is silent about defaults that are not JSON."""
+        """Generates no titles, and no warnings about defaults that are not JSON."""
 
-        ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 - as its parent says it
+        ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 - declared like this in its parent
 
         def field_title_should_be_set(self, schema: Any) -> bool:
             return False
@@ -245,12 +259,12 @@ def _allows_null(schema: JSONSchema) -> bool:
 
 
 def _make_nullable(schema: JSONSchema) -> JSONSchema:
-    """This or null, with the description where both see it."""
+    """Return a schema that also accepts null, with the description at the top."""
     described = {"description": schema["description"]} if "description" in schema else {}
     plain = {k: v for k, v in schema.items() if k not in ("default", "description")}
     return {"anyOf": [plain, {"type": "null"}], **described}
 
 
 def freeze_schema(reader: ArgumentReader) -> FrozenMap:
-    """The schema as a value that cannot change; empty for a custom tool."""
+    """Return the schema as an immutable value; empty for a custom tool."""
     return FrozenMap() if isinstance(reader, FreeForm) else FrozenMap(reader.json_schema)

@@ -1,9 +1,8 @@
-"""The signature of a function, read as the parameters of a tool.
+"""Convert the signature of a function into the arguments of a tool.
 
-A model calls a tool with named arguments, so each parameter needs a name to be called by and a type.
-What has none, or cannot be named, is refused here with the reason. A parameter annotated
-``ToolCallBlock`` is no argument: it receives the call itself. What a ``functools.partial`` has bound
-is no argument either, and never reaches the model.
+A model calls a tool with named arguments, so each parameter needs a type and must be passable by name;
+other functions raise ``InvalidTool``. A parameter annotated ``ToolCallBlock`` receives the call itself and is
+not an argument. Arguments bound by a ``functools.partial`` are never shown to the model.
 """
 
 import inspect
@@ -19,16 +18,16 @@ from kedge.turns import ToolCallBlock
 Function = Callable[..., Any]
 
 UNSUPPORTED_KINDS = {
-    inspect.Parameter.POSITIONAL_ONLY: "is positional-only; a model names its arguments",
-    inspect.Parameter.VAR_POSITIONAL: "takes any number of values; take a list instead",
-    inspect.Parameter.VAR_KEYWORD: "takes any names; write each argument out, or take a dict",
+    inspect.Parameter.POSITIONAL_ONLY: "is positional-only; models pass arguments by name",
+    inspect.Parameter.VAR_POSITIONAL: "accepts any number of values; use a list instead",
+    inspect.Parameter.VAR_KEYWORD: "accepts any names; declare each argument, or use a dict",
 }
 REQUIRED: Any = inspect.Parameter.empty
 
 
 @dataclass(frozen=True, slots=True)
 class ToolArgument:
-    """One argument that a model may give."""
+    """One argument that a model may pass."""
 
     name: str
     annotation: Any
@@ -38,7 +37,7 @@ class ToolArgument:
 
 @dataclass(frozen=True, slots=True)
 class ToolSignature:
-    """A function as a tool: its arguments, what it does, and who receives the call."""
+    """A function as a tool: name, description, arguments, and the parameter that receives the call."""
 
     function_name: str
     description: str
@@ -47,7 +46,11 @@ class ToolSignature:
 
 
 def parse_signature(function: Function) -> ToolSignature:
-    """Read a function; raise ``InvalidTool`` for what no model could call."""
+    """Return the signature of a function.
+
+    Raises:
+        InvalidTool: A model could not call the function.
+    """
     name = get_function_name(function)
     _check_callable(function, name)
     hints = _resolve_hints(function, name)
@@ -65,19 +68,19 @@ def parse_signature(function: Function) -> ToolSignature:
 
 
 def get_function_name(function: Function) -> str:
-    """What the function is called, seen through ``partial``; an object goes by its class."""
+    """Return the name of the function inside a ``partial``, or the class of a callable object."""
     function = _unwrap_partial(function)
     return getattr(function, "__name__", type(function).__name__)
 
 
 def unwrap_callable(function: Function) -> Function:
-    """The plain function or method that a callable runs in the end."""
+    """Return the plain function or method behind a callable."""
     function = _unwrap_partial(function)
     return function if inspect.isroutine(function) else function.__call__  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def is_async(function: Function) -> bool:
-    """Whether calling it gives a coroutine."""
+    """Whether calling the function returns a coroutine."""
     return inspect.iscoroutinefunction(unwrap_callable(function))
 
 
@@ -90,30 +93,30 @@ def _unwrap_partial(function: Function) -> Function:
 
 
 def strip_annotated(annotation: Any) -> Any:
-    """The type in ``Annotated[type, …]``."""
+    """Return the type in ``Annotated[type, …]``."""
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def _check_callable(function: object, name: str) -> None:
     if not callable(function) or inspect.isclass(function):
         kind = "a class" if inspect.isclass(function) else f"a {type(function).__name__}"
-        raise InvalidTool(name, f"it is {kind}; give a function")
+        raise InvalidTool(name, f"it is {kind}; pass a function")
     code = unwrap_callable(function)
     if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
-        raise InvalidTool(name, "it yields; a tool returns its result once, so collect it first")
+        raise InvalidTool(name, "it is a generator; a tool must return its result once")
 
 
 def _list_parameters(function: Function, name: str) -> list[inspect.Parameter]:
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
-        raise InvalidTool(name, "Python does not tell its parameters; wrap it in a def") from error
+        raise InvalidTool(name, "its signature is not available; wrap it in a def") from error
     bound: dict[str, Any] = function.keywords if isinstance(function, partial) else {}
-    kept = [parameter for parameter in parameters if parameter.name not in bound]
-    for parameter in kept:
+    unbound = [parameter for parameter in parameters if parameter.name not in bound]
+    for parameter in unbound:
         if problem := UNSUPPORTED_KINDS.get(parameter.kind):
             raise InvalidTool(name, f"parameter {parameter.name} {problem}")
-    return kept
+    return unbound
 
 
 def _resolve_hints(function: Function, name: str) -> dict[str, Any]:
@@ -126,21 +129,21 @@ def _resolve_hints(function: Function, name: str) -> dict[str, Any]:
             "outside `if TYPE_CHECKING`",
         ) from error
     except (TypeError, AttributeError, SyntaxError) as error:
-        raise InvalidTool(name, f"its annotations cannot be read: {error}") from error
+        raise InvalidTool(name, f"its annotations cannot be evaluated: {error}") from error
 
 
 def _get_annotation(parameter: inspect.Parameter, hints: dict[str, Any], name: str) -> Any:
     if parameter.name in hints:
         return hints[parameter.name]
     if parameter.name == "self":
-        raise InvalidTool(name, "it is a method without its object; make the tool of object.method")
+        raise InvalidTool(name, "it is an unbound method; pass object.method")
     raise InvalidTool(
-        name, f"parameter {parameter.name} has no type; annotate it (Any says anything goes)"
+        name, f"parameter {parameter.name} has no type; annotate it (Any accepts every value)"
     )
 
 
 def _find_description(annotation: Any) -> str:
-    """The text of ``Annotated[int, "text"]``, or of a ``Doc``."""
+    """Return the text of ``Annotated[int, "text"]`` or of a ``Doc``."""
     if get_origin(annotation) is not Annotated:
         return ""
     texts = (getattr(extra, "documentation", extra) for extra in get_args(annotation)[1:])
@@ -148,7 +151,7 @@ def _find_description(annotation: Any) -> str:
 
 
 def _get_docstring(function: Function) -> str | None:
-    """The docstring of what the user wrote, not the one of ``partial`` or of ``object``."""
+    """Return the docstring of the user's function, not that of ``partial`` or ``object``."""
     function = _unwrap_partial(function)
     if inspect.isroutine(function):
         return inspect.getdoc(function)

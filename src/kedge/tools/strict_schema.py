@@ -1,9 +1,11 @@
-"""Strict schemas: the part of JSON schema that a server can force a model to keep to.
+"""Strict schemas: the subset of JSON schema that a server can enforce while a model writes.
 
-In strict mode every object is closed and every property is required, so what may be left out is
-written as ``null``. The rules are the two tables below. What strict mode has no words for is either
-left unsaid (Kedge checks it when the call comes) or, where that would change what may be written,
-refused.
+In strict mode every object is closed and every property is required, so an optional argument is nullable.
+The tables below are the rules. A keyword that strict mode lacks is dropped (Kedge validates the arguments
+itself) or, where dropping it would admit other values, rejected.
+
+The SDK's ``to_strict_json_schema`` is not used: it is private, importing it loads the complete SDK, and it
+accepts types that the API then rejects (free-form objects, tuples, ``Any``).
 """
 
 from collections.abc import Callable, Iterator
@@ -19,11 +21,11 @@ SUPPORTED_FORMATS = frozenset(
 )
 UNSUPPORTED_KEYWORDS = {
     "allOf": "an intersection of types",
-    "contains": "an array that must contain something",
+    "contains": "an array that must contain an element",
     "if": "a condition",
-    "not": "a type by what it is not",
+    "not": "a negated type",
     "patternProperties": "property names by pattern",
-    "prefixItems": "a tuple of different types; a dataclass says the same",
+    "prefixItems": "a tuple of different types; use a dataclass",
 }
 SINGLE_SCHEMA_KEYS = ("items", "additionalProperties", "not", "contains", "propertyNames")
 LIST_SCHEMA_KEYS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -33,7 +35,7 @@ ErrorFactory = Callable[[str, str], Exception]
 
 
 def iter_subschemas(schema: JSONSchema) -> Iterator[JSONSchema]:
-    """The schemas directly inside a schema."""
+    """Yield the schemas directly inside a schema."""
     for key in SINGLE_SCHEMA_KEYS:
         if isinstance(schema.get(key), dict):
             yield schema[key]
@@ -44,7 +46,7 @@ def iter_subschemas(schema: JSONSchema) -> Iterator[JSONSchema]:
 
 
 def to_strict_schema(schema: JSONSchema, make_error: ErrorFactory) -> JSONSchema:
-    """The schema in strict form; ``refuse(path, problem)`` makes the error where there is none."""
+    """Return the schema in strict form; ``make_error(path, problem)`` creates the error if there is none."""
     return _StrictConverter(schema.get("$defs", {}), make_error).convert(schema, "arguments", ())
 
 
@@ -57,15 +59,17 @@ class _StrictConverter:
         if "$ref" in schema:
             return self._convert_reference(schema, path, seen)
         if found := next((key for key in UNSUPPORTED_KEYWORDS if key in schema), None):
-            raise self.make_error(path, f"strict mode cannot say {UNSUPPORTED_KEYWORDS[found]}")
+            raise self.make_error(
+                path, f"strict mode does not support {UNSUPPORTED_KEYWORDS[found]}"
+            )
         if not schema.keys() & {"type", "anyOf", "oneOf", "enum", "const"}:
-            raise self.make_error(path, "strict mode needs a type here, not Any")
-        kept = {key: value for key, value in schema.items() if key not in DROPPED_KEYWORDS}
-        if kept.get("format") not in SUPPORTED_FORMATS:
-            kept.pop("format", None)
-        if "oneOf" in kept:
-            kept["anyOf"] = kept.pop("oneOf")
-        return self._convert_children(kept, path, seen)
+            raise self.make_error(path, "strict mode requires a type here, not Any")
+        strict = {key: value for key, value in schema.items() if key not in DROPPED_KEYWORDS}
+        if strict.get("format") not in SUPPORTED_FORMATS:
+            strict.pop("format", None)
+        if "oneOf" in strict:
+            strict["anyOf"] = strict.pop("oneOf")
+        return self._convert_children(strict, path, seen)
 
     def _convert_children(self, schema: JSONSchema, path: str, seen: tuple[str, ...]) -> JSONSchema:
         if schema.get("type") == "object":
@@ -88,7 +92,7 @@ class _StrictConverter:
         open_ended = "properties" not in schema and "additionalProperties" not in schema
         if open_ended or schema.get("additionalProperties", False) is not False:
             raise self.make_error(
-                path, "strict mode knows no object with free keys; use a dataclass"
+                path, "strict mode does not support objects with arbitrary keys; use a dataclass"
             )
         schema.setdefault("properties", {})
         schema["additionalProperties"] = False
@@ -97,7 +101,7 @@ class _StrictConverter:
     def _convert_reference(
         self, schema: JSONSchema, path: str, seen: tuple[str, ...]
     ) -> JSONSchema:
-        """A reference may have no members beside it: put the definition in its place then."""
+        """Replace a reference that has other members beside it by its definition; strict mode allows none."""
         reference: str = schema["$ref"]
         beside = {k: v for k, v in schema.items() if k != "$ref" and k not in DROPPED_KEYWORDS}
         if not beside or reference in seen:

@@ -1,7 +1,7 @@
-"""A tool: a plain function, with what a model must know to call it and how a call is run.
+"""The Tool: a function, its schema for the model, and how its calls are run.
 
-``@tool`` makes one; calling it calls the function, as before. A tool is a value: for other terms (a
-timeout, a limit) make another with ``dataclasses.replace``.
+``@tool`` creates one; calling it calls the function. A tool is an immutable value: to change an option (a
+timeout, a limit) create another with ``dataclasses.replace``.
 """
 
 import math
@@ -32,36 +32,41 @@ NAME_PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a custom tool's text must look like: a Lark grammar or a regular expression."""
+    """The grammar of a custom tool's text.
+
+    Args:
+        syntax: ``lark`` or ``regex``.
+        definition: The grammar or the regular expression.
+    """
 
     syntax: Literal["lark", "regex"]
     definition: str
 
 
 class ExecutionOptions(TypedDict, total=False):
-    """How the calls of a tool are run."""
+    """Options for running the calls of a tool."""
 
     timeout: float | None
-    """Seconds that one attempt may take; waiting for a place does not count."""
+    """Maximum seconds of one attempt, not counting the wait for the concurrency limit."""
     retries: int
-    """How often a failed attempt is made again."""
+    """Maximum number of retries after a failed attempt."""
     retry_on: tuple[type[Exception], ...]
-    """The exceptions after which an attempt is made again; running out of time is a TimeoutError."""
+    """Exceptions that are retried; a timeout is a TimeoutError."""
     retry_wait: float
-    """Seconds before the second attempt; each further wait is twice as long."""
+    """Seconds before the first retry, doubled for each further one."""
     concurrency: int | None
-    """How many calls may run at once, in one event loop."""
+    """Maximum number of concurrent calls in one event loop."""
     approval: bool | None
-    """True: never runs unless approved. False: is never asked about. None: if there is who to ask."""
+    """True: requires approval. False: never requires approval. None: if an approver is configured."""
 
 
 class ToolOptions(ExecutionOptions, total=False):
-    """Everything that can be said about a tool besides its function."""
+    """Options of ``tool``."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
-    """A JSON schema written by hand; the function gets the JSON values, unchecked but for names."""
+    """An explicit JSON schema; the function receives JSON values of which only the names are checked."""
     strict: bool
     custom: bool
     grammar: Grammar
@@ -69,7 +74,13 @@ class ToolOptions(ExecutionOptions, total=False):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class Tool(Generic[P, R]):
-    """A function that a model may call; made by ``tool``."""
+    """A function that a model may call, created by ``tool``.
+
+    The options are described at ``ToolOptions`` and ``ExecutionOptions``.
+
+    Raises:
+        InvalidTool: An option is out of range.
+    """
 
     name: str
     description: str
@@ -88,20 +99,20 @@ class Tool(Generic[P, R]):
     limit: ConcurrencyLimit | None = field(init=False)
 
     def __post_init__(self) -> None:
-        for name, fits, wanted in FIELD_CHECKS:
-            if not fits(getattr(self, name)):
-                raise InvalidTool(self.name, f"its {name} must be {wanted}")
+        for name, is_valid, expected in FIELD_CHECKS:
+            if not is_valid(getattr(self, name)):
+                raise InvalidTool(self.name, f"its {name} must be {expected}")
         object.__setattr__(self, "parameters", freeze_schema(self.reader))
         object.__setattr__(
             self, "limit", ConcurrencyLimit(self.concurrency) if self.concurrency else None
         )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function itself, with none of the terms."""
+        """Call the function directly, without timeout, retries or approval."""
         return self.function(*args, **kwargs)
 
     def definition(self) -> dict[str, Any]:
-        """The tool as the Responses API wants it."""
+        """Return the tool in the form of the Responses API."""
         described = {"description": self.description} if self.description else {}
         if self.custom:
             return {
@@ -115,7 +126,7 @@ class Tool(Generic[P, R]):
             "name": self.name,
             **described,
             "parameters": thaw(self.parameters),
-            # Said even when false: the API takes an absent one for true.
+            # Sent even when false: the API treats a missing value as true.
             "strict": self.strict,
         }
 
@@ -136,7 +147,7 @@ FIELD_CHECKS: tuple[FieldCheck, ...] = (
     (
         "name",
         lambda v: bool(NAME_PATTERN.fullmatch(v)),
-        "1 to 64 letters, digits, _ or -; give it a name=",
+        "1 to 64 letters, digits, _ or -; set name=",
     ),
     ("timeout", lambda v: v is None or (_is_duration(v) and v > 0), "a positive number of seconds"),
     ("retries", lambda v: _is_count(v) and v >= 0, "0 or more"),
@@ -157,29 +168,47 @@ def tool(function: Callable[P, R], /, **options: Unpack[ToolOptions]) -> Tool[P,
 @overload
 def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
-    """Make a tool of a typed function: ``@tool``, ``@tool(timeout=5)`` or ``tool(f, name="g")``."""
+    """Create a tool from a typed function.
+
+    Use it as ``@tool``, ``@tool(timeout=5)`` or ``tool(function, name="other")``. The schema is generated from
+    the annotations, the description from the docstring.
+
+    Args:
+        function: The function; omitted when used as a decorator with options.
+        **options: ``name``, ``description``, ``parameters`` (an explicit JSON schema), ``strict``,
+            ``custom``, ``grammar``, and the execution options ``timeout``, ``retries``, ``retry_on``,
+            ``retry_wait``, ``concurrency`` and ``approval``.
+
+    Returns:
+        The tool, or a decorator that creates it.
+
+    Raises:
+        InvalidTool: A model could not call the function, or an option is out of range.
+    """
     return partial(_make_tool, options) if function is None else _make_tool(options, function)
 
 
 def _make_tool(options: ToolOptions, function: Callable[P, R]) -> Tool[P, R]:
     if isinstance(function, Tool):
-        raise InvalidTool(function.name, "it is one already; dataclasses.replace changes its terms")
-    terms: Any = dict(options)
-    by_hand = terms.pop("parameters", None)
-    name = terms.pop("name", "") or get_function_name(function)
-    if terms.get("grammar"):
-        terms["custom"] = True
-    if by_hand is not None:
-        if terms.get("custom"):
-            raise InvalidTool(name, "a custom tool takes free text and has no parameters")
-        terms.setdefault("description", "")
+        raise InvalidTool(
+            function.name, "it is already a tool; change its options with dataclasses.replace"
+        )
+    fields: Any = dict(options)
+    parameters = fields.pop("parameters", None)
+    name = fields.pop("name", "") or get_function_name(function)
+    if fields.get("grammar"):
+        fields["custom"] = True
+    if parameters is not None:
+        if fields.get("custom"):
+            raise InvalidTool(name, "a custom tool receives free text and has no parameters")
+        fields.setdefault("description", "")
         return Tool(
-            name=name, function=function, reader=build_explicit_schema(name, by_hand), **terms
+            name=name, function=function, reader=build_explicit_schema(name, parameters), **fields
         )
     signature = parse_signature(function)
-    terms.setdefault("description", signature.description)
+    fields.setdefault("description", signature.description)
     reader = _build_reader(name, signature, options)
-    return Tool(name=name, function=function, reader=reader, **terms)
+    return Tool(name=name, function=function, reader=reader, **fields)
 
 
 def _build_reader(name: str, signature: ToolSignature, options: ToolOptions) -> ArgumentReader:
