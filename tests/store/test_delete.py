@@ -1,5 +1,6 @@
 """Deletion is real, and takes nothing from anyone else."""
 
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,6 @@ TABLES = (
     "claims",
     "tags",
     "texts",
-    "heard",
 )
 
 
@@ -110,3 +110,20 @@ async def test_a_deleted_word_is_not_in_the_files(tmp_path: Path) -> None:
         await store.delete(row.id)
         assert b"xyzzyplugh" not in read_files(tmp_path)
         await store.gc()
+
+
+async def test_deleted_text_leaves_the_journal_when_the_reader_is_done(tmp_path: Path) -> None:
+    """A reader keeps SQLite from emptying the journal; the next operation after it does."""
+    async with await open_store(f"sqlite:///{tmp_path}/s.db", wait_seconds=0.01) as store:
+        row, nodes = await create_conversation(store, 2)
+        await store.append(row, nodes[-1], [user("xyzzyplugh is the word")])
+        reader = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM nodes").fetchall()
+        await store.delete(row.id)
+        assert b"xyzzyplugh" in read_files(tmp_path)
+        await store.conversations()
+        reader.execute("COMMIT")
+        reader.close()
+        await store.conversations()
+        assert b"xyzzyplugh" not in read_files(tmp_path)

@@ -3,7 +3,7 @@
 import pytest
 
 from kedge import assistant, tool_call, tool_result, user
-from kedge.store import Store
+from kedge.store import Damage, Store
 from store.sample_conversations import count_rows, create_conversation
 
 
@@ -40,6 +40,82 @@ async def test_tools_and_ideographs_are_found(store: Store) -> None:
     await store.append(row, nodes[-1], blocks)
     for query, kind in (("bergen", "tool_call"), ("rain", "tool_result"), ("北京", "user")):
         assert [hit.kind for hit in await store.search(query)] == [kind]
+
+
+UNSPACED = [
+    ("학교에서 친구를 만났다", ["학교", "친구", "만났", "학교 친구"], ["교학", "학친"]),
+    ("ฉันชอบกินข้าวผัดที่กรุงเทพ", ["ข้าวผัด", "กรุงเทพ", "กิน ฉัน"], ["เทพกรุง", "ผัดข้าว"]),
+    ("我明天去北京看天气预报", ["北京", "天气", "天", "北京 明天"], ["京北", "天北", "气天"]),
+    ("カタカナとひらがな", ["カタ", "ひらがな"], ["タカタ", "がなひ"]),
+    ("हिन्दी में लिखा", ["हिन्दी", "लिखा"], ["हिन", "लख"]),
+]
+
+
+@pytest.mark.parametrize(("text", "found", "missing"), UNSPACED)
+async def test_scripts_without_spaces(
+    store: Store, text: str, found: list[str], missing: list[str]
+) -> None:
+    """A piece of the text is found, in its order of characters only, and is in the excerpt."""
+    row, nodes = await create_conversation(store, 0)
+    await store.append(row, nodes[-1], [user(f"{'。' * 200}{text}")])
+    for query in found:
+        (hit,) = await store.search(query)
+        assert text[:5] in hit.excerpt
+    for query in missing:
+        assert await store.search(query) == [], query
+
+
+async def test_shared_text_survives_a_deletion(store: Store) -> None:
+    """A block that several conversations share is found in each, whichever was indexed first."""
+    one, _ = await create_conversation(store, 1, title="one")
+    two, others = await create_conversation(store, 1, title="two")
+    await store.append(two, others[-1], (await store.load(one)).blocks)
+    found = await store.search("one")
+    assert {hit.conversation for hit in found} == {one.id, two.id}
+    await store.delete(one)
+    found = await store.search("one")
+    assert {hit.conversation for hit in found} == {two.id}
+    assert len(found) == 2
+    assert await store.verify() == []
+
+
+async def test_forks_are_found_by_what_they_share(store: Store) -> None:
+    """A fork has the text up to where it parts, and not what came after it."""
+    row, nodes = await create_conversation(store, 3)
+    fork = await store.fork(row, nodes[1].id)
+    short = await store.append(fork, nodes[3], [user("elsewhere")], kept=3)
+    names = {
+        text: [hit.conversation for hit in await store.search(f"question {text}")]
+        for text in ("0", "1", "2")
+    }
+    assert names == {"0": [row.id, fork.id], "1": [row.id, fork.id], "2": [row.id]}
+    (hit,) = await store.search("elsewhere")
+    assert (hit.conversation, hit.node) == (fork.id, short.id)
+    assert [hit.conversation for hit in await store.search("answer 1")] == [row.id]
+
+
+async def test_a_damaged_index_is_reported_and_repaired(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`verify` names the text that cannot be found, and `gc` has it indexed again."""
+    monkeypatch.setattr("kedge.store.search.OVERLAP", 0)
+    await create_conversation(store, 2)
+    assert len(await store.search("question")) == 2
+    await store.database.write(lambda tx: tx.run("DELETE FROM texts WHERE rowid = 1"))
+    assert await store.verify() == [Damage("block 1", "it is missing in the search index")]
+    await store.database.write(lambda tx: tx.run(tx.dialect.insert_text, (999, "lost")))
+    assert len(await store.verify()) == 2
+    await store.gc()
+    assert len(await store.search("question")) == 2
+    assert await store.verify() == []
+
+
+async def test_a_huge_text_is_indexed(store: Store) -> None:
+    """Up to a limit, beyond which its words are not found; nothing fails."""
+    row, nodes = await create_conversation(store, 0)
+    words = " ".join(f"{number:x}word" for number in range(150_000))
+    await store.append(row, nodes[-1], [user(f"first {words} {'x' * 5000}")])
+    assert len(await store.search("first 1f4word")) == 1
 
 
 async def test_the_index_catches_up(store: Store) -> None:

@@ -84,8 +84,14 @@ class Dialect:
     """Keeps a selected row from being deleted until the end of the transaction."""
     lock_schema: str
     """Keeps everyone else from changing the schema until the end of the transaction."""
+    insert_text: str
+    """Adds a block's number and its terms, separated by spaces, to the search index."""
     text_match: str
-    """The condition that a text holds the words of a query."""
+    """The condition that indexed text has all terms of a query."""
+    quote_term: str
+    """The form of one term in such a query."""
+    term_separator: str
+    """What joins the terms of such a query."""
     now: str
     """An expression for the database's own time, in seconds since 1970."""
     list_tables: str
@@ -109,8 +115,13 @@ class Database(ABC):
         """
 
     @abstractmethod
-    async def reclaim(self, *, vacuum: bool = False) -> None:
-        """Overwrite what was deleted; if ``whole``, give the space back too."""
+    async def reclaim(self, *, index: bool = True, vacuum: bool = False) -> None:
+        """Overwrite deleted data in the files.
+
+        Args:
+            index: Whether text was deleted from the search index, which is rewritten then.
+            vacuum: Whether to return unused space to the file system.
+        """
 
     @abstractmethod
     async def aclose(self) -> None:

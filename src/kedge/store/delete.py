@@ -4,21 +4,21 @@ Forks share a tree, so the nodes that another conversation uses stay, shortened 
 uses. Everything else is deleted: nodes, links, responses, telemetry, claims, tags, indexed text.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from kedge.store import telemetry
+from kedge.store import search, telemetry
 from kedge.store.conversations import resolve
 from kedge.store.database import Tx
-from kedge.store.nodes import hash_node, select_tree
+from kedge.store.nodes import find_used_nodes, hash_node, select_tree
 from kedge.store.records import ConversationRow, Node
 
 CHUNK_SIZE = 500
 _CONVERSATION_TABLES = (*telemetry.TABLES, "claims", "tags")
 
 
-def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> None:
-    """Delete a conversation, given by its id or its row."""
+def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> bool:
+    """Delete a conversation, given by its id or its row; return whether indexed text was deleted."""
     _lock_links(tx)
     row = resolve(tx, conversation, tx.dialect.for_update)
     others = tx.rows(
@@ -26,13 +26,13 @@ def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> None:
         (row.tree, row.number),
     )
     tree = select_tree(tx, row.tree)
-    used = _find_used_nodes(tree, row.number, [head for _, head in others])
+    theirs = [node.id for node in tree if node.conversation != row.number]
+    used = find_used_nodes(tree, [*theirs, *(head for _, head in others)])
     candidates = _delete_links(tx, tree, used)
     unused = [node.id for node in tree if node.id not in used]
     for table in ("responses", *telemetry.TABLES):
         _delete_rows(tx, table, "node", unused)
-    for column in ("asked", "answer"):
-        _delete_rows(tx, "claims", column, unused)
+    _delete_claims(tx, [number for number, _ in others], set(unused))
     _delete_rows(tx, "nodes", "id", unused)
     if others:
         _assign_nodes(
@@ -40,8 +40,17 @@ def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> None:
         )
     for table in _CONVERSATION_TABLES:
         tx.run(f"DELETE FROM {table} WHERE conversation = ?", (row.number,))
-    _delete_blocks(tx, candidates, row)
     tx.run("DELETE FROM conversations WHERE number = ?", (row.number,))
+    return _delete_blocks(tx, candidates, row)
+
+
+def _delete_claims(tx: Tx, conversations: Sequence[int], nodes: set[int]) -> None:
+    """Delete the claims of other conversations on the tree whose nodes are deleted."""
+    for number in conversations if nodes else ():
+        query = "SELECT key, asked, answer FROM claims WHERE conversation = ?"
+        for key, *linked in tx.rows(query, (number,)):
+            if not nodes.isdisjoint(linked):
+                tx.run("DELETE FROM claims WHERE conversation = ? AND key = ?", (number, key))
 
 
 def _lock_links(tx: Tx) -> None:
@@ -65,27 +74,10 @@ def _assign_nodes(
             "UPDATE nodes SET conversation = ?, length = ?, checksum = ? WHERE id = ?",
             (changed.conversation, changed.length, hash_node(changed), node.id),
         )
+        update = "UPDATE responses SET conversation = ? WHERE node = ?"
+        tx.run(update, (changed.conversation, node.id))
         if changed.length < node.length:
             tx.run("UPDATE responses SET digest = NULL WHERE node = ?", (node.id,))
-    for table in ("responses", "heard"):
-        tx.run(f"UPDATE {table} SET conversation = ? WHERE conversation = ?", (heir, number))
-
-
-def _find_used_nodes(tree: Sequence[Node], number: int, heads: Iterable[int]) -> dict[int, int]:
-    """Return the nodes that other conversations use, with how many blocks of each path they use."""
-    by_id = {node.id: node for node in tree}
-    used: dict[int, int] = {}
-    todo = [(node.id, node.length) for node in tree if node.conversation != number]
-    todo += [(head, by_id[head].length) for head in heads]
-    while todo:
-        name, length = todo.pop()
-        if used.get(name, -1) >= length:
-            continue
-        node = by_id[name]
-        used[name] = max(length, used.get(name, -1))
-        if node.parent:
-            todo.append((node.parent, min(node.kept, length)))
-    return used
 
 
 def _delete_links(tx: Tx, tree: Sequence[Node], used: dict[int, int]) -> set[int]:
@@ -102,8 +94,8 @@ def _delete_links(tx: Tx, tree: Sequence[Node], used: dict[int, int]) -> set[int
     return blocks
 
 
-def _delete_blocks(tx: Tx, candidates: set[int], row: ConversationRow) -> None:
-    """Delete those of these blocks that no link refers to."""
+def _delete_blocks(tx: Tx, candidates: set[int], row: ConversationRow) -> bool:
+    """Delete those of these blocks that no link refers to; return whether any was indexed."""
     left = {
         block
         for (block,) in tx.rows(
@@ -115,11 +107,13 @@ def _delete_blocks(tx: Tx, candidates: set[int], row: ConversationRow) -> None:
     disown = "UPDATE blocks SET owner = NULL WHERE id = ? AND owner = ?"  # others use them now
     tx.run_many(disown, [(block, row.number) for block in left])
     candidates -= left
+    indexed = 0
     for chunk in _split_chunks(sorted(candidates)):
         shared = _find_shared_blocks(tx, chunk)
         gone = [block for block in chunk if block not in shared]
-        for table, column in (("texts", "rowid"), ("heard", "block"), ("blocks", "id")):
-            _delete_rows(tx, table, column, gone)
+        indexed += _delete_rows(tx, "texts", "rowid", gone)
+        _delete_rows(tx, "blocks", "id", gone)
+    return indexed > 0
 
 
 def _find_shared_blocks(tx: Tx, blocks: Sequence[int]) -> set[int]:
@@ -134,10 +128,13 @@ def _find_shared_blocks(tx: Tx, blocks: Sequence[int]) -> set[int]:
     return {block for (block,) in tx.rows(query, ownerless)}
 
 
-def _delete_rows(tx: Tx, table: str, column: str, keys: Sequence[int]) -> None:
+def _delete_rows(tx: Tx, table: str, column: str, keys: Sequence[int]) -> int:
+    """Delete the rows with these keys, and return how many there were."""
+    count = 0
     for chunk in _split_chunks(keys):
         marks = ", ".join("?" * len(chunk))
-        tx.run(f"DELETE FROM {table} WHERE {column} IN ({marks})", chunk)
+        count += tx.run(f"DELETE FROM {table} WHERE {column} IN ({marks})", chunk)
+    return count
 
 
 def _split_chunks(keys: Sequence[int]) -> list[Sequence[int]]:
@@ -153,6 +150,8 @@ def delete_orphans(tx: Tx) -> int:
         tx.run(f"DELETE FROM {table} WHERE node NOT IN (SELECT id FROM nodes)")
     found = tx.rows("SELECT id FROM blocks WHERE id NOT IN (SELECT block FROM links)")
     orphans = [block for (block,) in found]
-    for table, column in (("texts", "rowid"), ("heard", "block"), ("blocks", "id")):
-        _delete_rows(tx, table, column, orphans)
+    _delete_rows(tx, "blocks", "id", orphans)
+    tx.run("DELETE FROM texts WHERE rowid NOT IN (SELECT id FROM blocks)")
+    if search.find_unindexed(tx, search.get_index_position(tx)):
+        tx.run("DELETE FROM indexed")  # then the next search indexes what is missing
     return len(orphans)

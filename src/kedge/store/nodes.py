@@ -161,6 +161,25 @@ def find_response_node(tx: Tx, tree: int, response_id: str) -> Node | None:
     return node_from_row(rows[0]) if rows else None
 
 
+def find_used_nodes(nodes: Sequence[Node], starts: Iterable[int]) -> dict[int, int]:
+    """Return the nodes on the paths to some nodes, each with how many blocks the paths use of it.
+
+    A child may keep fewer blocks than its parent has, so that the end of the parent is on no path.
+    """
+    by_id = {node.id: node for node in nodes}
+    used: dict[int, int] = {}
+    todo = [(start, by_id[start].length) for start in starts]
+    while todo:
+        name, length = todo.pop()
+        if used.get(name, -1) >= length:
+            continue
+        used[name] = length
+        node = by_id[name]
+        if node.parent:
+            todo.append((node.parent, min(node.kept, length)))
+    return used
+
+
 def create_conversation(
     tx: Tx,
     name: str,

@@ -53,7 +53,11 @@ POSTGRESQL = Dialect(
     for_update="FOR UPDATE",
     for_key_share="FOR KEY SHARE",
     lock_schema="SELECT pg_advisory_xact_lock(5461729823)",
-    text_match="texts.words @@ plainto_tsquery('simple', ?)",
+    insert_text="INSERT INTO texts (rowid, words) "
+    "VALUES (?, array_to_tsvector(string_to_array(?, ' ')))",
+    text_match="texts.words @@ ?::tsquery",
+    quote_term="'{}'",
+    term_separator=" & ",
     now="EXTRACT(EPOCH FROM clock_timestamp())::double precision",
     list_tables="SELECT tablename FROM pg_tables WHERE schemaname = current_schema()",
 )
@@ -225,8 +229,8 @@ class PostgresDatabase(Database):
         with OperationTimer("write"):
             return await self._run_in_thread(self._write_sync, work)
 
-    async def reclaim(self, *, vacuum: bool = False) -> None:
-        """Nothing to do: the server reuses space by itself."""
+    async def reclaim(self, *, index: bool = True, vacuum: bool = False) -> None:
+        """Do nothing: the server reuses space by itself."""
 
     async def aclose(self) -> None:
         """Close the connections, then stop the threads."""

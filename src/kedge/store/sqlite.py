@@ -46,18 +46,16 @@ SQLITE = Dialect(
     for_update="",
     for_key_share="",
     lock_schema="",
+    insert_text="INSERT INTO texts (rowid, body) VALUES (?, ?)",
     text_match="texts MATCH ?",
+    quote_term='"{}"',
+    term_separator=" ",
     now="((julianday('now') - 2440587.5) * 86400.0)",
     list_tables="SELECT name FROM sqlite_master WHERE type = 'table'",
 )
 
-# The full-text index is written anew, without what was deleted, and the journal is emptied.
-_RECLAIM = (
-    "INSERT INTO texts (texts) VALUES ('optimize')",
-    "PRAGMA wal_checkpoint (TRUNCATE)",
-)
-
-_VACUUM = ("VACUUM",)
+_REWRITE_INDEX = "INSERT INTO texts (texts) VALUES ('optimize')"
+_EMPTY_JOURNAL = "PRAGMA wal_checkpoint (TRUNCATE)"
 
 # What SQLite reports, by its primary result code: the error that we raise, and its words.
 _ERRORS: dict[int, tuple[type[StoreError], str]] = {
@@ -115,26 +113,54 @@ class SQLiteDatabase(Database):
         )
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
+        self._journal_is_pending = False
 
     async def read(self, work: Callable[[Tx], T]) -> T:
         """Run queries in a reader thread."""
         with OperationTimer("read"):
-            return await self._run_in_thread(self._readers, self._read_sync, work)
+            result: T = await self._run_in_thread(self._readers, self._read_sync, work)
+        await self._retry_empty_journal()
+        return result
 
     async def write(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction in the writer thread."""
         with OperationTimer("write"):
-            return await self._run_in_thread(self._writer, self._write_sync, work)
+            result: T = await self._run_in_thread(self._writer, self._write_sync, work)
+        await self._retry_empty_journal()
+        return result
 
-    async def reclaim(self, *, vacuum: bool = False) -> None:
-        """Overwrite what was deleted, also in the index and in the journal."""
+    async def reclaim(self, *, index: bool = True, vacuum: bool = False) -> None:
+        """Overwrite deleted data in the file, the search index and the journal."""
 
         def work() -> None:
             connection = self._get_connection()
-            for statement in (*(_VACUUM if vacuum else ()), *_RECLAIM):
-                connection.execute(statement).fetchall()
+            if vacuum:
+                connection.execute("VACUUM")
+            if index:
+                connection.execute(_REWRITE_INDEX)
+            self._empty_journal()
 
         await self._run_in_thread(self._writer, self._translate_errors, work)
+
+    def _empty_journal(self) -> None:
+        """Move the journal into the file and empty it, or note that a reader prevented that."""
+        is_busy, *_ = self._get_connection().execute(_EMPTY_JOURNAL).fetchone()
+        self._journal_is_pending = bool(is_busy)
+
+    async def _retry_empty_journal(self) -> None:
+        """Empty the journal if a reader prevented it after a deletion and may be done now."""
+
+        def work() -> None:
+            connection = self._get_connection()
+            connection.execute("PRAGMA busy_timeout = 0")
+            try:
+                self._empty_journal()
+            finally:
+                connection.execute(f"PRAGMA busy_timeout = {int(self._wait_seconds * 1000)}")
+
+        if self._journal_is_pending:
+            with suppress(StoreBusy):  # the next operation tries again
+                await self._run_in_thread(self._writer, self._translate_errors, work)
 
     async def aclose(self) -> None:
         """Stop the threads, then close what they had open."""

@@ -7,7 +7,6 @@ and checks that the conversation of a given row still exists.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 from kedge.errors import (
@@ -254,8 +253,8 @@ class Store:
         Raises:
             NotInStore: There is no such conversation.
         """
-        await self.database.write(lambda tx: delete.delete_conversation(tx, name))
-        await self.database.reclaim()
+        indexed = await self.database.write(lambda tx: delete.delete_conversation(tx, name))
+        await self.database.reclaim(index=indexed)
 
     # The tree
 
@@ -591,14 +590,28 @@ class Store:
     # Search, export, import, maintenance
 
     async def search(self, words: str, *, limit: int = 20) -> list[Hit]:
-        """Return the blocks that contain all of these words, newest first."""
+        """Find blocks by their text, in all conversations.
+
+        Case and accents do not matter. The search index is brought up to date first.
+
+        Args:
+            words: What to look for; a block matches if it has all of the words.
+            limit: The maximum number of hits.
+
+        Returns:
+            The hits, newest block first; a block of several conversations is a hit in each of them.
+        """
         after = await self.database.read(search.get_index_position)
-        with suppress(StoreReadOnly):  # then what is indexed can be found
+        try:
             while after is not None:
                 after = await self.database.write(
                     lambda tx, after=after: search.index_batch(tx, after)
                 )
-        return await self.database.read(lambda tx: search.find_blocks(tx, words, limit))
+        except StoreReadOnly:  # blocks that are not indexed are read one by one
+            pass
+        return await self.database.read(
+            lambda tx: search.find_blocks(tx, words, limit, index_is_complete=after is None)
+        )
 
     async def export(self, conversation: ConversationRow) -> str:
         """Return a conversation as lines of JSON: its tree with blocks, anchors and telemetry."""
@@ -642,7 +655,7 @@ class Store:
             The number of unused blocks that were deleted.
         """
         swept = await self.database.write(delete.delete_orphans)
-        await self.database.reclaim(vacuum=True)
+        await self.database.reclaim(index=True, vacuum=True)
         return swept
 
     async def verify(self) -> list[Damage]:
@@ -656,6 +669,7 @@ class Store:
         for after in range(0, newest or 0, verify.BATCH_SIZE):
             damage += await self._run_check(verify.check_blocks, after)
         damage += await self._run_check(verify.check_references)
+        damage += await self._run_check(verify.check_search_index)
         for tree in await self.database.read(verify.list_trees):
             damage += await self._run_check(verify.check_tree, tree)
         return damage

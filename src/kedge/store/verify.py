@@ -13,6 +13,7 @@ from kedge.store.database import Tx
 from kedge.store.nodes import NODE_COLUMNS, hash_node, load_bodies, node_from_row
 from kedge.store.records import Damage, Node
 from kedge.store.responses import unpack_digest
+from kedge.store.search import find_unindexed, get_index_position
 from kedge.store.telemetry import TABLES
 from kedge.turns import Turn, load_block
 
@@ -71,6 +72,8 @@ _REFERENCES = {
     "WHERE k.asked IS NOT NULL AND n.id IS NULL": "claim {0}: the node of its question is missing",
     "SELECT k.key FROM claims k LEFT JOIN nodes n ON n.id = k.answer "
     "WHERE k.answer IS NOT NULL AND n.id IS NULL": "claim {0}: the node of its answer is missing",
+    "SELECT t.rowid FROM texts t LEFT JOIN blocks b ON b.id = t.rowid "
+    "WHERE b.id IS NULL": "indexed text {0}: its block is missing",
 }
 _REFERENCES.update(
     {
@@ -95,6 +98,12 @@ def check_references(tx: Tx) -> list[Damage]:
         for query, problem in _REFERENCES.items()
         for row in tx.rows(query)
     ]
+
+
+def check_search_index(tx: Tx) -> list[Damage]:
+    """Return the blocks that searches do not find although they were indexed."""
+    missing = find_unindexed(tx, get_index_position(tx))
+    return [Damage(f"block {block}", "it is missing in the search index") for block in missing]
 
 
 def list_trees(tx: Tx) -> list[int]:
