@@ -109,6 +109,22 @@ async def test_a_batch_that_was_run_is_not_run_again(tmp_path: Path) -> None:
     assert "You said first" in (tmp_path / "two.jsonl").read_text()
 
 
+async def test_a_changed_line_does_not_get_the_old_answer(tmp_path: Path) -> None:
+    """A workflow that is done under the same line id is not reused for another prompt."""
+    with serve() as server:
+        options: dict[str, Any] = {
+            "store_url": f"sqlite:///{tmp_path}/store.db",
+            "model": f"responses:{server.base_url}#practice",
+            "name": "changed",
+        }
+        one, two = BatchLine("a", ("What is 2+3?",)), BatchLine("a", ("What is 5+5?",))
+        await run_batch([one], tmp_path / "one.jsonl", runner=DbosRunner(1), **options)
+        again = await run_batch([two], tmp_path / "two.jsonl", runner=DbosRunner(1), **options)
+        assert len(server.requests) == 1
+    assert (again.completed, again.errors) == (0, {"KeyReused": 1})
+    assert "2+3" not in (tmp_path / "two.jsonl").read_text()
+
+
 @pytest.mark.parametrize("url", ["sqlite://:memory:", "sqlite://"])
 def test_workers_cannot_share_a_store_in_memory(url: str) -> None:
     """Which is said before anything is started."""

@@ -4,6 +4,7 @@ import errno
 import json
 import sys
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,55 @@ async def test_a_line_whose_prompt_was_changed_says_so(
     assert len(server.requests) == 1
     with pytest.raises(InvalidBatch, match="same id"):
         await run_batch([BatchLine("a", ("One",)), BatchLine("a", ("Two",))], **batch)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"prompts": ("What is 5 + 5?",)},
+        {"system": "Be brief."},
+        {"params": {"temperature": 0}},
+        {"params": {"text": {"format": {"type": "json_object"}}}},
+        {"model": "practice"},
+    ],
+)
+async def test_a_result_counts_only_for_the_same_request(
+    changed: dict[str, Any], batch: dict[str, Any], server: TestServer
+) -> None:
+    """A line with other prompts, instructions, params or model is neither skipped nor sent."""
+    line = BatchLine("a", ("What is 2 + 3?",))
+    await run_batch([line], **batch)
+    summary = await run_batch([replace(line, **changed)], **batch)
+    assert (summary.skipped, summary.failed, summary.errors) == (0, 1, {"KeyReused": 1})
+    assert "give the line a new id" in read_results(batch)["a"]["error"]
+    assert len(server.requests) == 1
+    back = await run_batch([line], **batch)
+    assert (back.completed, len(server.requests)) == (1, 1)
+
+
+async def test_results_without_a_fingerprint_are_read_from_the_store(
+    batch: dict[str, Any], server: TestServer
+) -> None:
+    """Results of version 0.1 cannot show what was asked, so their lines run again, for nothing."""
+    line = BatchLine("a", ("What is 2 + 3?",))
+    await run_batch([line], **batch)
+    result = read_results(batch)["a"]
+    del result["fingerprint"]
+    batch["out"].write_text(json.dumps(result) + "\n")
+    assert (await run_batch([line], **batch)).completed == 1
+    assert len(server.requests) == 1
+
+
+async def test_a_line_that_got_no_answer_may_use_another_model(
+    batch: dict[str, Any], server: TestServer
+) -> None:
+    """Its conversation is empty, so nothing can be mixed up."""
+    line = BatchLine("a", ("What is 2 + 3?",), params={"temperature": 0})
+    failed = await run_batch(
+        [line], **{**batch, "model": "responses:http://127.0.0.1:9/v1#m"}, attempts=1
+    )
+    assert failed.errors == {"Unreachable": 1}
+    assert (await run_batch([line], **batch)).completed == 1
 
 
 async def test_what_may_succeed_later_is_tried_again(

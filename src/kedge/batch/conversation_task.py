@@ -4,6 +4,8 @@ The id of the conversation is made of the batch's name and the line's id, and th
 their numbers. Whoever has this line to do (again, or in another process) gets the answers that are there.
 """
 
+import hashlib
+import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,8 +23,8 @@ from kedge.store import Store, open_store
 
 BATCH_KEY = "batch"
 DEFAULT_LEASE = 20.0
-CHANGED_PROMPT_ERROR = (
-    "prompt {number} of this line is not the one that was sent under its id before; "
+CHANGED_LINE_ERROR = (
+    "this line was run before with other prompts, instructions, model or params; "
     "give the line a new id, or the batch a new name"
 )
 
@@ -44,8 +46,22 @@ class BatchJob:
     params: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """The work as JSON can say it; ``Work(**plain)`` is it again."""
+        """Return the job as JSON values; ``BatchJob(**values)`` restores it."""
         return asdict(self)
+
+    def fingerprint(self, line: BatchLine) -> str:
+        """Return a hash of all that decides the answers of a line: prompts, model and parameters.
+
+        Results, conversations and workflows of a line are reused only under the same fingerprint.
+        """
+        request = {
+            "prompts": line.prompts,
+            "system": line.system,
+            "model": line.model or self.model,
+            "params": {**self.params, **line.params},
+        }
+        encoded = json.dumps(request, sort_keys=True, separators=(",", ":")).encode()
+        return f"sha256:{hashlib.sha256(encoded).hexdigest()[:32]}"
 
 
 class BatchContext:
@@ -85,8 +101,10 @@ class BatchContext:
             layers.insert(0, system_prompt(line.system))
         settings: dict[str, Any] = {"middleware": layers, "lease": self.work.lease}
         engine = self._get_engine(line.model or self.work.model)
+        fingerprint = self.work.fingerprint(line)
+        data = {"name": self.work.name, "line": line.id, "fingerprint": fingerprint}
         try:
-            return await Conversation.open(self.store, name, engine, **settings)
+            conversation = await Conversation.open(self.store, name, engine, **settings)
         except NotInStore:
             return await Conversation.create(
                 self.store,
@@ -94,9 +112,16 @@ class BatchContext:
                 id=name,
                 title=line.prompts[0][:80],
                 tags=(BATCH_KEY, f"{BATCH_KEY}:{self.work.name}"),
-                data={BATCH_KEY: {"name": self.work.name, "line": line.id}},
+                data={BATCH_KEY: data},
                 **settings,
             )
+        # Conversations of version 0.1 have no fingerprint; their keys still cover the prompts.
+        recorded: Mapping[str, Any] = conversation.row.data.get(BATCH_KEY) or {}
+        if recorded.get("fingerprint", fingerprint) != fingerprint:
+            if conversation.turn.blocks:
+                raise KeyReused(CHANGED_LINE_ERROR)
+            await self.store.update(name, data={BATCH_KEY: data})  # nothing was answered yet
+        return conversation
 
     async def send_prompt(self, conversation: Conversation, line: BatchLine, number: int) -> Reply:
         """One turn of a line."""
@@ -126,9 +151,7 @@ async def send_turn(context: BatchContext, line: BatchLine, number: int) -> Turn
         talk = await context.open_conversation(line)
         return TurnResult((await context.send_prompt(talk, line, number)).text)
     except KeyReused as error:
-        return TurnResult(
-            error=CHANGED_PROMPT_ERROR.format(number=number + 1), kind=type(error).__name__
-        )
+        return TurnResult(error=CHANGED_LINE_ERROR, kind=type(error).__name__)
     except KedgeError as error:
         retryable = bool(getattr(error, "retryable", False))
         return TurnResult(error=str(error), kind=type(error).__name__, retryable=retryable)
@@ -179,6 +202,7 @@ async def _build_result(
         error=last.error,
         kind=last.kind,
         retryable=last.retryable,
+        fingerprint=context.work.fingerprint(line),
     )
 
 

@@ -130,7 +130,9 @@ def _enqueue_lines(
     }
     waiting: dict[str, BatchLine] = {}
     for line in lines:
-        name = _workflow_id(f"{prefix}{line.id}", there)
+        # A workflow with this id returns its old result, so the id covers what is asked, too.
+        digest = work.fingerprint(line).rpartition(":")[2]
+        name = _workflow_id(f"{prefix}{line.id}.{digest}", there)
         waiting[name] = line
         if name not in there:
             client.enqueue(

@@ -48,6 +48,8 @@ class LineResult:
     kind: str = ""
     """The name of the error."""
     retryable: bool = False
+    fingerprint: str = ""
+    """A hash of the line's prompts, model and parameters; see ``BatchJob.fingerprint``."""
 
     def to_dict(self) -> dict[str, Any]:
         """The result as a line of the file says it."""

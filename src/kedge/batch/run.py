@@ -75,7 +75,7 @@ async def run_batch(
     began = time.perf_counter()
     with ResultsFile(out) as results:
         known = results.load()
-        todo = [line for line in lines if not _is_done(known.get(line.id))]
+        todo = [line for line in lines if not _is_done(known.get(line.id), work.fingerprint(line))]
         skipped = len(lines) - len(todo)
         done = await _run_lines(runner or AsyncioRunner(), todo, work, results, len(lines), watch)
     return summarize_results(
@@ -113,5 +113,9 @@ def default_name(out: str | Path) -> str:
     return f"batch_{digest[:16]}"
 
 
-def _is_done(result: LineResult | None) -> bool:
-    return result is not None and result.status == "completed"
+def _is_done(result: LineResult | None, fingerprint: str) -> bool:
+    """Return whether a result is complete and belongs to this very request.
+
+    A result of version 0.1 has no fingerprint. Its line runs again, which reads the stored answers.
+    """
+    return result is not None and (result.status, result.fingerprint) == ("completed", fingerprint)

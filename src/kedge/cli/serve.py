@@ -157,7 +157,7 @@ def run(
             gc.collect()
             gc.freeze()
             facts = {"url": url, "base_url": f"{url}/v1", "db": settings.db}
-            line = f"Serving {facts['base_url']}, keeping responses in {settings.db}"
+            line = f"Serving {facts['base_url']}, storing responses in {settings.db}"
             if store:
                 facts |= {"page": f"{url}/", "store": mask_url(store)}
                 line += f"\nThe page is at {url}/"
