@@ -17,6 +17,7 @@ from kedge.workflows import (
     WorkflowEvent,
     WorkflowFinished,
     WorkflowStarted,
+    list_workflows,
     load_workflow,
     refine,
 )
@@ -173,6 +174,41 @@ async def test_a_conversation_of_ones_own_is_refined_in_place(
     found = await load_workflow(store, result.workflow)
     assert [each.question for each in found.chains[0].exchanges] == ["What is my ship?"]
     assert (await store.conversation(talk.id)).data["mine"] == 1
+
+
+async def test_a_conversation_serves_several_workflows(
+    store: Store, scripted: Any, connected: Any
+) -> None:
+    """Each has a record of its own: its task, its verdicts, its status and its exchanges."""
+    talk = await Conversation.create(store, connected(scripted()))
+    await talk.send("My ship is the Argo.")
+    first = await refine(
+        "What is my ship?", judge=lambda answer: "Argo" in answer, conversation=talk
+    )
+    second = await refine(
+        "What did I say first?", judge=lambda _: "Longer.", rounds=1, conversation=talk
+    )
+    again = await Conversation.open(store, talk.id, talk.engine)
+    third = await refine("What is 2+3?", judge=lambda answer: "5" in answer, conversation=again)
+    for result, task, status in (
+        (first, "What is my ship?", "passed"),
+        (second, "What did I say first?", "failed"),
+        (third, "What is 2+3?", "passed"),
+    ):
+        found = await load_workflow(store, result.workflow)
+        assert (found.spec["task"], found.status) == (task, status)
+        assert [each.passed for each in found.verdicts] == [status == "passed"]
+        ((exchange,),) = [chain.exchanges for chain in found.chains]
+        assert (exchange.question, exchange.answer) == (task, result.answer)
+    listed = await list_workflows(store, kind="refine")
+    assert [each.id for each in listed] == [third.workflow, second.workflow, first.workflow]
+    resumed = await refine(
+        "What is my ship?",
+        judge=lambda answer: "Argo" in answer,
+        conversation=talk,
+        workflow=first.workflow,
+    )
+    assert resumed.rounds[0].stored
 
 
 async def test_whoever_watches_sees_every_step(store: Store, scripted: Any, connected: Any) -> None:

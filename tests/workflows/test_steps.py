@@ -121,7 +121,7 @@ async def test_the_same_id_gives_the_same_results_for_nothing(
     assert len(server.requests) == 3
     assert [each.value for each in again.steps] == [each.value for each in first.steps]
     talk = await Conversation.open(store, first.conversation, engine)
-    with pytest.raises(InvalidWorkflow, match="is a steps, not a refine"):
+    with pytest.raises(InvalidWorkflow, match="is a steps workflow, not a refine workflow"):
         await refine("x", judge=bool, workflow=first.workflow, conversation=talk)
 
 

@@ -1,25 +1,22 @@
-"""Workflows as the store knows them: for pages, reports, and whoever wants to go on with one.
-
-A debate is drawn as columns, one for each chain; a refinement as rounds, with what was thought of each.
-"""
+"""Read workflows from a store, for pages, reports and resuming."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from kedge.errors import NotInStore
 from kedge.store import ConversationRow, Store
 from kedge.turns import AssistantBlock, UserBlock
 from kedge.workflows.events import WorkflowKind
 from kedge.workflows.results import Ruling, Verdict
-from kedge.workflows.roles import ROUND_KEY, WORKFLOW_KEY, workflow_tag
+from kedge.workflows.roles import ROUND_KEY, WORKFLOW_KEY, find_notes, list_notes, workflow_tag
 
 WorkflowStatus = Literal["running", "passed", "failed", "decided", "undecided", "finished"]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkflowExchange:
-    """A question of a workflow and its answer; ``number`` is its round or step."""
+    """A question of a workflow and its answer; ``number`` is the round or step."""
 
     number: int
     question: str
@@ -28,7 +25,7 @@ class WorkflowExchange:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowChain:
-    """One chain of a workflow: who speaks on it, and what was said."""
+    """The conversation of one role of a workflow, with its exchanges."""
 
     role: str
     conversation: str
@@ -37,10 +34,10 @@ class WorkflowChain:
 
 @dataclass(frozen=True, slots=True)
 class Workflow:
-    """A workflow, as far as it has come.
+    """A stored workflow, running or finished.
 
-    ``verdicts`` are those of a refinement, one for each round; ``rulings`` those of a debate. A list of
-    workflows comes without ``chains``.
+    ``verdicts`` are those of a refinement, one per round; ``rulings`` those of a debate.
+    ``list_workflows`` returns workflows without ``chains``.
     """
 
     id: str
@@ -58,43 +55,65 @@ class Workflow:
 async def list_workflows(
     store: Store, *, kind: WorkflowKind | None = None, limit: int = 100
 ) -> list[Workflow]:
-    """The workflows of a store, the one that changed last first."""
+    """List the workflows of a store, the most recently changed first.
+
+    Args:
+        store: The store to read.
+        kind: ``"refine"``, ``"debate"`` or ``"steps"``; all kinds by default.
+        limit: The maximum number of workflows.
+
+    Returns:
+        The workflows, without their chains.
+    """
     tag = f"{WORKFLOW_KEY}:{kind}" if kind else WORKFLOW_KEY
     rows = await store.conversations(tag=tag, archived=None, limit=limit)
-    return [_parse_workflow(row) for row in rows]
+    found = [(row, notes) for row in rows for notes in reversed(list_notes(row))]
+    chosen = [each for each in found if each[1].get("lead") and kind in (None, each[1]["kind"])]
+    return [_parse_workflow(row, notes) for row, notes in chosen[:limit]]
 
 
 async def load_workflow(store: Store, workflow: str) -> Workflow:
-    """A workflow with its chains; ``NotInStore`` if there is none of this id."""
+    """Load a workflow with its chains.
+
+    Args:
+        store: The store to read.
+        workflow: The id of the workflow.
+
+    Raises:
+        NotInStore: If there is no workflow with this id.
+    """
     rows = await store.conversations(tag=workflow_tag(workflow), archived=None, limit=1_000)
-    lead = next((row for row in rows if _workflow_notes(row).get("lead")), None)
+    lead = next((row for row in rows if find_notes(row, workflow).get("lead")), None)
     if lead is None:
         raise NotInStore(f"there is no workflow {workflow!r} in this store")
     rest = sorted((row for row in rows if row.id != lead.id), key=lambda row: row.created_at)
     chains = tuple([await _load_chain(store, row, workflow) for row in (lead, *rest)])
-    return _parse_workflow(lead, chains)
+    return _parse_workflow(lead, find_notes(lead, workflow), chains)
 
 
 async def _load_chain(store: Store, row: ConversationRow, workflow: str) -> WorkflowChain:
     loaded = await store.load(row)
     exchanges: list[WorkflowExchange] = []
+    is_ours = False
     for block in loaded.blocks:
         match block:
-            case UserBlock() if block.metadata.get(WORKFLOW_KEY) == workflow:
-                exchanges.append(
-                    WorkflowExchange(int(block.metadata.get(ROUND_KEY, 0)), block.text, "")
-                )
-            case AssistantBlock() if exchanges:
+            case UserBlock():
+                is_ours = block.metadata.get(WORKFLOW_KEY) == workflow
+                if is_ours:
+                    number = int(block.metadata.get(ROUND_KEY, 0))
+                    exchanges.append(WorkflowExchange(number, block.text, ""))
+            case AssistantBlock() if is_ours:
                 last = exchanges[-1]
                 text = f"{last.answer}\n\n{block.text}" if last.answer else block.text
                 exchanges[-1] = WorkflowExchange(last.number, last.question, text)
             case _:
                 pass
-    return WorkflowChain(_workflow_notes(row)["role"], row.id, tuple(exchanges))
+    return WorkflowChain(find_notes(row, workflow)["role"], row.id, tuple(exchanges))
 
 
-def _parse_workflow(row: ConversationRow, chains: tuple[WorkflowChain, ...] = ()) -> Workflow:
-    notes = _workflow_notes(row)
+def _parse_workflow(
+    row: ConversationRow, notes: Mapping[str, Any], chains: tuple[WorkflowChain, ...] = ()
+) -> Workflow:
     return Workflow(
         id=notes["id"],
         kind=notes["kind"],
@@ -107,7 +126,3 @@ def _parse_workflow(row: ConversationRow, chains: tuple[WorkflowChain, ...] = ()
         created_at=row.created_at,
         updated_at=row.updated_at,
     )
-
-
-def _workflow_notes(row: ConversationRow) -> dict[str, Any]:
-    return cast("dict[str, Any]", dict(row.data).get(WORKFLOW_KEY) or {})

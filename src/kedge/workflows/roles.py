@@ -1,8 +1,9 @@
-"""A chain of a workflow: a conversation with a role, whose questions have keys.
+"""A role of a workflow: a conversation whose questions have idempotency keys.
 
-The id of the conversation is made of the workflow's and the role, and the key of a question of the
-workflow's and its place, so that whoever goes on after a crash finds what there is, and asks for nothing
-twice. What is known besides (the spec, verdicts, how it ended) stands in the conversation's data.
+The id of the conversation is derived from the workflow's id and the role, and the key of a question from
+the workflow's id and the question's number. So a workflow that is resumed after a crash finds what was
+answered and sends nothing twice. Its spec, verdicts and status are in the conversation's data: a record
+per workflow, because a conversation of the caller's may serve several workflows one after the other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,27 +15,32 @@ from kedge.conversation import Conversation, Reply
 from kedge.engines import Engine
 from kedge.errors import InvalidWorkflow, NotInStore
 from kedge.events import Usage
-from kedge.store import Store
+from kedge.store import ConversationRow, Store
 from kedge.turns import new_id, user
 from kedge.workflows.events import QuestionAnswered, QuestionAsked, WorkflowCallback, WorkflowKind
 
 WORKFLOW_KEY = "workflow"
-"""Where a conversation's data, its tags and the metadata of its questions tell of a workflow."""
+"""The key of a workflow in a conversation's data, its tags and the metadata of its questions."""
+FURTHER_WORKFLOWS_KEY = "workflows"
+"""The member of a conversation's data that holds the records of its second and later workflows, by id."""
 ROUND_KEY = "round"
 
 
 def new_workflow_id() -> str:
-    """A name for a workflow."""
+    """Return a new workflow id."""
     return new_id("wf")
 
 
 def workflow_tag(workflow: str) -> str:
-    """The tag of every chain of a workflow."""
+    """Return the tag of every conversation of a workflow."""
     return f"{WORKFLOW_KEY}:{workflow}"
 
 
 class Role:
-    """One role of a workflow, and its conversation."""
+    """A role of a workflow with its conversation.
+
+    ``notes`` is the workflow's record in the conversation's data: spec, verdicts, status.
+    """
 
     def __init__(
         self,
@@ -69,19 +75,19 @@ class Role:
         title: str = "",
         settings: Mapping[str, Any] | None = None,
     ) -> Self:
-        """The chain of a role: as it is in the store, or a new one."""
+        """Open the conversation of a role, or create it."""
         name = f"{workflow}.{role}"
         given = dict(settings or {})
         try:
-            talk = await Conversation.open(store, name, engine, **given)
+            conversation = await Conversation.open(store, name, engine, **given)
         except NotInStore:
             notes = _new_notes(workflow, kind, role, lead=lead, spec=spec)
             tags = _chain_tags(workflow, kind, lead=lead)
-            talk = await Conversation.create(
+            conversation = await Conversation.create(
                 store, engine, id=name, title=title, tags=tags, data={WORKFLOW_KEY: notes}, **given
             )
-        notes = _read_notes(talk, workflow, kind)
-        return cls(workflow, role, talk, notes, watch, owned=isinstance(engine, str))
+        notes = _check_notes(find_notes(conversation.row, workflow), workflow, kind)
+        return cls(workflow, role, conversation, notes, watch, owned=isinstance(engine, str))
 
     @classmethod
     async def adopt(
@@ -94,25 +100,25 @@ class Role:
         spec: Mapping[str, Any],
         watch: WorkflowCallback,
     ) -> Self:
-        """A conversation of the caller's as the leading chain of a workflow."""
-        known = _copy_data(conversation).get(WORKFLOW_KEY)
-        if not known or known.get("id") != workflow:
-            notes = _new_notes(workflow, kind, role, lead=True, spec=spec)
-            data = {**_copy_data(conversation), WORKFLOW_KEY: notes}
+        """Use a conversation of the caller's as the lead of a workflow."""
+        row = await conversation.store.conversation(conversation.id)
+        notes = find_notes(row, workflow)
+        adopted = cls(workflow, role, conversation, notes, watch)
+        if not notes:
             await conversation.tag(*_chain_tags(workflow, kind, lead=True))
-            row = await conversation.store.update(conversation.id, data=data)
-            conversation.row = replace(row, head=conversation.head)
-        return cls(workflow, role, conversation, _read_notes(conversation, workflow, kind), watch)
+            await adopted.update_notes(**_new_notes(workflow, kind, role, lead=True, spec=spec))
+        _check_notes(notes, workflow, kind)
+        return adopted
 
     @property
     def is_resumed(self) -> bool:
-        """Whether something was said already."""
+        """Whether the workflow has sent a question before."""
         return any(
             block.metadata.get(WORKFLOW_KEY) == self.workflow for block in self.conversation.turn
         )
 
     async def ask(self, number: int, message: str, *, part: str = "", **options: Any) -> Reply:
-        """Ask the question of this number (and part), once and for all."""
+        """Send the question of this number (and part) once; later calls return the stored answer."""
         self.watch(QuestionAsked(self.workflow, self.role, number))
         block = user(message, metadata={WORKFLOW_KEY: self.workflow, ROUND_KEY: number})
         key = f"{self.workflow}/{self.role}/{number}{part}"
@@ -122,13 +128,20 @@ class Role:
         return reply
 
     async def update_notes(self, **changes: Any) -> None:
-        """Write something down about the workflow, for good."""
+        """Change the workflow's record in the store; the records of other workflows are not touched."""
         self.notes.update(changes)
-        data = {**_copy_data(self.conversation), WORKFLOW_KEY: self.notes}
-        await self.conversation.store.update(self.conversation.id, data=data)
+        store, name = self.conversation.store, self.conversation.id
+        data = deepcopy(dict((await store.conversation(name)).data))
+        first = data.get(WORKFLOW_KEY)
+        if first and first.get("id") != self.workflow:
+            data.setdefault(FURTHER_WORKFLOWS_KEY, {})[self.workflow] = self.notes
+        else:
+            data[WORKFLOW_KEY] = self.notes
+        row = await store.update(name, data=data)
+        self.conversation.row = replace(row, head=self.conversation.head)
 
     async def aclose(self) -> None:
-        """Let go of the connections that were made here; an engine of the caller's stays open."""
+        """Close the engine if it was connected here; an engine of the caller's stays open."""
         if self._owned:
             await self.conversation.aclose()
 
@@ -144,15 +157,24 @@ def _chain_tags(workflow: str, kind: WorkflowKind, *, lead: bool) -> Sequence[st
     return (workflow_tag(workflow), *((WORKFLOW_KEY, f"{WORKFLOW_KEY}:{kind}") if lead else ()))
 
 
-def _read_notes(conversation: Conversation, workflow: str, kind: WorkflowKind) -> dict[str, Any]:
-    notes: dict[str, Any] = _copy_data(conversation).get(WORKFLOW_KEY) or dict[str, Any]()
+def list_notes(row: ConversationRow) -> list[dict[str, Any]]:
+    """Return copies of the records of all workflows of a conversation, the first workflow first."""
+    first: dict[str, Any] | None = row.data.get(WORKFLOW_KEY)
+    further: Mapping[str, dict[str, Any]] = row.data.get(FURTHER_WORKFLOWS_KEY) or {}
+    return deepcopy([*([first] if first else []), *further.values()])
+
+
+def find_notes(row: ConversationRow, workflow: str) -> dict[str, Any]:
+    """Return a copy of the record of one workflow; empty if the conversation has none."""
+    return next(
+        (notes for notes in list_notes(row) if notes.get("id") == workflow), dict[str, Any]()
+    )
+
+
+def _check_notes(notes: dict[str, Any], workflow: str, kind: WorkflowKind) -> dict[str, Any]:
     if notes.get("kind") != kind:
+        found = f"a {notes['kind']} workflow" if "kind" in notes else "not a workflow"
         raise InvalidWorkflow(
-            f"the workflow {workflow} is a {notes.get('kind', 'stranger')}, not a {kind}; "
-            "go on with it as what it is, or use another id"
+            f"{workflow} is {found}, not a {kind} workflow; resume it as what it is, or use another id"
         )
     return notes
-
-
-def _copy_data(conversation: Conversation) -> dict[str, Any]:
-    return deepcopy(dict(conversation.row.data))
