@@ -16,7 +16,7 @@ def first_cells(title: str) -> list[str]:
 
 def test_every_reason_is_on_the_page_and_no_other() -> None:
     """The table of reasons is that of the code."""
-    assert first_cells("Why a candidate is refused") == list(REASONS)
+    assert first_cells("Reasons for rejecting a candidate") == list(REASONS)
 
 
 def test_every_mode_is_on_the_page_and_no_other() -> None:
