@@ -3,6 +3,7 @@
 # make chromium  Debian's browser for the tests of the page, where it is missing and may be installed
 # make check  the fast part: format, lint, types, layers
 # make bench  the benchmarks, as ratios, with a JSON copy (ONLY=name for one)
+# make test-clients  agent frameworks through kedge.chain and kedge proxy, in an environment of their own
 # make fuzz   the law over HTTP, as a long campaign (N=6000 actions, SEED=0)
 # make fmt    let ruff fix what it can
 # make lock   renew constraints.txt
@@ -10,10 +11,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CLIENTS := .venv-clients
 WORKERS ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: test chromium chat check fuzz bench fmt lock clean
+.PHONY: test test-clients chromium chat check fuzz bench fmt lock clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml constraints.txt requirements-dev.txt
@@ -47,6 +49,14 @@ chromium:
 
 chat: $(VENV)/.ready
 	@$(BIN)/kedge chat
+
+test-clients: $(CLIENTS)/.ready
+	$(CLIENTS)/bin/python tests/clients/check_frameworks.py
+
+$(CLIENTS)/.ready: pyproject.toml tests/clients/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install --quiet -e . -r tests/clients/requirements.txt
+	@touch $@
 
 fuzz: $(VENV)/.ready
 	$(BIN)/python tests/law/fuzz.py $(or $(N),600) $(or $(SEED),0)
