@@ -14,9 +14,7 @@ from pydantic import BaseModel, TypeAdapter
 from kedge.practice import Script
 from kedge.server.models import PracticeModel
 from kedge.testing import TestServer, serve
-
-TIMEOUT = 30.0
-"""How long a test waits for what must happen soon, on a busy machine."""
+from server.waiting import TIMEOUT
 
 CheckResponse = Callable[[Any], dict[str, Any]]
 

@@ -1,7 +1,6 @@
 """Responses in the background: polled, cancelled, read again, and honest after a restart."""
 
 import json
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped
 from kedge.server.storage.database import ServerDatabase
 from kedge.testing import TestServer, serve
-from server.conftest import TIMEOUT, check_response_object
+from server.conftest import check_response_object
 from server.gated_model import GatedModel
+from server.waiting import TIMEOUT, wait_until
 
 Connect = Callable[[TestServer], OpenAI]
 Event = dict[str, Any]
@@ -43,14 +43,6 @@ def create_response(http: httpx2.Client, prompt: str = "wait", **body: Any) -> A
 
 def get_status(http: httpx2.Client, response_id: str) -> str:
     return http.get(f"/v1/responses/{response_id}").json()["status"]
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    """Wait for something that the server brings about."""
-    end = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def parse_events(lines: Iterator[str]) -> Iterator[Event]:

@@ -8,7 +8,8 @@ from contextlib import AsyncExitStack
 from kedge.server.models import ItemClosed, ItemDelta, ItemOpened, OutputEvent, Prompt
 from kedge.testing import TestServer, serve
 from server.gated_model import GatedModel, last_user_text
-from server.websocket.client import TIMEOUT, connect_client, response_text, wait_until
+from server.waiting import TIMEOUT, wait_until_async
+from server.websocket.client import connect_client, response_text
 
 STREAM_COUNT = 50
 LENGTH, CHUNK = 1_200, "word " * 1_000
@@ -100,9 +101,9 @@ async def test_clients_that_leave_stop_the_models_work() -> None:
             for n in range(STREAM_COUNT, STREAM_COUNT + 5):
                 wire = await stack.enter_async_context(connect_client(server))
                 await wire.create(f"wait {n}")
-            await wait_until(lambda: len(model.started) == STREAM_COUNT + 5)
+            await wait_until_async(lambda: len(model.started) == STREAM_COUNT + 5)
             for _, writer in streams:
                 writer.close()
-        await wait_until(lambda: len(model.cancelled) == STREAM_COUNT + 5)
-        await wait_until(lambda: server.running == 0)
+        await wait_until_async(lambda: len(model.cancelled) == STREAM_COUNT + 5)
+        await wait_until_async(lambda: server.running == 0)
         assert not model.finished

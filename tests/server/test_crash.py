@@ -11,8 +11,8 @@ from typing import Any
 import httpx2
 
 from kedge.testing import serve
+from server.waiting import TIMEOUT, wait_until
 
-TIMEOUT = 30.0
 SERVE = [sys.executable, "-m", "kedge", "serve", "--port", "0", "--json", "--pace", "0.001"]
 
 
@@ -72,8 +72,7 @@ def kill_server(db: Path) -> list[RecordingClient]:
         threads = [threading.Thread(target=witness.run_until_killed) for witness in witnesses]
         for thread in threads:
             thread.start()
-        while not all(len(witness.finished) >= 5 for witness in witnesses):
-            threading.Event().wait(0.002)
+        wait_until(lambda: all(len(witness.finished) >= 5 for witness in witnesses))
         process.kill()
         for thread in threads:
             thread.join(TIMEOUT)

@@ -6,13 +6,14 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from kedge.observe import reset
 from kedge.testing import serve
+from server.waiting import TIMEOUT
 
 KEY = "sk-planted-key"
 
 
 def scrape(url: str, **headers: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Every sample: name and labels -> value."""
-    answer = httpx2.get(f"{url}/metrics", headers=headers, verify=False)
+    answer = httpx2.get(f"{url}/metrics", headers=headers, verify=False, timeout=TIMEOUT)
     assert answer.status_code == 200
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -29,9 +30,9 @@ def test_requests_and_responses_are_counted_by_route_and_memory() -> None:
         first = client.responses.create(model="practice", input="My name is Ada.")
         client.responses.create(model="practice", input="And?", previous_response_id=first.id)
         client.responses.retrieve(first.id)
-        httpx2.get(f"{server.url}/nowhere/{first.id}", verify=False)
+        httpx2.get(f"{server.url}/nowhere/{first.id}", verify=False, timeout=TIMEOUT)
         seen = scrape(server.url)
-        body = httpx2.get(f"{server.url}/metrics", verify=False).text
+        body = httpx2.get(f"{server.url}/metrics", verify=False, timeout=TIMEOUT).text
     told = {
         labels: value for (name, labels), value in seen.items() if name == "server_requests_total"
     }
@@ -52,8 +53,13 @@ def test_requests_and_responses_are_counted_by_route_and_memory() -> None:
 def test_a_token_guards_the_metrics_too() -> None:
     """Where the server wants a key, so does this page; a strange host name is refused as well."""
     with serve(token=KEY) as server:
-        assert httpx2.get(f"{server.url}/metrics", verify=False).status_code == 401
+        assert httpx2.get(f"{server.url}/metrics", verify=False, timeout=TIMEOUT).status_code == 401
         assert scrape(server.url, Authorization=f"Bearer {KEY}")
     with serve() as server:
         strange = {"Host": "evil.example"}
-        assert httpx2.get(f"{server.url}/metrics", headers=strange, verify=False).status_code == 403
+        assert (
+            httpx2.get(
+                f"{server.url}/metrics", headers=strange, verify=False, timeout=TIMEOUT
+            ).status_code
+            == 403
+        )

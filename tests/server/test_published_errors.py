@@ -14,6 +14,8 @@ import pytest
 
 from kedge.server.models import PracticeModel
 from kedge.testing import TestServer, serve
+from server.gated_model import GatedModel
+from server.waiting import TIMEOUT
 
 Body = dict[str, Any]
 
@@ -60,7 +62,7 @@ class Api:
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[Api]:
-    with serve() as server, httpx.Client(base_url=server.url, timeout=10) as http:
+    with serve() as server, httpx.Client(base_url=server.url, timeout=TIMEOUT) as http:
         yield Api(server, http)
 
 
@@ -619,7 +621,7 @@ def test_context_too_long_is_told_so() -> None:
     """What does not fit the model's window is refused, unless it may be truncated."""
     with (
         serve(model=PracticeModel(window=100)) as server,
-        httpx.Client(base_url=server.url) as http,
+        httpx.Client(base_url=server.url, timeout=TIMEOUT) as http,
     ):
         body = {"model": "practice", "input": "word " * 200}
         answer = http.post("/v1/responses", json=body)
@@ -643,11 +645,11 @@ def test_a_foreground_response_cannot_be_cancelled(api: Api) -> None:
 def test_one_conversation_is_used_by_one_request_at_a_time() -> None:
     """A second request while the first still runs is told to come back."""
     with (
-        serve(model=PracticeModel(pace=30)) as server,
-        httpx.Client(base_url=server.url) as http,
+        serve(model=GatedModel()) as server,
+        httpx.Client(base_url=server.url, timeout=TIMEOUT) as http,
     ):
         id = http.post("/v1/conversations", json={}).json()["id"]  # noqa: A001
-        body = {"model": "practice", "input": "Hello", "conversation": id}
+        body = {"model": "practice", "input": "wait", "conversation": id}
         with http.stream("POST", "/v1/responses", json=body | {"stream": True}) as running:
             told = running.iter_bytes()  # held, or the connection would be closed at once
             next(told)
@@ -704,6 +706,7 @@ def test_what_is_not_json_is_told_so_over_http(api: Api, raw: bytes) -> None:
     """In the shape of every other error, with status 400."""
     answer = httpx.post(
         f"{api.server.base_url}/responses",
+        timeout=TIMEOUT,
         content=raw,
         headers={"content-type": "application/json"},
     )
@@ -715,6 +718,7 @@ def test_a_body_too_large_is_refused_before_it_is_read(api: Api) -> None:
     """With status 413 and the limit in the message."""
     answer = httpx.post(
         f"{api.server.base_url}/responses",
+        timeout=TIMEOUT,
         content=b'{"model": "practice", "input": "' + b"x" * (33 * 1024 * 1024) + b'"}',
         headers={"content-type": "application/json"},
     )
@@ -748,6 +752,7 @@ def test_lone_surrogates_are_refused_and_the_refusal_can_be_read(api: Api) -> No
     ]:
         answer = httpx.post(
             f"{api.server.base_url}/responses",
+            timeout=TIMEOUT,
             content=raw,
             headers={"content-type": "application/json"},
         )

@@ -18,6 +18,7 @@ from kedge.server.coherence import check_context, resolve_references
 from kedge.server.errors import ApiError
 from kedge.server.settings import Limits
 from kedge.testing import TestServer, serve
+from server.waiting import TIMEOUT
 
 Item = dict[str, Any]
 
@@ -82,7 +83,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[TestServer]:
 
 @pytest.fixture(scope="module")
 def http(server: TestServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url) as made:
+    with httpx.Client(base_url=server.url, timeout=TIMEOUT) as made:
         yield made
 
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -17,18 +16,9 @@ from openai import AsyncOpenAI, BadRequestError, InternalServerError, OpenAI
 from kedge.server.models import OutputEvent, PracticeModel, Prompt
 from kedge.server.settings import Limits
 from kedge.testing import TestServer, serve
+from server.waiting import TIMEOUT, wait_until
 
 Connect = Callable[[TestServer], OpenAI]
-
-TIMEOUT = 30.0
-"""How long a test waits for what must happen soon."""
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        threading.Event().wait(0.005)
 
 
 class GatedModel(PracticeModel):
@@ -78,7 +68,7 @@ async def test_fifty_streams_run_side_by_side() -> None:
                 wait_until(lambda: server.running == 50)
                 model.open_gate(server)
 
-            async with asyncio.timeout(3 * TIMEOUT):
+            async with asyncio.timeout(TIMEOUT):
                 gate = asyncio.create_task(anyio.to_thread.run_sync(open_the_gate))
                 answers = await asyncio.gather(*(talk(n) for n in range(50)))
                 await gate
@@ -160,7 +150,7 @@ def test_a_response_in_progress_can_be_seen_but_not_continued(connect: Connect) 
 
 def test_an_answer_that_takes_too_long_is_failed(connect: Connect) -> None:
     """With an error for the client and in the database."""
-    with serve(model=GatedModel(), limits=Limits(answer_seconds=0.05)) as server:
+    with serve(model=GatedModel(), limits=Limits(answer_seconds=0)) as server:
         client = connect(server)
         events = list(client.responses.create(model="m", input="x", stream=True))
         assert [event.type for event in events][-2:] == ["error", "response.failed"]
@@ -196,7 +186,7 @@ def test_stopping_finishes_or_fails_what_runs(tmp_path: Any, finishes: bool) -> 
     model = GatedModel()
     told: list[str] = []
     db = str(tmp_path / "server.db")
-    limits = Limits(shutdown_seconds=TIMEOUT if finishes else 0.05)
+    limits = Limits(shutdown_seconds=TIMEOUT if finishes else 0)
     with serve(model=model, db=db, limits=limits) as server:
         reader = threading.Thread(target=read_stream, args=(server.url, told))
         reader.start()

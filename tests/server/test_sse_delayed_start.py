@@ -6,6 +6,7 @@ from typing import Any
 from starlette.types import Message
 
 from kedge.server.sse import DelayedStart
+from server.waiting import TIMEOUT
 
 START: Message = {"type": "http.response.start", "status": 200, "headers": []}
 
@@ -48,7 +49,7 @@ async def test_a_slow_model_is_not_waited_for_for_ever() -> None:
 
     opening = DelayedStart(send, 0.001)
     await opening(START)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(TIMEOUT):
         await begun.wait()
     assert opening.released
     opening.close()

@@ -1,4 +1,4 @@
-"""Events that come at once travel together; none is lost, none overtakes another."""
+"""Frames that are put together are sent together, in order, and none is lost."""
 
 import asyncio
 
@@ -9,84 +9,95 @@ from kedge.server.sse import MAX_PENDING_BYTES, BufferedSender
 
 
 class FakeSocket:
-    """Takes what is sent; while it is closed, sending waits."""
+    """Records what is sent. While it is not open, sending waits."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
         self.open = asyncio.Event()
         self.open.set()
+        self._begun: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def send(self, message: Message) -> None:
+        self._begun.put_nowait(message["body"])
         await self.open.wait()
         self.bodies.append(message["body"])
 
-
-async def run_other_tasks() -> None:
-    """Let the other tasks run, as a model does that waits for something."""
-    for _ in range(5):
-        await asyncio.sleep(0)
+    async def wait_for_send(self) -> bytes:
+        """Wait until the next send has begun, as a model waits, and return what it sends."""
+        return await self._begun.get()
 
 
-async def test_frames_that_come_at_once_travel_together() -> None:
-    """One write for all that was there when the model came to wait, and at the end."""
-    wire = FakeSocket()
-    async with BufferedSender(wire.send) as outbox:
+async def test_frames_that_are_put_at_once_are_sent_together() -> None:
+    """One write for all that was put before the model waited, and one at the end."""
+    socket = FakeSocket()
+    async with BufferedSender(socket.send) as outbox:
         await outbox.put(b"a")
         await outbox.put(b"b")
-        await run_other_tasks()
-        assert wire.bodies == [b"ab"]
+        assert await socket.wait_for_send() == b"ab"
         await outbox.put(b"c")
-        await run_other_tasks()
+        assert await socket.wait_for_send() == b"c"
         await outbox.put(b"d")
         await outbox.put(b"e")
-    assert wire.bodies == [b"ab", b"c", b"de"]
+    assert socket.bodies == [b"ab", b"c", b"de"]
 
 
 async def test_a_slow_socket_slows_the_writer_down() -> None:
-    """Past a bound, whoever puts waits until the socket takes what there is."""
-    wire = FakeSocket()
-    wire.open.clear()
-    async with BufferedSender(wire.send) as outbox:
+    """Above the limit, ``put`` returns when the socket has accepted what is pending."""
+    socket = FakeSocket()
+    socket.open.clear()
+    order: list[str] = []
+    begun = asyncio.Event()
+
+    async def put_too_much() -> None:
+        begun.set()
+        await outbox.put(b"y" * MAX_PENDING_BYTES + b"z")
+        order.append("returned")
+
+    async with BufferedSender(socket.send) as outbox:
         await outbox.put(b"x")
-        more = asyncio.create_task(outbox.put(b"y" * MAX_PENDING_BYTES + b"z"))
-        await run_other_tasks()
-        waited = not more.done()
-        wire.open.set()
-        await asyncio.wait_for(more, 10)
-    assert waited
-    assert b"".join(wire.bodies) == b"x" + b"y" * MAX_PENDING_BYTES + b"z"
+        assert await socket.wait_for_send() == b"x"
+        putting = asyncio.create_task(put_too_much())
+        await begun.wait()
+        order.append("opened")
+        socket.open.set()
+        await putting
+    assert order == ["opened", "returned"]
+    assert b"".join(socket.bodies) == b"x" + b"y" * MAX_PENDING_BYTES + b"z"
 
 
-async def test_nothing_is_lost_when_the_end_comes_while_frames_are_being_sent() -> None:
-    """The end waits for a write that is under way, and comes after it."""
-    wire = FakeSocket()
+async def test_nothing_is_lost_when_the_block_ends_during_a_send() -> None:
+    """The end waits for the send under way and then sends the rest."""
+    socket = FakeSocket()
+    socket.open.clear()
+    leaving = asyncio.Event()
 
     async def write() -> None:
-        async with BufferedSender(wire.send) as outbox:
+        async with BufferedSender(socket.send) as outbox:
             await outbox.put(b"a")
-            wire.open.clear()
-            await run_other_tasks()  # now the frame is held by a write that waits
+            assert await socket.wait_for_send() == b"a"
             await outbox.put(b"b")
+            leaving.set()
 
     writing = asyncio.create_task(write())
-    await run_other_tasks()
-    await run_other_tasks()
+    await leaving.wait()
     assert not writing.done()
-    wire.open.set()
-    await asyncio.wait_for(writing, 10)
-    assert b"".join(wire.bodies) == b"ab"
+    socket.open.set()
+    await writing
+    assert b"".join(socket.bodies) == b"ab"
 
 
-async def test_a_socket_that_fails_is_not_passed_over() -> None:
-    """What went wrong while sending in the background is raised at the end."""
+async def test_an_error_of_the_socket_is_raised_at_the_end() -> None:
+    """Also when it happened while sending in the background."""
+    called = asyncio.Event()
 
     async def send(_: Message) -> None:
+        called.set()
         raise OSError("gone")
 
     async def write() -> None:
         async with BufferedSender(send) as outbox:
             await outbox.put(b"a")
-            await run_other_tasks()
+            await called.wait()
 
     with pytest.raises(OSError, match="gone"):
         await write()

@@ -28,6 +28,7 @@ from kedge.server import validation
 from kedge.server.errors import ApiError
 from kedge.server.schema.items import ITEM_TYPES
 from kedge.testing import serve
+from server.waiting import TIMEOUT
 
 # Where the live API is stricter than the package's types, or a value must look like one.
 OUTPUT_ONLY = {
@@ -170,7 +171,7 @@ def test_every_item_that_the_package_can_write_is_taken() -> None:
 def test_the_running_server_takes_every_item_type_in_every_way() -> None:
     """Whole, streamed, counted, compacted, kept in a conversation: never a failure of its own."""
     first = {item["type"]: item for item in ITEMS if item.get("type")}
-    with serve() as server, httpx.Client(base_url=f"{server.base_url}/", timeout=10) as http:
+    with serve() as server, httpx.Client(base_url=f"{server.base_url}/", timeout=TIMEOUT) as http:
         for item in first.values():
             body = {"model": "practice", "input": [item, {"role": "user", "content": "hi"}]}
             answers = [

@@ -26,7 +26,7 @@ from kedge.server.settings import Limits
 from kedge.testing import TestServer, serve
 from normalization import expected_context, normalize_items
 from server.gated_model import GatedModel
-from server.websocket.client import wait_until
+from server.waiting import wait_until_async as wait_until
 
 FIRST_QUESTION = "What did I say first?"
 UNSTORED: dict[str, Any] = {"store": False}

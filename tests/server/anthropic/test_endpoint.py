@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from kedge.practice import Script
 from kedge.server.models import PracticeModel
 from kedge.testing import TestServer, serve
+from server.waiting import TIMEOUT
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 WEATHER: Any = {
@@ -263,7 +264,9 @@ def test_models_are_listed_in_the_shape_of_the_api_that_asks(
     """Anthropic's clients say which version they mean; nobody else does."""
     assert [model.id for model in client.models.list()] == ["practice"]
     assert client.models.retrieve("practice").max_input_tokens == 400_000
-    raw = httpx2.get(f"{server.base_url}/models", headers={"anthropic-version": "2023-06-01"})
+    raw = httpx2.get(
+        f"{server.base_url}/models", headers={"anthropic-version": "2023-06-01"}, timeout=TIMEOUT
+    )
     ModelInfo.model_validate_json(json.dumps(raw.json()["data"][0]), strict=True)
     with pytest.raises(anthropic.NotFoundError, match="model: other"):
         client.models.retrieve("other")

@@ -9,6 +9,7 @@ from kedge.server.anthropic.errors import error_body
 from kedge.server.anthropic.parse import parse_request
 from kedge.server.errors import ApiError
 from kedge.testing import TestServer, serve
+from server.waiting import TIMEOUT
 
 USER = {"role": "user", "content": "Hello"}
 TOOL_USE = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
@@ -235,7 +236,7 @@ def test_a_request_says_which_version_it_means(
     server: TestServer, headers: dict[str, str], words: str
 ) -> None:
     """Before anything else is looked at."""
-    answer = httpx2.post(f"{server.base_url}/messages", json={}, headers=headers)
+    answer = httpx2.post(f"{server.base_url}/messages", json={}, headers=headers, timeout=TIMEOUT)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == words
     assert answer.json()["request_id"] == answer.headers["request-id"]
@@ -254,9 +255,14 @@ def test_a_key_comes_by_either_name(headers: dict[str, str], status: int) -> Non
     """And is refused in Anthropic's shape."""
     with serve(token="secret") as server:
         answer = httpx2.post(
-            f"{server.base_url}/messages", json=make_request(), headers=HEADERS | headers
+            f"{server.base_url}/messages",
+            json=make_request(),
+            headers=HEADERS | headers,
+            timeout=TIMEOUT,
         )
-        other = httpx2.get(f"{server.base_url}/models", headers={"x-api-key": "secret"})
+        other = httpx2.get(
+            f"{server.base_url}/models", headers={"x-api-key": "secret"}, timeout=TIMEOUT
+        )
     assert answer.status_code == status
     if status == 401:
         assert answer.json()["error"]["type"] == "authentication_error"
@@ -281,6 +287,7 @@ def test_the_http_around_it_speaks_the_same_language(
         f"{server.base_url}{path}",
         content=raw,
         headers={"content-type": "application/json", **HEADERS},
+        timeout=TIMEOUT,
     )
     assert answer.status_code == status
     assert answer.json()["error"]["type"] == kind

@@ -9,6 +9,7 @@ import pytest
 from kedge.server.chat_completions.parse import parse_request
 from kedge.server.errors import ApiError
 from kedge.testing import TestServer
+from server.waiting import TIMEOUT
 
 USER = {"role": "user", "content": "Hello"}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -198,7 +199,9 @@ def test_parameters_get_the_names_of_the_responses_api() -> None:
 
 def test_errors_reach_the_client_in_openais_shape(server: TestServer) -> None:
     """Four members, and a request id in the headers."""
-    answer = httpx2.post(f"{server.base_url}/chat/completions", json={"model": "x"})
+    answer = httpx2.post(
+        f"{server.base_url}/chat/completions", json={"model": "x"}, timeout=TIMEOUT
+    )
     assert answer.status_code == 400
     assert answer.json()["error"] == {
         "message": "Missing required parameter: 'messages'.",

@@ -13,6 +13,7 @@ from openai import OpenAI
 
 from kedge.server.faults import KINDS
 from kedge.testing import TestServer, serve
+from server.waiting import TIMEOUT
 
 WEATHER: Any = {
     "type": "function",
@@ -44,7 +45,7 @@ def client(server: TestServer) -> Iterator[OpenAI]:
         yield client
 
 
-HTTP = httpx.Client()
+HTTP = httpx.Client(timeout=TIMEOUT)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -188,8 +189,9 @@ def test_a_limit_on_times_lets_the_clients_own_retry_succeed(server: TestServer)
 def test_the_first_byte_can_be_slow(server: TestServer) -> None:
     """A client with less patience than the server gives up."""
     server.faults.set("slow_first_byte=30", times=1)
+    impatient = httpx.Timeout(TIMEOUT, read=0.1)  # only once the request has been sent
     with pytest.raises(httpx.ReadTimeout):
-        HTTP.post(f"{server.base_url}/responses", json=STREAM_REQUEST, timeout=0.2)
+        HTTP.post(f"{server.base_url}/responses", json=STREAM_REQUEST, timeout=impatient)
 
 
 def test_all_responses_can_be_forgotten(server: TestServer, client: OpenAI) -> None:

@@ -7,8 +7,8 @@ import httpx2
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
-from kedge.server.models import PracticeModel
 from kedge.testing import TestServer, serve
+from server.gated_model import GatedModel
 
 Connect = Callable[[TestServer], OpenAI]
 
@@ -187,11 +187,11 @@ def test_a_dangling_call_blocks_a_conversation_too(client: OpenAI) -> None:
 
 def test_one_conversation_takes_one_request_at_a_time(connect: Connect) -> None:
     """While a response is written, others and changes are refused as locked; reading is not."""
-    with serve(model=PracticeModel(pace=10)) as server:
+    with serve(model=GatedModel()) as server:
         client = connect(server)
         talk = client.conversations.create(items=[user_message("zero")])
         with client.responses.create(
-            model="m", input="one two", conversation=talk.id, stream=True
+            model="m", input="wait", conversation=talk.id, stream=True
         ) as stream:
             next(iter(stream))
             (item,) = client.conversations.items.list(talk.id).data

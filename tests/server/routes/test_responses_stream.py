@@ -10,8 +10,8 @@ from openai import OpenAI
 
 from kedge.server.models import OutputEvent, PracticeModel, Prompt
 from kedge.testing import TestServer, serve
+from server.waiting import TIMEOUT
 
-TIMEOUT = 30.0
 """How long a test waits for what must happen soon, on a busy machine."""
 
 Scripted = Callable[..., PracticeModel]

@@ -9,9 +9,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 
 from kedge.testing import TestServer
-
-TIMEOUT = 30.0
-"""How long a test waits for what must happen soon, on a busy machine."""
+from server.waiting import TIMEOUT
 
 Event = dict[str, Any]
 TERMINAL_EVENTS = frozenset(
@@ -70,17 +68,12 @@ async def connect_client(
 ) -> AsyncIterator[WebSocketClient]:
     """Open a connection to a server."""
     url = server.base_url.replace("http", "ws", 1) + path
-    async with connect(url, compression=None, max_size=None, **options) as connection:
+    # No pings: a test whose client does not read must not lose its connection after a while.
+    waits: Any = {"open_timeout": TIMEOUT, "close_timeout": TIMEOUT, "ping_interval": None}
+    async with connect(url, compression=None, max_size=None, **waits, **options) as connection:
         yield WebSocketClient(connection)
 
 
 def response_text(event: Event) -> str:
     """What the model said."""
     return event["response"]["output"][-1]["content"][0]["text"]
-
-
-async def wait_until(condition: Any) -> None:
-    """Wait for something that another task brings about."""
-    async with asyncio.timeout(TIMEOUT):
-        while not condition():  # noqa: ASYNC110 - it happens in the thread of the server
-            await asyncio.sleep(0.001)

@@ -16,12 +16,12 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from kedge.server.settings import Limits
 from kedge.testing import TestServer, serve
 from server.gated_model import GatedModel
+from server.waiting import TIMEOUT, wait_until_async
 from server.websocket.client import (
     Event,
     WebSocketClient,
     connect_client,
     response_text,
-    wait_until,
 )
 
 CheckEvent = Callable[[dict[str, Any]], None]
@@ -75,10 +75,10 @@ async def test_the_official_client_reconnects_after_a_restart(server: TestServer
         assert (await connection.recv()).type == "error"
         assert (await connection.recv()).type == "error"
         reading = asyncio.create_task(read_completed(connection))
-        await wait_until(lambda: seen)
-        await wait_until(lambda: server.call(lambda service: len(service.sockets)) == 1)
+        await wait_until_async(lambda: seen)
+        await wait_until_async(lambda: server.call(lambda service: len(service.sockets)) == 1)
         await connection.response.create(model="m", input="Two")
-        assert (await asyncio.wait_for(reading, 30)).status == "completed"
+        assert (await asyncio.wait_for(reading, TIMEOUT)).status == "completed"
     assert seen == [1001]
 
 
@@ -250,7 +250,7 @@ async def test_more_requests_than_may_run_at_once_wait_their_turn() -> None:
         async with connect_client(server) as wire:
             for lane in "abc":
                 await wire.create(f"wait {lane}", stream_id=lane)
-            await wait_until(lambda: len(model.started) == 2)
+            await wait_until_async(lambda: len(model.started) == 2)
             await wire.send(type="nonsense")
             assert (await wire.read_response())[-1][
                 "type"
@@ -272,7 +272,7 @@ async def test_too_many_waiting_requests_are_refused() -> None:
         async with connect_client(server) as wire:
             for number in range(4):
                 await wire.create(f"wait {number}")
-                await wait_until(lambda: model.started)
+                await wait_until_async(lambda: model.started)
             refused = (await wire.read_response())[-1]
             while refused["type"] != "error":
                 refused = (await wire.read_response())[-1]
@@ -378,7 +378,7 @@ async def test_a_connection_ends_after_its_time(server: TestServer, wire: WebSoc
 
 async def test_a_quiet_connection_is_told_when_its_time_is_over() -> None:
     """It need not ask to be told."""
-    with serve(limits=Limits(socket_seconds=0.01)) as server:
+    with serve(limits=Limits(socket_seconds=0)) as server:
         async with connect_client(server) as wire:
             assert (await wire.next_event())["error"][
                 "code"
@@ -392,7 +392,7 @@ async def test_what_runs_when_the_time_is_over_is_still_answered() -> None:
     with serve(model=model) as server:
         async with connect_client(server) as wire:
             await wire.create("wait")
-            await wait_until(lambda: model.started)
+            await wait_until_async(lambda: model.started)
             server.clock.advance(seconds=3600)
             assert (await wire.create_and_read(stream_id="late"))["status"] == 400
             model.open_gate()
@@ -408,9 +408,9 @@ async def test_a_client_that_goes_away_stops_the_models_work() -> None:
             await wire.create("wait a", stream_id="a")
             await wire.create("wait b", stream_id="b")
             await wire.create("never", stream_id="b")
-            await wait_until(lambda: len(model.started) == 2)
-        await wait_until(lambda: len(model.cancelled) == 2)
-        await wait_until(lambda: server.running == 0)
+            await wait_until_async(lambda: len(model.started) == 2)
+        await wait_until_async(lambda: len(model.cancelled) == 2)
+        await wait_until_async(lambda: server.running == 0)
         assert "never" not in model.started
         assert server.call(lambda service: len(service.sockets)) == 0
 
@@ -418,17 +418,17 @@ async def test_a_client_that_goes_away_stops_the_models_work() -> None:
 async def test_a_server_that_stops_lets_answers_finish() -> None:
     """What runs is answered before the connection is closed with the code of a restart."""
     model = GatedModel()
-    with serve(model=model, limits=Limits(shutdown_seconds=20)) as server:
+    with serve(model=model, limits=Limits(shutdown_seconds=TIMEOUT)) as server:
         async with connect_client(server) as wire:
             await wire.create("wait")
-            await wait_until(lambda: model.started)
+            await wait_until_async(lambda: model.started)
             stopping = asyncio.create_task(asyncio.to_thread(server.stop))
-            await wait_until(lambda: not server._server.servers[0].is_serving())
+            await wait_until_async(lambda: not server._server.servers[0].is_serving())
             model.open_gate()
             assert response_text((await wire.read_response())[-1]) == "answer to wait"
             assert (await wire.next_event())["error"]["code"] == "server_stopping"
             assert await wire.wait_closed() == 1012
-            await asyncio.wait_for(stopping, 30)
+            await asyncio.wait_for(stopping, TIMEOUT)
 
 
 async def test_a_server_that_cannot_wait_says_so() -> None:
@@ -437,7 +437,7 @@ async def test_a_server_that_cannot_wait_says_so() -> None:
     with serve(model=model, limits=Limits(shutdown_seconds=0)) as server:
         async with connect_client(server) as wire:
             await wire.create("wait")
-            await wait_until(lambda: model.started)
+            await wait_until_async(lambda: model.started)
             stopping = asyncio.create_task(asyncio.to_thread(server.stop))
             *_, error = await wire.read_response()
             assert error["error"]["type"] == "server_error"
@@ -445,7 +445,7 @@ async def test_a_server_that_cannot_wait_says_so() -> None:
             assert isinstance(error["sequence_number"], int)
             assert (await wire.next_event())["type"] == "response.failed"
             assert await wire.wait_closed() == 1012
-            await asyncio.wait_for(stopping, 30)
+            await asyncio.wait_for(stopping, TIMEOUT)
 
 
 async def test_a_message_that_is_too_large_ends_the_connection() -> None:
@@ -534,7 +534,7 @@ async def test_a_cut_breaks_the_connection(
     assert all(event["type"].startswith("response.") for event in told)
     with pytest.raises(ConnectionClosed):
         await wire.next_event()
-    await wait_until(lambda: server.running == 0)
+    await wait_until_async(lambda: server.running == 0)
 
 
 async def test_a_refusal_on_purpose_is_an_event(server: TestServer, wire: WebSocketClient) -> None:
