@@ -25,7 +25,7 @@ from kedge.turns import (
     system,
     user,
 )
-from kedge.turns.turn import count_leading
+from kedge.turns.turn import cache_index, count_leading, get_cached_index
 from strategies import blocks, json_objects
 
 FEW_IDS = st.sampled_from("abcdefgh")
@@ -92,13 +92,13 @@ class TurnsAgainstLists(RuleBasedStateMachine):
 
     @rule(pair=pairs)
     def derive(self, pair: Any) -> None:
-        memo, body = pair[0].memo, pair[0].body
-        value, kept = memo.entry
+        turn, body = pair[0], pair[0].body
+        value, kept = get_cached_index(turn)
         derived = cast("list[Block]", value or [])
         if len(derived) != kept:
             derived = derived[:kept]
         derived.extend(body[kept:])
-        memo.entry = derived, len(body)
+        cache_index(turn, derived, len(body))
 
     def id_at(self, pair: Any, place: int) -> str:
         return pair[1][place].id if place < len(pair[1]) else "nowhere"
@@ -123,7 +123,7 @@ class TurnsAgainstLists(RuleBasedStateMachine):
     @invariant()
     def a_memo_never_vouches_for_a_block_that_changed(self) -> None:
         for turn, _ in self.family:
-            value, kept = turn.memo.entry
+            value, kept = get_cached_index(turn)
             derived = cast("list[Block]", value or [])
             assert kept <= len(turn.body)
             assert list(map(id, derived[:kept])) == list(map(id, turn.body[:kept]))
@@ -139,7 +139,7 @@ class TestTurnsAgainstLists(TurnsAgainstLists.TestCase):
 def test_growing_keeps_what_was_derived_and_a_new_system_text_keeps_it_too() -> None:
     """The memo holds over appends and over any change of the leading system blocks."""
     turn = Turn([system("a", id="s"), user("b"), assistant("c")])
-    turn.memo.entry = "derived", 2
+    cache_index(turn, "derived", 2)
     for other in (
         turn.append(user("d")),
         turn.insert(0, system("first")),
@@ -148,16 +148,19 @@ def test_growing_keeps_what_was_derived_and_a_new_system_text_keeps_it_too() -> 
         turn.remove("s"),
         turn.with_data(a=1),
     ):
-        assert other.memo.entry == ("derived", 2)
-    assert turn.insert(0, user("now the system block is in the body")).memo.entry == ("derived", 0)
-    assert turn.insert(1, user("d")).memo.entry == ("derived", 0)
-    assert turn.replace(turn[1].id, user("b")).memo.entry == ("derived", 0)
-    assert turn.replace(turn[2].id, user("b")).memo.entry == ("derived", 1)
-    assert turn.remove(turn[1].id).memo.entry == ("derived", 0)
-    assert turn.insert(2, user("d")).memo.entry == ("derived", 1)
-    assert turn.take(2).memo.entry == ("derived", 1)
-    assert turn.take(0).memo.entry == ("derived", 0)
-    assert turn.replace("s", user("d")).memo.entry == ("derived", 0)
+        assert get_cached_index(other) == ("derived", 2)
+    assert get_cached_index(turn.insert(0, user("now the system block is in the body"))) == (
+        "derived",
+        0,
+    )
+    assert get_cached_index(turn.insert(1, user("d"))) == ("derived", 0)
+    assert get_cached_index(turn.replace(turn[1].id, user("b"))) == ("derived", 0)
+    assert get_cached_index(turn.replace(turn[2].id, user("b"))) == ("derived", 1)
+    assert get_cached_index(turn.remove(turn[1].id)) == ("derived", 0)
+    assert get_cached_index(turn.insert(2, user("d"))) == ("derived", 1)
+    assert get_cached_index(turn.take(2)) == ("derived", 1)
+    assert get_cached_index(turn.take(0)) == ("derived", 0)
+    assert get_cached_index(turn.replace("s", user("d"))) == ("derived", 0)
 
 
 def test_a_fork_leaves_both_lines_alone() -> None:
@@ -307,7 +310,7 @@ def test_copies_are_the_turn_and_pickles_are_whole(turn: Turn) -> None:
     again = pickle.loads(pickle.dumps(turn))  # noqa: S301 - our own bytes
     assert again == turn
     assert dumps(again) == dumps(turn)
-    assert again.memo.entry == (None, 0)
+    assert get_cached_index(again) == (None, 0)
 
 
 @given(st.lists(blocks(), max_size=4, unique_by=lambda block: block.id))

@@ -5,8 +5,7 @@ digest of what a model sees of a block in the block itself; counts are remembere
 block that was counted before costs one look into a table, also after it went through state bytes.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from operator import attrgetter
+from collections.abc import Iterable, Mapping
 from threading import Lock
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -14,6 +13,7 @@ from weakref import WeakKeyDictionary
 from kedge.errors import UnsupportedBlock
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.turns import Block, dump_block, item_from_block
+from kedge.turns.blocks import get_cached_digest
 
 MAX_CACHED_COUNTS = 65_536
 """How many counts of blocks are kept; each takes about 150 bytes."""
@@ -24,7 +24,7 @@ class BlockCounter:
 
     def __init__(self, counter: TokenCounter = DEFAULT_COUNTER) -> None:
         self._counter = counter
-        self._counts: dict[bytes, int] = {}
+        self._counts: dict[bytes | None, int] = {}
         self._lock = Lock()
 
     @staticmethod
@@ -51,7 +51,7 @@ class BlockCounter:
         """Count the tokens of blocks."""
         blocks = tuple(blocks)
         # One look a block, in one sweep: nearly all of them are known.
-        counts: list[int | None] = list(map(self._counts.get, map(_get_leaf, blocks)))
+        counts: list[int | None] = list(map(self._counts.get, map(get_cached_digest, blocks)))
         for place, tokens in enumerate(counts):
             if tokens is None:
                 counts[place] = self.count_block(blocks[place])
@@ -59,7 +59,7 @@ class BlockCounter:
 
     def count_block(self, block: Block) -> int:
         """Count the tokens of one block."""
-        leaf = block.leaf
+        leaf = get_cached_digest(block)
         if not leaf:  # never planned, or reasoning, of which no digest is kept
             return self._counter.count_items([_render_item(block)])
         known = self._counts.get(leaf)
@@ -75,9 +75,6 @@ class BlockCounter:
                 for old in list(self._counts)[: MAX_CACHED_COUNTS // 2]:
                     del self._counts[old]
             self._counts[leaf] = tokens
-
-
-_get_leaf: Callable[[Block], bytes] = attrgetter("leaf")
 
 
 def _render_item(block: Block) -> Mapping[str, Any]:

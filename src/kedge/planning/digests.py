@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from kedge.planning.canonical import canonical_json
 from kedge.planning.tool_pairing import Problem, ToolPairing
 from kedge.turns import Block, OpaqueBlock, ToolCallBlock, ToolResultBlock, Turn
+from kedge.turns.blocks import cache_digest, get_cached_digest
+from kedge.turns.turn import cache_index, get_cached_index
 
 ALGORITHM = "sha256"
 ITEM_OVERHEAD_BYTES = 48
@@ -27,9 +29,6 @@ ITEM_OVERHEAD_BYTES = 48
 _DIGEST_SIZE = 32
 _sha256 = hashlib.sha256
 _pack, _unpack = struct.Struct("<Q").pack, struct.Struct("<Q").unpack
-# A block keeps its leaf: the digest of its canonical form, then its size; empty for reasoning. The
-# slot is set past the frozen dataclass, because it is derived from what is frozen.
-_set_leaf = Block.leaf.__set__  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportAttributeAccessIssue, reportOptionalMemberAccess]
 _INITIAL_DIGEST = _sha256(b"kedge.turn/1").digest()
 
 
@@ -64,16 +63,16 @@ class PrefixIndex:
         sums: list[int] = []
         add_digest, add_sum = digests.append, sums.append
         for position, block in enumerate(blocks, length):
-            leaf = block.leaf
+            leaf = get_cached_digest(block)
             if leaf is None:
                 form = canonical_json(block)
                 if form is None:
-                    _set_leaf(block, b"")
+                    cache_digest(block, b"")
                     self.skipped.append(position)
                     continue
                 size = len(form) + ITEM_OVERHEAD_BYTES
                 digest = _sha256(form).digest()
-                _set_leaf(block, digest + _pack(size))
+                cache_digest(block, digest + _pack(size))
             elif leaf:
                 digest = leaf[:_DIGEST_SIZE]
                 (size,) = _unpack(leaf[_DIGEST_SIZE:])
@@ -168,7 +167,7 @@ _TRACKED_TYPES = frozenset({ToolCallBlock, ToolResultBlock, OpaqueBlock})
 
 def get_prefix_index(turn: Turn) -> PrefixIndex:
     """The ledger that covers this Turn's body (and maybe more: a longer Turn may share it)."""
-    ledger, kept = turn.memo.entry
+    ledger, kept = get_cached_index(turn)
     length = len(turn.blocks) - turn.lead
     if isinstance(ledger, PrefixIndex):
         return ledger if kept == length else _extend_index(turn, ledger, kept)
@@ -181,7 +180,7 @@ def _extend_index(turn: Turn, index: PrefixIndex, indexed: int) -> PrefixIndex:
         if index.length != indexed:
             index = index.fork(turn.blocks[turn.lead : turn.lead + indexed])
         index.extend(turn.blocks[turn.lead + indexed :])
-    turn.memo.entry = index, len(turn.blocks) - turn.lead
+    cache_index(turn, index, len(turn.blocks) - turn.lead)
     return index
 
 

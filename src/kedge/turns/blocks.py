@@ -7,9 +7,10 @@ middleware) and ``extra`` (members that Kedge does not interpret and carries alo
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self, get_args
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
 
 from kedge.errors import InvalidJSON, InvalidTurn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
@@ -40,9 +41,13 @@ KNOWN_KINDS: frozenset[str] = frozenset(get_args(BlockKind)) - {"unknown"}
 Role = Literal["system", "developer"]
 
 
+class _CacheSlot:
+    __slots__ = ("_digest",)
+
+
 @immutable
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
-class Block:
+class Block(_CacheSlot):
     """One piece of a conversation; see the subclasses."""
 
     kind: ClassVar[BlockKind]
@@ -50,8 +55,6 @@ class Block:
     metadata: FrozenMap = EMPTY
     origin: str = "user"
     extra: FrozenMap = EMPTY
-    # What planning derived from the content, kept here so that it is derived once.
-    leaf: bytes | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         name = self.id
@@ -65,6 +68,7 @@ class Block:
             set_field(self, "metadata", freeze_map(self.metadata, "metadata"))
         if self.extra is not EMPTY:
             freeze_extra(self, "kind")
+        _set_digest(self, None)
         self._check()
 
     def _check(self) -> None:
@@ -110,6 +114,38 @@ class Block:
         return f"<{self.kind} {describe(self)}>"
 
 
+B = TypeVar("B", bound=Block)
+_set_id, _set_metadata, _set_origin, _set_extra, _set_digest = (
+    vars(owner)[name].__set__
+    for owner, name in (
+        *((Block, name) for name in ("id", "metadata", "origin", "extra")),
+        (_CacheSlot, "_digest"),
+    )
+)
+
+
+def _new_block(cls: type[B], id: str, metadata: FrozenMap, origin: str, extra: FrozenMap) -> B:  # noqa: A002
+    """Make a block whose own fields are not set yet."""
+    self = object.__new__(cls)
+    _set_id(self, id)
+    _set_metadata(self, metadata)
+    _set_origin(self, origin)
+    _set_extra(self, extra)
+    return self
+
+
+# The digest of a block's canonical form is derived by planning, a layer above, and cached in the block:
+# a dictionary beside it would cost a lookup and an entry for each block of a long conversation. The
+# slot belongs to this module. It is no field, so it is neither compared, copied nor pickled.
+
+get_cached_digest: Callable[[Block], bytes | None] = attrgetter("_digest")
+"""Return the digest that was cached for this block, or None."""
+
+
+cache_digest: Callable[[Block, bytes], None] = _set_digest
+"""Cache a digest that was derived from a block's content."""
+
+
 @immutable
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class UserBlock(Block):
@@ -117,6 +153,21 @@ class UserBlock(Block):
 
     kind: ClassVar[BlockKind] = "user"
     parts: tuple[Part, ...]
+
+    def __new__(
+        cls,
+        parts: tuple[Part, ...],
+        *,
+        id: str = "",  # noqa: A002
+        metadata: FrozenMap = EMPTY,
+        origin: str = "user",
+        extra: FrozenMap = EMPTY,
+    ) -> Self:
+        """Construct the block, which is faster than the generated ``__init__``."""
+        self = _new_block(cls, id, metadata, origin, extra)
+        set_field(self, "parts", parts)
+        self.__post_init__()
+        return self
 
     def _check(self) -> None:
         _normalize_parts(self, PART_TYPES, "a user block")
@@ -139,6 +190,21 @@ class AssistantBlock(Block):
 
     kind: ClassVar[BlockKind] = "assistant"
     parts: tuple[AssistantPart, ...]
+
+    def __new__(
+        cls,
+        parts: tuple[AssistantPart, ...],
+        *,
+        id: str = "",  # noqa: A002
+        metadata: FrozenMap = EMPTY,
+        origin: str = "user",
+        extra: FrozenMap = EMPTY,
+    ) -> Self:
+        """Construct the block, which is faster than the generated ``__init__``."""
+        self = _new_block(cls, id, metadata, origin, extra)
+        set_field(self, "parts", parts)
+        self.__post_init__()
+        return self
 
     def _check(self) -> None:
         _normalize_parts(self, ASSISTANT_PART_TYPES, "an assistant block")
@@ -190,6 +256,27 @@ class ToolCallBlock(Block):
     call_id: str
     custom: bool = False
 
+    def __new__(
+        cls,
+        name: str,
+        arguments: str,
+        call_id: str,
+        custom: bool = False,
+        *,
+        id: str = "",  # noqa: A002
+        metadata: FrozenMap = EMPTY,
+        origin: str = "user",
+        extra: FrozenMap = EMPTY,
+    ) -> Self:
+        """Construct the block, which is faster than the generated ``__init__``."""
+        self = _new_block(cls, id, metadata, origin, extra)
+        set_field(self, "name", name)
+        set_field(self, "arguments", arguments)
+        set_field(self, "call_id", call_id)
+        set_field(self, "custom", custom)
+        self.__post_init__()
+        return self
+
     def _check(self) -> None:
         _check_texts(self, "name", "arguments", "call_id")
         _check_bool(self.custom)
@@ -211,6 +298,25 @@ class ToolResultBlock(Block):
     call_id: str
     parts: tuple[Part, ...]
     custom: bool = False
+
+    def __new__(
+        cls,
+        call_id: str,
+        parts: tuple[Part, ...],
+        custom: bool = False,
+        *,
+        id: str = "",  # noqa: A002
+        metadata: FrozenMap = EMPTY,
+        origin: str = "user",
+        extra: FrozenMap = EMPTY,
+    ) -> Self:
+        """Construct the block, which is faster than the generated ``__init__``."""
+        self = _new_block(cls, id, metadata, origin, extra)
+        set_field(self, "call_id", call_id)
+        set_field(self, "parts", parts)
+        set_field(self, "custom", custom)
+        self.__post_init__()
+        return self
 
     def _check(self) -> None:
         _normalize_parts(self, PART_TYPES, "a tool result")

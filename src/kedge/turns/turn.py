@@ -23,7 +23,7 @@ TURN_MEMBERS = frozenset({"format", "version", "id", "data", "blocks"})
 
 
 @dataclass(slots=True)
-class Memo:
+class _Memo:
     """What a higher layer derived from a Turn's body (its blocks after the leading system ones).
 
     ``known`` is a value, and how many of the first blocks of the body it describes. It may describe
@@ -40,15 +40,15 @@ class Turn:
     Made for a value, not for subclasses: what belongs to a conversation goes into ``data``.
     """
 
-    __slots__ = ("_ids", "blocks", "data", "extra", "id", "lead", "memo")
+    __slots__ = ("_ids", "_memo", "blocks", "data", "extra", "id", "lead")
 
     blocks: tuple[Block, ...]
     id: str
     data: FrozenMap
     extra: FrozenMap
     lead: int
-    memo: Memo
     _ids: set[str]
+    _memo: "_Memo"
 
     # All is done in __new__: a second call of __init__ would change the Turn in place.
     def __new__(
@@ -69,7 +69,7 @@ class Turn:
         if taken := TURN_MEMBERS & kept.keys():
             raise InvalidTurn(f"extra holds {min(taken)!r}, which is a member of its own")
         ids = _collect_unique_ids(blocks)
-        return _build_turn(blocks, id, freeze_map(data, "data"), kept, ids, Memo())
+        return _build_turn(blocks, id, freeze_map(data, "data"), kept, ids, _Memo())
 
     def __init_subclass__(cls) -> NoReturn:
         raise TypeError("Turn has no subclasses; keep what belongs to it in its data")
@@ -132,7 +132,7 @@ class Turn:
     def with_data(self, members: Mapping[str, Any] | None = None, /, **more: Any) -> "Turn":
         """Return this Turn with further data; a member set to ``None`` is removed."""
         data = self.data.with_members({**(members or {}), **more})
-        return _build_turn(self.blocks, self.id, data, self.extra, self._ids, self.memo)
+        return _build_turn(self.blocks, self.id, data, self.extra, self._ids, self._memo)
 
     def index(self, block_id: str) -> int:
         """The place of the block with this id."""
@@ -162,8 +162,8 @@ class Turn:
             # longer or shorter; a body of the same length is the same.
             body = len(self.blocks) - self.lead
             kept = body if len(blocks) - lead == body else 0
-        value, described = self.memo.entry
-        memo = Memo((value, min(described, kept)))
+        value, described = self._memo.entry
+        memo = _Memo((value, min(described, kept)))
         return _build_turn(blocks, self.id, self.data, self.extra, ids, memo)
 
     def __len__(self) -> int:
@@ -219,6 +219,19 @@ def new_blocks_not_in(turn: Turn, ids: Iterable[str]) -> list[Block]:
     return [block for block in turn.blocks if block.id not in known]
 
 
+def get_cached_index(turn: Turn) -> tuple[object, int]:
+    """Return what was cached for this Turn's body, and how many of its first blocks it describes."""
+    return turn._memo.entry  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
+def cache_index(turn: Turn, value: object, count: int) -> None:
+    """Cache a value that was derived from the first ``count`` blocks of this Turn's body.
+
+    Turns that are made from this one share it, as far as their bodies start with the same blocks.
+    """
+    turn._memo.entry = value, count  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
 def count_leading(blocks: tuple[Block, ...]) -> int:
     """How many system blocks stand at the front."""
     for index, block in enumerate(blocks):
@@ -248,7 +261,7 @@ def _build_turn(
     data: FrozenMap,
     extra: FrozenMap,
     ids: set[str],
-    memo: Memo,
+    memo: _Memo,
 ) -> Turn:
     turn = object.__new__(Turn)
     set_field(turn, "blocks", blocks)
@@ -256,7 +269,7 @@ def _build_turn(
     set_field(turn, "data", data)
     set_field(turn, "extra", extra)
     set_field(turn, "lead", count_leading(blocks))
-    set_field(turn, "memo", memo)
+    set_field(turn, "_memo", memo)
     set_field(turn, "_ids", ids)
     return turn
 
