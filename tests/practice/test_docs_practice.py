@@ -22,6 +22,7 @@ from kedge.practice import (
     answer,
     model,
 )
+from kedge.practice.rule import parse_utterance
 
 PAGE = (Path(__file__).parents[2] / "docs" / "practice.md").read_text(encoding="utf-8")
 
@@ -110,8 +111,7 @@ class DocumentedConversation:
         if not self.pending_parts:
             self.reply = answer(self.ask)
             self.pending_parts = list(self.reply.parts)
-            heard = model.parse_utterance(self.ask)
-            self.topics.add(model.respond(heard)[1])
+            self.topics.add(model.respond(parse_utterance(self.ask))[1])
         part = self.pending_parts.pop(0)
         pace = re.search(r"every ([\d.]+) s", speaker)
         assert self.reply.pace == (float(pace[1]) if pace else 0)

@@ -104,12 +104,15 @@ def test_a_script_may_be_json(tmp_path: Path) -> None:
 INVALID_SCRIPTS: list[tuple[object, str]] = [
     ([], "s must be a table"),
     ({}, "s: answers must be a list"),
-    ({"answer": []}, "s has no place for 'answer'; it takes answers"),
+    ({"answer": []}, "s has an unknown key 'answer'; known keys: answers"),
     ({"answers": ["hi"]}, "s: answers[0] must be a table"),
-    ({"answers": [{"say": "a"}, {"sya": "b"}]}, "s: answers[1] has no place for 'sya'; it takes"),
+    (
+        {"answers": [{"say": "a"}, {"sya": "b"}]},
+        "s: answers[1] has an unknown key 'sya'; known keys:",
+    ),
     ({"answers": [{"say": 1}]}, "s: answers[0].say must be a text"),
     ({"answers": [{"turn": True, "say": "a"}]}, "s: answers[0].turn must be a whole number"),
-    ({"answers": [{"when": "a"}]}, "s: answers[0] answers nothing"),
+    ({"answers": [{"when": "a"}]}, "s: answers[0] has no answer"),
     ({"answers": [{"say": "a", "pace": -1}]}, "s: answers[0].pace must be between 0 and 60"),
     ({"answers": [{"call": {}}]}, "s: answers[0].call.name must be a text"),
     ({"answers": [{"call": [{"name": "f", "arguments": 1}]}]}, "s: answers[0].call[0].arguments"),

@@ -1,8 +1,8 @@
-"""The practice model: built in, deterministic, instant.
+"""The practice model: built in, deterministic, without network or key.
 
-A pure function from the effective context of a request to an answer, so that a test or a person
-can see what a server really remembers. It knows the wire items of the Responses API and nothing
-else of Kedge. Its phrases are listed in ``docs/practice.md``.
+A pure function from the effective context of a request to an answer, so that tests and users can see
+what a server remembers. It knows the items of the Responses API and nothing else of Kedge.
+``docs/practice.md`` lists its phrases.
 """
 
 from kedge.practice.model import answer

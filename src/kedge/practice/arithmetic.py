@@ -1,10 +1,11 @@
-"""Arithmetic, exactly and within bounds, without ``eval``.
+"""Exact, bounded arithmetic without ``eval``.
 
-A sentence is a sum when, after its opening words and with the words for operators replaced, it is
-nothing but numbers, operators and parentheses. Values are fractions, so 0.1 + 0.2 is 0.3; a
-number that grows past ``MOST_BITS`` stops the sum.
+A sentence is an expression if, without its opening words and with the words for operators replaced,
+it consists of numbers, operators and parentheses. Values are fractions, so 0.1 + 0.2 is 0.3; a
+number of more than ``MAX_BITS`` bits stops the evaluation.
 """
 
+import ast
 import operator
 import re
 from collections.abc import Callable
@@ -14,7 +15,6 @@ from fractions import Fraction
 from kedge.practice.rule import TextResult, Utterance, prefix_rule
 
 MAX_LENGTH = 200
-MAX_DEPTH = 20
 MAX_BITS = 2_048
 PRECISION = 12
 
@@ -30,22 +30,23 @@ WORD_OPERATORS = (
     (r"\bsquared\b", "** 2"),
     (r"\u2212", "-"),
 )
-TOKEN = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+|\*\*|[-+*/%()])")
-OPERATORS: dict[str, tuple[int, Callable[[Fraction, Fraction], Fraction]]] = {
-    "+": (1, operator.add),
-    "-": (1, operator.sub),
-    "*": (2, operator.mul),
-    "/": (2, lambda left, right: left / right),
-    "%": (2, operator.mod),
+ALLOWED_CHARS = re.compile(r"[\d\s.+*/%()-]+")
+LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
+OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda left, right: left / right,
+    ast.Mod: operator.mod,
 }
 
 
 class NumberTooLarge(ArithmeticError):
-    """A number of this sum is beyond the bounds."""
+    """A number of the expression is out of bounds."""
 
 
 def calculate(_: Utterance, match: re.Match[str]) -> TextResult | None:
-    """Work out a sum and show it."""
+    """Evaluate an expression and show it with its value."""
     shown = match["sum"].strip()
     try:
         value = evaluate(shown)
@@ -61,72 +62,48 @@ def calculate(_: Utterance, match: re.Match[str]) -> TextResult | None:
 
 
 def evaluate(text: str) -> Fraction | None:
-    """Work out an expression; None where the text is not one."""
-    tokens = _tokenize(text)
-    if not tokens or not any(token in "+-*/%**" for token in tokens[1:]):
+    """Evaluate an expression; None if the text is not one."""
+    if len(text) > MAX_LENGTH:
+        return None
+    for words, sign in WORD_OPERATORS:
+        text = re.sub(words, sign, text, flags=re.IGNORECASE)
+    text = LEADING_ZEROS.sub("", text.strip())
+    if not ALLOWED_CHARS.fullmatch(text):
         return None
     try:
-        value, rest = _parse_sum(tokens, 0, 0)
-    except (IndexError, ValueError):
+        # Parsed as Python, which has the same precedence, and never executed.
+        tree = ast.parse(text, mode="eval").body
+        is_sum = any(isinstance(node, ast.BinOp) for node in ast.walk(tree))
+        return _evaluate_node(tree, text) if is_sum else None
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
-    return value if rest == len(tokens) else None
 
 
 def format_fraction(value: Fraction) -> tuple[bool, str]:
-    """Write a number in decimals, and say whether that is exact."""
+    """Format a number in decimals; also return whether that is exact."""
     if value.denominator == 1:
         return True, str(value.numerator)
     rounded = Context(prec=PRECISION).divide(Decimal(value.numerator), Decimal(value.denominator))
     return Fraction(rounded) == value, f"{rounded.normalize():f}"
 
 
-def _tokenize(text: str) -> list[str] | None:
-    if len(text) > MAX_LENGTH:
-        return None
-    for word, sign in WORD_OPERATORS:
-        text = re.sub(word, sign, text, flags=re.IGNORECASE)
-    tokens: list[str] = []
-    at, text = 0, text.rstrip()
-    while at < len(text):
-        if (token := TOKEN.match(text, at)) is None:
-            return None
-        tokens.append(token[1])
-        at = token.end()
-    return tokens
-
-
-def _parse_sum(
-    tokens: list[str], position: int, depth: int, level: int = 1
-) -> tuple[Fraction, int]:
-    """Read a chain of operators of this level or a higher one (precedence climbing)."""
-    left, position = _parse_signed(tokens, position, depth)
-    while position < len(tokens) and OPERATORS.get(tokens[position], (0,))[0] >= level:
-        strength, work = OPERATORS[tokens[position]]
-        right, position = _parse_sum(tokens, position + 1, depth, strength + 1)
-        left = _check_bounds(work(left, right))
-    return left, position
-
-
-def _parse_signed(tokens: list[str], position: int, depth: int) -> tuple[Fraction, int]:
-    if depth > MAX_DEPTH:
-        raise ValueError("too deep")
-    if tokens[position] in "+-":
-        value, at_next = _parse_signed(tokens, position + 1, depth + 1)
-        return (-value if tokens[position] == "-" else value), at_next
-    value, position = _parse_atom(tokens, position, depth)
-    if position < len(tokens) and tokens[position] == "**":
-        exponent, position = _parse_signed(tokens, position + 1, depth + 1)
-        value = _compute_power(value, exponent)
-    return value, position
-
-
-def _parse_atom(tokens: list[str], position: int, depth: int) -> tuple[Fraction, int]:
-    if tokens[position] == "(":
-        value, position = _parse_sum(tokens, position + 1, depth + 1)
-        if tokens[position] != ")":
-            raise ValueError("a parenthesis is open")
-        return value, position + 1
-    return _check_bounds(Fraction(tokens[position])), position + 1
+def _evaluate_node(node: ast.expr, text: str) -> Fraction:
+    match node:
+        case ast.Constant():
+            return _check_bounds(Fraction(ast.get_source_segment(text, node) or ""))
+        case ast.UnaryOp(ast.UAdd() | ast.USub() as sign, operand):
+            value = _evaluate_node(operand, text)
+            return -value if isinstance(sign, ast.USub) else value
+        case ast.BinOp(left, sign, right):
+            first = _evaluate_node(left, text)
+            second = _evaluate_node(right, text)
+            if isinstance(sign, ast.Pow):
+                return _compute_power(first, second)
+            if type(sign) in OPERATORS:
+                return _check_bounds(OPERATORS[type(sign)](first, second))
+        case _:
+            pass
+    raise ValueError("not arithmetic")
 
 
 def _compute_power(base: Fraction, exponent: Fraction) -> Fraction:

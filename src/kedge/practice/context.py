@@ -1,8 +1,8 @@
-"""Reading the effective context: who said what, in plain text.
+"""Read the items of the effective context as plain text.
 
-Items come off the wire in all the forms that clients send: messages with or without a ``type``,
-content as a string or as parts. Nothing here raises on an odd item; what has no text reads as
-the empty string, and pictures and files read as a short mark of themselves.
+Items have all the forms that clients send: messages with or without a ``type``, content as a string
+or as parts. Nothing here raises on a malformed item; what has no text is an empty string, and images
+and files become a short mark.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ CLIENT_ROLES = ("user", "system", "developer")
 
 
 def is_message(item: Item, *roles: str) -> bool:
-    """Whether the item is a message, of one of these roles where any are given."""
+    """Whether the item is a message, of one of these roles if any are given."""
     if item.get("type", "message") != "message":
         return False
     role = item.get("role")
@@ -23,17 +23,17 @@ def is_message(item: Item, *roles: str) -> bool:
 
 
 def is_output(item: Item) -> bool:
-    """Whether the item is a client's answer to a tool call."""
+    """Whether the item is the output of a tool call."""
     return str(item.get("type", "")).endswith("_output")
 
 
 def is_model_item(item: Item) -> bool:
-    """Whether the item is one of the model's: an answer, a call, a thought."""
+    """Whether the model wrote the item: an answer, a call or reasoning."""
     return not (is_output(item) or is_message(item, *CLIENT_ROLES))
 
 
 def extract_text(content: object) -> str:
-    """Read the plain text of a content: a string, one part, or a list of parts."""
+    """Return the plain text of a content: a string, one part, or a list of parts."""
     match content:
         case str():
             return content
@@ -60,17 +60,17 @@ def _part_text(part: Item) -> str:
 
 
 def message_texts(items: Sequence[Item], *roles: str) -> list[str]:
-    """Collect the texts of the messages of these roles, oldest first."""
+    """Return the texts of the messages of these roles, oldest first."""
     return [extract_text(item.get("content")) for item in items if is_message(item, *roles)]
 
 
 def message_count(items: Sequence[Item]) -> int:
-    """Count the messages, without reading them."""
+    """Count the messages."""
     return [item.get("type", "message") for item in items].count("message")
 
 
 def last_user_text(items: Sequence[Item]) -> str:
-    """Read the newest user message; empty where the user has said nothing."""
+    """Return the text of the newest user message; empty if there is none."""
     for item in reversed(items):
         if is_message(item, "user"):
             return extract_text(item.get("content"))
@@ -78,7 +78,7 @@ def last_user_text(items: Sequence[Item]) -> str:
 
 
 def items_after_last_user(items: Sequence[Item]) -> Sequence[Item]:
-    """Give the items after the newest user message: the round of tools that is going on."""
+    """Return the items after the newest user message: the current round of tool calls."""
     for i in range(len(items) - 1, -1, -1):
         if is_message(items[i], "user"):
             return items[i + 1 :]
@@ -86,7 +86,7 @@ def items_after_last_user(items: Sequence[Item]) -> Sequence[Item]:
 
 
 def tool_results(items: Sequence[Item]) -> list[tuple[str, str]]:
-    """Name of the tool and text of its output, for each result among these items."""
+    """Return the tool's name and the text of its output, for each result among these items."""
     names = {
         str(item.get("call_id")): str(item.get("name") or "the tool")
         for item in items
@@ -100,6 +100,6 @@ def tool_results(items: Sequence[Item]) -> list[tuple[str, str]]:
 
 
 def count_answers(items: Sequence[Item]) -> int:
-    """How many answers the model has given: runs of its items between those of the client."""
+    """Count the model's answers: runs of its items between those of the client."""
     own = [is_model_item(item) for item in items]
     return sum(now and not before for before, now in zip([False, *own], own, strict=False))

@@ -1,4 +1,4 @@
-"""Saying what one is told to say: once, several times, at length, or not at all."""
+"""Rules that echo a text, once or several times, write at length, count, or refuse."""
 
 import re
 from itertools import cycle, islice
@@ -19,7 +19,7 @@ FILLER_TEXT = (
 
 
 def echo(_: Utterance, match: re.Match[str]) -> TextResult | None:
-    """Say the rest of the sentence, as often as asked."""
+    """Repeat the rest of the sentence, as often as requested."""
     text = match["text"].strip()
     if not text:
         return None
@@ -31,7 +31,7 @@ def echo(_: Utterance, match: re.Match[str]) -> TextResult | None:
 
 
 def strip_quotes(text: str) -> str:
-    """Take the quotation marks off a text that is wholly inside a pair of them."""
+    """Remove a pair of quotation marks around the text."""
     for end in ("", ".", "!", "?"):
         body = text.removesuffix(end)
         if len(body) > 1 and QUOTE_PAIRS.get(body[0]) == body[-1] and body.count(body[-1]) <= 2:
@@ -40,7 +40,7 @@ def strip_quotes(text: str) -> str:
 
 
 def write_words(_: Utterance, match: re.Match[str]) -> TextResult:
-    """Write so many words."""
+    """Write the requested number of words."""
     number = min(int(match[1]), MAX_WORDS)
     return TextResult(" ".join(islice(cycle(FILLER_TEXT.split()), number)))
 
@@ -52,7 +52,7 @@ def count_to(_: Utterance, match: re.Match[str]) -> TextResult:
 
 
 def refuse(_: Utterance, match: re.Match[str]) -> TextResult:
-    """Refuse, and say what was refused."""
+    """Refuse, naming what is refused."""
     what = match["what"].strip().rstrip(".!?")
     return TextResult(f"I will not {what}." if what else "I will not do that.", is_refusal=True)
 

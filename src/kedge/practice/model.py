@@ -1,8 +1,8 @@
-"""The practice model itself: from what was asked to an answer.
+"""The practice model: from a request to an answer.
 
-Results of tools come first, then what ``tool_choice`` forces, then the rules in the order of
-``RULES``: the first that has an answer gives it. What no rule knows is said back, with the number
-of messages in sight, so that even small talk shows what is remembered.
+Calls that ``tool_choice`` forces come first, then the results of tools, then the rules in the order
+of ``RULES``; the first that has an answer wins. A sentence that no rule matches is echoed, with the
+number of visible messages, so that any sentence shows what is remembered.
 """
 
 import json
@@ -13,7 +13,6 @@ from kedge.practice import arithmetic, echo_rules, recall_rules, tool_rules
 from kedge.practice.context import (
     is_model_item,
     items_after_last_user,
-    last_user_text,
     message_count,
     tool_results,
 )
@@ -22,7 +21,7 @@ from kedge.practice.rule import (
     TextResult,
     Utterance,
     first_match,
-    parse_modifiers,
+    parse_utterance,
     pluralize,
     prefix_rule,
     quote_text,
@@ -41,7 +40,7 @@ from kedge.practice.values import (
 
 
 def format_result(utterance: Utterance, result: TextResult) -> str:
-    """Put what is said into the form that the request wants."""
+    """Format a text answer as the request's ``text.format`` demands."""
     wanted = utterance.request.text_format or {}
     match wanted.get("type"):
         case "json_schema":
@@ -53,7 +52,7 @@ def format_result(utterance: Utterance, result: TextResult) -> str:
 
 
 def _fill_schema(utterance: Utterance, result: TextResult, schema: object) -> Any:
-    """Fill the schema: the fact of the answer first, tool results, the sentence, then the text."""
+    """Fill the schema with the fact of the answer, tool results, the sentence, then the text."""
     extra: dict[str, Any] = {}
     for _, output in tool_results(items_after_last_user(utterance.request.items)):
         extra |= _parse_object(output)
@@ -99,41 +98,43 @@ RULES: tuple[PhraseRule, ...] = (
 
 
 def answer(request: PracticeRequest) -> PracticeOutput:
-    """Answer one request: pure, deterministic, instant."""
-    heard = parse_utterance(request)
-    said, why = respond(heard)
-    parts: list[OutputPart] = (
-        [ReasoningOutput(_reasoning_text(heard, why))] if _has_reasoning(heard) else []
-    )
-    if isinstance(said, TextResult):
-        text = format_result(heard, said) if not said.is_refusal else said.text
-        parts.append(
-            RefusalOutput(_replace_surrogates(text))
-            if said.is_refusal
-            else MessageOutput(_replace_surrogates(text))
-        )
+    """Answer one request. The answer depends on the request and nothing else.
+
+    Args:
+        request: The effective context and the settings of the request.
+
+    Returns:
+        The parts of the answer, and the pace at which to stream them.
+
+    Example:
+        >>> answer(PracticeRequest([{"role": "user", "content": "What is 6 * 7?"}])).parts
+        (MessageOutput(text='6 * 7 = 42.'),)
+    """
+    utterance = parse_utterance(request)
+    result, topic = respond(utterance)
+    parts: list[OutputPart] = []
+    if _has_reasoning(utterance):
+        parts.append(ReasoningOutput(_reasoning_text(utterance, topic)))
+    if not isinstance(result, TextResult):
+        for call in result:
+            arguments = _replace_surrogates(call.arguments)
+            parts.append(ToolCallOutput(call.name, arguments, call.custom))
+    elif result.is_refusal:
+        parts.append(RefusalOutput(_replace_surrogates(result.text)))
     else:
-        parts += [
-            ToolCallOutput(each.name, _replace_surrogates(each.arguments), each.custom)
-            for each in said
-        ]
-    return PracticeOutput(tuple(parts), heard.pace)
-
-
-def parse_utterance(request: PracticeRequest) -> Utterance:
-    """Read the newest user message and the manner in which it wants its answer."""
-    message = last_user_text(request.items)
-    manner = parse_modifiers(message)
-    return Utterance(request, message, manner.sentence, manner.pace, manner.think)
+        parts.append(MessageOutput(_replace_surrogates(format_result(utterance, result))))
+    return PracticeOutput(tuple(parts), utterance.pace)
 
 
 def respond(utterance: Utterance) -> tuple[TextResult | tuple[ToolCallOutput, ...], str]:
-    """Find what to say or to call, and what that is about."""
-    if tool_rules.must_call(utterance.request) and (due := tool_rules.make_forced_calls(utterance)):
-        return due, "call a tool, as I must"
-    if (told := tool_rules.report_results(utterance)) is not None:
-        due = tool_rules.make_named_calls(utterance)
-        return (due, "make the next call") if due else (told, "use the results")
+    """Find the text or the calls of the answer, and their topic."""
+    if tool_rules.must_call(utterance.request) and (
+        calls := tool_rules.make_forced_calls(utterance)
+    ):
+        return calls, "call a tool, as I must"
+    if (report := tool_rules.report_results(utterance)) is not None:
+        calls = tool_rules.make_named_calls(utterance)
+        return (calls, "make the next call") if calls else (report, "use the results")
     if utterance.request.items and is_model_item(utterance.request.items[-1]):
         return _report_nothing_new(utterance.request), "wait for something new"
     return first_match(RULES, utterance) or (_echo_message(utterance), "say it back")
@@ -166,7 +167,7 @@ def _reasoning_text(utterance: Utterance, about: str) -> str:
 
 
 def _replace_surrogates(text: str) -> str:
-    """Replace what no encoding can write: surrogates without their other half."""
+    """Replace lone surrogates, which no encoding can represent."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,6 +1,6 @@
-"""What the model remembers: quoting, counting and searching the context, and the facts in it.
+"""Rules about the context: quote, count and search its messages, and recall facts.
 
-"Earlier" never includes the question itself, so a server that has forgotten everything is caught
+"Earlier" never includes the question itself, so a server that has lost the context is detected
 by the first question about the past.
 """
 
@@ -27,7 +27,7 @@ FACT_PATTERN = re.compile(r"\bmy ([\w' -]{1,60}?) (?:is|are) ([^.!?\n]{1,200})",
 
 
 def earlier_texts(utterance: Utterance, *roles: str) -> list[str]:
-    """Collect the messages of these roles, without the one that asks."""
+    """Return the texts of the messages of these roles, without the newest user message."""
     items = utterance.request.items
     for i in range(len(items) - 1, -1, -1):
         if is_message(items[i], "user"):
@@ -40,14 +40,12 @@ def quote_message(utterance: Utterance, match: re.Match[str]) -> TextResult:
     whose = match["whose"].lower()
     found = re.search(rf"\b({ORDINAL_PATTERN})\b", match["which"] or "", re.IGNORECASE)
     which = found[1].lower() if found else "last"
-    theirs = earlier_texts(utterance, *ROLES_BY_PRONOUN.get(whose, ("user", "assistant")))
-    position = _find_index(which, len(theirs))
-    if not 0 <= position < len(theirs):
-        return TextResult(
-            f"I cannot see it: {_describe_count(len(theirs), whose)} before this one."
-        )
+    texts = earlier_texts(utterance, *ROLES_BY_PRONOUN.get(whose, ("user", "assistant")))
+    position = _find_index(which, len(texts))
+    if not 0 <= position < len(texts):
+        return TextResult(f"I cannot see it: {_describe_count(len(texts), whose)} before this one.")
     subject = {"i": "You", "my": "You", "you": "I", "your": "I"}.get(whose)
-    text = theirs[position]
+    text = texts[position]
     if subject is None:
         return TextResult(f"The {which} message is: {quote_text(text)}", text)
     return TextResult(f"{subject} said {which}: {quote_text(text)}", text)
@@ -70,13 +68,13 @@ def _describe_count(count: int, whose: str) -> str:
 def list_messages(utterance: Utterance, match: re.Match[str]) -> TextResult:
     """List the messages so far, with numbers."""
     whose = (match["whose"] or "").lower()
-    said = earlier_texts(utterance, *ROLES_BY_PRONOUN.get(whose, ("user", "assistant")))
-    if not said:
+    texts = earlier_texts(utterance, *ROLES_BY_PRONOUN.get(whose, ("user", "assistant")))
+    if not texts:
         return TextResult("Nothing has been said before this message.", [])
-    return TextResult("\n".join(f"{i}. {text}" for i, text in enumerate(said, 1)), said)
+    return TextResult("\n".join(f"{i}. {text}" for i, text in enumerate(texts, 1)), texts)
 
 
-# What is counted, in the order in which it is told.
+# What is counted, in the order of the report.
 COUNTED_ROLES = (
     ("of yours", ("user",)),
     ("of mine", ("assistant",)),
@@ -85,7 +83,7 @@ COUNTED_ROLES = (
 
 
 def count_messages(utterance: Utterance, _: re.Match[str]) -> TextResult:
-    """Count the messages and, where there are any, the tool results and thoughts."""
+    """Count the messages and, if there are any, the tool results and reasoning items."""
     items = utterance.request.items
     counts = [
         (sum(is_message(item, *roles) for item in items), owner) for owner, roles in COUNTED_ROLES
@@ -136,12 +134,12 @@ def quote_instructions(utterance: Utterance, _: re.Match[str]) -> TextResult:
     texts = [text for text in (utterance.request.instructions, *system) if text]
     if not texts:
         return TextResult("I have no instructions.")
-    told = " ".join(map(quote_text, texts))
-    return TextResult(f"My instructions are: {told}", "\n".join(texts))
+    quoted = " ".join(map(quote_text, texts))
+    return TextResult(f"My instructions are: {quoted}", "\n".join(texts))
 
 
 def quote_last_result(utterance: Utterance, _: re.Match[str]) -> TextResult:
-    """Quote the newest tool result of the whole context."""
+    """Quote the newest tool result of the context."""
     known = tool_results(utterance.request.items)
     if not known:
         return TextResult("I can see no tool result.")
@@ -150,11 +148,11 @@ def quote_last_result(utterance: Utterance, _: re.Match[str]) -> TextResult:
 
 
 def quote_last_reasoning(utterance: Utterance, _: re.Match[str]) -> TextResult:
-    """Quote the newest reasoning that can be read."""
-    thoughts = [item for item in utterance.request.items if item.get("type") == "reasoning"]
-    if not thoughts:
+    """Quote the newest reasoning item."""
+    found = [item for item in utterance.request.items if item.get("type") == "reasoning"]
+    if not found:
         return TextResult("I can see no thought of mine.")
-    text = extract_text(thoughts[-1].get("content")) or extract_text(thoughts[-1].get("summary"))
+    text = extract_text(found[-1].get("content")) or extract_text(found[-1].get("summary"))
     return TextResult(
         f"I thought: {quote_text(text)}" if text else "My last thought is sealed.", text
     )

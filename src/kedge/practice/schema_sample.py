@@ -1,74 +1,108 @@
-"""A value that satisfies a JSON schema, with the values of a sentence where they fit.
+"""Make a value that satisfies a JSON schema, using the values of a sentence where they fit.
 
-Used for the arguments of a tool and for answers in a ``json_schema`` format. Understands what
-such schemas use: types (also several), const, enum, required and optional members, nested objects,
-arrays and tuples, bounds, lengths, formats, patterns, ``$ref`` into the same document, ``anyOf``,
-``oneOf`` and ``allOf``. A schema may be recursive; from a certain depth on, the shortest way out is
-taken, and the number of values made is bounded.
+Used for the arguments of a tool and for answers in a ``json_schema`` format. Supports types (also
+several), const, enum, required and optional members, nested objects, arrays and tuples, bounds,
+lengths, formats, ``$ref`` into the same document, ``anyOf``, ``oneOf`` and ``allOf``.
+
+A ``pattern`` is not evaluated. It comes with a request, and ``re`` can take forever on a hostile one;
+the text is what the sentence names, the schema's default or example, or any other text.
 """
 
+import math
+import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import date, datetime, time
+from fractions import Fraction
+from ipaddress import IPv4Address, IPv6Address
+from itertools import islice
 from typing import Any, cast
+from uuid import UUID
 
-from kedge.practice import scalar_sample
 from kedge.practice.sentence_values import BOOLEAN_WORDS, SentenceValues
 
 JsonSchema = Mapping[str, Any]
 JSON_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 ANY_TYPE = "any"
+SCALAR_TYPES = (ANY_TYPE, "string", "number", "integer", "boolean")
+TYPE_HINTS = {"properties": "object", "required": "object", "items": "array", "minimum": "number"}
+"""The type of a schema that states none, by a keyword that it has."""
+
 MAX_REFERENCES = 24
+MAX_STEPS = 4_000
+MAX_DEPTH = 24
+MAX_ITEMS = 1_000
+MAX_TEXT_LENGTH = 10_000
+SHORTEST_BRANCH_DEPTH = 3
+
+NO_VALUE: Any = object()
+
+
+def sample_value(
+    schema: object, hints: SentenceValues, fallback_text: Callable[[str], str], *values: Any
+) -> Any:
+    """Make a value for a schema.
+
+    Args:
+        schema: The JSON schema; a malformed one is tolerated.
+        hints: The values of the sentence.
+        fallback_text: Returns a text for a member's name, where no other value fits.
+        values: Facts, each of which goes to the first member that it fits.
+
+    Returns:
+        The value, or None if the schema is malformed.
+    """
+    root = as_schema(schema)
+    facts = [value for value in values if value is not None]
+    try:
+        return _Sampler(root, hints, fallback_text, facts).sample(root, "", 0)
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError):
+        return None
+
+
+def as_schema(value: object) -> JsonSchema:
+    """Return the value if it is an object, else the schema that allows anything."""
+    return cast("JsonSchema", value) if isinstance(value, Mapping) else {}
 
 
 def list_types(rules: JsonSchema) -> list[str]:
-    """Name the types that a schema allows, as it orders them; guessed where it does not say."""
+    """List the types that a schema allows, in its order; guessed if it states none."""
     stated = rules.get("type")
     listed = [stated] if isinstance(stated, str) else list(cast("Sequence[str]", stated or ()))
     known = [kind for kind in listed if kind in JSON_TYPES]
-    if known:
-        return known
-    for word, kind in (
-        ("properties", "object"),
-        ("required", "object"),
-        ("items", "array"),
-        ("minimum", "number"),
-    ):
-        if word in rules:
-            return [kind]
-    return [ANY_TYPE]
+    return known or [kind for word, kind in TYPE_HINTS.items() if word in rules][:1] or [ANY_TYPE]
 
 
 def resolve_schema(root: JsonSchema, schema: object, depth: int = 0) -> JsonSchema:
-    """Follow references and join ``allOf``; booleans are the schemas for anything and nothing."""
+    """Follow references and merge the parts of ``allOf``."""
     rules = as_schema(schema)
     if depth > MAX_REFERENCES:
         return {}
     if isinstance(reference := rules.get("$ref"), str):
         target = resolve_schema(root, _find_reference(root, reference), depth + 1)
-        return merge_schemas(target, {key: rules[key] for key in rules if key != "$ref"})
-    if parts := rules.get("allOf"):
-        joined: JsonSchema = {key: rules[key] for key in rules if key != "allOf"}
-        for part in parts:
-            joined = merge_schemas(joined, resolve_schema(root, part, depth + 1))
-        return joined
-    return rules
+        return _merge_schemas(target, {key: rules[key] for key in rules if key != "$ref"})
+    merged: JsonSchema = {key: rules[key] for key in rules if key != "allOf"}
+    for part in rules.get("allOf", ()):
+        merged = _merge_schemas(merged, resolve_schema(root, part, depth + 1))
+    return merged
 
 
-def _find_reference(root: JsonSchema, reference: str) -> JsonSchema:
-    """Find what a reference like ``#/$defs/place`` points to; anything where it leads nowhere."""
-    place: Any = root
+def _find_reference(root: JsonSchema, reference: str) -> object:
+    """Return the target of a reference like ``#/$defs/place``; None if there is none."""
+    node: Any = root if reference.startswith("#") else None
     for step in reference.removeprefix("#").split("/")[1:]:
         key = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(place, list):
-            listed = cast("list[Any]", place)
-            place = listed[int(key)] if key.isdecimal() and int(key) < len(listed) else None
+        if isinstance(node, list):
+            items = cast("list[Any]", node)
+            node = items[int(key)] if key.isdecimal() and int(key) < len(items) else None
         else:
-            place = as_schema(place).get(key)
-    return as_schema(place) if reference.startswith("#") else {}
+            node = as_schema(node).get(key)
+    return node
 
 
-def merge_schemas(left: JsonSchema, right: JsonSchema) -> JsonSchema:
-    """Join two schemas that both hold; where they differ the right one wins."""
+def _merge_schemas(left: JsonSchema, right: JsonSchema) -> JsonSchema:
+    """Merge two schemas that both apply; where they differ, the right one wins."""
     both = {**left, **right}
     if "properties" in left and "properties" in right:
         both["properties"] = {**as_schema(left["properties"]), **as_schema(right["properties"])}
@@ -77,74 +111,123 @@ def merge_schemas(left: JsonSchema, right: JsonSchema) -> JsonSchema:
     return both
 
 
-def as_schema(value: object) -> JsonSchema:
-    """Read a value as a schema."""
-    return cast("JsonSchema", value) if isinstance(value, Mapping) else {}
+_DATE = r"\d{4}-\d\d-\d\d"
+_TIME = r"\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)"
 
 
-SHORTEST_BRANCH_DEPTH = 3
-MAX_STEPS = 4_000
-MAX_ITEMS = 1_000
-RECURSIVE_DEPTH = 1_000
-SCALAR_TYPES = (ANY_TYPE, "string", "number", "integer", "boolean")
+@dataclass(frozen=True, slots=True)
+class TextFormat:
+    """How to find a text of a format, an example, and a check that raises ValueError."""
 
-NO_VALUE: Any = object()
+    pattern: str
+    example: str
+    check: Callable[[str], object] = str
 
-
-@dataclass(slots=True)
-class SamplerState:
-    """A schema being filled in: its root, the values to use, and a text for where none fits.
-
-    ``values`` are facts that go to the first member they fit; ``steps`` counts the work done.
-    """
-
-    root: JsonSchema
-    hints: SentenceValues
-    fallback_text: Callable[[str], str]
-    values: list[Any] = field(default_factory=list[Any])
-    steps: int = 0
-
-    def resolve(self, schema: object) -> JsonSchema:
-        """Read a schema of this form, references followed."""
-        return resolve_schema(self.root, schema)
+    def matches(self, value: str) -> bool:
+        """Whether a text has the format."""
+        try:
+            self.check(value)
+        except ValueError:
+            return False
+        return bool(re.fullmatch(self.pattern, value, re.IGNORECASE))
 
 
-def find_value(state: SamplerState, rules: JsonSchema, kind: str, name: str) -> Any:
-    """Give what the sentence names so, or a fact that fits, or NOTHING."""
-    named = state.hints.find_named(name) if name else None
-    if named is not None and (fitting := coerce_value(named, rules, kind)) is not NO_VALUE:
-        return fitting
-    for i, fact in enumerate(state.values):
-        if _fact_fits(fact, rules, kind):
-            return state.values.pop(i)
-    return NO_VALUE
+FORMATS: Mapping[str, TextFormat] = {
+    "date": TextFormat(_DATE, "2025-01-31", date.fromisoformat),
+    "time": TextFormat(rf"(?<!\S){_TIME}", "12:00:00Z", time.fromisoformat),
+    "date-time": TextFormat(rf"{_DATE}T{_TIME}", "2025-01-31T12:00:00Z", datetime.fromisoformat),
+    "duration": TextFormat(r"\bP(?:\d+[YMWD])+(?:T(?:\d+[HMS])+)?|\bPT(?:\d+[HMS])+", "PT1H"),
+    "email": TextFormat(r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+", "ada@example.com"),
+    "hostname": TextFormat(r"\b(?:[a-z0-9]{1,63}\.)+[a-z]{2,63}\b", "example.com"),
+    "ipv4": TextFormat(r"\b\d{1,3}(?:\.\d{1,3}){3}\b", "192.0.2.1", IPv4Address),
+    "ipv6": TextFormat(r"(?<!\S)[0-9a-f:]{0,39}::?[0-9a-f:]{1,39}", "2001:db8::1", IPv6Address),
+    "uuid": TextFormat(
+        r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", str(UUID(int=1 << 78, version=4)), UUID
+    ),
+    "uri": TextFormat(r"\bhttps?://[^\s\"'<>]+", "https://example.com/"),
+}
 
 
-def _fact_fits(fact: Any, rules: JsonSchema, kind: str) -> bool:
-    """Whether a fact goes here as it is: a number never becomes a text."""
-    return coerce_value(fact, rules, kind) == fact and isinstance(fact, str) == (kind == "string")
+def text_fits(value: str, rules: JsonSchema) -> bool:
+    """Whether a text has the length and the format of the schema."""
+    wanted = FORMATS.get(str(rules.get("format")))
+    return fit_length(value, rules) == value and (wanted is None or wanted.matches(value))
+
+
+def fit_length(value: str, rules: JsonSchema) -> str:
+    """Repeat or cut a text to a length that the schema allows."""
+    least, most = rules.get("minLength"), rules.get("maxLength")
+    if isinstance(least, int) and len(value) < min(least, MAX_TEXT_LENGTH):
+        filler = value or "text "
+        value = (filler * (min(least, MAX_TEXT_LENGTH) // len(filler) + 1))[:least]
+    return value[:most] if isinstance(most, int) and most >= 0 else value
+
+
+BOUND_CHECKS: Mapping[str, Callable[[Fraction, Fraction], bool]] = {
+    "minimum": operator.ge,
+    "exclusiveMinimum": operator.gt,
+    "maximum": operator.le,
+    "exclusiveMaximum": operator.lt,
+    "multipleOf": lambda value, step: step == 0 or value % step == 0,
+}
+
+
+def number_fits(value: object, rules: JsonSchema, kind: str) -> bool:
+    """Whether a value is a number within the bounds of the schema."""
+    number = _to_fraction(value)
+    return (
+        number is not None
+        and (kind != "integer" or number.denominator == 1)
+        and all(
+            (limit := _to_fraction(rules.get(word))) is None or test(number, limit)
+            for word, test in BOUND_CHECKS.items()
+        )
+    )
+
+
+def _find_number(rules: JsonSchema, kind: str) -> float:
+    """Find a number within the bounds: 1, 0, or one near a bound, on the steps of the schema."""
+    bounds = [_to_fraction(rules.get(word)) for word in BOUND_CHECKS]
+    limits = [limit for limit in bounds if limit is not None]
+    step = abs(_to_fraction(rules.get("multipleOf")) or Fraction(1))
+    if kind == "integer":
+        step = Fraction(step.numerator)  # the integral multiples of p/q are the multiples of p
+    for start in (Fraction(1), Fraction(0), *limits, sum(limits, Fraction()) / (len(limits) or 1)):
+        near = math.ceil(start / step) * step
+        for value in (start, near, near + step, near - step):
+            if number_fits(value, rules, kind):
+                return _to_number(value)
+    return 1
+
+
+def _to_fraction(value: object) -> Fraction | None:
+    if isinstance(value, Fraction):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return Fraction(str(value))
+
+
+def _to_number(value: Fraction) -> float:
+    return int(value) if value.denominator == 1 else float(value)
 
 
 def coerce_value(value: Any, rules: JsonSchema, kind: str) -> Any:
-    """Read a value as one of this kind, or NOTHING where it does not fit."""
+    """Convert a value to one of this type, or return NO_VALUE if it does not fit."""
     match kind, value:
-        case (("integer" | "number"), int() | float()) if scalar_sample.number_fits(
-            value, rules, kind
-        ):
+        case (("integer" | "number"), _) if number_fits(value, rules, kind):
             return value
         case "string", str() | int() | float() if not isinstance(value, bool):
-            text = scalar_sample.fit_length(str(value), rules)
-            return text if scalar_sample.text_fits(text, rules) else NO_VALUE
+            text = fit_length(str(value), rules)
+            return text if text_fits(text, rules) else NO_VALUE
         case "boolean", bool():
             return value
-        case "boolean", str() if value.lower() in BOOLEAN_WORDS:
-            return BOOLEAN_WORDS[value.lower()]
+        case "boolean", str():
+            return BOOLEAN_WORDS.get(value.lower(), NO_VALUE)
         case "array", list() if _items_fit(cast("list[Any]", value), rules):
             return cast("list[Any]", value)
-        case _ if kind == ANY_TYPE:
-            return value
         case _:
-            return NO_VALUE
+            return value if kind == ANY_TYPE else NO_VALUE
 
 
 def _items_fit(values: list[Any], rules: JsonSchema) -> bool:
@@ -158,250 +241,200 @@ def _items_fit(values: list[Any], rules: JsonSchema) -> bool:
     )
 
 
-def choose_enum_value(state: SamplerState, rules: JsonSchema, name: str) -> Any:
-    """Choose a member of an enumeration: named, mentioned, a fact, the default, the first."""
-    choices = cast("Sequence[Any]", rules["enum"])
-    named = state.hints.find_named(name) if name else None
-    for choice in choices:
-        if named is not None and str(choice).lower() == str(named).lower():
-            return choice
-    mentioned = state.hints.find_mentioned(choices)
-    if mentioned is not None:
-        return mentioned
-    given = [value for value in state.values if value in choices]
-    return given[0] if given else rules.get("default", choices[0])
+def _fact_fits(fact: Any, rules: JsonSchema, kind: str) -> bool:
+    """Whether a fact fits unchanged: a number never becomes a text."""
+    return coerce_value(fact, rules, kind) == fact and isinstance(fact, str) == (kind == "string")
 
 
-def choose_type(state: SamplerState, rules: JsonSchema, name: str) -> str:
-    """Choose among several types: what the sentence has a value for, else null."""
-    allowed = list_types(rules)
-    if len(allowed) == 1:
-        return allowed[0]
-    said = [kind for kind in allowed if kind != "null" and has_value(state, rules, kind, name)]
-    if said:
-        return said[0]
-    return "null" if "null" in allowed and name else allowed[0]
+class _Sampler:
+    """One schema that is filled in; the number of values made is bounded."""
 
+    def __init__(
+        self,
+        root: JsonSchema,
+        hints: SentenceValues,
+        fallback_text: Callable[[str], str],
+        facts: list[Any],
+    ) -> None:
+        self._root = root
+        self._hints = hints
+        self._fallback_text = fallback_text
+        self._facts = facts
+        self._steps = 0
 
-def has_value(state: SamplerState, rules: JsonSchema, kind: str, name: str) -> bool:
-    """Whether the sentence holds a value of this kind."""
-    named = state.hints.find_named(name) if name else None
-    if named is not None:
-        return kind == "object" or coerce_value(named, rules, kind) is not NO_VALUE
-    if state.hints.find_mentioned(rules.get("enum", ())) is not None:
-        return True
-    if any(_fact_fits(fact, rules, kind) for fact in state.values):
-        return True
-    match kind:
-        case "string":
-            return any(scalar_sample.text_fits(each, rules) for each in state.hints.texts)
-        case "integer" | "number":
-            return any(scalar_sample.number_fits(each, rules, kind) for each in state.hints.numbers)
-        case _:
-            return False
+    def sample(self, schema: object, name: str, depth: int) -> Any:
+        """Make a value for a part of the schema; ``name`` is that of the member, if it is one."""
+        self._steps += 1
+        if self._steps > MAX_STEPS or depth > MAX_DEPTH:
+            return None
+        rules = resolve_schema(self._root, schema)
+        if "const" in rules:
+            return rules["const"]
+        if rules.get("enum"):
+            return self._choose_enum_value(rules, name)
+        types = list_types(rules)
+        branches = rules.get("anyOf") or rules.get("oneOf")
+        if branches or len(types) > 1:
+            others = {key: rules[key] for key in rules if key not in ("anyOf", "oneOf", "type")}
+            stated = [resolve_schema(self._root, branch) for branch in branches or ()]
+            branch = self._choose_branch(stated or [{"type": kind} for kind in types], name, depth)
+            kind = {"type": rules["type"]} if "type" in rules and "type" not in branch else {}
+            return self.sample(_merge_schemas({**kind, **others}, branch), name, depth + 1)
+        value = self._find_value(rules, types[0], name)
+        if value is not NO_VALUE:
+            return value
+        match types[0]:
+            case "object":
+                return self._sample_object(rules, depth)
+            case "array":
+                return self._sample_array(rules, name, depth)
+            case "number" | "integer":
+                return self._sample_number(rules, types[0])
+            case "boolean":
+                return rules.get("default", True) is True
+            case "null":
+                return None
+            case _:
+                return self._sample_text(rules, name)
 
+    def _find_value(self, rules: JsonSchema, kind: str, name: str) -> Any:
+        """Return what the sentence names so, or a fact that fits, or NO_VALUE."""
+        named = self._hints.find_named(name)
+        if named is not None and (value := coerce_value(named, rules, kind)) is not NO_VALUE:
+            return value
+        for i, fact in enumerate(self._facts):
+            if _fact_fits(fact, rules, kind):
+                return self._facts.pop(i)
+        return NO_VALUE
 
-def choose_branch(
-    state: SamplerState, branches: Sequence[object], name: str, depth: int
-) -> JsonSchema:
-    """Choose a branch: the one the sentence has a value for, else null, else the first.
-
-    Deep inside a schema the branch that ends soonest is taken, or recursion would never end.
-    """
-    rules = [state.resolve(branch) for branch in branches]
-    if depth >= SHORTEST_BRANCH_DEPTH:
-        return min(rules, key=lambda branch: measure_depth(state, branch))
-    for branch in rules:
-        kind = list_types(branch)[0]
-        if kind != "null" and has_value(state, branch, kind, name):
-            return branch
-    nulls = [branch for branch in rules if branch.get("type") == "null"]
-    return nulls[0] if nulls and name else rules[0]
-
-
-def measure_depth(state: SamplerState, schema: object, depth: int = 0) -> int:
-    """How deep the least value of a schema is; recursive ones are heavy."""
-    state.steps += 1
-    if depth > SHORTEST_BRANCH_DEPTH or state.steps > MAX_STEPS:
-        return RECURSIVE_DEPTH
-    rules = state.resolve(schema)
-    branches = rules.get("anyOf") or rules.get("oneOf")
-    if branches:
-        return min(measure_depth(state, branch, depth + 1) for branch in branches)
-    members = as_schema(rules.get("properties"))
-    inner = [members.get(key, {}) for key in rules.get("required", ())]
-    if rules.get("minItems", 0):
-        inner.append(rules.get("items", {}))
-    return 1 + max((measure_depth(state, each, depth + 1) for each in inner), default=0)
-
-
-MAX_DEPTH = 24
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaNode:
-    """Where in the schema a value is made: its rules, its kind, its name, how deep."""
-
-    rules: JsonSchema
-    kind: str
-    name: str
-    depth: int
-
-    def read_bound(self, keyword: str, default: int) -> int:
-        """Read a bound on the number of members."""
-        return min(int(self.rules.get(keyword, default)), MAX_ITEMS)
-
-
-def sample_value(
-    schema: object, hints: SentenceValues, fallback_text: Callable[[str], str], *values: Any
-) -> Any:
-    """Make a value for a schema; None where the schema itself is malformed.
-
-    ``values`` go first to whatever they fit; ``spare`` gives a text for a member's name.
-    """
-    root = as_schema(schema)
-    form = SamplerState(
-        root, hints, fallback_text, [value for value in values if value is not None]
-    )
-    try:
-        return _sample(form, root, "", 0)
-    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError):
-        return None
-
-
-def _sample(state: SamplerState, schema: object, name: str, depth: int) -> Any:
-    state.steps += 1
-    if state.steps > MAX_STEPS or depth > MAX_DEPTH:
-        return None
-    rules = state.resolve(schema)
-    if "const" in rules:
-        return rules["const"]
-    if rules.get("enum"):
-        return choose_enum_value(state, rules, name)
-    for word in ("anyOf", "oneOf"):
-        if branches := rules.get(word):
-            branch = choose_branch(state, cast("Sequence[object]", branches), name, depth)
-            others = {key: rules[key] for key in rules if key != word}
-            return _sample(state, merge_schemas(others, branch), name, depth + 1)
-    place = SchemaNode(rules, choose_type(state, rules, name), name, depth)
-    said = find_value(state, rules, place.kind, name)
-    return SAMPLERS[place.kind](state, place) if said is NO_VALUE else said
-
-
-def _sample_object(state: SamplerState, node: SchemaNode) -> dict[str, Any]:
-    members = cast("dict[str, Any]", as_schema(node.rules.get("properties")))
-    required = [str(key) for key in node.rules.get("required", ())]
-    made: dict[str, Any] = {}
-
-    def add(key: str, schema: object) -> None:
-        made[key] = _sample(state, schema, key, node.depth + 1)
-
-    for key in dict.fromkeys([*(key for key in members if key in required), *required]):
-        add(key, members.get(key, {}))
-    for key in members:
-        if key not in made and _is_mentioned(state, members[key], key, is_only=not made):
-            add(key, members[key])
-    more = node.rules.get("additionalProperties", True)
-    for i in range(node.read_bound("minProperties", 0) - len(made)):
-        key = next((key for key in members if key not in made), f"key{i + 1}")
-        add(key, members.get(key, more))
-    return {key: made[key] for key in (*members, *made) if key in made}
-
-
-def _is_mentioned(state: SamplerState, schema: object, name: str, *, is_only: bool) -> bool:
-    """Whether the sentence has a value for an optional member.
-
-    Naming it is enough; a mere mention counts for a member that would stand alone.
-    """
-    if state.hints.find_named(name) is not None:
-        return True
-    rules = state.resolve(schema)
-    if state.hints.find_mentioned(rules.get("enum", ())) is not None:
-        return True
-    return is_only and has_value(state, rules, list_types(rules)[0], name)
-
-
-def _sample_array(state: SamplerState, node: SchemaNode) -> list[Any]:
-    fixed = cast("Sequence[object]", node.rules.get("prefixItems", ()))
-    items = node.rules.get("items", {})
-    least, most = node.read_bound("minItems", 0), node.read_bound("maxItems", MAX_ITEMS)
-    made = [_sample(state, schema, "", node.depth + 1) for schema in fixed[:most]]
-    if items is False:
-        return made
-    wanted = max(least, min(1, most) if node.depth < SHORTEST_BRANCH_DEPTH and not fixed else 0)
-    kind = list_types(state.resolve(items))[0]
-    while len(made) < most and (len(made) < wanted or _has_more_values(state, items, kind)):
-        made.append(_sample(state, items, node.name if not made else "", node.depth + 1))
-    return _make_unique(state.resolve(items), made) if node.rules.get("uniqueItems") else made
-
-
-def _has_more_values(state: SamplerState, items: object, kind: str) -> bool:
-    rules = state.resolve(items)
-    if kind == "string":
-        return scalar_sample.is_unconstrained(rules) and has_value(state, rules, kind, "")
-    return kind in ("integer", "number") and has_value(state, rules, kind, "")
-
-
-def _make_unique(rules: JsonSchema, made: list[Any]) -> list[Any]:
-    """Make equal members of a list different, as far as their schema lets us."""
-    different: list[Any] = []
-    for value in made:
-        others = (
-            cast("list[Any]", rules["enum"]) if "enum" in rules else _list_variants(rules, value)
+    def _has_value(self, rules: JsonSchema, name: str) -> bool:
+        """Whether the sentence holds a value of this type."""
+        kind = list_types(rules)[0]
+        named = self._hints.find_named(name)
+        if named is not None:
+            return kind == "object" or coerce_value(named, rules, kind) is not NO_VALUE
+        if self._hints.find_mentioned(rules.get("enum", ())) is not None:
+            return True
+        if any(_fact_fits(fact, rules, kind) for fact in self._facts):
+            return True
+        if kind == "string":
+            return any(text_fits(text, rules) for text in self._hints.texts)
+        return any(
+            kind in ("integer", "number") and number_fits(number, rules, kind)
+            for number in self._hints.numbers
         )
-        fresh = (each for each in (value, *others) if each not in different)
-        different += [each for _, each in zip(range(1), fresh, strict=False)]
-    return different
+
+    def _choose_enum_value(self, rules: JsonSchema, name: str) -> Any:
+        """Choose a named value, else a mentioned one, a fact, the default, the first."""
+        choices = cast("Sequence[Any]", rules["enum"])
+        named = self._hints.find_named(name)
+        for choice in choices:
+            if named is not None and str(choice).lower() == str(named).lower():
+                return choice
+        mentioned = self._hints.find_mentioned(choices)
+        if mentioned is not None:
+            return mentioned
+        facts = (value for value in self._facts if value in choices)
+        return next(facts, rules.get("default", choices[0]))
+
+    def _choose_branch(self, branches: Sequence[JsonSchema], name: str, depth: int) -> JsonSchema:
+        """Choose the branch that the sentence has a value for, else null, else the first.
+
+        Deep inside a schema the smallest branch is chosen, or a recursive schema would never end.
+        """
+        if depth >= SHORTEST_BRANCH_DEPTH:
+            return min(branches, key=_estimate_size)
+        for branch in branches:
+            if branch.get("type") != "null" and self._has_value(branch, name):
+                return branch
+        nulls = [branch for branch in branches if branch.get("type") == "null"]
+        return nulls[0] if nulls and name else branches[0]
+
+    def _sample_object(self, rules: JsonSchema, depth: int) -> dict[str, Any]:
+        members = cast("dict[str, Any]", as_schema(rules.get("properties")))
+        required = [str(key) for key in rules.get("required", ())]
+        other = rules.get("additionalProperties", True)
+        made: dict[str, Any] = {}
+        for key in sorted(dict.fromkeys(required), key=lambda key: key not in members):
+            made[key] = self.sample(members.get(key, {}), key, depth + 1)
+        for key, schema in members.items():
+            if key not in made and self._is_mentioned(schema, key, is_only=not made):
+                made[key] = self.sample(schema, key, depth + 1)
+        spare = [key for key in members if key not in made]
+        for i in range(min(int(rules.get("minProperties", 0)), MAX_ITEMS) - len(made)):
+            key = spare[i] if i < len(spare) else f"key{i + 1}"
+            made[key] = self.sample(members.get(key, other), key, depth + 1)
+        return {key: made[key] for key in (*members, *made) if key in made}
+
+    def _is_mentioned(self, schema: object, name: str, *, is_only: bool) -> bool:
+        """Whether the sentence has a value for an optional member.
+
+        Naming it is enough; a mere mention counts for a member that would be the only one.
+        """
+        rules = resolve_schema(self._root, schema)
+        return (
+            self._hints.find_named(name) is not None
+            or self._hints.find_mentioned(rules.get("enum", ())) is not None
+            or (is_only and self._has_value(rules, name))
+        )
+
+    def _sample_array(self, rules: JsonSchema, name: str, depth: int) -> list[Any]:
+        fixed = cast("Sequence[object]", rules.get("prefixItems", ()))
+        items = resolve_schema(self._root, rules.get("items", {}))
+        least = min(int(rules.get("minItems", 0)), MAX_ITEMS)
+        most = min(int(rules.get("maxItems", MAX_ITEMS)), MAX_ITEMS)
+        made = [self.sample(schema, "", depth + 1) for schema in fixed[:most]]
+        if rules.get("items") is False:
+            return made
+        if depth < SHORTEST_BRANCH_DEPTH and not fixed:
+            least = max(least, min(1, most))
+        is_list = list_types(items)[0] in ("string", "integer", "number") and "format" not in items
+        while len(made) < most and (len(made) < least or (is_list and self._has_value(items, ""))):
+            made.append(self.sample(items, "" if made else name, depth + 1))
+        return _make_unique(items, made) if rules.get("uniqueItems") else made
+
+    def _sample_text(self, rules: JsonSchema, name: str) -> str:
+        if wanted := FORMATS.get(str(rules.get("format"))):
+            found = re.finditer(wanted.pattern, self._hints.sentence, re.IGNORECASE)
+            texts = (match[0].rstrip(".,;") for match in found)
+            return next((text for text in texts if text_fits(text, rules)), wanted.example)
+        text = self._hints.pop_text(lambda text: text_fits(text, rules))
+        if text is not None:
+            return text
+        spare = (rules.get("default"), *(rules.get("examples") or ()))
+        stated = next((text for text in spare if text and isinstance(text, str)), "")
+        return fit_length(stated or self._fallback_text(name) or "text", rules)
+
+    def _sample_number(self, rules: JsonSchema, kind: str) -> Any:
+        default = rules.get("default")
+        if not self._hints.numbers and number_fits(default, rules, kind):
+            return default
+        number = self._hints.pop_number(lambda number: number_fits(number, rules, kind))
+        return _find_number(rules, kind) if number is None else number
+
+
+def _estimate_size(rules: JsonSchema) -> tuple[bool, int]:
+    """Order branches: scalars before containers, then by the number of required members."""
+    return list_types(rules)[0] in ("object", "array"), len(rules.get("required", ()))
+
+
+def _make_unique(rules: JsonSchema, values: list[Any]) -> list[Any]:
+    """Make equal items of a list different, as far as their schema allows."""
+    unique: list[Any] = []
+    for value in values:
+        variants = rules.get("enum") or _list_variants(rules, value)
+        unique += islice((each for each in (value, *variants) if each not in unique), 1)
+    return unique
 
 
 def _list_variants(rules: JsonSchema, value: Any) -> list[Any]:
-    match value:
-        case bool():
-            return [not value]
-        case int() | float():
-            step = rules.get("multipleOf", 1)
-            near = (value + sign * i * step for i in range(1, MAX_ITEMS) for sign in (1, -1))
-            return [
-                each
-                for each in near
-                if scalar_sample.number_fits(each, rules, list_types(rules)[0])
-            ]
-        case str():
-            most = int(rules.get("maxLength", len(value) + 4))
-            return [f"{value[: most - len(str(i))]}{i}" for i in range(2, MAX_ITEMS)]
-        case _:
-            return []
-
-
-def _sample_text(state: SamplerState, node: SchemaNode) -> str:
-    examples = cast("Sequence[Any]", node.rules.get("examples") or ())
-    spare = node.rules.get("default") or (examples[0] if examples else None)
-    other = spare if isinstance(spare, str) else state.fallback_text(node.name)
-    return scalar_sample.sample_text(node.rules, state.hints, other or "text")
-
-
-def _sample_number(state: SamplerState, node: SchemaNode) -> Any:
-    default = node.rules.get("default")
-    if not state.hints.numbers and scalar_sample.number_fits(default, node.rules, node.kind):
-        return default
-    return scalar_sample.sample_number(node.rules, state.hints, node.kind)
-
-
-def _sample_boolean(_: SamplerState, node: SchemaNode) -> bool:
-    return node.rules.get("default", True) is True
-
-
-def _sample_null(_: SamplerState, __: SchemaNode) -> None:
-    return None
-
-
-SAMPLERS: Mapping[str, Callable[[SamplerState, SchemaNode], Any]] = {
-    "object": _sample_object,
-    "array": _sample_array,
-    "string": _sample_text,
-    "number": _sample_number,
-    "integer": _sample_number,
-    "boolean": _sample_boolean,
-    "null": _sample_null,
-    ANY_TYPE: _sample_text,
-}
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, str):
+        most = int(rules.get("maxLength", len(value) + 4))
+        return [f"{value[: most - len(str(i))]}{i}" for i in range(2, MAX_ITEMS)]
+    if isinstance(value, int | float):
+        step = rules.get("multipleOf", 1)
+        near = (value + sign * i * step for i in range(1, MAX_ITEMS) for sign in (1, -1))
+        return [each for each in near if number_fits(each, rules, list_types(rules)[0])]
+    return []

@@ -1,11 +1,11 @@
-"""A script: a file that fixes the answers, for tests and demos.
+"""Scripts: files with fixed answers, for tests and demos.
 
-JSON or TOML with one list, ``answers``. Each answer may name when it holds (``when``: the newest
-user message contains this text; ``sees``: any message does; ``after``: the result of
-this tool has come since then; ``turn``: it is the n-th answer of the conversation) and what it is
-(``think``, ``say``, ``refuse``, ``call``, in that order, and ``pace``). The first answer whose
-conditions all hold is given; where none does, the practice model answers by itself. A script,
-like the model, sees the context and nothing else: same context in, same answer out.
+JSON or TOML with one list, ``answers``. Each answer may have conditions (``when``: the newest user
+message contains this text; ``sees``: any message does; ``after``: the result of this tool follows
+that message; ``turn``: it is the n-th answer of the conversation) and has parts (``think``, ``say``,
+``refuse``, ``call``, in that order, and ``pace``). The first answer whose conditions are all met is
+used; if there is none, the practice model answers. Like the model, a script depends on the context
+and nothing else.
 """
 
 import json
@@ -73,25 +73,41 @@ ENTRY_KEYS = (*CONDITIONS, *TEXT_PARTS, "call", "pace")
 
 @dataclass(frozen=True, slots=True)
 class ScriptEntry:
-    """One answer of a script, with the conditions under which it is given."""
+    """One answer of a script, with its conditions."""
 
     conditions: tuple[tuple[ScriptCondition, Any], ...]
     output: PracticeOutput
 
     def matches(self, request: PracticeRequest) -> bool:
-        """Whether every condition holds."""
+        """Whether every condition is met."""
         return all(condition(request, wanted) for condition, wanted in self.conditions)
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Fixed answers, tried in order; the practice model speaks where none applies."""
+    """Fixed answers, tried in order; the practice model answers if none applies.
+
+    Example:
+        >>> script = Script.from_data({"answers": [{"when": "weather", "say": "Sunny."}]})
+        >>> script.answer(PracticeRequest([{"role": "user", "content": "The weather?"}])).parts
+        (MessageOutput(text='Sunny.'),)
+    """
 
     entries: tuple[ScriptEntry, ...]
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a script file, JSON or (by its ``.toml`` ending) TOML."""
+        """Load a script file.
+
+        Args:
+            path: A JSON file or, by its suffix ``.toml``, a TOML file.
+
+        Returns:
+            The script.
+
+        Raises:
+            InvalidScript: If the file cannot be read or is not a script.
+        """
         path = Path(path)
         try:
             text = path.read_text(encoding="utf-8")
@@ -104,7 +120,18 @@ class Script:
 
     @classmethod
     def from_data(cls, data: object, location: str = "script") -> Self:
-        """Make a script of what a file holds; ``place`` leads the messages of errors."""
+        """Make a script from the parsed content of a file.
+
+        Args:
+            data: A table with the list ``answers``.
+            location: What error messages start with, such as the name of the file.
+
+        Returns:
+            The script.
+
+        Raises:
+            InvalidScript: If the data is not a script.
+        """
         table = _check_table(data, location, ("answers",))
         answers = _check_type(table.get("answers"), list, f"{location}: answers")
         return cls(
@@ -114,7 +141,14 @@ class Script:
         )
 
     def answer(self, request: PracticeRequest) -> PracticeOutput:
-        """Give the first answer that applies, or the practice model's own."""
+        """Return the first answer that applies, or the practice model's own.
+
+        Args:
+            request: The request to answer.
+
+        Returns:
+            The answer.
+        """
         for line in self.entries:
             if line.matches(request):
                 return line.output
@@ -142,7 +176,7 @@ def _check_table(value: object, location: str, keys: tuple[str, ...]) -> dict[st
     unknown = sorted(set(table) - set(keys))
     if unknown:
         raise InvalidScript(
-            location, f"has no place for {unknown[0]!r}; it takes {', '.join(keys)}"
+            location, f"has an unknown key {unknown[0]!r}; known keys: {', '.join(keys)}"
         )
     return table
 
@@ -169,7 +203,7 @@ def _parse_output(table: Mapping[str, Any], location: str) -> PracticeOutput:
             _parse_call(entry, f"{location}.call" + (f"[{i}]" if isinstance(calls, list) else ""))
         )
     if not parts:
-        raise InvalidScript(location, "answers nothing; give it one of think, say, refuse, call")
+        raise InvalidScript(location, "has no answer; add think, say, refuse or call")
     pace = float(_check_type(table.get("pace", 0.0), float, f"{location}.pace"))
     if not 0 <= pace <= MAX_PACE:
         raise InvalidScript(f"{location}.pace", f"must be between 0 and {MAX_PACE:g} seconds")
@@ -185,7 +219,7 @@ def _parse_call(entry: object, location: str) -> ToolCallOutput:
     if "input" in table:
         if "arguments" in table:
             raise InvalidScript(
-                location, "takes arguments (a function) or input (custom), not both"
+                location, "must have arguments (a function) or input (a custom tool), not both"
             )
         return ToolCallOutput(
             name, _check_type(table["input"], str, f"{location}.input"), custom=True

@@ -1,4 +1,4 @@
-"""Values found in a sentence, for the arguments of a tool or the members of a JSON answer.
+"""Extract values from a sentence, for the arguments of a tool or the members of a JSON answer.
 
 "call add with a=2 and b=3" names its values; "get_weather in Paris" only mentions one. Named values
 go to the member of that name, mentioned ones to the first member that they fit, each once.
@@ -32,7 +32,7 @@ BOOLEAN_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": Fa
 
 
 class SentenceValues:
-    """The values of one sentence; a mentioned value is taken once."""
+    """The values of one sentence; a mentioned value is used once."""
 
     def __init__(self, sentence: str, *, extra: Mapping[str, Any] | None = None) -> None:
         self.sentence = sentence[:MAX_SENTENCE_LENGTH]
@@ -61,7 +61,7 @@ class SentenceValues:
         return NAMED_VALUE.sub(" ", text)
 
     def find_named(self, name: str) -> Any:
-        """Give the value that the sentence names so, or None."""
+        """Return the value that the sentence gives this name, or None."""
         if name in self.named_values:
             return self.named_values[name]
         if not name:
@@ -75,15 +75,15 @@ class SentenceValues:
         return None
 
     def pop_number(self, fits: Callable[[float], bool]) -> float | None:
-        """Take the next number that fits."""
+        """Remove and return the next number that fits."""
         return _pop_first(self.numbers, fits)
 
     def pop_text(self, fits: Callable[[str], bool]) -> str | None:
-        """Take the next text that fits."""
+        """Remove and return the next text that fits."""
         return _pop_first(self.texts, fits)
 
     def find_mentioned(self, values: Iterable[Any]) -> Any:
-        """Give the first of these values that the sentence has as a word, or None."""
+        """Return the first of these values that the sentence contains as a word, or None."""
         words = f" {' '.join(WORD.findall(self.sentence.lower()))} "
         for value in values:
             spoken = str(value).lower().replace("_", " ").strip()
@@ -93,7 +93,7 @@ class SentenceValues:
 
 
 def parse_number(text: str) -> float:
-    """Read a number, whole where it is written so."""
+    """Parse a number; an integer if it is written as one."""
     return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)
 
 
@@ -127,6 +127,6 @@ def _find_phrases(text: str) -> list[str]:
 
 
 def _strip_links(text: str) -> str:
-    """Strip what is left of a sentence down to its matter."""
+    """Remove leading link words and punctuation from the rest of a sentence."""
     text = re.sub(rf"\A\W*(?:(?:{_LINK})\b\W*)+", "", text, flags=re.IGNORECASE)
     return " ".join(text.split()).strip(" .,;:!?")

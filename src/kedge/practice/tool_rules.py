@@ -1,8 +1,8 @@
-"""Calling tools: which ones a sentence asks for, in which order, with which arguments.
+"""Tool calls: which ones a sentence asks for, in which order, with which arguments.
 
-A sentence is cut at the tool names in it; what follows a name is about that call. "Then" between
-two calls makes the second wait for the result of the first. Which calls are still to be made is told
-by the calls that already follow the user's message, so the model needs no memory of its own.
+A sentence is split at the tool names in it; the text after a name describes that call. "Then" between
+two calls makes the second wait for the result of the first. The calls that already follow the user's
+message show which are still to be made, so the model needs no memory of its own.
 """
 
 import json
@@ -47,7 +47,7 @@ REQUEST_WORDS = set(
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """A call that a sentence asks for: the tool, the words about it, and its place in line."""
+    """A call that a sentence asks for: the tool, the text about it, and its step."""
 
     tool: Item
     text: str
@@ -55,7 +55,7 @@ class PlannedCall:
 
 
 def offered_tools(request: PracticeRequest) -> dict[str, Item]:
-    """Name the tools that may be called: functions and custom tools that ``tool_choice`` allows."""
+    """Return the functions and custom tools that ``tool_choice`` allows, by name."""
     if not request.tools or request.tool_choice == "none":
         return {}
     named = {
@@ -81,7 +81,7 @@ def _allowed_names(choice: str | Mapping[str, Any]) -> set[str] | None:
 
 
 def must_call(request: PracticeRequest) -> bool:
-    """Whether ``tool_choice`` leaves nothing but a call."""
+    """Whether ``tool_choice`` forces a call."""
     choice = request.tool_choice
     if isinstance(choice, str):
         return choice == "required"
@@ -91,45 +91,35 @@ def must_call(request: PracticeRequest) -> bool:
 
 
 def make_forced_calls(utterance: Utterance) -> tuple[ToolCallOutput, ...]:
-    """Make the calls that the sentence asks for or, where it asks for none, of the best tool."""
+    """Make the calls that the sentence asks for or, if it asks for none, one of the best tool."""
     tools = offered_tools(utterance.request)
     if not tools:
         return ()
-    due = _make_next_calls(utterance, _plan_calls(utterance.sentence, tools))
+    named = _make_next_calls(utterance, _plan_calls(utterance.sentence, tools))
     best = _match_tool(utterance.sentence, tools) or next(iter(tools.values()))
-    return due or (_make_call(utterance, PlannedCall(best, utterance.sentence)),)
+    return named or (_make_call(utterance, PlannedCall(best, utterance.sentence)),)
 
 
 def make_named_calls(utterance: Utterance, _: object = None) -> tuple[ToolCallOutput, ...] | None:
     """Make the calls that the sentence names."""
-    tools = offered_tools(utterance.request)
-    return (
-        (_make_next_calls(utterance, _plan_calls(utterance.sentence, tools)) or None)
-        if tools
-        else None
-    )
+    planned = _plan_calls(utterance.sentence, offered_tools(utterance.request))
+    return _make_next_calls(utterance, planned) or None
 
 
 def make_implied_call(utterance: Utterance, _: re.Match[str]) -> tuple[ToolCallOutput, ...] | None:
-    """Make the call that a question or a request has the words for."""
-    tools = offered_tools(utterance.request)
-    if not tools:
+    """Make the call of the tool whose name's words are in a question or a request."""
+    sentence = utterance.sentence
+    first_word = sentence.lower().partition(" ")[0]
+    if not sentence.rstrip().endswith("?") and first_word not in REQUEST_WORDS:
         return None
-    opening_word = utterance.sentence.lower().partition(" ")[0]
-    if not utterance.sentence.rstrip().endswith("?") and opening_word not in REQUEST_WORDS:
-        return None
-    tool = _match_tool(utterance.sentence, tools)
-    return (
-        (_make_next_calls(utterance, [PlannedCall(tool, utterance.sentence)]) or None)
-        if tool
-        else None
-    )
+    tool = _match_tool(sentence, offered_tools(utterance.request))
+    return (_make_next_calls(utterance, [PlannedCall(tool, sentence)]) or None) if tool else None
 
 
 def _make_next_calls(
     utterance: Utterance, planned: Sequence[PlannedCall]
 ) -> tuple[ToolCallOutput, ...]:
-    """Make the next calls of a plan: those of its current step, one by one where need be."""
+    """Make the calls of the current step of a plan, one at a time if they may not be parallel."""
     made = sum(
         item.get("type") in CALL_TYPES for item in items_after_last_user(utterance.request.items)
     )
@@ -141,29 +131,27 @@ def _make_next_calls(
 
 
 def _plan_calls(sentence: str, tools: Mapping[str, Item]) -> list[PlannedCall]:
-    """Cut the sentence at the tools it names."""
+    """Split the sentence at the tools that it names."""
     sentence = sentence[:MAX_SENTENCE_LENGTH]
     if NO_CALL_PATTERN.search(sentence):
         return []
     if every := EVERY_TOOL_PATTERN.search(sentence):
         return [PlannedCall(tool, sentence[every.end() :]) for tool in tools.values()][:MAX_CALLS]
-    places = _find_mentions(sentence, tools)
-    wanted: list[PlannedCall] = []
+    mentions = _find_mentions(sentence, tools)
+    planned: list[PlannedCall] = []
     step = 0
-    for i, (name, _, end) in enumerate(places):
-        stop = places[i + 1][1] if i + 1 < len(places) else len(sentence)
+    for i, (name, _, end) in enumerate(mentions):
+        stop = mentions[i + 1][1] if i + 1 < len(mentions) else len(sentence)
         words = sentence[end:stop]
         clause = words if stop == len(sentence) else CLAUSE_TAIL.sub("", words)
-        again = TWICE_PATTERN.search(clause)
-        wanted += [PlannedCall(tools[name], TWICE_PATTERN.sub("", clause), step)] * (
-            2 if again else 1
-        )
+        call = PlannedCall(tools[name], TWICE_PATTERN.sub("", clause), step)
+        planned += [call] * (2 if TWICE_PATTERN.search(clause) else 1)
         step += bool(THEN_PATTERN.search(words[len(clause) :]))
-    return wanted[:MAX_CALLS]
+    return planned[:MAX_CALLS]
 
 
 def _find_mentions(sentence: str, tools: Mapping[str, Item]) -> list[tuple[str, int, int]]:
-    """Find the tool names of a sentence, with their places.
+    """Find the tool names of a sentence, with their positions.
 
     A name that is an ordinary word counts only after a word like "call" or as the first word.
     """
@@ -180,15 +168,15 @@ def _find_mentions(sentence: str, tools: Mapping[str, Item]) -> list[tuple[str, 
 
 
 def _match_tool(sentence: str, tools: Mapping[str, Item]) -> Item | None:
-    """Find the tool whose name has most of its own words in the sentence, and no others."""
-    said = set(re.findall(r"[a-z0-9]+", sentence.lower()))
-    best: tuple[int, Item] | None = None
+    """Find the tool with the most words in its name, all of which are in the sentence."""
+    spoken = set(re.findall(r"[a-z0-9]+", sentence.lower()))
+    best, most = None, 0
     for name, tool in tools.items():
         split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
         words = set(re.findall(r"[a-z0-9]+", split.lower())) - COMMON_WORDS
-        if words and words <= said and (best is None or len(words) > best[0]):
-            best = (len(words), tool)
-    return best[1] if best else None
+        if words <= spoken and len(words) > most:
+            best, most = tool, len(words)
+    return best
 
 
 def _make_call(utterance: Utterance, planned: PlannedCall) -> ToolCallOutput:
@@ -207,26 +195,26 @@ def _make_call(utterance: Utterance, planned: PlannedCall) -> ToolCallOutput:
 
 
 def _read_custom_input(words: str) -> str:
-    """Read the free text for a custom tool: what is quoted, else all that is said about it."""
+    """Return the input of a custom tool: the quoted text, else all the text about it."""
     if found := QUOTED.search(words):
         return found[0][1:-1]
     return re.sub(r"\A(?:on|to|for|saying)\s+", "", words.strip(" .")) or "text"
 
 
 def report_results(utterance: Utterance) -> TextResult | None:
-    """Tell the results of the calls that follow the user's message, once all are there."""
+    """Report the results of the calls after the user's message, once all of them are there."""
     items = items_after_last_user(utterance.request.items)
     if not items or is_model_item(items[-1]):
         return None
     found = tool_results(items)
     if not found:
         return None
-    told = " ".join(f"{name} says: {_end_sentence(output)}" for name, output in found)
-    return TextResult(told, _parse_output(found[-1][1]))
+    report = " ".join(f"{name} says: {_end_sentence(output)}" for name, output in found)
+    return TextResult(report, _parse_output(found[-1][1]))
 
 
 def _parse_output(output: str) -> Any:
-    """Read an output as JSON where it is that."""
+    """Parse an output as JSON; return the text if it is none."""
     try:
         return json.loads(output)
     except (ValueError, RecursionError):
@@ -239,7 +227,7 @@ def _end_sentence(text: str) -> str:
 
 
 def list_tools(utterance: Utterance, _: re.Match[str]) -> TextResult:
-    """Name the tools."""
+    """List the names of the tools."""
     names = list(offered_tools(utterance.request))
     return TextResult(
         f"My tools are: {', '.join(names)}." if names else "I have no tools here.", names
@@ -247,7 +235,7 @@ def list_tools(utterance: Utterance, _: re.Match[str]) -> TextResult:
 
 
 def report_unknown_tool(utterance: Utterance, match: re.Match[str]) -> TextResult | None:
-    """Say so where a tool is called that is not there."""
+    """Report that the named tool is not offered."""
     called = match["a"] or match["b"] or match["c"]
     names = list(offered_tools(utterance.request))
     if called in names:

@@ -1,4 +1,4 @@
-"""What the practice model is asked, and what it answers: plain values."""
+"""The request and the answer of the practice model, as plain values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,17 @@ Item = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PracticeRequest:
-    """One request: the effective context, oldest item first, and the settings that shape it."""
+    """One request to the practice model.
+
+    Args:
+        items: The effective context as items of the Responses API, oldest first.
+        instructions: The instructions of the request.
+        tools: The offered tools.
+        tool_choice: ``auto``, ``none``, ``required``, or an object that names tools.
+        parallel_tool_calls: Whether several calls may be made at once.
+        text_format: The ``text.format`` of the request.
+        reasoning: The ``reasoning`` of the request.
+    """
 
     items: Sequence[Item]
     instructions: str | None = None
@@ -43,7 +53,7 @@ class RefusalOutput:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallOutput:
-    """A call of an offered tool; a custom tool takes ``arguments`` as free text."""
+    """A call of an offered tool; for a custom tool ``arguments`` is free text."""
 
     name: str
     arguments: str
@@ -55,7 +65,12 @@ OutputPart = ReasoningOutput | MessageOutput | RefusalOutput | ToolCallOutput
 
 @dataclass(frozen=True, slots=True)
 class PracticeOutput:
-    """An answer in parts; ``pace`` is the seconds between two streamed chunks."""
+    """An answer.
+
+    Args:
+        parts: Its parts, in order.
+        pace: Seconds between two streamed chunks.
+    """
 
     parts: tuple[OutputPart, ...]
     pace: float = 0.0
