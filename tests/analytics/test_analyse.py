@@ -128,7 +128,7 @@ async def test_a_range_of_time_and_names_narrow_it_down(store: Store) -> None:
 
 
 async def test_latency_is_that_of_a_real_request(store: Store) -> None:
-    """Median and 95th percentile by nearest rank, for each model, of answers alone."""
+    """Median, and 95th percentile by nearest rank, for each model, of answers alone."""
     teller = await create_writer(store)
     for seconds in range(1, 101):
         await teller.add_response(seconds=float(seconds), first_token_seconds=seconds / 10)
@@ -136,7 +136,7 @@ async def test_latency_is_that_of_a_real_request(store: Store) -> None:
     await teller.add_response(seconds=7.0, model="gpt-5-mini")
     found = await analyse(store)
     by_model = {each.model: each for each in found.models}
-    assert by_model["gpt-5.1"].latency == Latency(50.0, 95.0, 5.0, 9.5)
+    assert by_model["gpt-5.1"].latency == Latency(50.5, 95.0, 5.05, 9.5)
     assert by_model["gpt-5-mini"].latency == Latency(7.0, 7.0)
     assert by_model["gpt-5.1"].success_rate == pytest.approx(100 / 101)
     assert [each.model for each in found.models] == ["gpt-5.1", "gpt-5-mini"]

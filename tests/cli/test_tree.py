@@ -34,6 +34,7 @@ def make_tree(kind: Any = "answered", **changes: Any) -> AnnotatedTree:
     [
         ("answered", {}, []),
         ("answered", {"expires_at": 999.0}, ["expired"]),
+        ("answered", {"expires_at": 1_020.0, "created_at": 0.5}, ["expired"]),  # within the margin
         ("answered", {"expires_at": None}, []),
         ("answered", {"status": "lost", "lost_reason": "gone"}, ["lost: gone"]),
         ("answered", {"status": "lost"}, ["lost"]),

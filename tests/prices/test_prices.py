@@ -40,6 +40,13 @@ def test_a_snapshot_costs_what_its_model_costs(model: str) -> None:
     assert cost(MILLION, "openai", model) == cost(MILLION, "openai", "gpt-5.1")
 
 
+def test_a_snapshot_may_have_a_price_of_its_own() -> None:
+    """The first gpt-4o costs what it always did, cached input included."""
+    assert cost(MILLION, "openai", "gpt-4o-2024-05-13") == pytest.approx(5.0 + 0.1 * 15)
+    later = cost(MILLION, "openai", "gpt-4o-2024-08-06")
+    assert later == cost(MILLION, "openai", "gpt-4o") == pytest.approx(0.6 * 2.5 + 0.4 * 1.25 + 1.0)
+
+
 @pytest.mark.parametrize(
     ("provider", "model"),
     [("openai", "gpt-5.1-pro"), ("openai", "gpt-5.17"), ("openai", ""), ("nobody", "gpt-5.1")],

@@ -1,6 +1,8 @@
 """Export and import lose nothing."""
 
 import json
+import math
+from typing import Any
 
 import pytest
 
@@ -106,6 +108,39 @@ async def test_a_broken_file_imports_nothing(store: Store, line: str) -> None:
     with pytest.raises(InvalidJSON):
         await store.import_(line if line.startswith('{"node') else f"{lines}{line}\n")
     assert len(await store.conversations()) == 1
+
+
+TAMPERED = {
+    "a changed block": lambda form: (
+        form.get("block", {}).get("parts", [{}])[0].update(text="other")
+    ),
+    "a negative block": lambda form: form.get("blocks") and form.update(blocks=[-1, -2]),
+    "a negative parent": lambda form: form.get("parent") == 1 and form.update(parent=-1),
+    "a node below itself": lambda form: form.get("node") == 1 and form.update(parent=1),
+    "a negative kept": lambda form: form.get("node") == 1 and form.update(kept=-1),
+    "too many kept": lambda form: form.get("node") == 1 and form.update(kept=9),
+    "an unknown kind": lambda form: form.get("node") == 1 and form.update(kind="root"),
+    "a negative head": lambda form: form.get("conversation", {}).update(head=-1),
+    "a number as a title": lambda form: form.get("conversation", {}).update(title=5),
+    "an unknown mode": lambda form: form.get("conversation", {}).update(mode="bogus"),
+    "a negative retention": lambda form: form.get("conversation", {}).update(retention=-5),
+    "an endless time": lambda form: form.get("node") == 1 and form.update(created_at=math.inf),
+    "a text as a count": lambda form: form.get("response", {}).update(input_tokens="many"),
+    "a node of its own": lambda form: form.get("response", {}).update(node=1),
+}
+
+
+@pytest.mark.parametrize("change", TAMPERED.values(), ids=TAMPERED)
+async def test_a_changed_file_imports_nothing(store: Store, change: Any) -> None:
+    """Blocks that are not what a digest proves, and references to anything but what came before."""
+    row, _ = await create_conversation(store, 2)
+    forms = [json.loads(line) for line in (await store.export(row)).splitlines()]
+    for form in forms:
+        change(form)
+    with pytest.raises(InvalidJSON):
+        await store.import_([json.dumps(form) for form in forms])
+    assert len(await store.conversations()) == 1
+    assert await store.verify() == []
 
 
 async def test_lines_are_plain_json(store: Store) -> None:

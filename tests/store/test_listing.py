@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kedge.planning.anchors import is_expired
 from kedge.store import ConversationRow, Node, ResponseRow, Store, Telemetry
 from kedge.store.listing import (
     LIST_FILTERS,
@@ -62,6 +63,26 @@ async def test_a_row_holds_the_sums_of_its_conversation(store: Store) -> None:
     assert (row.input_tokens, row.cached_tokens, row.output_tokens) == (30, 12, 9)
     assert (row.cost, row.seconds, row.expires_at, row.model) == (1.5, 2.0, 9.0, "m")
     assert all(type(each) is int for each in (row.responses, row.input_tokens, row.forks))
+
+
+async def test_every_view_has_the_planners_definition_of_expired(store: Store) -> None:
+    """Half an hour before its expiry a response is not relied on; the retention shortens it."""
+    day = 86_400.0
+    times = {"created_at": 1_000.0, "root_created_at": 1_000.0, "expires_at": 1_000.0 + 2 * day}
+    await create_conversation(store, "Boats", "One", **times)
+    ((summary,), _) = await list_summaries(store)
+    (row,) = await store.responses(summary.row)
+    for now, expected in ((1_000.0 + 2 * day - 1800, True), (1_000.0 + day, False)):
+        assert is_expired(row, now) is expected
+        assert summary.relied_until is not None
+        assert (now >= summary.relied_until) is expected
+    short = await store.create(retention=100.0)
+    node = await append_exchange(store, short, await store.node(short, short.head), "x", **times)
+    await store.move_head(short, node, head=short.head)
+    (row,) = await store.responses(short)
+    assert (row.expires_at, is_expired(row, 1_096.0)) == (1_100.0, True)
+    ((summary, _), _) = await list_summaries(store)
+    assert summary.relied_until == 1_095.0
 
 
 async def test_a_conversation_without_a_word_is_listed_too(store: Store) -> None:

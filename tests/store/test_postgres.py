@@ -7,6 +7,7 @@ from contextlib import suppress
 from urllib.parse import urlsplit, urlunsplit
 
 import anyio
+import psycopg
 import pytest
 
 from kedge import user
@@ -96,6 +97,21 @@ async def test_an_idle_connection_that_died_is_replaced(own_server: PostgresServ
         await anyio.to_thread.run_sync(own_server.start)
         node = await store.append(row, nodes[-1], [user("still here")], head=nodes[-1].id)
         assert len((await store.load(row, node.id)).blocks) == 3
+
+
+async def test_a_commit_that_was_not_confirmed(empty_url: str) -> None:
+    """It may have been written, so the error advises to check, and not to repeat it."""
+    async with await open_store(empty_url) as store:
+
+        def work(tx: Tx) -> None:
+            ((pid,),) = tx.rows("SELECT pg_backend_pid()")
+            with psycopg.connect(empty_url) as other:
+                other.execute("SELECT pg_terminate_backend(%s, 30000)", (pid,))
+
+        with pytest.raises(StoreUnreachable, match="check whether it was written") as unknown:
+            await store.database.write(work)
+        assert not unknown.value.retryable
+        assert len(await store.conversations()) == 0
 
 
 async def test_every_connection_busy(empty_url: str) -> None:

@@ -216,6 +216,45 @@ async def test_retention_bounds_what_a_provider_is_relied_on(store: Store) -> No
     assert loaded.state.anchors[0].expires_at == 161.0
 
 
+async def test_the_content_index_respects_retention(store: Store) -> None:
+    """The shorter of the retentions of the response's conversation and of the asking one."""
+    row = await store.create(retention=60.0)
+    root = (await store.load(row)).node
+    await store.append(row, root, [user("a")], response=make_response(1, expires_at=1e9))
+    for retention, expires in ((None, 161.0), (30.0, 131.0), (90.0, 161.0)):
+        (found,) = await store.candidates(SCOPE, [make_digest(1)], retention=retention)
+        assert found.expires_at == expires
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mode": "bogus"},
+        {"retention": -5},
+        {"retention": 0},
+        {"retention": float("nan")},
+        {"retention": float("inf")},
+        {"retention": "60"},
+        {"retention": True},
+    ],
+)
+async def test_invalid_settings_are_rejected(store: Store, settings: dict[str, Any]) -> None:
+    """Before anything is written."""
+    with pytest.raises(InvalidSetting, match=next(iter(settings))):
+        await store.create(**settings)
+    assert await store.conversations() == []
+
+
+async def test_a_conversation_begins_with_blocks(store: Store) -> None:
+    """They are written in the transaction that creates it."""
+    row = await store.create(blocks=[user("a"), assistant("b")])
+    loaded = await store.load(row)
+    assert (loaded.node.kind, loaded.blocks) == ("added", (user("a"), assistant("b")))
+    with pytest.raises(InvalidSetting):
+        await store.create(id=row.id, blocks=[user("c")])
+    assert len(await store.tree(row)) == 2
+
+
 async def test_state_beyond_the_anchors_stays_with_the_node(store: Store) -> None:
     """A mode, a conversation object and data of the Turn are loaded as they were."""
     row, root = await create_conversation(store)

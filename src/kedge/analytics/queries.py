@@ -133,7 +133,7 @@ def list_models(tx: Tx, selection: Selection) -> list[tuple[str, str, int, int, 
 
 
 def measure_latencies(tx: Tx, where: SqlCondition, group: str = "1") -> dict[Any, Latency]:
-    """The latency of each group of responses, by nearest rank."""
+    """Return the latency of each group of responses: the median, and p95 by nearest rank."""
     whole = _query_percentiles(tx, where, group, "r.seconds")
     first = _query_percentiles(tx, where, group, "r.first_token_seconds")
     return {key: Latency(*whole[key], *first.get(key, (None, None))) for key in whole}
@@ -150,18 +150,18 @@ def _query_percentiles(
     )
     rows = tx.rows(
         f"SELECT grouped, place, size, measured FROM ({ranked}) AS ranked "  # noqa: S608
-        "WHERE place = (size + 1) / 2 OR place = (size * 95 + 99) / 100",
+        "WHERE place IN ((size + 1) / 2, size / 2 + 1, (size * 95 + 99) / 100)",
         where.values,
     )
-    found: dict[Any, tuple[float, float]] = {}
-    for key, place, size, measured in rows:
-        median, p95 = found.get(key, (measured, measured))
-        if place == (size + 1) // 2:
-            median = measured
-        if place == (size * 95 + 99) // 100:
-            p95 = measured
-        found[key] = (float(median), float(p95))
-    return found
+    sizes = {key: size for key, _, size, _ in rows}
+    ranked_values = {(key, place): float(measured) for key, place, _, measured in rows}
+    return {
+        key: (
+            (ranked_values[key, (size + 1) // 2] + ranked_values[key, size // 2 + 1]) / 2,
+            ranked_values[key, (size * 95 + 99) // 100],
+        )
+        for key, size in sizes.items()
+    }
 
 
 def count_where(condition: str) -> str:

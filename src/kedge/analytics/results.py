@@ -123,7 +123,10 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds of answered requests; nearest rank, so that every number was really measured."""
+    """Seconds of answered requests.
+
+    The median of an even number of values is the mean of the middle two; ``p95`` is the nearest rank.
+    """
 
     median: float | None = None
     p95: float | None = None

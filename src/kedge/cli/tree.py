@@ -16,6 +16,7 @@ from kedge.cli.store_options import (
     store_option,
 )
 from kedge.formatting import sanitize_text, shorten_id
+from kedge.planning.anchors import is_expired
 from kedge.store import ConversationRow, Node, ResponseRow, Store
 from kedge.store.listing import list_tree_conversations, load_last_blocks, read_tree
 from kedge.turns import Block
@@ -60,7 +61,7 @@ class AnnotatedTree:
             marks.append(f"failed: {response.status}")
         elif not response.stored:
             marks.append("unstored")
-        elif response.expires_at is not None and response.expires_at <= now:
+        elif is_expired(response, now):
             marks.append("expired")
         if response.healed:
             marks.append(f"healed: {response.healed}")

@@ -6,7 +6,7 @@ the record says whether the server can still be asked for it.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from kedge.planning.digests import PrefixIndex
 from kedge.turns.immutable import immutable
@@ -92,18 +92,57 @@ def matches_prefix(record: AnchorRecord, index: PrefixIndex, covered: int) -> bo
     return 0 < count <= covered and index.digest(count) == record.digest
 
 
-def is_expired(record: AnchorRecord, now: float) -> bool:
-    """Whether the server may have dropped the response, or the first one of its chain, by ``now``.
+class Expiring(Protocol):
+    """A response with the times that decide until when it is relied on."""
 
-    Whether a server that dropped the root still serves its descendants is not known, so a chain is
-    relied on for as long as its root is kept.
+    @property
+    def created_at(self) -> float:
+        """When it was created."""
+        ...
+
+    @property
+    def expires_at(self) -> float | None:
+        """When the server drops it, if it does."""
+        ...
+
+    @property
+    def root_created_at(self) -> float:
+        """When the first response of its chain was created; 0 if it is the first."""
+        ...
+
+
+def relied_until(response: Expiring) -> float | None:
+    """Return the time until which a response may be used as an anchor; None if there is no end.
+
+    Whether a server that dropped the first response of a chain still serves its descendants is not
+    known, so a chain is relied on for as long as its root is stored. The margin keeps a request from
+    arriving after the expiry; it is shorter where the retention itself is short.
     """
-    if record.expires_at is None:
-        return False
-    retention = record.expires_at - record.created_at
+    if response.expires_at is None:
+        return None
+    retention = response.expires_at - response.created_at
     margin = min(EXPIRY_MARGIN, max(retention, 0.0) / 20)
-    root_expires = (record.root_created_at or record.created_at) + retention
-    return now >= min(record.expires_at, root_expires) - margin
+    root_expires = (response.root_created_at or response.created_at) + retention
+    return min(response.expires_at, root_expires) - margin
+
+
+def is_expired(response: Expiring, now: float) -> bool:
+    """Return whether a response, or the root of its chain, may be dropped by the server at ``now``.
+
+    This is the one definition of "expired": the planner, `kedge tree` and the page use it.
+    """
+    until = relied_until(response)
+    return until is not None and now >= until
+
+
+def limit_expiry(
+    created_at: float, expires_at: float | None, retention: float | None
+) -> float | None:
+    """Return when a response expires, if it is relied on for ``retention`` seconds at most."""
+    if retention is None:
+        return expires_at
+    limit = created_at + retention
+    return limit if expires_at is None else min(expires_at, limit)
 
 
 def unavailable_reason(

@@ -1,25 +1,37 @@
-"""Export and import: a conversation as lines of JSON, with its whole tree, its anchors and accounts.
+"""Export and import: a conversation as lines of JSON, with its tree, its anchors and its telemetry.
 
-    {"format": "kedge.conversation", "version": 1, "conversation": {…}} {"block": {…}}
-    one line for each block, in the order of numbers 0, 1, … {"node": 0, "parent": null, "blocks": [0,
-    1], "response": {…}, …}
+    {"format": "kedge.conversation", "version": 1, "conversation": {…}}
+    {"block": {…}}                                  one line per block, numbered 0, 1, …
+    {"node": 0, "parent": null, "blocks": [0, 1], "response": {…}, …}   one line per node
 
-Nodes and blocks are numbered afresh, so the lines of a conversation that was imported are those that it
-was imported from. Several conversations may follow one another.
+Nodes and blocks are numbered anew, so a conversation that was imported exports the lines that it was
+imported from. Several conversations may follow one another. An import is checked like a stored tree:
+digests must match their blocks, and references must point backwards.
 """
 
 import base64
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from kedge.errors import InvalidJSON
 from kedge.store.block_codec import encode, encode_block
 from kedge.store.database import Tx
 from kedge.store.nodes import create_conversation, insert_node, select_node, select_tree
-from kedge.store.records import ConversationRow, Node, ResponseRow
+from kedge.store.records import (
+    ConversationRow,
+    Node,
+    NodeKind,
+    ResponseRow,
+    validate_data,
+    validate_mode,
+    validate_retention,
+    validate_tags,
+    validate_text,
+)
 from kedge.store.responses import RESPONSE_COLUMNS, intern_scope, select_responses
+from kedge.store.verify import check_tree
 from kedge.turns import load_block, new_id
 
 FORMAT, VERSION = "kedge.conversation", 1
@@ -43,6 +55,7 @@ _TELEMETRY_TABLES: dict[str, tuple[str, ...]] = {
     "exchanges": ("request", "reply", "status", "created_at"),
 }
 _CLAIM_COLUMNS = ("key", "about", "asked", "answer")
+_ADDED_KINDS = frozenset(get_args(NodeKind)) - {"root"}
 _RESPONSE_DEFAULTS = {each.name: each.default for each in fields(ResponseRow)}
 
 
@@ -159,9 +172,10 @@ def import_lines(tx: Tx, lines: Iterable[str]) -> list[str]:
     for header, blocks, nodes in _iter_conversations(lines):
         try:
             made.append(_import_conversation(tx, header, blocks, nodes))
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            problem = f"conversation {len(made)} is not as it should be ({type(error).__name__})"
-            raise InvalidJSON("$", f"{problem}; nothing was imported") from None
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = error if isinstance(error, ValueError) else type(error).__name__
+            problem = f"conversation {len(made)} is not valid ({reason}); nothing was imported"
+            raise InvalidJSON("$", problem) from None
     return made
 
 
@@ -188,12 +202,16 @@ def _iter_conversations(lines: Iterable[str]) -> Iterator[tuple[Json, list[str],
 
 def _parse_line(line: str, number: int) -> Json:
     try:
-        form = json.loads(line)
+        form = json.loads(line, parse_constant=_reject_constant)
     except ValueError:
         form = None
     if not isinstance(form, dict):
         raise InvalidJSON(f"line {number}", "not a JSON object")
     return cast("Json", form)
+
+
+def _reject_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _check_header(form: Json, number: int) -> Json:
@@ -205,43 +223,66 @@ def _check_header(form: Json, number: int) -> Json:
 
 
 def _import_conversation(tx: Tx, header: Json, blocks: list[str], nodes: list[Json]) -> str:
-    taken = tx.rows("SELECT 1 FROM conversations WHERE id = ?", (header["id"],))
-    name = new_id("conv") if taken else header["id"]
+    exists = tx.rows("SELECT 1 FROM conversations WHERE id = ?", (header["id"],))
+    name = new_id("conv") if exists else validate_text(header["id"], "id")
+    if not name or not nodes or nodes[0]["kind"] != "root" or nodes[0]["blocks"]:
+        raise ValueError("it needs an id, and an empty root as its first node")
     row = create_conversation(
         tx,
         name,
-        title=header["title"],
-        tags=header["tags"],
-        mode=header["mode"],
-        retention=header["retention"],
-        data=header["data"] or {},
-        now=header["created_at"],
-        root_created_at=nodes[0]["created_at"],
+        title=validate_text(header["title"], "title"),
+        tags=validate_tags(header["tags"]),
+        mode=validate_mode(header["mode"]),
+        retention=validate_retention(header["retention"]),
+        data=validate_data(header["data"] or {}),
+        now=float(header["created_at"]),
+        root_created_at=float(nodes[0]["created_at"]),
     )
     made: list[Node] = [select_node(tx, row.head, row.tree)]
     for form in nodes[1:]:
-        response = _decode_response(form["response"]) if "response" in form else None
-        node, _ = insert_node(
-            tx,
-            made[int(form["parent"])],
-            [blocks[int(place)] for place in form["blocks"]],
-            conversation=row,
-            kind=form["kind"],
-            now=form["created_at"],
-            kept=form["kept"],
-            memory=encode(form["memory"]) if "memory" in form else None,
-            response=response,
-        )
-        made.append(node)
+        made.append(_import_node(tx, form, row, made, blocks))
     for form, node in zip(nodes, made, strict=True):
         _import_telemetry(tx, form, row, node)
     _finish_import(tx, header, row, made)
+    for damage in check_tree(tx, row.tree):
+        raise ValueError(f"{damage}; it was changed after it was exported")
     return name
 
 
+def _import_node(
+    tx: Tx, form: Json, row: ConversationRow, made: list[Node], blocks: list[str]
+) -> Node:
+    """Add the next node; it may refer only to nodes and blocks that came before it."""
+    if form["node"] != len(made) or form["kind"] not in _ADDED_KINDS:
+        raise ValueError(f"node {form['node']!r} is of an unknown kind or out of order")
+    parent = made[_check_index(form["parent"], len(made))]
+    node, _ = insert_node(
+        tx,
+        parent,
+        [blocks[_check_index(index, len(blocks))] for index in form["blocks"]],
+        conversation=row,
+        kind=form["kind"],
+        now=float(form["created_at"]),
+        kept=_check_index(form["kept"], parent.length + 1),
+        memory=encode(validate_data(form["memory"])) if "memory" in form else None,
+        response=_decode_response(form["response"]) if "response" in form else None,
+    )
+    return node
+
+
+def _check_index(index: object, count: int) -> int:
+    """Check a reference to one of the first ``count`` nodes, blocks or positions."""
+    if type(index) is not int or not 0 <= index < count:
+        raise ValueError(f"{index!r} refers to nothing before it")
+    return index
+
+
 def _decode_response(form: Json) -> ResponseRow:
-    derived: tuple[str, ...] = tuple(form.pop("derived", ()))
-    return ResponseRow(**form, derived=derived)
+    from pydantic import TypeAdapter  # imported here because importing is rare and this takes long
+
+    if unknown := form.keys() - set(RESPONSE_COLUMNS):
+        raise ValueError(f"a response has no {min(unknown)!r}")
+    return TypeAdapter(ResponseRow).validate_python(form)
 
 
 def _import_telemetry(tx: Tx, form: Json, row: ConversationRow, node: Node) -> None:
@@ -285,4 +326,4 @@ def _finish_import(tx: Tx, header: Json, row: ConversationRow, nodes: list[Node]
 
 
 def _resolve_node(nodes: list[Node], number: Any) -> int | None:
-    return None if number is None else nodes[int(number)].id
+    return None if number is None else nodes[_check_index(number, len(nodes))].id

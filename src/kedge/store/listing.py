@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from kedge.planning.anchors import EXPIRY_MARGIN
+from kedge.planning.anchors import limit_expiry, relied_until
 from kedge.store.block_codec import decode_blocks
 from kedge.store.conversations import checked, select_conversation
 from kedge.store.database import Row, Tx
@@ -83,7 +83,9 @@ class ConversationSummary:
     seconds: float | None = None
     """The median of the time that answers took."""
     expires_at: float | None = None
-    """Until when the provider is relied on to keep the newest response."""
+    """When the provider drops the last of the responses."""
+    relied_until: float | None = None
+    """Until when a response can be continued from; see `planning.anchors.relied_until`."""
     model: str = ""
 
 
@@ -219,13 +221,19 @@ def _build_summaries(tx: Tx, rows: Sequence[ConversationRow]) -> list[Conversati
     numbers = [row.number for row in rows]
     marks = ", ".join("?" * len(numbers))
     sums = {row[0]: row for row in tx.rows(_SELECT_SUMS.format(marks=marks), numbers)}
-    times: dict[int, list[float]] = {}
-    took = f"SELECT conversation, seconds FROM responses WHERE conversation IN ({marks})"
-    for number, seconds in tx.rows(took, numbers):
-        times.setdefault(number, []).append(seconds)
+    times: dict[int, list[Row]] = {}
+    query = (
+        "SELECT conversation, seconds, created_at, expires_at, root_created_at, "
+        "CASE WHEN status = 'completed' THEN stored ELSE 0 END "
+        f"FROM responses WHERE conversation IN ({marks})"
+    )
+    for number, *values in tx.rows(query, numbers):
+        times.setdefault(number, []).append(tuple(values))
     forks = dict(tx.rows(_SELECT_FORKS.format(marks=marks), [row.tree for row in rows]))
     return [
-        _build_summary(tx, row, sums.get(row.number), times.get(row.number), forks.get(row.tree, 0))
+        _build_summary(
+            tx, row, sums.get(row.number), times.get(row.number, []), forks.get(row.tree, 0)
+        )
         for row in rows
     ]
 
@@ -247,7 +255,7 @@ _SELECT_FORKS = (
 
 
 def _build_summary(
-    tx: Tx, row: ConversationRow, sums: Row | None, times: list[float] | None, forks: int
+    tx: Tx, row: ConversationRow, sums: Row | None, times: list[Row], forks: int
 ) -> ConversationSummary:
     first = tx.rows(_SELECT_PATH_BLOCKS.format(where="< ?"), (row.head, FIRST_BLOCKS))
     length = tx.rows("SELECT length FROM nodes WHERE id = ?", (row.head,))[0][0]
@@ -268,16 +276,28 @@ def _build_summary(
         cached,
         output,
         None if cost is None else float(cost),
-        median(times) if times else None,
+        median(seconds for seconds, *_ in times) if times else None,
         expires,
+        _compute_relied_until(row, times),
         model,
     )
 
 
+class _Times(NamedTuple):
+    created_at: float
+    expires_at: float | None
+    root_created_at: float
+
+
+def _compute_relied_until(row: ConversationRow, times: list[Row]) -> float | None:
+    """Return until when the last of the completed responses is relied on."""
+    ends = [
+        relied_until(_Times(created, limit_expiry(created, expires, row.retention), root or 0.0))
+        for _, created, expires, root, is_usable in times
+        if is_usable
+    ]
+    return max((end for end in ends if end is not None), default=None)
+
+
 def _first_preview(blocks: Sequence[Block], kind: type[Block]) -> str:
     return next((preview_text(block) for block in blocks if isinstance(block, kind)), "")
-
-
-def is_expiring(expires_at: float | None, now: float) -> bool:
-    """Whether a response is no longer relied on."""
-    return expires_at is not None and now >= expires_at - EXPIRY_MARGIN

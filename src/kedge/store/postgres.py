@@ -307,13 +307,13 @@ class PostgresDatabase(Database):
                 raise self._to_store_error(failure) from None
             words = f"{self._safe_url()}: every connection was busy for {self._wait_seconds:g} s; try again"
             raise StoreBusy(words) from None
-        except _CommitUnknown as doubt:
-            words = (
-                f"{self._safe_url()}: the connection broke at the end of a transaction, which may "
+        except _CommitUnknown as unknown:
+            failure = StoreUnreachable(
+                f"{self._safe_url()}: the connection broke while a transaction was committed; "
+                "check whether it was written before trying again"
             )
-            raise StoreUnreachable(
-                f"{words}or may not be there; look before trying again"
-            ) from doubt
+            failure.retryable = False  # to repeat it blindly could write it twice
+            raise failure from unknown
         except self._driver.Error as error:
             raise self._to_store_error(error) from None
 

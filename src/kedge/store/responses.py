@@ -7,6 +7,7 @@ from typing import Any
 
 from kedge.events import Usage
 from kedge.planning import AnchorRecord, Status
+from kedge.planning.anchors import limit_expiry
 from kedge.store.block_codec import encode
 from kedge.store.database import Row, Tx
 from kedge.store.records import ResponseRow
@@ -26,7 +27,7 @@ _INSERT = (
 )
 _SELECT = (
     f"SELECT {', '.join(f'r.{name}' for name in RESPONSE_COLUMNS if name != 'scope')}, s.name, "
-    "r.node, n.parent, c.id FROM responses r JOIN scopes s ON s.number = r.scope "
+    "r.node, n.parent, c.id, c.retention FROM responses r JOIN scopes s ON s.number = r.scope "
     "JOIN nodes n ON n.id = r.node JOIN conversations c ON c.number = r.conversation "
 )
 _READ_COLUMNS = tuple(name for name in RESPONSE_COLUMNS if name != "scope")
@@ -116,7 +117,8 @@ def _response_from_row(row: Row) -> ResponseRow:
     members = dict(zip(_READ_COLUMNS, row, strict=False))
     for name in _NULLABLE_TEXTS:
         members[name] = members[name] or ""
-    scope, node, parent, conversation = row[len(_READ_COLUMNS) :]
+    scope, node, parent, conversation, retention = row[len(_READ_COLUMNS) :]
+    members["expires_at"] = limit_expiry(members["created_at"], members["expires_at"], retention)
     members["digest"] = unpack_digest(members["digest"])
     members["derived"] = tuple(json.loads(members["derived"])) if members["derived"] else ()
     members["stored"] = bool(members["stored"])
@@ -184,8 +186,7 @@ def anchor_from_row(
     name, scope, digest, count, depth, root, status, stored, created, expires, barrier, derived = (
         row
     )
-    if retention is not None:
-        expires = created + retention if expires is None else min(expires, created + retention)
+    expires = limit_expiry(created, expires, retention)
     return AnchorRecord(
         name or "",
         scopes.get(scope, ""),

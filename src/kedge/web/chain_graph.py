@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from kedge.planning.anchors import is_expired
 from kedge.store import Node as StoredNode
 from kedge.store import ResponseRow
-from kedge.store.listing import StoredTree, is_expiring
+from kedge.store.listing import StoredTree
 
 Mark = Literal["head", "pending", "failed", "lost", "expired", "full", "edited", "compacted"]
 MARK_DESCRIPTIONS: dict[Mark, str] = {
@@ -301,7 +302,7 @@ def _response_marks(row: ResponseRow, now: float) -> set[Mark]:
         marks.add("failed")
     elif row.status == "lost":
         marks.add("lost")
-    elif row.stored and is_expiring(row.expires_at, now):
+    elif row.stored and is_expired(row, now):
         marks.add("expired")
     if is_fallback(row):
         marks.add("full")

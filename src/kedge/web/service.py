@@ -10,12 +10,12 @@ from typing import Any
 
 from kedge.conversation import Conversation
 from kedge.errors import KedgeError, NotInStore
+from kedge.planning.anchors import is_expired
 from kedge.store import ConversationRow, Node, ResponseRow, Store
 from kedge.store.listing import (
     ConversationSummary,
     StoredTree,
     find_by_title,
-    is_expiring,
     list_summaries,
     load_exchanges,
     read_tree,
@@ -232,13 +232,11 @@ def conversation_status(row: ConversationRow, tree: StoredTree, now: float) -> s
     response = tree.responses.get(row.head)
     trouble = any(each.kind == "failed" and each.parent == row.head for each in tree.nodes)
     lost = response is not None and response.status == "lost"
-    expires = response.expires_at if response and response.stored else None
-    return classify_status(row, expires, now, failed=trouble, lost=lost)
+    expired = response is not None and response.stored and is_expired(response, now)
+    return classify_status(row, failed=trouble, lost=lost, expired=expired)
 
 
-def classify_status(
-    row: ConversationRow, expires_at: float | None, now: float, *, failed: bool, lost: bool
-) -> str:
+def classify_status(row: ConversationRow, *, failed: bool, lost: bool, expired: bool) -> str:
     """Archived, failed, lost, expired, active or empty: the first that is true."""
     if row.archived:
         return "archived"
@@ -246,13 +244,14 @@ def classify_status(
         return "failed"
     if lost:
         return "lost"
-    return "expired" if is_expiring(expires_at, now) else "active"
+    return "expired" if expired else "active"
 
 
 def overview_status(each: ConversationSummary, now: float) -> str:
     """The same word, from sums alone."""
     lost = each.lost > 0 and each.expires_at is None
-    return classify_status(each.row, each.expires_at, now, failed=False, lost=lost)
+    expired = each.relied_until is not None and now >= each.relied_until
+    return classify_status(each.row, failed=False, lost=lost, expired=expired)
 
 
 def _first_question(tree: StoredTree) -> str:
