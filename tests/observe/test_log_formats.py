@@ -226,6 +226,7 @@ async def test_two_runs_at_once_keep_their_ids_apart(
             second = await anext(two, None) is not None
     lines = [each for each in parse_lines(written) if each["logger"] != "kedge.access"]
     between = [each for each in lines if each["logger"] == "kedge.between"]
+    assert between
     assert all("conversation_id" not in each for each in between)
     told = {each["conversation_id"] for each in lines if each["logger"] == "kedge.engines"}
     assert told == {"one", "two"}

@@ -279,16 +279,25 @@ async def test_a_value_that_cannot_be_shown_is_a_failure() -> None:
     assert run.result.text == "odd failed: ValueError: no words"
 
 
-async def test_a_record_says_what_happened_and_nothing_else() -> None:
-    """Outcome, attempts and times; ``repr`` keeps arguments and output to itself."""
+async def test_a_record_has_outcome_attempts_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running and waiting are measured separately; ``repr`` shows neither arguments nor output."""
+    now = [0.0]
+    monkeypatch.setattr("kedge.tools.call_runner.time.perf_counter", lambda: now[0])
 
     def secret(word: str) -> str:
+        now[0] += 2.0
         return word
 
-    run = await run_one(secret, word="hush")
+    def approve(call: ToolCallBlock) -> bool:
+        now[0] += 3.0
+        return True
+
+    runs: list[ToolRun] = []
+    calls = [tool_call("secret", {"word": "hush"}, call_id="c0")]
+    await run_calls(Toolbox(secret), calls, approve=approve, on_run=runs.append)
+    (run,) = runs
     assert (run.call_id, run.name, run.outcome, run.attempts) == ("c0", "secret", "ok", 1)
-    assert run.seconds >= 0
-    assert run.waited >= 0
+    assert (run.seconds, run.waited) == (2.0, 3.0)
     assert run.edited is None
     assert "hush" not in repr(run)
 

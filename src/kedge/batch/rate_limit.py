@@ -3,6 +3,8 @@
 The last minute is kept as a list, so no window of sixty seconds ever holds more than its limit. What a
 request will take is not known before it comes back; until then it counts as much as requests took so far
 on average. A server that asks for a pause (``retry_after``) holds up everyone.
+
+Hand-written because limiter libraries count requests, not tokens that are known only afterwards.
 """
 
 import time

@@ -2,6 +2,8 @@
 
 The client retries connections by itself; this is for what it cannot see: a stream that broke before
 its first word, a response that the server gave up on, a rate limit that lasts.
+
+Hand-written because retry libraries cannot know whether output was already shown.
 """
 
 import random

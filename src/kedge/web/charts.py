@@ -3,6 +3,8 @@
 The drawing stretches to the width it is given, strokes do not, and all words stand beside it as HTML, so
 a chart is readable on a narrow screen. Every chart has a title and a description in words, every bar a
 title of its own, and series differ in form (solid, hollow, dashed) as well as in colour.
+
+Hand-written because the page must be readable without JavaScript, which chart libraries require.
 """
 
 from collections.abc import Callable, Iterable, Sequence

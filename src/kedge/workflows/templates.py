@@ -2,6 +2,8 @@
 
 Only names of inputs and steps are known, and only members of plain values are followed: a template
 reaches nothing else. What is missing is told before anything is asked.
+
+Hand-written because specs are stored and shared: a template engine would evaluate expressions in them.
 """
 
 import json
