@@ -69,23 +69,23 @@ INVALID_FILES = [
     ("", "no models; write a table [models.NAME]"),
     ("models = 5", "no models"),
     ("[models", "is not TOML"),
-    ("[model.a]\n", "there is no 'model'; did you mean models?"),
+    ("[model.a]\n", "unknown key 'model'; did you mean models?"),
     ("[models]\na = 5", "models.a must be a table"),
     ("[models.a]\n", 'models.a needs a model: model = "ollama:llama3.2"'),
-    ('[models.a]\nmodle = "practice"', "there is no 'modle'; did you mean model?"),
+    ('[models.a]\nmodle = "practice"', "unknown key 'modle'; did you mean model?"),
     ("[models.a]\nmodel = 5", "models.a.model must be a model string"),
-    ('[models.a]\nmodel = "practice"\nwindow = 0', "models.a.window must be a whole number"),
-    ('[models.a]\nmodel = "practice"\nwindow = true', "models.a.window must be a whole number"),
+    ('[models.a]\nmodel = "practice"\nwindow = 0', "models.a.window must be an integer"),
+    ('[models.a]\nmodel = "practice"\nwindow = true', "models.a.window must be an integer"),
     ('[models.a]\nmodel = "practice"\nstateless = 1', "models.a.stateless must be true or false"),
     ('default = "b"\n[models.a]\nmodel = "practice"', "default must be one of a, not 'b'"),
-    ('[models.a]\nmodel = "practice"\napi_key = "sk-123"', "does not belong into a file"),
+    ('[models.a]\nmodel = "practice"\napi_key = "sk-123"', "does not belong in a file"),
     ('[models.a]\nmodel = "olama:x"', "models.a: no provider named 'olama'"),
-    ('[models.a]\nmodel = "practice"\nkey_env = "KEDGE_NO_SUCH"', "has no KEDGE_NO_SUCH"),
+    ('[models.a]\nmodel = "practice"\nkey_env = "KEDGE_NO_SUCH"', "KEDGE_NO_SUCH is not set"),
 ]
 
 
 @pytest.mark.parametrize(("text", "words"), INVALID_FILES)
-def test_a_mistake_is_told_in_one_line(tmp_path: Path, text: str, words: str) -> None:
+def test_an_error_is_one_line(tmp_path: Path, text: str, words: str) -> None:
     """Where it is, and what would be right; never the secret itself."""
     with pytest.raises((InvalidSetting, CannotConnect)) as caught:
         load_models(write_models(tmp_path, text))

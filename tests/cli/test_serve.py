@@ -116,7 +116,7 @@ def test_options_become_settings(caught: Callable[..., Settings], tmp_path: Path
         (["--host", "192.0.2.1", "--token", ""], 2, "clients need a key"),
         (["--host", "::", "--token", "x", "--fault", "status=500"], 2, "takes no --fault"),
         (["--model", "oracle"], 1, "no provider named 'oracle'"),
-        (["--model", "script:"], 1, "which file?"),
+        (["--model", "script:"], 1, "the script has no file"),
         (["--model", "ollama:"], 1, "which model?"),
         (["--models", "/nowhere.toml"], 1, "cannot read /nowhere.toml"),
         (["--model", "script:/nowhere.json"], 1, "cannot be read"),

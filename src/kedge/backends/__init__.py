@@ -1,9 +1,9 @@
-"""Backends: any engine as a model of the server, so that servers without a memory get one.
+"""Backends: serve any engine as a model, so that stateless model servers get conversation state.
 
     settings = Settings(model=open_model("ollama:llama3.2"))
 
-The server does not know engines, and a model of the server does not know the wire: this room joins the
-two. ``load_models`` reads several of them, by name, from a file.
+The server does not import engines, and a model of the server does not see HTTP; this package connects
+the two. ``load_models`` reads several models by name from a file.
 """
 
 from kedge.backends.engine_model import EngineModel

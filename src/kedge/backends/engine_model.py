@@ -1,8 +1,8 @@
-"""An engine as a model of the server: whatever an Engine can reach, the server can serve.
+"""Serve an engine as a model of the server.
 
-The server keeps the memory; each request takes its whole effective context to the engine. Where the
-provider has a memory of its own (``ResponsesEngine``), the request is chained there by content, so that
-only what is new travels. A client that goes away ends the request upstream.
+The server stores conversations; each request passes its full effective context to the engine. If the
+provider stores responses (``ResponsesEngine``), the request is chained there by content, so that only
+what is new is sent. A client that disconnects ends the request upstream.
 """
 
 from collections import OrderedDict
@@ -26,11 +26,11 @@ from kedge.turns import Turn, user
 
 MAX_ANCHORS = 10_000
 MAX_PREFIXES = 64
-"""How many of the newest prefixes of a Turn are looked up."""
+"""How many of the longest prefixes of a Turn are looked up."""
 
 
 class AnchorCache:
-    """Records of one scope by digest, the least recently used ones dropped."""
+    """Anchor records of one scope by digest; the least recently used ones are evicted."""
 
     def __init__(self, max_size: int = MAX_ANCHORS) -> None:
         self._max_size = max_size
@@ -40,7 +40,7 @@ class AnchorCache:
         return len(self._records)
 
     def record(self, turn: Turn) -> None:
-        """Note what became of a Turn: its newest response, and which ones are lost."""
+        """Record the stored responses of a Turn, and remove those that are lost."""
         for record in get_state(turn).anchors:
             if record.status == "lost":
                 self._records.pop(record.digest, None)
@@ -51,18 +51,18 @@ class AnchorCache:
             self._records.popitem(last=False)
 
     def find_candidates(self, turn: Turn) -> tuple[AnchorRecord, ...]:
-        """The noted responses that hold a beginning of this Turn, the longest first."""
-        ledger, covered = get_prefix_index(turn), covered_count(turn)
+        """Return the recorded responses that cover a prefix of this Turn, the longest first."""
+        prefixes, covered = get_prefix_index(turn), covered_count(turn)
         digests = (
-            ledger.digest(count) for count in range(covered, max(covered - MAX_PREFIXES, 0), -1)
+            prefixes.digest(count) for count in range(covered, max(covered - MAX_PREFIXES, 0), -1)
         )
         return tuple(self._records[digest] for digest in digests if digest in self._records)
 
 
 DEFAULT_WINDOW = 128_000
-"""How many tokens a model sees, where nobody said."""
+"""Context length in tokens, if none is given."""
 DEFAULT_GRACE = 30.0
-"""Seconds for which the beginning of an answer is awaited before a stream is opened."""
+"""Seconds to wait for the first output before a stream is opened."""
 
 FORWARDED_PARAMS = (
     "temperature",
@@ -77,7 +77,7 @@ FORWARDED_PARAMS = (
     "tool_choice",
     "max_tool_calls",
 )
-"""Parameters of a request that change the answer, and go upstream."""
+"""Parameters that change the answer, forwarded to every API."""
 ACCOUNT_PARAMS: Mapping[type[Engine], tuple[str, ...]] = {
     ResponsesEngine: (
         "user",
@@ -98,8 +98,8 @@ ACCOUNT_PARAMS: Mapping[type[Engine], tuple[str, ...]] = {
 """Parameters about the account and the cache, for each API that accepts them."""
 ANTHROPIC_TIERS: Mapping[str, str] = {"auto": "auto", "default": "standard_only"}
 SUMMARY_PROMPT = (
-    "Summarise the conversation above for yourself, to go on from when it is gone. Keep every fact, "
-    "name, number, decision, open question and wish of the user. Write plain text, briefly."
+    "Summarize the conversation above, so that you can continue from the summary alone. Keep every fact, "
+    "name, number, decision, open question and request of the user. Write plain text, briefly."
 )
 MAX_SUMMARY_TOKENS = 1_000
 INCOMPLETE_REASONS: Mapping[str, Literal["max_output_tokens", "content_filter"]] = {
@@ -110,15 +110,22 @@ INCOMPLETE_REASONS: Mapping[str, Literal["max_output_tokens", "content_filter"]]
     "content_filter": "content_filter",
     "refusal": "content_filter",
 }
-"""Reasons for which an answer may stop early, and what the server calls them."""
+"""Reasons for which an answer may stop early, and their names in the Responses API."""
 
 
 class EngineModel:
-    """A model of the server that asks an engine.
+    """A model of the server that sends its requests to an engine.
 
-    ``window`` is how many of its own tokens the model sees, and ``tokens`` how many of those one of
-    ours is, for models whose tokens are smaller. ``stateless`` never chains upstream. ``params`` go
-    along with every request; a request's own beat them.
+    Args:
+        name: The model's name in ``GET /v1/models``.
+        engine: The engine; ``aclose`` closes it.
+        window: The model's context length, in its own tokens.
+        tokens: The model's tokens per token of the server's count, for models with smaller tokens.
+        stateless: Never chain upstream; send the full context with every request.
+        params: Parameters of every request; a request's own values take precedence.
+
+    Example:
+        >>> settings = Settings(model=EngineModel("small", connect("ollama:llama3.2")))
     """
 
     def __init__(
@@ -144,26 +151,44 @@ class EngineModel:
         self._anchors = AnchorCache()
 
     async def answer(self, prompt: Prompt) -> AsyncGenerator[OutputEvent]:
-        """Ask the engine, and tell its answer piece by piece."""
+        """Send a prompt to the engine and yield its output as it arrives.
+
+        Args:
+            prompt: The prompt.
+
+        Yields:
+            The output events.
+
+        Raises:
+            ApiError: If the engine fails.
+        """
         try:
             turn = self._build_turn(prompt.ask, prompt.decrypt_reasoning)
             request = self._build_request(prompt, turn)
-            async with aclosing(self._stream_output(turn, request, live=prompt.stream)) as pieces:
-                async for piece in pieces:
-                    yield piece
+            output = self._stream_output(turn, request, streaming=prompt.stream)
+            async with aclosing(output) as events:
+                async for event in events:
+                    yield event
         except KedgeError as error:
             raise to_api_error(error) from error
 
     async def summarise(self, items: Sequence[Mapping[str, Any]]) -> str:
-        """Have the model sum up items that a compaction leaves out; empty if it cannot."""
+        """Summarize the items that a compaction leaves out.
+
+        Args:
+            items: The items.
+
+        Returns:
+            The model's summary; empty if the model fails.
+        """
         try:
-            turn = build_turn(PracticeRequest(items=items), _unseal_nothing, self._scope).append(
+            turn = build_turn(PracticeRequest(items=items), _decrypt_nothing, self._scope).append(
                 user(SUMMARY_PROMPT)
             )
             params = {**self._params, "max_output_tokens": MAX_SUMMARY_TOKENS}
             finished = await self._engine.run(turn, mode="stateless", **params)
         except KedgeError as error:
-            to_api_error(error)  # which says so in the log
+            to_api_error(error)  # which logs it
             return ""
         return answer_text(finished)
 
@@ -188,54 +213,54 @@ class EngineModel:
         )
 
     def _build_params(self, prompt: Prompt) -> dict[str, Any]:
-        """The parameters that go upstream, in the names of the Responses API."""
+        """Return the parameters to forward, in the names of the Responses API."""
         body = prompt.body
         engine = unwrap(self._engine)
         names = (*FORWARDED_PARAMS, *self._account_params)
-        asked = {name: body[name] for name in names if body.get(name) is not None}
-        if "service_tier" in asked and isinstance(engine, AnthropicEngine):
-            asked["service_tier"] = _map_anthropic_tier(asked["service_tier"])
+        params = {name: body[name] for name in names if body.get(name) is not None}
+        if "service_tier" in params and isinstance(engine, AnthropicEngine):
+            params["service_tier"] = _map_anthropic_tier(params["service_tier"])
         if not prompt.ask.tools:
-            asked.pop("tool_choice", None)
-            asked.pop("parallel_tool_calls", None)
+            params.pop("tool_choice", None)
+            params.pop("parallel_tool_calls", None)
         if prompt.max_tokens is not None:
-            asked["max_output_tokens"] = prompt.max_tokens
+            params["max_output_tokens"] = prompt.max_tokens
         if (text := _drop_nulls(body, "text")) and text != {"format": {"type": "text"}}:
-            asked["text"] = text
+            params["text"] = text
         reasoning = _drop_nulls(body, "reasoning")
         if isinstance(engine, ChatCompletionsEngine):
-            reasoning.pop("summary", None)  # it has none; the server shows what it is told
-        return asked | ({"reasoning": reasoning} if reasoning else {})
+            reasoning.pop("summary", None)  # this API has none; the server shows the reasoning
+        return params | ({"reasoning": reasoning} if reasoning else {})
 
     async def _stream_output(
-        self, turn: Turn, request: Request, *, live: bool
+        self, turn: Turn, request: Request, *, streaming: bool
     ) -> AsyncGenerator[OutputEvent]:
-        telling = OutputEmitter(prefix_digest(turn))
+        emitter = OutputEmitter(prefix_digest(turn))
         try:
             async with aclosing(self._engine.events(turn, request)) as events:
                 async for event in events:
                     if isinstance(event, Healed):
-                        telling = OutputEmitter(telling.prefix_digest)  # nothing was shown yet
+                        emitter = OutputEmitter(emitter.prefix_digest)  # nothing was emitted yet
                     elif isinstance(event, AnswerFinished):
                         self._anchors.record(event.turn)
-                        for piece in _finish_output(telling, event.outcome, live=live):
-                            yield piece
-                    elif live:
-                        for piece in telling.feed(event):
-                            yield piece
+                        for output in _finish_output(emitter, event.outcome, streaming=streaming):
+                            yield output
+                    elif streaming:
+                        for output in emitter.feed(event):
+                            yield output
                     else:
-                        telling.assembler.feed(event)
+                        emitter.assembler.feed(event)
         except AnswerIncomplete as error:
             reason = INCOMPLETE_REASONS.get(error.code)
             if reason is None:
                 raise
-            for piece in _finish_incomplete(telling, error, live=live):
-                yield piece
+            for output in _finish_incomplete(emitter, error, streaming=streaming):
+                yield output
             yield OutputTruncated(reason)
 
 
 def _drop_nulls(body: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The members of a parameter that are set."""
+    """Return the members of a parameter that are not null."""
     members: Mapping[str, Any] = body.get(name) or {}
     return {name: value for name, value in members.items() if value is not None}
 
@@ -246,24 +271,26 @@ def _map_anthropic_tier(tier: str) -> str:
     return ANTHROPIC_TIERS[tier]
 
 
-def _unseal_nothing(_: str) -> None:
+def _decrypt_nothing(_: str) -> None:
     return None
 
 
-def _finish_output(emitter: OutputEmitter, outcome: Outcome, *, live: bool) -> list[OutputEvent]:
-    if live:
+def _finish_output(
+    emitter: OutputEmitter, outcome: Outcome, *, streaming: bool
+) -> list[OutputEvent]:
+    if streaming:
         return list(emitter.finish(outcome))
-    pieces = [
-        piece for block in outcome.blocks for piece in emit_block(block, emitter.prefix_digest)
+    events = [
+        event for block in outcome.blocks for event in emit_block(block, emitter.prefix_digest)
     ]
-    return [*pieces, *([convert_usage(outcome.usage)] if outcome.usage else [])]
+    return [*events, *([convert_usage(outcome.usage)] if outcome.usage else [])]
 
 
 def _finish_incomplete(
-    emitter: OutputEmitter, error: AnswerIncomplete, *, live: bool
+    emitter: OutputEmitter, error: AnswerIncomplete, *, streaming: bool
 ) -> list[OutputEvent]:
-    """Tell what there is of an answer that stopped early; its last item stays open."""
-    usage = emitter.assembler.finish().usage
-    pieces = _finish_output(emitter, Outcome("incomplete", error.partial, usage=usage), live=live)
-    last = max((at for at, piece in enumerate(pieces) if isinstance(piece, ItemClosed)), default=-1)
-    return [piece for at, piece in enumerate(pieces) if at != last]
+    """Return the output of an answer that stopped early; its last item stays open."""
+    outcome = Outcome("incomplete", error.partial, usage=emitter.assembler.finish().usage)
+    events = _finish_output(emitter, outcome, streaming=streaming)
+    last = max((at for at, event in enumerate(events) if isinstance(event, ItemClosed)), default=-1)
+    return [event for at, event in enumerate(events) if at != last]

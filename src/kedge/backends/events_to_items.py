@@ -1,8 +1,8 @@
-"""From the events of an engine to the pieces of the server's answer.
+"""Convert the events of an engine to the output events of the server.
 
-The server writes one item after another, while a provider may write several at once. So one item is
-open at a time: text and thoughts end where the next item begins; a call stays open until it is whole, and
-what is written beside it waits. Whatever the stream did not tell is taken from the finished answer.
+The server writes one item after another, while a provider may interleave several. One item is therefore
+open at a time: text and reasoning end where the next item starts; a call stays open until it is complete,
+and deltas of other items wait. What the stream did not contain comes from the finished response.
 """
 
 from collections.abc import Iterator
@@ -45,12 +45,12 @@ from kedge.turns import (
 )
 
 ItemKey = tuple[str, object]
-"""Which item a piece belongs to: what it is, and where, or under which call id."""
+"""The item that a delta belongs to: its kind, and its index or call id."""
 
 
 @dataclass(slots=True)
 class _PendingItem:
-    """An item on its way: how it opens, what of it was told, what waits, whether it is whole."""
+    """An item in progress: its opening event, the emitted and the waiting text, its state."""
 
     opened: ItemOpened
     output_index: int
@@ -63,7 +63,7 @@ class _PendingItem:
 
 @dataclass(slots=True)
 class OutputEmitter:
-    """Tells one answer; ``before`` is the digest of what was asked."""
+    """Emits the output events of one response; ``prefix_digest`` is the digest of its request."""
 
     prefix_digest: str
     assembler: Assembler = field(default_factory=Assembler)
@@ -73,21 +73,21 @@ class OutputEmitter:
     _seen_indices: set[int] = field(default_factory=set[int])
 
     def feed(self, event: Event) -> Iterator[OutputEvent]:
-        """Tell what an event adds to the answer."""
+        """Yield the output events that follow from an event."""
         self.assembler.feed(event)
         match event:
             case TextDelta():
-                place = ("text", (event.output_index, event.content_index))
-                yield from self._append_text(place, "text", event.output_index, event.delta)
+                key = ("text", (event.output_index, event.content_index))
+                yield from self._append_text(key, "text", event.output_index, event.delta)
             case RefusalDelta():
-                place = ("refusal", (event.output_index, event.content_index))
-                yield from self._append_text(place, "refusal", event.output_index, event.delta)
+                key = ("refusal", (event.output_index, event.content_index))
+                yield from self._append_text(key, "refusal", event.output_index, event.delta)
             case ReasoningDelta():
                 yield from self._add_reasoning(event)
             case PartCompleted(kind="text" | "refusal" as kind):
-                place = (kind, (event.output_index, event.index))
-                rest = self._remaining_text(place, event.text)
-                yield from self._append_text(place, kind, event.output_index, rest)
+                key = (kind, (event.output_index, event.index))
+                rest = self._remaining_text(key, event.text)
+                yield from self._append_text(key, kind, event.output_index, rest)
             case ToolCallStarted():
                 yield from self._start_call(event)
             case ToolArgumentsDelta():
@@ -102,7 +102,7 @@ class OutputEmitter:
                 pass
 
     def finish(self, outcome: Outcome) -> Iterator[OutputEvent]:
-        """Tell the rest: what waits, and what the stream never told."""
+        """Yield the rest: waiting text, and items that the stream did not contain."""
         for item in self._items.values():
             item.is_complete = True
         yield from self._flush()
@@ -112,14 +112,14 @@ class OutputEmitter:
         if outcome.usage is not None:
             yield convert_usage(outcome.usage)
 
-    # Text, refusals and thoughts.
+    # Text, refusals and reasoning.
 
     def _add_reasoning(self, event: ReasoningDelta) -> Iterator[OutputEvent]:
-        place = ("reasoning", event.output_index)
-        item = self._items.get(place)
+        key = ("reasoning", event.output_index)
+        item = self._items.get(key)
         gap = "\n\n" if item is not None and item.emitted and item.index != event.index else ""
-        yield from self._append_text(place, "reasoning", event.output_index, gap + event.delta)
-        self._items[place].index = event.index
+        yield from self._append_text(key, "reasoning", event.output_index, gap + event.delta)
+        self._items[key].index = event.index
 
     def _append_text(
         self, key: ItemKey, kind: ItemKind, output_index: int, text: str
@@ -131,7 +131,7 @@ class OutputEmitter:
         yield from self._emit_text(key, item, text)
 
     def _emit_text(self, key: ItemKey, item: _PendingItem, text: str) -> Iterator[OutputEvent]:
-        """Tell some text of an item, now or later."""
+        """Emit text of an item, or keep it waiting while another item is open."""
         if key != self._current and not self._can_open():
             item.pending += text
             return
@@ -142,7 +142,7 @@ class OutputEmitter:
             yield ItemDelta(text)
 
     def _can_open(self) -> bool:
-        """Whether another item may begin: not beside a call that is still written."""
+        """Whether another item may start: not while a call is incomplete."""
         return self._current is None or self._current[0] != "call"
 
     def _open_item(self, key: ItemKey, item: _PendingItem) -> Iterator[OutputEvent]:
@@ -152,13 +152,13 @@ class OutputEmitter:
         yield item.opened
 
     def _close_item(self) -> Iterator[OutputEvent]:
-        """End the open item."""
+        """Close the open item."""
         if self._current is None:
             return
         kind, index = self._current
         self._current = None
-        kept = self._find_reasoning_payload(index) if kind == "reasoning" else None
-        yield ItemClosed(model_data=kept)
+        payload = self._find_reasoning_payload(index) if kind == "reasoning" else None
+        yield ItemClosed(model_data=payload)
 
     def _find_reasoning_payload(self, index: object) -> object:
         for block in self.assembler.blocks():
@@ -167,68 +167,68 @@ class OutputEmitter:
         return None
 
     def _remaining_text(self, key: ItemKey, text: str) -> str:
-        """What of a finished part was not told yet."""
+        """Return the text of a finished part that was not emitted yet."""
         item = self._items.get(key)
-        told = "".join(item.emitted) + item.pending if item is not None else ""
-        return text[len(told) :] if text.startswith(told) else ""
+        emitted = "".join(item.emitted) + item.pending if item is not None else ""
+        return text[len(emitted) :] if text.startswith(emitted) else ""
 
     # Calls.
 
     def _start_call(self, event: ToolCallStarted) -> Iterator[OutputEvent]:
         kind: ItemKind = "custom_tool_call" if event.custom else "function_call"
-        place = ("call", event.call_id)
-        if place in self._items:
+        key = ("call", event.call_id)
+        if key in self._items:
             return
         item = _PendingItem(ItemOpened(kind, event.name, event.call_id), event.output_index)
-        self._items[place] = item
+        self._items[key] = item
         self._seen_indices.add(event.output_index)
-        yield from self._emit_text(place, item, "")
+        yield from self._emit_text(key, item, "")
 
     def _append_arguments(self, call_id: str, text: str) -> Iterator[OutputEvent]:
-        place = ("call", self._call_ids.get(call_id, call_id))
-        item = self._items.get(place)
+        key = ("call", self._call_ids.get(call_id, call_id))
+        item = self._items.get(key)
         if item is not None:
-            yield from self._emit_text(place, item, text)
+            yield from self._emit_text(key, item, text)
 
     def _complete_call(self, event: ToolCallCompleted) -> Iterator[OutputEvent]:
-        place = ("call", self._call_ids.get(event.call_id, event.call_id))
-        if place not in self._items:
+        key = ("call", self._call_ids.get(event.call_id, event.call_id))
+        if key not in self._items:
             yield from self._start_call(
                 ToolCallStarted(
                     event.call_id, event.name, event.item_id, event.output_index, event.custom
                 )
             )
-        item = self._items[place]
+        item = self._items[key]
         if item.is_complete:
             return
-        yield from self._emit_text(place, item, self._remaining_text(place, event.arguments))
+        yield from self._emit_text(key, item, self._remaining_text(key, event.arguments))
         item.is_complete = True
-        if place == self._current:
+        if key == self._current:
             yield from self._flush()
 
     def _flush(self) -> Iterator[OutputEvent]:
-        """End the open item, and tell what waited behind it as far as it goes."""
+        """Close the open item and emit what waited, up to the next incomplete item."""
         yield from self._close_item()
-        for place, item in self._items.items():
+        for key, item in self._items.items():
             if item.pending or not item.is_started:
                 text, item.pending = item.pending, ""
-                yield from self._emit_text(place, item, text)
+                yield from self._emit_text(key, item, text)
                 if not item.is_complete:
-                    return  # it is open now, and the others wait on
+                    return  # it is open now, and the others keep waiting
                 yield from self._close_item()
 
     def _complete_item(self, event: ItemCompleted) -> Iterator[OutputEvent]:
         kind, current = event.item.get("type"), self._current
         if event.item.get("status") == "incomplete":
-            return  # it stays open: so does the server leave what was cut short
-        thought = kind == "reasoning" and current == ("reasoning", event.output_index)
-        said = kind == "message" and current is not None and current[0] in ("text", "refusal")
-        if thought or said:
+            return  # it stays open, as the server leaves truncated items
+        is_reasoning = kind == "reasoning" and current == ("reasoning", event.output_index)
+        is_text = kind == "message" and current is not None and current[0] in ("text", "refusal")
+        if is_reasoning or is_text:
             yield from self._close_item()
 
 
 def emit_block(block: Block, prefix_digest: str) -> Iterator[OutputEvent]:
-    """Tell a whole block."""
+    """Yield the output events of a complete block."""
     match block:
         case AssistantBlock():
             for part in block.parts:
@@ -252,7 +252,7 @@ def emit_block(block: Block, prefix_digest: str) -> Iterator[OutputEvent]:
 
 
 def convert_usage(usage: Usage) -> ModelUsage:
-    """What an answer took, as the provider counts it."""
+    """Convert the provider's token usage."""
     return ModelUsage(
         usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens
     )

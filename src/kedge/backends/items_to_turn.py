@@ -1,10 +1,9 @@
-"""From what the server asks to what an engine takes: items become a Turn.
+"""Convert the items of a prompt to a Turn.
 
-The server's context is the truth here, so every item becomes a block. Two things need care. Ids that
-the server gave its items mean nothing upstream and stay here. And a thought of the model comes back
-sealed, together with the digest of the conversation that it followed: if that is what it still follows,
-the thought is put in its place with a record that lets the engine send it again; otherwise it is
-left out.
+The server's context is authoritative, so every item becomes a block. Two cases need care. Ids that the
+server gave its items mean nothing upstream and are removed. And reasoning of the model comes back
+encrypted, together with the digest of the conversation that it followed: if it still follows that
+conversation, it is inserted with a record that lets the engine send it again; otherwise it is left out.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,11 +32,11 @@ Item = Mapping[str, Any]
 DecryptReasoning = Callable[[str], Any]
 
 ID_PAIRED_TYPES = frozenset({"local_shell_call", "local_shell_call_output", "mcp_approval_request"})
-"""Types of items that find each other by their ids, which are therefore kept."""
+"""Types of items that refer to each other by their ids, which are therefore retained."""
 
 
 def pack_reasoning(block: ReasoningBlock, prefix_digest: str) -> Any:
-    """What to keep sealed with a thought; None for one that nobody can send again."""
+    """Return what to encrypt with a reasoning item; None if it cannot be sent again."""
     if not block.encrypted_content:
         return None
     return {"block": dump_block(block), "before": prefix_digest}
@@ -45,7 +44,7 @@ def pack_reasoning(block: ReasoningBlock, prefix_digest: str) -> Any:
 
 @dataclass(slots=True)
 class _ResponseSpan:
-    """The output of one response upstream, as far as its thoughts tell of it."""
+    """The output of one upstream response, as far as its reasoning items show it."""
 
     response_id: str
     prefix_digest: str
@@ -56,7 +55,7 @@ class _ResponseSpan:
 
 @dataclass(slots=True)
 class _TurnBuilder:
-    """Blocks as they are read, and the outputs among them that began with a thought."""
+    """The blocks so far, and the spans among them that start with a reasoning block."""
 
     decrypt_reasoning: DecryptReasoning
     blocks: list[Block] = field(default_factory=list[Block])
@@ -64,7 +63,7 @@ class _TurnBuilder:
     current: _ResponseSpan | None = None
 
     def add(self, item: Item) -> None:
-        """Take the next item."""
+        """Convert the next item."""
         if item.get("type") == "reasoning":
             self._add_reasoning(item)
             return
@@ -79,18 +78,18 @@ class _TurnBuilder:
         self.blocks.append(block)
 
     def _add_reasoning(self, item: Item) -> None:
-        sealed = item.get("encrypted_content")
-        thought = _unpack_reasoning(self.decrypt_reasoning(sealed)) if sealed else None
-        if thought is None:
-            return  # of another model, or told in words only
-        block, before = thought
-        place = block.metadata.get(OUTPUT_INDEX)
+        encrypted = item.get("encrypted_content")
+        unpacked = _unpack_reasoning(self.decrypt_reasoning(encrypted)) if encrypted else None
+        if unpacked is None:
+            return  # of another model, or in plain text only
+        block, before = unpacked
+        index = block.metadata.get(OUTPUT_INDEX)
         if self.current is None or self.current.response_id != block.response_id:
             at = len(self.blocks)
             self.current = _ResponseSpan(block.response_id, before, at, at, -1)
             self.spans.append(self.current)
         self.current.output_index = (
-            place if isinstance(place, int) else self.current.output_index + 1
+            index if isinstance(index, int) else self.current.output_index + 1
         )
         self.current.stop += 1
         self.blocks.append(block)
@@ -114,30 +113,30 @@ def _strip_id(item: Item) -> Item:
 
 
 def build_turn(ask: PracticeRequest, decrypt_reasoning: DecryptReasoning, scope: str) -> Turn:
-    """The Turn that says what the server asks; ``scope`` is the engine's."""
-    reading = _TurnBuilder(decrypt_reasoning)
+    """Build the Turn of a request; ``scope`` is the engine's."""
+    builder = _TurnBuilder(decrypt_reasoning)
     for item in ask.items:
-        reading.add(item)
+        builder.add(item)
     lead = [system(ask.instructions)] if ask.instructions else []
-    turn = Turn([*lead, *reading.blocks])
-    records = tuple(_build_records(turn, reading.spans, scope, len(lead)))
+    turn = Turn([*lead, *builder.blocks])
+    records = tuple(_build_records(turn, builder.spans, scope, len(lead)))
     return set_state(turn, ConversationState(anchors=records)) if records else turn
 
 
 def _build_records(
     turn: Turn, spans: list[_ResponseSpan], scope: str, offset: int
 ) -> Iterator[AnchorRecord]:
-    """Vouch for the thoughts whose conversation is the one that they followed."""
-    ledger = get_prefix_index(turn)
-    for run in spans:
-        start, stop = run.start + offset - turn.lead, run.stop + offset - turn.lead
-        if start < 0 or ledger.digest(ledger.count(start)) != run.prefix_digest:
+    """Yield a record for each span that still follows the conversation it was made from."""
+    prefixes = get_prefix_index(turn)
+    for span in spans:
+        start, stop = span.start + offset - turn.lead, span.stop + offset - turn.lead
+        if start < 0 or prefixes.digest(prefixes.count(start)) != span.prefix_digest:
             continue
-        covered = ledger.count(stop)
+        covered = prefixes.count(stop)
         yield AnchorRecord(
-            response_id=run.response_id,
+            response_id=span.response_id,
             scope=scope,
-            digest=ledger.digest(covered),
+            digest=prefixes.digest(covered),
             block_count=covered,
             stored=False,
             derived=derived_digests(turn.blocks[turn.lead + start : turn.lead + stop]),

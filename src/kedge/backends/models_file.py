@@ -1,4 +1,4 @@
-"""Several models in one server, from a TOML file.
+"""Open models by model string, or several of them from a TOML file.
 
     default = "small"
 
@@ -10,8 +10,8 @@
     model = "anthropic:claude-opus-5-5"
     key_env = "ANTHROPIC_API_KEY"
 
-Every mistake is an ``InvalidSetting`` of one line that says where and what would be right. A key never
-stands in the file, only the name of the environment variable that holds it.
+Every error is an ``InvalidSetting`` of one line, with its location and what would be valid. The file
+never contains a key, only the name of the environment variable that holds it.
 """
 
 import os
@@ -29,7 +29,7 @@ from kedge.providers import connect
 from kedge.server.models import Model, PracticeModel
 
 BUILTIN_MODELS = ("practice", "script")
-"""Models that need no engine: they answer inside the server."""
+"""Models without an engine, which answer inside the server."""
 
 
 def open_model(
@@ -45,19 +45,35 @@ def open_model(
 ) -> Model:
     """Make a model of the server from a model string.
 
-    ``window`` and ``tokens`` say how much it sees, as in ``EngineModel``; ``stateless`` never chains
-    upstream; ``params`` go along with every request. Further settings are those of ``connect``, such
-    as ``api_key``.
+    Args:
+        model: A model string such as ``ollama:llama3.2``, ``practice`` or ``script:FILE``.
+        name: The name in ``GET /v1/models``; by default the provider's name of the model.
+        pace: Seconds between two streamed chunks of the practice model.
+        window: The context length in tokens, as in ``EngineModel``.
+        tokens: The model's tokens per token of the server's count, as in ``EngineModel``.
+        stateless: Never chain upstream.
+        params: Parameters of every request.
+        settings: Further settings of ``connect``, such as ``api_key``.
+
+    Returns:
+        The model.
+
+    Raises:
+        CannotConnect: If the model string is invalid or a key is missing.
+        InvalidScript: If the script file cannot be used.
+
+    Example:
+        >>> settings = Settings(model=open_model("ollama:llama3.2", window=16_384))
     """
     kind, _, rest = model.partition(":")
     if kind in BUILTIN_MODELS:
         if kind == "script" and not rest:
-            raise CannotConnect("which file? Write script:answers.json")
+            raise CannotConnect("the script has no file; write script:answers.json")
         script = Script.load(rest) if kind == "script" else None
         made = PracticeModel(script, pace=pace, **({"window": window} if window else {}))
         made.name = name or made.name
         return made
-    # Whoever asks this server can try again as well as it could.
+    # A client of this server can retry as well as this server could.
     engine = connect(model, **{"max_retries": 0, **settings})
     shown = name or rest.rpartition("#")[2] or kind
     return EngineModel(
@@ -72,7 +88,7 @@ def open_model(
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """One key that a model may have: its type, how that is called, the least it may be."""
+    """One key of a model's table: its type, the description of that type, its minimum."""
 
     type: type | tuple[type, ...]
     description: str
@@ -83,28 +99,44 @@ MODEL_FIELDS: Mapping[str, FieldSpec] = {
     "model": FieldSpec(str, "a model string, such as 'ollama:llama3.2'"),
     "key_env": FieldSpec(str, "the name of the environment variable that holds the key"),
     "base_url": FieldSpec(str, "an address"),
-    "window": FieldSpec(int, "a whole number of tokens", 1),
+    "window": FieldSpec(int, "an integer number of tokens", 1),
     "tokens": FieldSpec((int, float), "a number above 0", 0.01),
     "stateless": FieldSpec(bool, "true or false"),
     "timeout": FieldSpec((int, float), "a number of seconds", 0.001),
     "pace": FieldSpec((int, float), "a number of seconds", 0),
     "params": FieldSpec(dict, "a table of parameters"),
 }
-"""What may be said of a model."""
+"""The keys of a model's table."""
 SECRET_KEYS = ("api_key", "key", "token", "password", "secret")
-"""Keys that people try, and that do not belong into a file."""
+"""Keys for secrets, which do not belong in a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The models of a file by name, and the one that answers to all other names."""
+    """The models of a file.
+
+    Args:
+        models: The models by name.
+        default: The name of the model that serves all other names, if any.
+    """
 
     models: Mapping[str, Model]
     default: str | None = None
 
 
 def load_models(path: str | Path) -> Models:
-    """Read a file of models and connect each of them."""
+    """Load a TOML file of models.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The models, each connected.
+
+    Raises:
+        InvalidSetting: If the file cannot be read or is invalid.
+        CannotConnect: If a model cannot be used.
+    """
     form = _read_toml(Path(path))
     where = Path(path).name
     _check_keys(form, ("default", "models"), where)
@@ -135,12 +167,12 @@ def _check_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) ->
             continue
         if key in SECRET_KEYS:
             raise InvalidSetting(
-                f"{where}: {key} does not belong into a file; put the key into the environment and "
-                'name the variable: key_env = "MY_KEY"'
+                f"{where}: {key} does not belong in a file; set an environment variable to the key and "
+                'name it: key_env = "MY_KEY"'
             )
         close = get_close_matches(key, known, 1)
-        hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
-        raise InvalidSetting(f"{where}: there is no {key!r}; {hint}")
+        hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
+        raise InvalidSetting(f"{where}: unknown key {key!r}; {hint}")
 
 
 def _load_model(name: str, table: Any, file: str) -> Model:
@@ -176,5 +208,7 @@ def _read_key(members: Mapping[str, Any], where: str) -> dict[str, Any]:
         return {}
     key = os.environ.get(variable, "").strip()
     if not key:
-        raise CannotConnect(f"{where}: the environment has no {variable}; set it to the key")
+        raise CannotConnect(
+            f"{where}: the environment variable {variable} is not set; set it to the key"
+        )
     return {"api_key": key}

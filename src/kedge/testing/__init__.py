@@ -1,4 +1,4 @@
-"""A real server for your tests: started in-process, on a free port, in a few milliseconds.
+"""A real server for tests, started in-process on a free port in a few milliseconds.
 
     from kedge.testing import serve
 
@@ -7,8 +7,8 @@
         ...
         assert server.requests[-1].context == [...]
 
-With pytest the fixture ``kedge_server`` is there by itself. Nothing here needs pytest.
-``forbid_network()`` makes sure that nothing leaves this machine meanwhile.
+With pytest the fixture ``kedge_server`` is available without an import. Nothing here needs pytest.
+``forbid_network()`` rejects connections to other machines.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ __all__ = ["NetworkForbidden", "TestServer", "forbid_network", "serve"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the server when it is first asked for: pytest loads this package in every run."""
+    """Import the server on first use: pytest imports this package in every run."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from kedge.testing import server

@@ -1,7 +1,7 @@
-"""A switch that forbids real network calls: whatever leaves this machine raises.
+"""Reject connections to other machines during tests.
 
 Tests of a chat product should never reach a provider by accident, with a key that happens to be in the
-environment. Loopback stays open, so ``serve()`` works as ever.
+environment. Loopback stays open, so ``serve()`` works.
 """
 
 import ipaddress
@@ -19,7 +19,15 @@ class NetworkForbidden(KedgeError, OSError):
 
 @contextmanager
 def forbid_network() -> Generator[None]:
-    """Let connections to loopback pass, and no others, for as long as the block lasts."""
+    """Allow connections to loopback only, inside the block.
+
+    Raises:
+        NetworkForbidden: In the block, when code connects to or looks up another machine.
+
+    Example:
+        >>> with forbid_network():
+        ...     run_my_tests()
+    """
     connect, connect_ex, resolve = (
         socket.socket.connect,
         socket.socket.connect_ex,

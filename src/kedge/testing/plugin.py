@@ -1,4 +1,4 @@
-"""The pytest plugin: one fixture, found by pytest itself wherever Kedge is installed."""
+"""The pytest plugin: one fixture, available wherever Kedge is installed."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def kedge_server() -> "Iterator[TestServer]":
-    """A Responses API server of its own for the test, empty, on a free port of this machine."""
+    """An empty server for one test, on a free port of this machine."""
     from kedge.testing.server import serve
 
     with serve() as server:

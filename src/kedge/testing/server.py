@@ -1,4 +1,4 @@
-"""``serve``: one real server in a thread of its own, with a view of what it was sent."""
+"""Run a real server in a thread and record its requests."""
 
 import time
 from collections.abc import Generator
@@ -15,35 +15,44 @@ if TYPE_CHECKING:
     from kedge.server.state import ServerState
 
 SHUTDOWN_SECONDS = 1.0
-"""A test does not wait long for what it left running."""
+"""Seconds that a stopping server waits for unfinished responses."""
 
 
 class TestClock:
-    """The real time, plus what the test has added to it."""
+    """The current time plus an offset that a test sets."""
 
-    __test__ = False  # not a test class, whatever pytest thinks of its name
+    __test__ = False  # not a test class
 
     def __init__(self) -> None:
         self._offset = 0.0
 
     def __call__(self) -> float:
-        """Tell the time."""
+        """Return Unix time."""
         return time.time() + self._offset
 
     def advance(self, *, days: float = 0, seconds: float = 0) -> None:
-        """Let time pass."""
+        """Move the clock forward.
+
+        Args:
+            days: Days to add.
+            seconds: Seconds to add.
+        """
         self._offset += days * 86_400 + seconds
 
 
 class TestServer(ServerThread):
-    """A running server. Use it from sync and async tests alike.
+    """A running server, for sync and async tests.
 
-    ``requests`` holds every request so far, with its body and with the context the model saw.
-    ``clock`` is the server's clock, which a test may advance; ``faults`` are what the server does
-    wrong on purpose: ``server.faults.set("cut_after_events=3", times=1)``.
+    Attributes:
+        requests: Every request so far, with its body and the context that the model saw.
+        clock: The server's clock, which a test may advance.
+        faults: The injected faults: ``server.faults.set("cut_after_events=3", times=1)``.
+
+    Args:
+        settings: The settings; clock and faults are replaced by those of the test server.
     """
 
-    __test__ = False  # likewise
+    __test__ = False  # not a test class
 
     def __init__(self, settings: Settings) -> None:
         self.requests: list[RecordedRequest] = []
@@ -54,15 +63,15 @@ class TestServer(ServerThread):
 
     @property
     def running(self) -> int:
-        """How many responses are being written right now."""
+        """The number of responses in progress."""
         return self.call(lambda service: len(service.running))
 
     def forget(self) -> None:
-        """Delete every stored response, as a server does that lost its memory."""
+        """Delete every stored response, as a server that lost its data."""
         self.call(lambda service: service.forget())
 
     def hang_up(self) -> None:
-        """Break every WebSocket connection off, as networks do."""
+        """Abort every WebSocket connection."""
 
         def hang_up(service: "ServerState") -> None:
             for socket in list(service.sockets):
@@ -71,15 +80,28 @@ class TestServer(ServerThread):
         self.call(hang_up)
 
     def purge(self) -> int:
-        """Delete what has expired by the server's clock; say how many responses that were."""
+        """Delete what has expired by the server's clock.
+
+        Returns:
+            The number of deleted responses.
+        """
         return self.call(lambda service: service.responses.purge())
 
 
 @contextmanager
 def serve(settings: Settings | None = None, **changes: Any) -> Generator[TestServer]:
-    """Run a server for as long as the block lasts.
+    """Run a server inside the block.
 
-    Takes ``Settings``, or the members of it that differ from their defaults.
+    Args:
+        settings: Settings of the server.
+        changes: Members of ``Settings`` that replace those of ``settings`` or the defaults.
+
+    Yields:
+        The running server.
+
+    Example:
+        >>> with serve(retention=60) as server:
+        ...     client = OpenAI(base_url=server.base_url, api_key="any")
     """
     given = settings or Settings(limits=Limits(shutdown_seconds=SHUTDOWN_SECONDS))
     server = TestServer(replace(given, **changes))
