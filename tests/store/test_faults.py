@@ -12,7 +12,6 @@ import pytest
 from kedge import user
 from kedge.errors import CannotOpenStore, StoreBusy, StoreError, StoreFull, StoreReadOnly
 from kedge.store import Store, open_store
-from kedge.store.sqlite import SQLiteDatabase
 from store.crash_writer import check_store
 from store.sample_conversations import count_rows, create_conversation
 
@@ -164,20 +163,20 @@ async def test_a_folder_that_is_not_there() -> None:
 
 
 async def test_a_lock_that_is_held_too_long(tmp_path: Path) -> None:
-    """It is busy, which may pass: the error says so, and nothing was written."""
-    async with await open_store(f"sqlite:///{tmp_path}/busy.db") as store:
-        await create_conversation(store, 1)
-    store = Store(SQLiteDatabase(f"{tmp_path}/busy.db", wait_seconds=0.05))
-    holder = sqlite3.connect(tmp_path / "busy.db", isolation_level=None)
-    holder.execute("BEGIN IMMEDIATE")
-    with pytest.raises(StoreBusy) as busy:
-        await store.create()
-    assert busy.value.retryable
-    assert len(await store.conversations()) == 1
-    holder.execute("ROLLBACK")
-    holder.close()
-    await store.create()
-    await store.aclose()
+    """The store is busy, which may pass: the error says so, and nothing was written."""
+    url = f"sqlite:///{tmp_path}/busy.db"
+    async with await open_store(url) as patient, await open_store(url, wait_seconds=0.0) as store:
+        await create_conversation(patient, 1)
+        holder = sqlite3.connect(tmp_path / "busy.db", isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreBusy) as busy:
+            await store.create()
+        assert busy.value.retryable
+        assert len(await store.conversations()) == 1
+        holder.execute("ROLLBACK")
+        holder.close()
+        await patient.create()
+        assert len(await store.conversations()) == 2
 
 
 async def test_a_closed_store_says_so(store: Store) -> None:

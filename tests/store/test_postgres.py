@@ -1,5 +1,6 @@
 """PostgreSQL: what can go wrong with a server, and what is said then."""
 
+import itertools
 import sys
 import threading
 from collections.abc import Iterator
@@ -70,7 +71,7 @@ async def test_no_server_is_unreachable() -> None:
 
 async def test_a_server_that_goes_away_and_comes_back(own_server: PostgresServer) -> None:
     """While it is gone that is said; when it is back everything goes on, and nothing is lost."""
-    async with await open_store(own_server.url, wait_seconds=0.5) as store:
+    async with await open_store(own_server.url, wait_seconds=2.0) as store:
         row, nodes = await create_conversation(store, 2)
         await anyio.to_thread.run_sync(own_server.stop)
         for _ in range(2):
@@ -79,11 +80,11 @@ async def test_a_server_that_goes_away_and_comes_back(own_server: PostgresServer
             assert gone.value.retryable
             assert PASSWORD not in str(gone.value)
         await anyio.to_thread.run_sync(own_server.start)
-        with anyio.fail_after(30):
+        with anyio.fail_after(120):
             while True:
                 try:
                     node = await store.append(row, nodes[-1], [user("back")], head=nodes[-1].id)
-                except StoreUnreachable:
+                except (StoreBusy, StoreUnreachable):
                     continue
                 break
         assert len((await store.load(row, node.id)).blocks) == 5
@@ -118,20 +119,23 @@ async def test_every_connection_busy(empty_url: str) -> None:
     """Whoever waits too long is told so, and may try again."""
     async with await open_store(empty_url) as store:
         await create_conversation(store, 1)
-    store = Store(PostgresDatabase(empty_url, connections=1, wait_seconds=0.2))
+    database = PostgresDatabase(empty_url, connections=1, wait_seconds=60.0)
+    store = Store(database)
     held, done = threading.Event(), threading.Event()
 
     def hold(tx: Tx) -> None:
         tx.rows("SELECT 1")
         held.set()
-        done.wait(30)
+        done.wait(60)
 
     async with anyio.create_task_group() as group:
         group.start_soon(store.database.read, hold)
-        await anyio.to_thread.run_sync(held.wait, 30)
+        await anyio.to_thread.run_sync(held.wait, 60)
+        database.wait_seconds = 0.01
         with pytest.raises(StoreBusy, match="every connection was busy") as busy:
             await store.conversations()
         assert busy.value.retryable
+        database.wait_seconds = 60.0
         done.set()
     assert len(await store.conversations()) == 1
     await store.aclose()
@@ -181,31 +185,34 @@ async def test_writers_that_meet_both_get_through(empty_url: str) -> None:
 
 
 async def test_deleting_while_others_write(empty_url: str) -> None:
-    """They are told that it is gone; nothing of it is left behind, and nobody waits for the other."""
+    """The writers get `NotInStore`; nothing of the conversations is left, and there is no deadlock."""
     async with await open_store(empty_url) as store:
-        said: list[int] = []
+        stopped: list[str] = []
 
-        async def write(row: ConversationRow, node: Node) -> None:
+        async def write(row: ConversationRow, node: Node, is_writing: anyio.Event) -> None:
             shared = user("the same for all", id="blk_shared")
-            for number in range(1000):
+            for number in itertools.count():
                 blocks = [user(f"{row.id} {number}")] if number % 3 else [shared]
                 head = node.id if number % 2 else None
                 try:
                     with suppress(HeadConflict):
                         node = await store.append(row, node, blocks, head=head)
                 except NotInStore:
-                    said.append(number)
+                    stopped.append(row.id)
                     return
+                if number == 5:
+                    is_writing.set()
 
-        async def end(row: ConversationRow) -> None:
-            await anyio.sleep(0.05)
+        async def end(row: ConversationRow, is_writing: anyio.Event) -> None:
+            await is_writing.wait()
             await store.delete(row.id)
 
-        with anyio.fail_after(60):
+        with anyio.fail_after(120):
             async with anyio.create_task_group() as group:
                 for _ in range(6):
-                    row = await store.create()
-                    group.start_soon(write, row, (await store.load(row)).node)
-                    group.start_soon(end, row)
-        assert len(said) == 6
+                    row, is_writing = await store.create(), anyio.Event()
+                    root = (await store.load(row)).node
+                    group.start_soon(write, row, root, is_writing)
+                    group.start_soon(end, row, is_writing)
+        assert len(stopped) == 6
         assert await count_rows(store, "nodes", "links", "blocks", "responses") == [0, 0, 0, 0]

@@ -197,7 +197,8 @@ class PostgresDatabase(Database):
         self, url: str, *, connections: int = MAX_CONNECTIONS, wait_seconds: float = 10.0
     ) -> None:
         self._url = url
-        self._wait_seconds = wait_seconds
+        self.wait_seconds = wait_seconds
+        """How long a transaction waits for a connection; may be changed."""
         self._connect_timeout = max(2, int(wait_seconds))
         self._driver, pool_class = _import_driver()
         self._connect_error: psycopg.Error | None = None
@@ -271,7 +272,7 @@ class PostgresDatabase(Database):
             # A pool tries again and again; the first connection tells at once what is wrong.
             self._driver.connect(self._url, connect_timeout=self._connect_timeout).close()
             self._pool.open()
-        with self._pool.connection() as connection, connection.cursor() as cursor:
+        with self._pool.connection(self.wait_seconds) as connection, connection.cursor() as cursor:
             tx = _PostgresTx(cursor, is_retry=is_retry)
             if read_only:
                 tx.in_transaction = True
@@ -305,7 +306,7 @@ class PostgresDatabase(Database):
             failure = self._connect_error
             if failure is not None:
                 raise self._to_store_error(failure) from None
-            words = f"{self._safe_url()}: every connection was busy for {self._wait_seconds:g} s; try again"
+            words = f"{self._safe_url()}: every connection was busy for {self.wait_seconds:g} s; try again"
             raise StoreBusy(words) from None
         except _CommitUnknown as unknown:
             failure = StoreUnreachable(
