@@ -52,7 +52,7 @@ def test_the_numbers_on_the_page_are_the_real_ones() -> None:
         f"| lanes on it | {limits.socket_lanes} with names",
         f"| responses on it | {limits.socket_in_flight} in flight, {limits.socket_waiting} waiting",
         f"one remembered for each lane ({limits.socket_memory_bytes // megabyte} MB) |",
-        f"| `--retention-days` | how long responses are kept: {Settings().retention / DAY:.0f} |",
+        f"| `--retention-days` | days that responses are stored: {Settings().retention / DAY:.0f} |",
         f"{limits.background_running} run at once, {limits.background_waiting} may wait",
         f"five minutes after the end, {limits.stream_bytes // megabyte} MB",
         f"from {MIN_CACHED_TOKENS:,} tokens on",
