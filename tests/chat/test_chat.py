@@ -28,6 +28,7 @@ from kedge.middleware import block, guard, redact, system_prompt, two_phase
 from kedge.observe import reset, snapshot
 from kedge.testing import TestServer
 from kedge.turns import Turn, UserBlock, assistant, image, system, tool_call, user
+from middleware.scripted_engine import ScriptedEngine
 
 
 def add(a: int, b: int) -> int:
@@ -47,6 +48,15 @@ async def test_a_conversation_goes_on_from_the_bytes_of_the_last_answer(
     assert len(request_bodies(server)[1]["input"]) == 1
     assert second.usage.input_tokens > 0
     assert [block.kind for block in second.turn] == ["user", "assistant"] * 2
+
+
+async def test_a_call_without_blocks_returns_only_the_new_text() -> None:
+    """The answer before it is not part of the answer."""
+    chat = Chat(ScriptedEngine([assistant("Old.")], [assistant("New.")]))
+    first = await chat.chat_with_state(None, "Hello")
+    second = await chat.chat_with_state(first.state)
+    assert (first.text, second.text) == ("Old.", "New.")
+    assert len(second.turn) == 3
 
 
 async def test_text_may_be_given_for_a_user_block(open_chat: OpenChat) -> None:

@@ -1,11 +1,24 @@
 """An older state becomes the current one, step by step."""
 
+import json
 from typing import Any
 
 import pytest
 
-from kedge.chat.state import FIRST_CHECKSUM_VERSION, UPGRADES, VERSION, upgrade_members
-from kedge.turns import AssistantBlock, UserBlock, load_block
+from kedge.chat import Chat
+from kedge.chat.state import FIRST_CHECKSUM_VERSION, VERSION
+from kedge.chat.state_upgrades import UPGRADES, upgrade_members
+from kedge.turns import (
+    AssistantBlock,
+    UserBlock,
+    assistant,
+    image,
+    load_block,
+    tool_call,
+    tool_result,
+    user,
+)
+from middleware.scripted_engine import ScriptedEngine
 
 
 def make_version_1(*messages: Any, processed: int = 0) -> dict[str, Any]:
@@ -57,6 +70,89 @@ def test_what_are_no_messages_is_refused(messages: object) -> None:
     """A form that cannot be read is an error, which discards the state."""
     with pytest.raises(ValueError, match="messages are objects"):
         upgrade_members({**make_version_1(), "messages": messages})
+
+
+CHAT_COMPLETIONS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Weather in Oslo?"}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "tool_calls": [
+            {
+                "id": "call_1",
+                "type": "function",
+                "function": {"name": "weather", "arguments": '{"city":"Oslo"}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+    {"role": "assistant", "content": "It rains."},
+]
+
+
+def test_chat_completions_messages_become_blocks() -> None:
+    """Calls and results too; what a model has seen is counted in blocks."""
+    made = upgrade_members(make_version_1(*CHAT_COMPLETIONS, processed=5))
+    blocks = [load_block(each["as_is"]) for each in made["blocks"]]
+    assert blocks == [
+        user("Weather in Oslo?"),
+        tool_call("weather", '{"city":"Oslo"}', call_id="call_1"),
+        tool_result("call_1", "rain"),
+        assistant("It rains."),
+    ]
+    assert made["processed_length"] == 4
+
+
+def test_one_message_may_become_several_blocks() -> None:
+    """Text and calls of one message are blocks of their own, and so is a custom call."""
+    message = {
+        "role": "assistant",
+        "content": "Let me see.",
+        "tool_calls": [
+            {"id": "call_1", "type": "custom", "custom": {"name": "shell", "input": "ls"}},
+            {"id": "call_2", "function": {"name": "f", "arguments": "{}"}},
+        ],
+    }
+    picture = {
+        "role": "user",
+        "content": [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}],
+    }
+    made = upgrade_members(make_version_1(message, picture, processed=1))
+    blocks = [load_block(each["as_is"]) for each in made["blocks"]]
+    assert blocks == [
+        assistant("Let me see."),
+        tool_call("shell", "ls", call_id="call_1", custom=True),
+        tool_call("f", "{}", call_id="call_2"),
+        user([image("https://x/y.png")]),
+    ]
+    assert made["processed_length"] == 3
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": 5},
+        {"role": "narrator", "content": "Once upon a time"},
+        {"role": "user", "content": [{"type": "tool_result", "content": "rain"}]},
+        {"role": "assistant", "tool_calls": [{"id": "call_1"}]},
+        {"role": "assistant", "tool_calls": 5},
+        {"role": "tool", "content": "rain"},
+        {"role": "assistant"},
+        {"type": "function_call", "name": 5},
+    ],
+)
+async def test_a_state_that_cannot_be_converted_is_discarded(message: Any) -> None:
+    """It is reported so, a call with it starts afresh, and so does one with the error's state."""
+    state = json.dumps({**make_version_1(message), "provider": "scripted"})
+    chat = Chat(ScriptedEngine([assistant("Hello")], [assistant("Hello again")]))
+    assert chat.inspect_state(state).reason == "malformed"
+    answer = await chat.chat_with_state(state, "Hello")
+    assert answer.discarded is not None
+    assert answer.discarded.reason == "malformed"
+    assert len(answer.turn) == 2
+    assert (await chat.chat_with_state(answer.state, "Hello")).discarded is None
 
 
 def test_steps_follow_each_other_until_there_is_none() -> None:

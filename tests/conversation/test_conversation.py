@@ -1,5 +1,6 @@
 """Conversations: durable, in step with the server, with a tree behind them."""
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -7,13 +8,22 @@ import anyio
 import pytest
 
 from kedge import Conversation, user
-from kedge.engines import Engine
-from kedge.errors import HeadConflict, KedgeError, KeyReused, NotInStore, RequestRefused
+from kedge.engines import Engine, Events, Request
+from kedge.errors import (
+    HeadConflict,
+    InvalidSetting,
+    KedgeError,
+    KeyReused,
+    NotInStore,
+    RequestRefused,
+)
 from kedge.events import TextDelta
 from kedge.events.run import TurnFinished
-from kedge.middleware import guard, redact
+from kedge.middleware import BaseMiddleware, guard, redact
+from kedge.planning.canonical import canonical_json
 from kedge.store import Store
 from kedge.testing import TestServer
+from kedge.turns import Turn
 
 Connect = Callable[..., Engine]
 
@@ -246,18 +256,110 @@ async def test_a_key_asked_by_many_at_once_runs_once(
 async def test_a_key_whose_runner_died_is_taken_over(
     store: Store, talk: Conversation, kedge_server: TestServer
 ) -> None:
-    """From where it stood: the question is not asked twice."""
-    about = __import__("kedge.conversation.conversation", fromlist=["x"])._hash_request(
-        [user("What is 2+3?")]
-    )
-    claim = await store.claim(talk.row, "k", about=about, owner="dead", lease=0.05)
+    """From its node: the question is not stored twice, also for a key of version 0.1."""
+    about = hashlib.sha256(canonical_json(user("What is 2+3?")) or b"").digest()
+    claim = await store.claim(talk.row, "k", about=about, owner="dead", lease=30)
     assert claim.is_owner
+    await store.renew(talk.row, "k", owner="dead", lease=0)  # as if its lease had run out
     node = (await store.load(talk.row)).node
     asked = await store.append(talk.row, node, [user("What is 2+3?")], kind="asked", asked_for="k")
     reply = await talk.send("What is 2+3?", key="k")
     assert reply.text == "2+3 = 5."
     tree = await store.tree(talk.row)
     assert [(n.kind, n.parent) for n in tree[1:]] == [("asked", node.id), ("answered", asked.id)]
+
+
+async def test_a_key_that_lost_the_race_for_the_head_runs_again_from_the_new_head(
+    store: Store, talk: Conversation, kedge_server: TestServer, connected: Connect
+) -> None:
+    """Its answer is on another branch, so it is no answer of the conversation."""
+    other = await Conversation.open(store, talk.id, connected())
+    await other.send("My name is Ada.")
+    with pytest.raises(HeadConflict):
+        await talk.send("What is my name?", key="k")
+    sent = len(kedge_server.requests)
+    with pytest.raises(HeadConflict):  # it would lose again, so nothing is sent
+        await talk.send("What is my name?", key="k")
+    assert len(kedge_server.requests) == sent
+    await talk.refresh()
+    reply = await talk.send("What is my name?", key="k")
+    assert (reply.text, reply.stored) == ("Your name is Ada.", False)
+    assert reply.node == talk.head == (await store.conversation(talk.id)).head
+    assert (await talk.send("What is my name?", key="k")).stored
+
+
+async def test_a_reply_that_was_stored_brings_the_handle_up_to_the_head(
+    store: Store, talk: Conversation, connected: Connect
+) -> None:
+    """The next message is sent with the context of the stored exchange, and of what followed."""
+    other = await Conversation.open(store, talk.id, connected())
+    first = await other.send("My name is Ada.", key="k")
+    await other.send("My ship is the Erebus.")
+    reply = await talk.send("My name is Ada.", key="k")
+    assert (reply.stored, reply.node) == (True, first.node)
+    assert (talk.head, len(talk.turn)) == (other.head, 4)
+    assert (await talk.send("What is my name?")).text == "Your name is Ada."
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"temperature": 0.5},
+        {"model": "practice-2"},
+        {"text": {"format": {"type": "json_object"}}},
+        {"mode": "stateless"},
+    ],
+)
+async def test_a_key_belongs_to_one_request(talk: Conversation, changed: Any) -> None:
+    """Another model, setting or schema is another request; how it is delivered is not."""
+    await talk.send("What is 2+3?", key="k", temperature=0.1)
+    assert (await talk.send("What is 2+3?", key="k", temperature=0.1)).stored
+    async with talk.stream("What is 2+3?", key="k", temperature=0.1) as stream:
+        assert (await stream.finish()).stored
+    with pytest.raises(KeyReused):
+        await talk.send("What is 2+3?", key="k", **{"temperature": 0.1, **changed})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"mode": "bogus"}, {"retention": -5}, {"retention": 0}, {"retention": float("nan")}],
+)
+async def test_impossible_settings_are_rejected(
+    store: Store, connected: Connect, settings: Any
+) -> None:
+    """No conversation is created."""
+    with pytest.raises(InvalidSetting, match="must be"):
+        await Conversation.create(store, connected(), **settings)
+    assert await Conversation.list(store) == []
+
+
+async def test_retention_holds_at_once(
+    store: Store, kedge_server: TestServer, connected: Connect
+) -> None:
+    """In the handle that created the conversation, and for anchors found in the index."""
+    talk = await Conversation.create(store, connected(), retention=0.001)
+    await talk.send("My name is Ada.")
+    reply = await talk.send("What is my name?")
+    assert reply.text == "Your name is Ada."
+    assert "previous_response_id" not in kedge_server.requests[-1].body
+
+
+async def test_a_middleware_that_swallows_events_does_not_prevent_saving(
+    store: Store, connected: Connect
+) -> None:
+    """What is sent is stored before it leaves, whatever middleware makes of events."""
+
+    class Quiet(BaseMiddleware):
+        name = "recall"
+
+        async def events(self, turn: Turn, request: Request) -> Events:
+            async for event in self.inner.events(turn, request):
+                if isinstance(event, TurnFinished):
+                    yield event
+
+    talk = await Conversation.create(store, connected(), middleware=[Quiet])
+    await talk.send("My name is Ada.")
+    assert "asked" in node_kinds(await store.tree(talk.row))
 
 
 async def test_a_failed_turn_gives_its_key_back(

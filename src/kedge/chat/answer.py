@@ -1,14 +1,13 @@
-"""What a Chat gives back: the answer, and the stream of events that leads to it."""
+"""The answer of a Chat, and the stream of events that leads to it."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
+from kedge.chat.state import DiscardedState
 from kedge.compaction import CompactionResult, TurnCompacted
-from kedge.engines import Stream
-from kedge.errors import EngineError, KedgeError
+from kedge.engines import EventStream, Stream
+from kedge.engines.base import answer_text
+from kedge.errors import Blocked, EngineError, KedgeError
 from kedge.events import Usage
 from kedge.events.run import AnswerFinished, ToolFinished
 from kedge.events.types import Event
@@ -16,14 +15,22 @@ from kedge.planning import RequestPlan
 from kedge.turns import AssistantBlock, Turn, snapshot_block_ids
 
 StateWriter = Callable[[Turn, frozenset[str]], bytes]
+"""Makes state bytes of a Turn and of the ids of the blocks that a model has seen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to one message, and the state to go on with.
+    """The answer to one message, and the state to continue with.
 
-    ``turn`` is the conversation as ``state`` holds it, with the leading system blocks of this call in
-    front. ``usage`` adds up all responses of this call, ``plan`` is the newest request's.
+    Attributes:
+        text: The text of the answer.
+        state: The state bytes for the next call.
+        turn: The conversation as ``state`` holds it, with the leading system blocks of this call.
+        usage: The tokens of all responses of this call.
+        plan: The plan of the last request.
+        compaction: What compaction changed, if it changed anything.
+        discarded: Why the given state could not be used and a new conversation was started; None if
+            it was used.
     """
 
     text: str
@@ -32,35 +39,52 @@ class Answer:
     usage: Usage
     plan: RequestPlan | None = field(default=None, repr=False)
     compaction: CompactionResult | None = field(default=None, repr=False)
-    """What compaction did, if it did anything: what was removed, and the tokens before and after."""
+    discarded: DiscardedState | None = None
 
     @property
     def refusal(self) -> str:
-        """The words with which the model refused, if it did."""
+        """The text with which the model refused, if it did."""
         last = next((b for b in reversed(self.turn.blocks) if isinstance(b, AssistantBlock)), None)
         return last.refusal if last else ""
 
 
-class ChatStream(AbstractAsyncContextManager["ChatStream"]):
+class ChatStream(EventStream[Answer]):
     """The events of one call, and at its end the answer.
 
-    ``write`` makes state bytes of a Turn and of the ids of the blocks that a model has seen.
+    Example:
+        ```python
+        async with chat.stream_with_state(state, "Hello") as stream:
+            async for event in stream:
+                ...
+        state = stream.answer.state
+        ```
     """
 
     def __init__(
-        self, stream: Stream, turn: Turn, initial_state: bytes, write_state: StateWriter
+        self,
+        stream: Stream,
+        turn: Turn,
+        initial_state: bytes,
+        write_state: StateWriter,
+        discarded: DiscardedState | None = None,
     ) -> None:
+        super().__init__(lambda: stream)
         self._stream = stream
         self._write_state = write_state
         self._initial_state = initial_state
-        self._turn = turn
+        self._discarded = discarded
+        self._sent_turn = self._turn = turn
         self._seen_ids: frozenset[str] = frozenset()
         self._compaction: CompactionResult | None = None
         self._answer: Answer | None = None
 
     @property
     def answer(self) -> Answer:
-        """The answer; only once the stream has ended."""
+        """The answer; available once the stream has ended.
+
+        Raises:
+            KedgeError: The stream has not ended.
+        """
         if self._answer is None:
             raise KedgeError(
                 "the stream has not ended: iterate over it to the end before asking for its answer; "
@@ -70,24 +94,11 @@ class ChatStream(AbstractAsyncContextManager["ChatStream"]):
 
     @property
     def state(self) -> bytes:
-        """The state reached so far, at any time: finished answers and tool results are in it."""
-        return self._answer.state if self._answer else self._write_state(self._turn, self._seen_ids)
+        """The state reached so far, at any time, with all finished answers and tool results."""
+        return self._answer.state if self._answer else self._write(self._turn)
 
-    async def finish(self) -> Answer:
-        """Watch to the end, and return the answer."""
-        async for _ in self:
-            pass
+    def _result(self) -> Answer:
         return self.answer
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        try:
-            async for event in self._stream:
-                self._handle_event(event)
-                yield event
-        except Exception as error:
-            error.state = self._state_after_error(error)  # pyright: ignore[reportAttributeAccessIssue]
-            raise
-        self._answer = self._build_answer()
 
     def _handle_event(self, event: Event) -> None:
         match event:
@@ -101,30 +112,33 @@ class ChatStream(AbstractAsyncContextManager["ChatStream"]):
             case _:
                 pass
 
+    def _handle_error(self, error: Exception) -> None:
+        try:
+            state = self._state_after_error(error)
+        except Blocked:  # what was reached must not be stored
+            state = self._initial_state
+        error.state = state  # pyright: ignore[reportAttributeAccessIssue]
+
     def _state_after_error(self, error: Exception) -> bytes:
-        """The state that an error leaves: with what was said, unless nothing was even sent."""
+        """Return the state after an error: with what was reached, unless nothing was sent."""
         if isinstance(error, EngineError):
-            return self._write_state(error.turn or self._turn, self._seen_ids)
+            return self._write(error.turn or self._turn)
         return self.state if self._seen_ids else self._initial_state
 
-    def _build_answer(self) -> Answer:
-        stream = self._stream
-        return Answer(
-            text=stream.text,
-            state=self._write_state(stream.turn, self._seen_ids),
-            turn=stream.turn,
-            usage=stream.usage,
-            plan=stream.plan,
-            compaction=self._compaction,
-        )
+    def _handle_end(self) -> None:
+        if self._answer is None:
+            stream = self._stream
+            turn = stream.filters.apply_to_turn(stream.turn, ("output",))
+            self._answer = Answer(
+                text=answer_text(turn, self._sent_turn),
+                state=self._write(turn),
+                turn=turn,
+                usage=stream.usage,
+                plan=stream.plan,
+                compaction=self._compaction,
+                discarded=self._discarded,
+            )
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._stream.__aexit__(exc_type, exc, traceback)
+    def _write(self, turn: Turn) -> bytes:
+        """Return the state bytes of a Turn, as the guards of the stack let it be stored."""
+        return self._write_state(self._stream.filters.apply_to_turn(turn), self._seen_ids)

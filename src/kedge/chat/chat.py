@@ -1,8 +1,8 @@
-"""Chat: give it the state and a message, take the answer and the new state.
+"""Chat: conversations whose state is one opaque value, passed in and returned with each call.
 
-A Chat keeps nothing between calls: all there is to know about a conversation is in the state bytes,
-which its owner keeps where they like. So the same bytes continue a conversation in any process, and
-two calls from the same bytes are two branches of it, both right.
+A Chat stores nothing between calls: everything about a conversation is in the state bytes, which its owner
+stores. The same bytes continue a conversation in any process, and two calls with the same bytes are two
+branches of it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ from kedge.chat.state import (
     state_from_turn,
 )
 from kedge.compaction import Compactor, compact_turn
-from kedge.engines import Engine, Middleware, unwrap
+from kedge.engines import ContentFilters, Engine, Middleware, find_filters, unwrap
 from kedge.middleware.default_stack import Tools, with_default_middleware
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan
@@ -33,28 +33,39 @@ from kedge.turns.turn import count_leading
 log = get_logger("kedge.chat")
 
 State = bytes | bytearray | memoryview | str | None
-"""What may be given for a state: the bytes of the last answer, or nothing for a new conversation."""
+"""A state: the bytes of the last answer, or nothing for a new conversation."""
 
 EVENT_KEY = "event"
-"""Metadata key of a block that tells of an event."""
+"""Metadata key of a block that describes an event."""
 
 
 class _StateInspector:
-    """``inspect_state``, on a Chat or on the class, which knows neither provider nor key."""
+    """``inspect_state``, on a Chat or on the class, which has neither provider nor key."""
 
     def __get__(self, chat: "Chat | None", owner: type["Chat"]) -> Callable[[State], StateReport]:
-        provider, sealer = (chat.provider, chat.cipher) if chat else (None, None)
-        return lambda state: build_report(as_bytes(state), provider, sealer)
+        provider, cipher = (chat.provider, chat.cipher) if chat else (None, None)
+        return lambda state: build_report(as_bytes(state), provider, cipher)
 
 
 class Chat:
-    """A conversation partner for people who keep their own sessions.
+    """Conversations for callers who store their own sessions.
 
-    ``engine`` is an engine or a model string. ``tools`` are functions that the model may call,
-    ``middleware`` wraps the engine (the first one outermost), ``compactor`` keeps conversations short.
-    With ``key`` (or several, the first one encrypts) state bytes are encrypted. Above ``resend_limit``
-    bytes, history is compacted before it is sent again because a server forgot. ``repair`` mends calls
-    that have no result.
+    Args:
+        engine: An engine or a model string.
+        tools: Functions that the model may call, or a toolbox.
+        middleware: Middleware around the engine, the first one outermost.
+        compactor: Keeps conversations short.
+        key: Encrypts state bytes; with several keys, the first one encrypts and all decrypt.
+        counter: Counts tokens for the compactor.
+        resend_limit: Bytes above which history is compacted before it is sent in full again.
+        repair: Whether to complete tool calls that have no result.
+
+    Example:
+        ```python
+        chat = Chat("openai:gpt-5.1")
+        answer = await chat.chat_with_state(None, "My ship is the Erebus.")
+        answer = await chat.chat_with_state(answer.state, "What is my ship?")
+        ```
     """
 
     def __init__(
@@ -85,38 +96,80 @@ class Chat:
         )
 
     async def chat_with_state(self, state: State, *blocks: Block | str, **options: Any) -> Answer:
-        """Say something, and get the answer with the state to go on with.
+        """Send messages and return the answer with the state to continue with.
 
-        Leading system blocks are sent with this call and not stored. ``options`` are those of an
-        engine's ``run``, such as ``model``.
+        Args:
+            state: The state of the last answer, or None for a new conversation. A state that cannot be
+                used starts a new conversation; ``Answer.discarded`` has the reason.
+            *blocks: Blocks or texts. Leading system blocks are sent with this call and not stored.
+            **options: The options of an engine's ``run``, such as ``model``.
+
+        Returns:
+            The answer.
+
+        Raises:
+            EngineError: The request failed; ``error.state`` holds what was reached.
+            Blocked: A guard rejected the message or the answer.
         """
         options.setdefault("streaming", False)
         async with self.stream_with_state(state, *blocks, **options) as stream:
             return await stream.finish()
 
     def stream_with_state(self, state: State, *blocks: Block | str, **options: Any) -> ChatStream:
-        """The same, watching what happens: iterate to the end, then take ``answer``."""
-        start = self._load_state(state)
+        """Send messages and return the events of the call; at its end it has the ``answer``.
+
+        Args and errors are those of ``chat_with_state``; errors are raised by the iteration.
+        """
+        start, discarded = self._load_state(state)
         turn = _build_turn(start, blocks)
         stream = self.engine.stream(turn, **options)
-        return ChatStream(stream, turn, as_bytes(state), self._make_writer(start))
+        return ChatStream(stream, turn, as_bytes(state), self._make_writer(start), discarded)
 
     def append_to_state(self, state: State, *blocks: Block | str) -> bytes:
-        """Add blocks without asking the model; they are pending until the next call."""
-        start = self._load_state(state)
-        new = _with_fresh_ids(start.blocks, blocks)
+        """Add blocks without a request; they are pending until the next call.
+
+        Args:
+            state: The state to add to, or None for a new conversation.
+            *blocks: Blocks or texts.
+
+        Returns:
+            The new state.
+
+        Raises:
+            Blocked: A guard rejects one of the blocks.
+        """
+        start, _ = self._load_state(state)
+        filters = self._filters()
+        new = tuple(
+            filters.apply(block, ("input",)) for block in _with_fresh_ids(start.blocks, blocks)
+        )
         lead = 0 if start.blocks else count_leading(new)
         if lead:
             log.warning("leading system blocks are not stored; give them with each call")
         return self._encode_state(replace(start, blocks=(*start.blocks, *new[lead:])))
 
     def update_state_after_event(self, state: State, text: str) -> bytes:
-        """Tell of an event, as the user would, without asking the model."""
+        """Add a description of an event as a user message, without a request.
+
+        Args:
+            state: The state to add to, or None for a new conversation.
+            text: What happened.
+
+        Returns:
+            The new state.
+        """
         return self.append_to_state(state, user(text, metadata={EVENT_KEY: True}))
 
     async def compact_pending(self, state: State) -> bytes:
-        """Compact now, before a call, if there are pending blocks and the compactor finds it is time."""
-        start = self._load_state(state)
+        """Compact now, before a call, if there are pending blocks and the compactor decides so.
+
+        Args:
+            state: The state to compact.
+
+        Returns:
+            The new state, or the given one if nothing is pending.
+        """
+        start, _ = self._load_state(state)
         if self.compactor is None or start.processed_length == len(start.blocks):
             return as_bytes(state)
         turn, _ = await compact_turn(
@@ -125,15 +178,17 @@ class Chat:
             engine=self._base_engine,
             counter=self._counter,
             occasion="pending",
+            filters=self._filters(),
         )
         return self._make_writer(start)(turn, frozenset())
 
     inspect_state = _StateInspector()
-    """What is inside a state, and why it would be discarded; see ``StateReport``."""
+    """Return a ``StateReport``: the content of a state, and why it would be discarded."""
 
     def plan(self, state: State, *blocks: Block | str, **options: Any) -> RequestPlan:
-        """What ``chat_with_state`` would send, and why: a dry run."""
-        return self.engine.plan(_build_turn(self._load_state(state), blocks), **options)
+        """Return the plan of the request that ``chat_with_state`` would send: a dry run."""
+        start, _ = self._load_state(state)
+        return self.engine.plan(_build_turn(start, blocks), **options)
 
     async def aclose(self) -> None:
         """Close the engine's connections."""
@@ -145,20 +200,23 @@ class Chat:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def _load_state(self, state: State) -> ChatState:
-        """The state; a fresh one for no state, and for one that cannot be used."""
+    def _filters(self) -> ContentFilters:
+        return ContentFilters(find_filters(self.engine))
+
+    def _load_state(self, state: State) -> tuple[ChatState, DiscardedState | None]:
+        """Return the state, or a new one; and why the given one was discarded, if it was."""
         data = as_bytes(state)
         if not data:
-            return ChatState(self.provider)
+            return ChatState(self.provider), None
         found = decode_state(data, self.provider, self.cipher)
         if isinstance(found, DiscardedState):
             count("states_discarded_total", reason=found.reason)
-            log.warning("a state was discarded, the conversation starts afresh: %s", found)
-            return ChatState(self.provider)
-        return found
+            log.warning("a state was discarded and a new conversation started: %s", found)
+            return ChatState(self.provider), found
+        return found, None
 
     def _make_writer(self, start: ChatState) -> StateWriter:
-        """How to write the states of a call that began with this one."""
+        """Return a function that writes the states of a call that started with this one."""
         before = frozenset(block.id for block in start.blocks[: start.processed_length])
 
         def write(turn: Turn, seen: frozenset[str]) -> bytes:
@@ -173,14 +231,14 @@ class Chat:
 
 
 def _build_turn(start: ChatState, given: Sequence[Block | str]) -> Turn:
-    """The Turn to send: leading system blocks in front, then the history, then the rest."""
+    """Return the Turn to send: leading system blocks, then the history, then the rest."""
     new = _with_fresh_ids(start.blocks, given)
     lead = count_leading(new)
     return start.turn(new[:lead], new[lead:])
 
 
 def _with_fresh_ids(known: Sequence[Block], given: Sequence[Block | str]) -> tuple[Block, ...]:
-    """The given blocks; one that was said before gets an id of its own."""
+    """Return the given blocks; one that is part of the history already gets a new id."""
     ids = {block.id for block in known}
     blocks: list[Block] = []
     for each in given:
@@ -193,7 +251,7 @@ def _with_fresh_ids(known: Sequence[Block], given: Sequence[Block | str]) -> tup
 
 
 def _count_seen(blocks: Sequence[Block], seen: frozenset[str]) -> int:
-    """How far into the blocks a model has seen."""
+    """Return the number of blocks up to the last one that a model has seen."""
     for index in range(len(blocks) - 1, -1, -1):
         if blocks[index].id in seen:
             return index + 1

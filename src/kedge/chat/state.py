@@ -1,16 +1,15 @@
-"""State bytes: a whole conversation as one opaque value that a caller keeps where they like.
+"""State bytes: a complete conversation as one opaque value that its owner stores.
 
     {"version":2,"provider":…,"processed_length":…,"id":…,"blocks":[…],"responses":[…],"anchors":[…],
      …,"checksum":"sha256:…"}
 
-The checksum comes last and covers every byte before it, so nothing can change unseen. Reading never
-raises: what cannot be used is a ``Discarded``, which says why in a word and in a sentence. There is never
-half a history.
+The checksum comes last and covers every byte before it, so changes are detected. Reading never raises: a
+state that cannot be used becomes a ``DiscardedState`` with the reason. A history is never used in part.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, cast
 
@@ -24,53 +23,16 @@ from kedge.chat.state_codec import (
     encode_blocks,
     quote,
 )
+from kedge.chat.state_upgrades import upgrade_members
 from kedge.errors import KedgeError
 from kedge.planning import ConversationState, get_state, set_state
 from kedge.planning.state import MODES, STATE_KEY
-from kedge.turns import Block, SystemBlock, Turn, block_from_item, dump_block
+from kedge.turns import Block, Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, thaw
 
 VERSION = 2
 FIRST_CHECKSUM_VERSION = 2
 """From this version on there is a checksum."""
-
-
-def upgrade_members(
-    members: Json, upgrades: Mapping[int, Callable[[Json], Json]] | None = None
-) -> Json:
-    """The members of a state as the current version has them; ``upgrades`` goes step by step."""
-    steps = UPGRADES if upgrades is None else upgrades
-    while members["version"] in steps:
-        version = members["version"]
-        members = {**steps[version](members), "version": version + 1}
-    return members
-
-
-def _upgrade_from_v1(members: Json) -> Json:
-    """Version 1 to 2: messages become blocks. Leading system messages are not stored any more."""
-    messages = members["messages"]
-    if not isinstance(messages, list) or not all(map(_is_item, cast("list[object]", messages))):
-        raise ValueError("messages are objects with a role or a type")
-    blocks = [block_from_item(message) for message in cast("list[Json]", messages)]
-    lead = 0
-    while lead < len(blocks) and isinstance(blocks[lead], SystemBlock):
-        lead += 1
-    return {
-        "provider": members["provider"],
-        "processed_length": max(0, members["processed_length"] - lead),
-        "id": "",
-        "blocks": [{"as_is": dump_block(block)} for block in blocks[lead:]],
-        "responses": [],
-        "anchors": [],
-    }
-
-
-def _is_item(message: object) -> bool:
-    return isinstance(message, dict) and ("role" in message or "type" in message)
-
-
-UPGRADES: Mapping[int, Callable[[Json], Json]] = {1: _upgrade_from_v1}
-"""What each older version needs to become the next."""
 
 
 DiscardReason = Literal[
@@ -85,7 +47,7 @@ DISCARD_REASONS: dict[DiscardReason, str] = {
     "encrypted": "it is encrypted, and no key was given",
     "wrong_key": "it cannot be decrypted: another key, or damage",
 }
-"""Every reason to discard a state, in plain words."""
+"""The description of every reason to discard a state."""
 
 _CHECKSUM_PREFIX = b',"checksum":"sha256:'
 _CHECKSUM_SUFFIX = b'"}'
@@ -94,10 +56,10 @@ _CHECKSUM_LENGTH = len(_CHECKSUM_PREFIX) + 64 + len(_CHECKSUM_SUFFIX)
 
 @dataclass(frozen=True, slots=True)
 class ChatState:
-    """What state bytes hold.
+    """The content of state bytes.
 
-    ``blocks`` is the conversation without leading system blocks; the first ``processed_length`` of them
-    a model has seen, the others are pending. ``memory`` holds the anchors.
+    ``blocks`` is the conversation without leading system blocks; a model has seen the first
+    ``processed_length`` of them, the others are pending. ``conversation_state`` holds the anchors.
     """
 
     provider: str
@@ -107,21 +69,27 @@ class ChatState:
     turn_id: str = ""
     data: FrozenMap = EMPTY
     version: int = VERSION
-    """The version of the bytes that it was read from."""
+    """The version of the bytes that it was decoded from."""
 
     def turn(self, leading: tuple[Block, ...] = (), following: tuple[Block, ...] = ()) -> Turn:
-        """The Turn to send: fresh leading blocks, the history, and what is new."""
+        """Return the Turn to send: leading blocks, the history, and what is new."""
         turn = Turn((*leading, *self.blocks, *following), id=self.turn_id, data=self.data)
         return set_state(turn, self.conversation_state)
 
 
 @dataclass(frozen=True, slots=True)
 class DiscardedState:
-    """Why a state cannot be used, and what could be read of it nevertheless."""
+    """The reason why a state cannot be used.
+
+    Attributes:
+        reason: One of ``DISCARD_REASONS``.
+        detail: Further information, without content of the state.
+        members: The members that could be read nevertheless.
+    """
 
     reason: DiscardReason
     detail: str = ""
-    members: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    members: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     def __str__(self) -> str:
         return (
@@ -132,7 +100,7 @@ class DiscardedState:
 
 
 def encode_state(state: ChatState) -> bytes:
-    """Write state bytes."""
+    """Return the bytes of a state."""
     responses: dict[str, int] = {}
 
     def number(response_id: str) -> int:
@@ -169,7 +137,7 @@ def _optional_members(state: ChatState) -> Json:
 def decode_state(
     data: bytes, provider: str | None, cipher: StateCipher | None = None
 ) -> ChatState | DiscardedState:
-    """Read state bytes; without a ``provider``, those of any. Never raises."""
+    """Decode state bytes; without a ``provider``, those of any. Never raises."""
     if is_encrypted(data):
         opened = cipher.decrypt(data) if cipher else None
         if opened is None:
@@ -187,7 +155,7 @@ def decode_state(
 
 
 def as_bytes(state: object) -> bytes:
-    """State as bytes, whatever was given for it; no state is no bytes. Never raises."""
+    """Return a state as bytes; no state is empty bytes. Never raises."""
     match state:
         case None:
             return b""
@@ -195,14 +163,14 @@ def as_bytes(state: object) -> bytes:
             return state
         case bytearray() | memoryview():
             return bytes(cast("bytearray", state))
-        case str():  # from a place that keeps text
+        case str():  # from a store that holds text
             return state.encode(errors="replace")
         case _:
             return b"not bytes"
 
 
 def parse_members(data: bytes) -> Json | DiscardedState:
-    """The members of a state, intact and of the current version. Never raises."""
+    """Return the members of a state, verified and upgraded to the current version. Never raises."""
     try:
         members = json.loads(data, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
@@ -222,7 +190,7 @@ def parse_members(data: bytes) -> Json | DiscardedState:
 
 
 def has_valid_checksum(data: bytes) -> bool:
-    """Whether the checksum at the end is that of all the bytes before it."""
+    """Whether the checksum at the end matches all bytes before it."""
     covered, tail = data[:-_CHECKSUM_LENGTH], data[-_CHECKSUM_LENGTH:]
     return tail == b"".join(
         (_CHECKSUM_PREFIX, hashlib.sha256(covered).hexdigest().encode(), _CHECKSUM_SUFFIX)
@@ -239,7 +207,7 @@ def _decode_members(members: Json) -> ChatState:
         raise ValueError("two blocks have one id")
     mode = members.get("mode")
     if mode is not None and mode not in MODES:
-        raise ValueError("the mode is not one of ours")
+        raise ValueError("the mode is not known")
     memory = ConversationState(
         mode,
         _check_text(members.get("previous_response_id", "")),
@@ -259,14 +227,14 @@ def _decode_members(members: Json) -> ChatState:
 
 
 def state_from_turn(turn: Turn, provider: str, processed_length: int) -> ChatState:
-    """What of a Turn goes into state bytes: all but its leading system blocks."""
+    """Return the state of a Turn: everything but its leading system blocks."""
     data = FrozenMap({name: value for name, value in turn.data.items() if name != STATE_KEY})
     return ChatState(provider, turn.body, processed_length, get_state(turn), turn.id, data)
 
 
 def _describe_provider(members: Json) -> str:
     name = members.get("provider")
-    return name[:80] if isinstance(name, str) else "it does not say which"
+    return name[:80] if isinstance(name, str) else "not named"
 
 
 def _check_text(value: object) -> str:

@@ -16,6 +16,7 @@ from kedge.compaction.base import (
     unchanged_result,
 )
 from kedge.engines import Engine
+from kedge.engines.content_filter import ContentFilters, Phase
 from kedge.events import Usage
 from kedge.observe import count, get_logger
 from kedge.planning import ConversationState, covered_count, get_state, prefix_digest, set_state
@@ -24,6 +25,12 @@ from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.turns import Block, SystemBlock, Turn
 
 log = get_logger("kedge.compaction.run")
+
+_PHASES: dict[Occasion, tuple[Phase, ...]] = {
+    "answered": ("output", "input"),  # it left a model, and goes to another
+    "pending": ("input",),
+    "resend": ("input",),
+}
 
 
 async def run_compactor(compactor: Compactor, request: CompactionRequest) -> CompactionResult:
@@ -51,8 +58,28 @@ async def compact_turn(
     usage: Usage | None = None,
     counter: TokenCounter = DEFAULT_COUNTER,
     occasion: Occasion = "answered",
+    filters: ContentFilters | None = None,
 ) -> tuple[Turn, CompactionResult]:
-    """Compact a Turn: the Turn to go on with, and what was done. Never raises."""
+    """Run a compactor on a Turn. A compactor that fails leaves the Turn as it is.
+
+    Args:
+        turn: The Turn to compact.
+        compactor: Decides whether and how.
+        engine: The engine that a compactor may send requests to.
+        usage: The usage that the server reported with the last answer.
+        counter: Counts tokens where the server did not.
+        occasion: When compaction runs.
+        filters: The content filters of the stack: a compactor may send content to a model or have a
+            provider count it, so it gets the filtered Turn, and what it returns is filtered again.
+
+    Returns:
+        The Turn to continue with, and what was done.
+
+    Raises:
+        Blocked: A content filter rejects the Turn.
+    """
+    filters = filters or ContentFilters()
+    original, turn = turn, filters.apply_to_turn(turn, _PHASES[occasion])
     request = CompactionRequest(
         turn.body,
         turn.leading,
@@ -65,7 +92,8 @@ async def compact_turn(
     result = await run_compactor(compactor, request)
     record_result(result, occasion, turn.id)
     if not result.changed:
-        return turn, result
+        return original, result
+    result = replace(result, blocks=tuple(map(filters.apply, result.blocks)))
     blocks = (*turn.leading, *result.blocks)
     short = Turn(blocks, id=turn.id, data=turn.data, extra=turn.extra)
     return set_state(short, prune_anchors(short)), result

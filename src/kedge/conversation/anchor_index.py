@@ -1,34 +1,35 @@
-"""``recall``: the middleware next to the engine, through which a store takes part in every request.
+"""The middleware next to the engine that connects a store to every request.
 
-It sees a Turn exactly as it is about to be sent. It says so, so that what is new can be made durable
-first; and where the Turn's own records prove nothing, it looks in the store's index for a response
-that remembers the same content, whoever asked for it, in whatever process: the scope tells the
-accounts apart.
+It sees a Turn exactly as it is about to be sent. It awaits ``request.before_send`` with it, so that what is
+new is durable before it leaves; and where the Turn's own records prove nothing, it searches the store's
+index for a response with the same content, from any conversation and process: the scope separates
+accounts.
 """
 
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from kedge.conversation.checkpoint import limit_anchor
 from kedge.engines import Engine, Events, Middleware, Request, unwrap
-from kedge.events import Event
 from kedge.middleware import BaseMiddleware
 from kedge.planning import AnchorRecord, covered_count, get_state, prefix_digest
 from kedge.store import Store
 from kedge.turns import Turn
 
 
-@dataclass(frozen=True, slots=True)
-class TurnPrepared(Event):
-    """This Turn is about to be sent, as soon as whoever watches goes on."""
+def with_stored_anchors(store: Store, retention: float | None = None) -> Middleware:
+    """Find anchors by content, in the index of a store.
 
-    turn: Turn
+    Args:
+        store: The store whose responses may be continued.
+        retention: Seconds for which the provider is relied on to hold a response.
 
-
-def with_stored_anchors(store: Store) -> Middleware:
-    """Find anchors by content alone, in the store's index."""
+    Returns:
+        A middleware; it belongs next to the engine.
+    """
 
     def wrap(engine: Engine) -> Engine:
-        return _StoredAnchors(engine, store)
+        return _StoredAnchors(engine, store, retention)
 
     return wrap
 
@@ -36,27 +37,39 @@ def with_stored_anchors(store: Store) -> Middleware:
 class _StoredAnchors(BaseMiddleware):
     name = "recall"
 
-    def __init__(self, inner: Engine, store: Store) -> None:
+    def __init__(self, inner: Engine, store: Store, retention: float | None) -> None:
         super().__init__(inner)
-        self.store = store
+        self.store, self.retention = store, retention
         self.scope = getattr(unwrap(inner), "scope", "")
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """The inner engine's events, after what was found in the index was added to the request."""
-        yield TurnPrepared(turn)
+        """Yield the inner engine's events, with anchors from the index among the candidates."""
+        # All filters, also those of guards inside: what is stored must be what they let pass.
+        turn = request.filters.apply_to_turn(turn, ("input",))
+        if request.before_send is not None:
+            await request.before_send(turn)
         found = await find_anchors(self.store, turn, self.scope)
         if found:
-            request = replace(request, candidates=(*request.candidates, *found))
+            limited = (limit_anchor(record, self.retention) for record in found)
+            request = replace(request, candidates=(*request.candidates, *limited))
         async with aclosing(self.inner.events(turn, request)) as events:
             async for event in events:
                 yield event
 
 
 async def find_anchors(store: Store, turn: Turn, scope: str) -> list[AnchorRecord]:
-    """Responses in the store's index that remember a prefix of this Turn; the longest there are.
+    """Search the index of a store for responses that hold a prefix of this Turn.
 
-    Nothing is looked for while a record of the Turn itself proves something: it was recorded by the
-    same hand, and is the longest but for rare cases that cost no more than a longer request.
+    Nothing is searched while a record of the Turn itself is valid: in all but rare cases it is the
+    longest, and missing a longer one costs a longer request only.
+
+    Args:
+        store: The store to search.
+        turn: The Turn to send.
+        scope: The provider, endpoint and account whose responses may be used.
+
+    Returns:
+        The records of the longest prefixes found.
     """
     covered = covered_count(turn)
     if not scope or not covered or _has_valid_anchor(turn, scope, covered):

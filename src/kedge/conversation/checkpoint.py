@@ -1,9 +1,9 @@
-"""Where a Turn stands in the tree: what is new in it becomes a node, what is there is kept."""
+"""A position in the tree: what is new in a Turn becomes a node below it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import is_not
 
-from kedge.planning import get_state
+from kedge.planning import AnchorRecord, get_state, set_state
 from kedge.planning.state import STATE_KEY
 from kedge.store import ConversationRow, Node, ResponseRow, Store, Telemetry
 from kedge.store.records import NodeKind
@@ -13,7 +13,7 @@ from kedge.turns.frozen_json import EMPTY, FrozenMap
 
 @dataclass(slots=True)
 class Checkpoint:
-    """A node, and the Turn that it holds."""
+    """A node, and the Turn at it."""
 
     store: Store
     row: ConversationRow
@@ -31,7 +31,7 @@ class Checkpoint:
         question_key: str = "",
         answer_key: str = "",
     ) -> Node:
-        """Add a node for what is new in the Turn, and stand there."""
+        """Add a node for what is new in the Turn, and move to it."""
         kept = common_prefix_length(self.turn.blocks, turn.blocks)
         self.node = await self.store.append(
             self.row,
@@ -51,25 +51,44 @@ class Checkpoint:
         return self.node
 
     def matches(self, turn: Turn) -> bool:
-        """Whether the Turn is just what is saved here."""
+        """Whether the Turn is exactly what is stored here."""
         return has_same_blocks(self.turn, turn)
 
 
 def common_prefix_length(old: tuple[Block, ...], new: tuple[Block, ...]) -> int:
-    """With how many of the same blocks both begin."""
+    """Return the number of identical blocks at the start of both."""
     shorter = min(len(old), len(new))
     different = map(is_not, old, new)
-    return next((place for place, apart in enumerate(different) if apart), shorter)
+    return next((index for index, differs in enumerate(different) if differs), shorter)
 
 
 def has_same_blocks(one: Turn, other: Turn) -> bool:
-    """Whether both are made of the very same blocks."""
+    """Whether both consist of the identical blocks."""
     length = len(one.blocks)
     return length == len(other.blocks) and common_prefix_length(one.blocks, other.blocks) == length
 
 
+def limit_retention(turn: Turn, retention: float | None) -> Turn:
+    """Return the Turn with anchors that expire after ``retention`` seconds at the latest."""
+    if retention is None:
+        return turn
+    state = get_state(turn)
+    limited = tuple(limit_anchor(record, retention) for record in state.anchors)
+    return turn if limited == state.anchors else set_state(turn, replace(state, anchors=limited))
+
+
+def limit_anchor(record: AnchorRecord, retention: float | None) -> AnchorRecord:
+    """Return the anchor, expiring after ``retention`` seconds at the latest."""
+    if retention is None:
+        return record
+    expiry = record.created_at + retention
+    if record.expires_at is not None and record.expires_at <= expiry:
+        return record
+    return replace(record, expires_at=expiry)
+
+
 def extract_data(turn: Turn) -> FrozenMap:
-    """The data of a Turn, without what planning keeps in it."""
+    """Return the data of a Turn, without the planner's state in it."""
     if not turn.data or (len(turn.data) == 1 and STATE_KEY in turn.data):
         return EMPTY
     return FrozenMap({name: value for name, value in turn.data.items() if name != STATE_KEY})

@@ -7,16 +7,20 @@ conversation.
 """
 
 import hashlib
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+import json
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Self
+from functools import partial
+from typing import Any, Self, TypedDict, Unpack
 
 from kedge.compaction import Compactor
 from kedge.compaction.summarize import SUMMARY_PROMPT, build_summary_block
 from kedge.conversation.anchor_index import with_stored_anchors
-from kedge.conversation.checkpoint import Checkpoint
+from kedge.conversation.checkpoint import Checkpoint, limit_retention
 from kedge.conversation.navigation import (
+    ResumePoint,
     find_last_question,
     find_node,
     find_resume_point,
@@ -26,37 +30,66 @@ from kedge.conversation.navigation import (
 from kedge.conversation.recorder import CostFunction
 from kedge.conversation.run import (
     DEFAULT_LEASE,
+    ClaimRequest,
     ConversationRun,
     ConversationStream,
     Reply,
     TurnTask,
-    acquire_claim,
-    maintain_claim,
 )
-from kedge.engines import Engine, Middleware
+from kedge.engines import ContentFilters, Engine, Middleware, find_filters, unwrap
 from kedge.engines.base import answer_text
-from kedge.errors import InvalidSetting
+from kedge.errors import HeadConflict, InvalidSetting, KeyReused
 from kedge.events import Event, Usage
 from kedge.events.run import TurnFinished
 from kedge.middleware.default_stack import Tools, with_default_middleware
 from kedge.planning import Mode, RequestPlan
 from kedge.planning.canonical import canonical_json
+from kedge.planning.state import MODES
 from kedge.providers import connect
-from kedge.store import ConversationRow, Hit, Node, ResponseRow, Store
+from kedge.store import Claim, ConversationRow, Hit, Node, ResponseRow, Store
 from kedge.store.records import NodeKind
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.turns import Block, Turn, new_id, user
 from kedge.turns.frozen_json import EMPTY
 
+_TRANSPORT_OPTIONS = frozenset({"streaming", "tap", "candidates", "before_send"})
+"""Options of a run that do not change what is requested."""
+
+
+class ConversationSettings(TypedDict, total=False):
+    """The keyword arguments of ``Conversation``, for ``create`` and ``open``."""
+
+    tools: Tools
+    middleware: Sequence[Middleware]
+    compactor: Compactor | None
+    counter: TokenCounter
+    resend_limit: int | None
+    repair: bool
+    price: CostFunction | None
+    lease: float
+
 
 class Conversation:
     """A conversation in a store. Make one with ``create``, ``open`` or ``fork``.
 
-    ``engine`` is an engine or a model string; ``tools``, ``middleware``, ``compactor``, ``counter``,
-    ``resend_limit`` and ``repair`` are those of ``Chat``. ``price`` tells what a response cost, in
-    place of the current prices (``kedge.prices``).
-    ``lease`` is for how many seconds a turn with an idempotency key is left to a process that shows
-    no sign of life.
+    Args:
+        store: The store that holds it.
+        row: Its row in the store.
+        node: The node at its head.
+        turn: The Turn at that node.
+        engine: An engine or a model string.
+        tools: Functions that the model may call, or a toolbox.
+        middleware: Middleware around the engine, the first one outermost.
+        compactor: Keeps the conversation short.
+        counter: Counts tokens for the compactor.
+        resend_limit: Bytes above which history is compacted before it is sent in full again.
+        repair: Whether to complete tool calls that have no result.
+        price: Computes the cost of a response, instead of the current prices (``kedge.prices``).
+        lease: Seconds after which a turn with an idempotency key is taken over from a process that
+            does not renew its claim.
+
+    Raises:
+        InvalidSetting: A setting has an impossible value.
     """
 
     def __init__(
@@ -79,7 +112,7 @@ class Conversation:
         self.store = store
         self.row = row
         self.turn = turn
-        """The conversation so far, up to the head as it was last seen."""
+        """The conversation up to the head as it was last seen."""
         self._node = node
         self._base_engine = connect(engine) if isinstance(engine, str) else engine
         self.engine = with_default_middleware(
@@ -90,11 +123,11 @@ class Conversation:
             counter=counter,
             resend_limit=resend_limit,
             repair=repair,
-            innermost=[with_stored_anchors(store)],
+            innermost=[with_stored_anchors(store, row.retention)],
         )
         self.price = price
         if lease <= 0:
-            raise InvalidSetting("a lease is a number of seconds, above 0")
+            raise InvalidSetting("lease must be a number of seconds above 0")
         self.lease = lease
 
     @classmethod
@@ -109,29 +142,70 @@ class Conversation:
         mode: Mode | None = None,
         retention: float | None = None,
         data: Mapping[str, Any] = EMPTY,
-        id: str = "",  # noqa: A002 - the word of the contract
-        **settings: Any,
+        id: str = "",  # noqa: A002 - the name in the public contract
+        **settings: Unpack[ConversationSettings],
     ) -> Self:
-        """A new conversation, which may begin with blocks.
+        """Create a conversation.
 
-        ``mode="stateless"`` keeps nothing with the provider: encrypted reasoning is kept here.
-        ``retention`` is how many seconds the provider is relied on to keep a response.
+        Args:
+            store: The store to create it in.
+            engine: An engine or a model string.
+            title: Its title.
+            tags: Its tags.
+            blocks: The blocks that it starts with.
+            mode: How requests are sent; ``"stateless"`` stores nothing with the provider.
+            retention: Seconds for which the provider is relied on to hold a response.
+            data: Further data to store with it.
+            id: Its id; generated if empty.
+            **settings: The keyword arguments of ``Conversation``.
+
+        Returns:
+            The conversation, at its head.
+
+        Raises:
+            InvalidSetting: The mode, the retention or another setting has an impossible value.
+            Blocked: A guard rejects one of the blocks.
         """
+        _check_mode(mode)
+        _check_retention(retention)
         row = await store.create(title, tags=tags, mode=mode, retention=retention, data=data, id=id)
-        made = await cls._load(store, row, engine, settings)
-        given = tuple(_as_block(each) for each in blocks)
-        if given:
-            await made.append(*given)
-        return made
+        conversation = await cls._load(store, row, engine, settings)
+        initial = tuple(map(_as_block, blocks))
+        if initial:
+            await conversation.append(*initial)
+        return conversation
 
     @classmethod
-    async def open(cls, store: Store, id: str, engine: Engine | str, **settings: Any) -> Self:  # noqa: A002
-        """The conversation with this id, at its head."""
+    async def open(
+        cls,
+        store: Store,
+        id: str,  # noqa: A002 - the name in the public contract
+        engine: Engine | str,
+        **settings: Unpack[ConversationSettings],
+    ) -> Self:
+        """Open a conversation at its head.
+
+        Args:
+            store: The store that holds it.
+            id: Its id.
+            engine: An engine or a model string.
+            **settings: The keyword arguments of ``Conversation``.
+
+        Returns:
+            The conversation, at its head.
+
+        Raises:
+            NotInStore: The store holds no conversation with this id.
+        """
         return await cls._load(store, await store.conversation(id), engine, settings)
 
     @classmethod
     async def _load(
-        cls, store: Store, row: ConversationRow, engine: Engine | str, settings: Mapping[str, Any]
+        cls,
+        store: Store,
+        row: ConversationRow,
+        engine: Engine | str,
+        settings: ConversationSettings,
     ) -> Self:
         loaded = await store.load(row)
         return cls(store, row, loaded.node, loaded.turn(row.id), engine, **settings)
@@ -194,14 +268,18 @@ class Conversation:
         """The same, watching what happens: iterate to the end, then take ``reply``."""
         blocks = tuple(_as_block(each) for each in messages)
         if key:
-            return ConversationStream(self._stream_once(key, blocks, at, options))
-        return ConversationStream(self._stream_message(blocks, at, options))
+            return ConversationStream(partial(self._stream_once, key, blocks, at, options))
+        return ConversationStream(
+            partial(self._run, partial(self._build_task, blocks, at), options)
+        )
 
     async def resume(self, node: int | None = None, **options: Any) -> Reply:
         """Go on with a question that was saved and never answered: the newest here, or ``node``."""
         options.setdefault("streaming", False)
-        at = await find_resume_point(self.store, self.row, node)
-        return await self._resume_at(at, options)
+        point = await find_resume_point(self.store, self.row, node)
+        if point.done:
+            return await self._adopt_answer(point.node)
+        return await self._finish_task(partial(self._build_resume_task, point.node), options)
 
     async def pending(self) -> Sequence[Node]:
         """Questions that were saved and never answered: on their way, or left by a crash."""
@@ -209,7 +287,7 @@ class Conversation:
 
     async def append(self, *messages: Block | str, kind: NodeKind = "added") -> Node:
         """Add blocks without asking the model."""
-        turn = self.turn.append(*(_as_block(each) for each in messages))
+        turn = self.turn.append(*self._filter_blocks(map(_as_block, messages)))
         return await self._save_turn(turn, kind)
 
     def plan(self, *messages: Block | str, **options: Any) -> RequestPlan:
@@ -248,15 +326,13 @@ class Conversation:
         block = user(new) if isinstance(new, str) else new
         if isinstance(new, str) and old.kind != "user":
             raise InvalidSetting(f"a text stands for a user block; give a block for a {old.kind}")
+        (block,) = self._filter_blocks([block])
         return await self._save_turn(self.turn.replace(block_id, block), "edited")
 
     async def regenerate(self, **options: Any) -> Reply:
         """Ask the last question again, as it stands now; the answer that was there stays in the tree."""
         options.setdefault("streaming", False)
-        async with ConversationStream(
-            self._stream_task(await self._build_regenerate_task(), options)
-        ) as stream:
-            return await stream.finish()
+        return await self._finish_task(self._build_regenerate_task, options)
 
     async def merge_summary_of(
         self, other: "Conversation | int", *, ask: str = SUMMARY_PROMPT
@@ -268,10 +344,14 @@ class Conversation:
             turn = loaded.turn()
         else:
             turn, shared = other.turn, 0
+        # The engine without middleware: so the filters of the middleware are applied here.
+        filters = ContentFilters(find_filters(self.engine))
+        turn = filters.apply_to_turn(turn, ("input",))
         asked = turn.append(user(ask, origin="merge_summary_of"))
         async with self._base_engine.stream(asked, streaming=False) as stream:
             await stream.finish()
-        summary = build_summary_block(stream.text.strip(), turn.blocks[shared:])
+        text = answer_text(filters.apply_to_turn(stream.turn, ("output",))).strip()
+        summary = build_summary_block(text, turn.blocks[shared:])
         return await self.append(summary, kind="merged")
 
     # Its name and its end
@@ -318,58 +398,89 @@ class Conversation:
     def __repr__(self) -> str:
         return f"<Conversation {self.id} at node {self.head}, {len(self.turn)} blocks>"
 
-    # How it is done
+    # Implementation
+
+    def _run(
+        self, build_task: Callable[[], Awaitable[TurnTask]], options: dict[str, Any]
+    ) -> AsyncGenerator[Event | Reply]:
+        run = ConversationRun(
+            self.engine, build_task, options, price=self.price, on_finish=self._set_position
+        )
+        return run.events()
+
+    async def _finish_task(
+        self, build_task: Callable[[], Awaitable[TurnTask]], options: dict[str, Any]
+    ) -> Reply:
+        async with ConversationStream(partial(self._run, build_task, options)) as stream:
+            return await stream.finish()
 
     async def _build_task(self, blocks: Sequence[Block], at: int | None, key: str = "") -> TurnTask:
-        place = Checkpoint(self.store, self.row, self._node, self.turn)
+        checkpoint = Checkpoint(self.store, self.row, self._node, self.turn)
         if at is not None and at != self.head:
             loaded = await self.store.load(self.row, at)
-            place = Checkpoint(self.store, self.row, loaded.node, loaded.turn(self.id))
-        return TurnTask(place, place.turn.append(*blocks), self.head, key)
-
-    async def _stream_message(
-        self, blocks: Sequence[Block], at: int | None, options: dict[str, Any]
-    ) -> AsyncGenerator[Event | Reply]:
-        async with aclosing(
-            self._stream_task(await self._build_task(blocks, at), options)
-        ) as events:
-            async for event in events:
-                yield event
-
-    async def _stream_task(
-        self, task: TurnTask, options: dict[str, Any]
-    ) -> AsyncGenerator[Event | Reply]:
-        run = ConversationRun(self, task, options)
-        async with aclosing(run.events()) as events:
-            async for event in events:
-                if isinstance(event, Reply):
-                    self._set_position(run.checkpoint.node, event.turn)
-                yield event
+            checkpoint = Checkpoint(self.store, self.row, loaded.node, loaded.turn(self.id))
+        return TurnTask(checkpoint, checkpoint.turn.append(*blocks), self.head, key)
 
     async def _stream_once(
         self, key: str, blocks: Sequence[Block], at: int | None, options: dict[str, Any]
     ) -> AsyncGenerator[Event | Reply]:
         """Run the turn with this key, unless it was run already."""
-        owner = new_id("run")
-        claim = await acquire_claim(self, key, _hash_request(blocks), owner)
+        request = ClaimRequest(self.store, self.row, key, new_id("run"), self.lease)
+        claim = await self._acquire(request, blocks, options)
         if claim.answer:
+            await self._follow_head()
             reply = await self._load_reply(claim.answer)
             yield TurnFinished(reply.turn)
             yield reply
             return
-        async with maintain_claim(self, key, owner):
-            if claim.question:
-                left = await find_resume_point(self.store, self.row, claim.question)
-                if left.done:
-                    await self.store.settle(self.row, key, left.node.id)
-                    yield await self._adopt_answer(left.node)
-                    return
-                task = await self._build_resume_task(left.node, key)
+        async with request.maintain():
+            point = await self._find_claimed_turn(claim.question) if claim.question else None
+            if point and point.done:
+                reply = await self._adopt_answer(point.node)
+                await self.store.settle(self.row, key, point.node.id)
+                yield TurnFinished(reply.turn)
+                yield reply
+                return
+            if point:
+                events = self._run(partial(self._build_resume_task, point.node, key), options)
             else:
-                task = await self._build_task(blocks, at, key)
-            async with aclosing(self._stream_task(task, options)) as events:
+                events = self._run(partial(self._build_task, blocks, at, key), options)
+            async with aclosing(events):
                 async for event in events:
                     yield event
+
+    async def _acquire(
+        self, request: ClaimRequest, blocks: Sequence[Block], options: Mapping[str, Any]
+    ) -> Claim:
+        model = options.get("model") or getattr(unwrap(self._base_engine), "model", "")
+        try:
+            return await request.acquire(_hash_request(blocks, {**options, "model": model}))
+        except KeyReused:
+            # Version 0.1 hashed the messages only; of its keys nothing more can be compared.
+            return await request.acquire(_hash_blocks(blocks))
+
+    async def _find_claimed_turn(self, question: int) -> ResumePoint | None:
+        """Return where the turn of a key continues; None if it is to be run from the current head.
+
+        A turn whose answer lost the race for the head is on a branch of its own: neither on the path
+        to the head nor following from it. It is not part of the conversation, and runs again.
+        """
+        point = await find_resume_point(self.store, self.row, question)
+        head = (await self.store.conversation(self.id)).head
+        is_stored = await self._is_on_path(point.node.id, head)
+        if is_stored or await self._is_on_path(head, point.node.id):
+            return point
+        if head != self.head:  # it would lose again
+            raise HeadConflict(self.id, point.node.id, head)
+        return None
+
+    async def _is_on_path(self, node: int, end: int) -> bool:
+        return any(each.id == node for each in await self.store.path(self.row, end))
+
+    async def _follow_head(self) -> None:
+        """Continue from where the head is now, if it moved since it was last seen."""
+        if (await self.store.conversation(self.id)).head != self.head:
+            await self.refresh()
 
     async def _build_resume_task(self, node: Node, key: str = "") -> TurnTask:
         loaded = await self.store.load(self.row, node.id)
@@ -385,20 +496,13 @@ class Conversation:
         place = Checkpoint(self.store, self.row, self._node, self.turn)
         return TurnTask(place, truncate_to_question(self.turn), self.head)
 
-    async def _resume_at(self, at: Any, options: dict[str, Any]) -> Reply:
-        if at.done:
-            return await self._adopt_answer(at.node)
-        stream = ConversationStream(
-            self._stream_task(await self._build_resume_task(at.node), options)
-        )
-        async with stream:
-            return await stream.finish()
-
     async def _adopt_answer(self, node: Node) -> Reply:
-        """An answer that was saved, and whose head was never moved: move it."""
+        """Return a stored answer, and move the head to it unless it is on the head's path."""
+        await self._follow_head()
         reply = await self._load_reply(node.id)
-        await self.store.move_head(self.row, node, head=self.head)
-        self._set_position(node, reply.turn)
+        if not await self._is_on_path(node.id, self.head):
+            await self.store.move_head(self.row, node, head=self.head)
+            self._set_position(node, reply.turn)
         return reply
 
     async def _load_reply(self, node: int) -> Reply:
@@ -407,6 +511,11 @@ class Conversation:
         turn = loaded.turn(self.id)
         usage = await self.store.usage(self.row, node)
         return Reply(answer_text(turn), turn, node, self.id, usage or Usage(), stored=True)
+
+    def _filter_blocks(self, blocks: Iterable[Block]) -> tuple[Block, ...]:
+        """Return blocks as the guards of this conversation let them into the store."""
+        filters = ContentFilters(find_filters(self.engine))
+        return tuple(filters.apply(block, ("input",)) for block in blocks)
 
     async def _save_turn(self, turn: Turn, kind: NodeKind) -> Node:
         place = Checkpoint(self.store, self.row, self._node, self.turn)
@@ -419,9 +528,11 @@ class Conversation:
         loaded = await self.store.load(self.row, node.id)
         self._set_position(node, loaded.turn(self.id))
 
-    def _set_position(self, node: Node, turn: Turn) -> None:
-        self._node, self.turn = node, turn
+    def _set_position(self, node: Node, turn: Turn) -> Turn:
+        """Continue from a node; returns the Turn with the conversation's retention applied."""
+        self._node, self.turn = node, limit_retention(turn, self.row.retention)
         self.row = replace(self.row, head=node.id)
+        return self.turn
 
     def _with_head(self, row: ConversationRow) -> ConversationRow:
         """The row as it is now, with the head as we know it: what we hold is the Turn up to there."""
@@ -439,7 +550,24 @@ def _as_block(message: Block | str) -> Block:
     return user(message) if isinstance(message, str) else message
 
 
-def _hash_request(blocks: Sequence[Block]) -> bytes:
-    """A hash of what is asked, as a model sees it."""
+def _check_mode(mode: str | None) -> None:
+    if mode is not None and mode not in MODES:
+        raise InvalidSetting(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+
+
+def _check_retention(retention: float | None) -> None:
+    if retention is not None and not 0 < retention < math.inf:
+        raise InvalidSetting(f"retention must be a number of seconds above 0, not {retention!r}")
+
+
+def _hash_request(blocks: Sequence[Block], options: Mapping[str, Any]) -> bytes:
+    """Return a hash of a request: the messages as a model sees them, the model and all settings."""
+    settings = {name: value for name, value in options.items() if name not in _TRANSPORT_OPTIONS}
+    described = json.dumps(settings, sort_keys=True, default=str).encode()
+    return hashlib.sha256(b"request\n" + _hash_blocks(blocks) + described).digest()
+
+
+def _hash_blocks(blocks: Sequence[Block]) -> bytes:
+    """Return a hash of messages, as a model sees them."""
     joined = b"\n".join(canonical_json(block) or b"" for block in blocks)
     return hashlib.sha256(joined).digest()

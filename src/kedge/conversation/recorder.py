@@ -1,15 +1,18 @@
-"""From what an engine tells to what a store keeps: one value travels from the wire to the row.
+"""Convert the events of a run into the rows that a store holds about it.
 
-An ``AnswerFinished`` holds the outcome as it came over the wire, the plan by which it was asked for,
-and the Turn with its anchor. The row is made of these three and of a watch; nothing is looked up
+An ``AnswerFinished`` holds the outcome as it came over the wire, the plan of its request, and the Turn with
+its anchor. The row of a response is made of these three and of measured times; nothing is looked up
 elsewhere, so nothing can be lost on the way.
 """
 
+import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
-from kedge.errors import EngineError, RequestRefused, StreamCut
+from kedge.engines.content_filter import ContentFilters
+from kedge.errors import AnswerIncomplete, EngineError, RequestRefused, StreamCut
 from kedge.events import Event, Usage
 from kedge.events.run import (
     VISIBLE_EVENTS,
@@ -26,18 +29,19 @@ from kedge.store import Incident, ResponseRow, StoredExchange, Telemetry, ToolRo
 from kedge.store.records import ResponseStatus
 
 MAX_ERROR_LENGTH = 500
+WITHHELD_BODY = b"[not stored: guard rules apply, and this body is a stream]"
 
 CostFunction = Callable[[ResponseRow], float | None]
-"""What a response cost, if that is known."""
+"""Returns the cost of a response, or None if it is not known."""
 
 
 @dataclass(slots=True)
 class RunRecorder:
-    """What is noted while a request is on its way."""
+    """Collects what a store holds about the requests of one run."""
 
     provider: str
     model: str = ""
-    """The model that is asked; the answer tells which it was."""
+    """The requested model; the answer names the one that was used."""
     clock: Callable[[], float] = time.time
     requested_at: float = 0.0
     timer_start: float = 0.0
@@ -47,13 +51,16 @@ class RunRecorder:
     incidents: tuple[Incident, ...] = ()
     tools: tuple[ToolRow, ...] = ()
     exchanges: tuple[StoredExchange, ...] = ()
+    filters: ContentFilters = field(default_factory=ContentFilters)
 
     def record_exchange(self, request: bytes, reply: bytes, status: int | None) -> None:
-        """Take what went over the wire into account."""
+        """Record the bodies of a request and its reply, as the guards of the stack leave them."""
+        if self.filters:
+            request, reply = (_filter_body(body, self.filters) for body in (request, reply))
         self.exchanges = (*self.exchanges, StoredExchange(request, reply, status, self.clock()))
 
     def record_event(self, event: Event) -> None:
-        """Take an event into account."""
+        """Record an event."""
         match event:
             case RequestPlanned():
                 self.plan, self.first_token_seconds = event.plan, None
@@ -80,7 +87,7 @@ class RunRecorder:
         return accounts
 
     def build_response_row(self, event: AnswerFinished, price: CostFunction | None) -> ResponseRow:
-        """The row of a finished answer."""
+        """Return the row of a finished answer."""
         outcome = event.outcome
         row = self._build_row(event.plan, outcome.usage)
         record = get_state(event.turn).anchor(outcome.response_id) if outcome.response_id else None
@@ -110,7 +117,7 @@ class RunRecorder:
         return replace(row, cost=price(row) if price else _compute_cost(row, outcome.usage))
 
     def build_failure_row(self, error: EngineError) -> ResponseRow | None:
-        """The row of a request that came to nothing; ``None`` if none was made."""
+        """Return the row of a failed request; None if no request was made."""
         plan = error.plan or self.plan
         if plan is None:
             return None
@@ -119,7 +126,7 @@ class RunRecorder:
             self._build_row(plan, None),
             model=self.model,
             status=_classify_error(error),
-            error=str(error)[:MAX_ERROR_LENGTH],
+            error=self.filters.edit_text(str(error))[:MAX_ERROR_LENGTH],
         )
 
     def _build_row(self, plan: RequestPlan, usage: Usage | None) -> ResponseRow:
@@ -150,13 +157,39 @@ class RunRecorder:
         self.incidents = (*self.incidents, incident)
 
 
+def _filter_body(body: bytes, filters: ContentFilters) -> bytes:
+    """Return a JSON body with its texts filtered; any other body is withheld.
+
+    A stream holds its text in pieces, in which no pattern can be found.
+    """
+    if not body:
+        return body
+    try:
+        return json.dumps(_filter_json(json.loads(body), filters), ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return WITHHELD_BODY
+
+
+def _filter_json(value: Any, filters: ContentFilters) -> Any:
+    match value:
+        case str():
+            return filters.edit_text(value)
+        case list():
+            return [_filter_json(each, filters) for each in cast("list[Any]", value)]
+        case dict():
+            members = cast("dict[str, Any]", value)
+            return {name: _filter_json(each, filters) for name, each in members.items()}
+        case _:
+            return value
+
+
 def _compute_cost(row: ResponseRow, usage: Usage | None) -> float | None:
-    """By the current prices, at the time of the response."""
+    """Return the cost by the current prices, at the time of the response."""
     return cost(usage, row.provider, row.model, at=row.created_at) if usage else None
 
 
 def _full_send_reason(plan: RequestPlan, healed: str) -> str:
-    """Why a request was chained on nothing, in a word."""
+    """Return the reason why a request sent everything, or an empty string."""
     if plan.anchor:
         return ""
     if healed:
@@ -169,4 +202,4 @@ def _classify_error(error: EngineError) -> ResponseStatus:
         return "refused"
     if isinstance(error, StreamCut):
         return "cut"
-    return "incomplete" if type(error).__name__ == "AnswerIncomplete" else "failed"
+    return "incomplete" if isinstance(error, AnswerIncomplete) else "failed"

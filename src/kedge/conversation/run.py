@@ -1,35 +1,33 @@
-"""One turn of a conversation: asked, saved, sent, answered, saved, and only then told.
+"""One turn of a conversation: stored, sent, answered, stored again, and then returned.
 
-What goes out is durable before it goes: the question as an ``asked`` node, later the results of
-tools. Every finished answer is a node before anything follows from it. The head moves once, at the
-end, if it is still where it was; whatever happens before that, everything reached so far is in the
-tree, and ``resume`` goes on from there.
+What is sent is durable before it leaves: the question as an ``asked`` node, later the results of tools.
+Every finished answer is a node before anything follows from it. The head moves once, at the end, if it
+is still where it was; after a failure at any earlier point everything reached so far is in the tree, and
+``resume`` continues from there.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from kedge.compaction import TurnCompacted
-from kedge.conversation.anchor_index import TurnPrepared
 from kedge.conversation.checkpoint import Checkpoint, has_same_blocks
-from kedge.conversation.recorder import RunRecorder
-from kedge.engines import Engine, Stream, unwrap
+from kedge.conversation.recorder import CostFunction, RunRecorder
+from kedge.engines import Engine, EventStream, Stream, unwrap
+from kedge.engines.base import answer_text
 from kedge.errors import EngineError, KedgeError, StoreError
 from kedge.events import Event, Usage
 from kedge.events.run import AnswerFinished, Healed, TurnFinished
 from kedge.observe import bind_fields
 from kedge.planning import RequestPlan
-from kedge.store import Claim
+from kedge.store import Claim, ConversationRow, Node, Store
 from kedge.turns import AssistantBlock, Turn
 
 if TYPE_CHECKING:
-    from kedge.conversation.conversation import Conversation
     from kedge.store.records import NodeKind
 
 
@@ -37,9 +35,14 @@ if TYPE_CHECKING:
 class Reply:
     """The answer to one message.
 
-    ``node`` is where it is kept in the tree. ``usage`` adds up all responses of this call, ``plan``
-    is the newest request's; ``stored`` tells that nothing was sent, because the answer was there
-    already.
+    Attributes:
+        text: The text of the answer.
+        turn: The conversation up to the answer.
+        node: The node of the tree that holds the answer.
+        conversation: The id of the conversation.
+        usage: The tokens of all responses of this call.
+        plan: The plan of the last request.
+        stored: Whether the answer was already stored and nothing was sent.
     """
 
     text: str
@@ -52,7 +55,7 @@ class Reply:
 
     @property
     def refusal(self) -> str:
-        """The words with which the model refused, if it did."""
+        """The text with which the model refused, if it did."""
         last = next((b for b in reversed(self.turn.blocks) if isinstance(b, AssistantBlock)), None)
         return last.refusal if last else ""
 
@@ -60,32 +63,45 @@ class Reply:
 DEFAULT_LEASE = 30.0
 """Seconds for which a claim holds unless it is renewed; a third of it is the time between renewals."""
 POLL_INTERVALS = (0.02, 0.5)
-"""Seconds between looks at a turn that somebody else is running: at first, and at most."""
+"""Seconds between looks at a turn that another process is running: at first, and at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnTask:
-    """What is to be run: a Turn from a place in the tree."""
+    """A Turn to run from a node of the tree."""
 
     checkpoint: Checkpoint
     turn: Turn
     expected_head: int
-    """Where the head is expected to be when the answer comes."""
+    """The node at which the head is expected when the answer is stored."""
     key: str = ""
     resumed: bool = False
     """Whether the question is in the tree already."""
 
 
-class ConversationStream(AbstractAsyncContextManager["ConversationStream"]):
-    """The events of one turn, and at its end the reply. It is in the store by then."""
+class ConversationStream(EventStream[Reply]):
+    """The events of one turn, and at its end the reply, which is stored by then.
 
-    def __init__(self, events: AsyncGenerator[Event | Reply]) -> None:
-        self._events = events
+    Example:
+        ```python
+        async with conversation.stream("Hello") as stream:
+            async for event in stream:
+                ...
+        print(stream.reply.text)
+        ```
+    """
+
+    def __init__(self, open_source: Callable[[], AsyncGenerator[Event | Reply]]) -> None:
+        super().__init__(open_source)
         self._reply: Reply | None = None
 
     @property
     def reply(self) -> Reply:
-        """The reply; only once the stream has ended."""
+        """The reply; available once the stream has ended.
+
+        Raises:
+            KedgeError: The stream has not ended.
+        """
         if self._reply is None:
             raise KedgeError(
                 "the stream has not ended: iterate over it to the end before asking for its reply; "
@@ -93,65 +109,54 @@ class ConversationStream(AbstractAsyncContextManager["ConversationStream"]):
             )
         return self._reply
 
-    async def finish(self) -> Reply:
-        """Watch to the end, and return the reply."""
-        async for _ in self:
-            pass
+    def _result(self) -> Reply:
         return self.reply
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        async for event in self._events:
-            if isinstance(event, Reply):
-                self._reply = event
-            else:
-                yield event
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._events.aclose()
+    async def _next_event(self) -> Event:
+        event = await self._opened_source().__anext__()
+        while isinstance(event, Reply):
+            self._reply = event
+            event = await self._opened_source().__anext__()
+        return event
 
 
 class ConversationRun:
-    """One run of the engine, saved as it goes."""
+    """One run of an engine, stored step by step.
+
+    Args:
+        engine: The engine with all its middleware.
+        build_task: Prepares what to run, when the first event is requested.
+        options: The options of the engine's ``stream``.
+        price: Computes the cost of a response.
+        on_finish: Is called with the node and the Turn that the run ended with.
+    """
 
     def __init__(
-        self, conversation: "Conversation", task: TurnTask, options: dict[str, Any]
+        self,
+        engine: Engine,
+        build_task: Callable[[], Awaitable[TurnTask]],
+        options: dict[str, Any],
+        *,
+        price: CostFunction | None,
+        on_finish: Callable[[Node, Turn], Turn],
     ) -> None:
-        self.task = task
-        self.checkpoint = task.checkpoint
-        self.store = task.checkpoint.store
-        self.engine: Engine = conversation.engine
+        self.engine = engine
+        self.build_task = build_task
         self.options = options
-        self.price = conversation.price
-        inner = unwrap(self.engine)
-        model = options.get("model") or getattr(inner, "model", "")
-        self.recorder = RunRecorder(inner.name, model, self.store.clock)
-        if self.store.keep_bodies:
-            self.options = {**options, "tap": self.recorder.record_exchange}
+        self.price = price
+        self.on_finish = on_finish
         self.pending_answer: AnswerFinished | None = None
         self.compacted = False
-        self.question_saved = task.resumed
 
     async def events(self) -> AsyncGenerator[Event | Reply]:
-        """The engine's events, and the reply."""
-        with bind_fields(conversation_id=self.checkpoint.row.id):
-            stream = self.engine.stream(self.task.turn, **self.options)
+        """Yield the engine's events, and the reply."""
+        stream = self._start(await self.build_task())
         try:
             async with stream:
                 async for event in stream:
-                    if isinstance(event, TurnPrepared):
-                        await self._save_outgoing(event.turn)
-                        continue
                     if isinstance(event, TurnFinished):
                         reply = await self._finish(stream)
-                        yield event
+                        yield TurnFinished(reply.turn)
                         yield reply
                         return
                     await self._handle_event(event)
@@ -162,11 +167,25 @@ class ConversationRun:
             await self._save_failure(error)
             raise
         finally:
-            if (
-                self.pending_answer
-            ):  # left early, or failed elsewhere: the answer that was given is kept
+            if self.pending_answer:  # left early, or failed elsewhere: store the finished answer
                 with anyio.CancelScope(shield=True):
                     await self._save_answer()
+
+    def _start(self, task: TurnTask) -> Stream:
+        self.task = task
+        self.checkpoint = task.checkpoint
+        self.store = task.checkpoint.store
+        self.question_saved = task.resumed
+        inner = unwrap(self.engine)
+        model = self.options.get("model") or getattr(inner, "model", "")
+        self.recorder = RunRecorder(inner.name, model, self.store.clock)
+        options = {**self.options, "before_send": self._save_outgoing}
+        if self.store.keep_bodies:
+            options["tap"] = self.recorder.record_exchange
+        with bind_fields(conversation_id=self.checkpoint.row.id):
+            stream = self.engine.stream(task.turn, **options)
+        self.filters = self.recorder.filters = stream.filters
+        return stream
 
     async def _handle_event(self, event: Event) -> None:
         self.recorder.record_event(event)
@@ -182,7 +201,7 @@ class ConversationRun:
                     await self._save_answer()
 
     async def _save_outgoing(self, turn: Turn) -> None:
-        """Make durable what is about to be sent."""
+        """Store what is about to be sent."""
         await self._save_answer()
         kind: NodeKind = "results" if self.question_saved else "asked"
         key = "" if self.question_saved else self.task.key
@@ -191,96 +210,102 @@ class ConversationRun:
             accounts = self.recorder.drain_telemetry()
             await self.checkpoint.save(turn, kind, telemetry=accounts, question_key=key)
 
-    async def _save_answer(self, head: int | None = None, answer_key: str = "") -> None:
-        """Save the answer that was given last."""
+    async def _save_answer(self, head: int | None = None) -> None:
+        """Store the last finished answer."""
         event, self.pending_answer = self.pending_answer, None
         if event is None:
             return
         row = self.recorder.build_response_row(event, self.price)
         accounts = self.recorder.drain_telemetry()
-        await self.checkpoint.save(
-            event.turn,
-            "answered",
-            response=row,
-            telemetry=accounts,
-            head=head,
-            answer_key=answer_key,
-        )
+        turn = self.filters.apply_to_turn(event.turn, ("output",))
+        await self.checkpoint.save(turn, "answered", response=row, telemetry=accounts, head=head)
 
     async def _finish(self, stream: Stream) -> Reply:
-        """Save what is left, and move the head."""
-        turn, head, key = stream.turn, self.task.expected_head, self.task.key
+        """Store the rest, move the head, and only then record the answer of the idempotency key.
+
+        A key whose answer lost the race for the head has no answer: the exchange is not part of the
+        conversation, so the same key may run again from the new head.
+        """
+        turn = self.filters.apply_to_turn(stream.turn, ("output",))
+        head, key = self.task.expected_head, self.task.key
         last = self.pending_answer.turn if self.pending_answer else self.checkpoint.turn
-        simple = self.pending_answer is not None and has_same_blocks(last, turn)
-        if not simple:
-            await self._save_answer()
-        if simple:
-            await self._save_answer(head, key)
-        elif self.checkpoint.matches(turn):
-            if key:
-                await self.store.settle(self.checkpoint.row, key, self.checkpoint.node.id)
-            await self.store.move_head(self.checkpoint.row, self.checkpoint.node, head=head)
+        if self.pending_answer is not None and has_same_blocks(last, turn):
+            await self._save_answer(head)
         else:
-            kind: NodeKind = "compacted" if self.compacted else "edited"
-            await self.checkpoint.save(turn, kind, head=head, answer_key=key)
+            await self._save_answer()
+            if self.checkpoint.matches(turn):
+                await self.store.move_head(self.checkpoint.row, self.checkpoint.node, head=head)
+            else:
+                kind: NodeKind = "compacted" if self.compacted else "edited"
+                await self.checkpoint.save(turn, kind, head=head)
+        node = self.checkpoint.node
+        if key:
+            await self.store.settle(self.checkpoint.row, key, node.id)
         return Reply(
-            text=stream.text,
-            turn=turn,
-            node=self.checkpoint.node.id,
+            text=answer_text(turn, self.task.turn),
+            turn=self.on_finish(node, turn),
+            node=node.id,
             conversation=self.checkpoint.row.id,
             usage=stream.usage,
             plan=stream.plan,
         )
 
     async def _save_failure(self, error: EngineError) -> None:
-        """Write down a request that came to nothing, with what came of it nevertheless."""
+        """Store a failed request, with the blocks that arrived nevertheless."""
         await self._save_answer()
         row = self.recorder.build_failure_row(error)
         if row is None:
             return
-        turn = error.turn or self.checkpoint.turn
-        place = replace(
-            self.checkpoint
-        )  # the failure stands beside; the run goes on from where it was
-        await place.save(turn, "failed", response=row, telemetry=self.recorder.drain_telemetry())
+        turn = self.filters.apply_to_turn(error.turn or self.checkpoint.turn)
+        # The failure is a node beside the path; the run continues from where it was.
+        checkpoint = replace(self.checkpoint)
+        accounts = self.recorder.drain_telemetry()
+        await checkpoint.save(turn, "failed", response=row, telemetry=accounts)
 
 
-async def acquire_claim(
-    conversation: "Conversation", key: str, request_hash: bytes, owner: str
-) -> Claim:
-    """The claim on a turn: ours to run, or done by somebody else, for whom we waited."""
-    pause, most = POLL_INTERVALS
-    while True:
-        claim = await conversation.store.claim(
-            conversation.row, key, about=request_hash, owner=owner, lease=conversation.lease
-        )
-        if claim.is_owner or claim.answer:
-            return claim
-        await anyio.sleep(pause)
-        pause = min(most, pause * 1.5)
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """An idempotency key of a conversation, and who asks for it."""
 
+    store: Store
+    row: ConversationRow
+    key: str
+    owner: str
+    lease: float
 
-@asynccontextmanager
-async def maintain_claim(
-    conversation: "Conversation", key: str, owner: str
-) -> AsyncGenerator[None]:
-    """Renew a claim for as long as the turn runs; let it go if it fails."""
-    store, row, lease = conversation.store, conversation.row, conversation.lease
+    async def acquire(self, request_hash: bytes) -> Claim:
+        """Return the claim: acquired, or answered by another process, for which this waits.
 
-    async def renew() -> None:
+        Raises:
+            KeyReused: The key belongs to another request.
+        """
+        pause, longest = POLL_INTERVALS
         while True:
-            await asyncio.sleep(lease / 3)
-            with suppress(StoreError):  # the next renewal may succeed, and there is time for it
-                await store.renew(row, key, owner=owner, lease=lease)
+            claim = await self.store.claim(
+                self.row, self.key, about=request_hash, owner=self.owner, lease=self.lease
+            )
+            if claim.is_owner or claim.answer:
+                return claim
+            await anyio.sleep(pause)
+            pause = min(longest, pause * 1.5)
 
-    renewing = asyncio.create_task(renew())
-    try:
-        yield
-    except BaseException:
-        with anyio.CancelScope(shield=True), suppress(StoreError):
-            await store.renew(row, key, owner=owner, lease=0)
-        raise
-    finally:
-        renewing.cancel()
-        with suppress(asyncio.CancelledError):
-            await renewing
+    @asynccontextmanager
+    async def maintain(self) -> AsyncGenerator[None]:
+        """Renew the claim while the turn runs; release it if the turn fails."""
+        renewing = asyncio.create_task(self._renew_periodically())
+        try:
+            yield
+        except BaseException:
+            with anyio.CancelScope(shield=True), suppress(StoreError):
+                await self.store.renew(self.row, self.key, owner=self.owner, lease=0)
+            raise
+        finally:
+            renewing.cancel()
+            with suppress(asyncio.CancelledError):
+                await renewing
+
+    async def _renew_periodically(self) -> None:
+        while True:
+            await asyncio.sleep(self.lease / 3)
+            with suppress(StoreError):  # the next renewal may succeed, and there is time for it
+                await self.store.renew(self.row, self.key, owner=self.owner, lease=self.lease)

@@ -2,20 +2,34 @@
 
 from kedge.engines.anthropic import AnthropicEngine
 from kedge.engines.audit import Audit
-from kedge.engines.base import Engine, Events, Middleware, Request, Stream, unwrap
+from kedge.engines.base import (
+    Engine,
+    Events,
+    EventStream,
+    Middleware,
+    Request,
+    Stream,
+    find_filters,
+    unwrap,
+)
 from kedge.engines.chat_completions import ChatCompletionsEngine
+from kedge.engines.content_filter import ContentFilter, ContentFilters
 from kedge.engines.responses import ResponsesEngine
 
 __all__ = [
     "AnthropicEngine",
     "Audit",
     "ChatCompletionsEngine",
+    "ContentFilter",
+    "ContentFilters",
     "Engine",
+    "EventStream",
     "Events",
     "Middleware",
     "Request",
     "ResponsesEngine",
     "Stream",
+    "find_filters",
     "unwrap",
 ]
 

@@ -1,8 +1,8 @@
-"""What an Engine is: it takes a Turn to a model and returns the Turn with the model's blocks appended.
+"""The Engine interface: send a Turn to a model and return the Turn with the model's blocks appended.
 
-There is one composing method, ``stream``; ``run`` is a stream that nobody watches. An engine implements
-it as one async generator, ``events``, whose last event is ``TurnFinished``. A middleware has the type of
-what it wraps, so a stack of them is an engine too.
+``stream`` returns the events of a run; ``run`` consumes them and returns the Turn. An engine implements
+one async generator, ``events``, whose last event is ``TurnFinished``. A middleware has the type of what it
+wraps, so a stack of middleware is an engine too.
 
     async with engine.stream(turn) as stream:
         async for event in stream:
@@ -12,12 +12,11 @@ what it wraps, so a stack of them is an engine too.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Protocol, Self, TypeVar
 
+from kedge.engines.content_filter import ContentFilter, ContentFilters
 from kedge.engines.request_options import check_params
 from kedge.errors import KedgeError
 from kedge.events import Event, ResponseStarted, Usage
@@ -32,17 +31,23 @@ from kedge.events.run import (
 from kedge.observe import measure
 from kedge.observe.logs import BOUND_FIELDS
 from kedge.planning import AnchorRecord, Mode, RequestPlan, get_state
-from kedge.turns import AssistantBlock, Block, OpaqueBlock, ReasoningBlock, Turn
+from kedge.turns import AssistantBlock, Block, OpaqueBlock, ReasoningBlock, Turn, snapshot_block_ids
 
 WireTap = Callable[[bytes, bytes, int | None], None]
 """Is given the body of a request, the body of its reply, and the reply's status, if there was one."""
 
 
+BeforeSend = Callable[[Turn], Awaitable[None]]
+"""Is awaited with each Turn exactly as it is about to be sent."""
+
+
 @dataclass(slots=True)
 class TurnProbe:
-    """Where a Turn was last seen on its way through a middleware; see ``with_middleware``."""
+    """The Turn as last seen on its way through a middleware; see ``with_middleware``."""
 
     turn: Turn
+    edits: list[TurnEdited] = field(default_factory=list[TurnEdited])
+    """Changes on the way in that are not reported as events yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,13 @@ class Request:
     """Refuse, rather than heal, when everything would be sent again and is more bytes than this."""
     probe: TurnProbe | None = None
     tap: WireTap | None = None
-    """Is told each request and its reply, as they went over the wire."""
+    """Receives each request and its reply, as they went over the wire."""
+    before_send: BeforeSend | None = None
+    """Is awaited before each request of the run, for example to store what is sent."""
+    filters: ContentFilters = field(default_factory=ContentFilters, compare=False, repr=False)
+    """The content filters of the complete stack, for components that send or store content."""
+    applied: tuple[ContentFilter, ...] = ()
+    """The content filters outside of this position: what is added inside must pass them too."""
 
     @classmethod
     def of(
@@ -76,6 +87,7 @@ class Request:
         streaming: bool = True,
         resend_limit: int | None = None,
         tap: WireTap | None = None,
+        before_send: BeforeSend | None = None,
         **params: Any,
     ) -> "Request":
         """Make a request from keyword options.
@@ -88,6 +100,7 @@ class Request:
             streaming: Whether the answer is streamed.
             resend_limit: Raise ``ResendTooLong`` instead of healing by a full send of more bytes.
             tap: Called with each request body, reply body and status.
+            before_send: Awaited with each Turn before it is sent.
             params: Members of the request body, by the names of the provider's API. Members that
                 Kedge does not know go into the mapping ``extra_body``.
 
@@ -96,7 +109,15 @@ class Request:
         """
         check_params(params, known_options=_OPTION_NAMES)
         return cls(
-            model, mode, tuple(tools), params, tuple(candidates), streaming, resend_limit, tap=tap
+            model,
+            mode,
+            tuple(tools),
+            params,
+            tuple(candidates),
+            streaming,
+            resend_limit,
+            tap=tap,
+            before_send=before_send,
         )
 
     def with_tools(self, tools: tuple[Mapping[str, Any], ...]) -> "Request":
@@ -114,17 +135,23 @@ class Engine(ABC):
 
     name: str = ""
 
+    @property
+    def content_filters(self) -> tuple[ContentFilter, ...]:
+        """The content filters that this engine adds to its stack; see ``find_filters``."""
+        return ()
+
     @abstractmethod
     def events(self, turn: Turn, request: Request) -> Events:
-        """Do the work, telling what happens; the last event is ``TurnFinished``."""
+        """Run the request and yield its events; the last event is ``TurnFinished``."""
 
     @abstractmethod
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
         """What would be sent now, and why: a dry run."""
 
     def stream(self, turn: Turn, **options: Any) -> "Stream":
-        """Send the Turn, and watch what happens; options are those of ``Request.of``."""
-        return Stream(self.events(turn, Request.of(**options)), turn)
+        """Send the Turn and return its events; options are those of ``Request.of``."""
+        request = replace(Request.of(**options), filters=ContentFilters(find_filters(self)))
+        return Stream(lambda: self.events(turn, request), turn, request.filters)
 
     async def run(self, turn: Turn, **options: Any) -> Turn:
         """Send the Turn, and return it with the answer appended."""
@@ -157,27 +184,125 @@ def unwrap(engine: Engine) -> Engine:
     return engine
 
 
-class Stream(AbstractAsyncContextManager["Stream"]):
+def find_filters(engine: Engine) -> tuple[ContentFilter, ...]:
+    """Return the content filters of all middleware in a stack, outermost first."""
+    found: dict[ContentFilter, None] = {}
+    current: object = engine
+    while isinstance(current, Engine):
+        found.update(dict.fromkeys(current.content_filters))
+        current = getattr(current, "inner", None)
+    return tuple(found)
+
+
+R = TypeVar("R")
+
+
+class _EventSource(Protocol):
+    """An async generator of events, or another stream."""
+
+    def __anext__(self) -> Awaitable[Any]: ...
+
+    def aclose(self) -> Awaitable[object]: ...
+
+
+class EventStream(ABC, Generic[R]):
+    """An iterator over the events of a run that has a result once it is exhausted.
+
+    Use it as a context manager, so that leaving early closes the run. Iteration adds no generator of its
+    own: each event passes through ``__anext__`` only.
+    """
+
+    def __init__(self, open_source: Callable[[], _EventSource]) -> None:
+        # Opened by the first step: whatever fails while a run starts is raised by the iteration.
+        self._open_source = open_source
+        self._source: _EventSource | None = None
+        self._closed = False
+
+    async def finish(self) -> R:
+        """Consume the remaining events and return the result."""
+        async for _ in self:
+            pass
+        return self._result()
+
+    @abstractmethod
+    def _result(self) -> R:
+        """Return the result, or raise ``KedgeError`` while there is none."""
+
+    def _handle_event(self, event: Event) -> None:
+        """Record an event before the caller gets it."""
+
+    def _handle_end(self) -> None:
+        """Build the result; the source is exhausted."""
+
+    def _handle_error(self, error: Exception) -> None:
+        """Complete an error before it is raised."""
+
+    async def _next_event(self) -> Event:
+        return await self._opened_source().__anext__()
+
+    def _opened_source(self) -> _EventSource:
+        if self._source is None:
+            if self._closed:
+                raise StopAsyncIteration
+            self._source = self._open_source()
+        return self._source
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        try:
+            event = await self._next_event()
+            self._handle_event(event)
+        except StopAsyncIteration:
+            self._handle_end()
+            raise
+        except Exception as error:
+            self._handle_error(error)
+            raise
+        return event
+
+    async def aclose(self) -> None:
+        """Close the run; events that were not consumed are lost."""
+        self._closed = True
+        if self._source is not None:
+            await self._source.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class Stream(EventStream[Turn]):
     """The events of one run, and at its end the Turn."""
 
-    def __init__(self, events: Events, turn: Turn) -> None:
-        self._events = events
+    def __init__(
+        self,
+        open_source: Callable[[], Events],
+        turn: Turn,
+        filters: ContentFilters | None = None,
+    ) -> None:
+        super().__init__(open_source)
         self._turn: Turn | None = None
-        self._partial_turn = turn
+        self._sent_turn = self._partial_turn = turn
         self._tool_results: list[Block] = []
+        self.filters = ContentFilters() if filters is None else filters
+        """The content filters of the stack that runs."""
         self.plans: list[RequestPlan] = []
         """The plan of every request of this run, in order."""
         self.answers: list[AnswerFinished] = []
         """Every finished response of this run, in order."""
         self.trace: list[TurnEdited] = []
-        """What each middleware added, removed and edited."""
+        """The changes that each middleware made to the Turn."""
         self._log_context = _build_log_context(turn)
         self._sent_at = 0.0
         self._has_output = True
 
     @property
     def turn(self) -> Turn:
-        """The Turn with the answer; only once the stream has ended."""
+        """The Turn with the answer; available once the stream has ended."""
         if self._turn is None:
             raise KedgeError(
                 "the stream has not ended: iterate over it to the end before asking for its Turn; "
@@ -206,20 +331,13 @@ class Stream(AbstractAsyncContextManager["Stream"]):
 
     @property
     def text(self) -> str:
-        """What the model said at last; only once the stream has ended."""
-        return answer_text(self.turn)
+        """The text of the answer; available once the stream has ended."""
+        return answer_text(self.turn, self._sent_turn)
 
-    async def finish(self) -> Turn:
-        """Watch to the end, and return the Turn."""
-        async for _ in self:
-            pass
+    def _result(self) -> Turn:
         return self.turn
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Event:
-        event = await self._next_event()
+    def _handle_event(self, event: Event) -> None:
         match event:
             case TurnFinished():
                 self._turn = event.turn
@@ -241,30 +359,18 @@ class Stream(AbstractAsyncContextManager["Stream"]):
                 measure("responses_first_output_seconds", time.perf_counter() - self._sent_at)
             case _:
                 pass
-        return event
 
     async def _next_event(self) -> Event:
-        """The next event; what is logged on the way to it carries the ids of this run.
+        """Return the next event; what is logged meanwhile carries the ids of this run.
 
         They are bound for this step only: between two events the caller's own ids hold.
         """
         before = BOUND_FIELDS.get()
         BOUND_FIELDS.set(self._log_context)
         try:
-            return await anext(self._events)
+            return await self._opened_source().__anext__()
         finally:
             BOUND_FIELDS.set(before)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._events.aclose()
 
 
 def _build_log_context(turn: Turn) -> dict[str, str]:
@@ -277,12 +383,20 @@ def _build_log_context(turn: Turn) -> dict[str, str]:
     return {**own, **around}
 
 
-def answer_text(turn: Turn) -> str:
-    """What the model said at the end of a Turn: the text of its last blocks."""
-    said: list[str] = []
+def answer_text(turn: Turn, sent: Turn | None = None) -> str:
+    """Return the text of the assistant blocks at the end of a Turn.
+
+    Args:
+        turn: The Turn with the answer.
+        sent: The Turn that was sent: its blocks are not part of the answer.
+    """
+    known = snapshot_block_ids(sent) if sent is not None else frozenset[str]()
+    texts: list[str] = []
     for block in reversed(turn.blocks):
+        if block.id in known:
+            break
         if isinstance(block, AssistantBlock):
-            said.append(block.text)
+            texts.append(block.text)
         elif not isinstance(block, ReasoningBlock | OpaqueBlock):
             break
-    return "\n\n".join(text for text in reversed(said) if text)
+    return "\n\n".join(text for text in reversed(texts) if text)

@@ -1,4 +1,4 @@
-"""What most middlewares are made of: an engine around an engine, with a way in and a way out."""
+"""Base class for middleware: an engine around an engine, with hooks for the way in and out."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -12,7 +12,20 @@ from kedge.turns import Turn
 
 
 class BaseMiddleware(Engine):
-    """An engine around another one. Override ``enter``, ``leave`` or ``events``."""
+    """An engine around another one. Override ``enter``, ``leave`` or ``events``.
+
+    Args:
+        inner: The engine to wrap.
+
+    Example:
+        ```python
+        class Stamp(BaseMiddleware):
+            name = "stamp"
+
+            def enter(self, turn: Turn) -> Turn:
+                return turn.append(user("(sent on a Sunday)"))
+        ```
+    """
 
     name = "middleware"
 
@@ -20,25 +33,29 @@ class BaseMiddleware(Engine):
         self.inner = inner
 
     def enter(self, turn: Turn) -> Turn:
-        """Change the Turn on its way in."""
+        """Return the Turn to pass on to the inner engine."""
         return turn
 
     def leave(self, turn: Turn) -> Turn:
-        """Change the Turn on its way out."""
+        """Return the Turn to finish with, given the one the inner engine finished with."""
         return turn
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        """What would be sent now, this middleware's way in included."""
+        """Return the plan of the Turn as ``enter`` leaves it."""
         return self.inner.plan(self.enter(turn), **options)
 
-    async def events(self, turn: Turn, request: Request) -> Events:
-        """The inner engine's events, with the Turn changed on its way in and out."""
-        async with aclosing(self.inner.events(self.enter(turn), request)) as events:
+    def events(self, turn: Turn, request: Request) -> Events:
+        """Return the inner engine's events, with the Turn changed on its way in and out."""
+        turn = request.filters.apply_to_turn(self.enter(turn), ("input",), request.applied)
+        events = self.inner.events(turn, request)
+        # Without a change on the way out there is nothing to wrap.
+        return events if type(self).leave is BaseMiddleware.leave else self._leave_with(events)
+
+    async def _leave_with(self, inner: Events) -> Events:
+        async with aclosing(inner) as events:
             async for event in events:
-                if isinstance(event, TurnFinished):
-                    yield TurnFinished(self.leave(event.turn))
-                else:
-                    yield event
+                finished = isinstance(event, TurnFinished)
+                yield TurnFinished(self.leave(event.turn)) if finished else event
 
     async def aclose(self) -> None:
         """Close the inner engine."""
@@ -51,7 +68,16 @@ TurnTransform = Callable[[Turn], Turn | Awaitable[Turn]]
 def two_phase(
     before: TurnTransform | None = None, after: TurnTransform | None = None, *, name: str = ""
 ) -> Middleware:
-    """Change the Turn before it is sent, after it came back, or both. Functions may be async."""
+    """Make a middleware of functions that change the Turn.
+
+    Args:
+        before: Is called with the Turn before it is sent, and returns the Turn to send; may be async.
+        after: Is called with the Turn that comes back, and returns the one to finish with; may be async.
+        name: The name in traces and block origins; by default the name of the function.
+
+    Returns:
+        A middleware for ``with_middleware``.
+    """
     named = name or getattr(before or after, "__name__", "") or "two_phase"
 
     def wrap(engine: Engine) -> Engine:
@@ -68,7 +94,7 @@ class _TwoPhaseMiddleware(BaseMiddleware):
         self.before, self.after, self.name = before, after, name
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        """What would be sent now; an async ``before`` cannot run here and is passed over."""
+        """Return the plan of the Turn as ``before`` leaves it; an async ``before`` is skipped."""
         changed = self.before(turn)
         if isinstance(changed, Turn):
             return self.inner.plan(changed, **options)
@@ -77,8 +103,9 @@ class _TwoPhaseMiddleware(BaseMiddleware):
         return self.inner.plan(turn, **options)
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """The inner engine's events between the two phases."""
+        """Yield the inner engine's events between the two phases."""
         turn = await _resolve(self.before(turn))
+        turn = request.filters.apply_to_turn(turn, ("input",), request.applied)
         async with aclosing(self.inner.events(turn, request)) as events:
             async for event in events:
                 if isinstance(event, TurnFinished):

@@ -13,6 +13,7 @@ from typing import Any
 
 from kedge.compaction import Compactor, Occasion, TurnCompacted, compact_turn
 from kedge.engines.base import Engine, Events, Middleware, Request, unwrap
+from kedge.engines.content_filter import ContentFilters
 from kedge.errors import ResendTooLong
 from kedge.events import Usage
 from kedge.events.run import AnswerFinished, TurnFinished
@@ -59,7 +60,7 @@ class _CompactMiddleware(BaseMiddleware):
         """The inner engine's events, and what compaction did before and after."""
         request = replace(request, params={**self._params(), **request.params})
         if self._is_long_resend(turn):
-            turn, event = await self._compact(turn, "resend")
+            turn, event = await self._compact(turn, "resend", request.filters)
             yield event
         answered = False
         for limit in (self.resend_limit, None):
@@ -74,7 +75,7 @@ class _CompactMiddleware(BaseMiddleware):
             except ResendTooLong as error:
                 turn = error.turn or turn
             if not answered:  # in the middle of a tool loop nothing is compacted
-                turn, event = await self._compact(turn, "resend")
+                turn, event = await self._compact(turn, "resend", request.filters)
                 yield event
 
     async def _run(self, turn: Turn, request: Request) -> Events:
@@ -87,13 +88,19 @@ class _CompactMiddleware(BaseMiddleware):
                 if not isinstance(event, TurnFinished):
                     yield event
                     continue
-                turn, told = await self._compact(event.turn, "answered", usage)
-                if told.result.changed or told.result.notes:
-                    yield told
+                turn, compacted = await self._compact(
+                    event.turn, "answered", request.filters, usage
+                )
+                if compacted.result.changed or compacted.result.notes:
+                    yield compacted
                 yield TurnFinished(turn)
 
     async def _compact(
-        self, turn: Turn, occasion: Occasion, usage: Usage | None = None
+        self,
+        turn: Turn,
+        occasion: Occasion,
+        filters: ContentFilters,
+        usage: Usage | None = None,
     ) -> tuple[Turn, TurnCompacted]:
         short, result = await compact_turn(
             turn,
@@ -102,6 +109,7 @@ class _CompactMiddleware(BaseMiddleware):
             usage=usage,
             counter=self.counter,
             occasion=occasion,
+            filters=filters,
         )
         return short, TurnCompacted(result, occasion)
 

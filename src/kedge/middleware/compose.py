@@ -1,77 +1,153 @@
-"""``with_middleware``: a fold, and an eye on what each middleware does to the Turn.
+"""Compose middleware, and report what each one changes in the Turn.
 
-A middleware may do anything to a Turn: insert, remove, edit, reorder; coherence with the server is the
-planner's job. So that people can see who did what, the Turn is compared on both sides of every
-middleware: differences become ``TurnEdited`` events (collected in ``stream.trace``), and a block that a
-middleware added without saying so is marked with its name.
+A middleware may insert, remove, edit and reorder blocks; coherence with the server is the planner's job.
+To show who did what, the Turn is compared on both sides of every middleware: differences become
+``TurnEdited`` events (collected in ``stream.trace``), and blocks that a middleware adds without an origin
+are marked with its name.
+
+Each middleware costs one generator besides its own. Going in, comparing needs no generator: the engine
+handed to a middleware is a plain call that compares, records the edits in the probe and calls on. Coming
+out, the generator around a middleware reports those edits, and leaves the Turn it finishes with in the
+probe of the middleware outside of it, which compares it with what that middleware makes of it.
 """
 
 from contextlib import aclosing
 from dataclasses import replace
-from functools import reduce
 from operator import is_
+from typing import Any
 
-from kedge.engines.base import Engine, Events, Middleware, Request, TurnProbe
+from kedge.engines.base import Engine, Events, Middleware, Request, TurnProbe, find_filters
+from kedge.engines.content_filter import ContentFilter, ContentFilters
 from kedge.events.run import TurnEdited, TurnFinished
 from kedge.middleware.base import BaseMiddleware
+from kedge.planning import RequestPlan
 from kedge.turns import Turn, TurnDiff, diff
+
+FILTERED_BY = "guard"
+"""The name under which changes by content filters are reported."""
 
 
 def with_middleware(engine: Engine, *middlewares: Middleware) -> Engine:
-    """Wrap an engine; the first middleware is the outermost."""
-    return reduce(_wrap, reversed(middlewares), engine)
+    """Wrap an engine in middleware.
+
+    Args:
+        engine: The engine to wrap; it may be a stack itself.
+        *middlewares: Functions or classes that take an engine and return one; the first is the outermost.
+
+    Returns:
+        The stack, or the engine itself if there is nothing to wrap it in.
+    """
+    stack = _StackFilters(find_filters(engine))
+    wrapped = engine
+    for middleware in reversed(middlewares):
+        wrapped = _wrap(wrapped, middleware, stack)
+    return wrapped
 
 
-def _wrap(engine: Engine, middleware: Middleware) -> Engine:
-    inside = _InnerObserver(engine)
+class _StackFilters:
+    """The content filters of a stack, shared by its parts; complete once the stack is built."""
+
+    def __init__(self, filters: tuple[ContentFilter, ...]) -> None:
+        self.filters = filters
+
+    def add(self, made: Engine) -> None:
+        """Add the filters of a middleware; it may hide the engine inside of it."""
+        self.filters = tuple(dict.fromkeys((*find_filters(made), *self.filters)))
+
+
+def _wrap(engine: Engine, middleware: Middleware, stack: _StackFilters) -> Engine:
+    inside = _Inside(engine if isinstance(engine, _Observed) else _Innermost(engine), stack)
     made = middleware(inside)
     if made is inside:
         return engine
     inside.name = getattr(made, "name", "") or getattr(middleware, "__name__", "middleware")
-    return _OuterObserver(made, inside.name)
+    stack.add(made)
+    return _Observed(made, inside.name, stack)
 
 
-class _OuterObserver(BaseMiddleware):
-    """The outer face of a middleware: where the Turn is seen before it goes in, and after."""
+class _Inside(BaseMiddleware):
+    """The engine handed to a middleware: compares the Turn that the middleware passes on."""
 
-    def __init__(self, inner: Engine, name: str) -> None:
+    def __init__(self, inner: Engine, stack: _StackFilters) -> None:
+        super().__init__(inner)
+        self.stack = stack
+
+    @property
+    def content_filters(self) -> tuple[ContentFilter, ...]:
+        """The filters of the complete stack: a middleware that starts a run of its own needs all."""
+        return self.stack.filters
+
+    def plan(self, turn: Turn, **options: Any) -> RequestPlan:
+        """Plan the Turn as the filters of the stack leave it."""
+        filters = ContentFilters(self.stack.filters)
+        return self.inner.plan(filters.apply_to_turn(turn, ("input",)), **options)
+
+    def events(self, turn: Turn, request: Request) -> Events:
+        """Record what the middleware changed, and continue with the next engine."""
+        probe = request.probe
+        if probe is not None:
+            turn, changes = _track_edits(probe.turn, turn, self.name)
+            if changes:
+                probe.edits.append(TurnEdited(self.name, changes, "in"))
+        filtered = request.filters.apply_to_turn(turn, ("input",), request.applied)
+        if probe is not None and filtered is not turn:
+            changes = _diff_turns(turn, filtered)
+            probe.edits.append(TurnEdited(FILTERED_BY, changes, "in"))
+        return self.inner.events(filtered, request)
+
+
+class _Observed(BaseMiddleware):
+    """A middleware in a stack: reports what it changed, as events."""
+
+    def __init__(self, inner: Engine, name: str, stack: _StackFilters) -> None:
         super().__init__(inner)
         self.name = name
+        self.stack = stack
+
+    @property
+    def content_filters(self) -> tuple[ContentFilter, ...]:
+        """The filters of the stack, also where a middleware does not show what it wraps."""
+        return self.stack.filters
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """The middleware's events, and what it changed on the way out."""
+        """Yield the middleware's events, and what it changed on the way in and out."""
         probe = TurnProbe(turn)
         inner = self.inner.events(turn, replace(request, probe=probe))
         async with aclosing(inner) as events:
-            async for event in events:
-                if not isinstance(event, TurnFinished):
-                    yield event
-                    continue
-                finished, changes = _track_edits(probe.turn, event.turn, self.name)
-                if changes:
-                    yield TurnEdited(self.name, changes, "out")
-                yield TurnFinished(finished)
+            try:
+                async for event in events:
+                    while probe.edits:
+                        yield probe.edits.pop(0)
+                    if not isinstance(event, TurnFinished):
+                        yield event
+                        continue
+                    finished, changes = _track_edits(probe.turn, event.turn, self.name)
+                    if changes:
+                        yield TurnEdited(self.name, changes, "out")
+                    if request.probe is not None:
+                        request.probe.turn = finished
+                    yield TurnFinished(finished)
+            except Exception:
+                while probe.edits:  # a failed run shows what was changed before it failed
+                    yield probe.edits.pop(0)
+                raise
 
 
-class _InnerObserver(BaseMiddleware):
-    """The inner face of a middleware: where the Turn is seen as it goes on to the next engine."""
+class _Innermost(BaseMiddleware):
+    """The engine inside of all middleware: leaves the Turn it finishes with in the probe."""
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """The next engine's events, preceded by what the middleware changed on the way in."""
-        probe = request.probe or TurnProbe(turn)
-        turn, changes = _track_edits(probe.turn, turn, self.name)
-        if changes:
-            yield TurnEdited(self.name, changes, "in")
-        inner = self.inner.events(turn, replace(request, probe=None))
-        async with aclosing(inner) as events:
+        """Yield the engine's events; nothing that a filter of the stack rejects reaches it."""
+        turn = request.filters.apply_to_turn(turn, ("input",))
+        async with aclosing(self.inner.events(turn, replace(request, probe=None))) as events:
             async for event in events:
-                if isinstance(event, TurnFinished):
-                    probe.turn = event.turn
+                if isinstance(event, TurnFinished) and request.probe is not None:
+                    request.probe.turn = event.turn
                 yield event
 
 
 def _track_edits(before: Turn, after: Turn, name: str) -> tuple[Turn, TurnDiff]:
-    """What changed, and the new Turn with the added blocks marked."""
+    """Return the new Turn with the added blocks marked, and what changed."""
     changes = _diff_turns(before, after)
     unmarked = {block.id for block in changes.added if block.origin == "user"}
     if unmarked:
@@ -82,7 +158,7 @@ def _track_edits(before: Turn, after: Turn, name: str) -> tuple[Turn, TurnDiff]:
 
 
 def _diff_turns(before: Turn, after: Turn) -> TurnDiff:
-    """The difference; quick where nothing changed or blocks were only appended."""
+    """Return the difference; fast where nothing changed or blocks were only appended."""
     shared = len(before.blocks)
     if len(after.blocks) >= shared and all(map(is_, before.blocks, after.blocks)):
         return TurnDiff(added=after.blocks[shared:])

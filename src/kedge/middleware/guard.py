@@ -1,11 +1,17 @@
-"""``guard``: redacts or blocks what matches a rule, on the way in and on the way out.
+"""``guard``: redact or block content that matches a rule.
 
-Redaction changes the Turn itself: what was redacted is neither sent again nor kept, and no response or
-reasoning made from it is built upon. With rules for the way out, text is held back until
-the answer is whole, so that nothing is shown that would be redacted a moment later.
+Redaction changes the Turn itself: what was redacted is neither sent again nor stored, and no response or
+reasoning made from it is reused. With rules for the way out, text is held back until the answer is
+complete, so that nothing is shown that would be redacted a moment later.
 
-All words are looked at, also those inside items that Kedge does not know. What nobody here can read is
-not: what a provider sealed, pictures, and the contents of files.
+The rules do not depend on where a guard is placed. Content enters a Turn at many positions (tool results
+inside a guard, a system prompt, a summary, a stored block), so a guard publishes its rules as a content
+filter: see ``kedge.engines.content_filter`` for who applies it. What the position decides is which
+middleware sees content before redaction: a tool inside a guard is called with the arguments as the model
+wrote them, a tool outside of it with the redacted ones.
+
+All text is searched, also inside items that Kedge does not know. Content that cannot be read is not:
+what a provider encrypted, images, and the contents of files.
 """
 
 import re
@@ -16,6 +22,7 @@ from operator import is_
 from typing import Any, Literal, TypeVar, cast
 
 from kedge.engines.base import Engine, Events, Middleware, Request
+from kedge.engines.content_filter import ContentFilter, ContentFilters, Phase
 from kedge.errors import Blocked, EngineError
 from kedge.events import (
     AnomalyNoted,
@@ -54,104 +61,188 @@ B = TypeVar("B", bound=Block)
 
 ENCRYPTED_CONTENT = "encrypted_content"
 _STRUCTURAL_FIELDS = frozenset({"type", "id", "call_id", "status", "role", ENCRYPTED_CONTENT})
-"""Members of an item that hold no words, or words that nobody but the provider can read."""
+"""Members of an item that hold no text, or text that only the provider can read."""
 _CONTENT_FREE_EVENTS = (ResponseStarted, ItemStarted, ToolCallStarted, AnomalyNoted)
 """The stream's events that hold no content and need not be held back."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuardRule:
-    """One rule: what to look for, where, and what to do about it."""
+    """One rule: what to match, in which direction, and whether to edit or to block.
+
+    Attributes:
+        name: The name of the rule; ``Blocked`` carries it.
+        edit: Returns the text without what must not pass; a text that is returned changed has matched.
+        direction: ``"in"``, ``"out"`` or ``"both"``.
+        block: Raise ``Blocked`` instead of editing.
+    """
 
     name: str
     edit: TextEdit
-    """Returns the text as it may stay; a text that comes back changed has matched."""
     direction: Direction = "both"
     block: bool = False
-    """Stop the Turn instead of editing it."""
 
 
 def redact(
     pattern: str, replacement: str = "[redacted]", *, name: str = "", direction: Direction = "both"
 ) -> GuardRule:
-    """Replace what matches a regular expression."""
+    """Make a rule that replaces text.
+
+    Args:
+        pattern: A regular expression.
+        replacement: The replacement, as for ``re.sub``.
+        name: The name of the rule; by default its pattern.
+        direction: ``"in"`` for content on its way to the model, ``"out"`` for content that comes back,
+            or ``"both"``. What tools return is subject to the rules of both directions.
+
+    Returns:
+        A rule for ``guard``.
+    """
     compiled = re.compile(pattern)
     return GuardRule(name or pattern, lambda text: compiled.sub(replacement, text), direction)
 
 
 def block(pattern: str, *, name: str = "", direction: Direction = "both") -> GuardRule:
-    """Stop a Turn in which something matches a regular expression."""
+    """Make a rule that stops a Turn with ``Blocked``.
+
+    Args:
+        pattern: A regular expression.
+        name: The name of the rule, which the error carries; by default its pattern.
+        direction: As for ``redact``.
+
+    Returns:
+        A rule for ``guard``.
+    """
     compiled = re.compile(pattern)
     return GuardRule(name or pattern, lambda text: compiled.sub("", text), direction, block=True)
 
 
 def guard(*rules: GuardRule) -> Middleware:
-    """Apply rules (see ``redact``, ``block`` and ``Rule``) to all text that passes."""
-    way_in = tuple(rule for rule in rules if rule.direction in ("in", "both"))
-    way_out = tuple(rule for rule in rules if rule.direction in ("out", "both"))
+    """Apply rules to all text that is sent, shown or stored, at any position in a stack.
+
+    Args:
+        *rules: Rules made with ``redact`` and ``block``, or ``GuardRule`` with a function of your own.
+
+    Returns:
+        A middleware for ``with_middleware``, ``Chat`` and ``Conversation``.
+
+    Example:
+        ```python
+        Chat(engine, middleware=[guard(redact(r"sk-[a-z0-9]+"))], tools=[read_file])
+        ```
+    """
+    content_filter = _RuleFilter(rules)
 
     def wrap(engine: Engine) -> Engine:
-        return _GuardMiddleware(engine, way_in, way_out)
+        return _GuardMiddleware(engine, content_filter)
 
     return wrap
+
+
+class _RuleFilter:
+    """The rules of one guard, as a content filter."""
+
+    def __init__(self, rules: tuple[GuardRule, ...]) -> None:
+        self.rules: dict[Phase, tuple[GuardRule, ...]] = {
+            "input": tuple(rule for rule in rules if rule.direction in ("in", "both")),
+            "output": tuple(rule for rule in rules if rule.direction in ("out", "both")),
+        }
+        self.all_rules = rules
+
+    def filter_block(self, block: Block, phase: Phase) -> Block:
+        """Apply the rules of a phase to one block."""
+        return _guard_block(block, self.rules[phase])
+
+    def edit_text(self, text: str) -> str:
+        """Remove from a text what any rule matches."""
+        for rule in self.all_rules:
+            text = rule.edit(text)
+        return text
 
 
 class _GuardMiddleware(BaseMiddleware):
     name = "guard"
 
-    def __init__(
-        self, inner: Engine, input_rules: tuple[GuardRule, ...], output_rules: tuple[GuardRule, ...]
-    ) -> None:
+    def __init__(self, inner: Engine, rules: _RuleFilter) -> None:
         super().__init__(inner)
-        self.input_rules, self.output_rules = input_rules, output_rules
+        self.rules = rules
+
+    @property
+    def content_filters(self) -> tuple[ContentFilter, ...]:
+        """The rules, for every component of the stack that sends or stores content."""
+        return (self.rules,)
 
     def enter(self, turn: Turn) -> Turn:
         """Apply the rules for the way in."""
-        return apply_rules(turn, self.input_rules)
-
-    def leave(self, turn: Turn) -> Turn:
-        """Apply the rules for the way out."""
-        return apply_rules(turn, self.output_rules)
+        return apply_rules(turn, self.rules.rules["input"])
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """The inner engine's events; with rules for the way out, text only when it is whole."""
+        """Yield the inner engine's events; with rules for the way out, text only when complete."""
+        filters = request.filters.including(self.rules)
+        request = replace(request, filters=filters, applied=(*request.applied, self.rules))
+        turn = filters.apply_to_turn(turn, ("input",), (self.rules,))
+        guarded = _OutputGuard(filters, self.rules) if self.rules.rules["output"] else None
         try:
-            async with aclosing(self.inner.events(self.enter(turn), request)) as events:
+            async with aclosing(self.inner.events(turn, request)) as events:
                 async for event in events:
-                    match event:
-                        case TurnFinished():
-                            yield TurnFinished(self.leave(event.turn))
-                        case AnswerFinished() if self.output_rules:
-                            for told in self._replay_answer(event):
-                                yield told
-                        case ToolStarted() | ToolFinished() if self.output_rules:
-                            yield self._guard_tool_event(event)
-                        case _ if self.output_rules and _has_content(event):
-                            pass
-                        case _:
-                            yield event
+                    if guarded is None:
+                        yield event
+                        continue
+                    for each in guarded.filter_event(event):
+                        yield each
         except EngineError as error:
-            error.turn = self.leave(error.turn) if error.turn else None
-            error.partial = tuple(_guard_block(each, self.output_rules) for each in error.partial)
+            if guarded is not None:
+                guarded.filter_error(error)
             raise
 
-    def _guard_tool_event(self, event: ToolStarted | ToolFinished) -> Event:
-        call = _guard_block(event.call, self.output_rules)
-        if isinstance(event, ToolStarted):
-            return replace(event, call=call)
-        return replace(event, call=call, result=_guard_block(event.result, self.output_rules))
+
+class _OutputGuard:
+    """Applies the rules for the way out to the events and errors of one run."""
+
+    def __init__(self, filters: ContentFilters, rules: _RuleFilter) -> None:
+        self.filters, self.rules = filters, (rules,)
+
+    def filter_event(self, event: Event) -> Iterable[Event]:
+        """Return what may be shown instead of an event."""
+        match event:
+            case TurnFinished():
+                return (TurnFinished(self._turn(event.turn)),)
+            case AnswerFinished():
+                return self._replay_answer(event)
+            case ToolStarted():
+                return (replace(event, call=self._block(event.call)),)
+            case ToolFinished():
+                call, result = self._block(event.call), self._block(event.result)
+                return (replace(event, call=call, result=result),)
+            case _:
+                return () if _has_content(event) else (event,)
+
+    def filter_error(self, error: EngineError) -> None:
+        """Apply the rules to the content that an error carries."""
+        error.turn = self._turn(error.turn) if error.turn else None
+        error.partial = tuple(map(self._block, error.partial))
 
     def _replay_answer(self, event: AnswerFinished) -> Iterable[TextDelta | AnswerFinished]:
-        blocks = tuple(_guard_block(each, self.output_rules) for each in event.outcome.blocks)
+        blocks = tuple(map(self._block, event.outcome.blocks))
         for each in blocks:
             if isinstance(each, AssistantBlock) and each.text:
                 yield TextDelta(each.text, each.item_id)
         outcome = replace(event.outcome, blocks=blocks)
-        yield replace(event, outcome=outcome, turn=self.leave(event.turn))
+        yield replace(event, outcome=outcome, turn=self._turn(event.turn))
+
+    def _block(self, block: B) -> B:
+        return self.filters.apply(block, ("output",), self.rules)
+
+    def _turn(self, turn: Turn) -> Turn:
+        return self.filters.apply_to_turn(turn, ("output",), self.rules)
 
 
 def apply_rules(turn: Turn, rules: tuple[GuardRule, ...]) -> Turn:
-    """The Turn with the rules applied to every text in it; raises ``Blocked``."""
+    """Return the Turn with the rules applied to every text in it.
+
+    Raises:
+        Blocked: A rule that blocks matches.
+    """
     return turn.with_blocks(_guard_block(each, rules) for each in turn.blocks) if rules else turn
 
 
@@ -192,7 +283,7 @@ def _edit_block_content(each: Block, edit: TextEdit) -> Block:
             return each if arguments == each.arguments else replace(each, arguments=arguments)
         case ReasoningBlock():
             shown = (*each.summary, *each.texts, each.extra)
-            same = all(_edit_json(told, edit) is told for told in shown)
+            same = all(_edit_json(text, edit) is text for text in shown)
             return each if same else ReasoningBlock(id=each.id)
         case OpaqueBlock():
             item = _edit_json(each.item, edit)
@@ -236,8 +327,8 @@ def _edit_json(value: Any, edit: TextEdit) -> Any:
             return given if _all_identical(members.values(), given.values()) else FrozenMap(members)
         case tuple():
             listed = cast("tuple[Any, ...]", value)
-            told = tuple(_edit_json(each, edit) for each in listed)
-            return listed if _all_identical(told, listed) else told
+            edited = tuple(_edit_json(each, edit) for each in listed)
+            return listed if _all_identical(edited, listed) else edited
         case _:
             return value
 

@@ -1,9 +1,9 @@
-"""``tools``: runs what the model calls, and goes on until it answers.
+"""``tools``: run the tools that the model calls, until it answers.
 
-Every round sends the results of the last one; chained, that is all it sends. No call is ever left
-without a result: at the limit of rounds the open calls are answered with words that say so, and the model
-is asked once more, without tools. Calls of tools that the caller offered and this toolbox does not
-have are the caller's to answer: the run ends there, with everything else answered.
+Every round sends the results of the last one; on a chained conversation that is all it sends. Every call
+gets a result: at the limit of rounds the open calls are answered with a text that says so, and the model is
+asked once more, without tools. Calls of tools that the caller offered and this toolbox does not have are
+the caller's to answer: the run ends there, with all other calls answered.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from kedge.engines.base import Engine, Events, Middleware, Request
+from kedge.engines.content_filter import ContentFilters
 from kedge.events.run import ToolFinished, ToolStarted, TurnFinished
 from kedge.middleware.base import BaseMiddleware
 from kedge.observe import count, get_logger, measure
@@ -32,9 +33,16 @@ def tools(
     approve: Approver | None = None,
     max_rounds: int = 16,
 ) -> Middleware:
-    """Offer tools to the model, and run those it calls, for at most ``max_rounds`` rounds.
+    """Offer tools to the model, and run those it calls.
 
-    ``approve`` is asked before each call, and may refuse it or change its arguments.
+    Args:
+        *functions: Functions or tools to offer.
+        toolbox: A toolbox to offer, in addition to ``functions``.
+        approve: Is called before each call and may deny it or change its arguments.
+        max_rounds: The maximum number of rounds of calls before the model must answer without tools.
+
+    Returns:
+        A middleware for ``with_middleware``.
     """
     box = toolbox.with_tools(*functions) if toolbox else Toolbox(*functions)
 
@@ -55,7 +63,7 @@ class _ToolsMiddleware(BaseMiddleware):
         self.definitions = tuple(toolbox.definitions())
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """The events of every round; the last one ends with the Turn."""
+        """Yield the events of every round; the last event has the Turn."""
         foreign = {str(tool.get("name")) for tool in request.tools} - set(self.toolbox)
         request = request.with_tools(self.definitions)
         for rounds in range(self.max_rounds + 1):
@@ -72,7 +80,7 @@ class _ToolsMiddleware(BaseMiddleware):
                 return
             if rounds == self.max_rounds:
                 break
-            async with aclosing(self._run_calls(turn, ours)) as events:
+            async with aclosing(self._run_calls(turn, ours, request.filters)) as events:
                 async for event in events:
                     if isinstance(event, TurnFinished):
                         turn = event.turn
@@ -85,22 +93,32 @@ class _ToolsMiddleware(BaseMiddleware):
             async for event in events:
                 yield event
 
-    async def _run_calls(self, turn: Turn, calls: Sequence[ToolCallBlock]) -> Events:
-        """Run calls side by side, and tell each result as it comes; the Turn with all comes last."""
+    async def _run_calls(
+        self, turn: Turn, calls: Sequence[ToolCallBlock], filters: ContentFilters
+    ) -> Events:
+        """Run calls concurrently and yield each result as it arrives; the last event has the Turn.
+
+        A tool gets the arguments as they are here. Everything that goes on from here (events, results,
+        the Turn with the calls) is filtered: it is sent to the model and stored before a guard outside
+        of this middleware sees it.
+        """
         for call in calls:
-            yield ToolStarted(call)
+            yield ToolStarted(filters.apply(call))
         results: dict[str, ToolResultBlock] = {}
-        finished = iter_runs(self.toolbox, calls, approve=self.approve, origin=NAME)
+        finished = iter_runs(
+            self.toolbox, calls, approve=self.approve, origin=NAME, filters=filters
+        )
         async with aclosing(finished) as runs:
             async for run in runs:
                 results[run.call.id] = run.result
                 count("tool_runs_total", outcome=run.outcome)
                 measure("tool_duration_seconds", run.seconds)
-                yield ToolFinished(run.call, run.result, run.seconds, run.outcome)
+                yield ToolFinished(filters.apply(run.call), run.result, run.seconds, run.outcome)
+        turn = filters.apply_to_turn(turn)
         yield TurnFinished(turn.append(*(results[call.id] for call in calls)))
 
     async def _finish_at_limit(self, turn: Turn, request: Request, foreign: set[str]) -> Events:
-        """Leave no call of ours open: at the limit, answer them and ask for words instead."""
+        """Leave no call of this toolbox open: at the limit, answer them and request a text answer."""
         calls = find_open_calls(turn)
         left = [call for call in calls if call.name not in foreign]
         if not left:
@@ -121,14 +139,14 @@ class _ToolsMiddleware(BaseMiddleware):
                 yield TurnFinished(self._reject_calls(event.turn, still))
 
     def _reject_calls(self, turn: Turn, calls: Sequence[ToolCallBlock]) -> Turn:
-        words = LIMIT_TEXT.format(rounds=self.max_rounds)
+        text = LIMIT_TEXT.format(rounds=self.max_rounds)
         return turn.append(
-            *(tool_result(c.call_id, words, custom=c.custom, origin=NAME) for c in calls)
+            *(tool_result(c.call_id, text, custom=c.custom, origin=NAME) for c in calls)
         )
 
 
 def find_open_calls(turn: Turn) -> list[ToolCallBlock]:
-    """The calls of the Turn that have no result yet, in order."""
+    """Return the calls of the Turn that have no result yet, in order."""
     waiting = {p.block_id for p in find_problems(turn) if p.kind == "unanswered"}
     if not waiting:
         return []
@@ -136,7 +154,7 @@ def find_open_calls(turn: Turn) -> list[ToolCallBlock]:
 
 
 def _release_tool_choice(request: Request) -> Request:
-    """After the first round the model may answer: a forced choice would be made for ever."""
+    """Let the model answer after the first round: a forced choice would be repeated without end."""
     choice = request.params.get("tool_choice")
     if choice is None or choice in ("auto", "none"):
         return request

@@ -14,11 +14,11 @@ unless it is asked for, by ``content=True`` or as OpenTelemetry's other GenAI in
 import json
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 from kedge.engines.base import Engine, Events, Middleware, Request, unwrap
-from kedge.errors import CannotConnect, EngineError
+from kedge.errors import Blocked, CannotConnect, EngineError
 from kedge.events import Event
 from kedge.events.run import (
     VISIBLE_EVENTS,
@@ -35,7 +35,7 @@ from kedge.observe import otel
 from kedge.observe.logs import BOUND_FIELDS
 from kedge.observe.otel import system_parts, to_messages
 from kedge.planning import RequestPlan, get_state
-from kedge.turns import Turn
+from kedge.turns import Block, Turn
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
@@ -206,8 +206,9 @@ class _RunSpans:
             kind=SpanKind.CLIENT,
         )
         if self.content:
-            _set_json(self.request_span, otel.INPUT_MESSAGES, to_messages(plan.delta))
-            _set_json(self.request_span, otel.SYSTEM_INSTRUCTIONS, system_parts(plan.instructions))
+            instructions = plan.instructions and self.request.filters.edit_text(plan.instructions)
+            _set_json(self.request_span, otel.INPUT_MESSAGES, self._to_messages(plan.delta))
+            _set_json(self.request_span, otel.SYSTEM_INSTRUCTIONS, system_parts(instructions))
 
     def _record_response(self, event: AnswerFinished) -> None:
         span, outcome = self.request_span, event.outcome
@@ -229,7 +230,7 @@ class _RunSpans:
             }
         span.set_attributes(_drop_empty(told))
         if self.content:
-            _set_json(span, otel.OUTPUT_MESSAGES, to_messages(outcome.blocks))
+            _set_json(span, otel.OUTPUT_MESSAGES, self._to_messages(outcome.blocks))
         self._close_request("" if outcome.completed else outcome.code or outcome.status)
 
     def _close_request(self, error: str) -> None:
@@ -255,7 +256,7 @@ class _RunSpans:
             start_time=start,
         )
         if self.content:
-            span.set_attribute(otel.TOOL_ARGUMENTS, call.arguments)
+            span.set_attribute(otel.TOOL_ARGUMENTS, self.request.filters.edit_text(call.arguments))
         self.tool_spans[call.id] = span, start
 
     def _end_tool(self, event: ToolFinished) -> None:
@@ -266,9 +267,18 @@ class _RunSpans:
         if event.outcome in _FAILED_OUTCOMES:
             _mark_error(span, event.outcome)
         if self.content:
-            span.set_attribute(otel.TOOL_RESULT, event.result.text)
+            result = self.request.filters.edit_text(event.result.text)
+            span.set_attribute(otel.TOOL_RESULT, result)
         # Tools run side by side and are told of together: each ended when it ended.
         span.end(start + int(event.seconds * 1e9))
+
+    def _to_messages(self, blocks: Iterable[Block]) -> Iterable[Any]:
+        """Return messages of the blocks as the guards of the stack leave them."""
+        allowed: list[Block] = []
+        for block in blocks:
+            with suppress(Blocked):  # the guard itself stops the run
+                allowed.append(self.request.filters.apply(block))
+        return to_messages(allowed)
 
     def _record_conversation(self, turn: Turn) -> None:
         if conversation := get_conversation_id(turn):

@@ -6,11 +6,12 @@ A step that ends the execution early raises ``_EarlyResult``: an outcome and a t
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import anyio
 
+from kedge.engines.content_filter import ContentFilters
 from kedge.errors import InvalidArguments, KedgeError, ToolFailed, UnknownTool
 from kedge.observe import bind_fields, get_logger
 from kedge.tools.approval import Allow, Approver, Decision, Deny, Edit, apply_edit, request_approval
@@ -93,6 +94,8 @@ class CallContext:
     max_output: int
     origin: str
     approval_lock: anyio.Lock
+    filters: ContentFilters
+    """Applied to what the model gets back, before it is cut to a length."""
 
 
 class _EarlyResult(Exception):
@@ -160,7 +163,7 @@ class CallRunner:
             text = f"The arguments of {tool.name} are invalid:\n{listed}\nCorrect them and call it again."
             raise _EarlyResult("invalid", text, error) from error
         except Exception as error:  # raised by a validator of the tool
-            raise _failure_result(tool, error) from error
+            raise self._failure_result(tool, error) from error
 
     async def _request_approval(self, tool: AnyTool) -> bool:
         """Request approval if required, and return whether the arguments were changed."""
@@ -194,7 +197,7 @@ class CallRunner:
         except KedgeError as error:
             raise self._approval_failure("the approver's arguments are not JSON", error) from error
         if edit.tell:
-            shown = self.edited_call.arguments[:MAX_NOTE_CHARS]
+            shown = self.context.filters.apply(self.edited_call).arguments[:MAX_NOTE_CHARS]
             self.note = f"[The arguments were changed before the call ran, to: {shown}]"
 
     def _parse_edited_arguments(self, tool: AnyTool) -> Arguments:
@@ -220,7 +223,7 @@ class CallRunner:
                 failures += 1
                 final = isinstance(error, ToolFailed) or not isinstance(error, tool.retry_on)
                 if final or failures > tool.retries:
-                    raise _failure_result(tool, error) from error
+                    raise self._failure_result(tool, error) from error
                 await self._wait_before_retry(tool, failures, error)
             # A failed attempt may have mutated its lists and models: parse them again.
             arguments = self._parse_arguments(tool, self.edited_call or self.call)
@@ -240,17 +243,33 @@ class CallRunner:
         )
         await anyio.sleep(pause)
 
+    def _failure_result(self, tool: AnyTool, error: Exception) -> _EarlyResult:
+        match error:
+            case ToolFailed():
+                return _EarlyResult("failed", str(error) or f"{tool.name} failed.", error)
+            case AttemptTimeout():
+                return _EarlyResult("timeout", f"{tool.name} timed out: {error}.", error)
+            case ConcurrencyExhausted() | SelfCancelled():
+                return _EarlyResult("failed", f"{tool.name} failed: {error}.", error)
+            case _:
+                shown = describe_error(error, self.context.filters.edit_text)
+                return _EarlyResult("failed", f"{tool.name} failed: {shown}", error)
+
     def _finish(
         self, outcome: ToolOutcome, parts: Parts, error: BaseException | None = None
     ) -> ToolRun:
         self.clock.stop()
-        result = ToolResultBlock(
-            self.call.call_id,
-            self._prepend_note(truncate_parts(parts, self.context.max_output)),
-            self.call.custom,
-            origin=self.context.origin,
-            metadata=FrozenMap({OUTCOME_KEY: outcome}),
+        result = self.context.filters.apply(
+            ToolResultBlock(
+                self.call.call_id,
+                parts,
+                self.call.custom,
+                origin=self.context.origin,
+                metadata=FrozenMap({OUTCOME_KEY: outcome}),
+            )
         )
+        shown = self._prepend_note(truncate_parts(result.parts, self.context.max_output))
+        result = replace(result, parts=shown)
         clock = self.clock
         times: dict[str, Any] = {"seconds": clock.seconds, "waited": clock.waiting_seconds()}
         self.record = ToolRun(
@@ -307,18 +326,6 @@ class _RunTimer:
 
     def waiting_seconds(self) -> float:
         return max(0.0, time.perf_counter() - self._created_at - self.seconds)
-
-
-def _failure_result(tool: AnyTool, error: Exception) -> _EarlyResult:
-    match error:
-        case ToolFailed():
-            return _EarlyResult("failed", str(error) or f"{tool.name} failed.", error)
-        case AttemptTimeout():
-            return _EarlyResult("timeout", f"{tool.name} timed out: {error}.", error)
-        case ConcurrencyExhausted() | SelfCancelled():
-            return _EarlyResult("failed", f"{tool.name} failed: {error}.", error)
-        case _:
-            return _EarlyResult("failed", f"{tool.name} failed: {describe_error(error)}", error)
 
 
 def _describe_location(error: BaseException) -> str:

@@ -7,7 +7,7 @@ conversation.
 
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import cast
 
@@ -50,9 +50,12 @@ def redact_secrets(text: str) -> str:
     return text
 
 
-def describe_error(error: BaseException) -> str:
-    """Describe an exception for the model: type and message, for a group those of each member."""
-    return "; ".join(dict.fromkeys(_describe_leaf(leaf) for leaf in _iter_leaves(error)))
+def describe_error(error: BaseException, edit: Callable[[str], str] = str) -> str:
+    """Return the types and messages of an exception (or of each one in a group), for the model.
+
+    ``edit`` is applied to each message before it is cut to its length.
+    """
+    return "; ".join(dict.fromkeys(_describe_leaf(leaf, edit) for leaf in _iter_leaves(error)))
 
 
 def locate_error(error: BaseException) -> str:
@@ -64,9 +67,9 @@ def locate_error(error: BaseException) -> str:
     return f"{PurePath(last.filename).name}:{last.lineno} in {last.name}"
 
 
-def _describe_leaf(error: BaseException) -> str:
+def _describe_leaf(error: BaseException, edit: Callable[[str], str]) -> str:
     name = type(error).__name__
-    message = redact_secrets(_error_message(error)[: 5 * MAX_MESSAGE_CHARS]).strip()
+    message = redact_secrets(edit(_error_message(error))[: 5 * MAX_MESSAGE_CHARS]).strip()
     if len(message) > MAX_MESSAGE_CHARS:
         message = f"{message[:MAX_MESSAGE_CHARS]} [cut]"
     return f"{name}: {message}" if message else name

@@ -9,10 +9,12 @@ other calls were cancelled and reported.
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
 
+from kedge.engines.content_filter import ContentFilters
 from kedge.tools.approval import Approver
 from kedge.tools.call_runner import CallContext, CallRunner, OnRun, ToolRun
 from kedge.tools.output import MAX_OUTPUT
@@ -28,6 +30,7 @@ async def run_calls(
     on_run: OnRun | None = None,
     max_output: int = MAX_OUTPUT,
     origin: str = "tools",
+    filters: ContentFilters | None = None,
 ) -> list[ToolResultBlock]:
     """Run tool calls in parallel.
 
@@ -38,11 +41,14 @@ async def run_calls(
         on_run: Receives the record of each call as soon as it has a result; it must not block or raise.
         max_output: Maximum characters of text in one result; longer text is truncated with a note.
         origin: The ``origin`` of the result blocks.
+        filters: Content filters for the results, applied before they are truncated.
 
     Returns:
         One result for each call, in the order of the calls.
     """
-    context = CallContext(toolbox, approve, on_run, max_output, origin, anyio.Lock())
+    context = CallContext(
+        toolbox, approve, on_run, max_output, origin, anyio.Lock(), filters or ContentFilters()
+    )
     runners = [CallRunner(context, call) for call in calls]
     escaped: list[BaseException] = []
     try:
@@ -57,21 +63,25 @@ async def run_calls(
 
 
 async def iter_runs(
-    toolbox: Toolbox, calls: Sequence[ToolCallBlock], *, approve: Approver | None, origin: str
+    toolbox: Toolbox,
+    calls: Sequence[ToolCallBlock],
+    *,
+    approve: Approver | None,
+    origin: str,
+    filters: ContentFilters | None = None,
 ) -> AsyncGenerator[ToolRun]:
     """Run tool calls in parallel and yield the record of each as soon as it has a result.
 
     If the caller stops iterating or is cancelled, the remaining calls are cancelled.
     """
+    options: dict[str, Any] = {"approve": approve, "origin": origin, "filters": filters}
     if len(calls) == 1:  # a single call needs no task of its own
         runs: list[ToolRun] = []
-        await run_calls(toolbox, calls, approve=approve, on_run=runs.append, origin=origin)
+        await run_calls(toolbox, calls, on_run=runs.append, **options)
         yield runs[0]
         return
     done: asyncio.Queue[ToolRun | None] = asyncio.Queue()
-    work = asyncio.ensure_future(
-        run_calls(toolbox, calls, approve=approve, on_run=done.put_nowait, origin=origin)
-    )
+    work = asyncio.ensure_future(run_calls(toolbox, calls, on_run=done.put_nowait, **options))
     work.add_done_callback(lambda _: done.put_nowait(None))
     try:
         while run := await done.get():

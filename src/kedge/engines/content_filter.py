@@ -1,0 +1,108 @@
+"""Apply the content rules of a middleware stack wherever content leaves the process or is stored.
+
+A middleware sees a Turn only at its own position, but content enters a Turn at several: tools append
+results inside a guard, a compactor sends history to a model outside of one, a conversation stores blocks
+without any run. So the filters of all middlewares of a stack travel with the request, next to the
+position-dependent ones, and every component that sends or stores content applies them itself.
+"""
+
+from collections.abc import Iterable
+from typing import Literal, Protocol, TypeVar, cast
+
+from kedge.turns import Block, Turn
+
+B = TypeVar("B", bound=Block)
+
+Phase = Literal["input", "output"]
+"""Content on its way to a model, or on its way from a model to the caller and the store."""
+BOTH: tuple[Phase, ...] = ("output", "input")
+
+
+class ContentFilter(Protocol):
+    """Edits or rejects content; a middleware lists its own in ``Engine.content_filters``."""
+
+    def filter_block(self, block: Block, phase: Phase) -> Block:
+        """Return the block as it may be used; the identical block if nothing changed.
+
+        Raises:
+            Blocked: A rule rejects the content.
+        """
+        ...
+
+    def edit_text(self, text: str) -> str:
+        """Return the text without anything that a rule of either phase matches. Never raises."""
+        ...
+
+
+class ContentFilters:
+    """All content filters of one stack, with the results of one run.
+
+    Results are cached by block identity: applying the filters at every boundary of a run costs one
+    lookup per block, and the same block always becomes the same block, so that a stored prefix is
+    recognized as unchanged.
+
+    Args:
+        filters: The filters, outermost first.
+    """
+
+    __slots__ = ("_results", "filters")
+
+    def __init__(self, filters: Iterable[ContentFilter] = ()) -> None:
+        self.filters = tuple(dict.fromkeys(filters))
+        # The block itself is part of the value: it stays alive, so its id is not reused.
+        self._results: dict[tuple[int, Phase, int], tuple[Block, Block]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.filters)
+
+    def including(self, added: ContentFilter) -> "ContentFilters":
+        """Return filters that contain ``added``: these, if they contain it already."""
+        return self if added in self.filters else ContentFilters((*self.filters, added))
+
+    def apply(
+        self,
+        block: B,
+        phases: Iterable[Phase] = BOTH,
+        filters: Iterable[ContentFilter] | None = None,
+    ) -> B:
+        """Return the block as all filters (or the given ones) leave it.
+
+        Raises:
+            Blocked: A rule rejects the content.
+        """
+        for phase in phases:
+            for each in self.filters if filters is None else filters:
+                block = self._apply_one(each, block, phase)
+        return block
+
+    def apply_to_turn(
+        self,
+        turn: Turn,
+        phases: Iterable[Phase] = BOTH,
+        filters: Iterable[ContentFilter] | None = None,
+    ) -> Turn:
+        """Return the Turn with every block filtered; the identical Turn if nothing changed.
+
+        Raises:
+            Blocked: A rule rejects the content.
+        """
+        chosen = self.filters if filters is None else tuple(filters)
+        if not chosen:
+            return turn
+        return turn.with_blocks(self.apply(block, phases, chosen) for block in turn.blocks)
+
+    def edit_text(self, text: str) -> str:
+        """Return the text without anything that a rule matches. Never raises."""
+        for each in self.filters:
+            text = each.edit_text(text)
+        return text
+
+    def _apply_one(self, content_filter: ContentFilter, block: B, phase: Phase) -> B:
+        key = (id(content_filter), phase, id(block))
+        known = self._results.get(key)
+        if known is None:
+            result = content_filter.filter_block(block, phase)
+            known = self._results[key] = (block, result)
+            # A result is final: a replacement that matches its own pattern is not replaced again.
+            self._results[id(content_filter), phase, id(result)] = (result, result)
+        return cast("B", known[1])  # a filter never changes the kind of a block

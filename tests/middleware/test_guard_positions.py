@@ -1,0 +1,310 @@
+"""The rules of a guard hold at every position of every stack, for all content that tools make."""
+
+import json
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from itertools import permutations
+from typing import Any, cast
+
+import pytest
+
+from kedge.chat import Chat
+from kedge.conversation import Conversation
+from kedge.engines import Engine, Events, Middleware, Request
+from kedge.errors import Blocked, StreamCut
+from kedge.events.run import ToolFinished, ToolStarted
+from kedge.middleware import (
+    BaseMiddleware,
+    block,
+    compact,
+    guard,
+    log,
+    redact,
+    repair,
+    retry,
+    system_prompt,
+    tools,
+    two_phase,
+    with_middleware,
+)
+from kedge.middleware.compact import Compactor
+from kedge.store import open_store
+from kedge.tools import Deny, Edit, tool
+from kedge.turns import Block, Turn, assistant, dump_block, tool_call, user
+from kedge.turns.json_codec import dumps
+from middleware.scripted_engine import ScriptedEngine
+
+SECRET = "sk-4711"
+PATTERN = r"sk-\d+"
+
+
+def read_file(path: str = "") -> str:
+    """Return the content of a file."""
+    return f"the key is {SECRET}"
+
+
+def fail(path: str = "") -> str:
+    """Raise an error that quotes the content."""
+    raise ValueError("x" * 1_996 + SECRET)
+
+
+def call(name: str = "read_file", arguments: str = "{}") -> list[Block]:
+    return [tool_call(name, arguments, call_id="call_1")]
+
+
+MIDDLEWARE: dict[str, Callable[[], Middleware]] = {
+    "repair": repair,
+    "guard": lambda: guard(redact(PATTERN)),
+    "tools": lambda: tools(read_file, fail),
+    "system_prompt": lambda: system_prompt(f"The admin key is {SECRET}."),
+}
+ORDERS = list(permutations(MIDDLEWARE))
+
+
+def write_out(value: object) -> str:
+    """Return all content of a value: a ``repr`` of a block is shortened."""
+    match value:
+        case Turn():
+            return dumps(value)
+        case Block():
+            return json.dumps(dump_block(value))
+        case list() | tuple():
+            return "".join(map(write_out, cast("list[object]", value)))
+        case _ if is_dataclass(value):
+            return "".join(write_out(getattr(value, each.name)) for each in fields(value))
+        case _:
+            return str(value)
+
+
+def assert_clean(*values: object) -> None:
+    assert SECRET not in write_out(values)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("direction", ["both", "in", "out"])
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+async def test_no_tool_result_is_sent_or_shown_in_any_order(
+    order: tuple[str, ...], direction: Any, streaming: bool
+) -> None:
+    """Neither what the engine receives nor what the caller gets holds the secret."""
+    engine = ScriptedEngine(
+        call("read_file", f'{{"path": "{SECRET}"}}'), call("fail"), [assistant(f"It is {SECRET}.")]
+    )
+    stack = [MIDDLEWARE[name]() for name in order if name != "system_prompt" or direction != "out"]
+    if direction != "both":
+        at = order.index("guard") - (
+            direction == "out" and order.index("system_prompt") < order.index("guard")
+        )
+        stack[at] = guard(redact(PATTERN, direction=direction))
+    async with with_middleware(engine, *stack).stream(
+        Turn([user("?")]), streaming=streaming
+    ) as run:
+        events = [event async for event in run]
+    assert_clean(*engine.turns[1:])
+    tool_events = [event for event in events if isinstance(event, ToolStarted | ToolFinished)]
+    assert_clean(tool_events)
+    if direction != "out":
+        assert_clean(engine.turns[0])
+    if direction != "in":
+        assert_clean(run.turn, run.answers)
+    assert "[redacted]" in write_out(engine.turns[1])
+
+
+async def test_hand_composed_middleware_is_guarded_too() -> None:
+    """A guard needs no ``with_middleware`` to reach what is inside of it."""
+    engine = ScriptedEngine(call(), [assistant("done")])
+    inner: Engine = tools(read_file)(system_prompt(f"It is {SECRET}")(engine))
+    turn = await guard(redact(PATTERN))(inner).run(Turn([user("?")]))
+    assert_clean(*engine.turns, turn)
+
+
+async def test_a_guard_inside_of_an_engine_guards_what_is_around_it() -> None:
+    """An engine that is a stack already brings its rules along."""
+    engine = ScriptedEngine(call(), [assistant("done")])
+    guarded = with_middleware(engine, guard(redact(PATTERN)))
+    async with with_middleware(guarded, tools(read_file)).stream(Turn([user("?")])) as run:
+        events = [event async for event in run]
+    assert_clean(events, *engine.turns)
+
+
+@pytest.mark.parametrize(
+    "decision", [Deny(f"not with {SECRET}"), Edit({"path": "y" * 1_985 + SECRET})]
+)
+@pytest.mark.parametrize("order", [("guard", "tools"), ("tools", "guard")], ids="-".join)
+async def test_what_an_approver_says_is_guarded(order: tuple[str, ...], decision: Any) -> None:
+    """Reasons and changed arguments are redacted before they are cut to a length."""
+
+    @tool(approval=True)
+    def act(path: str = "") -> str:
+        """Act on a path."""
+        return "done"
+
+    made = {
+        "guard": guard(redact(PATTERN)),
+        "tools": tools(act, approve=lambda _: decision),
+    }
+    engine = ScriptedEngine(call("act"), [assistant("done")])
+    turn = await with_middleware(engine, *(made[name] for name in order)).run(Turn([user("?")]))
+    assert_clean(turn, *engine.turns)
+    assert "sk-" not in write_out(engine.turns[1])
+
+
+async def test_a_tool_inside_of_a_guard_gets_its_arguments_as_written() -> None:
+    """The position decides who sees content before redaction."""
+    paths: list[str] = []
+
+    def open_path(path: str) -> str:
+        """Open a path."""
+        paths.append(path)
+        return "ok"
+
+    for order in (
+        [guard(redact(PATTERN)), tools(open_path)],
+        [tools(open_path), guard(redact(PATTERN))],
+    ):
+        engine = ScriptedEngine(call("open_path", f'{{"path": "{SECRET}"}}'), [assistant("done")])
+        assert_clean(await with_middleware(engine, *order).run(Turn([user("?")])))
+    assert paths == [SECRET, "[redacted]"]
+
+
+@pytest.mark.parametrize("order", [("guard", "tools"), ("tools", "guard")], ids="-".join)
+async def test_a_result_can_be_blocked(order: tuple[str, ...]) -> None:
+    """The run stops before the result is sent."""
+    made = {"guard": guard(block(PATTERN, name="keys")), "tools": tools(read_file)}
+    engine = ScriptedEngine(call(), [assistant("done")])
+    with pytest.raises(Blocked, match="keys"):
+        await with_middleware(engine, *(made[name] for name in order)).run(Turn([user("?")]))
+    assert len(engine.turns) == 1
+
+
+async def test_redaction_by_filters_is_reported() -> None:
+    """What is redacted away from the guard's own position is in the trace under its name."""
+
+    class Noting(BaseMiddleware):
+        name = "noting"
+
+        def events(self, turn: Turn, request: Request) -> Events:
+            return self.inner.events(turn.append(user(f"It is {SECRET}")), request)
+
+    engine = ScriptedEngine([assistant("done")])
+    async with with_middleware(engine, guard(redact(PATTERN)), Noting).stream(Turn([])) as run:
+        await run.finish()
+    assert [(event.by, event.phase) for event in run.trace] == [("noting", "in"), ("guard", "in")]
+    assert_clean(*engine.turns)
+
+
+async def test_a_middleware_with_a_run_of_its_own_is_guarded() -> None:
+    """One that calls ``run`` instead of passing the request on loses no rules."""
+    engine = ScriptedEngine([assistant("draft")], [assistant("done")])
+
+    async def draft(turn: Turn) -> Turn:
+        return await inside[0].run(turn.append(user(f"draft with {SECRET}")))
+
+    inside: list[Engine] = []
+
+    def drafting(inner: Engine) -> Engine:
+        inside.append(inner)
+        return two_phase(draft)(inner)
+
+    await with_middleware(engine, guard(redact(PATTERN)), log(), drafting).run(Turn([user("?")]))
+    assert_clean(*engine.turns)
+
+
+class _Summarizer(Compactor):
+    """Records what it is given."""
+
+    def __init__(self) -> None:
+        self.given: list[Any] = []
+
+    async def compact(self, request: Any) -> Any:
+        from kedge.compaction.base import build_result
+
+        self.given.append(request.blocks)
+        return build_result(request, (user(f"summary of {SECRET}"),), "summarizer")
+
+
+@pytest.mark.parametrize("order", list(permutations(("guard", "compact", "tools"))), ids="-".join)
+async def test_a_compactor_gets_and_leaves_guarded_content(order: tuple[str, ...]) -> None:
+    """In any order, before a resend and after an answer."""
+    summarizer = _Summarizer()
+    made = {
+        "guard": guard(redact(PATTERN)),
+        "compact": compact(summarizer, resend_limit=1),
+        "tools": tools(read_file),
+    }
+    engine = ScriptedEngine(call(), [assistant(f"It is {SECRET}")])
+    stack = with_middleware(engine, *(made[name] for name in order), retry(1))
+    turn = await stack.run(Turn([user(f"It is {SECRET}")]))
+    assert len(summarizer.given) >= 2
+    assert_clean(summarizer.given, turn, *engine.turns)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("inside", [True, False])
+async def test_a_chat_state_holds_no_secret(inside: bool, streaming: bool) -> None:
+    """At no time: while it streams, at its end, after an error, and for what is appended."""
+    failure = StreamCut("cut")
+    engine = ScriptedEngine(call(), [assistant(f"It is {SECRET}")], call(), failure)
+    rules = guard(redact(PATTERN))
+    chat = (
+        Chat(with_middleware(engine, rules), tools=[read_file])
+        if inside
+        else Chat(engine, tools=[read_file], middleware=[rules])
+    )
+    states = [chat.append_to_state(None, f"It is {SECRET}")]
+    async with chat.stream_with_state(states[0], f"{SECRET}?", streaming=streaming) as run:
+        states += [run.state]
+        async for _ in run:
+            states.append(run.state)
+    states += [run.answer.state]
+    with pytest.raises(StreamCut) as caught:
+        await chat.chat_with_state(run.answer.state, f"{SECRET}?")
+    states += [caught.value.state]  # pyright: ignore[reportAttributeAccessIssue]
+    assert_clean(states, run.answer.text, run.answer.turn, *engine.turns)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("inside", [True, False])
+async def test_a_store_holds_no_secret(inside: bool, streaming: bool) -> None:
+    """Nothing in an export: questions, results, answers, failures, edits, summaries."""
+    failure = StreamCut(f"cut after {SECRET}")
+    answers = [
+        call(),
+        [assistant(f"It is {SECRET}")],
+        call(),
+        failure,
+        [assistant(f"all {SECRET}")],
+    ]
+    engine = ScriptedEngine(*answers)
+    rules = guard(redact(PATTERN))
+    base = with_middleware(engine, rules) if inside else engine
+    middleware = [] if inside else [rules]
+    async with await open_store("sqlite://:memory:") as store:
+        talk = await Conversation.create(
+            store, base, blocks=[f"It is {SECRET}"], tools=[read_file], middleware=middleware
+        )
+        await talk.append(f"And {SECRET}")
+        await talk.edit(talk.turn.blocks[0].id, f"No, {SECRET}")
+        await talk.send(f"{SECRET}?", streaming=streaming)
+        with pytest.raises(StreamCut):
+            await talk.send(f"{SECRET}?", streaming=streaming)
+        await talk.merge_summary_of(talk)
+        assert_clean(await talk.export(), talk.turn, *engine.turns)
+        assert await Conversation.search(store, "4711") == []
+        rows = await talk.responses()
+    assert_clean([row.error for row in rows])
+
+
+async def test_bodies_are_stored_guarded() -> None:
+    """A reply in JSON is redacted; a stream, in which a text is in pieces, is withheld."""
+    from kedge.conversation.recorder import WITHHELD_BODY, RunRecorder
+    from kedge.engines import ContentFilters, find_filters
+
+    stack = with_middleware(ScriptedEngine(), guard(redact(PATTERN)))
+    recorder = RunRecorder("scripted", filters=ContentFilters(find_filters(stack)))
+    recorder.record_exchange(b"{}", f'{{"output": [{{"text": "{SECRET}"}}]}}'.encode(), 200)
+    recorder.record_exchange(b"{}", b'data: {"delta": "sk-"}\n\ndata: {"delta": "4711"}\n\n', 200)
+    assert [each.reply for each in recorder.exchanges] == [
+        b'{"output": [{"text": "[redacted]"}]}',
+        WITHHELD_BODY,
+    ]
