@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from compaction.histories import FunctionEngine, make_exchanges, run_immediately
+from kedge.chat import Chat
 from kedge.compaction import (
     AllTriggers,
     AnyTrigger,
@@ -18,6 +19,7 @@ from kedge.compaction import (
     ServerCompactor,
     SplitCompactor,
     SummarisingCompactor,
+    SummarizingCompactor,
     TokenLimitCompactor,
     advance_to_first_user_message,
     compact_turn,
@@ -27,6 +29,7 @@ from kedge.compaction import (
 )
 from kedge.errors import InvalidSetting
 from kedge.events import Usage
+from kedge.middleware import compact
 from kedge.planning import (
     ConversationState,
     get_state,
@@ -254,17 +257,57 @@ def test_an_earlier_summary_is_folded_into_the_new_one() -> None:
     ("answer", "note"),
     [
         ("fail", "the summary call failed (ServerFailed); nothing was cut"),
-        ("", "the summary is empty or no shorter than what it sums up; nothing was cut"),
-        ("x " * 5_000, "the summary is empty or no shorter than what it sums up; nothing was cut"),
+        ("", "the summary is empty or no shorter than what it summarizes; nothing was cut"),
     ],
 )
 def test_a_summary_that_does_not_help_is_not_used(answer: str, note: str) -> None:
-    """A failed, empty or endless summary leaves the history as it is."""
+    """A failed or empty summary leaves the history as it is."""
     result = compact_now(
         SummarisingCompactor(200, 60, engine=FunctionEngine(lambda _: answer)), make_exchanges(20)
     )
     assert not result.changed
     assert result.notes == (note,)
+
+
+def test_a_verbose_model_does_not_cause_compaction_at_every_turn() -> None:
+    """Its summary is cut, so there is room for several exchanges before the next one."""
+    oracle = FunctionEngine(lambda _: "x " * 5_000)
+    compactor = SummarisingCompactor(400, 100, engine=oracle)
+    result = compact_now(compactor, make_exchanges(40))
+    request = CompactionRequest(result.blocks)
+    assert request.count(result.blocks[:1]) <= compactor.max_summary_tokens == 150
+    assert result.notes[0].startswith("the summary had ")
+    following = CompactionRequest((*result.blocks, *make_exchanges(4)))
+    assert not compactor.should_compact(following)
+
+
+def test_the_length_of_summaries_can_be_set() -> None:
+    """Up to the maximum of the conversation."""
+    assert SummarizingCompactor(400, max_summary_tokens=50).max_summary_tokens == 50
+    with pytest.raises(InvalidSetting, match="max_summary_tokens"):
+        SummarizingCompactor(400, max_summary_tokens=500)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: CompositeCompactor([MessageLimitCompactor(2)]), "which list has not"),
+        (lambda: CompositeCompactor(MessageLimitCompactor), "not the class MessageLimit"),
+        (lambda: CompositeCompactor(FixedTrigger(True)), r"compact\(request\), which FixedTrigger"),
+        (lambda: SplitCompactor(Newest(), FixedTrigger(True)), "which Newest has not"),
+        (lambda: SplitCompactor(FixedTrigger(True), FixedTrigger(True)), "compact_blocks"),
+        (lambda: SplitCompactor(FixedTrigger, Newest()), "not the class FixedTrigger"),
+        (lambda: AnyTrigger([FixedTrigger(True)]), "which list has not"),
+        (lambda: AllTriggers(Newest()), "which Newest has not"),
+        (lambda: Chat("practice", compactor=MessageLimitCompactor), "not the class"),
+        (lambda: Chat("practice", compactor=[MessageLimitCompactor(2)]), "which list has not"),
+        (lambda: compact(Newest()), "which Newest has not"),
+    ],
+)
+def test_what_is_composed_wrongly_is_rejected(make: Any, message: str) -> None:
+    """On construction: it would fail at every compaction, and only the log would show it."""
+    with pytest.raises(InvalidSetting, match=message):
+        make()
 
 
 def test_without_an_engine_nothing_is_summed_up() -> None:
@@ -278,7 +321,7 @@ def test_one_long_exchange_is_not_summed_up() -> None:
     oracle = FunctionEngine(lambda _: "short")
     blocks = (user("x " * 500), assistant("y"))
     result = compact_now(SummarisingCompactor(100, 50, engine=oracle), blocks)
-    assert result.notes == ("there is nothing old enough to sum up",)
+    assert result.notes == ("there is nothing old enough to summarize",)
     assert oracle.turns == []
 
 

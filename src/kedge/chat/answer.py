@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from kedge.chat.state import DiscardedState
 from kedge.compaction import CompactionResult, TurnCompacted
-from kedge.engines import EventStream, Stream
+from kedge.engines import RunStream, Stream
 from kedge.engines.base import answer_text
 from kedge.errors import Blocked, EngineError, KedgeError
 from kedge.events import Usage
@@ -48,7 +48,7 @@ class Answer:
         return last.refusal if last else ""
 
 
-class ChatStream(EventStream[Answer]):
+class ChatStream(RunStream[Answer]):
     """The events of one call, and at its end the answer.
 
     Example:

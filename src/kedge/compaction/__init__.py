@@ -1,4 +1,4 @@
-"""Compaction: replacing old blocks by fewer. Triggers say when, strategies how, compactors both."""
+"""Compaction: replace old blocks by fewer. Triggers decide when, strategies how, compactors both."""
 
 from kedge.compaction.base import (
     AllTriggers,
@@ -21,7 +21,7 @@ from kedge.compaction.compactors import (
 )
 from kedge.compaction.provider import ProviderCounter, ServerCompactor
 from kedge.compaction.run import compact_turn, run_compactor
-from kedge.compaction.summarize import SummarisingCompactor, is_summary
+from kedge.compaction.summarize import SummarisingCompactor, SummarizingCompactor, is_summary
 from kedge.compaction.token_counting import BlockCounter
 from kedge.compaction.tool_exchange import ToolExchangeCompactor
 
@@ -42,6 +42,7 @@ __all__ = [
     "ServerCompactor",
     "SplitCompactor",
     "SummarisingCompactor",
+    "SummarizingCompactor",
     "TokenLimitCompactor",
     "ToolExchangeCompactor",
     "TurnCompacted",

@@ -1,8 +1,8 @@
-"""What compaction is made of: when (a trigger), how (a strategy), and both at once (a compactor).
+"""Interfaces of compaction: a trigger decides when, a strategy how, and a compactor both.
 
-A strategy takes a request and gives the blocks that shall stay, and that is all it must do; what was
-removed and how many tokens it saved is worked out from there. Triggers and strategies may be plain or
-async methods, so a custom trigger is three lines long.
+A strategy takes a request and returns the blocks that remain; what was removed and how many tokens that
+saves is computed from there. Triggers and strategies may have plain or async methods, so a custom trigger
+is three lines long.
 """
 
 from collections.abc import Awaitable, Iterable, Sequence
@@ -13,6 +13,7 @@ from typing import Literal, Protocol, TypeVar, cast
 
 from kedge.compaction.token_counting import BlockCounter
 from kedge.engines import Engine
+from kedge.errors import InvalidSetting
 from kedge.events import Usage
 from kedge.events.types import Event
 from kedge.planning import ConversationState, set_state
@@ -22,17 +23,23 @@ from kedge.turns import Block, Turn, TurnDiff, diff
 T = TypeVar("T")
 
 Occasion = Literal["answered", "pending", "resend"]
-"""When compaction runs: after an answer, before a call, or before everything is sent once more."""
+"""When compaction runs: after an answer, before a call, or before everything is sent again."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionRequest:
-    """What a compactor is asked to make shorter.
+    """A conversation to compact.
 
-    ``blocks`` is the conversation without its ``leading`` system blocks, which are never compacted.
-    ``usage`` is what the server said of its last answer, ``tokens`` the size if somebody counted
-    already. ``state`` holds the anchors, so that a model can be asked about the old part as a fork of the
-    conversation rather than by sending it all again.
+    Attributes:
+        blocks: The conversation without its leading system blocks.
+        leading: The leading system blocks, which are never compacted.
+        usage: The usage that the server reported with its last answer.
+        engine: The engine that a compactor may send requests to.
+        tokens: The size of the conversation, if it was counted already.
+        counter: Counts tokens.
+        occasion: When compaction runs.
+        state: The anchors: a request about the old part can be a fork of the conversation instead of
+            sending it all again.
     """
 
     blocks: tuple[Block, ...]
@@ -51,15 +58,15 @@ class CompactionRequest:
 
     @property
     def forced(self) -> bool:
-        """Whether compaction is wanted whatever the triggers say."""
+        """Whether compaction runs regardless of triggers."""
         return self.occasion == "resend"
 
     def count(self, blocks: Iterable[Block]) -> int:
-        """Count the tokens of some blocks; those that were counted before cost next to nothing."""
+        """Return the tokens of blocks; counts are cached."""
         return cast("BlockCounter", self.counter).count_blocks(blocks)
 
     def size(self) -> int:
-        """The tokens of the conversation: as counted already, as the server said, or counted now."""
+        """Return the tokens of the conversation: as counted already, as reported, or counted now."""
         if self.tokens is not None:
             return self.tokens
         if self.usage is not None:
@@ -67,16 +74,16 @@ class CompactionRequest:
         return self.count(self.leading) + self.count(self.blocks)
 
     def suffix_tokens(self) -> list[int]:
-        """For every place, the tokens of the blocks from there to the end."""
+        """Return, for every index, the tokens of the blocks from there to the end."""
         counts = [self.count([block]) for block in reversed(self.blocks)]
         return [0, *accumulate(counts)][::-1]
 
     def build_turn(self, blocks: Sequence[Block]) -> Turn:
-        """A Turn of some of the blocks that can be sent to the engine, on its anchors."""
+        """Return a Turn of some of the blocks that can be sent to the engine, with the anchors."""
         return set_state(Turn(blocks), self.state)
 
     def next_request(self, result: "CompactionResult") -> "CompactionRequest":
-        """The request for whoever comes next: it sees what the one before has left."""
+        """Return the request for the next compactor, with the blocks that this result leaves."""
         if not result.changed:
             return self
         return replace(self, blocks=result.blocks, usage=None, tokens=result.tokens_after)
@@ -84,20 +91,27 @@ class CompactionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """What a strategy may return instead of bare blocks, if it has more to say."""
+    """What a strategy may return instead of blocks, with notes and usage."""
 
     blocks: tuple[Block, ...]
     notes: tuple[str, ...] = ()
-    """What a person should know, such as a limit that could not be met."""
+    """Notes for the log and the result, such as a limit that could not be met."""
     usage: Usage | None = None
-    """The tokens that a model took to make it."""
+    """The tokens of requests that it made."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
-    """What compaction did: the blocks that stay, what changed, and the tokens before and after.
+    """The result of compaction.
 
-    The tokens are known whenever something changed.
+    Attributes:
+        blocks: The blocks that remain.
+        by: The name of the compactor.
+        changes: What was added, removed and modified.
+        tokens_before: The size before; known if something changed.
+        tokens_after: The size after; known if something changed.
+        notes: Notes, such as a limit that could not be met.
+        usage: The tokens of requests that compaction made.
     """
 
     blocks: tuple[Block, ...]
@@ -110,17 +124,17 @@ class CompactionResult:
 
     @property
     def changed(self) -> bool:
-        """Whether anything was removed, shortened or summarised."""
+        """Whether anything was removed, shortened or summarized."""
         return bool(self.changes)
 
     @property
     def removed(self) -> tuple[Block, ...]:
-        """The blocks that are gone."""
+        """The blocks that were removed."""
         return self.changes.removed
 
     @property
     def added(self) -> tuple[Block, ...]:
-        """The blocks that stand for them, such as a summary."""
+        """The blocks that replace them, such as a summary."""
         return self.changes.added
 
     def __str__(self) -> str:
@@ -133,7 +147,7 @@ class CompactionResult:
 
 @dataclass(frozen=True, slots=True)
 class TurnCompacted(Event):
-    """Old blocks of the Turn were replaced by fewer, or could not be."""
+    """Old blocks of the Turn were replaced by fewer, or compaction failed."""
 
     result: CompactionResult
     occasion: Occasion
@@ -143,7 +157,7 @@ class Compactor(Protocol):
     """Decides when to compact, and does it."""
 
     async def compact(self, request: CompactionRequest) -> CompactionResult:
-        """Make the conversation shorter, if it is time to."""
+        """Return the compacted conversation, or the unchanged one."""
         ...
 
 
@@ -151,31 +165,31 @@ class CompactionTrigger(Protocol):
     """Decides when to compact."""
 
     def should_compact(self, request: CompactionRequest) -> bool | Awaitable[bool]:
-        """Whether it is time to."""
+        """Return whether to compact now."""
         ...
 
 
 class CompactionStrategy(Protocol):
-    """Decides what stays."""
+    """Decides which blocks remain."""
 
     def compact_blocks(
         self, request: CompactionRequest
     ) -> Sequence[Block] | Replacement | Awaitable[Sequence[Block] | Replacement]:
-        """The blocks that stay, in their order, and what stands for the others."""
+        """Return the blocks that remain, in their order, and those that replace the others."""
         ...
 
 
 async def compact_if_triggered(
     trigger: CompactionTrigger, strategy: CompactionStrategy, request: CompactionRequest, *, by: str
 ) -> CompactionResult:
-    """Run a strategy if its trigger says so (or compaction is forced)."""
+    """Run a strategy if its trigger returns true or compaction is forced."""
     if not request.forced and not await resolve(trigger.should_compact(request)):
         return unchanged_result(request, by)
     return build_result(request, await resolve(strategy.compact_blocks(request)), by)
 
 
 def unchanged_result(request: CompactionRequest, by: str, *notes: str) -> CompactionResult:
-    """The result of leaving everything as it is."""
+    """Return the result of changing nothing."""
     return CompactionResult(
         request.blocks, by, tokens_before=request.tokens, tokens_after=request.tokens, notes=notes
     )
@@ -184,45 +198,75 @@ def unchanged_result(request: CompactionRequest, by: str, *notes: str) -> Compac
 def build_result(
     request: CompactionRequest, replacement: Sequence[Block] | Replacement, by: str
 ) -> CompactionResult:
-    """The result of what a strategy made."""
+    """Return the result for what a strategy returned."""
     if not isinstance(replacement, Replacement):
         replacement = Replacement(tuple(replacement))
     changes = diff(Turn(request.blocks), Turn(replacement.blocks))
     if not changes:
         return replace(unchanged_result(request, by, *replacement.notes), usage=replacement.usage)
     before = request.size()
-    gone = (*changes.removed, *(old for old, _ in changes.modified))
-    come = (*changes.added, *(new for _, new in changes.modified))
-    after = max(0, before - request.count(gone) + request.count(come))
+    removed = (*changes.removed, *(old for old, _ in changes.modified))
+    added = (*changes.added, *(new for _, new in changes.modified))
+    after = max(0, before - request.count(removed) + request.count(added))
     return CompactionResult(
         replacement.blocks, by, changes, before, after, replacement.notes, replacement.usage
     )
 
 
+def check_component(role: str, component: object, method: str) -> None:
+    """Check that a trigger, strategy or compactor is an instance with the method of its role.
+
+    A wrong one would fail at the first compaction, which is caught there: it would never run, and nothing
+    but a log record would show it.
+
+    Raises:
+        InvalidSetting: It is a class, a list, or an object without that method.
+    """
+    if isinstance(component, type):
+        raise InvalidSetting(
+            f"{role} must be an instance, not the class {component.__name__}: "
+            f"call {component.__name__}(…) first"
+        )
+    if not callable(getattr(component, method, None)):
+        raise InvalidSetting(
+            f"{role} must have a method {method}(request), which {type(component).__name__} has not; "
+            "check the number and the order of the arguments"
+        )
+
+
 def component_name(component: object) -> str:
-    """The name under which a trigger, strategy or compactor is logged."""
+    """Return the name under which a trigger, strategy or compactor is logged."""
     name = getattr(component, "name", "")
     return name if isinstance(name, str) and name else type(component).__name__
 
 
 def context_tokens(usage: Usage) -> int:
-    """The tokens of a context after an answer: all that went in and out, without thoughts."""
+    """Return the tokens of a context after an answer: input and output without reasoning."""
     return max(0, usage.input_tokens + usage.output_tokens - usage.reasoning_tokens)
 
 
 async def resolve(value: T | Awaitable[T]) -> T:
-    """The value, awaited if it has to be."""
+    """Return the value, awaited if it is awaitable."""
     return await value if isawaitable(value) else cast("T", value)
 
 
 class AnyTrigger:
-    """Compacts when one of its triggers would; the later ones are asked only if needed."""
+    """Compacts when any of its triggers does; later ones are called only if needed.
+
+    Args:
+        *triggers: The triggers.
+
+    Raises:
+        InvalidSetting: An argument is not a trigger.
+    """
 
     def __init__(self, *triggers: CompactionTrigger) -> None:
+        for trigger in triggers:
+            check_component("a trigger of AnyTrigger", trigger, "should_compact")
         self.triggers = triggers
 
     async def should_compact(self, request: CompactionRequest) -> bool:
-        """Whether one of them says so."""
+        """Return whether any of the triggers returns true."""
         for trigger in self.triggers:
             if await resolve(trigger.should_compact(request)):
                 return True
@@ -230,13 +274,22 @@ class AnyTrigger:
 
 
 class AllTriggers:
-    """Compacts when all of its triggers would; without any, never."""
+    """Compacts when all of its triggers do; without any, never.
+
+    Args:
+        *triggers: The triggers.
+
+    Raises:
+        InvalidSetting: An argument is not a trigger.
+    """
 
     def __init__(self, *triggers: CompactionTrigger) -> None:
+        for trigger in triggers:
+            check_component("a trigger of AllTriggers", trigger, "should_compact")
         self.triggers = triggers
 
     async def should_compact(self, request: CompactionRequest) -> bool:
-        """Whether all of them say so."""
+        """Return whether all of the triggers return true."""
         for trigger in self.triggers:
             if not await resolve(trigger.should_compact(request)):
                 return False

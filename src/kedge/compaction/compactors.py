@@ -1,4 +1,4 @@
-"""``CompositeCompactor``: several compactors, one after the other."""
+"""Compactors by limit, by trigger and strategy, and several in order."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -10,6 +10,7 @@ from kedge.compaction.base import (
     CompactionTrigger,
     Compactor,
     Replacement,
+    check_component,
     compact_if_triggered,
     component_name,
     unchanged_result,
@@ -28,23 +29,38 @@ from kedge.turns import Turn, diff
 
 
 class SplitCompactor:
-    """Compacts by ``strategy`` when ``trigger`` says so."""
+    """Compacts with a strategy when a trigger returns true.
+
+    Args:
+        trigger: Has a method ``should_compact(request)``.
+        strategy: Has a method ``compact_blocks(request)``.
+
+    Raises:
+        InvalidSetting: An argument is not an instance of its kind, for example because they are swapped.
+    """
 
     def __init__(self, trigger: CompactionTrigger, strategy: CompactionStrategy) -> None:
+        check_component("trigger", trigger, "should_compact")
+        check_component("strategy", strategy, "compact_blocks")
         self.trigger = trigger
         self.strategy = strategy
         self.name = f"{component_name(trigger)}+{component_name(strategy)}"
 
     async def compact(self, request: CompactionRequest) -> CompactionResult:
-        """Compact, if it is time to."""
+        """Compact if the trigger returns true."""
         return await compact_if_triggered(self.trigger, self.strategy, request, by=self.name)
 
 
 class MessageLimitCompactor:
-    """Above ``max_messages`` blocks, keeps at most ``target_messages`` of them (default: as many).
+    """Removes the oldest exchanges when there are too many blocks. Also a trigger and a strategy.
 
-    With a target below the maximum, compaction does not happen at every turn. Serves as trigger and
-    as strategy too.
+    Args:
+        max_messages: The number of blocks above which it compacts.
+        target_messages: The maximum number of blocks that remain; by default ``max_messages``. With a
+            lower one, compaction does not happen at every turn.
+
+    Raises:
+        InvalidSetting: A number is below 1, or the target above the maximum.
     """
 
     name = "MessageLimitCompactor"
@@ -55,15 +71,15 @@ class MessageLimitCompactor:
         self.target_messages = check_positive_int("target_messages", target, maximum=max_messages)
 
     async def compact(self, request: CompactionRequest) -> CompactionResult:
-        """Cut off the oldest messages, if there are too many."""
+        """Remove the oldest exchanges if there are too many blocks."""
         return await compact_if_triggered(self, self, request, by=self.name)
 
     def should_compact(self, request: CompactionRequest) -> bool:
-        """Whether there are more than ``max_messages`` blocks."""
+        """Return whether there are more than ``max_messages`` blocks."""
         return len(request.blocks) > self.max_messages
 
     async def compact_blocks(self, request: CompactionRequest) -> Replacement:
-        """The newest blocks, from a user block on: ``target_messages`` at most."""
+        """Return the newest blocks, starting at a user block: ``target_messages`` at most."""
         blocks = request.blocks
         if len(blocks) <= self.target_messages:
             return Replacement(blocks)
@@ -79,12 +95,19 @@ DEFAULT_TARGET_RATIO = 0.75
 
 
 class TokenLimitCompactor:
-    """Above ``max_tokens``, cuts the oldest exchanges off until ``target_tokens`` are left.
+    """Removes the oldest exchanges when there are too many tokens. Also a trigger and a strategy.
 
-    The default target is 75 % of the maximum, so that compaction does not happen at every turn. The size
-    is what the server said of its last answer, if it said so, and otherwise counted; the target is met by
-    both measures. ``counter`` is a ``TokenCounter``, or a ``ProviderCounter`` to let the provider
-    count. Serves as trigger and as strategy too.
+    The size is the usage that the server reported with its last answer, or counted if there is none; the
+    target is met by both measures.
+
+    Args:
+        max_tokens: The number of tokens above which it compacts.
+        target_tokens: The maximum number of tokens that remain; by default 75 % of ``max_tokens``, so
+            that compaction does not happen at every turn.
+        counter: A ``TokenCounter``, or a ``ProviderCounter`` to let the provider count.
+
+    Raises:
+        InvalidSetting: A number is below 1, or the target above the maximum.
     """
 
     name = "TokenLimitCompactor"
@@ -106,17 +129,17 @@ class TokenLimitCompactor:
         self.counter = counter
 
     async def compact(self, request: CompactionRequest) -> CompactionResult:
-        """Cut off the oldest exchanges, if the conversation is too large."""
+        """Remove the oldest exchanges if the conversation is too large."""
         return await compact_if_triggered(
             self, self, await self._with_token_count(request), by=self.name
         )
 
     async def should_compact(self, request: CompactionRequest) -> bool:
-        """Whether the conversation has more than ``max_tokens``."""
+        """Return whether the conversation has more than ``max_tokens``."""
         return (await self._with_token_count(request)).size() > self.max_tokens
 
     async def compact_blocks(self, request: CompactionRequest) -> Replacement:
-        """The newest exchanges that take ``target_tokens`` at most."""
+        """Return the newest exchanges with ``target_tokens`` at most."""
         request = await self._with_token_count(request)
         left = self._tokens_after_cut(request)
 
@@ -129,7 +152,7 @@ class TokenLimitCompactor:
         return Replacement(request.blocks[start:], () if met else (OVER_LIMIT_NOTE,))
 
     async def _with_token_count(self, request: CompactionRequest) -> CompactionRequest:
-        """The request with our counter; counted by the provider, if that is who counts."""
+        """Return the request with this compactor's counter, or with the provider's count."""
         if isinstance(self.counter, ProviderCounter):
             if request.tokens is None and request.usage is None:
                 tokens = await self.counter.count(request, request.blocks)
@@ -138,11 +161,11 @@ class TokenLimitCompactor:
         return replace(request, counter=self.counter) if self.counter else request
 
     def _tokens_after_cut(self, request: CompactionRequest) -> Callable[[int], Awaitable[int]]:
-        """How many tokens a cut at a place leaves."""
+        """Return a function from the index of a cut to the tokens that it leaves."""
         if isinstance(counter := self.counter, ProviderCounter):
             return lambda start: counter.count(request, request.blocks[start:])
         blocks = request.suffix_tokens()
-        # What the server counts besides the blocks (tools, a frame of its own) a cut does not touch.
+        # What the server counts besides the blocks (tools, framing) is not affected by a cut.
         besides = max(request.size() - blocks[0], request.count(request.leading))
 
         async def left(start: int) -> int:
@@ -152,18 +175,26 @@ class TokenLimitCompactor:
 
 
 class CompositeCompactor:
-    """Runs compactors in order; each sees what the one before has left.
+    """Runs compactors in order; each gets what the one before it left.
 
-    One that fails is passed over, with a note.
+    One that fails is skipped, with a note.
+
+    Args:
+        *compactors: The compactors, as separate arguments.
+
+    Raises:
+        InvalidSetting: An argument is not a compactor, for example a list of them.
     """
 
     name = "CompositeCompactor"
 
     def __init__(self, *compactors: Compactor) -> None:
+        for compactor in compactors:
+            check_component("a compactor of CompositeCompactor", compactor, "compact")
         self.compactors = compactors
 
     async def compact(self, request: CompactionRequest) -> CompactionResult:
-        """Let each compactor do its part."""
+        """Run each compactor."""
         result, step = unchanged_result(request, self.name), request
         for compactor in self.compactors:
             done = await run_compactor(compactor, step)
@@ -174,7 +205,7 @@ class CompositeCompactor:
 
 
 def _merge_results(first: CompactionResult, second: CompactionResult) -> CompactionResult:
-    """Both results as one; the changes are those of the second, and are worked out anew later."""
+    """Return both results as one; the changes are those of the second, and are recomputed later."""
     together = replace(
         second,
         notes=(*first.notes, *second.notes),

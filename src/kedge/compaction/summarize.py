@@ -1,12 +1,16 @@
-"""``SummarisingCompactor``: a model sums up the old part, and the newest part stays word for word.
+"""``SummarisingCompactor``: a model summarizes the old part, and the newest part stays unchanged.
 
-The model is asked at the end of the old part, as a branch of the conversation: where the server
-remembers it, only the question is sent. The summary takes the place of what it sums up, as a user block
-that is marked in its text, for the model, and in its metadata, for everyone else. An earlier summary is
-part of the old part, so it is folded into the new one. If the model fails, nothing is cut.
+The request for the summary continues the old part as a branch of the conversation: where the server holds
+it, only the request is sent. The summary replaces what it summarizes, as a user block that is marked in its
+text, for the model, and in its metadata, for programs. An earlier summary is part of the old part, so it is
+merged into the new one. If the model fails, nothing is removed.
+
+The length of a summary is bounded. A model that writes long summaries would otherwise leave a conversation
+near its maximum, which is then compacted, with a request, after every answer.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from kedge.compaction.base import (
@@ -19,7 +23,7 @@ from kedge.compaction.boundaries import check_positive_int, cut_points, find_fir
 from kedge.engines import Engine
 from kedge.errors import KedgeError
 from kedge.events import Usage
-from kedge.turns import Block, UserBlock, user
+from kedge.turns import Block, TextPart, UserBlock, user
 
 SUMMARY_HEADING = "[Summary of the conversation so far]"
 SUMMARY_PROMPT = (
@@ -28,15 +32,27 @@ SUMMARY_PROMPT = (
     "says. Write only the summary."
 )
 SUMMARY_KEY = "summary"
-"""Metadata key of a summary: how many blocks it stands for."""
+"""Metadata key of a summary: how many blocks it replaces."""
+MIN_SUMMARY_TOKENS = 32
+"""The lowest default for the maximum length of a summary: its heading and a sentence."""
+CUT_MARK = " […]"
 
 
 class SummarisingCompactor:
-    """Above ``max_tokens``, has the old part summed up and keeps about ``keep_tokens`` of the newest.
+    """Replaces the old part of a conversation by a summary. Also a trigger and a strategy.
 
-    ``keep_tokens`` is half the maximum by default; the newest exchange is kept in any case. ``engine`` or
-    ``model`` name another, cheaper model than that of the conversation; ``ask`` are the words that
-    ask for the summary. Serves as trigger and as strategy too.
+    Args:
+        max_tokens: The number of tokens above which it compacts.
+        keep_tokens: About how many tokens of the newest exchanges remain; by default half the maximum.
+            The newest exchange always remains.
+        engine: Another engine than that of the conversation.
+        model: Another, cheaper model than that of the conversation.
+        ask: The prompt that requests the summary.
+        max_summary_tokens: The maximum length of a summary, to which a longer one is cut; by default
+            half of what ``keep_tokens`` leaves of ``max_tokens``.
+
+    Raises:
+        InvalidSetting: A number is below 1 or above its maximum.
     """
 
     name = "SummarisingCompactor"
@@ -49,41 +65,61 @@ class SummarisingCompactor:
         engine: Engine | None = None,
         model: str = "",
         ask: str = SUMMARY_PROMPT,
+        max_summary_tokens: int | None = None,
     ) -> None:
         self.max_tokens = check_positive_int("max_tokens", max_tokens)
         keep = max(1, max_tokens // 2) if keep_tokens is None else keep_tokens
         self.keep_tokens = check_positive_int("keep_tokens", keep, maximum=max_tokens)
+        limit = max(MIN_SUMMARY_TOKENS, (max_tokens - keep) // 2)
+        if max_summary_tokens is not None:
+            limit = check_positive_int("max_summary_tokens", max_summary_tokens, maximum=max_tokens)
+        self.max_summary_tokens = limit
         self.engine = engine
         self.model = model
         self.ask = ask
 
     async def compact(self, request: CompactionRequest) -> CompactionResult:
-        """Sum up the old part, if the conversation is too large."""
+        """Summarize the old part if the conversation is too large."""
         return await compact_if_triggered(self, self, request, by=self.name)
 
     def should_compact(self, request: CompactionRequest) -> bool:
-        """Whether the conversation has more than ``max_tokens``."""
+        """Return whether the conversation has more than ``max_tokens``."""
         return request.size() > self.max_tokens
 
     async def compact_blocks(self, request: CompactionRequest) -> Replacement:
-        """A summary of the old part, and the newest part."""
+        """Return a summary of the old part, and the newest part."""
         start = await self._find_start(request)
         old, new = request.blocks[:start], request.blocks[start:]
         if all(map(is_summary, old)):
-            return Replacement(request.blocks, ("there is nothing old enough to sum up",))
+            return Replacement(request.blocks, ("there is nothing old enough to summarize",))
         try:
             text, usage = await self._request_summary(request, old)
         except KedgeError as error:
             note = f"the summary call failed ({type(error).__name__}); nothing was cut"
             return Replacement(request.blocks, (note,))
-        summary = build_summary_block(text, old)
+        summary, notes = self._bound_summary(request, build_summary_block(text, old))
         if not text or request.count([summary]) >= request.count(old):
-            note = "the summary is empty or no shorter than what it sums up; nothing was cut"
+            note = "the summary is empty or no shorter than what it summarizes; nothing was cut"
             return Replacement(request.blocks, (note,), usage)
-        return Replacement((summary, *new), usage=usage)
+        return Replacement((summary, *new), notes, usage)
+
+    def _bound_summary(
+        self, request: CompactionRequest, summary: UserBlock
+    ) -> tuple[UserBlock, tuple[str, ...]]:
+        """Return the summary cut to its maximum length, and a note if it was."""
+        tokens = request.count([summary])
+        if tokens <= self.max_summary_tokens:
+            return summary, ()
+        note = f"the summary had {tokens} tokens and was cut to {self.max_summary_tokens}"
+        text = summary.text
+        while text and request.count([summary]) > self.max_summary_tokens:
+            share = self.max_summary_tokens / request.count([summary])
+            text = text[: min(int(len(text) * share), len(text) - 1)]
+            summary = replace(summary, parts=(TextPart(f"{text}{CUT_MARK}"),))
+        return summary, (note,)
 
     async def _find_start(self, request: CompactionRequest) -> int:
-        """Where the newest part begins."""
+        """Return the index at which the newest part begins."""
         left = request.suffix_tokens()
 
         async def fits(start: int) -> bool:
@@ -96,18 +132,22 @@ class SummarisingCompactor:
     ) -> tuple[str, Usage]:
         engine = self.engine or request.engine
         if engine is None:
-            raise KedgeError("there is no engine to ask for a summary")
+            raise KedgeError(
+                "there is no engine to request a summary from; give the compactor an engine"
+            )
         turn = request.build_turn(old).append(user(self.ask, origin=self.name))
         options: dict[str, Any] = {"model": self.model} if self.model else {}
         if engine.plan(turn).mode == "conversation":
-            options["mode"] = "chained"  # the question must not get into the conversation object
+            options["mode"] = (
+                "chained"  # the prompt must not become part of the conversation object
+            )
         async with engine.stream(turn, streaming=False, **options) as stream:
             await stream.finish()
         return stream.text.strip(), stream.usage
 
 
 def build_summary_block(text: str, old: Sequence[Block]) -> UserBlock:
-    """The block that stands for the old ones."""
+    """Return the block that replaces the old ones."""
     covered = sum(block.metadata.get(SUMMARY_KEY, 1) if is_summary(block) else 1 for block in old)
     return user(
         f"{SUMMARY_HEADING}\n{text}",
@@ -117,6 +157,10 @@ def build_summary_block(text: str, old: Sequence[Block]) -> UserBlock:
 
 
 def is_summary(block: Block) -> bool:
-    """Whether this block is a summary of earlier ones."""
+    """Return whether a block is a summary of earlier ones."""
     covered = block.metadata.get(SUMMARY_KEY)
     return isinstance(block, UserBlock) and isinstance(covered, int)
+
+
+SummarizingCompactor = SummarisingCompactor
+"""The same class, in American spelling."""

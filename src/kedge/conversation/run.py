@@ -17,7 +17,7 @@ import anyio
 from kedge.compaction import TurnCompacted
 from kedge.conversation.checkpoint import Checkpoint, has_same_blocks
 from kedge.conversation.recorder import CostFunction, RunRecorder
-from kedge.engines import Engine, EventStream, Stream, unwrap
+from kedge.engines import Engine, RunStream, Stream, unwrap
 from kedge.engines.base import answer_text
 from kedge.errors import EngineError, KedgeError, StoreError
 from kedge.events import Event, Usage
@@ -79,7 +79,7 @@ class TurnTask:
     """Whether the question is in the tree already."""
 
 
-class ConversationStream(EventStream[Reply]):
+class ConversationStream(RunStream[Reply]):
     """The events of one turn, and at its end the reply, which is stored by then.
 
     Example:

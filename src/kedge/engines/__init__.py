@@ -5,7 +5,7 @@ from kedge.engines.audit import Audit
 from kedge.engines.base import (
     Engine,
     Events,
-    EventStream,
+    RunStream,
     Middleware,
     Request,
     Stream,
@@ -23,7 +23,7 @@ __all__ = [
     "ContentFilter",
     "ContentFilters",
     "Engine",
-    "EventStream",
+    "RunStream",
     "Events",
     "Middleware",
     "Request",

@@ -125,7 +125,7 @@ class Request:
         return replace(self, tools=(*self.tools, *tools))
 
 
-_OPTION_NAMES = frozenset(each.name for each in fields(Request)) - {"params", "probe"}
+_OPTION_NAMES = frozenset(each.name for each in fields(Request)) - {"params", "probe", "filters", "applied"}
 
 Events = AsyncGenerator[Event, None]
 
@@ -205,7 +205,7 @@ class _EventSource(Protocol):
     def aclose(self) -> Awaitable[object]: ...
 
 
-class EventStream(ABC, Generic[R]):
+class RunStream(ABC, Generic[R]):
     """An iterator over the events of a run that has a result once it is exhausted.
 
     Use it as a context manager, so that leaving early closes the run. Iteration adds no generator of its
@@ -275,7 +275,7 @@ class EventStream(ABC, Generic[R]):
         await self.aclose()
 
 
-class Stream(EventStream[Turn]):
+class Stream(RunStream[Turn]):
     """The events of one run, and at its end the Turn."""
 
     def __init__(

@@ -55,7 +55,7 @@ class ContentFilters:
     def __bool__(self) -> bool:
         return bool(self.filters)
 
-    def including(self, added: ContentFilter) -> "ContentFilters":
+    def with_filter(self, added: ContentFilter) -> "ContentFilters":
         """Return filters that contain ``added``: these, if they contain it already."""
         return self if added in self.filters else ContentFilters((*self.filters, added))
 

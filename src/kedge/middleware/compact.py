@@ -1,9 +1,9 @@
-"""``compact``: keeps a conversation short, from the outside of everything else.
+"""``compact``: keep a conversation short, outermost in a stack.
 
 After a finished answer the Turn is compacted, never between a tool call and what follows from it: this
-middleware belongs outside of ``tools``, so it sees only whole answers. With ``resend_limit`` it also
-compacts before a long Turn is sent once more, whether the plan says so beforehand (edited, expired) or
-the server does when it is asked (forgotten).
+middleware belongs outside of ``tools``, so it sees only complete answers. With ``resend_limit`` it also
+compacts before a long Turn is sent again, whether the plan requires that (edited, expired) or the server
+does when the request is made (lost).
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from kedge.compaction import Compactor, Occasion, TurnCompacted, compact_turn
+from kedge.compaction.base import check_component
 from kedge.engines.base import Engine, Events, Middleware, Request, unwrap
 from kedge.engines.content_filter import ContentFilters
 from kedge.errors import ResendTooLong
@@ -31,9 +32,20 @@ def compact(
 ) -> Middleware:
     """Compact after each answer, as the compactor decides.
 
-    ``engine`` is whom a compactor may ask (by default the wrapped one, without its middleware).
-    ``resend_limit`` are the bytes above which history is compacted before it is sent in full.
+    Args:
+        compactor: Decides when and how.
+        engine: The engine that the compactor may send requests to; by default the wrapped one, without
+            its middleware.
+        counter: Counts tokens where the server did not.
+        resend_limit: Bytes above which history is compacted before it is sent in full again.
+
+    Returns:
+        A middleware for ``with_middleware``.
+
+    Raises:
+        InvalidSetting: The compactor is not an instance with a method ``compact``.
     """
+    check_component("compactor", compactor, "compact")
 
     def wrap(inner: Engine) -> Engine:
         return _CompactMiddleware(inner, compactor, engine or unwrap(inner), counter, resend_limit)
@@ -57,7 +69,7 @@ class _CompactMiddleware(BaseMiddleware):
         self.resend_limit = resend_limit
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """The inner engine's events, and what compaction did before and after."""
+        """Yield the inner engine's events, and what compaction did before and after."""
         request = replace(request, params={**self._params(), **request.params})
         if self._is_long_resend(turn):
             turn, event = await self._compact(turn, "resend", request.filters)
@@ -79,7 +91,7 @@ class _CompactMiddleware(BaseMiddleware):
                 yield event
 
     async def _run(self, turn: Turn, request: Request) -> Events:
-        """One run of the inner engine, and compaction after it."""
+        """Yield the events of one run of the inner engine, and of compaction after it."""
         usage: Usage | None = None
         async with aclosing(self.inner.events(turn, request)) as events:
             async for event in events:
@@ -120,5 +132,5 @@ class _CompactMiddleware(BaseMiddleware):
         return plan.is_full and plan.full_bytes > self.resend_limit
 
     def _params(self) -> Mapping[str, Any]:
-        """What the compactor wants the server to be told with every request."""
+        """Return the parameters that the compactor adds to every request."""
         return getattr(self.compactor, "params", None) or {}

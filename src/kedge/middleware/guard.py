@@ -178,7 +178,7 @@ class _GuardMiddleware(BaseMiddleware):
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the inner engine's events; with rules for the way out, text only when complete."""
-        filters = request.filters.including(self.rules)
+        filters = request.filters.with_filter(self.rules)
         request = replace(request, filters=filters, applied=(*request.applied, self.rules))
         turn = filters.apply_to_turn(turn, ("input",), (self.rules,))
         guarded = _OutputGuard(filters, self.rules) if self.rules.rules["output"] else None
