@@ -289,25 +289,30 @@ def test_the_length_of_summaries_can_be_set() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "given", "message"),
     [
-        (lambda: CompositeCompactor([MessageLimitCompactor(2)]), "which list has not"),
-        (lambda: CompositeCompactor(MessageLimitCompactor), "not the class MessageLimit"),
-        (lambda: CompositeCompactor(FixedTrigger(True)), r"compact\(request\), which FixedTrigger"),
-        (lambda: SplitCompactor(Newest(), FixedTrigger(True)), "which Newest has not"),
-        (lambda: SplitCompactor(FixedTrigger(True), FixedTrigger(True)), "compact_blocks"),
-        (lambda: SplitCompactor(FixedTrigger, Newest()), "not the class FixedTrigger"),
-        (lambda: AnyTrigger([FixedTrigger(True)]), "which list has not"),
-        (lambda: AllTriggers(Newest()), "which Newest has not"),
-        (lambda: Chat("practice", compactor=MessageLimitCompactor), "not the class"),
-        (lambda: Chat("practice", compactor=[MessageLimitCompactor(2)]), "which list has not"),
-        (lambda: compact(Newest()), "which Newest has not"),
+        (CompositeCompactor, [[MessageLimitCompactor(2)]], "which list has not"),
+        (CompositeCompactor, [MessageLimitCompactor], "not the class MessageLimit"),
+        (CompositeCompactor, [FixedTrigger(True)], r"compact\(request\), which FixedTrigger"),
+        (SplitCompactor, [Newest(), FixedTrigger(True)], "which Newest has not"),
+        (SplitCompactor, [FixedTrigger(True), FixedTrigger(True)], "compact_blocks"),
+        (SplitCompactor, [FixedTrigger, Newest()], "not the class FixedTrigger"),
+        (AnyTrigger, [[FixedTrigger(True)]], "which list has not"),
+        (AllTriggers, [Newest()], "which Newest has not"),
+        (compact, [Newest()], "which Newest has not"),
     ],
 )
-def test_what_is_composed_wrongly_is_rejected(make: Any, message: str) -> None:
+def test_what_is_composed_wrongly_is_rejected(make: Any, given: list[Any], message: str) -> None:
     """On construction: it would fail at every compaction, and only the log would show it."""
     with pytest.raises(InvalidSetting, match=message):
-        make()
+        make(*given)
+
+
+@pytest.mark.parametrize("compactor", [MessageLimitCompactor, [MessageLimitCompactor(2)]])
+def test_a_chat_rejects_what_is_no_compactor(compactor: Any) -> None:
+    """When it is made, not at its first compaction."""
+    with pytest.raises(InvalidSetting, match="compactor must"):
+        Chat("practice", compactor=compactor)
 
 
 def test_without_an_engine_nothing_is_summed_up() -> None:

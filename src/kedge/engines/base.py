@@ -125,7 +125,12 @@ class Request:
         return replace(self, tools=(*self.tools, *tools))
 
 
-_OPTION_NAMES = frozenset(each.name for each in fields(Request)) - {"params", "probe", "filters", "applied"}
+_OPTION_NAMES = frozenset(each.name for each in fields(Request)) - {
+    "params",
+    "probe",
+    "filters",
+    "applied",
+}
 
 Events = AsyncGenerator[Event, None]
 
