@@ -25,7 +25,7 @@ def test_a_fault_that_cannot_be_is_explained_before_anything_starts() -> None:
     """A typing mistake is answered with what there is."""
     run = CliRunner().invoke(command, ["--fault", "explode", "--db", ":memory:"])
     assert run.exit_code == 1
-    assert "there is no fault 'explode': choose one of cut_after_events" in run.output
+    assert "unknown fault 'explode'; choose one of cut_after_events" in run.output
 
 
 def test_a_served_fault_strikes() -> None:

@@ -38,11 +38,11 @@ def test_a_fault_is_read_as_it_is_written(spec: str, fault: Fault) -> None:
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
-        ("", "there is no fault '': choose one of cut_after_events, cut_in_event, "),
-        ("explode", "there is no fault 'explode'"),
+        ("", "unknown fault ''; choose one of cut_after_events, cut_in_event, "),
+        ("explode", "unknown fault 'explode'"),
         ("cut_after_events", "cut_after_events needs a value: cut_after_events=N"),
         ("cut_after_events=", "cut_after_events needs a value: cut_after_events=N"),
-        ("cut_after_events=-1", "must be a whole number, 0 or more, not '-1'"),
+        ("cut_after_events=-1", "must be an integer, 0 or more, not '-1'"),
         ("status=200", "status must be an HTTP status from 400 to 599, not '200'"),
         ("status=teapot", "status must be an HTTP status from 400 to 599"),
         ("slow_first_byte=nan", "a number of seconds up to 3600, not 'nan'"),
@@ -50,10 +50,10 @@ def test_a_fault_is_read_as_it_is_written(spec: str, fault: Fault) -> None:
         ("forget_silently,echo=maybe", "echo must be one of yes, no, not 'maybe'"),
         ("forget_silently,loudly=yes", "has no option 'loudly', only echo, times"),
         ("not_found=bing", "not_found must be one of openai, vllm, ogx, smg, xai, code"),
-        ("remember=2,times=0", "times must be a whole number, 1 or more, not '0'"),
+        ("remember=2,times=0", "times must be an integer, 1 or more, not '0'"),
     ],
 )
-def test_a_fault_that_cannot_be_says_what_would_be_right(spec: str, complaint: str) -> None:
+def test_an_invalid_fault_lists_what_is_valid(spec: str, complaint: str) -> None:
     """Every mistake is answered with what is expected in its place."""
     with pytest.raises(InvalidFault) as caught:
         parse(spec)

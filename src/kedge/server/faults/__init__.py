@@ -1,7 +1,7 @@
-"""Faults on purpose: everything that servers in the wild do wrong, for tests to meet it.
+"""Fault injection: make the local server misbehave as real servers do.
 
-``language`` says what faults there are and which are armed; ``injection`` is the middleware that
-lets them strike. Read the page on faults in the documentation first.
+``spec`` parses fault specifications and holds the active ones; ``middleware`` applies them to requests,
+``connection`` and ``frames`` to responses. See docs/faults.md.
 """
 
 from kedge.server.faults.spec import KINDS, Fault, Faults, parse

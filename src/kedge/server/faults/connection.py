@@ -1,7 +1,7 @@
-"""The connection, as the server sees it while faults are armed.
+"""The ASGI ``receive`` and ``send`` of a request to which faults apply.
 
-The server reads its request here and writes its answer here. A stream is passed on event by event
-and may break off; any other answer is passed on when it is whole, perhaps as another.
+A stream is forwarded event by event and may be cut; any other response is forwarded when it is
+complete, perhaps changed or replaced.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ DISCONNECT: Message = {"type": "http.disconnect"}
 
 
 class FaultyConnection:
-    """Both ends of one connection."""
+    """The ``receive`` and ``send`` of one request."""
 
     def __init__(
         self, armed: Mapping[str, Fault], request: FaultedRequest, receive: Receive, send: Send
@@ -46,7 +46,7 @@ class FaultyConnection:
         self._sent_events = 0
 
     async def receive(self) -> Message:
-        """Give the request once, and then nothing until the client leaves or is cut off."""
+        """Return the request once, then wait until the client disconnects or is cut off."""
         if self._request_body is not None:
             request, self._request_body = self._request_body, None
             return {"type": "http.request", "body": request, "more_body": False}
@@ -59,7 +59,7 @@ class FaultyConnection:
         return DISCONNECT
 
     async def send(self, message: Message) -> None:
-        """Pass the answer on: a stream event by event, anything else when it is whole."""
+        """Forward the response: a stream event by event, any other when it is complete."""
         if self._is_cut.is_set():
             return
         if message["type"] == "http.response.start":
@@ -113,7 +113,7 @@ class FaultyConnection:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     def _cut_if_due(self, name: str) -> bool:
-        """Break the connection if this fault says so here: an answer without an end is cut off."""
+        """Cut the connection if this fault applies now: a response without an end is cut."""
         fault = self._armed.get(name)
         if fault is None or fault.value != self._sent_events:
             return False
@@ -122,7 +122,7 @@ class FaultyConnection:
         return True
 
     async def _fail_if_due(self) -> bool:
-        """End the stream with an error event, if a fault says so here."""
+        """End the stream with an error event, if a fault applies now."""
         if not self._cut_if_due("fail_after_events"):
             return False
         await self._send({"type": "http.response.body", "body": self._encode_failure()})
@@ -152,14 +152,14 @@ class FaultyConnection:
 async def send_response(
     response: FaultResponse, send: Send, headers: list[tuple[bytes, bytes]] | None = None
 ) -> None:
-    """Send an answer as JSON."""
+    """Send a JSON response."""
     body = encode(response.body)
-    given = [(b"content-type", b"application/json")] if headers is None else headers
+    base = [(b"content-type", b"application/json")] if headers is None else headers
     await send(
         {
             "type": "http.response.start",
             "status": response.status,
-            "headers": [*given, *response.headers, (b"content-length", str(len(body)).encode())],
+            "headers": [*base, *response.headers, (b"content-length", str(len(body)).encode())],
         }
     )
     await send({"type": "http.response.body", "body": body})

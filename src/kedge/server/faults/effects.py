@@ -1,6 +1,6 @@
-"""What each fault does: to a request before it is answered, to what is recalled, to the answer.
+"""The effects of faults on requests, on the history that the model sees, and on responses.
 
-The connection itself is the business of ``wire``, the order of events that of ``frames``.
+Faults of the connection are in ``connection``, those of the order of events in ``frames``.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +16,7 @@ from kedge.server.anthropic.parse import THINKING_TYPES
 from kedge.server.coherence import CALL_TYPES, OUTPUT_TYPES
 from kedge.server.error_response import render_error
 from kedge.server.faults.frames import DuplicateStep, ReorderStep, StreamStep
-from kedge.server.faults.refusals import NOT_FOUND, UNSUPPORTED
+from kedge.server.faults.rejections import NOT_FOUND, UNSUPPORTED
 from kedge.server.faults.spec import Fault
 from kedge.server.json_codec import encode
 from kedge.server.request_log import RecordedRequest
@@ -28,14 +28,14 @@ MAX_WITHHELD_CALL_IDS = 10_000
 
 
 RESPONSES_PATH = "/v1/responses"
-"""The one endpoint that remembers."""
+"""The endpoint that stores responses."""
 
 
 @dataclass(slots=True)
 class FaultedRequest:
-    """One request that faults may strike: its bytes, its JSON, and what has struck it so far.
+    """A request that faults may change: its bytes, its JSON, and the faults applied so far.
 
-    ``nameless`` are the calls whose ``call_id`` was withheld, by the ids of their items.
+    ``withheld_call_ids`` are the call ids that responses omitted, by the ids of their items.
     """
 
     scope: Scope
@@ -49,23 +49,23 @@ class FaultedRequest:
 
     @property
     def is_stateful(self) -> bool:
-        """Whether the endpoint has a memory that can fail."""
+        """Whether the endpoint stores responses."""
         return self.scope["path"] == RESPONSES_PATH
 
     def record_fault(self, fault: Fault) -> Fault:
-        """Note, once, that a fault changes this request or its answer."""
+        """Record, once, that a fault changes this request or its response."""
         if fault.name not in self.applied_faults:
             self.applied_faults.add(fault.name)
             self.consume(fault)
         return fault
 
     def update_access_record(self) -> None:
-        """Let the record of this request show what was sent, not what the server was given."""
+        """Make the record of this request show what the client sent."""
         if self.access_record is not None:
             self.access_record.raw, self.access_record.body = self.raw, self.body
 
     def build_request_body(self) -> bytes:
-        """Return what the server shall read: an output may name a nameless call by its item."""
+        """Return the body for the server, with the call ids of outputs that name an item id."""
         given = self.body.get("input")
         if not self.withheld_call_ids or not isinstance(given, list):
             return self.raw
@@ -74,7 +74,7 @@ class FaultedRequest:
             str(item.get("call_id")) for item in _select_dicts(self.body["input"]) if _is_call(item)
         }
         items = [self._restore_call_id(item, replayed) for item in cast("list[Any]", given)]
-        with suppress(ValueError):  # what cannot be written the server will refuse as it came
+        with suppress(ValueError):  # the server rejects the original body itself
             return encode(self.body | {"input": items})
         return self.raw
 
@@ -90,7 +90,7 @@ class FaultedRequest:
 
 @dataclass(frozen=True, slots=True)
 class FaultResponse:
-    """An answer given in the server's place."""
+    """A response that replaces the server's."""
 
     status: int
     body: Mapping[str, Any]
@@ -108,7 +108,7 @@ def _status_response(fault: Fault, request: FaultedRequest) -> FaultResponse:
         500: errors.INTERNAL_ERROR(),
     }
     refused = situations.get(fault.value) or errors.ApiError(
-        "The server refuses this request on purpose.",
+        "The server rejects this request because a fault is active.",
         status=fault.value,
         type="server_error" if fault.value >= 500 else "invalid_request_error",
     )
@@ -154,7 +154,7 @@ RESPONSE_OVERRIDES: Mapping[str, Callable[[Fault, FaultedRequest], FaultResponse
     "refuse_empty_input": _reject_empty_input,
     "refuse_encrypted_reasoning": _reject_encrypted_reasoning,
 }
-"""What may happen instead of an answer, in this order."""
+"""Faults that may replace the response, in this order."""
 
 
 def _select_dicts(value: object) -> list[Body]:
@@ -167,13 +167,13 @@ def _is_call(item: Body) -> bool:
 
 
 def _iter_output_items(event: Body) -> Iterable[Body]:
-    """List the output items that an event carries, alone or within its response."""
+    """Yield the output items of an event, or of the response in it."""
     yield from _select_dicts([event.get("item")])
     yield from _select_dicts(event.get("response", {}).get("output"))
 
 
 def _remove_call_ids(event: Body, request: FaultedRequest, *, empty: bool) -> bool:
-    """Take the name off every call, under whichever key this API gives it."""
+    """Remove the id of every call, under the key of its API."""
     changed = False
     for call, key in _iter_calls(event):
         if not call.get(key):
@@ -190,7 +190,7 @@ def _remove_call_ids(event: Body, request: FaultedRequest, *, empty: bool) -> bo
 
 
 def _iter_calls(event: Body) -> Iterable[tuple[Body, str]]:
-    """List the calls that an event or a whole answer carries, each with the key of its name."""
+    """Yield the calls of an event or a complete response, each with the key of its id."""
     for item in _iter_output_items(event):
         if _is_call(item):
             yield item, "call_id"
@@ -204,8 +204,8 @@ def _iter_calls(event: Body) -> Iterable[tuple[Body, str]]:
 
 
 def _omit_response_id(event: Body) -> bool:
-    told = "choices" in event  # a chunk of a chat is the answer itself
-    holder = event if told else event.get("response") or event.get("message") or {}
+    is_chunk = "choices" in event  # a chunk of a chat completion is the response itself
+    holder = event if is_chunk else event.get("response") or event.get("message") or {}
     return holder.pop("id", None) is not None
 
 
@@ -218,17 +218,17 @@ def _omit_echo(fault: Fault, event: Body) -> bool:
 
 EVENT_EDITS: Mapping[str, Callable[[Fault, FaultedRequest, Body], bool]] = {
     "forget_silently": lambda fault, _, event: _omit_echo(fault, event),
-    "omit_call_id": lambda _, asked, event: _remove_call_ids(event, asked, empty=False),
-    "empty_call_id": lambda _, asked, event: _remove_call_ids(event, asked, empty=True),
+    "omit_call_id": lambda _, request, event: _remove_call_ids(event, request, empty=False),
+    "empty_call_id": lambda _, request, event: _remove_call_ids(event, request, empty=True),
     "omit_response_id": lambda _, __, event: _omit_response_id(event),
 }
-"""What may happen to the content of an answer; each says whether it changed anything."""
+"""Faults that change the content of a response; each returns whether it changed anything."""
 
 
 def translate_not_found(
     fault: Fault | None, request: FaultedRequest, body: Body
 ) -> FaultResponse | None:
-    """Say in another server's words that the previous response was not found, if it was not."""
+    """Replace the error of a missing previous response by that of another server."""
     code = cast("Body", body.get("error") or {}).get("code")
     if fault is None or code != errors.PREVIOUS_RESPONSE_NOT_FOUND.code:
         return None
@@ -240,10 +240,10 @@ HISTORY_LIMITS: Mapping[str, Callable[[Fault], int]] = {
     "forget_silently": lambda _: 0,
     "remember": lambda fault: fault.value,
 }
-"""How many responses of the past are left to see."""
+"""How many earlier responses the model sees."""
 
 STREAM_STEPS: Mapping[str, Callable[[Fault], StreamStep]] = {
     "duplicate_events": lambda fault: DuplicateStep(fault.options["only"]),
     "reorder_events": lambda fault: ReorderStep(fault.options["only"]),
 }
-"""What may happen to the events of a stream."""
+"""Faults that change the events of a stream."""

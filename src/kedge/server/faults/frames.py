@@ -1,12 +1,12 @@
-"""A stream of server-sent events, taken apart and put together wrongly.
+"""Change the events of a server-sent event stream.
 
-``Frames`` cuts bytes into whole events and passes each through its steps; a step may change an
-event, send it twice or hold it back. What comes out is ready to be sent, one frame an event.
+``FrameRewriter`` splits bytes into events and passes each through its steps; a step may change an
+event, send it twice or hold it back.
 """
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from kedge.server.json_codec import encode
 
@@ -16,26 +16,33 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event_type(event: StreamEvent) -> str:
-    """Name the type of an event; the chunks of a chat have only that of their object."""
+    """Return the type of an event; for chunks of a chat completion, that of their object."""
     return str(event.get("type") or event.get("object") or "")
 
 
-class StreamStep(Protocol):
-    """Something that happens to the events of a stream."""
+class StreamStep:
+    """A change to the events of a stream; ``only`` limits it to one type of events."""
+
+    def __init__(self, only: str | None = None) -> None:
+        self._only = only
+
+    def _applies_to(self, event: StreamEvent) -> bool:
+        return self._only in (None, event_type(event))
 
     def process(self, event: StreamEvent) -> Iterable[StreamEvent]:
-        """Let an event pass, changed or not, once, twice or later."""
-        ...
+        """Return the events that replace this one: none, one or several."""
+        return (event,)
 
     def flush(self) -> Iterable[StreamEvent]:
-        """Let go of what was held back."""
-        ...
+        """Return the events that are still held back, at the end of the stream."""
+        return ()
 
 
-class EditStep:
-    """Every event is changed in place."""
+class EditStep(StreamStep):
+    """Changes every event in place."""
 
     def __init__(self, edit: Callable[[StreamEvent], None]) -> None:
+        super().__init__()
         self._edit = edit
 
     def process(self, event: StreamEvent) -> Iterable[StreamEvent]:
@@ -43,59 +50,46 @@ class EditStep:
         self._edit(event)
         return (event,)
 
-    def flush(self) -> Iterable[StreamEvent]:
-        """Hold nothing back."""
-        return ()
 
-
-class DuplicateStep:
-    """Every event comes twice, or those of one type."""
-
-    def __init__(self, only: str | None) -> None:
-        self._only = only
+class DuplicateStep(StreamStep):
+    """Sends events twice."""
 
     def process(self, event: StreamEvent) -> Iterable[StreamEvent]:
         """Repeat the event."""
-        return (event, event) if self._only in (None, event_type(event)) else (event,)
-
-    def flush(self) -> Iterable[StreamEvent]:
-        """Hold nothing back."""
-        return ()
+        return (event, event) if self._applies_to(event) else (event,)
 
 
-class ReorderStep:
-    """Every event changes places with the next, or those of one type."""
+class ReorderStep(StreamStep):
+    """Swaps an event with the next."""
 
-    def __init__(self, only: str | None) -> None:
-        self._only = only
-        self._pending: StreamEvent | None = None
+    _pending: StreamEvent | None = None
 
     def process(self, event: StreamEvent) -> Iterable[StreamEvent]:
-        """Hold an event back until the next has passed."""
+        """Hold an event back until the next one is sent."""
         if self._pending is not None:
-            held, self._pending = self._pending, None
-            return event, held
-        if self._only in (None, event_type(event)):
+            pending, self._pending = self._pending, None
+            return event, pending
+        if self._applies_to(event):
             self._pending = event
             return ()
         return (event,)
 
     def flush(self) -> Iterable[StreamEvent]:
-        """Let go of a last event that nothing followed."""
+        """Return the last event if it is held back."""
         return () if self._pending is None else (self._pending,)
 
 
 class FrameRewriter:
-    """Bytes in, frames out."""
+    """Parses frames from bytes and applies steps to their events."""
 
     def __init__(self, steps: Sequence[StreamStep]) -> None:
         self._steps = steps
         self._buffer = b""
 
     def feed(self, data: bytes) -> Iterable[bytes]:
-        """Take bytes as they come; give every frame that is whole."""
-        *whole, self._buffer = (self._buffer + data).split(FRAME_END)
-        for block in whole:
+        """Yield the frames that are complete after these bytes."""
+        *complete, self._buffer = (self._buffer + data).split(FRAME_END)
+        for block in complete:
             frame = block + FRAME_END
             if frame == DONE:
                 yield from self.flush()
@@ -107,7 +101,7 @@ class FrameRewriter:
                 yield from map(encode_frame, self._apply_steps([event], self._steps))
 
     def flush(self) -> Iterable[bytes]:
-        """Let go of what the steps held back, once, at the end."""
+        """Yield what the steps held back, once, at the end."""
         steps, self._steps = self._steps, ()
         for number, step in enumerate(steps):
             yield from map(encode_frame, self._apply_steps(step.flush(), steps[number + 1 :]))
@@ -121,7 +115,7 @@ class FrameRewriter:
 
 
 def encode_frame(event: StreamEvent) -> bytes:
-    """Write one event as the server does."""
+    """Encode one event as the server does."""
     if "type" not in event:
         return b"data: %b\n\n" % encode(event)
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode(event))

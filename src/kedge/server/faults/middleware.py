@@ -1,9 +1,9 @@
-"""The middleware that lets the armed faults strike, between the guard and the routes.
+"""Middleware that applies the active faults, between authentication and the routes.
 
-A request for an answer (a response, a chat completion, a message) is read whole. A fault may answer
-it in the server's place, limit what the server recalls for it, change the answer or break the
-connection. Nothing else of
-the server knows that faults exist, and without an armed fault a request passes untouched.
+The body of a request (for a response, a chat completion or a message) is read first. A fault may
+respond in place of the server, limit the history that the server uses, change the response or cut the
+connection. No other part of the server knows about faults, and without an active fault a request is
+passed on unchanged.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ from kedge.server.faults.spec import Fault, Faults
 from kedge.server.storage.context import limit_history
 
 FAULT_PATHS = frozenset({RESPONSES_PATH, "/v1/chat/completions", "/v1/messages"})
-"""Where faults strike."""
+"""The endpoints to which faults apply."""
 
 
 class FaultMiddleware:
-    """Middleware: lets the armed faults strike."""
+    """Applies the active faults to requests and responses."""
 
     def __init__(self, app: ASGIApp, faults: Faults) -> None:
         self._app = app
@@ -40,23 +40,23 @@ class FaultMiddleware:
         self._withheld_call_ids: dict[str, str] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, through whatever faults are armed."""
+        """Handle a request with the active faults."""
         if not is_eligible(scope) or not (self._faults.armed or self._withheld_call_ids):
             await self._app(scope, receive, send)
             return
-        asked = await self._read_request(scope, receive)
-        asked.update_access_record()
+        request = await self._read_request(scope, receive)
+        request.update_access_record()
         armed = self._faults.armed
         slow = armed.get("slow_first_byte")
         if slow is not None:
-            await asyncio.sleep(asked.record_fault(slow).value)
-        answer = find_override(armed, asked)
-        if answer is not None:
-            await send_response(answer, send)
+            await asyncio.sleep(request.record_fault(slow).value)
+        override = find_override(armed, request)
+        if override is not None:
+            await send_response(override, send)
             return
-        wire = FaultyConnection(armed, asked, receive, send)
-        with limit_history(find_history_limit(armed, asked)):
-            await self._app(scope, wire.receive, wire.send)
+        connection = FaultyConnection(armed, request, receive, send)
+        with limit_history(find_history_limit(armed, request)):
+            await self._app(scope, connection.receive, connection.send)
 
     async def _read_request(self, scope: Scope, receive: Receive) -> FaultedRequest:
         raw = await read_body(receive)
@@ -72,7 +72,7 @@ class FaultMiddleware:
 
 
 def is_eligible(scope: Scope) -> bool:
-    """Tell whether faults may strike this request: not on an address that others can reach."""
+    """Whether faults may apply to this request: only on a loopback address."""
     if (scope["type"], scope.get("method")) != ("http", "POST") or scope["path"] not in FAULT_PATHS:
         return False
     try:
@@ -82,7 +82,7 @@ def is_eligible(scope: Scope) -> bool:
 
 
 async def read_body(receive: Receive) -> bytes:
-    """Read a request's whole body."""
+    """Read the body of a request."""
     chunks: list[bytes] = []
     more = True
     while more:
@@ -93,18 +93,18 @@ async def read_body(receive: Receive) -> bytes:
 
 
 def find_override(armed: Mapping[str, Fault], request: FaultedRequest) -> FaultResponse | None:
-    """Find the answer that a fault gives in the server's place, if one does."""
-    for name, strike in RESPONSE_OVERRIDES.items():
+    """Return the response of the first fault that replaces the server's, if one does."""
+    for name, build in RESPONSE_OVERRIDES.items():
         fault = armed.get(name)
-        answer = fault and strike(fault, request)
-        if fault is not None and answer is not None:
+        response = fault and build(fault, request)
+        if fault is not None and response is not None:
             request.record_fault(fault)
-            return answer
+            return response
     return None
 
 
 def find_history_limit(armed: Mapping[str, Fault], request: FaultedRequest) -> int | None:
-    """Say how many responses of the past are left to see; None if all are."""
+    """Return how many earlier responses the model may see; None for all."""
     body = request.body
     if not request.is_stateful or not (
         body.get("previous_response_id") or body.get("conversation")

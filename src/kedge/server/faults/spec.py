@@ -1,23 +1,23 @@
-"""Faults on purpose: a small language for what a server may do wrong, and what is armed right now.
+"""Fault specifications, and the set of active faults.
 
 A fault is written as its name, its value and its options: ``cut_after_events=3``,
-``status=429,retry_after=1,times=2``, ``forget_silently,echo=no``. ``KINDS`` is the whole language;
-``effects`` and ``wire`` do what it says. Every fault strikes requests for an answer, at whichever
-endpoint; with ``times=k`` it is spent after the k-th request that it changed.
+``status=429,retry_after=1,times=2``, ``forget_silently,echo=no``. ``KINDS`` lists them all. A fault
+applies to requests for a response, at any endpoint; with ``times=k`` it is removed after the k-th
+request that it changed.
 """
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kedge.errors import InvalidFault
-from kedge.server.faults.refusals import NOT_FOUND, UNSUPPORTED
+from kedge.server.faults.rejections import NOT_FOUND, UNSUPPORTED
 
 
 @dataclass(frozen=True, slots=True)
 class FaultArgument:
-    """A value that a fault or one of its options takes: how it is shown, how it is read."""
+    """The value of a fault or of an option: its placeholder in the docs, its parser, its default."""
 
     placeholder: str
     parse: Callable[[str], Any]
@@ -26,7 +26,7 @@ class FaultArgument:
 
 @dataclass(frozen=True, slots=True)
 class FaultKind:
-    """One entry of the language: a fault's value, its options, and what it does in a sentence."""
+    """One kind of fault: its description, its value and its options."""
 
     description: str
     value: FaultArgument | None = None
@@ -35,13 +35,13 @@ class FaultKind:
 
 def _parse_count(text: str) -> int:
     if not text.isdecimal():
-        raise ValueError("a whole number, 0 or more")
+        raise ValueError("an integer, 0 or more")
     return int(text)
 
 
 def _parse_positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
-        raise ValueError("a whole number, 1 or more")
+        raise ValueError("an integer, 1 or more")
     return int(text)
 
 
@@ -79,58 +79,69 @@ KINDS: Mapping[str, FaultKind] = {
         "The connection breaks after N events of a stream.", COUNT_ARGUMENT
     ),
     "cut_in_event": FaultKind(
-        "The connection breaks in the middle of an event, after N whole ones.", COUNT_ARGUMENT
+        "The connection breaks in the middle of an event, after N complete ones.", COUNT_ARGUMENT
     ),
     "fail_after_events": FaultKind(
         "The stream ends with an error event after N events; the server was overloaded.",
         COUNT_ARGUMENT,
     ),
     "status": FaultKind(
-        "The request is refused with this HTTP status; retry_after sends the header of that name.",
+        "The request is rejected with this HTTP status; retry_after sends the header of that name.",
         FaultArgument("CODE", _parse_status),
         {"retry_after": SECONDS_ARGUMENT},
     ),
-    "slow_first_byte": FaultKind("Nothing is sent for this long.", SECONDS_ARGUMENT),
-    "forget_all": FaultKind("All stored responses are deleted before the request is looked at."),
+    "slow_first_byte": FaultKind("Nothing is sent for this time.", SECONDS_ARGUMENT),
+    "forget_all": FaultKind("All stored responses are deleted before the request is handled."),
     "forget_silently": FaultKind(
-        "The model sees nothing of the past, yet the answer is 200; with echo=no the answer does "
+        "The model sees no earlier response, yet the status is 200; with echo=no the response does "
         "not name the previous response either.",
         options={"echo": FaultArgument("yes|no", _choice_parser("yes", "no"), "yes")},
     ),
     "remember": FaultKind(
-        "The model sees only what the last N responses of the chain brought; the answer is 200.",
+        "The model sees only the last N responses of the chain; the status is 200.",
         COUNT_ARGUMENT,
     ),
     "duplicate_events": FaultKind(
         "Every event is sent twice, or those of one type only.", options=ONLY_OPTION
     ),
     "reorder_events": FaultKind(
-        "Every event changes places with the next, or those of one type only.", options=ONLY_OPTION
+        "Every event is swapped with the next, or those of one type only.", options=ONLY_OPTION
     ),
-    "omit_call_id": FaultKind("Calls come without their call_id; their item id answers for it."),
-    "empty_call_id": FaultKind("Calls come with an empty call_id; their item id answers for it."),
-    "omit_response_id": FaultKind("The response comes without its id."),
-    "refuse_encrypted_reasoning": FaultKind("A request with encrypted reasoning is refused."),
+    "omit_call_id": FaultKind(
+        "Calls have no call_id; outputs may name the call's item id instead."
+    ),
+    "empty_call_id": FaultKind(
+        "Calls have an empty call_id; outputs may name the call's item id instead."
+    ),
+    "omit_response_id": FaultKind("The response has no id."),
+    "refuse_encrypted_reasoning": FaultKind("A request with encrypted reasoning is rejected."),
     "refuse_previous_response_id": FaultKind(
-        "A request with a previous_response_id is refused, in the words of this server.",
+        "A request with a previous_response_id is rejected with the message of this server.",
         FaultArgument("|".join(UNSUPPORTED), _choice_parser(*UNSUPPORTED)),
     ),
     "refuse_empty_input": FaultKind(
-        "A request with empty input is refused, whatever it continues."
+        "A request with empty input is rejected, also if it continues a response."
     ),
     "not_found": FaultKind(
-        "An unknown previous response is refused in the words and the shape of this server.",
+        "An unknown previous response is rejected with the message and body of this server.",
         FaultArgument("|".join(NOT_FOUND), _choice_parser(*NOT_FOUND)),
     ),
 }
-"""Every fault there is."""
+"""Every kind of fault, by name."""
 
 TIMES_ARGUMENT = FaultArgument("K", _parse_positive)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault, as it was asked for; ``times`` is how many requests it strikes, if not all."""
+    """One fault.
+
+    Args:
+        name: Its kind.
+        value: Its value, if its kind has one.
+        options: Its options by name.
+        times: The number of requests that it applies to; None for all.
+    """
 
     name: str
     value: Any = None
@@ -139,12 +150,22 @@ class Fault:
 
 
 def parse(spec: str) -> Fault:
-    """Read a fault, or say what is wrong with it and what would be right."""
+    """Parse a fault specification.
+
+    Args:
+        spec: For example ``status=429,retry_after=1``.
+
+    Returns:
+        The fault.
+
+    Raises:
+        InvalidFault: If it is invalid; the message lists what is valid.
+    """
     first, *rest = [part.strip() for part in spec.split(",")]
     name, *_ = first.partition("=")
     kind = KINDS.get(name)
     if kind is None:
-        raise InvalidFault(f"there is no fault {name!r}: choose one of {', '.join(KINDS)}")
+        raise InvalidFault(f"unknown fault {name!r}; choose one of {', '.join(KINDS)}")
     value = _parse_argument(spec, first, kind.value)
     known = {**kind.options, "times": TIMES_ARGUMENT}
     options = {option: argument.default for option, argument in kind.options.items()}
@@ -174,7 +195,18 @@ def _parse_argument(spec: str, part: str, argument: FaultArgument | None) -> Any
 
 
 class Faults:
-    """The faults that are armed. One of each name at most; they may change while serving."""
+    """The active faults, at most one of each kind. They may change while the server runs.
+
+    Args:
+        specs: Specifications of the first faults.
+
+    Raises:
+        InvalidFault: If a specification is invalid.
+
+    Example:
+        >>> faults = Faults(["cut_after_events=3"])
+        >>> faults.set("status=429,retry_after=1", times=2)
+    """
 
     def __init__(self, specs: Iterable[str] = ()) -> None:
         self._armed: dict[str, Fault] = {}
@@ -183,14 +215,29 @@ class Faults:
             self.set(spec)
 
     def set(self, spec: str, *, times: int | None = None) -> Fault:
-        """Arm a fault, in the place of an earlier one of its name; ``times`` as in the language."""
+        """Activate a fault, replacing an earlier one of its kind.
+
+        Args:
+            spec: The specification.
+            times: The number of requests that it applies to; None for all.
+
+        Returns:
+            The fault.
+
+        Raises:
+            InvalidFault: If the specification is invalid.
+        """
         fault = parse(spec if times is None else f"{spec},times={times}")
         with self._lock:
             self._armed[fault.name] = fault
         return fault
 
     def clear(self, name: str | None = None) -> None:
-        """Disarm one fault, or all."""
+        """Deactivate faults.
+
+        Args:
+            name: The kind to deactivate; None for all.
+        """
         with self._lock:
             if name is None:
                 self._armed.clear()
@@ -199,18 +246,17 @@ class Faults:
 
     @property
     def armed(self) -> Mapping[str, Fault]:
-        """What is armed right now, by name; ``times`` counts down."""
+        """The active faults by name; ``times`` counts down."""
         with self._lock:
             return dict(self._armed)
 
     def consume(self, fault: Fault) -> None:
-        """Note that a fault has struck one request."""
+        """Count down the ``times`` of a fault that applied to one request."""
         with self._lock:
-            held = self._armed.get(fault.name)
-            if held is None or held.times is None:
+            active = self._armed.get(fault.name)
+            if active is None or active.times is None:
                 return
-            if held.times == 1:
+            if active.times == 1:
                 del self._armed[fault.name]
             else:
-                left = held.times - 1
-                self._armed[fault.name] = Fault(held.name, held.value, held.options, left)
+                self._armed[fault.name] = replace(active, times=active.times - 1)

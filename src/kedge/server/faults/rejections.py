@@ -1,6 +1,6 @@
-"""How other servers refuse to chain, as data: the shapes that a client meets in the wild.
+"""How other servers reject ``previous_response_id``, as data.
 
-Each is a status and a body; ``{id}`` stands for the response that was asked for.
+Each rejection is a status and a body; ``{id}`` stands for the requested response.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from kedge.server.errors import PREVIOUS_RESPONSE_NOT_FOUND, ZERO_DATA_RETENTION
 
 @dataclass(frozen=True, slots=True)
 class ChainRejection:
-    """An answer that refuses; ``body`` is a template over the id that was asked for."""
+    """A rejection; ``body`` is a template with the requested id."""
 
     status: int
     body: dict[str, Any]
 
     def render(self, id: str) -> dict[str, Any]:
-        """Write the body for this id."""
+        """Return the body for this id."""
         return _render_template(self.body, id)
 
 
@@ -62,7 +62,7 @@ NOT_FOUND: Mapping[str, ChainRejection] = {
         404,
         {"code": "not-found", "error": ZERO_DATA_RETENTION().message},
     ),
-    # Made up: a wording that nobody has seen, so that only the code can be understood.
+    # Invented: no server uses this message, so only the code can be recognized.
     "code": ChainRejection(
         400,
         _error_body(
@@ -70,7 +70,7 @@ NOT_FOUND: Mapping[str, ChainRejection] = {
         ),
     ),
 }
-"""An unknown previous response, by the server that would say so."""
+"""The rejection of an unknown previous response, by server."""
 
 UNSUPPORTED: Mapping[str, ChainRejection] = {
     "llama.cpp": ChainRejection(
@@ -85,4 +85,4 @@ UNSUPPORTED: Mapping[str, ChainRejection] = {
     ),
     "zdr": ChainRejection(ZERO_DATA_RETENTION().status, ZERO_DATA_RETENTION().body()),
 }
-"""A previous response of any kind, by the server that takes none."""
+"""The rejection of any previous response, by servers that support none."""
