@@ -1,20 +1,31 @@
-"""A limit on how long something may wait, which costs nothing where nothing waits.
-
-Most requests are answered without the loop ever getting a turn: their body has arrived with their
-headers and the practice model is instant. So no timer is set until the loop does get a turn; then
-``waiting`` is told, once, and the time begins to run.
-"""
+"""A limit on how long a block of code may wait, which costs nothing if the block does not wait."""
 
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+# Why not ``asyncio.timeout``. Most requests are answered within one turn of the loop: their body
+# arrived with their headers, and the practice model does not wait. For these, creating and cancelling
+# a timer would be most of the cost. So entering the block only schedules a callback for the next turn
+# of the loop; a block that ends before that cancels it, and nothing else has happened. The callback
+# runs only if the block really waits: then the timer starts, and ``on_wait`` is called once, which is
+# the moment to store a response as in progress and to watch for a disconnect.
+#
+# Cancellation is shared with everyone else who can cancel the task. An expired deadline cancels the
+# task, and on leaving the block takes exactly its own cancellation back (``uncancel``). If the count
+# of pending cancellations was already higher when the block was entered, or has grown by more than
+# ours, another caller wants the task to end too, and CancelledError must propagate.
+
 
 class Deadline:
-    """A block of code that may be ended from outside or by the clock.
+    """A block of code that ends after a time, or when it is cancelled from outside.
 
-    An ended block is left as if it had finished; ``ended`` tells that it had not.
+    A block that was ended is left as if it had finished; ``cancelled`` tells the difference.
+
+    Args:
+        seconds: How long the block may wait, from the first time that it waits.
+        on_wait: Called once, the first time that the block waits.
     """
 
     def __init__(self, seconds: float, on_wait: Callable[[], None] | None = None) -> None:
@@ -42,7 +53,6 @@ class Deadline:
         self._timer.cancel()
         task, self._task = self._task, None
         assert task is not None  # noqa: S101 - set when the block was entered
-        # Only our own cancellation is taken back; one of somebody else goes on.
         ours = self.cancelled and task.uncancel() <= self._cancel_count
         return ours and kind is asyncio.CancelledError
 

@@ -26,7 +26,7 @@ from kedge.server.item_forms import normalize_items
 from kedge.server.json_codec import Item
 from kedge.server.models import Model, Prompt
 from kedge.server.state import ServerState
-from kedge.server.storage.context import Context, truncate_history
+from kedge.server.storage.context import Context, UnstoredResponses, truncate_history
 from kedge.server.storage.ids import make_response_id, new_key
 from kedge.server.storage.items import has_compaction, slice_from_compaction
 from kedge.server.token_counting import count_items, count_json, count_text, precount
@@ -36,7 +36,6 @@ from kedge.server.validation import (
     check_prompt,
     check_tool_choice,
 )
-from kedge.server.websocket.memory import LaneMemory
 
 Body = Mapping[str, Any]
 
@@ -90,19 +89,19 @@ class ResponseDraft:
 
 
 def prepare_response(
-    service: ServerState, body: Body, lane_memory: LaneMemory | None = None
+    service: ServerState, body: Body, unstored: UnstoredResponses | None = None
 ) -> ResponseDraft:
     """Prepare the response to a valid request, or raise the ApiError of what is wrong with it.
 
-    ``place`` is the memory of the connection that the request came over, if that has one.
+    ``unstored`` has the unstored responses of the connection of the request, if it is a WebSocket.
     """
-    past = find_history(service, body, lane_memory)
+    past = find_history(service, body, unstored)
     check_not_empty(body)
     key = new_key(service.nodes.next_number())
     items = resolve_input(service, body["input"], key, past)
     whole = build_model_input(service, body, past, items)
     model = service.find_model(body["model"])
-    check_supported(service, body, on_socket=lane_memory is not None)
+    check_supported(service, body, on_socket=unstored is not None)
     check_tool_choice(body, whole.items)
     triggered = has_compaction_trigger(items)
     window = model.window
@@ -136,7 +135,7 @@ def prepare_response(
 
 
 def find_history(
-    service: ServerState, body: Body, lane_memory: LaneMemory | None = None
+    service: ServerState, body: Body, unstored: UnstoredResponses | None = None
 ) -> History:
     """Look up what a request refers to."""
     check_exclusive(body)
@@ -147,7 +146,7 @@ def find_history(
             service, conversation if isinstance(conversation, str) else conversation["id"]
         )
     check_prompt(body)
-    return past if previous is None else _find_response_history(service, previous, lane_memory)
+    return past if previous is None else _find_response_history(service, previous, unstored)
 
 
 def _find_conversation_history(service: ServerState, id: str) -> History:
@@ -161,14 +160,14 @@ def _find_conversation_history(service: ServerState, id: str) -> History:
 
 
 def _find_response_history(
-    service: ServerState, id: str, lane_memory: LaneMemory | None
+    service: ServerState, id: str, unstored: UnstoredResponses | None
 ) -> History:
-    remembered = lane_memory and lane_memory.find(id)
+    remembered = None if unstored is None else unstored.find(id)
     if remembered is not None:
         return History(remembered, in_memory=True)
     if service.settings.zero_data_retention:
         # On a socket it is no fault to ask: it may have been remembered a moment ago.
-        raise errors.ZERO_DATA_RETENTION() if lane_memory is None else _previous_not_found(id)
+        raise errors.ZERO_DATA_RETENTION() if unstored is None else _previous_not_found(id)
     found = service.responses.find(id)
     if found is None:
         raise _previous_not_found(id)

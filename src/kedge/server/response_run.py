@@ -1,11 +1,11 @@
-"""Writing one response: written by the model, and settled in the database at once.
+"""A response while a model writes it, and how it is stored.
 
-A ``Run`` ends in exactly one way: completed or incomplete with its output stored, or failed or
-cancelled without. ``stop`` ends it from outside (the client went away, the server shuts down).
+A run ends in exactly one way: completed or incomplete with its output stored, or failed or cancelled
+without.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -13,122 +13,108 @@ from kedge.observe import count
 from kedge.server import errors, response_object
 from kedge.server.compaction import build_compaction_item
 from kedge.server.deadline import Deadline
+from kedge.server.generation import Emit, Generation, OnWait
 from kedge.server.json_codec import Item, encode, join_response
-from kedge.server.models import OutputEvent, stream_output
-from kedge.server.output_writer import OutputWriter, StreamEvent, count_usage, precount_output
+from kedge.server.models import OutputEvent
+from kedge.server.output_writer import OutputWriter, StreamEvent, count_usage
 from kedge.server.prepare import ResponseDraft, add_summary
-from kedge.server.request_log import RecordedRequest, log_failure
+from kedge.server.request_log import RecordedRequest
+from kedge.server.sse import SSEEncoder
 from kedge.server.state import ServerState
-from kedge.server.storage.context import EMPTY_CONTEXT, Context, extend_context
+from kedge.server.storage.context import (
+    EMPTY_CONTEXT,
+    Context,
+    UnstoredResponses,
+    extend_context,
+)
 from kedge.server.storage.ids import parse_node_number
 from kedge.server.storage.items import has_compaction, slice_from_compaction
 from kedge.server.storage.responses import ResponseEntry, ResponseResult
 from kedge.server.token_counting import count_items
-from kedge.server.websocket.memory import LaneMemory
 
 MAX_QUEUE_SECONDS = 24 * 3600.0
-"""Seconds for which a response may wait for its turn."""
-
-Emit = Callable[[Sequence[StreamEvent]], Awaitable[None]]
-"""Sends events on their way to the client."""
+"""Seconds for which a queued response waits for a slot."""
 
 
-class ResponseRun:
-    """One response while it is written."""
+class ResponseRun(Generation[Sequence[StreamEvent]]):
+    """One response while it is written.
+
+    Args:
+        service: The server.
+        draft: The prepared request.
+        unstored: Where a connection remembers responses that are not stored, if it does.
+        recorded_request: The record of the request, if a listener wants one.
+    """
 
     def __init__(
-        self, service: ServerState, draft: ResponseDraft, lane_memory: LaneMemory | None = None
+        self,
+        service: ServerState,
+        draft: ResponseDraft,
+        unstored: UnstoredResponses | None = None,
+        recorded_request: RecordedRequest | None = None,
     ) -> None:
-        self.draft = draft
-        self._lane_memory = lane_memory
-        self._service = service
         self._exit_stack = ExitStack()
         if draft.history.conversation is not None:
             self._exit_stack.enter_context(service.conversations.lock(draft.history.conversation))
+        model = None if draft.skip_model else draft.model
+        super().__init__(service, model, draft.prompt, _build_writer(service, draft))
+        self.grace = draft.model.grace
+        self.draft = draft
+        self._unstored = unstored
+        self._recorded_request = recorded_request
         self._request_json = encode(draft.request_fields)
         self._state: Literal["unwritten", "in_progress", "settled"] = "unwritten"
-        self._failure_status = "failed"
-        self._failure_message: str | None = None
-        self._deadline = Deadline(service.settings.limits.answer_seconds, self._handle_wait)
-        self._on_wait: Callable[[], None] | None = None
         self._result_fields: Mapping[str, Any] = response_object.IN_PROGRESS_FIELDS
-        self._writer = _build_writer(service, draft)
-        self.error: errors.ApiError | None = None
-        """Why the model would not answer, where it said so."""
-        self.recorded_request: RecordedRequest | None = None
-        """The record of the request, where somebody wants one."""
-        service.running.add(self)
+        self._response_json: bytes | None = None
 
-    async def generate(self, on_wait: Callable[[], None]) -> bytes | None:
-        """Write the response and return it as JSON; None where nobody is left to read it.
+    @property
+    def start_error(self) -> errors.ApiError | None:
+        """The error to respond with if the stream has not been opened."""
+        return self.error
 
-        Until its client has the id nobody can ask for the response, so it is only written down
-        as in progress once its model makes us wait. That is when ``watch`` is called, too.
+    async def generate(self, on_wait: OnWait) -> bytes | None:
+        """Return the complete response as JSON, or None if the client disconnected.
+
+        Until the client has the id it cannot ask for the response, so the response is stored as in
+        progress only when its model makes the server wait. ``on_wait`` is called then, too.
+
+        Raises:
+            ApiError: If the model failed or took too long.
         """
-        self._on_wait = on_wait
-        written = None
-        try:
-            with self._deadline:
-                await self._summarize()
-                self._add_compaction()
-                async for piece in self._iter_output():
-                    self._writer.consume(piece)
-                await precount_output(self._writer)
-                if not self._deadline.cancelled:
-                    written = self._complete()
-        except errors.ApiError as error:
-            self.error = error
-        except Exception as error:  # noqa: BLE001 - whatever a model does, the server goes on
-            log_failure("the model failed", error)
-        finally:
-            self.end()
-        if written is None and self._failure_status != "cancelled":
-            raise self.error or errors.INTERNAL_ERROR()
-        return written
+        await self._generate(on_wait)
+        return self._response_json
 
-    async def stream(self, emit: Emit, on_wait: Callable[[], None]) -> None:
-        """Write the response and tell every event of it."""
-        self._on_wait = on_wait
-        await self._generate_events(emit, self._start)
-        if (
-            self._is_finished or self._failure_status != "cancelled"
-        ):  # else nobody is left to be told
-            await emit(self._build_final_events())
+    async def stream(self, send: Emit[bytes], on_wait: OnWait) -> None:
+        """Send the events of the response as SSE frames while it is written."""
+        encoder = SSEEncoder()
+
+        async def emit(events: Sequence[StreamEvent]) -> None:
+            await send(b"".join(map(encoder, events)))
+
+        await self._stream(emit, on_wait)
 
     def enqueue(self) -> list[StreamEvent]:
-        """Write the response down as one that waits for its turn; tell so."""
+        """Store the response as queued and return the events for that."""
         self._result_fields = response_object.QUEUED_FIELDS
         self._store_in_progress()
         return [self._build_event("created"), self._build_event("queued")]
 
-    async def run_queued(self, slots: asyncio.Semaphore, emit: Emit) -> None:
-        """Write the response, which was queued, when its turn has come."""
+    async def run_queued(self, slots: asyncio.Semaphore, emit: Emit[Sequence[StreamEvent]]) -> None:
+        """Generate a queued response when one of the slots is free."""
         answering, self._deadline = self._deadline, Deadline(MAX_QUEUE_SECONDS)
-        has_turn = False
-        if answering.cancelled:  # before anything could begin
+        has_slot = False
+        if answering.cancelled:  # before it could wait
             self._deadline.cancel()
         with self._deadline:
-            has_turn = await slots.acquire()
-        if has_turn:
+            has_slot = await slots.acquire()
+        if has_slot:
             self._deadline = answering
             try:
-                await self._generate_events(emit, self._start_queued)
+                await self._run_stream(emit, self._start_queued)
             finally:
                 slots.release()
         self.end()
-        await emit(self._build_final_events())
-
-    async def _generate_events(self, emit: Emit, start: Callable[[], list[StreamEvent]]) -> None:
-        try:
-            with self._deadline:
-                await emit(start())
-                await self._emit_events(emit)
-        except errors.ApiError as error:
-            self.error = error
-        except Exception as error:  # noqa: BLE001 - whatever a model does, the server goes on
-            log_failure("the model failed", error)
-        finally:
-            self.end()
+        await emit(self._finish())
 
     def _start(self) -> list[StreamEvent]:
         self._store_in_progress()
@@ -139,37 +125,41 @@ class ResponseRun:
         self._service.responses.mark_in_progress(parse_node_number(self.draft.key))
         return [self._build_event("in_progress")]
 
+    async def _prepare(self) -> list[StreamEvent]:
+        self.draft = await add_summary(self.draft)
+        self._prompt = self.draft.prompt
+        if self._recorded_request is not None:
+            self._recorded_request.context = tuple(self._prompt.ask.items)
+        return self._add_compaction()
+
+    def _render(self, piece: OutputEvent) -> list[StreamEvent]:
+        return list(self._writer.feed(piece))
+
     def _build_event(self, name: str) -> StreamEvent:
         return {"type": f"response.{name}", "response": self._build_response([])}
 
     @property
-    def _failure_cause(self) -> errors.ApiError | str | None:
-        """Why the response came to nothing."""
-        return self._failure_message or self.error
+    def _failure_status(self) -> str:
+        return self._stop_status or "failed"
 
     @property
-    def _is_finished(self) -> bool:
-        return self._result_fields["status"] not in response_object.UNFINISHED_STATUSES
+    def _failure_cause(self) -> errors.ApiError | str | None:
+        """Why the response failed."""
+        return response_object.STOPPED_MESSAGE if self._stop_status else self.error
 
     def snapshot(self) -> bytes:
-        """Show a response that is yet to be written, as it stands."""
+        """Return a response that has not been generated yet as JSON."""
         return encode(self._build_response([]))
 
-    def stop(self, status: str) -> None:
-        """End the response from outside: ``failed`` by a server that stops, or ``cancelled``."""
-        self._failure_status = status
-        self._failure_message = response_object.STOPPED_MESSAGE
-        self._deadline.cancel()
-
     def cancel(self) -> None:
-        """End the response for its client's sake: it is cancelled when this returns."""
+        """Cancel the response at its client's request: it is cancelled when this returns."""
         self.stop("cancelled")
         self.end()
 
     def end(self) -> None:
-        """Let go of everything; a response that is not settled by now has failed."""
+        """Release everything; a response that is not settled by now has failed."""
         self._record_metrics()
-        self._service.running.discard(self)
+        super().end()
         self._exit_stack.close()
         if self._state == "in_progress":
             self._state = "settled"
@@ -179,44 +169,18 @@ class ResponseRun:
 
     def _record_metrics(self) -> None:
         if self in self._service.running:
-            past = self.draft.history
-            on = "nothing" if past.node is None else "response"
-            status = self._result_fields["status"] if self._is_finished else None
+            history = self.draft.history
+            stored_on = "nothing" if history.node is None else "response"
             count(
                 "server_responses_total",
-                memory=on if past.conversation is None else "conversation",
-                status=status or self._failure_status,
+                memory=stored_on if history.conversation is None else "conversation",
+                status=self._result_fields["status"] if self.is_complete else self._failure_status,
             )
 
     def _handle_wait(self) -> None:
         if self._state == "unwritten":
             self._store_in_progress()
-        if self._on_wait is not None:
-            self._on_wait()
-
-    async def _emit_events(self, emit: Emit) -> None:
-        await self._summarize()
-        events = self._add_compaction()
-        if events:
-            await emit(events)
-        async for piece in self._iter_output():
-            events = list(self._writer.feed(piece))
-            if events:
-                await emit(events)
-        await precount_output(self._writer)
-        if not self._deadline.cancelled:
-            self._complete()
-
-    async def _iter_output(self) -> AsyncIterator[OutputEvent]:
-        if not self.draft.skip_model:
-            async with stream_output(self.draft.model, self.draft.prompt) as pieces:
-                async for piece in pieces:
-                    yield piece
-
-    async def _summarize(self) -> None:
-        self.draft = await add_summary(self.draft)
-        if self.recorded_request is not None:
-            self.recorded_request.context = tuple(self.draft.prompt.ask.items)
+        super()._handle_wait()
 
     def _add_compaction(self) -> list[StreamEvent]:
         draft, writer = self.draft, self._writer
@@ -237,7 +201,7 @@ class ResponseRun:
         )
 
     def _build_input(self) -> list[Item]:
-        """What is stored as input: whoever builds on what is not stored brings it along."""
+        """Return the input to store, including a history that is only in memory."""
         draft = self.draft
         return (
             [*draft.history.context.list_items(), *draft.input]
@@ -252,7 +216,7 @@ class ResponseRun:
             self._service.responses.begin(entry, barrier=barrier, queued=queued)
             self._state = "in_progress"
 
-    def _complete(self) -> bytes:
+    def _complete(self) -> None:
         draft, writer = self.draft, self._writer
         counted = count_usage(writer, draft.input_tokens, draft.cached_tokens)
         self._result_fields = response_object.build_finished_fields(
@@ -265,13 +229,13 @@ class ResponseRun:
                 reasoning=counted.reasoning,
             ),
         )
-        became, written = encode(self._result_fields), encode(writer.items)
+        result, output = encode(self._result_fields), encode(writer.items)
         if draft.store:
-            self._store_result(became, written)
-        if self._lane_memory is not None:
+            self._store_result(result, output)
+        if self._unstored is not None:
             id: str = draft.request_fields["id"]
-            self._lane_memory.store(id, None if draft.store else self._build_context(len(written)))
-        return join_response(self._request_json, became, written)
+            self._unstored.store(id, None if draft.store else self._build_context(len(output)))
+        self._response_json = join_response(self._request_json, result, output)
 
     def _store_result(self, result_json: bytes, output: bytes) -> None:
         entry = self._build_entry()
@@ -281,15 +245,15 @@ class ResponseRun:
         outcome = ResponseResult(status, result_json, output, barrier, context.own_tokens)
         stored = self._service.responses
         save = stored.finish if self._state == "in_progress" else stored.record
-        kept = save(entry, outcome)
+        is_stored = save(entry, outcome)
         self._state = "settled"
-        if kept:
+        if is_stored:
             self._service.nodes.cache_context(
                 parse_node_number(self.draft.key), self.draft.history.node, context
             )
 
     def _build_context(self, size: int) -> Context:
-        """Everything up to and including this response; ``size`` is that of what it adds."""
+        """Return the context that ends with this response, which adds ``size`` bytes to it."""
         draft, past = self.draft, self.draft.history.context
         items = [*draft.input, *self._writer.items]
         if has_compaction(items):
@@ -297,40 +261,43 @@ class ResponseRun:
         tokens = draft.new_tokens + count_items(self._writer.items)
         if not (draft.history.in_memory and draft.store):
             return extend_context(past, items, items, tokens, size)
-        whole, seen = past.list_items(), past.list_model_items()
         return extend_context(
-            EMPTY_CONTEXT, [*whole, *items], [*seen, *items], past.tokens + tokens, size
+            EMPTY_CONTEXT,
+            [*past.list_items(), *items],
+            [*past.list_model_items(), *items],
+            past.tokens + tokens,
+            size,
         )
 
     def _build_compacted_context(self, items: Sequence[Item], size: int) -> Context:
-        kept = slice_from_compaction(items)
-        seen = self._service.expand_items(kept)
-        return extend_context(EMPTY_CONTEXT, kept, seen, count_items(seen), size)
+        retained = slice_from_compaction(items)
+        model_items = self._service.expand_items(retained)
+        return extend_context(EMPTY_CONTEXT, retained, model_items, count_items(model_items), size)
 
     def _build_response(self, output: list[Any]) -> dict[str, Any]:
         return {**self.draft.request_fields, **self._result_fields, "output": output}
 
-    def _build_final_events(self) -> list[StreamEvent]:
-        if self._is_finished:
+    def _finish(self) -> list[StreamEvent]:
+        if self.is_complete:
             response = self._build_response(self._writer.items)
             return [{"type": f"response.{response['status']}", "response": response}]
         self._result_fields = response_object.build_failed_fields(
             self._failure_status, self._failure_cause
         )
         if self._failure_status == "cancelled":
-            return [self._build_event("failed")]  # the API has no event of its own for this
+            return [self._build_event("failed")]  # the API has no event for a cancelled response
         error = {"type": "error", **self._result_fields["error"], "param": None}
         return [error, self._build_event("failed")]
 
 
 def _build_writer(service: ServerState, draft: ResponseDraft) -> OutputWriter:
     body = draft.prompt.body
-    sealed = "reasoning.encrypted_content" in (body.get("include") or ())
+    encrypted = "reasoning.encrypted_content" in (body.get("include") or ())
     reasoning: Mapping[str, Any] = body.get("reasoning") or {}
     return OutputWriter(
         draft.key,
         len(draft.input),
         encrypt=service.cipher.encrypt,
-        encrypt_reasoning=sealed,
+        encrypt_reasoning=encrypted,
         show_summary=bool(reasoning.get("summary") or reasoning.get("generate_summary")),
     )

@@ -1,25 +1,46 @@
-"""Events on the wire: server-sent events over a real socket, as they happen.
-
-A write to a socket costs more than the event in it, so events that come at once travel together: an
-``Outbox`` sends whatever has gathered as soon as the model waits for anything.
-"""
+"""Server-sent events: encoding, buffering, and the ASGI responses that stream them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import Self
+from typing import Any, Protocol, Self
 
 from starlette.types import Message, Receive, Scope, Send
 
 from kedge.server.deadline import Deadline
+from kedge.server.errors import ApiError
 from kedge.server.json_codec import encode
-from kedge.server.output_writer import StreamEvent
-from kedge.server.response_run import ResponseRun
-from kedge.server.state import Stoppable
+
+DONE_FRAME = b"data: [DONE]\n\n"
+SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+]
+MAX_STREAM_SECONDS = 24 * 3600.0
+"""Seconds after which a replayed stream is closed."""
+MAX_PENDING_BYTES = 16 * 1024
+"""Bytes of frames that may be pending before ``put`` waits for the socket."""
+
+
+class SSEEncoder:
+    """Encodes the events of one stream as frames, numbered from zero."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def __call__(self, event: dict[str, Any]) -> bytes:
+        """Encode the next event."""
+        event["sequence_number"] = self._number
+        self._number += 1
+        return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode(event))
 
 
 class DelayedStart:
-    """Stands for ``send`` and holds everything back until it is released, or for ``grace``."""
+    """An ASGI ``send`` that holds messages back until it is released, or for ``grace`` seconds.
+
+    Once the headers are sent, an error can no longer have an HTTP status of its own. So for a model
+    that may reject a request, they wait for its first output.
+    """
 
     def __init__(self, send: Send, grace: float) -> None:
         self._send = send
@@ -31,7 +52,7 @@ class DelayedStart:
             self._timer = asyncio.create_task(self._release_after(grace))
 
     async def __call__(self, message: Message) -> None:
-        """Send a message, now or when the stream is opened."""
+        """Send a message, now or on release."""
         if self.released:
             async with self._send_lock:
                 await self._send(message)
@@ -39,15 +60,15 @@ class DelayedStart:
             self._pending.append(message)
 
     async def release(self) -> None:
-        """Open the stream: send what was held back."""
+        """Send the messages that were held back, and from now on every message at once."""
         async with self._send_lock:
             self.released = True
-            held, self._pending = self._pending, []
-            for message in held:
+            pending, self._pending = self._pending, []
+            for message in pending:
                 await self._send(message)
 
     def close(self) -> None:
-        """Wait no longer."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -56,96 +77,108 @@ class DelayedStart:
         await self.release()
 
 
-DONE_FRAME = b"data: [DONE]\n\n"
-SSE_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-]
-MAX_STREAM_SECONDS = 24 * 3600.0
-"""Seconds for which a reader may wait for the end of a stream."""
+class Stoppable(Protocol):
+    """Something that runs and can be stopped from outside."""
 
-PREAMBLE_EVENTS = frozenset({"response.created", "response.in_progress"})
-"""Events that come before the model has said anything."""
-MAX_PENDING_BYTES = 16 * 1024
-"""Bytes of events that may gather before the writer of them has to wait for the socket."""
+    def stop(self, status: str) -> None:
+        """Stop it: as ``failed`` or as ``cancelled``."""
+        ...
 
 
-class SSEEncoder:
-    """Writes the events of one stream as frames, numbered from nought."""
+class StreamSource(Stoppable, Protocol):
+    """What an ``EventStream`` sends."""
 
-    def __init__(self) -> None:
-        self._number = 0
+    grace: float
+    has_output: bool
 
-    def __call__(self, event: StreamEvent) -> bytes:
-        """Write the next event."""
-        event["sequence_number"] = self._number
-        self._number += 1
-        return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode(event))
+    @property
+    def start_error(self) -> ApiError | None:
+        """The error to respond with if the stream has not been opened."""
+        ...
+
+    async def stream(
+        self, send: Callable[[bytes], Awaitable[None]], on_wait: Callable[[], None]
+    ) -> None:
+        """Send every frame; call ``on_wait`` the first time that it waits for something."""
+        ...
+
+    def end(self) -> None:
+        """Release everything."""
+        ...
 
 
 class EventStream:
-    """The answer to a streaming request: an ASGI response that runs the model."""
+    """The ASGI response to a streaming request.
 
-    def __init__(self, run: ResponseRun) -> None:
-        self._run = run
-        self._encoder = SSEEncoder()
+    Args:
+        source: Produces the frames.
+        last_frame: What is sent after the last of them.
+    """
+
+    def __init__(self, source: StreamSource, last_frame: bytes = b"") -> None:
+        self._source = source
+        self._last_frame = last_frame
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send every event, then the terminator."""
+        """Send every frame, or raise the error of a source that failed before its first output."""
+        source = self._source
 
-        async def emit(events: Sequence[StreamEvent]) -> None:
-            if not opening.released and self._has_model_output(events):
-                await opening.release()
-            await outbox.put(b"".join(map(self._encoder, events)))
+        async def put(frames: bytes) -> None:
+            if source.has_output and not start.released:
+                await start.release()
+            await outbox.put(frames)
 
-        opening = DelayedStart(send, self._run.draft.model.grace)
+        start = DelayedStart(send, source.grace)
         try:
-            await opening({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
-            async with BufferedSender(opening) as outbox:
-                with DisconnectWatcher(self._run, receive) as watch:
-                    await self._run.stream(emit, watch.start)
+            await start({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
+            async with BufferedSender(start) as outbox:
+                with DisconnectWatcher(source, receive) as watcher:
+                    await source.stream(put, watcher.start)
         finally:
-            self._run.end()
-            opening.close()
-        if self._run.error is not None and not opening.released:
-            raise self._run.error
-        await opening.release()
-        await send({"type": "http.response.body", "body": DONE_FRAME, "more_body": False})
-
-    def _has_model_output(self, events: Sequence[StreamEvent]) -> bool:
-        """Whether the model has something to say, and not only the server."""
-        return self._run.error is None and any(
-            event["type"] not in PREAMBLE_EVENTS for event in events
-        )
+            source.end()
+            start.close()
+        if not start.released and source.start_error is not None:
+            raise source.start_error
+        await start.release()
+        await send({"type": "http.response.body", "body": self._last_frame, "more_body": False})
 
 
 class EventsDropped(Exception):
-    """A stream cannot go on, because what comes next is lost."""
+    """A replayed stream cannot go on, because its next events were dropped."""
 
 
 class ReplayStream:
-    """The answer to who reads a stream that others may read as well: to leave it stops nothing."""
+    """The ASGI response that replays recorded frames. A reader that disconnects stops nothing else."""
 
     def __init__(self, frames: AsyncIterator[bytes]) -> None:
         self._frames = frames
         self._deadline = Deadline(MAX_STREAM_SECONDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send what there is and what comes, then the terminator."""
+        """Send the recorded frames and those that are added meanwhile, then the terminator."""
         await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
-        with DisconnectWatcher(self, receive) as watch, self._deadline, suppress(EventsDropped):
-            watch.start()
+        with DisconnectWatcher(self, receive) as watcher, self._deadline, suppress(EventsDropped):
+            watcher.start()
             async for frames in self._frames:
                 await send({"type": "http.response.body", "body": frames, "more_body": True})
             await send({"type": "http.response.body", "body": DONE_FRAME, "more_body": False})
 
     def stop(self, status: str) -> None:
-        """Leave off, because the reader is gone."""
+        """Stop sending, because the reader disconnected."""
         self._deadline.cancel()
 
 
+# Why there is an outbox. One write to a socket costs more than the event in it, and a fast model
+# produces hundreds of events between two turns of the loop. If each were written at once, the server
+# would spend its time in ``send``; if they were collected for a fixed time, every stream would be late
+# by that time. So ``put`` only appends, and a second task writes what is pending. That task cannot run
+# before the producer waits for something, and then it runs at once: events that are produced together
+# are sent together, and none is delayed while the loop is idle. Above MAX_PENDING_BYTES the producer
+# itself writes, and so waits for a slow reader: that is the only backpressure, and it bounds memory.
+
+
 class BufferedSender:
-    """Frames on their way out, sent in their order and together where they came together."""
+    """Sends frames in order, and together if they were put together."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -159,13 +192,13 @@ class BufferedSender:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self.flush()  # first: a carrier that is cancelled while it sends loses what it holds
+        await self.flush()  # before the task is cancelled: during a send it would lose frames
         if self._flush_task.done():
             self._flush_task.result()
         self._flush_task.cancel()
 
     async def put(self, frames: bytes) -> None:
-        """Take frames; wait only when more has gathered than should."""
+        """Add frames; wait only if more than ``MAX_PENDING_BYTES`` are pending."""
         self._pending.append(frames)
         self._size += len(frames)
         self._has_pending.set()
@@ -173,7 +206,7 @@ class BufferedSender:
             await self.flush()
 
     async def flush(self) -> None:
-        """Send what has gathered."""
+        """Send what is pending."""
         async with self._send_lock:
             if not self._pending:
                 return
@@ -184,14 +217,13 @@ class BufferedSender:
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _flush_when_pending(self) -> None:
-        """Send whenever the model lets us: this task runs while the other one waits."""
         while True:
             await self._has_pending.wait()
             await self.flush()
 
 
 class DisconnectWatcher:
-    """Ends a run when its client goes away: once started, it looks until its block is left."""
+    """Stops a run when its client disconnects: from ``start`` until its block is left."""
 
     def __init__(self, run: Stoppable, receive: Receive) -> None:
         self._run = run
@@ -206,7 +238,7 @@ class DisconnectWatcher:
             self._task.cancel()
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin to watch."""
         self._task = asyncio.get_running_loop().create_task(self._wait_for_disconnect())
 
     async def _wait_for_disconnect(self) -> None:

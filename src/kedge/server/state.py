@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kedge.server.compaction import expand_compaction
 from kedge.server.encrypted_content import KEY_BYTES, ContentCipher, parse_reasoning_payload
@@ -17,12 +17,8 @@ from kedge.server.storage.items import NodeRepository, StoredItemLookup
 from kedge.server.storage.responses import ResponseRepository
 from kedge.server.token_counting import count_items
 
-
-class Stoppable(Protocol):
-    """Something that runs and can be ended from outside."""
-
-    def stop(self, status: str) -> None:
-        """End it."""
+if TYPE_CHECKING:
+    from kedge.server.sse import Stoppable
 
 
 class SocketConnection(Protocol):

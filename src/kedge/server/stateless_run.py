@@ -1,26 +1,17 @@
-"""One stateless answer while it is written: told as it comes, or given whole.
+"""Responses of the stateless APIs (Chat Completions, Messages): prepared, generated, never stored."""
 
-It ends in one of three ways: whole, refused by an error that its voice words, or not at all because
-its client went away. Nothing is kept.
-"""
-
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from starlette.types import Receive, Scope, Send
-
-from kedge.server.deadline import Deadline
 from kedge.server.errors import INTERNAL_ERROR, ApiError
+from kedge.server.generation import Emit, Generation, OnWait
 from kedge.server.item_forms import normalize_items
 from kedge.server.json_codec import Item
-from kedge.server.models import Model, ModelUsage, OutputEvent, Prompt, stream_output
-from kedge.server.output_writer import OutputWriter, count_usage, precount_output
+from kedge.server.models import Model, ModelUsage, OutputEvent, Prompt
+from kedge.server.output_writer import OutputWriter, count_usage
 from kedge.server.prepare import ModelInput, build_ask, count_instruction_tokens, truncate_to_window
-from kedge.server.request_log import log_failure
-from kedge.server.sse import SSE_HEADERS, BufferedSender, DelayedStart, DisconnectWatcher
 from kedge.server.state import ServerState
-from kedge.server.stop_sequences import apply_stop_sequences
 from kedge.server.storage.ids import new_key
 from kedge.server.token_counting import count_items, precount
 
@@ -101,8 +92,8 @@ class Serializer(Protocol):
         ...
 
 
-class StatelessRun:
-    """One answer. ``stop`` ends it from outside."""
+class StatelessRun(Generation[bytes]):
+    """One stateless response while it is written. Nothing of it is stored."""
 
     def __init__(
         self,
@@ -111,118 +102,37 @@ class StatelessRun:
         writer: OutputWriter,
         serializer: Serializer,
     ) -> None:
-        self._service = service
-        self._request = request
-        self._writer = writer
+        super().__init__(service, request.model, request.prompt, writer)
+        self._input_tokens = request.input_tokens
         self._serializer = serializer
-        self._deadline = Deadline(service.settings.limits.answer_seconds, self._handle_wait)
-        self._on_wait: Callable[[], None] | None = None
-        self.error: ApiError | None = INTERNAL_ERROR()  # until the answer is whole
-        self.has_output = False
-        """Whether the model has said anything."""
-        self.grace = request.model.grace
-        self._disconnected = False
-        service.running.add(self)
-
-    async def generate(self, on_wait: Callable[[], None]) -> Mapping[str, Any] | None:
-        """Write the answer and give it whole; None where nobody is left to read it."""
-        self._on_wait = on_wait
-        given: Mapping[str, Any] = {}
-        try:
-            with self._deadline:
-                async for piece in self._iter_output():
-                    self._writer.consume(piece)
-                await precount_output(self._writer)
-                given = self._serializer.response(self._writer, self._count_usage())
-                self.error = None
-        except ApiError as error:
-            self.error = error
-        except Exception as error:  # noqa: BLE001 - whatever a model does, the server goes on
-            log_failure("the model failed", error)
-        finally:
-            self.close()
-        if self.failure is not None:
-            raise self.failure
-        return None if self._disconnected else given
-
-    async def stream(
-        self, send: Callable[[bytes], Awaitable[None]], on_wait: Callable[[], None]
-    ) -> None:
-        """Write the answer and tell it as it comes."""
-        self._on_wait = on_wait
-        try:
-            with self._deadline:
-                await send(self._serializer.start(self._request.input_tokens))
-                async for piece in self._iter_output():
-                    self.has_output = True
-                    self._writer.consume(piece)
-                    if told := self._serializer.delta(piece, self._writer):
-                        await send(told)
-                await precount_output(self._writer)
-                self.error = None
-        except ApiError as error:
-            self.error = error
-        except Exception as error:  # noqa: BLE001 - whatever a model does, the server goes on
-            log_failure("the model failed", error)
-        finally:
-            self.close()
-        if self.error is None:
-            await send(self._serializer.end(self._writer, self._count_usage()))
-        elif self.failure is not None:
-            await send(self._serializer.error(self.failure))
-
-    def stop(self, status: str) -> None:
-        """End the answer from outside, as ``failed`` or as ``cancelled``."""
-        self._disconnected = status == "cancelled"
-        self._deadline.cancel()
 
     @property
-    def failure(self) -> ApiError | None:
-        """Why there is no answer; None where there is one, or nobody to read it."""
-        return None if self._disconnected else self.error
+    def start_error(self) -> ApiError | None:
+        """The error to respond with if the stream has not been opened."""
+        failed = not self.is_complete and not self.is_cancelled
+        return (self.error or INTERNAL_ERROR()) if failed else None
 
-    def close(self) -> None:
-        """Let go of everything."""
-        self._service.running.discard(self)
+    async def generate(self, on_wait: OnWait) -> Mapping[str, Any] | None:
+        """Return the complete response as JSON, or None if the client disconnected."""
+        if not await self._generate(on_wait):
+            return None
+        return self._serializer.response(self._writer, self._count_usage())
 
-    def _handle_wait(self) -> None:
-        if self._on_wait is not None:
-            self._on_wait()
+    async def stream(self, send: Emit[bytes], on_wait: OnWait) -> None:
+        """Send the response as frames while it is written."""
+        await self._stream(send, on_wait)
 
-    async def _iter_output(self) -> AsyncIterator[OutputEvent]:
-        prompt = self._request.prompt
-        async with stream_output(self._request.model, prompt) as pieces:
-            async for piece in apply_stop_sequences(pieces, prompt.stop) if prompt.stop else pieces:
-                yield piece
+    def _start(self) -> bytes:
+        return self._serializer.start(self._input_tokens)
+
+    def _render(self, piece: OutputEvent) -> bytes:
+        self._writer.consume(piece)
+        return self._serializer.delta(piece, self._writer)
+
+    def _finish(self) -> bytes:
+        if self.is_complete:
+            return self._serializer.end(self._writer, self._count_usage())
+        return self._serializer.error(self.error or INTERNAL_ERROR())
 
     def _count_usage(self) -> ModelUsage:
-        return count_usage(self._writer, self._request.input_tokens)
-
-
-class StatelessStream:
-    """The answer to a streaming request: an ASGI response that runs the model."""
-
-    def __init__(self, run: StatelessRun) -> None:
-        self._run = run
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send every frame."""
-        opening = DelayedStart(send, self._run.grace)
-
-        async def put(frames: bytes) -> None:
-            if not opening.released and self._run.has_output:
-                await opening.release()
-            await outbox.put(frames)
-
-        try:
-            await opening({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
-            async with BufferedSender(opening) as outbox:
-                with DisconnectWatcher(self._run, receive) as watch:
-                    await self._run.stream(put, watch.start)
-        finally:
-            self._run.close()
-            opening.close()
-        if self._run.failure is not None and not opening.released:
-            raise self._run.failure
-        await opening.release()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return count_usage(self._writer, self._input_tokens)

@@ -17,13 +17,12 @@ from kedge.server.http import (
     validate,
 )
 from kedge.server.output_writer import OutputWriter
-from kedge.server.sse import DisconnectWatcher
+from kedge.server.sse import DisconnectWatcher, EventStream
 from kedge.server.state import ServerState
 from kedge.server.stateless_run import (
     PreparedRequest,
     StatelessRequest,
     StatelessRun,
-    StatelessStream,
     get_object,
     prepare,
 )
@@ -47,7 +46,7 @@ async def create(request: Request) -> Any:
         exchange.response_id = f"chatcmpl-{put.key}"
     reply = StatelessRun(service, put, OutputWriter(put.key, len(question.input)), voice)
     if question.stream:
-        return StatelessStream(reply)
+        return EventStream(reply)
     with DisconnectWatcher(reply, request.receive) as watch:
         whole = await reply.generate(watch.start)
     return respond_bytes(b"") if whole is None else respond_json(whole)

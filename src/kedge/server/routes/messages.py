@@ -25,8 +25,8 @@ from kedge.server.http import (
 )
 from kedge.server.models import PracticeModel
 from kedge.server.output_writer import OutputWriter
-from kedge.server.sse import DisconnectWatcher
-from kedge.server.stateless_run import StatelessRun, StatelessStream, prepare
+from kedge.server.sse import DisconnectWatcher, EventStream
+from kedge.server.stateless_run import StatelessRun, prepare
 
 
 async def create(request: Request) -> Any:
@@ -60,7 +60,7 @@ async def create(request: Request) -> Any:
     )
     reply = StatelessRun(service, put, writer, voice)
     if question.stream:
-        return StatelessStream(reply)
+        return EventStream(reply)
     with DisconnectWatcher(reply, request.receive) as watch:
         whole = await reply.generate(watch.start)
     return respond_bytes(b"") if whole is None else respond_json(whole)

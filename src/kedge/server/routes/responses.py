@@ -32,7 +32,7 @@ from kedge.server.prepare import (
 )
 from kedge.server.request_log import WEBSOCKET_SCOPE_KEY
 from kedge.server.response_run import ResponseRun
-from kedge.server.sse import DisconnectWatcher, EventStream, ReplayStream
+from kedge.server.sse import DONE_FRAME, DisconnectWatcher, EventStream, ReplayStream
 from kedge.server.state import ServerState
 from kedge.server.storage.ids import make_item_id, make_response_id, new_key
 from kedge.server.token_counting import count_items
@@ -44,27 +44,26 @@ from kedge.server.validation import (
 )
 
 if TYPE_CHECKING:
-    from kedge.server.websocket.memory import LaneMemory
+    from kedge.server.storage.context import UnstoredResponses
 
 
 async def create(request: Request) -> Any:
     """Answer ``POST /v1/responses``, whole or as a stream."""
     body = await read_json(request)
-    place: LaneMemory | None = request.scope.get(WEBSOCKET_SCOPE_KEY)
-    validate(request, check_create, body, on_socket=place is not None)
+    unstored: UnstoredResponses | None = request.scope.get(WEBSOCKET_SCOPE_KEY)
+    validate(request, check_create, body, on_socket=unstored is not None)
     await precount_request(body)
     service = get_service(request)
-    made = prepare_response(service, body, place)
+    made = prepare_response(service, body, unstored)
     exchange = get_recorded_request(request)
     if exchange is not None:
         exchange.context = tuple(made.prompt.ask.items)
         exchange.response_id = made.request_fields["id"]
     if made.request_fields["background"]:
         return _start_in_background(get_background(request), service, made)
-    run = ResponseRun(service, made, place)
-    run.recorded_request = exchange
+    run = ResponseRun(service, made, unstored, exchange)
     if made.prompt.stream:
-        return EventStream(run)
+        return EventStream(run, DONE_FRAME)
     with DisconnectWatcher(run, request.receive) as watch:
         whole = await run.generate(watch.start)
     return respond_bytes(whole or b"")

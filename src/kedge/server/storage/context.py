@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import chain
+from typing import Protocol
 
 from kedge.server.coherence import EMPTY_COHERENCE, Coherence
 from kedge.server.json_codec import Item
@@ -86,6 +87,18 @@ def extend_context(
         coherence=parent.coherence.extend(own),
         size=size + PART_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES * len(own),
     )
+
+
+class UnstoredResponses(Protocol):
+    """Where a connection remembers the contexts of responses that are not stored."""
+
+    def find(self, id: str) -> Context | None:
+        """Return the context of a response, or None if it is not remembered."""
+        ...
+
+    def store(self, id: str, context: Context | None) -> None:
+        """Remember a response as the newest; one without a context is stored elsewhere."""
+        ...
 
 
 @dataclass(slots=True)

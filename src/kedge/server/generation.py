@@ -1,0 +1,158 @@
+"""The generation loop: run a model for one request, within its deadline, until it ends.
+
+Stored responses (``response_run``) and stateless ones (``stateless_run``) differ in what they make of
+the output, not in how they get it. So everything that can go wrong while a model writes is handled
+once, here: an error of the model, a bug in it, the deadline, a client that disconnects, a server that
+shuts down.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Generic, TypeVar
+
+from kedge.server.deadline import Deadline
+from kedge.server.errors import INTERNAL_ERROR, ApiError
+from kedge.server.models import Model, OutputEvent, Prompt, stream_output
+from kedge.server.output_writer import OutputWriter, precount_output
+from kedge.server.request_log import log_failure
+from kedge.server.state import ServerState
+from kedge.server.stop_sequences import apply_stop_sequences
+
+Chunk = TypeVar("Chunk")
+"""What a subclass emits while it streams: events, or encoded frames."""
+
+Emit = Callable[[Chunk], Awaitable[None]]
+OnWait = Callable[[], None]
+
+
+class Generation(ABC, Generic[Chunk]):
+    """One answer while a model writes it.
+
+    It ends exactly once: complete, with an error, or stopped from outside.
+
+    Args:
+        service: The server; the generation is listed in its ``running`` until it ends.
+        model: The model to run, or None to produce an answer without one.
+        prompt: What the model is asked.
+        writer: Collects the output.
+    """
+
+    def __init__(
+        self, service: ServerState, model: Model | None, prompt: Prompt, writer: OutputWriter
+    ) -> None:
+        self.grace = 0.0 if model is None else model.grace
+        """Seconds for which the start of a stream waits for the first output."""
+        self.error: ApiError | None = None
+        """The error that the model raised, if any."""
+        self.has_output = False
+        """Whether the model has produced anything."""
+        self.is_complete = False
+        self._service = service
+        self._model = model
+        self._prompt = prompt
+        self._writer = writer
+        self._stop_status: str | None = None
+        self._on_wait: OnWait | None = None
+        self._deadline = Deadline(service.settings.limits.answer_seconds, self._handle_wait)
+        service.running.add(self)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the client is gone or has cancelled."""
+        return self._stop_status == "cancelled"
+
+    def stop(self, status: str) -> None:
+        """Stop from outside: as ``failed`` if the server shuts down, else as ``cancelled``."""
+        self._stop_status = status
+        self._deadline.cancel()
+
+    def end(self) -> None:
+        """Release everything. May be called more than once."""
+        self._service.running.discard(self)
+
+    async def _generate(self, on_wait: OnWait) -> bool:
+        """Run the model without streaming.
+
+        Returns:
+            Whether the answer is complete; if not, there is no client left to read it.
+
+        Raises:
+            ApiError: If there is a client, but no complete answer.
+        """
+        self._on_wait = on_wait
+        await self._run(lambda: self._write(None))
+        if not self.is_complete and not self.is_cancelled:
+            raise self.error or INTERNAL_ERROR()
+        return self.is_complete
+
+    async def _stream(self, emit: Emit[Chunk], on_wait: OnWait) -> None:
+        """Run the model and emit the answer as it is written."""
+        self._on_wait = on_wait
+        await self._run_stream(emit, self._start)
+        if self.is_complete or not self.is_cancelled:
+            await emit(self._finish())
+
+    async def _run_stream(self, emit: Emit[Chunk], start: Callable[[], Chunk]) -> None:
+        async def work() -> None:
+            await emit(start())
+            await self._write(emit)
+
+        await self._run(work)
+
+    async def _run(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            with self._deadline:
+                await work()
+        except ApiError as error:
+            self.error = error
+        except Exception as error:  # noqa: BLE001 - no failure of a model may stop the server
+            log_failure("the model failed", error)
+        finally:
+            self.end()
+
+    async def _write(self, emit: Emit[Chunk] | None) -> None:
+        before = await self._prepare()
+        if emit is not None and before:
+            await emit(before)
+        async for piece in self._iter_output():
+            self.has_output = True
+            if emit is None:
+                self._writer.consume(piece)
+            elif chunk := self._render(piece):
+                await emit(chunk)
+        await precount_output(self._writer)
+        if not self._deadline.cancelled:
+            self._complete()
+            self.is_complete = True
+
+    async def _iter_output(self) -> AsyncIterator[OutputEvent]:
+        if self._model is None:
+            return
+        stops = self._prompt.stop
+        async with stream_output(self._model, self._prompt) as pieces:
+            async for piece in apply_stop_sequences(pieces, stops) if stops else pieces:
+                yield piece
+
+    def _handle_wait(self) -> None:
+        """Handle the first time that the generation waits for something."""
+        if self._on_wait is not None:
+            self._on_wait()
+
+    async def _prepare(self) -> Chunk | None:
+        """Do what comes before the model, and return what to emit for it."""
+        return None
+
+    def _complete(self) -> None:
+        """Record the complete answer."""
+
+    @abstractmethod
+    def _start(self) -> Chunk:
+        """Return what opens the stream."""
+
+    @abstractmethod
+    def _render(self, piece: OutputEvent) -> Chunk:
+        """Feed a piece of output to the writer and return what to emit for it, which may be empty."""
+
+    @abstractmethod
+    def _finish(self) -> Chunk:
+        """Return what ends the stream: the end of a complete answer, or the failure."""
