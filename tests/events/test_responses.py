@@ -524,8 +524,8 @@ def test_gaps_and_late_events_are_noted() -> None:
     decoder = ResponsesDecoder()
     events = decode(encode_sse(numbered_deltas(0, 2, 1, 3)), decoder=decoder)
     assert [e for e in events if isinstance(e, AnomalyNoted)] == [
-        AnomalyNoted("gap", "events are missing before number 2"),
-        AnomalyNoted("late", "event number 1 came late"),
+        AnomalyNoted("gap", "events are missing before sequence number 2"),
+        AnomalyNoted("late", "event 1 arrived late"),
     ]
     assert (decoder.gaps, decoder.late, decoder.duplicates) == (1, 1, 0)
     assert "".join(e.delta for e in events if isinstance(e, TextDelta)) == "<0><1><2><3>"
@@ -535,7 +535,7 @@ def test_numbers_that_mean_nothing_lose_no_text(caplog: pytest.LogCaptureFixture
     """A server that numbers everything 0 is read as if it did not number at all."""
     events = decode(encode_sse(numbered_deltas(0, 0, 0, 0)))
     assert "".join(e.delta for e in events if isinstance(e, TextDelta)) == "<0><1><2><3>"
-    assert caplog.text.count("the numbers are ignored") == 1
+    assert caplog.text.count("sequence numbers are ignored") == 1
 
 
 def test_a_gap_without_finished_items_is_not_success() -> None:

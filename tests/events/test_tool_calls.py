@@ -226,7 +226,7 @@ def test_requirement_3_3_the_way_of_falling_back_is_logged_with_its_reason(
     assert isinstance(started, ToolCallStarted)
     assert started.call_id.startswith("call_")
     assert events[1] == ToolArgumentsDelta(started.call_id, "{}")
-    assert "goes by its local id because its call_id is empty" in caplog.text
+    assert "uses its local id because its call_id is empty" in caplog.text
 
 
 def test_requirement_3_4_a_summary_names_all_calls_at_the_end(
@@ -349,7 +349,7 @@ def test_whole_arguments_win_over_the_deltas(whole: str, caplog: pytest.LogCaptu
         stream += [item_done("fc_1", "call_1", args='{"secret":"hunter2"}')]
     (call,) = decode_calls(*stream, response_completed())
     assert call.arguments == '{"secret":"hunter2"}'
-    assert "'call_1': the whole arguments (20 characters) differ" in caplog.text
+    assert "'call_1': the complete arguments (20 characters) differ" in caplog.text
     assert "hunter" not in caplog.text
 
 
@@ -512,7 +512,7 @@ def test_a_call_that_never_became_whole_fails_the_response(
     result = assemble(decode(encode_sse(stream), decoder=decoder))
     assert (result.status, result.code) == ("failed", "damaged_stream")
     assert decoder.calls.failed == 1
-    assert "never became a whole tool call" in caplog.text
+    assert "is not a complete tool call" in caplog.text
 
 
 def test_a_call_that_the_server_calls_incomplete_is_not_completed() -> None:

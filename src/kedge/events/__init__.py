@@ -1,4 +1,4 @@
-"""Streams without I/O: what a provider sends becomes Events, and Events become Blocks."""
+"""Decode the streams of providers into events and assemble events into blocks, without I/O."""
 
 from kedge.events.anthropic import AnthropicDecoder
 from kedge.events.assembler import DAMAGED_STREAM, Assembler

@@ -1,12 +1,12 @@
-"""The Messages API of Anthropic, decoded: typed events in, the same Events as from everybody else out.
+"""Decode streams of Anthropic's Messages API.
 
-A message is a list of content blocks, each begun, grown by deltas and stopped under its ``index``; each
-becomes an item of output, and its index its place. ``TABLE`` says which function reads which event, and
-``DELTAS`` which kind of delta. What is in neither is passed on; a delta of an unknown kind is added to
-its block member by member, so that a block of tomorrow is kept whole.
+A message is a list of content blocks, each of which is started, extended by deltas and stopped under its
+``index``; each becomes an output item at that index. ``EVENT_READERS`` maps event types to functions, and
+``DELTA_READERS`` delta types. Other events are passed on; a delta of an unknown type is merged into its block
+field by field, so that a block of a future type is complete.
 
-A block that stopped is told as finished only when the next one begins or the message says why it ended:
-at the limit of tokens the last block is stopped like any other, and is not whole.
+``ItemCompleted`` is emitted for a stopped block only when the next block starts or the message ends with a known
+reason: at the token limit the last block is stopped like any other, and is not complete.
 """
 
 import json
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast
 
 from kedge.events import fields
-from kedge.events.decoder import EventList, StreamDecoder
+from kedge.events.decoder import DecoderState, EventList, StreamDecoder
 from kedge.events.fields import JsonObject, MalformedEvent
-from kedge.events.surrogates import SurrogateJoiner, repair_surrogates
+from kedge.events.surrogates import repair_surrogates
 from kedge.events.tool_calls import ToolCallState, ToolCallUpdate
 from kedge.events.types import (
     AnomalyNoted,
@@ -39,16 +39,16 @@ from kedge.events.types import (
 log = logging.getLogger(__name__)
 
 NATIVE_KEY = "anthropic"
-"""The member of an item that keeps what only this API knows of it."""
+"""The field of an item that holds what is specific to this API."""
 REDACTED_REASONING = "redacted"
-"""What that member says of a thought that nobody may read."""
+"""The value of that field for redacted reasoning."""
 _ITEM_TYPES = {"text": "message", "thinking": "reasoning", "redacted_thinking": "reasoning"}
 _CALL_FIELDS = frozenset({"type", "id", "name", "input"})
 
 
 @dataclass(slots=True)
 class ContentBlockBuilder:
-    """One content block as it grows."""
+    """Collects the deltas of one content block."""
 
     block: JsonObject
     output_index: int
@@ -65,12 +65,12 @@ class ContentBlockBuilder:
 
     @property
     def type(self) -> str:
-        """The API's name for this kind of block."""
+        """The block's type in this API."""
         return fields.get_text(self.block, "type")
 
     @property
     def item_type(self) -> str:
-        """The type of the item that it becomes."""
+        """The type of the output item that is built from it."""
         return _ITEM_TYPES.get(self.type, self.type)
 
     def is_repeated_by(self, block: JsonObject) -> bool:
@@ -81,11 +81,11 @@ class ContentBlockBuilder:
         return block == self.start and any(block[name] for name in block if name != "type")
 
     def append(self, name: str, piece: str) -> None:
-        """Some more of one of its texts."""
+        """Add to one of its texts."""
         self.pieces.setdefault(name, []).append(piece)
 
     def merge(self, name: str, value: Any) -> None:
-        """Some more of any of its members."""
+        """Add to any of its fields."""
         there = self.block.get(name)
         if isinstance(there, str) and isinstance(value, str):
             self.block[name] = there + value
@@ -95,14 +95,14 @@ class ContentBlockBuilder:
             self.block[name] = value
 
     def text(self, name: str) -> str:
-        """One of its texts: what it began with, and what was added."""
+        """Return one of its texts, from its start and its deltas."""
         return repair_surrogates(
             fields.get_text(self.block, name) + "".join(self.pieces.get(name, ()))
         )
 
 
 def complete_block(builder: ContentBlockBuilder, calls: ToolCallState) -> EventList:
-    """What to tell of a block that is whole."""
+    """Return the events of a complete block."""
     if builder.type == "tool_use":
         return _complete_call(builder, calls)
     item = _ITEM_BUILDERS.get(builder.type, _build_native_item)(builder)
@@ -119,7 +119,7 @@ def _complete_call(builder: ContentBlockBuilder, calls: ToolCallState) -> EventL
     seen = ToolCallUpdate(call_id, name, builder.item_id, builder.output_index, arguments=arguments)
     call, events = calls.finish(seen)
     if not call.name:
-        return [*events, AnomalyNoted("malformed", "a tool call without a name")]
+        return [*events, AnomalyNoted("malformed", "the tool call has no name")]
     item: JsonObject = {
         "type": "function_call",
         "call_id": call.call_id,
@@ -144,25 +144,24 @@ def _build_message(builder: ContentBlockBuilder) -> JsonObject:
 
 
 def _build_reasoning(builder: ContentBlockBuilder) -> JsonObject:
-    thought = builder.text("thinking")
+    text = builder.text("thinking")
     item: JsonObject = {"type": "reasoning", "summary": []}
-    if thought:
-        item["content"] = [{"type": "reasoning_text", "text": thought}]
+    if text:
+        item["content"] = [{"type": "reasoning_text", "text": text}]
     return {**item, "encrypted_content": fields.get_text(builder.block, "signature")}
 
 
 def _build_redacted_reasoning(builder: ContentBlockBuilder) -> JsonObject:
-    sealed = fields.get_text(builder.block, "data")
     return {
         "type": "reasoning",
         "summary": [],
-        "encrypted_content": sealed,
+        "encrypted_content": fields.get_text(builder.block, "data"),
         NATIVE_KEY: REDACTED_REASONING,
     }
 
 
 def _build_native_item(builder: ContentBlockBuilder) -> JsonObject:
-    """A block of a kind that only this API knows, whole."""
+    """Return a block of a type that has no counterpart as it is."""
     written = builder.text("input") if builder.pieces else ""
     try:
         given = {"input": json.loads(written)} if written.strip() else {}
@@ -189,30 +188,26 @@ STOP_REASONS: dict[str, Ending] = {
     "max_tokens": ("cut", "max_output_tokens"),
     "model_context_window_exceeded": ("cut", "model_context_window_exceeded"),
 }
-"""What each ``stop_reason`` means; one that is not here is not known to be the end of an answer."""
+"""The meaning of each ``stop_reason``; with any other the message counts as cut off."""
 
 DEFAULT_REFUSAL = "The model declined to answer."
-"""The words of a refusal for which the provider gives none."""
+"""The text of a refusal for which the provider sends no explanation."""
 
 
 @dataclass(slots=True)
-class _MessageState:
-    """What has to be remembered from one event to the next."""
+class _MessageState(DecoderState):
+    """State that carries over from one event to the next."""
 
-    calls: ToolCallState = field(default_factory=ToolCallState)
-    joiner: SurrogateJoiner = field(default_factory=SurrogateJoiner)
     blocks: list[ContentBlockBuilder] = field(default_factory=list[ContentBlockBuilder])
     by_index: dict[int, ContentBlockBuilder] = field(default_factory=dict[int, ContentBlockBuilder])
     message: JsonObject = field(default_factory=dict[str, Any])
     usage: JsonObject = field(default_factory=dict[str, Any])
-    started: bool = False
-    ended: bool = False
 
     def find_block(self, message: JsonObject) -> ContentBlockBuilder:
-        """The block that an event speaks of."""
+        """Return the block that an event belongs to."""
         index = fields.get_index(message, "index")
         if index not in self.by_index:
-            raise MalformedEvent("index names no block that was begun")
+            raise MalformedEvent("no block was started at this index")
         return self.by_index[index]
 
     def next_index(self) -> int:
@@ -220,44 +215,38 @@ class _MessageState:
         return max((block.output_index for block in self.blocks), default=-1) + 1
 
     def item_id(self, index: int) -> str:
-        """A name for an item: this API gives none, and planning goes by them."""
+        """Return an id for an item: this API sends none, and planning needs one."""
         known = fields.get_text(self.message, "id")
         return f"{known}.{index}" if known else ""
 
 
 class AnthropicDecoder(StreamDecoder):
-    """Decodes the events of one message."""
+    """Decodes a stream of Anthropic's Messages API.
+
+    Args:
+        **bounds: ``max_line`` and ``max_message``, as for ``StreamDecoder``.
+    """
 
     RESPONSE_FIELDS: ClassVar[frozenset[str]] = frozenset({"content"})
 
     def __init__(self, **bounds: int) -> None:
-        super().__init__(**bounds)
         self._state = _MessageState()
-
-    @property
-    def calls(self) -> ToolCallState:
-        """The tool calls of the response."""
-        return self._state.calls
-
-    @property
-    def ended(self) -> bool:
-        """Whether the message has stopped."""
-        return self._state.ended
+        super().__init__(self._state, **bounds)
 
     def feed_whole(self, response: dict[str, Any], *, repair: bool = True) -> list[StreamEvent]:
-        """Take a whole message: its blocks begin and stop one after the other."""
-        whole = repair_surrogates(response) if repair else response
-        content: Any = whole.get("content")
-        told: list[JsonObject] = [{"type": "message_start", "message": whole}]
+        """Decode a message that was not streamed; see ``StreamDecoder.feed_whole``."""
+        message = repair_surrogates(response) if repair else response
+        content: Any = message.get("content")
+        events: list[JsonObject] = [{"type": "message_start", "message": message}]
         for index, block in enumerate(content if isinstance(content, list) else []):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-            told.append({"type": "content_block_start", "index": index, "content_block": block})
-            told.append({"type": "content_block_stop", "index": index})
-        reason = {"stop_reason": "end_turn"} if not whole.get("stop_reason") else {}
-        told.append({"type": "message_delta", "delta": {**whole, **reason}})
-        told.append({"type": "message_stop"})
+            events.append({"type": "content_block_start", "index": index, "content_block": block})
+            events.append({"type": "content_block_stop", "index": index})
+        reason = {"stop_reason": "end_turn"} if not message.get("stop_reason") else {}
+        events.append({"type": "message_delta", "delta": {**message, **reason}})
+        events.append({"type": "message_stop"})
         found: EventList = []
-        for message in told:
-            self._decode_message(message, "", found)
+        for event in events:
+            self._decode_message(event, "", found)
         return [*found, *self.close()]
 
     def _decode_message(self, message: JsonObject, event: str, found: EventList) -> None:
@@ -273,14 +262,11 @@ class AnthropicDecoder(StreamDecoder):
         except MalformedEvent as problem:
             self._report_malformed(kind, message, str(problem), found)
 
-    def _repair_message(self, message: JsonObject, event: str) -> JsonObject:
-        return message  # texts of deltas go through ``halves``, the others are mended in the end
-
     def _expects_json(self, event: str) -> bool:
         return not event or event in EVENT_READERS
 
 
-# What the events say.
+# Readers of events.
 
 
 def _read_message_start(state: _MessageState, message: JsonObject, found: EventList) -> None:
@@ -334,7 +320,7 @@ def _read_block_delta(state: _MessageState, message: JsonObject, found: EventLis
 
 
 def _read_block_stop(state: _MessageState, message: JsonObject, _: EventList) -> None:
-    """Nothing is told yet: see the module."""
+    """Read the end of a block, for which nothing is emitted yet; see the module."""
     state.find_block(message).stopped = True
 
 
@@ -348,7 +334,7 @@ def _read_message_delta(state: _MessageState, message: JsonObject, _: EventList)
 def _read_message_stop(state: _MessageState, _: JsonObject, found: EventList) -> None:
     state.ended = True
     reason = fields.get_text(state.message, "stop_reason")
-    ending, word = STOP_REASONS.get(reason, ("cut", reason or "unknown"))
+    ending, code = STOP_REASONS.get(reason, ("cut", reason or "unknown"))
     if ending == "refused" and not all(growing.stopped for growing in state.blocks):
         ending = "cut"
     if ending != "cut":
@@ -357,18 +343,16 @@ def _read_message_stop(state: _MessageState, _: JsonObject, found: EventList) ->
         _emit_refusal(state, found)
     facts, usage = _response_facts(state), read_usage(state.usage)
     if ending in ("completed", "refused"):
-        events, unresolved = state.calls.resolve_open()
-        found += events
-        found += [AnomalyNoted("unresolved_call", name) for name in unresolved]
+        state.resolve_calls(found)
         found.append(ResponseCompleted(**facts, usage=usage))
     else:
-        found.append(ResponseIncomplete(**facts, reason=word, usage=usage))
+        found.append(ResponseIncomplete(**facts, reason=code, usage=usage))
     state.calls.log_summary()
 
 
 def _read_error(_: _MessageState, message: JsonObject, found: EventList) -> None:
-    told = fields.read_error(message)
-    found.append(StreamFailed(**{**told, "code": told.get("code") or told.get("kind", "")}))
+    error = fields.read_error(message)
+    found.append(StreamFailed(**{**error, "code": error.get("code") or error.get("kind", "")}))
 
 
 EventReader = Callable[[_MessageState, JsonObject, EventList], None]
@@ -383,7 +367,7 @@ EVENT_READERS: dict[str, EventReader] = {
 }
 
 
-# What deltas add to their blocks.
+# Readers of deltas.
 
 DeltaReader = Callable[[_MessageState, ContentBlockBuilder, JsonObject, EventList], None]
 
@@ -394,8 +378,8 @@ def _text_delta_reader(name: Literal["text", "thinking"]) -> DeltaReader:
     ) -> None:
         piece = fields.require_text(delta, name)
         growing.append(name, piece)
-        if said := state.joiner.feed((name, growing.output_index), piece):
-            found += _build_delta(growing, name, said)
+        if text := state.joiner.feed((name, growing.output_index), piece):
+            found += _build_delta(growing, name, text)
 
     return read
 
@@ -417,9 +401,9 @@ def _read_input_json(
 ) -> None:
     piece = fields.require_text(delta, "partial_json")
     block.append("input", piece)
-    said = state.joiner.feed(("input", block.output_index), piece)
-    if said and block.type == "tool_use":
-        found += state.calls.append_arguments(block.item_id, block.output_index, said)
+    text = state.joiner.feed(("input", block.output_index), piece)
+    if text and block.type == "tool_use":
+        found += state.calls.append_arguments(block.item_id, block.output_index, text)
 
 
 def _read_citation(
@@ -441,7 +425,7 @@ DELTA_READERS: dict[str, DeltaReader] = {
 
 
 def _complete_blocks(state: _MessageState, found: EventList) -> None:
-    """Tell that the blocks so far are whole."""
+    """Emit the completion of the blocks so far."""
     for growing in state.blocks:
         if not growing.is_complete:
             growing.is_complete = True
@@ -449,19 +433,19 @@ def _complete_blocks(state: _MessageState, found: EventList) -> None:
 
 
 def _emit_refusal(state: _MessageState, found: EventList) -> None:
-    """The model was stopped because it should not answer: say so in a block of its own."""
-    details = state.message.get("stop_details")
-    told = cast("JsonObject", details) if isinstance(details, dict) else {}
-    words = repair_surrogates(fields.get_text(told, "explanation")) or DEFAULT_REFUSAL
-    place = state.next_index()
-    item_id = state.item_id(place)
-    content = [{"type": "refusal", "refusal": words}]
+    """Emit a message with the refusal that stopped the model."""
+    given = state.message.get("stop_details")
+    details = cast("JsonObject", given) if isinstance(given, dict) else {}
+    text = repair_surrogates(fields.get_text(details, "explanation")) or DEFAULT_REFUSAL
+    index = state.next_index()
+    item_id = state.item_id(index)
+    content = [{"type": "refusal", "refusal": text}]
     item: JsonObject = {"type": "message", "role": "assistant", "content": content}
-    found.append(RefusalDelta(words, item_id, place))
-    found.append(ItemCompleted({**item, **({"id": item_id} if item_id else {})}, place))
+    found.append(RefusalDelta(text, item_id, index))
+    found.append(ItemCompleted({**item, **({"id": item_id} if item_id else {})}, index))
 
 
-# What the events say about the message as a whole.
+# Fields of the message itself.
 
 
 def _response_facts(state: _MessageState) -> JsonObject:
@@ -473,19 +457,19 @@ def _response_facts(state: _MessageState) -> JsonObject:
 
 
 def _update_usage(state: _MessageState, message: JsonObject) -> None:
-    """Counts are cumulative: the last word on each counts."""
+    """Update the token counts, which are cumulative."""
     counts = message.get("usage")
     if isinstance(counts, dict):
         state.usage |= {k: v for k, v in cast("JsonObject", counts).items() if v is not None}
 
 
 def read_usage(counts: JsonObject) -> Usage | None:
-    """The tokens, if they were counted; what was read from a cache or written to it was read too."""
+    """Return the token counts, if there are any; input includes cache reads and cache writes."""
     if not counts:
         return None
     cached = fields.get_count(counts, "cache_read_input_tokens")
-    kept = fields.get_count(counts, "cache_creation_input_tokens")
-    read = fields.get_count(counts, "input_tokens") + cached + kept
+    cache_writes = fields.get_count(counts, "cache_creation_input_tokens")
+    read = fields.get_count(counts, "input_tokens") + cached + cache_writes
     written = fields.get_count(counts, "output_tokens")
-    thought = fields.get_count(counts.get("output_tokens_details"), "thinking_tokens")
-    return Usage(read, cached, written, thought, read + written, kept)
+    reasoning = fields.get_count(counts.get("output_tokens_details"), "thinking_tokens")
+    return Usage(read, cached, written, reasoning, read + written, cache_writes)

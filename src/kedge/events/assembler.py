@@ -1,10 +1,9 @@
-"""Events into blocks, whoever the provider is.
+"""Assemble the events of a response into blocks, for every provider.
 
-The assembler collects what events say about each item of output, in slots that are found by item id,
-else by place. It is strict about one thing: a response counts as completed only if its terminal event
-said so *and* every item is known to be whole. A stream in which something was amiss (an event that
-could not be read, a gap, a late delta) is still whole if finished items vouch for all of it; otherwise
-it has failed, and the outcome says why.
+The assembler collects the events of each output item in an ``ItemBuilder``. A response is ``completed`` only if
+its terminal event says so *and* every item is known to be complete. A stream with a problem (an event that
+could not be parsed, a gap, a late delta) is still complete if finished items cover all of it; otherwise it
+has failed, and the outcome says why.
 """
 
 import logging
@@ -30,11 +29,15 @@ from kedge.turns import Block
 log = logging.getLogger(__name__)
 
 DAMAGED_STREAM = "damaged_stream"
-"""The code of an outcome that failed because we found its stream wanting."""
+"""The code of an outcome that failed because its stream is inconsistent."""
 
 
 class Assembler:
-    """Takes the events of one response; gives its blocks and its outcome."""
+    """Builds the blocks and the outcome of one response from its events.
+
+    Args:
+        origin: The origin of the blocks.
+    """
 
     def __init__(self, *, origin: str = "engine") -> None:
         self._origin = origin
@@ -46,34 +49,48 @@ class Assembler:
         self._anchor_problem = ""
 
     def feed(self, event: Event) -> None:
-        """Take one event; those that say nothing about blocks are passed over."""
+        """Add one event of the response; events that do not concern its blocks are ignored.
+
+        Args:
+            event: An event, in the order in which the decoder emitted it.
+        """
         if self._terminal is not None:
             return
-        take = EVENT_HANDLERS.get(type(event))
-        if take is not None:
-            take(self._output, event)
+        handle = EVENT_HANDLERS.get(type(event))
+        if handle is not None:
+            handle(self._output, event)
         else:
             self._update_response(event)
 
     @property
     def response_id(self) -> str:
-        """The id of the response as far as it is known, else an empty string."""
+        """The id of the response; empty until it is known."""
         return self._response_field("response_id")
 
     def blocks(self, *, partial: bool = True) -> tuple[Block, ...]:
-        """The blocks so far, in the order of the output; without ``partial`` only the whole ones."""
+        """Return the blocks so far, in output order.
+
+        Args:
+            partial: Whether to include blocks that are not complete yet.
+        """
         completed = self._resolve_status()[0] == "completed"
         return tuple(self._build_blocks(completed=completed, partial=partial))
 
     def finish(self) -> Outcome:
-        """The stream is over: judge it."""
+        """End the response.
+
+        Returns:
+            Its status, its blocks and the fields of the response.
+        """
         status, code, message = self._resolve_status()
         blocks = tuple(self._build_blocks(completed=status == "completed", partial=True))
         if "unreadable" in self._anomalies and status == "completed":
             status, code, message = self._resolve_status()
             blocks = tuple(self._build_blocks(completed=False, partial=True))
         if status in ("failed", "cut"):
-            log.warning("the stream of response %r is %s (%s)", self.response_id, status, code)
+            log.warning(
+                "the stream of response %r ended as %s (%s)", self.response_id, status, code
+            )
         ended = self._terminal
         return Outcome(
             status,
@@ -91,7 +108,7 @@ class Assembler:
         )
 
     def _update_response(self, event: Event) -> None:
-        """Take what an event says about the response as a whole."""
+        """Apply an event that concerns the response itself."""
         match event:
             case ResponseStarted():
                 self._started = event
@@ -117,14 +134,14 @@ class Assembler:
             try:
                 block = slot.build_block(self.response_id, self._origin, partial=cut)
             except InvalidTurn as problem:
-                log.warning("an item of type %r cannot be kept: %s", slot.type, problem)
+                log.warning("an item of type %r is invalid: %s", slot.type, problem)
                 self._anomalies["unreadable"] = str(problem)
                 continue
             if block is not None:
                 yield block
 
     def _resolve_status(self) -> tuple[OutcomeStatus, str, str]:
-        """The status, and the code and message of a failure."""
+        """Return the status, and the code and message of a failure."""
         ended, error = self._terminal, self._error
         if isinstance(ended, ResponseFailed):
             code, message = (error.code, error.message) if error else ("", "")
@@ -132,33 +149,33 @@ class Assembler:
         if error is not None:
             return "failed", error.code or "error", error.message
         if ended is None:
-            return "cut", "", "the stream ended before the response did"
+            return "cut", "", "the stream ended before the response was complete"
         if isinstance(ended, ResponseIncomplete):
             return "incomplete", "", ""
         problem = self._find_damage(ended)
         return ("failed", DAMAGED_STREAM, problem) if problem else ("completed", "", "")
 
     def _find_damage(self, ended: ResponseCompleted) -> str:
-        """Why a response that is said to be complete cannot be taken for whole."""
+        """Return why a response with a ``completed`` event is not complete, or an empty string."""
         slots = self._output.sorted_items()
         loose = [slot for slot in slots if slot.item is None]
         if "unresolved_call" in self._anomalies:
-            return f"{self._anomalies['unresolved_call']} never became a whole tool call"
+            return f"{self._anomalies['unresolved_call']} is not a complete tool call"
         if "unreadable" in self._anomalies:
-            return f"an item cannot be kept: {self._anomalies['unreadable']}"
+            return f"an item is invalid: {self._anomalies['unreadable']}"
         if "malformed" in self._anomalies and not ended.output:
-            return f"an event could not be read ({self._anomalies['malformed']})"
+            return f"an event could not be parsed ({self._anomalies['malformed']})"
         if self._anomalies and any(slot.has_content for slot in loose):
-            return f"an item may lack words: {next(iter(self._anomalies.values()))}"
+            return f"an item may lack text: {next(iter(self._anomalies.values()))}"
         if self._anomalies and not ended.output and _has_index_gaps(slots):
-            return f"an item of output is missing: {next(iter(self._anomalies.values()))}"
+            return f"an output item is missing: {next(iter(self._anomalies.values()))}"
         for slot in loose:
             if slot.type not in (MESSAGE, REASONING) and not slot.is_finished:
-                return f"an item of type {slot.type!r} was begun and never finished"
+                return f"an item of type {slot.type!r} was started and never finished"
         return ""
 
     def _response_field(self, name: str) -> Any:
-        """A fact about the response: its last word, else its first."""
+        """Return a field of the response as its end states it, else its start."""
         ended = self._terminal
         if name == "previous_response_id" and ended is not None and ended.echoed:
             return ended.previous_response_id
@@ -166,5 +183,5 @@ class Assembler:
 
 
 def _has_index_gaps(slots: list[ItemBuilder]) -> bool:
-    """Whether the places of the output leave one out."""
+    """Return whether an output index is missing."""
     return {slot.output_index for slot in slots} != set(range(len(slots)))

@@ -1,13 +1,13 @@
-"""The Chat Completions API's stream, decoded: chunks in, the same Events as from everybody else out.
+"""Decode streams of the Chat Completions API.
 
-A chunk has no types: what it says is told by the members of its delta, and ``DELTAS`` is the table of
-them. The whole answer is one message without an order of its own, so its items (what was thought, what
-was said, each call) take their places in the order in which they first appear.
+Chunks have no type; ``DELTA_READERS`` maps the fields of a delta to functions. The API returns one message without
+an order of its parts, so the output items (reasoning, message, each call) are numbered in the order in which
+they first appear.
 
-Servers differ most in their calls. The rule is that a call goes by its ``index``, and that the id and the
-name come once. Some leave out the index or the id, or both; some number every call 0; some invent a new
-id for every piece of one call; some send a call at once, its arguments as an object. ``_Calls`` finds the
-place of each, and ``ToolCallState`` does the rest.
+Servers differ most in their tool calls. By the API a call is identified by its ``index``, and its id and name
+are sent once. Some servers omit the index, the id or both; some number every call 0; some send a new id
+with every piece of one call; some send a complete call at once, its arguments as an object. ``_CallIndex`` finds
+the call that a piece belongs to, and ``ToolCallState`` does the rest.
 """
 
 import json
@@ -17,12 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast
 
 from kedge.events import fields
-from kedge.events.decoder import EventList, StreamDecoder
+from kedge.events.decoder import DecoderState, EventList, StreamDecoder
 from kedge.events.fields import JsonObject, MalformedEvent
-from kedge.events.surrogates import SurrogateJoiner
-from kedge.events.tool_calls import ToolCallState, ToolCallUpdate, valid_call_id
+from kedge.events.tool_calls import ToolCallUpdate, valid_call_id
 from kedge.events.types import (
-    AnomalyNoted,
     OpaqueEvent,
     ReasoningDelta,
     RefusalDelta,
@@ -57,21 +55,21 @@ FINISH_REASONS: dict[str, Ending] = {
     "cancelled": ("failed", "cancelled"),
     "insufficient_system_resource": ("failed", "server_overloaded"),
 }
-"""What each ``finish_reason`` means; one that is not here is not known to be the end of an answer."""
+"""The meaning of each ``finish_reason``; with any other the response is ``incomplete``."""
 
 
 @dataclass(slots=True)
 class _StreamedCall:
-    """A call as the chunks name it."""
+    """A call as the chunks identify it."""
 
     output_index: int
     call_id: str
     name: str
 
     def is_other_call(self, call_id: str, name: str) -> bool:
-        """Whether a piece under the same number begins another call: some number every call 0.
+        """Return whether a piece under the same index starts another call: some number every call 0.
 
-        Another id tells so only together with a name, for some make up an id for every piece.
+        A different id counts only together with a name, because some servers send a new id with every piece.
         """
         renamed = self.call_id and call_id and self.call_id != call_id
         return bool(name and (renamed or name != self.name) and (self.name or renamed))
@@ -79,14 +77,14 @@ class _StreamedCall:
 
 @dataclass(slots=True)
 class _CallIndex:
-    """The places of the calls, by whatever the server tells them apart."""
+    """Finds calls by whatever the server identifies them with."""
 
     by_index: dict[int, _StreamedCall] = field(default_factory=dict[int, _StreamedCall])
     by_id: dict[str, _StreamedCall] = field(default_factory=dict[str, _StreamedCall])
     last: _StreamedCall | None = None
 
     def find(self, index: int, call_id: str, name: str) -> _StreamedCall | None:
-        """The call that a piece belongs to; ``None`` if it begins a new one."""
+        """Return the call that a piece belongs to, or None if it starts a new one."""
         if index >= 0:
             known = self.by_index.get(index)
             return known if known is None or not known.is_other_call(call_id, name) else None
@@ -95,7 +93,7 @@ class _CallIndex:
         return None if name else self.last
 
     def add(self, call: _StreamedCall, index: int) -> None:
-        """A new call."""
+        """Add a new call."""
         if index >= 0:
             self.by_index[index] = call
         if call.call_id:
@@ -104,63 +102,54 @@ class _CallIndex:
 
 
 @dataclass(slots=True)
-class _CompletionState:
-    """What has to be remembered from one chunk to the next."""
+class _CompletionState(DecoderState):
+    """State that carries over from one chunk to the next."""
 
-    calls: ToolCallState = field(default_factory=ToolCallState)
-    joiner: SurrogateJoiner = field(default_factory=SurrogateJoiner)
     call_index: _CallIndex = field(default_factory=_CallIndex)
     item_indices: dict[str, int] = field(default_factory=dict[str, int])
     item_count: int = 0
     facts: JsonObject = field(default_factory=dict[str, Any])
     usage: Usage | None = None
     finish_reason: str = ""
-    has_message: bool = False  # whether there is a message, be it an empty one
-    ended: bool = False
+    has_message: bool = False  # even an empty one
 
     def item_index(self, item: str) -> int:
-        """The place of what was thought, or of what was said."""
+        """Return the output index of the reasoning or of the message."""
         if item not in self.item_indices:
             self.item_indices[item] = self.next_index()
         return self.item_indices[item]
 
     def next_index(self) -> int:
-        """The place of a new item."""
+        """Return the output index of a new item."""
         self.item_count += 1
         return self.item_count - 1
 
 
 class ChatDecoder(StreamDecoder):
-    """Decodes the chunks of one chat completion."""
+    """Decodes a stream of the Chat Completions API.
+
+    Args:
+        **bounds: ``max_line`` and ``max_message``, as for ``StreamDecoder``.
+    """
 
     RESPONSE_FIELDS: ClassVar[frozenset[str]] = frozenset({"choices"})
 
     def __init__(self, **bounds: int) -> None:
-        super().__init__(**bounds)
         self._state = _CompletionState()
-
-    @property
-    def calls(self) -> ToolCallState:
-        """The tool calls of the response."""
-        return self._state.calls
-
-    @property
-    def ended(self) -> bool:
-        """Whether the answer is known to have ended."""
-        return self._state.ended
+        super().__init__(self._state, **bounds)
 
     def feed_whole(self, response: dict[str, Any], *, repair: bool = True) -> list[StreamEvent]:
-        """Take a whole completion: one chunk that says everything."""
+        """Decode a completion that was not streamed; see ``StreamDecoder.feed_whole``."""
         found: EventList = []
         self._decode_message(response, "", found)
         state = self._state
         if state.has_message:
-            state.finish_reason = state.finish_reason or "stop"  # it is whole; some do not say why
+            state.finish_reason = state.finish_reason or "stop"  # some servers send no reason
         elif not state.finish_reason and not any(
             isinstance(event, StreamFailed) for event in found
         ):
-            words = "the server answered without an answer: its choices are empty"
-            found.append(StreamFailed("server_error", words))
+            message = "the server returned a completion without choices"
+            found.append(StreamFailed("server_error", message))
         return [*found, *self.close()]
 
     def _decode_message(self, message: JsonObject, event: str, found: EventList) -> None:
@@ -186,19 +175,19 @@ class ChatDecoder(StreamDecoder):
     def _read_choice(self, choice: JsonObject, found: EventList) -> None:
         given: object = choice.get("delta") or choice.get("message") or {}
         if not isinstance(given, dict):
-            raise MalformedEvent("delta is no object")
+            raise MalformedEvent("delta is not an object")
         if choice.get("error"):
             found.append(StreamFailed(**fields.read_error(choice)))
-        told = cast("JsonObject", given)
-        delta = {name: value for name, value in told.items() if value is not None}
+        fields_given = cast("JsonObject", given)
+        delta = {name: value for name, value in fields_given.items() if value is not None}
         if self._state.finish_reason:
             # Some servers repeat the complete message after the chunk that ends it.
             if delta.keys() & DELTA_READERS.keys():
                 log.warning("a delta after finish_reason is ignored")
             return
-        self._state.has_message = self._state.has_message or bool(told)
+        self._state.has_message = self._state.has_message or bool(fields_given)
         if delta.get("reasoning_content") and "reasoning" in delta:
-            del delta["reasoning"]  # the same words under both of their names
+            del delta["reasoning"]  # some servers send the same text under both names
         for name, read in DELTA_READERS.items():
             if name in delta:
                 read(self._state, delta.pop(name), found)
@@ -212,22 +201,20 @@ class ChatDecoder(StreamDecoder):
     def _finish(self, found: EventList) -> None:
         state = self._state
         if state.ended or not state.finish_reason:
-            return  # nothing says that the model had finished
+            return  # the model may not have finished
         state.ended = True
         status, code = FINISH_REASONS.get(state.finish_reason, ("incomplete", state.finish_reason))
         facts: JsonObject = {**_response_facts(state), "status": status}
         match status:
             case "completed":
-                _resolve_calls(state, found)
+                _add_empty_arguments(state)
+                state.resolve_calls(found)
                 found.append(ResponseCompleted(**facts, usage=state.usage))
             case "incomplete":
                 found.append(ResponseIncomplete(**facts, reason=code, usage=state.usage))
             case "failed":
                 found.append(ResponseFailed(**facts, code=code, usage=state.usage))
         state.calls.log_summary()
-
-    def _repair_message(self, message: JsonObject, event: str) -> JsonObject:
-        return message  # every text goes through ``halves``
 
     def _expects_json(self, event: str) -> bool:
         return event in ("", "error", "message")
@@ -236,16 +223,16 @@ class ChatDecoder(StreamDecoder):
 def _get_choices(chunk: JsonObject) -> list[JsonObject]:
     choices: object = chunk.get("choices") or []
     if not isinstance(choices, list):
-        raise MalformedEvent("choices is no array")
+        raise MalformedEvent("choices is not an array")
     listed = cast("list[Any]", choices)
     return [cast("JsonObject", choice) for choice in listed if isinstance(choice, dict)]
 
 
-# What the members of a delta say.
+# Readers of the fields of a delta.
 
 
 def _read_content(state: _CompletionState, value: object, found: EventList) -> None:
-    """Text; or, from some servers, a list of parts."""
+    """Read text or, from some servers, a list of parts."""
     if isinstance(value, list):
         for part in cast("list[Any]", value):
             _read_part(state, part, found)
@@ -255,7 +242,7 @@ def _read_content(state: _CompletionState, value: object, found: EventList) -> N
 
 def _read_part(state: _CompletionState, part: object, found: EventList) -> None:
     if not isinstance(part, dict):
-        raise MalformedEvent("a part of content is no object")
+        raise MalformedEvent("a part of content is not an object")
     given = cast("JsonObject", part)
     match given.get("type"):
         case "text" | "output_text":
@@ -263,11 +250,10 @@ def _read_part(state: _CompletionState, part: object, found: EventList) -> None:
         case "refusal":
             _emit_delta(state, "refusal", fields.require_text(given, "refusal"), found)
         case "thinking":
-            thought = given.get("thinking")
-            texts = cast("list[Any]", thought) if isinstance(thought, list) else [thought]
-            for text in texts:
-                said = cast("JsonObject", text).get("text") if isinstance(text, dict) else text
-                _emit_delta(state, "reasoning", _check_text(said, "thinking"), found)
+            value = given.get("thinking")
+            for entry in cast("list[Any]", value) if isinstance(value, list) else [value]:
+                text = cast("JsonObject", entry).get("text") if isinstance(entry, dict) else entry
+                _emit_delta(state, "reasoning", _check_text(text, "thinking"), found)
         case _:
             found.append(OpaqueEvent("part", given))
 
@@ -300,15 +286,15 @@ def _emit_delta(
 
 def _read_tool_calls(state: _CompletionState, value: object, found: EventList) -> None:
     if not isinstance(value, list):
-        raise MalformedEvent("tool_calls is no array")
+        raise MalformedEvent("tool_calls is not an array")
     for entry in cast("list[Any]", value):
         if not isinstance(entry, dict):
-            raise MalformedEvent("a tool call is no object")
+            raise MalformedEvent("a tool call is not an object")
         _read_call(state, cast("JsonObject", entry), found)
 
 
 def _read_function_call(state: _CompletionState, value: object, found: EventList) -> None:
-    """The one call of the API's first years."""
+    """Read the single call of the API's first version."""
     _read_call(state, {"function": value}, found)
 
 
@@ -316,9 +302,9 @@ def _read_call(state: _CompletionState, entry: JsonObject, found: EventList) -> 
     custom = isinstance(entry.get("custom"), dict)
     inner = entry.get("custom" if custom else "function", entry)
     if not isinstance(inner, dict):
-        raise MalformedEvent("a tool call says nothing of its function")
-    said = cast("JsonObject", inner)
-    index, name = fields.get_index(entry, "index"), fields.get_text(said, "name")
+        raise MalformedEvent("a tool call has no function")
+    function = cast("JsonObject", inner)
+    index, name = fields.get_index(entry, "index"), fields.get_text(function, "name")
     call_id = entry.get("id")
     seen = state.call_index.find(index, valid_call_id(call_id), name)
     if seen is None:
@@ -330,7 +316,8 @@ def _read_call(state: _CompletionState, entry: JsonObject, found: EventList) -> 
         found += state.calls.start(
             ToolCallUpdate(seen.call_id, name, "", seen.output_index, custom)
         )
-    _read_arguments(state, said.get("input" if custom else "arguments"), seen.output_index, found)
+    arguments = function.get("input" if custom else "arguments")
+    _read_arguments(state, arguments, seen.output_index, found)
 
 
 def _read_arguments(
@@ -355,26 +342,23 @@ DELTA_READERS: dict[str, Callable[[_CompletionState, object, EventList], None]] 
     "tool_calls": _read_tool_calls,
     "function_call": _read_function_call,
 }
-"""The members of a delta that are read, in the order in which they are."""
+"""The fields of a delta that are read, in this order."""
 _IGNORED_FIELDS = frozenset({"role", "name", "reasoning_details", "annotations"})
-"""Members that say nothing more; what is in neither is passed on as it came."""
+"""Fields that are ignored; any other is passed on as an ``OpaqueEvent``."""
 
 
-def _resolve_calls(state: _CompletionState, found: EventList) -> None:
-    """The answer is whole, so its calls are: one without arguments takes none."""
+def _add_empty_arguments(state: _CompletionState) -> None:
+    """Set the arguments of calls that have none: their response is complete."""
     for call in state.calls.sorted_calls():
         if not call.completed and call.name and not call.arguments:
             state.calls.set_arguments("", call.output_index, "" if call.custom else "{}")
-    events, unresolved = state.calls.resolve_open()
-    found += events
-    found += [AnomalyNoted("unresolved_call", name) for name in unresolved]
 
 
-# What chunks say about the response as a whole.
+# Fields of the response itself.
 
 
 def _update_facts(state: _CompletionState, chunk: JsonObject, found: EventList) -> None:
-    """Every chunk repeats the facts; the first to say one counts, and the last count of tokens."""
+    """Update the response fields, of which the first value counts, and usage, of which the last does."""
     began = bool(state.facts)
     for name in ("id", "model", "created"):
         state.facts[name] = state.facts.get(name) or chunk.get(name)
@@ -394,7 +378,7 @@ def _response_facts(state: _CompletionState) -> JsonObject:
 
 
 def read_usage(chunk: JsonObject) -> Usage | None:
-    """The tokens, if this chunk counts them."""
+    """Return the token counts of a chunk, if there are any."""
     given = chunk.get("usage")
     if not isinstance(given, dict):
         return None

@@ -1,18 +1,20 @@
-"""What the decoders of all APIs share: bytes of SSE or messages in, Events out.
+"""The base class of all stream decoders: SSE bytes or parsed messages in, events out.
 
-One decoder serves one response. Nothing that a server writes makes it raise (but for ``StreamTooLarge``):
-what cannot be read is noted with its type, number and member names, and the stream goes on. The
-assembler hears what was noted and does not take a damaged stream for a whole one.
+One decoder reads one response. No server data makes it raise, except that ``StreamTooLarge`` limits memory:
+an event that cannot be parsed is reported as ``AnomalyNoted`` with its type, number and member names, and
+decoding continues. The assembler then does not report a damaged stream as complete.
 """
 
 import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 from kedge.events.fields import JsonObject, describe_event
 from kedge.events.sse import MAX_LINE, MAX_MESSAGE, SSEDecoder, SSEMessage
+from kedge.events.surrogates import SurrogateJoiner
 from kedge.events.tool_calls import ToolCallState
 from kedge.events.types import AnomalyKind, AnomalyNoted, OpaqueEvent, StreamEvent
 
@@ -21,44 +23,98 @@ log = logging.getLogger(__name__)
 DONE = "[DONE]"
 EventList = list[StreamEvent]
 
-# A log probability of minus infinity is no JSON, but servers write it; it is not worth an event.
+# Servers send log probabilities of -Infinity, which is not JSON; they are read as null.
 _json_decoder = json.JSONDecoder(parse_constant=lambda _: None)
 
 
+@dataclass(slots=True)
+class DecoderState:
+    """State that the decoders of all APIs carry over from one message to the next."""
+
+    calls: ToolCallState = field(default_factory=ToolCallState)
+    joiner: SurrogateJoiner = field(default_factory=SurrogateJoiner)
+    started: bool = False
+    ended: bool = False
+
+    def resolve_calls(self, found: EventList) -> None:
+        """Complete the tool calls of a complete response, and report those that cannot be."""
+        events, unresolved = self.calls.resolve_open()
+        found += events
+        found += [AnomalyNoted("unresolved_call", name) for name in unresolved]
+
+
 class StreamDecoder(ABC):
-    """Decodes the stream of one response; the subclasses know what its messages mean."""
+    """Decodes the stream of one response; the base class of the decoders of each API.
+
+    Args:
+        state: The state of the subclass, if it has more than ``DecoderState``.
+        max_line: The maximum length of an SSE line, in bytes.
+        max_message: The maximum length of an SSE message, in bytes.
+    """
 
     RESPONSE_FIELDS: ClassVar[frozenset[str]]
-    """Members of which a whole answer has at least one."""
+    """Members of which a complete response object has at least one."""
 
-    def __init__(self, *, max_line: int = MAX_LINE, max_message: int = MAX_MESSAGE) -> None:
+    def __init__(
+        self,
+        state: DecoderState | None = None,
+        *,
+        max_line: int = MAX_LINE,
+        max_message: int = MAX_MESSAGE,
+    ) -> None:
         self.malformed = self.unknown = 0
+        self._common = state or DecoderState()
         self._sse = SSEDecoder(max_line=max_line, max_message=max_message)
         self._closed = False
 
     @property
-    @abstractmethod
     def calls(self) -> ToolCallState:
         """The tool calls of the response."""
+        return self._common.calls
 
     @property
-    @abstractmethod
     def ended(self) -> bool:
-        """Whether the response's terminal event has come."""
+        """Whether the terminal event of the response was decoded."""
+        return self._common.ended
 
     @abstractmethod
     def feed_whole(self, response: dict[str, Any], *, repair: bool = True) -> list[StreamEvent]:
-        """Take a whole response and the end; ``torn`` tells whether it may hold half characters."""
+        """Decode a response that was not streamed, and close the decoder.
+
+        Args:
+            response: The parsed response object.
+            repair: Whether its texts may hold lone surrogates, which are then replaced.
+
+        Returns:
+            The events of the response.
+        """
 
     def feed(self, chunk: bytes) -> list[StreamEvent]:
-        """Take some bytes of an SSE stream; give the events that they complete."""
+        """Decode a chunk of an SSE stream.
+
+        Args:
+            chunk: Any number of bytes; events may be split anywhere.
+
+        Returns:
+            The events that this chunk completes.
+
+        Raises:
+            StreamTooLarge: If a line or message exceeds its limit.
+        """
         found: EventList = []
         for message in self._sse.feed(chunk):
             self._read_sse_message(message, found)
         return found
 
     def feed_message(self, message: str | bytes | Mapping[str, Any]) -> list[StreamEvent]:
-        """Take one message of a WebSocket; give the events it holds."""
+        """Decode one WebSocket message.
+
+        Args:
+            message: The message as text, as bytes or parsed.
+
+        Returns:
+            The events that it holds.
+        """
         found: EventList = []
         if isinstance(message, Mapping):
             self._decode_message(self._repair_message(dict(message), ""), "", found)
@@ -68,7 +124,12 @@ class StreamDecoder(ABC):
         return found
 
     def close(self) -> list[StreamEvent]:
-        """Take the end of the stream; give the event that lacked only its closing blank line."""
+        """End the stream; may be called more than once.
+
+        Returns:
+            The events of a last message that lacks only its closing blank line, and those that the end
+            of the stream implies.
+        """
         found: EventList = []
         if not self._closed:
             self._closed = True
@@ -76,7 +137,7 @@ class StreamDecoder(ABC):
                 if message.data.startswith(DONE) or _parse_object(message.data) is not None:
                     self._read_sse_message(message, found)
                 else:
-                    log.debug("the stream was cut inside an event")
+                    log.debug("the stream ended inside an event")
             self._finish(found)
             if not self.ended:
                 self.calls.log_summary()
@@ -84,18 +145,22 @@ class StreamDecoder(ABC):
 
     @abstractmethod
     def _decode_message(self, message: JsonObject, event: str, found: EventList) -> None:
-        """Read one message; ``event`` is the name under which it came, if any."""
+        """Decode one parsed message; ``event`` is its SSE event name, if any."""
 
-    @abstractmethod
     def _repair_message(self, message: JsonObject, event: str) -> JsonObject:
-        """The message with torn characters mended, but for deltas: their other half may follow."""
+        """Replace lone surrogates, except in deltas, whose other half may follow.
+
+        By default nothing is replaced here: a decoder may pass every text through its joiner instead.
+        """
+        del event
+        return message
 
     @abstractmethod
     def _expects_json(self, event: str) -> bool:
-        """Whether an event of this name should have been JSON; others are somebody's keep-alive."""
+        """Return whether an event of this name must be JSON; others are keep-alives of proxies."""
 
-    def _finish(self, found: EventList) -> None:  # noqa: B027 - for most, nothing
-        """The stream said that it is done, or it is over: what that means, if anything."""
+    def _finish(self, found: EventList) -> None:  # noqa: B027 - optional
+        """Emit what the end of the stream implies."""
 
     def _read_sse_message(self, message: SSEMessage, found: EventList) -> None:
         event, data = message
@@ -116,9 +181,7 @@ class StreamDecoder(ABC):
     ) -> None:
         if not known:
             self.unknown += 1
-            log.debug(
-                "an event of an unknown type is passed on: %s", describe_event(kind, message, "-")
-            )
+            log.debug("event of unknown type passed on: %s", describe_event(kind, message, "-"))
         found.append(OpaqueEvent(kind, message))
 
     def _report_malformed(self, kind: str, message: object, problem: str, found: EventList) -> None:
@@ -126,13 +189,13 @@ class StreamDecoder(ABC):
         self._report_anomaly("malformed", describe_event(kind, message, problem), found)
 
     def _report_anomaly(self, kind: AnomalyKind, detail: str, found: EventList) -> None:
-        log.warning("the stream is not in order (%s): %s", kind, detail)
+        log.warning("stream problem (%s): %s", kind, detail)
         found.append(AnomalyNoted(kind, detail))
 
 
 def _parse_object(data: str) -> JsonObject | None:
     try:
         value = _json_decoder.decode(data)
-    except (ValueError, RecursionError):  # a number of too many digits is a ValueError as well
+    except (ValueError, RecursionError):  # a number with too many digits is a ValueError
         return None
     return cast("JsonObject", value) if type(value) is dict else None

@@ -1,4 +1,4 @@
-"""Reading the members of a Responses API event, and saying what is wrong without saying what is in it."""
+"""Read fields of decoded events, and describe malformed events without their content."""
 
 import re
 from collections.abc import Mapping
@@ -10,18 +10,18 @@ from kedge.events.types import Usage
 JsonObject = dict[str, Any]
 
 CALL_ARGUMENTS = {"function_call": "arguments", "custom_tool_call": "input"}
-"""The item types that are calls of our tools, with the member that holds what the model wrote."""
+"""The item types of tool calls, with the field that holds the arguments."""
 
 _NAME_PATTERN = re.compile(r"[A-Za-z_][\w.\-]{0,63}")
 _MAX_NAMES = 12
 
 
 class MalformedEvent(Exception):
-    """An event lacks a member or has one of the wrong type; the message names it."""
+    """A field of an event is missing or has the wrong type; the message names it."""
 
 
 def require_text(message: JsonObject, name: str) -> str:
-    """A text that must be there."""
+    """Return a required text field."""
     value = message.get(name)
     if type(value) is not str:
         raise MalformedEvent(f"{name} is {_type_name(value)}, not a string")
@@ -29,24 +29,24 @@ def require_text(message: JsonObject, name: str) -> str:
 
 
 def get_text(message: Mapping[str, Any], name: str) -> str:
-    """A text that may be missing."""
+    """Return a text field, or an empty string."""
     value = message.get(name)
     return value if type(value) is str else ""
 
 
 def get_index(message: JsonObject, name: str = "output_index") -> int:
-    """A place that may be missing."""
+    """Return an index field, or -1."""
     value = message.get(name)
     return value if type(value) is int and value >= 0 else -1
 
 
 def get_part_index(message: JsonObject, name: str) -> int:
-    """The place of a part in its item; the first if it is missing."""
+    """Return the index of a part in its item, or 0."""
     return max(get_index(message, name), 0)
 
 
 def require_object(message: JsonObject, name: str) -> JsonObject:
-    """An object that must be there."""
+    """Return a required object field."""
     value = message.get(name)
     if not isinstance(value, dict):
         raise MalformedEvent(f"{name} is {_type_name(value)}, not an object")
@@ -54,7 +54,7 @@ def require_object(message: JsonObject, name: str) -> JsonObject:
 
 
 def read_facts(response: JsonObject) -> JsonObject:
-    """What a response says about itself, as ``ResponseFacts`` names it."""
+    """Return the fields of ``ResponseFacts`` from a response object."""
     created_at = response.get("created_at")
     echo = response.get("previous_response_id")
     return {
@@ -69,7 +69,7 @@ def read_facts(response: JsonObject) -> JsonObject:
 
 
 def read_usage(response: JsonObject) -> Usage | None:
-    """The tokens of a response, if the server counted them."""
+    """Return the token counts of a response, if there are any."""
     counts = response.get("usage")
     if not isinstance(counts, dict):
         return None
@@ -86,12 +86,12 @@ def read_usage(response: JsonObject) -> Usage | None:
 
 
 def is_tool_call(item: JsonObject) -> bool:
-    """Whether an item is a call of one of our tools."""
+    """Return whether an item is a call of a client-side tool."""
     return get_text(item, "type") in CALL_ARGUMENTS
 
 
 def read_call(item: JsonObject, output_index: int) -> ToolCallUpdate:
-    """What an item says about a call."""
+    """Return what an item holds about a tool call."""
     kind = item["type"]
     written = item.get(CALL_ARGUMENTS[kind])
     return ToolCallUpdate(
@@ -106,7 +106,7 @@ def read_call(item: JsonObject, output_index: int) -> ToolCallUpdate:
 
 
 def read_error(message: JsonObject) -> JsonObject:
-    """An error, nested under ``error`` or flat, as ``StreamFailed`` names its members."""
+    """Return the fields of ``StreamFailed`` from an error, nested under ``error`` or flat."""
     inner = message.get("error", message)
     if not isinstance(inner, dict):
         return {"message": inner if isinstance(inner, str) else ""}
@@ -123,7 +123,7 @@ def read_error(message: JsonObject) -> JsonObject:
 
 
 def describe_event(event: str, message: object, problem: str) -> str:
-    """What is wrong with an event: its type, number and the names of its members, never a value."""
+    """Describe a malformed event by its type, number and field names, never by a value."""
     if not isinstance(message, dict):
         return f"{_safe_name(event)}: {problem}"
     given = cast("JsonObject", message)
@@ -135,12 +135,12 @@ def describe_event(event: str, message: object, problem: str) -> str:
 
 
 def _safe_name(name: str) -> str:
-    """A name as it is, unless it looks like something else than a name."""
+    """Return a name if it looks like one, since servers may put content there."""
     return name if _NAME_PATTERN.fullmatch(name) else "(unnamed)" if not name else "(unprintable)"
 
 
 def get_count(given: object, name: str) -> int:
-    """A number of tokens; none where it is missing or no number."""
+    """Return a token count, or 0 if it is missing or not a number."""
     if not isinstance(given, dict):
         return 0
     value = cast("JsonObject", given).get(name)

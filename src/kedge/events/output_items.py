@@ -1,7 +1,8 @@
-"""The items of a response as they grow, each in its slot.
+"""Build the output items of a response from its events.
 
-A slot is found by the item's id, a call's also by its ``call_id``; an id that nobody has heard of yet may
-belong to the only open item of that type at the same place, for not every server keeps to its ids.
+The builder of an item is found by item id, and that of a call also by ``call_id``. An unknown id may belong
+to the only open item of that type at the same output index, because some servers change ids within a
+stream.
 """
 
 import logging
@@ -52,31 +53,31 @@ MESSAGE, REASONING, FUNCTION_CALL, CUSTOM_CALL = (
     "function_call",
     "custom_tool_call",
 )
-"""The types of item that can be built from deltas; every other type needs its finished item."""
+"""The item types that can be built from deltas; others need the finished item."""
 CALL_TYPES = (FUNCTION_CALL, CUSTOM_CALL)
 
 
 @dataclass(slots=True)
 class PartBuilder:
-    """The text of one part: pieces, until somebody says the whole of it."""
+    """Collects the text of one part: its deltas, until the complete text arrives."""
 
     pieces: list[str] = field(default_factory=list[str])
     is_complete: bool = False
 
     @property
     def text(self) -> str:
-        """All of it so far; halves of characters that meet here become one."""
+        """The text so far; surrogate pairs that were split between deltas are joined."""
         return repair_surrogates("".join(self.pieces))
 
     def complete(self, text: str) -> None:
-        """Take the whole text; an empty one after words is a server's omission."""
+        """Set the complete text; an empty one after deltas is an omission of the server."""
         if self.is_complete or (self.pieces and not text):
             self.is_complete = True
             return
         if self.pieces and (known := self.text) != text:
             log.warning(
-                "a part's whole text (%d characters) differs from its deltas (%d characters); "
-                "the whole text counts",
+                "the complete text of a part (%d characters) differs from its deltas (%d characters); "
+                "the complete text is used",
                 len(text),
                 len(known),
             )
@@ -85,7 +86,7 @@ class PartBuilder:
 
 @dataclass(slots=True)
 class ItemBuilder:
-    """One item of output as it grows."""
+    """Collects the events of one output item."""
 
     type: str
     output_index: int
@@ -106,21 +107,21 @@ class ItemBuilder:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the whole item is known, from the item itself or, of a call, from its words."""
+        """Whether the item is complete: it was sent as finished, or the arguments of a call were."""
         return self.item is not None or (self.type in CALL_TYPES and self.arguments.is_complete)
 
     @property
     def is_cut(self) -> bool:
-        """Whether the provider itself calls the item unfinished."""
+        """Whether the provider marks the item as incomplete."""
         return self.item is not None and self.item.get("status") in ("incomplete", "in_progress")
 
     @property
     def has_content(self) -> bool:
-        """Whether there is anything that a block could be built from."""
+        """Whether there is anything to build a block from."""
         return bool(self.item or self.parts or self.call_id)
 
     def set_item(self, item: Item) -> None:
-        """Take the finished item; the first one counts, and a different second one is logged."""
+        """Set the finished item; the first one is used, and a different second one is logged."""
         if self.item is None:
             self.item = item
         elif self.item != item and _items_differ(
@@ -135,21 +136,21 @@ class ItemBuilder:
             )
 
     def build_block(self, response_id: str, origin: str, *, partial: bool = False) -> Block | None:
-        """The block, as far as it can be built; ``None`` if there is nothing to build it from."""
+        """Build the block as far as possible; None if there is nothing to build it from."""
         metadata = {
             RESPONSE_ID: response_id,
             ITEM_ID: self.item_id,
             OUTPUT_INDEX: self.output_index,
             PARTIAL: partial or None,
         }
-        kept = {name: value for name, value in metadata.items() if value not in ("", None)}
-        identity = {"id": self.block_id, "origin": origin, "metadata": kept}
+        known = {name: value for name, value in metadata.items() if value not in ("", None)}
+        identity = {"id": self.block_id, "origin": origin, "metadata": known}
         if self.item is not None:
             return block_from_item(self._with_call_id(self.item), **identity)
         return self._build_from_deltas(identity)
 
     def _with_call_id(self, item: Item) -> Item:
-        """The item under the id that its call goes by now."""
+        """Return the item with the current id of its call."""
         if self.type in CALL_TYPES and self.call_id and item.get("call_id") != self.call_id:
             return {**item, "call_id": self.call_id}
         return item
@@ -177,7 +178,7 @@ class ItemBuilder:
 
 
 def _items_differ(one: Item, other: Item) -> bool:
-    """Whether two items say different things to a model."""
+    """Return whether two items differ in what a model sees."""
     try:
         return block_from_item(one) != block_from_item(other)
     except InvalidTurn:
@@ -185,7 +186,7 @@ def _items_differ(one: Item, other: Item) -> bool:
 
 
 class OutputBuilder:
-    """The slots of one response."""
+    """Builds the output items of one response."""
 
     def __init__(self) -> None:
         self._items: list[ItemBuilder] = []
@@ -199,8 +200,8 @@ class OutputBuilder:
     def anchor_problem(self) -> str:
         """Why these items may differ from what the server stored; empty if nothing says so.
 
-        A finished response lists its items once more. If the list and the stream disagree, nobody can
-        tell which version the server remembers, so neither is proof of its memory.
+        A finished response lists its items once more. If the list and the stream differ, it is unknown
+        which version the server stored, so the response proves nothing about the server's memory.
         """
         for slot in self._items:
             if slot.is_contradicted:
@@ -214,34 +215,34 @@ class OutputBuilder:
         return ""
 
     def sorted_items(self) -> list[ItemBuilder]:
-        """The slots in the order of the output."""
+        """Return the items in output order."""
         return sorted(self._items, key=attrgetter("output_index"))
 
     def add_text(self, event: TextDelta) -> None:
-        """Text of a message."""
+        """Add text to a message."""
         part = self._find_part(MESSAGE, event, "text", event.content_index)
         if not part.is_complete:
             part.pieces.append(event.delta)
 
     def add_refusal(self, event: RefusalDelta) -> None:
-        """Words of a refusal."""
+        """Add text to a refusal."""
         part = self._find_part(MESSAGE, event, "refusal", event.content_index)
         if not part.is_complete:
             part.pieces.append(event.delta)
 
     def add_reasoning(self, event: ReasoningDelta) -> None:
-        """A piece of a summary or of the reasoning itself."""
+        """Add text to a reasoning summary or to the reasoning itself."""
         part = self._find_part(REASONING, event, event.kind, event.index)
         if not part.is_complete:
             part.pieces.append(event.delta)
 
     def complete_part(self, event: PartCompleted) -> None:
-        """The whole of a part."""
+        """Set the complete text of a part."""
         kind = MESSAGE if event.kind in ("text", "refusal") else REASONING
         self._find_part(kind, event, event.kind, event.index).complete(event.text)
 
     def start_call(self, event: ToolCallStarted) -> None:
-        """A call begins."""
+        """Start a tool call."""
         if event.call_id not in self._by_call:
             kind = CUSTOM_CALL if event.custom else FUNCTION_CALL
             slot = self._add_item(kind, event.item_id, event.output_index)
@@ -250,13 +251,13 @@ class OutputBuilder:
             self._by_call[event.call_id] = slot
 
     def add_arguments(self, event: ToolArgumentsDelta) -> None:
-        """Some of a call's arguments."""
+        """Add to the arguments of a call."""
         slot = self._by_call.get(event.call_id)
         if slot is not None and not slot.arguments.is_complete:
             slot.arguments.pieces.append(event.delta)
 
     def rename_call(self, event: ToolCallRenamed) -> None:
-        """The provider's own id of a call."""
+        """Change the id of a call to the provider's own."""
         slot = self._by_call.pop(event.was, None)
         if slot is not None:
             slot.call_id = event.call_id
@@ -264,7 +265,7 @@ class OutputBuilder:
             self._by_call[event.call_id] = slot
 
     def complete_call(self, event: ToolCallCompleted) -> None:
-        """A call is whole."""
+        """Complete a tool call."""
         self.start_call(
             ToolCallStarted(
                 event.call_id, event.name, event.item_id, event.output_index, event.custom
@@ -275,11 +276,11 @@ class OutputBuilder:
         slot.arguments = PartBuilder([event.arguments], is_complete=True)
 
     def start_item(self, event: ItemStarted) -> None:
-        """An item begins."""
+        """Start an item."""
         self._find_item(event.type, event.item_id, event.output_index, match_other_ids=False)
 
     def complete_item(self, event: ItemCompleted) -> None:
-        """An item is whole; the first to say so counts."""
+        """Complete an item; the first finished version is used."""
         item_id, item_type, call_id = _item_keys(event.item)
         slot = self._by_call.get(call_id)
         if slot is None:
@@ -287,7 +288,7 @@ class OutputBuilder:
         slot.set_item(event.item)
 
     def merge_listed(self, items: tuple[Item, ...]) -> None:
-        """The finished response lists its items; what the stream did not bring is taken from there."""
+        """Add what the finished response lists and the stream did not contain."""
         listed = list(enumerate(items))
         known = match_items(
             listed,
@@ -311,7 +312,7 @@ class OutputBuilder:
             != [id(slot) for slot in order if slot.type != REASONING]
         )
 
-    # Finding the slot that an event speaks of.
+    # Find the item that an event belongs to.
 
     def _find_part(self, kind: str, event: Any, part: PartKind, index: int) -> PartBuilder:
         slot = self._by_item.get(event.item_id)
@@ -326,10 +327,10 @@ class OutputBuilder:
     def _find_item(
         self, kind: str, item_id: str, output_index: int, *, match_other_ids: bool = True
     ) -> ItemBuilder:
-        """The slot of this item, or the only open one at its place, or a new one."""
+        """Return this item, else the only open one at its index, else a new one."""
         slot = self._by_item.get(item_id)
         if slot is not None and slot.item and output_index not in (-1, slot.output_index):
-            slot = None  # that item is whole; this is another one under the same id
+            slot = None  # that item is finished; this is another one with the same id
         if slot is None:
             here = [
                 slot
@@ -345,9 +346,9 @@ class OutputBuilder:
         return slot
 
     def _add_item(self, kind: str, item_id: str, output_index: int) -> ItemBuilder:
-        place = output_index if output_index >= 0 else self._last_index + 1
-        self._last_index = max(self._last_index, place)
-        slot = ItemBuilder(kind, place, item_id)
+        index = output_index if output_index >= 0 else self._last_index + 1
+        self._last_index = max(self._last_index, index)
+        slot = ItemBuilder(kind, index, item_id)
         self._items.append(slot)
         self._by_index.setdefault(output_index, []).append(slot)
         if item_id:
@@ -356,7 +357,7 @@ class OutputBuilder:
 
 
 def _item_keys(item: Item) -> tuple[str, str, str]:
-    """The item's id, its type, and its call id if it is a call."""
+    """Return the item's id, its type and, of a call, its call id."""
     item_id, item_type, call_id = item.get("id"), item.get("type", MESSAGE), item.get("call_id")
     return (
         item_id if isinstance(item_id, str) else "",
@@ -377,4 +378,4 @@ EVENT_HANDLERS: dict[type[Event], Callable[[OutputBuilder, Any], None]] = {
     ItemStarted: OutputBuilder.start_item,
     ItemCompleted: OutputBuilder.complete_item,
 }
-"""What fills the slots, and how."""
+"""The method that applies each type of event."""

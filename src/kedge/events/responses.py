@@ -1,7 +1,7 @@
-"""The Responses API's stream, decoded: bytes of SSE or messages of a WebSocket in, Events out.
+"""Decode streams of the Responses API, from SSE bytes or WebSocket messages.
 
-What each type of event means is in ``kedge.events.responses``; events come with numbers, by which duplicates
-are recognised and gaps noted.
+``EVENT_READERS`` maps each event type to the function that reads it; ``OPAQUE_TYPES`` are known types that are
+passed on without being interpreted. Sequence numbers reveal duplicate events and gaps.
 """
 
 import logging
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast
 
 from kedge.events import fields
-from kedge.events.decoder import StreamDecoder
+from kedge.events.decoder import DecoderState, EventList, StreamDecoder
 from kedge.events.fields import CALL_ARGUMENTS, JsonObject, MalformedEvent, get_index, get_text
 from kedge.events.sequence_numbers import SequenceChecker
 from kedge.events.sse import MAX_LINE, MAX_MESSAGE
-from kedge.events.surrogates import SurrogateJoiner, repair_surrogates
-from kedge.events.tool_calls import ToolCall, ToolCallState
+from kedge.events.surrogates import repair_surrogates
+from kedge.events.tool_calls import ToolCall
 from kedge.events.types import (
     AnomalyNoted,
     ItemCompleted,
@@ -34,7 +34,6 @@ from kedge.events.types import (
     TextDelta,
 )
 
-EventList = list[StreamEvent]
 DeltaEvent = TextDelta | RefusalDelta | ReasoningDelta
 FinalStatus = Literal["completed", "incomplete", "failed"]
 
@@ -115,14 +114,10 @@ class OutputIndexes:
 
 
 @dataclass(slots=True)
-class StreamState:
+class StreamState(DecoderState):
     """State that carries over from one event to the next."""
 
-    calls: ToolCallState = field(default_factory=ToolCallState)
-    joiner: SurrogateJoiner = field(default_factory=SurrogateJoiner)
     indexes: OutputIndexes = field(default_factory=OutputIndexes)
-    started: bool = False
-    ended: bool = False
     replaced: bool = False
     """Whether a message other than a delta held a lone surrogate, which was replaced."""
 
@@ -131,7 +126,7 @@ EventReader = Callable[[StreamState, JsonObject, EventList], None]
 
 
 def _read_response_started(state: StreamState, message: JsonObject, found: EventList) -> None:
-    """The first word about the response counts; ``queued`` and ``in_progress`` may repeat it."""
+    """Read the start of the response; ``queued`` and ``in_progress`` may repeat it."""
     if state.started:
         found.append(OpaqueEvent(message["type"], message))
         return
@@ -156,7 +151,7 @@ def _read_item_done(state: StreamState, message: JsonObject, found: EventList) -
         call, events = state.calls.finish(fields.read_call(item, output_index))
         found += events
         if not call.name:
-            raise MalformedEvent("a tool call without a name")
+            raise MalformedEvent("the tool call has no name")
         item = _complete_call_item(item, call)
     found.append(ItemCompleted(item, output_index))
 
@@ -227,11 +222,11 @@ def _read_error(_: StreamState, message: JsonObject, found: EventList) -> None:
     found.append(StreamFailed(**fields.read_error(message)))
 
 
-# The end of a response. Its type and its own status must agree: the worse of the two counts.
+# The end of a response. If the event type and the status of the response differ, the worse one is used.
 
 _STATUS_ENDINGS: dict[str, FinalStatus] = {
     "completed": "completed",
-    "": "completed",  # a server that does not say
+    "": "completed",  # some servers send no status
     "incomplete": "incomplete",
 }
 
@@ -252,7 +247,7 @@ def _terminal_reader(ending: FinalStatus, code: str = "") -> EventReader:
         match _worse_status(ending, by_status):
             case "completed":
                 output = _read_output(state, response, found)
-                _resolve_calls(state, found)
+                state.resolve_calls(found)
                 found.append(ResponseCompleted(**facts, usage=usage, output=output))
             case "incomplete":
                 output = _read_output(state, response, found)
@@ -270,7 +265,7 @@ def _read_failure(response: JsonObject, code: str) -> JsonObject:
     status = fields.get_text(response, "status")
     if status not in ("failed", "cancelled", ""):
         code = code or "status_mismatch"
-        message = "the response was said to have ended, but its status says otherwise"
+        message = f"the terminal event does not match the status of the response ({status})"
     else:
         code = code or status
         message = ""
@@ -280,16 +275,18 @@ def _read_failure(response: JsonObject, code: str) -> JsonObject:
 def _read_output(
     state: StreamState, response: JsonObject, found: EventList
 ) -> tuple[JsonObject, ...] | None:
-    """The items that a finished response lists; calls among them settle what is still open."""
+    """Return the items that a finished response lists; calls among them complete the open ones."""
     if not isinstance(response.get("output"), list):
         return None
     listed = cast("list[Any]", response["output"])
     items = [cast("JsonObject", item) for item in listed if isinstance(item, dict)]
     if len(items) < len(listed):
-        found.append(AnomalyNoted("malformed", "the finished response lists what is no item"))
-    places = [at for at, item in enumerate(items) if fields.is_tool_call(item)]
-    calls = state.calls.reconcile([fields.read_call(items[at], at) for at in places])
-    for at, (call, events) in zip(places, calls, strict=True):
+        found.append(
+            AnomalyNoted("malformed", "the finished response lists something that is not an item")
+        )
+    positions = [at for at, item in enumerate(items) if fields.is_tool_call(item)]
+    calls = state.calls.reconcile([fields.read_call(items[at], at) for at in positions])
+    for at, (call, events) in zip(positions, calls, strict=True):
         found += events
         if _contradicts_call(items[at], call):
             detail = f"call {call.call_id!r} differs in the finished response"
@@ -305,14 +302,8 @@ def _contradicts_call(item: JsonObject, call: ToolCall) -> bool:
     return any(one and one != other for one, other in zip(listed, known, strict=True))
 
 
-def _resolve_calls(state: StreamState, found: EventList) -> None:
-    events, unresolved = state.calls.resolve_open()
-    found += events
-    found += [AnomalyNoted("unresolved_call", name) for name in unresolved]
-
-
 def _complete_call_item(item: JsonObject, call: ToolCall) -> JsonObject:
-    """The item with what it should say about its call, where it does not."""
+    """Return the item with the call's id, name and arguments filled in."""
     member = CALL_ARGUMENTS[item["type"]]
     known = {"call_id": call.call_id, "name": call.name, member: call.arguments}
     if all(item.get(name) == value for name, value in known.items()):
@@ -355,7 +346,7 @@ EVENT_READERS: dict[str, EventReader] = {
 }
 
 DELTA_TYPES = frozenset(kind for kind in EVENT_READERS if kind.endswith(".delta"))
-"""The deltas whose characters may be torn and are put together on the way."""
+"""The deltas whose text goes through the ``SurrogateJoiner``."""
 
 OPAQUE_TYPES = frozenset(
     f"response.{kind}"
@@ -409,10 +400,13 @@ log = logging.getLogger(__name__)
 
 
 class ResponsesDecoder(StreamDecoder):
-    """Decodes the stream of one response.
+    """Decodes a stream of the Responses API.
 
-    ``stream_id`` is the lane of a WebSocket that carries several responses at once; messages of other
-    lanes are passed over.
+    Args:
+        stream_id: The lane of this response on a WebSocket that carries several at once; messages of other
+            lanes are ignored.
+        max_line: The maximum length of an SSE line, in bytes.
+        max_message: The maximum length of an SSE message, in bytes.
     """
 
     RESPONSE_FIELDS: ClassVar[frozenset[str]] = frozenset({"output", "status"})
@@ -424,30 +418,27 @@ class ResponsesDecoder(StreamDecoder):
         max_line: int = MAX_LINE,
         max_message: int = MAX_MESSAGE,
     ) -> None:
-        super().__init__(max_line=max_line, max_message=max_message)
+        self._state = StreamState()
+        super().__init__(self._state, max_line=max_line, max_message=max_message)
         self.duplicates = self.gaps = self.late = 0
         self._stream_id = stream_id
-        self._state = StreamState()
         self._sequence = SequenceChecker()
 
-    @property
-    def calls(self) -> ToolCallState:
-        """The tool calls of the response."""
-        return self._state.calls
-
-    @property
-    def ended(self) -> bool:
-        """Whether the response's terminal event has come."""
-        return self._state.ended
-
     def feed_parsed(self, message: dict[str, Any]) -> list[StreamEvent]:
-        """Take one message whose text is known to hold no half characters; it is not walked."""
+        """Decode one parsed message that holds no lone surrogates; they are not searched for.
+
+        Args:
+            message: The message.
+
+        Returns:
+            The events that it holds.
+        """
         found: EventList = []
         self._decode_message(message, "", found)
         return found
 
     def feed_whole(self, response: dict[str, Any], *, repair: bool = True) -> list[StreamEvent]:
-        """Take a whole response: the events of its beginning and of its end."""
+        """Decode a response that was not streamed; see ``StreamDecoder.feed_whole``."""
         begun = {name: value for name, value in response.items() if name != "output"}
         ended = f"response.{response.get('status') or 'completed'}"
         feed = self.feed_message if repair else self.feed_parsed
@@ -496,7 +487,7 @@ class ResponsesDecoder(StreamDecoder):
         return bool(lane and self._stream_id and lane != self._stream_id)
 
     def _is_duplicate(self, kind: str, message: JsonObject, found: EventList) -> bool:
-        """Whether the event came before; gaps and late events are noted on the way."""
+        """Return whether this event was decoded before; report gaps and late events."""
         number = message.get("sequence_number")
         if type(number) is not int or number < 0 or not self._sequence.reliable:
             return False
@@ -505,15 +496,19 @@ class ResponsesDecoder(StreamDecoder):
         match self._sequence.classify(number, hash(same)):
             case "fresh":
                 if not self._sequence.reliable:
-                    log.warning("event number %d came twice; the numbers are ignored", number)
+                    log.warning(
+                        "sequence number %d was used twice; sequence numbers are ignored", number
+                    )
             case "duplicate":
                 self.duplicates += 1
-                log.debug("event number %d came twice; the second is ignored", number)
+                log.debug("event %d was received twice; the second is ignored", number)
                 return True
             case "gap":
                 self.gaps += 1
-                self._report_anomaly("gap", f"events are missing before number {number}", found)
+                self._report_anomaly(
+                    "gap", f"events are missing before sequence number {number}", found
+                )
             case "late":
                 self.late += 1
-                self._report_anomaly("late", f"event number {number} came late", found)
+                self._report_anomaly("late", f"event {number} arrived late", found)
         return False

@@ -1,4 +1,4 @@
-"""Events of a run: what engines and middleware did around the streams of a provider."""
+"""The events of a run: what engines and middleware do before, between and after response streams."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,7 +15,7 @@ from kedge.planning import Mode, Reason, RequestPlan
 from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, TurnDiff
 
 VISIBLE_EVENTS = (TextDelta, RefusalDelta, ReasoningDelta, ToolCallStarted)
-"""The events by which a person has seen something of an answer: from then on it cannot be taken back."""
+"""Events that show output to the user. After one of them a request cannot be sent again unnoticed."""
 
 HealReason = Literal[
     "gone", "unsupported", "forgot", "reasoning", "include", "empty_input", "conversation", "audit"
@@ -24,14 +24,24 @@ HealReason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class RequestPlanned(Event):
-    """A request is about to be sent, by this plan."""
+    """A request is about to be sent.
+
+    Attributes:
+        plan: The plan that the request is built from.
+    """
 
     plan: RequestPlan
 
 
 @dataclass(frozen=True, slots=True)
 class ModeChanged(Event):
-    """The request goes out in another mode than was asked for."""
+    """The request is sent in another mode than requested.
+
+    Attributes:
+        mode: The mode that is used.
+        wanted: The mode that was requested.
+        reason: Why they differ.
+    """
 
     mode: Mode
     wanted: Mode
@@ -40,30 +50,48 @@ class ModeChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class FellBack(Event):
-    """Everything is sent, although there were candidates; ``reason`` is that of the newest."""
+    """The full conversation is sent although it has anchors.
+
+    Attributes:
+        reason: Why the newest anchor cannot be used.
+    """
 
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Healed(Event):
-    """The server refused or forgot, and the request is sent again in another way."""
+    """The server rejected the request or lost its context, and the request is sent again differently.
+
+    Attributes:
+        reason: What was wrong.
+        lost: The responses that the server no longer has.
+    """
 
     reason: HealReason
     lost: tuple[str, ...] = ()
-    """The responses that the server no longer has."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerForgot(Event):
-    """The answer was given without the memory that was asked for; it was shown already."""
+    """The server answered without the stored context, and the answer was already shown.
+
+    Attributes:
+        response_id: The response that was generated without the context.
+    """
 
     response_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFinished(Event):
-    """One response of the server is over, and its blocks are in ``turn``."""
+    """One response is complete.
+
+    Attributes:
+        outcome: The result of its stream.
+        turn: The Turn with the blocks of the response.
+        plan: The plan that the request was built from.
+    """
 
     outcome: Outcome = field(repr=False)
     turn: Turn
@@ -72,7 +100,13 @@ class AnswerFinished(Event):
 
 @dataclass(frozen=True, slots=True)
 class TurnEdited(Event):
-    """A middleware changed the Turn, on the way in or on the way out."""
+    """A middleware changed the Turn.
+
+    Attributes:
+        by: The middleware's name.
+        diff: What changed.
+        phase: ``in`` before the request, ``out`` after the response.
+    """
 
     by: str
     diff: TurnDiff
@@ -81,14 +115,25 @@ class TurnEdited(Event):
 
 @dataclass(frozen=True, slots=True)
 class ToolStarted(Event):
-    """A tool is about to run."""
+    """A tool is about to run.
+
+    Attributes:
+        call: The model's call.
+    """
 
     call: ToolCallBlock
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFinished(Event):
-    """A tool has answered."""
+    """A tool returned its result.
+
+    Attributes:
+        call: The model's call.
+        result: The result as the model will see it.
+        seconds: How long the tool ran.
+        outcome: ``ok``, or the kind of failure.
+    """
 
     call: ToolCallBlock
     result: ToolResultBlock
@@ -98,6 +143,10 @@ class ToolFinished(Event):
 
 @dataclass(frozen=True, slots=True)
 class TurnFinished(Event):
-    """The run is over: this is the Turn with everything appended. Always the last event."""
+    """The run is complete; always its last event.
+
+    Attributes:
+        turn: The Turn with everything appended.
+    """
 
     turn: Turn

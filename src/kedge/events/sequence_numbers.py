@@ -1,10 +1,9 @@
-"""Sequence numbers: what they tell about events that came twice, late or never.
+"""Detect duplicate, late and missing events by their sequence numbers.
 
-Events are numbered one by one. A number seen before with the same event is a duplicate (a proxy that
-retried, a stream that was resumed a little too early); a number from a gap is a late event; a jump is a
-gap. Some servers number everything 0, or start anew with every item. As soon as one number stands for
-two different events, the numbers are not believed any more: dropping what looks like a duplicate would
-then lose text.
+Events are numbered consecutively. A number seen before with the same event is a duplicate (a proxy
+retried, or a stream was resumed too early); a number from a gap is a late event; a jump is a gap. Some
+servers number every event 0, or restart with every item. Once a number was used for two different
+events, the numbers are ignored: dropping an apparent duplicate would lose text.
 """
 
 from typing import Literal
@@ -12,13 +11,13 @@ from typing import Literal
 SequenceStatus = Literal["fresh", "duplicate", "late", "gap"]
 
 WINDOW_SIZE = 1024
-"""How many events are remembered to tell a duplicate from a number used twice."""
+"""How many fingerprints are stored to distinguish a duplicate from a number used twice."""
 MAX_GAPS = 64
-"""How many gaps are remembered to tell a late event from a duplicate."""
+"""How many gaps are stored to distinguish a late event from a duplicate."""
 
 
 class SequenceChecker:
-    """The numbers of one stream."""
+    """Checks the sequence numbers of one stream."""
 
     def __init__(self) -> None:
         self.reliable = True
@@ -27,7 +26,7 @@ class SequenceChecker:
         self._fingerprints = [0] * WINDOW_SIZE
 
     def classify(self, number: int, fingerprint: int) -> SequenceStatus:
-        """Judge an event by its number; ``fingerprint`` tells one event from another."""
+        """Classify an event by its number; ``fingerprint`` identifies its content."""
         expected = self._next
         if not self.reliable:
             return "fresh"
@@ -38,7 +37,7 @@ class SequenceChecker:
         if number == expected:
             return "fresh"
         self._gaps = [*self._gaps, range(max(expected, 0), number)][-MAX_GAPS:]
-        # The first number of a stream may be any: a resumed stream starts in the middle.
+        # A stream may start with any number: a resumed one starts in the middle.
         return "fresh" if expected < 0 else "gap"
 
     def _classify_old(self, number: int, fingerprint: int) -> SequenceStatus:
@@ -53,7 +52,7 @@ class SequenceChecker:
         return "duplicate"
 
     def _fill_gap(self, number: int) -> bool:
-        """Whether the number was missing; from now on it is not."""
+        """Return whether the number was missing, and remove it from its gap."""
         for index, gap in enumerate(self._gaps):
             if number in gap:
                 parts = (range(gap.start, number), range(number + 1, gap.stop))

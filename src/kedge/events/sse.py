@@ -1,12 +1,12 @@
-"""Server-sent events, decoded from bytes as they come.
+"""Decode server-sent events from a stream of bytes.
 
-Fed any chunks of a stream, ``SSEDecoder`` gives the messages that they complete. Lines may end in LF, CR
-or CRLF, and a chunk may end anywhere, also between CR and LF or inside a character: a line is decoded
-only once it is whole, and no byte of a UTF-8 character looks like a line end.
+Lines may end in LF, CR or CRLF, and a chunk may end anywhere, also between CR and LF or inside a
+character: a line is decoded only when it is complete, and no byte of a UTF-8 character looks like a line
+end.
 
-Time is linear in the number of bytes however they are cut: an unfinished line waits in a buffer that
-grows in place, and only new bytes are searched for its end. What waits is bounded, for a server that
-never ends its line must not fill the memory of its client; past the bound ``StreamTooLarge`` is raised.
+Time is linear in the number of bytes however they are split: an incomplete line is stored in a buffer that
+grows in place, and only new bytes are searched for its end. The buffer is limited, so that a server that
+never ends a line cannot fill the client's memory; beyond the limit ``StreamTooLarge`` is raised.
 
 Hand-written because the SDK's decoder takes more than twice the time per event and has no size limits.
 """
@@ -16,22 +16,32 @@ from typing import NamedTuple
 from kedge.errors import StreamTooLarge
 
 MAX_LINE = 64 * 1024 * 1024
-"""Bytes of one line: enough for a finished response that holds a few generated images."""
+"""The default limit of a line, in bytes: enough for a response with a few generated images."""
 MAX_MESSAGE = 2 * MAX_LINE
-"""Bytes of the data lines of one message."""
+"""The default limit of the data lines of one message, in bytes."""
 
 _BOM = b"\xef\xbb\xbf"
 
 
 class SSEMessage(NamedTuple):
-    """One message: the name of its event (often empty) and its data lines, joined."""
+    """A server-sent event.
+
+    Attributes:
+        event: The event name; often empty.
+        data: The data lines, joined.
+    """
 
     event: str
     data: str
 
 
 class SSEDecoder:
-    """Bytes in, messages out."""
+    """Decodes server-sent events.
+
+    Args:
+        max_line: The maximum length of a line, in bytes.
+        max_message: The maximum length of a message's data lines, in bytes.
+    """
 
     __slots__ = (
         "_data",
@@ -47,15 +57,25 @@ class SSEDecoder:
     def __init__(self, *, max_line: int = MAX_LINE, max_message: int = MAX_MESSAGE) -> None:
         self._max_line = max_line
         self._max_message = max_message
-        self._unfinished = bytearray()  # the line that has not ended yet
-        self._skip_lf = False  # the last line ended in CR: a LF that follows belongs to it
-        self._started = False  # whether the place where a byte order mark may stand is behind us
+        self._unfinished = bytearray()  # the line that is not complete yet
+        self._skip_lf = False  # the last line ended in CR, so an LF that follows belongs to it
+        self._started = False  # whether the start, where a byte order mark may be, was read
         self._event = ""
         self._data: list[str] = []
         self._message_size = 0
 
     def feed(self, chunk: bytes) -> list[SSEMessage]:
-        """Take some bytes; give the messages that they complete."""
+        """Decode a chunk of the stream.
+
+        Args:
+            chunk: Any number of bytes.
+
+        Returns:
+            The messages that this chunk completes.
+
+        Raises:
+            StreamTooLarge: If a line or message exceeds its limit.
+        """
         if self._skip_lf and chunk:
             self._skip_lf = False
             if chunk[0] == 10:
@@ -70,10 +90,11 @@ class SSEDecoder:
         return self._parse_lines(chunk)
 
     def close(self) -> list[SSEMessage]:
-        """Take the end of the stream; give the message that lacked only its closing blank line.
+        """End the stream.
 
-        Some servers leave that line out. Whether the message is whole is for its reader to see: half
-        a JSON object is no JSON.
+        Returns:
+            The message that lacks only its closing blank line, which some servers omit. Whether it is
+            complete is for the caller to check: half a JSON object does not parse.
         """
         rest = bytes(self._unfinished)
         self._unfinished.clear()
@@ -85,12 +106,12 @@ class SSEDecoder:
             raise StreamTooLarge("line", self._max_line)
 
     def _parse_lines(self, text: bytes) -> list[SSEMessage]:
-        """Read the lines of ``text``, which holds at least one line end."""
+        """Parse ``text``, which holds at least one line end."""
         messages: list[SSEMessage] = []
         if not self._started:
             self._started = True
             text = text.removeprefix(_BOM)
-        lines = text.splitlines()  # of bytes: at LF, CR and CRLF, and nowhere else
+        lines = text.splitlines()  # bytes are split at LF, CR and CRLF only
         last = text[-1:]
         self._skip_lf = last == b"\r"
         if last and last not in b"\r\n":
@@ -109,13 +130,13 @@ class SSEDecoder:
             raise StreamTooLarge("line", self._max_line)
         name, _, value = line.partition(b":")
         if name == b"data":
-            self._message_size += len(value) + 1  # an empty line takes room too
+            self._message_size += len(value) + 1  # an empty line counts as well
             if self._message_size > self._max_message:
                 raise StreamTooLarge("message", self._max_message)
             self._data.append(value.removeprefix(b" ").decode("utf-8", "replace"))
         elif name == b"event":
             self._event = value.removeprefix(b" ").decode("utf-8", "replace")
-        # Comments (no name before the colon), ids, retry times and unknown fields say nothing to us.
+        # Comments (no name before the colon), ids, retry times and unknown fields are ignored.
 
     def _flush_data(self) -> str:
         data = self._data[0] if len(self._data) == 1 else "\n".join(self._data)

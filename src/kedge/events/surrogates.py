@@ -1,19 +1,19 @@
-r"""Characters that a stream has torn in two.
+r"""Join surrogate pairs that a stream splits across deltas, and replace lone surrogates.
 
 JSON may write an emoji as two escapes, ``\ud83d\ude00``, and a server that streams token by token may
 send the first half in one delta and the second in the next. Each half alone is a lone surrogate, which
-no UTF-8 wire can carry and which blocks refuse. ``SplitCharacters`` holds a first half back until its
-second half arrives; ``mended`` cleans values that are already whole.
+cannot be encoded as UTF-8 and which blocks reject. ``SurrogateJoiner`` holds a first half back until its
+second half arrives; ``repair_surrogates`` replaces lone halves in values that are complete.
 """
 
 from typing import Any, cast
 
 REPLACEMENT = "\ufffd"
-"""The character that takes the position of a lone surrogate."""
+"""The character that replaces a lone surrogate."""
 
 
 def has_surrogates(text: str) -> bool:
-    """Whether the text holds surrogates."""
+    """Return whether the text holds surrogates."""
     if text.isascii():
         return False
     try:
@@ -24,12 +24,12 @@ def has_surrogates(text: str) -> bool:
 
 
 def join_surrogates(text: str) -> str:
-    """Two halves that meet become one character; a lone half becomes U+FFFD."""
+    """Join adjacent surrogate pairs, and replace lone surrogates by U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def repair_surrogates(value: Any) -> Any:
-    """The same JSON value with all its texts and keys mended."""
+    """Return a JSON value with the surrogates of all its texts and keys joined or replaced."""
     if isinstance(value, str):
         return join_surrogates(value) if has_surrogates(value) else value
     if isinstance(value, dict):
@@ -43,7 +43,7 @@ def repair_surrogates(value: Any) -> Any:
 
 
 class SurrogateJoiner:
-    """Deltas in, deltas out, with torn characters put together; one stream of text per key."""
+    """Joins surrogate pairs across the deltas of a text; each key is a text of its own."""
 
     __slots__ = ("_pending", "_replaced")
 
@@ -57,7 +57,7 @@ class SurrogateJoiner:
         return self._replaced or bool(self._pending)
 
     def feed(self, key: object, delta: str) -> str:
-        """What can be said of this text by now; empty if it is only a first half."""
+        """Return the delta to emit now; empty if it is only the first half of a character."""
         if not self._pending and not has_surrogates(delta):
             return delta
         text = self._pending.pop(key, "") + delta
@@ -70,5 +70,5 @@ class SurrogateJoiner:
         return repaired
 
     def discard(self, key: object) -> None:
-        """This text is over; a half that still waits has no second one."""
+        """Drop a pending half of a text whose complete version has arrived."""
         self._pending.pop(key, None)

@@ -1,14 +1,17 @@
-"""Which words belong to which tool call.
+"""Assign the events of a stream to its tool calls.
 
-A provider names a call twice: ``call_id`` joins the call to its result and is what a model reads;
-``item_id`` names the item in the stream, and is all that an argument delta bears. ``ToolCallState`` keeps
-the calls by ``call_id`` and a map from ``item_id`` to it, so that every word finds its call.
+A call has two ids. ``call_id`` connects the call to its result and is what the model sees; ``item_id``
+identifies the item within the stream, and is the only id that an argument delta has. ``ToolCallState``
+stores the calls by ``call_id``, and a map from ``item_id`` to ``call_id``.
 
-Servers are not always that tidy. A call without a usable ``call_id`` goes by its ``item_id``, or by an id
-made here, which is said in the log with the reason and counted; the provider's own id replaces it as
-soon as any later event brings it. Words that come before their call wait for it. An ``item_id`` that
-changes on the way is followed by the call's place in the output. What nobody could make sense of by the
-end is ``unresolved``, and a response with an unresolved call is never taken for whole.
+Why this is more than two dictionaries: the ids are not reliable, and a wrong match runs a tool with
+another call's arguments. Servers omit ``call_id`` or send it only with the finished item, use one id for two
+calls, change the ``item_id`` between events, and send arguments before the call that they belong to. So a
+call is looked up by item id, then by call id, then as the only open call at its output index, and an
+event that contradicts the index of a match is not assigned to it. A call without a usable ``call_id`` goes
+by its ``item_id`` or by a local id (logged with the reason and counted), which the provider's id replaces as
+soon as an event has it. Early arguments wait for their call. What is still unmatched at the end is
+``unresolved``, and a response with an unresolved call is never complete.
 """
 
 import logging
@@ -29,7 +32,17 @@ from kedge.turns import new_id
 
 @dataclass(frozen=True, slots=True)
 class ToolCallUpdate:
-    """What one event of a stream says about a call; ``call_id`` may be anything, also nothing."""
+    """What one event of a stream holds about a call.
+
+    Attributes:
+        call_id: The call id as the server sent it: of any type, or None.
+        name: The tool's name.
+        item_id: The provider's id of the item.
+        output_index: The position of the item in the output.
+        custom: Whether the tool takes free-form input instead of JSON arguments.
+        arguments: The complete arguments, if the event has them.
+        cut: Whether the model was stopped before the call was complete.
+    """
 
     call_id: object = None
     name: str = ""
@@ -38,12 +51,24 @@ class ToolCallUpdate:
     custom: bool = False
     arguments: str | None = None
     cut: bool = False
-    """Whether the model was stopped before it had written all of it."""
 
 
 @dataclass(slots=True)
 class ToolCall:
-    """One call as it grows."""
+    """A tool call of a stream, as far as it is known.
+
+    Attributes:
+        call_id: The id that connects the call to its result.
+        name: The tool's name.
+        item_id: The provider's id of the item.
+        output_index: The position of the item in the output.
+        custom: Whether the tool takes free-form input instead of JSON arguments.
+        fallback: Why ``call_id`` is not the provider's own; empty if it is.
+        final_arguments: The complete arguments, once the provider has sent them.
+        pieces: The argument deltas so far.
+        completed: Whether the call is complete.
+        cut: Whether the model was stopped before the call was complete.
+    """
 
     call_id: str
     name: str
@@ -51,22 +76,20 @@ class ToolCall:
     output_index: int
     custom: bool
     fallback: str = ""
-    """Why ``call_id`` is not the provider's own; empty when it is."""
     final_arguments: str | None = None
-    """The arguments as a whole, once the provider has said them."""
     pieces: list[str] = field(default_factory=list[str])
     completed: bool = False
     cut: bool = False
 
     @property
     def arguments(self) -> str:
-        """The arguments as far as they are known: the whole ones win over the joined pieces."""
+        """The complete arguments if they were sent, else the joined deltas."""
         return self.final_arguments or "".join(self.pieces)
 
 
 @dataclass(slots=True)
 class PendingArguments:
-    """Words that came before their call."""
+    """Arguments that arrived before their call."""
 
     item_id: str
     output_index: int
@@ -76,7 +99,16 @@ class PendingArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallSummary:
-    """All calls of a response in the order of its output, and how their ids were come by."""
+    """All calls of a response in output order, and how their ids were found.
+
+    Attributes:
+        completed: The ids of complete calls.
+        open: The ids of calls that are not complete.
+        extracted: How many calls came with a usable ``call_id``.
+        fallen_back: How many calls got a fallback id.
+        corrected: How many fallback ids were replaced by the provider's id later.
+        failed: How many calls or arguments could not be resolved.
+    """
 
     completed: tuple[str, ...]
     open: tuple[str, ...]
@@ -87,24 +119,24 @@ class CallSummary:
 
 
 def valid_call_id(call_id: object) -> str:
-    """The id, if it is one; else an empty string."""
+    """Return the id if it is usable, else an empty string."""
     return call_id if isinstance(call_id, str) and call_id.strip() else ""
 
 
 def call_id_problem(call_id: object) -> str:
-    """What is wrong with an id, in one word; an empty string if nothing is."""
+    """Return why an id is not usable, or an empty string."""
     if valid_call_id(call_id):
         return ""
     return "missing" if call_id is None else "empty" if isinstance(call_id, str) else "malformed"
 
 
 def index_matches(call: ToolCall, output_index: int) -> bool:
-    """Whether nothing speaks against the call being at this place."""
+    """Return whether the call may be at this output index."""
     return output_index in (-1, call.output_index) or call.output_index == -1
 
 
 def belongs_to(pending: PendingArguments, call: ToolCall) -> bool:
-    """Whether early words are this call's."""
+    """Return whether early arguments belong to this call."""
     if pending.item_id and call.item_id:
         return pending.item_id == call.item_id
     return pending.output_index == call.output_index != -1
@@ -118,10 +150,20 @@ MatchKey = tuple[Callable[[Listed], Hashable], Callable[[Known], Hashable]]
 def match_items(
     listed: Sequence[Listed], known: Sequence[Known], *keys: "MatchKey[Listed, Known]"
 ) -> list[Known | None]:
-    """For each of ``listed`` the one of ``known`` that it is, or ``None``; an empty key is no key."""
-    answer: list[Known | None] = [None] * len(listed)
-    if not known:  # as in every response that came whole
-        return answer
+    """Match two lists by several keys, the most reliable one first.
+
+    Args:
+        listed: The entries to find.
+        known: The entries to choose from; each is matched at most once.
+        *keys: Pairs of functions that return the key of a listed and of a known entry; None and an empty
+            string match nothing.
+
+    Returns:
+        For each entry of ``listed`` the matching entry of ``known``, or None.
+    """
+    matches: list[Known | None] = [None] * len(listed)
+    if not known:  # as in every response that was not streamed
+        return matches
     left_over, unclaimed = list(range(len(listed))), list(range(len(known)))
     for listed_key, known_key in keys:
         waiting: dict[Hashable, deque[int]] = {}
@@ -132,22 +174,30 @@ def match_items(
             key = listed_key(listed[at])
             if key not in (None, "") and (found := waiting.get(key)):
                 claimed.add(found[0])
-                answer[at] = known[found.popleft()]
-        left_over = [at for at in left_over if answer[at] is None]
+                matches[at] = known[found.popleft()]
+        left_over = [at for at in left_over if matches[at] is None]
         unclaimed = [at for at in unclaimed if at not in claimed]
-    return answer
+    return matches
 
 
 log = logging.getLogger("kedge.events.tool_calls")
 
 
 class ToolCallState:
-    """The calls of one response, by ``call_id``."""
+    """The tool calls of one response.
+
+    Attributes:
+        calls: The calls by ``call_id``.
+        call_ids: The ``call_id`` of each ``item_id``.
+        extracted: How many calls came with a usable ``call_id``.
+        fallen_back: How many calls got a fallback id.
+        corrected: How many fallback ids were replaced by the provider's id later.
+        failed: How many calls or arguments could not be resolved.
+    """
 
     def __init__(self) -> None:
         self.calls: dict[str, ToolCall] = {}
         self.call_ids: dict[str, str] = {}
-        """``item_id`` to ``call_id``."""
         self.extracted = 0
         self.fallen_back = 0
         self.corrected = 0
@@ -156,7 +206,14 @@ class ToolCallState:
         self._by_index: dict[int, list[ToolCall]] = {}
 
     def start(self, update: ToolCallUpdate) -> list[StreamEvent]:
-        """A call was begun; an event that says so again changes nothing."""
+        """Start a call; a repeated start changes nothing.
+
+        Args:
+            update: What the event holds about the call.
+
+        Returns:
+            The events to emit.
+        """
         call = self._find(update) or self._find_open_at(update.output_index, update.item_id)
         if call is None:
             return self._open_call(update)
@@ -165,7 +222,16 @@ class ToolCallState:
         return self._rename(call, update)
 
     def append_arguments(self, item_id: str, output_index: int, delta: str) -> list[StreamEvent]:
-        """Some of a call's arguments arrived."""
+        """Add an argument delta to its call.
+
+        Args:
+            item_id: The provider's id of the item.
+            output_index: The position of the item in the output, or -1.
+            delta: The new text.
+
+        Returns:
+            The events to emit; none if the call is not known yet.
+        """
         call = self._find_owner(item_id, output_index)
         if call is None:
             self._get_pending(item_id, output_index).pieces.append(delta)
@@ -176,7 +242,13 @@ class ToolCallState:
         return [ToolArgumentsDelta(call.call_id, delta)]
 
     def set_arguments(self, item_id: str, output_index: int, arguments: str) -> None:
-        """A call's arguments are whole; they win over the deltas."""
+        """Set the complete arguments of a call, which replace its deltas.
+
+        Args:
+            item_id: The provider's id of the item.
+            output_index: The position of the item in the output, or -1.
+            arguments: The complete arguments.
+        """
         call = self._find_owner(item_id, output_index)
         if call is None:
             self._get_pending(item_id, output_index).final = arguments
@@ -184,7 +256,14 @@ class ToolCallState:
             self._set_arguments(call, arguments)
 
     def finish(self, update: ToolCallUpdate) -> tuple[ToolCall, list[StreamEvent]]:
-        """A call is whole: give it as it now stands, and what that changed."""
+        """Complete a call.
+
+        Args:
+            update: What the event holds about the call.
+
+        Returns:
+            The call, and the events to emit.
+        """
         return self._finish_call(
             self._find(update) or self._find_open_at(update.output_index), update
         )
@@ -192,7 +271,14 @@ class ToolCallState:
     def reconcile(
         self, calls: Sequence[ToolCallUpdate]
     ) -> list[tuple[ToolCall, list[StreamEvent]]]:
-        """The finished response lists its calls: each is one that we know, or a new one."""
+        """Complete the calls that a finished response lists.
+
+        Args:
+            calls: What the response holds about each call.
+
+        Returns:
+            For each of them the call and the events to emit.
+        """
         known = match_items(
             calls,
             self.sorted_calls(),
@@ -225,9 +311,12 @@ class ToolCallState:
         return call, events
 
     def resolve_open(self) -> tuple[list[StreamEvent], list[str]]:
-        """The response is finished: complete what can be, and name what cannot.
+        """Complete the open calls of a complete response.
 
-        Some servers never say that a call is whole; then its deltas are all there is.
+        Some servers never send a finished call; then it consists of its deltas.
+
+        Returns:
+            The events to emit, and a description of each call that cannot be completed.
         """
         events: list[StreamEvent] = []
         for call in self._open_calls():
@@ -237,11 +326,11 @@ class ToolCallState:
         unresolved += [f"item {early.item_id!r}" for early in self._pending]
         self.failed += len(unresolved)
         for name in unresolved:
-            log.warning("%s never became a whole tool call", name)
+            log.warning("%s is not a complete tool call", name)
         return events, unresolved
 
     def summary(self) -> CallSummary:
-        """All call ids at the end, in the order of the output."""
+        """Return all call ids in output order, with the counts."""
         return CallSummary(
             tuple(call.call_id for call in self.sorted_calls() if call.completed),
             tuple(call.call_id for call in self.sorted_calls() if not call.completed),
@@ -253,35 +342,35 @@ class ToolCallState:
 
     @property
     def has_fallback_ids(self) -> bool:
-        """Whether a call goes by an id that the provider does not know it by."""
+        """Whether a call has an id that the provider does not know."""
         return any(call.fallback for call in self.calls.values())
 
     def log_summary(self) -> None:
-        """Say at the end which calls there were; a response without calls says nothing."""
+        """Log the calls of the response, if there are any."""
         if self.calls or self.failed:
             log.info("tool calls: %s", self.summary())
 
     def sorted_calls(self) -> list[ToolCall]:
-        """The calls in the order of the output."""
+        """Return the calls in output order."""
         return sorted(self.calls.values(), key=lambda call: call.output_index)
 
     def _open_calls(self) -> list[ToolCall]:
         return [call for call in self.sorted_calls() if not call.completed]
 
-    # Finding the call that an event speaks of.
+    # Find the call that an event belongs to.
 
     def _find(self, update: ToolCallUpdate) -> ToolCall | None:
         call_id = valid_call_id(update.call_id)
         call = self._find_by_item(update.item_id, update.output_index)
         if call and (index_matches(call, update.output_index) or call_id in ("", call.call_id)):
             return call
-        if call and call.fallback:  # its real id is still to come; this may be it
+        if call and call.fallback:  # the event may have its real id
             return call
         call = self.calls.get(call_id)
         return call if call and index_matches(call, update.output_index) else None
 
     def _find_by_item(self, item_id: str, output_index: int) -> ToolCall | None:
-        """The call of this item; if two share the id, the one at this place."""
+        """Return the call of this item; of two with the same id, the one at this index."""
         call = self.calls.get(self.call_ids.get(item_id, ""))
         if call is None or index_matches(call, output_index):
             return call
@@ -289,7 +378,7 @@ class ToolCallState:
         return here[0] if here else call
 
     def _find_open_at(self, output_index: int, item_id: str = "") -> ToolCall | None:
-        """The only open call at this place, unless it is known as another item than this."""
+        """Return the only open call at this index, unless it is known to be another item."""
         here = [
             call
             for call in self._by_index.get(output_index, ())
@@ -298,10 +387,10 @@ class ToolCallState:
         return here[0] if len(here) == 1 else None
 
     def _find_owner(self, item_id: str, output_index: int) -> ToolCall | None:
-        """The call that words of this item belong to."""
+        """Return the call that the arguments of this item belong to."""
         call = self._find_by_item(item_id, output_index) or self._find_open_at(output_index)
         if call is None and len(here := self._by_index.get(output_index, [])) == 1:
-            call = here[0]  # it is whole already; late words of it say nothing new
+            call = here[0]  # it is complete; late arguments add nothing
         if call is not None:
             self._add_alias(call, item_id)
         return call
@@ -314,7 +403,7 @@ class ToolCallState:
         call.item_id = call.item_id or item_id
         self.call_ids[item_id] = call.call_id
 
-    # Opening a call, and the ids it goes by.
+    # Open a call and assign its id.
 
     def _open_call(self, update: ToolCallUpdate) -> list[StreamEvent]:
         call_id, fallback = self._assign_id(update)
@@ -332,8 +421,8 @@ class ToolCallState:
 
     def _assign_id(self, update: ToolCallUpdate) -> tuple[str, str]:
         call_id = valid_call_id(update.call_id)
-        flaw = "duplicate" if call_id in self.calls else call_id_problem(update.call_id)
-        if not flaw:
+        problem = "duplicate" if call_id in self.calls else call_id_problem(update.call_id)
+        if not problem:
             self.extracted += 1
             log.debug(
                 "tool call %r found: tool %r, item %r, output %d",
@@ -347,22 +436,22 @@ class ToolCallState:
         by_item = update.item_id and update.item_id not in self.calls
         call_id = update.item_id if by_item else new_id("call")
         log.warning(
-            "tool call %r goes by its %s because its call_id is %s: tool %r, output %d",
+            "tool call %r uses its %s because its call_id is %s: tool %r, output %d",
             call_id,
             "item id" if by_item else "local id",
-            flaw,
+            problem,
             update.name,
             update.output_index,
         )
-        return call_id, flaw
+        return call_id, problem
 
     def _rename(self, call: ToolCall, update: ToolCallUpdate) -> list[StreamEvent]:
-        """Take the provider's own id, if this event is the first to bring it."""
+        """Use the provider's own id, if this event is the first to have it."""
         new = valid_call_id(update.call_id)
         if not new or new in self.calls:
             return []
         if call.completed and not call.fallback:
-            log.warning("tool call %r is called %r later on; the first id stays", call.call_id, new)
+            log.warning("tool call %r has id %r later; the first id is used", call.call_id, new)
             return []
         was, call.call_id = call.call_id, new
         self.calls = {each.call_id: each for each in self.calls.values()}
@@ -371,7 +460,7 @@ class ToolCallState:
                 self.call_ids[item_id] = new
         log.log(
             logging.INFO if call.fallback else logging.WARNING,
-            "tool call %r turns out to be %r",
+            "tool call %r is renamed to %r",
             was,
             new,
         )
@@ -386,7 +475,7 @@ class ToolCallState:
         for early in self._pending:
             if (early.item_id, early.output_index) == (item_id, output_index):
                 return early
-        log.debug("arguments of item %r came before their call and wait for it", item_id)
+        log.debug("arguments of item %r arrived before their call", item_id)
         self._pending.append(PendingArguments(item_id, output_index))
         return self._pending[-1]
 
@@ -401,11 +490,11 @@ class ToolCallState:
     def _set_arguments(self, call: ToolCall, arguments: str | None) -> None:
         known = call.arguments
         if arguments is None or (known and not arguments):
-            return  # nothing after words is a server's omission
+            return  # empty arguments after deltas are an omission of the server
         if known and known != arguments:
             log.warning(
-                "tool call %r: the whole arguments (%d characters) differ from what came before "
-                "(%d characters); the whole ones count",
+                "tool call %r: the complete arguments (%d characters) differ from the earlier ones "
+                "(%d characters); the complete ones are used",
                 call.call_id,
                 len(arguments),
                 len(known),
@@ -416,7 +505,7 @@ class ToolCallState:
         if not call.name or call.cut:
             return []
         call.completed = True
-        log.debug("tool call %r is whole: tool %r", call.call_id, call.name)
+        log.debug("tool call %r is complete: tool %r", call.call_id, call.name)
         return [
             ToolCallCompleted(
                 call.call_id,

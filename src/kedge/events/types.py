@@ -1,12 +1,12 @@
-"""Events: past facts while an Engine works, the same for every provider.
+"""The events of a response stream, which are the same for every provider.
 
-A decoder (``kedge.events.responses`` for the Responses API) turns what a provider streams into the
-events below; the assembler turns them into blocks; whoever watches a run sees them pass. ``Event`` is
-the root of them all, so that engines and middleware can add facts of their own; ``StreamEvent`` is the
-closed union of what a decoder may say, for a ``match`` that ends in ``assert_never``.
+A decoder (``kedge.events.responses`` for the Responses API) parses what a provider streams into the events
+below, and the assembler builds blocks from them; a caller that streams a run receives both these and the
+events of ``kedge.events.run``. ``Event`` is their common base class. ``StreamEvent`` is the closed union of
+the events that a decoder emits, for a ``match`` that ends in ``assert_never``.
 
-Two conventions: an id that a provider did not give is an empty string, and an ``output_index`` that it
-did not give is ``-1``.
+Two conventions: an id that the provider did not send is an empty string, and an ``output_index`` that is
+not known is ``-1``.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from kedge.turns import Block
 
 PartKind = Literal["text", "refusal", "summary", "reasoning"]
-"""What the pieces of a streamed part add up to."""
+"""The kinds of streamed parts."""
 
 AnomalyKind = Literal[
     "malformed", "gap", "late", "unresolved_call", "contradiction", "replaced_text"
@@ -29,14 +29,23 @@ see ``Outcome.anchor_problem``.
 
 
 class Event:
-    """A past fact while an Engine works; see the subclasses."""
+    """Something that happened while an engine was working; the base class of all events."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The tokens of one response; adding two gives the tokens of both."""
+    """Token counts of one response; ``+`` adds those of two responses.
+
+    Attributes:
+        input_tokens: Tokens of the context that the model read, cached ones included.
+        cached_tokens: Those of them that came from the provider's cache.
+        output_tokens: Tokens that the model wrote, reasoning included.
+        reasoning_tokens: Those of them that were reasoning.
+        total_tokens: Input and output together.
+        cache_write_tokens: Input tokens that were written to the provider's cache.
+    """
 
     input_tokens: int = 0
     cached_tokens: int = 0
@@ -58,11 +67,17 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ResponseFacts:
-    """What a server says about a response at its start and again at its end.
+    """Fields that a server sends with a response when it starts and again when it ends.
 
-    ``previous_response_id`` is the server's echo of the anchor it used. ``echoed`` tells whether the
-    member was there at all: a ``None`` that was echoed is a server that forgot; a ``None`` that was
-    not is a server that does not say.
+    Attributes:
+        response_id: The id of the response.
+        model: The model that generates it, as the server names it.
+        created_at: When it was created, in seconds since the epoch.
+        previous_response_id: The server's echo of the anchor that it used.
+        echoed: Whether the echo was present at all. An echoed None means that the server did not use the
+            anchor; without an echo nothing is known.
+        status: The server's status of the response.
+        response: The response object as the provider sent it.
     """
 
     response_id: str = ""
@@ -72,17 +87,22 @@ class ResponseFacts:
     echoed: bool = False
     status: str = ""
     response: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, hash=False)
-    """The response as the provider wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseStarted(ResponseFacts, Event):
-    """The server has accepted the request and begun a response."""
+    """The server accepted the request and started a response."""
 
 
 @dataclass(frozen=True, slots=True)
 class ItemStarted(Event):
-    """An item of output was begun; tool calls say ``ToolCallStarted`` instead."""
+    """An output item started; for a tool call there is ``ToolCallStarted`` instead.
+
+    Attributes:
+        type: The item's type, such as ``message`` or ``reasoning``.
+        item_id: The provider's id of the item.
+        output_index: The position of the item in the output.
+    """
 
     type: str
     item_id: str = ""
@@ -91,7 +111,14 @@ class ItemStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class TextDelta(Event):
-    """The model wrote some text."""
+    """The model wrote some text of a message.
+
+    Attributes:
+        delta: The new text.
+        item_id: The provider's id of the message.
+        output_index: The position of the message in the output.
+        content_index: The position of the text part in the message.
+    """
 
     delta: str
     item_id: str = ""
@@ -101,7 +128,14 @@ class TextDelta(Event):
 
 @dataclass(frozen=True, slots=True)
 class RefusalDelta(Event):
-    """The model wrote some words of a refusal."""
+    """The model wrote some text of a refusal.
+
+    Attributes:
+        delta: The new text.
+        item_id: The provider's id of the message.
+        output_index: The position of the message in the output.
+        content_index: The position of the refusal part in the message.
+    """
 
     delta: str
     item_id: str = ""
@@ -111,7 +145,15 @@ class RefusalDelta(Event):
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta(Event):
-    """The model thought aloud: a piece of a ``summary`` or of the ``reasoning`` itself."""
+    """The model wrote some reasoning.
+
+    Attributes:
+        delta: The new text.
+        kind: Whether it belongs to a ``summary`` or to the ``reasoning`` itself.
+        item_id: The provider's id of the reasoning item.
+        output_index: The position of the item in the output.
+        index: The position of the summary or text in the item.
+    """
 
     delta: str
     kind: Literal["summary", "reasoning"] = "summary"
@@ -122,7 +164,15 @@ class ReasoningDelta(Event):
 
 @dataclass(frozen=True, slots=True)
 class PartCompleted(Event):
-    """A part is whole; its text wins over the joined deltas."""
+    """A part is complete; its text replaces the joined deltas.
+
+    Attributes:
+        kind: The kind of the part.
+        text: The complete text.
+        item_id: The provider's id of the item.
+        output_index: The position of the item in the output.
+        index: The position of the part in the item.
+    """
 
     kind: PartKind
     text: str
@@ -133,10 +183,16 @@ class PartCompleted(Event):
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStarted(Event):
-    """The model began to call a tool; every later event of the call bears the same ``call_id``.
+    """The model started a tool call; every later event of the call has the same ``call_id``.
 
-    ``fallback`` says why ``call_id`` is not the provider's (``missing``, ``empty``, ``duplicate``);
-    it is empty when all is well.
+    Attributes:
+        call_id: The id that connects the call to its result.
+        name: The tool's name.
+        item_id: The provider's id of the item.
+        output_index: The position of the item in the output.
+        custom: Whether the tool takes free-form input instead of JSON arguments.
+        fallback: Why ``call_id`` is not the provider's own (``missing``, ``empty``, ``malformed`` or
+            ``duplicate``); empty if it is.
     """
 
     call_id: str
@@ -149,7 +205,12 @@ class ToolCallStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class ToolArgumentsDelta(Event):
-    """The model wrote some of a call's arguments."""
+    """The model wrote some of a call's arguments.
+
+    Attributes:
+        call_id: The call.
+        delta: The new text of the arguments.
+    """
 
     call_id: str
     delta: str
@@ -157,7 +218,12 @@ class ToolArgumentsDelta(Event):
 
 @dataclass(frozen=True, slots=True)
 class ToolCallRenamed(Event):
-    """The provider's own ``call_id`` came late; the call went by ``was`` until now."""
+    """The provider's own ``call_id`` of a call arrived late.
+
+    Attributes:
+        call_id: The id from now on.
+        was: The id of the call in earlier events.
+    """
 
     call_id: str
     was: str
@@ -165,7 +231,16 @@ class ToolCallRenamed(Event):
 
 @dataclass(frozen=True, slots=True)
 class ToolCallCompleted(Event):
-    """A call is whole: id, name and arguments are final."""
+    """A tool call is complete: its id, name and arguments are final.
+
+    Attributes:
+        call_id: The id that connects the call to its result.
+        name: The tool's name.
+        arguments: The arguments exactly as the model wrote them.
+        item_id: The provider's id of the item.
+        output_index: The position of the item in the output.
+        custom: Whether the tool takes free-form input instead of JSON arguments.
+    """
 
     call_id: str
     name: str
@@ -177,7 +252,12 @@ class ToolCallCompleted(Event):
 
 @dataclass(frozen=True, slots=True)
 class ItemCompleted(Event):
-    """An item of output is whole, as the provider wrote it (a call's missing id filled in)."""
+    """An output item is complete.
+
+    Attributes:
+        item: The item as the provider sent it; a call's missing id is filled in.
+        output_index: The position of the item in the output.
+    """
 
     item: Mapping[str, Any] = field(hash=False)
     output_index: int = -1
@@ -185,7 +265,12 @@ class ItemCompleted(Event):
 
 @dataclass(frozen=True, slots=True)
 class ResponseCompleted(ResponseFacts, Event):
-    """The response is finished. ``output`` lists its items, or is ``None`` if the server did not."""
+    """The response is complete; the fields of ``ResponseFacts`` and two more.
+
+    Attributes:
+        usage: Token counts, if the server sent any.
+        output: All items of the response, or None if the server did not list them.
+    """
 
     usage: Usage | None = None
     output: tuple[Mapping[str, Any], ...] | None = field(default=None, repr=False, hash=False)
@@ -193,7 +278,13 @@ class ResponseCompleted(ResponseFacts, Event):
 
 @dataclass(frozen=True, slots=True)
 class ResponseIncomplete(ResponseFacts, Event):
-    """The response stopped before its end; ``reason`` as the server gave it."""
+    """The response stopped before its end; the fields of ``ResponseFacts`` and three more.
+
+    Attributes:
+        reason: Why it stopped, such as ``max_output_tokens``.
+        usage: Token counts, if the server sent any.
+        output: All items of the response, or None if the server did not list them.
+    """
 
     reason: str = ""
     usage: Usage | None = None
@@ -202,7 +293,13 @@ class ResponseIncomplete(ResponseFacts, Event):
 
 @dataclass(frozen=True, slots=True)
 class ResponseFailed(ResponseFacts, Event):
-    """The server gave up on the response."""
+    """The server failed to generate the response; the fields of ``ResponseFacts`` and three more.
+
+    Attributes:
+        code: The server's error code.
+        message: The server's error message.
+        usage: Token counts, if the server sent any.
+    """
 
     code: str = ""
     message: str = field(default="", repr=False)
@@ -211,7 +308,15 @@ class ResponseFailed(ResponseFacts, Event):
 
 @dataclass(frozen=True, slots=True)
 class StreamFailed(Event):
-    """The server sent an error in place of more of the response."""
+    """The server sent an error instead of the rest of the response.
+
+    Attributes:
+        code: The server's error code.
+        message: The server's error message.
+        param: The request parameter that caused the error.
+        kind: The server's error type.
+        status: The HTTP status, if the event has one.
+    """
 
     code: str = ""
     message: str = field(default="", repr=False)
@@ -222,7 +327,12 @@ class StreamFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class AnomalyNoted(Event):
-    """Something was wrong with the stream; ``detail`` holds names and numbers, never content."""
+    """The stream has a problem and is read on.
+
+    Attributes:
+        kind: The kind of problem.
+        detail: A description with names and numbers, never with content.
+    """
 
     kind: AnomalyKind
     detail: str = ""
@@ -230,7 +340,12 @@ class AnomalyNoted(Event):
 
 @dataclass(frozen=True, slots=True)
 class OpaqueEvent(Event):
-    """Something the provider said that Kedge passes on without reading it."""
+    """An event of the provider that Kedge passes on without interpreting it.
+
+    Attributes:
+        type: The provider's name of the event.
+        data: The event as the provider sent it.
+    """
 
     type: str
     data: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, hash=False)
@@ -255,21 +370,37 @@ StreamEvent = (
     | AnomalyNoted
     | OpaqueEvent
 )
-"""Everything that a decoder may say."""
+"""Every event that a decoder emits."""
 
 TerminalEvent = ResponseCompleted | ResponseIncomplete | ResponseFailed
 """The events that end a response."""
 
 
 PARTIAL = "partial"
-"""Metadata key: this block was not whole when its stream ended."""
+"""Metadata key: this block was incomplete when its stream ended."""
 
 OutcomeStatus = Literal["completed", "incomplete", "failed", "cut"]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of one response's stream."""
+    """The result of one response's stream, as the assembler returns it.
+
+    Attributes:
+        status: ``completed``, ``incomplete``, ``failed`` or ``cut`` (no terminal event arrived).
+        blocks: The blocks of the response in output order, incomplete ones included.
+        response_id: The id of the response.
+        model: The model that generated it.
+        usage: Token counts, if the server sent any.
+        created_at: When the response was created, in seconds since the epoch.
+        previous_response_id: The server's echo of the anchor that it used.
+        echoed: Whether the server echoed ``previous_response_id`` at all, even as null.
+        reason: Why the response is ``incomplete``, as the server names it.
+        code: The code of a failure: the server's, or ``damaged_stream`` if the stream is inconsistent.
+        message: The message of a failure.
+        anchor_problem: Why a completed response must not become an anchor; empty if nothing is known
+            against it.
+    """
 
     status: OutcomeStatus
     blocks: tuple[Block, ...] = ()
@@ -279,22 +410,17 @@ class Outcome:
     created_at: float | None = None
     previous_response_id: str | None = None
     echoed: bool = False
-    """Whether the server said anything about ``previous_response_id``."""
     reason: str = ""
-    """Why the response is ``incomplete``, in the server's word."""
     code: str = ""
-    """Of a failure: the server's code, or ``damaged_stream`` when we found the stream wanting."""
     message: str = ""
-    """Of a failure: what the server said, or what we found."""
     anchor_problem: str = ""
-    """Why a completed response must not become an anchor; empty if nothing is known against it."""
 
     @property
     def completed(self) -> bool:
-        """Whether the response is whole and may become an anchor."""
+        """Whether the response is complete."""
         return self.status == "completed"
 
     @property
     def whole_blocks(self) -> tuple[Block, ...]:
-        """The blocks without those that were cut short."""
+        """The blocks without those that are incomplete."""
         return tuple(block for block in self.blocks if not block.metadata.get(PARTIAL))
