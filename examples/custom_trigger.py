@@ -1,7 +1,7 @@
-"""A custom trigger: compact when the subject changes.
+"""A custom trigger and strategy: compact when the subject changes.
 
-A trigger is one method, and a strategy of one's own is one more. Here everything before the newest
-"New subject" message is dropped, as soon as there is something to drop.
+A trigger is a class with one method, and so is a strategy. Here everything before the newest "New subject"
+message is removed.
 """
 
 import os
@@ -14,33 +14,33 @@ MARK = "New subject"
 
 
 def newest_subject(blocks: tuple[Block, ...]) -> int:
-    """Where the newest subject begins."""
+    """Return the index of the newest subject's first block."""
     starts = [
-        place
-        for place in cut_points(blocks)
-        if isinstance(block := blocks[place], UserBlock) and block.text.startswith(MARK)
+        index
+        for index in cut_points(blocks)
+        if isinstance(block := blocks[index], UserBlock) and block.text.startswith(MARK)
     ]
     return starts[-1] if starts else 0
 
 
 class SubjectChanged:
-    """Says when: as soon as something is older than the newest subject."""
+    """The trigger: there are blocks before the newest subject."""
 
     def should_compact(self, request: CompactionRequest) -> bool:
-        """Whether there is an old subject."""
+        """Whether there is an earlier subject."""
         return newest_subject(request.blocks) > 0
 
 
 class NewestSubject:
-    """Says what stays: the newest subject."""
+    """The strategy: only the newest subject remains."""
 
     def compact_blocks(self, request: CompactionRequest) -> tuple[Block, ...]:
-        """The blocks from its beginning on."""
+        """Return the blocks from its first block on."""
         return request.blocks[newest_subject(request.blocks) :]
 
 
 async def main() -> None:
-    """Talk about two things."""
+    """Chat about two subjects."""
     compactor = SplitCompactor(SubjectChanged(), NewestSubject())
     state: bytes | None = None
     async with Chat(os.environ.get("KEDGE_MODEL", "practice"), compactor=compactor) as chat:

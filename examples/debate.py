@@ -1,7 +1,7 @@
-"""Debate: two models on two servers argue, a third one judges. What crosses between them is words alone.
+"""Debate: two models on two servers argue, a third one judges. Only text is exchanged between them.
 
-By default three servers with scripts of the practice model play the parts. Real ones are named by
-KEDGE_MODEL_TEA, KEDGE_MODEL_COFFEE and KEDGE_MODEL_JUDGE.
+By default three local servers answer with scripts of the practice model. Set KEDGE_MODEL_TEA,
+KEDGE_MODEL_COFFEE and KEDGE_MODEL_JUDGE to use real models.
 """
 
 import json
@@ -39,7 +39,7 @@ PARTS: dict[str, list[dict[str, Any]]] = {
 
 
 def models(running: ExitStack) -> dict[str, str]:
-    """A model string for each part."""
+    """Return a model string for each role."""
     found: dict[str, str] = {}
     for part, answers in PARTS.items():
         found[part] = os.environ.get(f"KEDGE_MODEL_{part.upper()}", "")
@@ -51,7 +51,7 @@ def models(running: ExitStack) -> dict[str, str]:
 
 
 async def argue(url: str = "sqlite://:memory:") -> DebateResult:
-    """Let them argue, and show the columns as the store keeps them."""
+    """Run the debate and print its chains from the store."""
     with ExitStack() as running:
         named = models(running)
         async with await open_store(url) as store:
@@ -71,7 +71,7 @@ async def argue(url: str = "sqlite://:memory:") -> DebateResult:
 
 
 def main() -> None:
-    """Show how it went."""
+    """Run the debate and print the result."""
     result = run_sync(argue())
     print(f"{result.winner or 'nobody'} won after {result.rounds} rounds: {result.ruling.reason}")
 

@@ -1,10 +1,10 @@
-"""Hello with state, over two processes: each run says one thing and goes on from the last.
+"""Chat with state over two processes: each run sends one message and continues the conversation.
 
     python examples/hello_with_state.py hello.state "My name is Ada."
     python examples/hello_with_state.py hello.state "What is my name?"
 
-The first argument is the file that keeps the conversation, the second what to say. KEDGE_MODEL names
-another model than the built-in one, which forgets when its process ends: then everything is sent again.
+The first argument is the state file, the second the message. Set KEDGE_MODEL to use another model than the
+built-in one, whose server stops with the process, so that every run sends everything.
 """
 
 import os
@@ -16,11 +16,11 @@ from kedge import Chat, run_sync, system, user
 
 
 def main(file: Path, text: str) -> None:
-    """Say something, and keep the state for next time."""
+    """Send a message and store the new state."""
     chat = Chat(os.environ.get("KEDGE_MODEL", "practice"))
     state = file.read_bytes() if file.exists() else None
     if state is None:
-        # Events can be told without asking the model; it sees them with the next message.
+        # Events are added without a request; the model sees them with the next message.
         state = chat.update_state_after_event(None, "Ada has checked in at the harbour.")
     # Leading system text is sent with each call and never stored, so it may change every time.
     now = system(f"Today is {datetime.now(UTC):%A}. Be brief.")

@@ -11,7 +11,7 @@ from kedge.workflows import Step, StepsResult, steps
 
 
 class Trip(BaseModel):
-    """What is wanted to know of a sentence."""
+    """Data to extract from a sentence."""
 
     city: str
     days: int
@@ -19,7 +19,7 @@ class Trip(BaseModel):
 
 
 class Sum(BaseModel):
-    """A number that was worked out."""
+    """A computed number."""
 
     result: int
 
@@ -33,14 +33,14 @@ PIPELINE = (
 
 
 async def plan(wish: str, url: str = "sqlite://:memory:") -> StepsResult:
-    """Run the pipeline for a wish."""
+    """Run the pipeline for a travel wish."""
     model = os.environ.get("KEDGE_MODEL", "practice")
     async with await open_store(url) as store:
         return await steps(PIPELINE, inputs={"wish": wish}, store=store, engine=model)
 
 
 def main() -> None:
-    """Show each step."""
+    """Run the pipeline and print each step."""
     result = run_sync(plan("I travel to Lisbon for 3 days by ship."))
     for step in result.steps:
         print(f"{step.name}: {step.value!r}")

@@ -1,12 +1,12 @@
-"""Refine: a model looks for the rule of a grid puzzle (in the manner of ARC), and is told where it errs.
+"""Refine: a model searches for the rule of a grid puzzle (similar to ARC) with the help of critiques.
 
-The model answers with a list of steps. The judge, a plain function, takes them to the pairs for which
-the result is known, and says what differs. The test grid is never shown with its answer.
+The model answers with a list of steps. The judge, a plain function, applies them to the training pairs and
+reports the first difference. The model never sees the answer of the test grid.
 
     python examples/refine_puzzle.py
 
-By default the practice model plays the solver, from a script that reacts to the critique. Any other one
-is named by KEDGE_MODEL.
+By default the practice model answers, from a script that reacts to the critique. Set KEDGE_MODEL to use
+another model.
 """
 
 import json
@@ -40,7 +40,7 @@ Answer with a JSON object: {{"steps": ["…", "…"]}}"""
 
 
 def follow(steps: list[str], grid: Grid) -> Grid:
-    """Take the steps of a rule, one after the other."""
+    """Apply the steps of a rule to a grid."""
     for step in steps:
         match step.split():
             case ["paint", old, new]:
@@ -53,7 +53,7 @@ def follow(steps: list[str], grid: Grid) -> Grid:
 
 
 def check(answer: str) -> Verdict:
-    """Try a rule on the pairs that are known, and say where the first wrong one is wrong."""
+    """Apply a rule to the training pairs and describe the first difference."""
     try:
         steps = json.loads(answer)["steps"]
         made = [follow(steps, pair["input"]) for pair in PUZZLE["train"]]
@@ -93,13 +93,13 @@ def _problem(made: Grid, wanted: Grid) -> str:
         for a, b in zip(left, right, strict=True)
         if a != b
     }
-    told = ", ".join(f"{a} should be {b}" for a, b in sorted(wrong))
-    return f"the places are right, the colours are not: {told}."
+    corrections = ", ".join(f"{a} should be {b}" for a, b in sorted(wrong))
+    return f"the places are right, the colours are not: {corrections}."
 
 
 @asynccontextmanager
 async def solver() -> AsyncIterator[str]:
-    """The model that solves: the one that KEDGE_MODEL names, or the practice model with a script."""
+    """Yield the model string of KEDGE_MODEL, or of a local server with a script."""
     if model := os.environ.get("KEDGE_MODEL"):
         yield model
         return
@@ -108,13 +108,13 @@ async def solver() -> AsyncIterator[str]:
 
 
 async def solve(url: str = "sqlite://:memory:", **options: Any) -> RefineResult:
-    """Refine the rule until it fits every known pair."""
+    """Refine the rule until it solves every training pair."""
     async with solver() as model, await open_store(url) as store:
         return await refine(TASK, judge=check, store=store, engine=model, rounds=6, **options)
 
 
 def main() -> None:
-    """Show each round, and what the rule makes of the test grid."""
+    """Print each round and the result for the test grid."""
     result = run_sync(solve())
     for each in result.rounds:
         print(f"round {each.number}: {each.answer}  score {each.verdict.score}")

@@ -1,7 +1,7 @@
-"""State compaction: a conversation of 200 turns whose state never grows beyond a bound.
+"""State compaction: a conversation of 200 turns whose state has a bounded size.
 
-Two limits work one after the other, and both leave room, so that compaction does not happen at every
-turn. After each cut the short history is sent once, and requests chain again from there.
+Two limits are applied one after the other, each with a target well below it, so that compaction does not run
+at every turn. After each cut the shortened history is sent once, and requests chain again from there.
 """
 
 import os
@@ -16,8 +16,8 @@ COMPACTOR = CompositeCompactor(
 )
 
 
-async def talk(turns: int) -> tuple[list[int], int, int]:
-    """Talk for so many turns: the sizes of the state, the cuts, and the full sends."""
+async def run_chat(turns: int) -> tuple[list[int], int, int]:
+    """Return the state sizes, the number of cuts and the number of full sends."""
     sizes: list[int] = []
     cuts = full = 0
     state: bytes | None = None
@@ -34,8 +34,8 @@ async def talk(turns: int) -> tuple[list[int], int, int]:
 
 
 def main(turns: int) -> None:
-    """Talk, and say how large the state became."""
-    sizes, cuts, full = run_sync(talk(turns))
+    """Run the chat and print the maximum size of the state."""
+    sizes, cuts, full = run_sync(run_chat(turns))
     print(f"{turns} turns, {cuts} cuts, {full} full sends, state of at most {max(sizes)} bytes")
 
 

@@ -1,7 +1,7 @@
-"""A summariser: the old part of a long conversation becomes one block, written by a model.
+"""Summaries: a model summarizes the old part of a long conversation in one block.
 
-A real model is asked in the words of ``kedge.compaction.summarize.SUMMARY_PROMPT``. The built-in one knows the
-question below, and answers it with a list of what was said.
+A real model gets the prompt ``kedge.compaction.summarize.SUMMARY_PROMPT``. The built-in model answers the
+question below with a list of earlier messages.
 """
 
 import os
@@ -15,7 +15,7 @@ SHIPS = ("Argo", "Beagle", "Calypso", "Discovery", "Endeavour", "Fram", "Golden 
 
 
 async def main() -> None:
-    """Tell of many ships, and ask about the first."""
+    """Mention many ships, then ask about the first."""
     model = os.environ.get("KEDGE_MODEL", "practice")
     ask = PRACTICE if model == "practice" else SUMMARY_PROMPT
     compactor = SummarisingCompactor(250, 80, ask=ask)  # engine= or model= for a cheaper model

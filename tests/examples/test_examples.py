@@ -44,9 +44,9 @@ def test_hello_with_state_over_two_processes(server: TestServer, tmp_path: Path)
 
 
 def test_state_stays_bounded_over_200_turns() -> None:
-    """However long the talk, the state has a bound, cuts are rare, and each costs one full send."""
+    """However long the chat, the state has a bound, cuts are rare, and each costs one full send."""
     example = runpy.run_path(str(EXAMPLES / "state_compaction.py"))
-    sizes, cuts, full = run_sync(example["talk"](200))
+    sizes, cuts, full = run_sync(example["run_chat"](200))
     assert len(sizes) == 200
     assert max(sizes[100:]) <= max(sizes[:100]) * 1.05 < 20_000
     assert 5 <= cuts <= 20
