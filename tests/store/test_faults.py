@@ -151,7 +151,7 @@ async def test_a_file_that_is_no_database(tmp_path: Path, content: bytes) -> Non
     """It is refused, and left alone."""
     path = tmp_path / "else.db"
     await anyio.Path(path).write_bytes(content)
-    with pytest.raises(CannotOpenStore, match="no SQLite database"):
+    with pytest.raises(CannotOpenStore, match="not a SQLite database"):
         await open_store(f"sqlite:///{path}")
     assert await anyio.Path(path).read_bytes() == content
 

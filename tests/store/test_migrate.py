@@ -75,7 +75,7 @@ async def test_a_database_of_someone_else_is_refused(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "other.db") as connection:
         connection.execute("CREATE TABLE mine (x)")
     connection.close()
-    with pytest.raises(CannotOpenStore, match="something else"):
+    with pytest.raises(CannotOpenStore, match="not of a Kedge store"):
         await open_store(f"sqlite:///{tmp_path}/other.db")
 
 

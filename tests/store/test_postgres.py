@@ -154,7 +154,7 @@ async def test_a_database_that_may_only_be_read(empty_url: str) -> None:
 async def test_the_servers_own_words_are_passed_on(empty_url: str) -> None:
     """For what Kedge does not know."""
     async with await open_store(empty_url) as store:
-        with pytest.raises(StoreError, match=r"PostgreSQL says: relation .* does not exist"):
+        with pytest.raises(StoreError, match=r"PostgreSQL reports: relation .* does not exist"):
             await store.database.read(lambda tx: tx.rows("SELECT * FROM nothing"))
 
 

@@ -1,8 +1,8 @@
-"""Blocks as they are stored: their JSON form, written and read quickly, and the hash that names it.
+"""Encode and decode stored blocks, and hash them.
 
-The text of a block is exactly what ``dump_block`` gives, as compact JSON; the common kinds are written
-and read by hand. The hash covers the whole text, ids and metadata included: nothing that differs is
-ever taken for the same.
+The text of a block is exactly what `dump_block` returns, as compact JSON; common kinds have a fast path
+in both directions. The hash covers the complete text with ids and metadata, so blocks that differ in
+anything are stored separately.
 """
 
 import hashlib
@@ -38,21 +38,20 @@ _MAX_PLAIN_INT = 1 << 62
 
 
 def encode_block(block: Block) -> str:
-    """The JSON form of a block, as text."""
+    """Return the JSON form of a block, as text."""
     write = None if block.extra else _ENCODERS.get(type(block))
     content = write(block) if write else None
     if content is None:
         return encode(dump_block(block))
-    noted = "" if block.metadata is EMPTY else _encode_metadata(block.metadata)
+    metadata = "" if block.metadata is EMPTY else _encode_metadata(block.metadata)
     origin = "" if block.origin == "user" else f',"origin":{quote(block.origin)}'
-    return f'{{"kind":"{block.kind}","id":{quote(block.id)}{noted}{origin}{content}}}'
+    return f'{{"kind":"{block.kind}","id":{quote(block.id)}{metadata}{origin}{content}}}'
 
 
 def hash_block(body: str) -> bytes:
-    """The hash under which this text of a block is stored, behind the time that its id tells.
+    """Return the hash of an encoded block, prefixed with the time in its id.
 
-    Blocks that were made together so stand together in the index; the time is part of the text, and the
-    hash covers all of it.
+    The prefix keeps blocks that were created together close to each other in the index.
     """
     made = _BLOCK_ID.search(body)
     when = bytes.fromhex(made[1]) if made else _NO_TIMESTAMP
@@ -60,7 +59,7 @@ def hash_block(body: str) -> bytes:
 
 
 def decode_blocks(bodies: Sequence[str]) -> list[Block]:
-    """Read the texts of blocks; one that cannot be read is a ``StoreDamaged``."""
+    """Decode blocks; raise `StoreDamaged` for one that cannot be decoded."""
     try:
         forms: list[Json] = json.loads(f"[{','.join(bodies)}]")
         if len(forms) == len(bodies):
@@ -74,12 +73,12 @@ def _decode_single(index: int, body: str) -> Block:
     try:
         return _decode_block(json.loads(body))
     except (ValueError, TypeError, KedgeError) as error:
-        words = f"block {index} cannot be read ({type(error).__name__}); verify() names all damage"
-        raise StoreDamaged(words) from None
+        problem = f"block {index} cannot be read ({type(error).__name__})"
+        raise StoreDamaged(f"{problem}; verify() reports all damage") from None
 
 
 def _encode_metadata(metadata: FrozenMap) -> str:
-    """The metadata, unless there is none; what engines note is written by hand."""
+    """Return the encoded metadata, if any; texts and integers have a fast path."""
     if not metadata:
         return ""
     members: list[str] = []
@@ -94,7 +93,7 @@ def _encode_metadata(metadata: FrozenMap) -> str:
 
 
 def _encode_text(block: UserBlock | AssistantBlock | ToolResultBlock) -> str | None:
-    """Content that is one plain text."""
+    """Encode content that is a single plain text."""
     parts = block.parts
     if len(parts) == 1 and type(part := parts[0]) is TextPart and not part.extra:
         return f',"parts":[{{"type":"text","text":{quote(part.text)}}}]'
@@ -122,7 +121,7 @@ _ENCODERS: dict[type[Block], Callable[[Any], str | None]] = {
 
 
 def _decode_block(form: Json) -> Block:
-    """Read one block; those that have nothing but what is common go the short way."""
+    """Decode a block; those with common members only take the fast path."""
     kind, size = form["kind"], len(form)
     noted, origin = EMPTY, "user"
     if "metadata" in form:
@@ -178,8 +177,8 @@ def _decode_metadata(members: Json) -> FrozenMap:
 
 
 def extract_text(body: str) -> str:
-    """What of a block can be searched for: what was said, called for and found."""
+    """Return the searchable text of an encoded block: text, tool names and arguments, results."""
     form = cast("Json", json.loads(body))
-    said: Iterable[Any] = (part.get("text") for part in form.get("parts", ()))
+    parts: Iterable[Any] = (part.get("text") for part in form.get("parts", ()))
     further = (form.get(name) for name in ("text", "name", "arguments"))
-    return "\n".join(text for text in (*said, *further) if isinstance(text, str) and text)
+    return "\n".join(text for text in (*parts, *further) if isinstance(text, str) and text)

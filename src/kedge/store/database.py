@@ -1,7 +1,7 @@
-"""What a store needs of a database: transactions, run in worker threads.
+"""The interface of a database: transactions that run in worker threads.
 
-Everything a store does is a plain function of a ``Tx``, the same for every database; what differs
-between them is here and in the two modules that implement it. SQL is written with ``?`` for values.
+Everything a store does is a plain function of a `Tx`, the same for both databases. What differs between
+them is in `Dialect` and in the two modules that implement `Database`. SQL uses ``?`` for values.
 """
 
 import time
@@ -22,22 +22,22 @@ class Tx(Protocol):
 
     dialect: "Dialect"
     is_retry: bool
-    """Whether an earlier attempt met another transaction, and nothing should be taken for granted."""
+    """Whether an earlier attempt conflicted with another transaction; shortcuts are not tried again."""
 
     def rows(self, sql: str, values: Values = ()) -> list[Row]:
-        """The rows of a query."""
+        """Return the rows of a query."""
         ...
 
     def run(self, sql: str, values: Values = ()) -> int:
-        """Change something; how many rows that touched."""
+        """Run a statement, and return how many rows it changed."""
         ...
 
     def run_many(self, sql: str, rows: Iterable[Values]) -> None:
-        """The same change with many sets of values."""
+        """Run a statement once for each set of values."""
         ...
 
     def insert(self, sql: str, values: Values, key: str = "id") -> int:
-        """Insert a row, and get the number that it was given as its ``key``; 0 if there was one."""
+        """Insert a row, and return the number it got as its ``key``; 0 if it conflicted."""
         ...
 
     def add_node(self, insert: "NodeInsert") -> tuple[int, bool] | None:
@@ -51,39 +51,39 @@ class Tx(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeInsert:
-    """A node that goes on in its parent's branch, with all that belongs to it."""
+    """A node that continues its parent's branch, with its blocks and its response."""
 
     conversation_id: str
     """The id of the conversation that adds it, which must still exist."""
     node: Row
     """The values of its row, from the tree on."""
     blocks: Sequence[tuple[bytes, str]]
-    """Hashes and texts."""
+    """The hashes and texts of its blocks."""
     encode_response: Callable[[], str] | None
-    """Writes the row of the response that made it, as JSON."""
+    """Encodes the row of the response that made it, as JSON."""
     head: int | None
-    """Where the head is moved from."""
+    """Where the head is expected to be; None to leave it."""
     single_statement: bool
-    """Whether nothing else is done in its transaction."""
+    """Whether its transaction does nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The words in which one database differs from the other."""
+    """The SQL in which one database differs from the other."""
 
     name: str
     types: Mapping[str, str]
-    """What stands for ``{serial}``, ``{bytes}`` and the like in migrations."""
+    """The column types for ``{serial}``, ``{bytes}`` and so on in migrations."""
     lock_links: str
-    """Keeps everyone else from adding links until the end of the transaction."""
+    """Blocks the insertion of links by others until the end of the transaction."""
     lock_links_shared: str
-    """Waits for whoever guards the links."""
+    """Waits for transactions that block the insertion of links, and blocks new ones."""
     for_update: str
-    """Keeps a selected row from being changed until the end of the transaction."""
+    """Blocks changes of a selected row until the end of the transaction."""
     for_key_share: str
-    """Keeps a selected row from being deleted until the end of the transaction."""
+    """Blocks the deletion of a selected row until the end of the transaction."""
     lock_schema: str
-    """Keeps everyone else from changing the schema until the end of the transaction."""
+    """Blocks changes of the schema by others until the end of the transaction."""
     insert_text: str
     """Adds a block's number and its terms, separated by spaces, to the search index."""
     text_match: str
@@ -95,11 +95,11 @@ class Dialect:
     now: str
     """An expression for the database's own time, in seconds since 1970."""
     list_tables: str
-    """A query for the names of the tables that there are."""
+    """A query for the names of all tables."""
 
 
 class Database(ABC):
-    """A database, opened."""
+    """An open database."""
 
     dialect: ClassVar[Dialect]
 
@@ -111,7 +111,7 @@ class Database(ABC):
     async def write(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction; it is durable once this returns.
 
-        It may be run again if others got in the way, so it does nothing but its statements.
+        It may be run again after a conflict, so it does nothing but its statements.
         """
 
     @abstractmethod
@@ -125,11 +125,11 @@ class Database(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Let go of threads and connections."""
+        """Stop the threads and close the connections."""
 
 
 class OperationTimer:
-    """Measures how long an operation of the store takes, waiting for its turn included."""
+    """Measures the duration of a store operation, including the wait for a thread or connection."""
 
     __slots__ = ("_operation", "_start")
 

@@ -1,7 +1,7 @@
-"""A store seen from above: conversations with their sums, and whole trees, in a few queries each.
+"""List conversations with their totals, and read complete trees, in a few queries each.
 
-Lists stay quick at ten thousand conversations: one query finds, sorts and cuts the page; what is shown of
-each row is read for the rows of that page only.
+One query selects, sorts and limits a page of conversations; totals are read for that page only, so that
+lists stay fast at ten thousand conversations.
 """
 
 import re
@@ -14,7 +14,7 @@ from kedge.planning.anchors import limit_expiry, relied_until
 from kedge.store.block_codec import decode_blocks
 from kedge.store.conversations import checked, select_conversation
 from kedge.store.database import Row, Tx
-from kedge.store.nodes import select_tree
+from kedge.store.nodes import PATH_CTE, select_tree
 from kedge.store.records import ConversationRow, Node, ResponseRow, StoredExchange
 from kedge.store.responses import select_responses
 from kedge.store.store import Store
@@ -26,7 +26,7 @@ ListOrder = Literal["newest", "oldest", "turns", "tokens", "cost", "title"]
 LIST_FILTERS: tuple[ListFilter, ...] = get_args(ListFilter)
 LIST_ORDERS: tuple[ListOrder, ...] = get_args(ListOrder)
 FIRST_BLOCKS, LAST_BLOCKS = 4, 4
-"""How many blocks are looked at for the first words and for the last answer."""
+"""How many blocks are read for the first question and for the last answer."""
 
 _CONDITIONS: dict[ListFilter, str] = {
     "active": "c.archived = 0",
@@ -50,24 +50,16 @@ _SORTS: dict[ListOrder, tuple[str, str]] = {
     "tokens": (_SUMS_JOIN.format(what=_TOKENS), "COALESCE(sums.much, 0) DESC, c.number DESC"),
     "cost": (_SUMS_JOIN.format(what="SUM(cost)"), "COALESCE(sums.much, 0) DESC, c.number DESC"),
 }
-# The first blocks of the path to a node: those of its oldest branches.
-_SELECT_PATH_BLOCKS = """
-WITH RECURSIVE path (branch, stop) AS (
-    SELECT branch, length FROM nodes WHERE id = ?
-    UNION ALL
-    SELECT parent.branch, CASE WHEN first.kept < path.stop THEN first.kept ELSE path.stop END
-    FROM path JOIN nodes first ON first.id = path.branch JOIN nodes parent ON parent.id = first.parent
-    WHERE first.kept > 0
+_SELECT_PATH_BLOCKS = (
+    PATH_CTE + "SELECT l.place, b.body FROM path CROSS JOIN links l CROSS JOIN blocks b "
+    "WHERE l.branch = path.branch AND l.place < path.stop AND b.id = l.block AND l.place {where} "
+    "ORDER BY l.place"
 )
-SELECT l.place, b.body FROM path CROSS JOIN links l CROSS JOIN blocks b
-WHERE l.branch = path.branch AND l.place < path.stop AND b.id = l.block AND l.place {where}
-ORDER BY l.place
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationSummary:
-    """A conversation, and what it adds up to."""
+    """A conversation and its totals."""
 
     row: ConversationRow
     first_words: str = ""
@@ -81,7 +73,7 @@ class ConversationSummary:
     output_tokens: int = 0
     cost: float | None = None
     seconds: float | None = None
-    """The median of the time that answers took."""
+    """The median duration of its responses."""
     expires_at: float | None = None
     """When the provider drops the last of the responses."""
     relied_until: float | None = None
@@ -91,7 +83,7 @@ class ConversationSummary:
 
 @dataclass(frozen=True, slots=True)
 class StoredTree:
-    """A whole tree: its nodes, its responses by node, and what was asked at each question."""
+    """A tree: its nodes, its responses by node, and the text of each question."""
 
     row: ConversationRow
     nodes: tuple[Node, ...]
@@ -109,7 +101,7 @@ async def list_summaries(
     limit: int = 50,
     offset: int = 0,
 ) -> tuple[list[ConversationSummary], int]:
-    """A page of conversations, and how many there are in all; ``only`` these ids, if given."""
+    """Return a page of conversations, and how many match in total; only these ``ids``, if given."""
     conditions, values = [_CONDITIONS[show]], list[Any]()
     if ids is not None:
         conditions.append(f"c.id IN ({', '.join('?' * len(ids))})" if ids else "1 = 0")
@@ -133,7 +125,7 @@ async def list_summaries(
 
 
 async def read_tree(store: Store, conversation: ConversationRow) -> StoredTree:
-    """The whole tree of a conversation, forks included."""
+    """Return the complete tree of a conversation, forks included."""
 
     def work(tx: Tx) -> StoredTree:
         tree = (conversation.tree,)
@@ -144,19 +136,19 @@ async def read_tree(store: Store, conversation: ConversationRow) -> StoredTree:
             "WHERE n.tree = ? AND n.kind = 'asked' AND n.length > n.kept",
             tree,
         )
-        said = decode_blocks([body for _, body in asked])
+        blocks = decode_blocks([body for _, body in asked])
         return StoredTree(
             conversation,
             tuple(select_tree(tx, conversation.tree)),
             {row.node: row for row in responses},
-            {node: preview_text(block) for (node, _), block in zip(asked, said, strict=True)},
+            {node: preview_text(block) for (node, _), block in zip(asked, blocks, strict=True)},
         )
 
     return await store.database.read(checked(conversation, work))
 
 
 async def load_last_blocks(store: Store, conversation: ConversationRow) -> Mapping[int, Block]:
-    """The last block that each node of a tree added, by node; those that added none are left out."""
+    """Return the last block that each node of a tree added; nodes that added none are left out."""
     query = (
         "SELECT n.id, b.body FROM nodes n JOIN links l ON l.branch = n.branch "
         "AND l.place = n.length - 1 JOIN blocks b ON b.id = l.block "
@@ -174,7 +166,7 @@ async def load_last_blocks(store: Store, conversation: ConversationRow) -> Mappi
 async def list_tree_conversations(
     store: Store, conversation: ConversationRow
 ) -> list[ConversationRow]:
-    """The conversations that share a tree: this one, its forks, and what it was forked from."""
+    """Return the conversations on the tree: this one, its forks and its origin."""
     query = "SELECT c.id FROM conversations c WHERE c.tree = ? ORDER BY c.number"
 
     def work(tx: Tx) -> list[ConversationRow]:
@@ -183,9 +175,9 @@ async def list_tree_conversations(
     return await store.database.read(checked(conversation, work))
 
 
-async def find_by_title(store: Store, words: str, limit: int) -> list[str]:
-    """The ids of conversations in whose title these words stand."""
-    plain = re.sub(r"([!%_])", r"!\1", words.lower())
+async def find_by_title(store: Store, text: str, limit: int) -> list[str]:
+    """Return the ids of conversations whose title contains this text."""
+    plain = re.sub(r"([!%_])", r"!\1", text.lower())
     query = "SELECT c.id FROM conversations c WHERE LOWER(c.title) LIKE ? ESCAPE '!' LIMIT ?"
     return [
         name
@@ -194,12 +186,12 @@ async def find_by_title(store: Store, words: str, limit: int) -> list[str]:
 
 
 async def load_exchanges(store: Store, node: int) -> list[StoredExchange]:
-    """What went over the wire for the response at a node, in order, if it was kept."""
+    """Return the stored requests and replies for a node, in order."""
     return await store.database.read(lambda tx: select_exchanges(tx, node=node))
 
 
 async def get_revision(store: Store) -> tuple[int, int]:
-    """Two numbers that change whenever a response comes in or something goes wrong."""
+    """Return two numbers that change with every new response or incident."""
 
     def work(tx: Tx) -> tuple[int, int]:
         ((newest,),) = tx.rows("SELECT COALESCE(MAX(node), 0) FROM responses")
@@ -210,7 +202,7 @@ async def get_revision(store: Store) -> tuple[int, int]:
 
 
 def preview_text(block: Block) -> str:
-    """The first words of a block, on one line."""
+    """Return the beginning of a block's text, on one line."""
     text = block.text if isinstance(block, UserBlock | AssistantBlock) else ""
     return " ".join(text[:400].split())[:200]
 

@@ -1,7 +1,7 @@
-"""Migrations: numbered files of SQL, each of which says why, applied once and in order.
+"""Migrations: numbered SQL files, each with its reason, applied once and in order.
 
-An older database is brought up to date when it is opened, in one transaction. A newer one is refused:
-what this Kedge does not know it could damage.
+An older database is upgraded when it is opened, in one transaction. A newer one is rejected, because
+this version of Kedge could damage it.
 """
 
 import re
@@ -29,7 +29,7 @@ class Migration:
     script: str
 
     def statements(self, dialect: Dialect) -> list[str]:
-        """The statements, in the words of this database."""
+        """Return the statements for a database."""
         script = re.sub(r"^--.*$", "", self.script, flags=re.MULTILINE)
         for word, meaning in dialect.types.items():
             script = script.replace(f"{{{word}}}", meaning)
@@ -38,7 +38,7 @@ class Migration:
 
 @cache
 def load_migrations(dialect: str) -> tuple[Migration, ...]:
-    """Every migration for this database, in order."""
+    """Return every migration for a database, in order."""
     found: list[Migration] = []
     for file in (files("kedge.store") / "migrations").iterdir():
         named = _FILE.fullmatch(file.name)
@@ -46,30 +46,32 @@ def load_migrations(dialect: str) -> tuple[Migration, ...]:
             found.append(Migration(int(named["number"]), named["name"], file.read_text("utf-8")))
     found.sort(key=lambda each: each.number)
     if [each.number for each in found] != list(range(1, len(found) + 1)):
-        raise BrokenInstallation("the migrations of kedge.store are not all there; reinstall Kedge")
+        raise BrokenInstallation("migrations of kedge.store are missing; reinstall Kedge")
     return tuple(found)
 
 
 def read_schema_version(tx: Tx) -> int:
-    """The version of the schema that is there; 0 for an empty database."""
+    """Return the version of the schema; 0 for an empty database."""
     names = {name for (name,) in tx.rows(tx.dialect.list_tables)}
     if "kedge_schema" not in names:
         if names:
-            raise CannotOpenStore("this database holds something else than a store of Kedge")
+            raise CannotOpenStore(
+                "this database has tables that are not of a Kedge store; use another database"
+            )
         return 0
     return int(tx.rows("SELECT version FROM kedge_schema")[0][0])
 
 
 def migrate(tx: Tx, target: int | None = None) -> int:
-    """Bring the schema up to date; how many steps that took."""
+    """Upgrade the schema, and return the number of migrations applied."""
     if tx.dialect.lock_schema:
         tx.run(tx.dialect.lock_schema)
     version = read_schema_version(tx)
     known = load_migrations(tx.dialect.name)
     if version > len(known):
         raise CannotOpenStore(
-            f"this store was written by a newer Kedge (its schema is {version}, this one knows "
-            f"{len(known)}); upgrade Kedge, or open a store of its own"
+            f"this store was written by a newer Kedge (its schema is {version}, this version supports "
+            f"{len(known)}); upgrade Kedge, or open another store"
         )
     if version == 0:
         tx.run("CREATE TABLE kedge_schema (version INTEGER NOT NULL)")

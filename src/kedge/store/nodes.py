@@ -1,9 +1,9 @@
-"""The tree of a conversation: nodes that keep a prefix of their parent's path and add blocks to it.
+"""The `nodes`, `links` and `blocks` tables: trees of nodes that keep a prefix and add blocks.
 
-A node that only appends shares its parent's branch, as long as nobody else has: the links of a branch
-are one range of places, so a path is as many ranges as it has forks, however many nodes there are.
-Everything else (an edit, a fork, a second answer) begins a branch of its own, which keeps the first
-places of another. Writing costs what is new; nothing is ever rewritten.
+A node that only appends shares the branch of its parent, if no other node has continued it: the links
+of a branch are one range of positions, so a path has as many ranges as it has forks, however many nodes
+there are. Everything else (an edit, a fork, a second answer) starts a branch of its own, which keeps the
+first positions of another. Writing costs what is new; nothing is rewritten.
 """
 
 import hashlib
@@ -53,9 +53,17 @@ _checked_columns = attrgetter(
 )
 Json = dict[str, Any]
 
-# Which places of which branches make up the path to a node: the newest branch whole, of each one before
-# it only what the next keeps.
-_PATH_CTE = """
+# The path query. The obvious way to load a conversation is to walk from its node to the root, one row
+# per node, and to sort out which blocks of each node later nodes still keep: ten thousand nodes are ten
+# thousand steps of recursion. But consecutive appends share a branch, whose links are one range of an
+# index, so this query walks over branches instead: a branch has the number of its first node, whose
+# parent is on the branch before it. `stop` is where a branch ends on this path: at the node's length
+# for the last branch; for each one before, at what the next branch keeps of it (`first.kept`), or at an
+# earlier `stop` if a later branch kept even less, for a branch may keep only a part of what its parent
+# kept. A branch that keeps nothing ends the walk. The cost is the number of forks and edits on the path,
+# plus the blocks. The joins that use it are CROSS JOINs because SQLite takes their order as given: with
+# a plain JOIN it may scan all links, as it has no statistics.
+PATH_CTE = """
 WITH RECURSIVE path (branch, stop) AS (
     SELECT branch, length FROM nodes WHERE id = ?
     UNION ALL
@@ -64,11 +72,11 @@ WITH RECURSIVE path (branch, stop) AS (
     WHERE first.kept > 0
 )
 """
-_SELECT_BLOCKS = f"""{_PATH_CTE}
+_SELECT_BLOCKS = f"""{PATH_CTE}
 SELECT l.place, b.body FROM path CROSS JOIN links l CROSS JOIN blocks b
 WHERE l.branch = path.branch AND l.place < path.stop AND b.id = l.block
 """
-_SELECT_RECORDS = f"""{_PATH_CTE}
+_SELECT_RECORDS = f"""{PATH_CTE}
 SELECT {ANCHOR_COLUMNS} FROM path CROSS JOIN nodes n CROSS JOIN responses r
 WHERE n.tree = ? AND n.branch = path.branch AND n.length <= path.stop AND r.node = n.id
 AND r.digest IS NOT NULL
@@ -120,12 +128,12 @@ JOIN blocks b ON b.id = line.block ORDER BY line.side, line.place
 
 
 def node_from_row(row: Row) -> Node:
-    """The node in a row of the columns ``NODE``."""
+    """Return the node in a row of `NODE_COLUMNS`."""
     return Node(*row)
 
 
 def select_node(tx: Tx, node: int, tree: int) -> Node:
-    """The node with this number, which must be one of this tree."""
+    """Return the node with this number, which must be part of this tree."""
     rows = tx.rows(
         f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.id = ? AND n.tree = ?", (node, tree)
     )
@@ -282,11 +290,11 @@ def _insert_stepwise(
     scope: int,
 ) -> Node:
     """Add a node step by step, on its parent's branch or on one of its own."""
-    # If somebody has gone on in the branch, the links will tell, and this is run again with care.
-    goes_on = node.branch and (not tx.is_retry or _is_branch_tip(tx, node))
+    # If another node has continued the branch, a link conflicts, and the transaction is run again.
+    continues = node.branch and (not tx.is_retry or _is_branch_tip(tx, node))
     made = _insert_node_row(tx, node)
-    branch = node.branch if goes_on else made
-    if not goes_on:
+    branch = node.branch if continues else made
+    if not continues:
         tx.run("UPDATE nodes SET branch = id WHERE id = ?", (made,))
     numbers = insert_blocks(tx, blocks, node.conversation)
     tx.run_many(
@@ -305,9 +313,9 @@ def lock_links_shared(tx: Tx) -> None:
 
 
 def _is_branch_tip(tx: Tx, node: Node) -> bool:
-    """Whether nobody has gone on in the branch."""
-    taken = "SELECT 1 FROM links WHERE branch = ? AND place = ?"
-    return not tx.rows(taken, (node.branch, node.kept))
+    """Return whether no node has continued the branch."""
+    query = "SELECT 1 FROM links WHERE branch = ? AND place = ?"
+    return not tx.rows(query, (node.branch, node.kept))
 
 
 def _insert_node_row(tx: Tx, node: Node) -> int:
@@ -357,7 +365,7 @@ def _node_values(node: Node) -> Row:
 
 
 def insert_blocks(tx: Tx, blocks: Sequence[tuple[bytes, str]], number: int) -> list[int]:
-    """Store blocks, each once; the numbers that they have."""
+    """Store blocks that are not stored yet, and return the numbers of all."""
     insert = "INSERT INTO blocks (hash, owner, body) VALUES (?, ?, ?) ON CONFLICT (hash) DO NOTHING"
     return [
         tx.insert(insert, (name, number, body)) or _share_block(tx, name, number, body)
@@ -366,7 +374,7 @@ def insert_blocks(tx: Tx, blocks: Sequence[tuple[bytes, str]], number: int) -> l
 
 
 def _share_block(tx: Tx, digest: bytes, number: int, body: str) -> int:
-    """The number of a block that was there already; one that several use has no owner."""
+    """Return the number of a stored block; a block that several conversations use has no owner."""
     lock_links_shared(tx)  # or it could be deleted before our link to it is seen
     found = tx.rows("SELECT id, owner FROM blocks WHERE hash = ?", (digest,))
     if not found:
@@ -380,7 +388,7 @@ def _share_block(tx: Tx, digest: bytes, number: int, body: str) -> int:
 def load_path(
     tx: Tx, node: Node, *, scopes: dict[int, str], mode: str | None, retention: float | None
 ) -> LoadedPath:
-    """The blocks and the anchors on the path to a node."""
+    """Return the blocks and the anchors on the path to a node."""
     rows = tx.rows(_SELECT_BLOCKS, (node.id,))
     rows.sort(key=itemgetter(0))
     found = tx.rows(_SELECT_RECORDS, (node.id, node.tree))
@@ -392,28 +400,28 @@ def load_path(
 
 
 def load_bodies(tx: Tx, node: Node) -> list[str]:
-    """The texts of the blocks on the path to a node."""
+    """Return the encoded blocks on the path to a node."""
     return [body for _, body in sorted(tx.rows(_SELECT_BLOCKS, (node.id,)))]
 
 
 def load_ancestry(tx: Tx, node: int) -> list[Node]:
-    """The nodes from the root to this one."""
+    """Return the nodes from the root to this one."""
     return [node_from_row(row) for row in tx.rows(_SELECT_ANCESTRY, (node,))]
 
 
 def find_newest_descendant(tx: Tx, node: int, tree: int) -> Node:
-    """The newest of the nodes that a question led to, itself included."""
+    """Return the newest of the nodes that a question led to, itself included."""
     rows = tx.rows(_SELECT_NEWEST_DESCENDANT, (node, tree))
     return node_from_row(rows[0])
 
 
 def find_common_ancestor(tx: Tx, left: int, right: int) -> Node:
-    """The newest node that is on both paths."""
+    """Return the newest node that is on both paths."""
     return node_from_row(tx.rows(_SELECT_COMMON_ANCESTOR, (left, right))[0])
 
 
 def diff_paths(tx: Tx, left: Node, right: Node) -> Differences:
-    """What each path has after the blocks that both begin with."""
+    """Return what each path has after the blocks that both begin with."""
     if left.id == right.id:
         return Differences(left.length, (), ())
     rows = tx.rows(_SELECT_DIFFERENCES, (left.id, left.id, right.id))
@@ -423,7 +431,7 @@ def diff_paths(tx: Tx, left: Node, right: Node) -> Differences:
 
 
 def encode_node_state(state: ConversationState, data: FrozenMap, mode: str | None) -> str | None:
-    """What a node says beyond its responses and the conversation's own mode; usually nothing."""
+    """Encode the state that does not follow from the responses and the conversation's mode, if any."""
     form: Json = {
         "mode": None if state.mode == mode else state.mode,
         "conversation_id": state.conversation_id,
@@ -439,7 +447,7 @@ def encode_node_state(state: ConversationState, data: FrozenMap, mode: str | Non
 def decode_node_state(
     text: str | None, records: Sequence[AnchorRecord], mode: str | None
 ) -> tuple[ConversationState, FrozenMap]:
-    """The state that a Turn carries, from its records and from what its node says."""
+    """Return the state of a Turn, from the anchors on its path and the state encoded in its node."""
     form = cast("Json", json.loads(text)) if text else {}
     completed = [each for each in records if each.status == "completed"]
     newest = max(completed, key=lambda each: each.block_count, default=None)

@@ -1,11 +1,11 @@
-"""``open_store``: from an address to a store, upgraded to the present schema."""
+"""`open_store`: open the store at an address and upgrade its schema."""
 
+import time
 from collections.abc import Callable
-from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from kedge.errors import CannotOpenStore
-from kedge.store.database import Database, Tx
+from kedge.store.database import Database
 from kedge.store.migrate import load_migrations, migrate, read_schema_version
 from kedge.store.sqlite import MEMORY, SQLiteDatabase
 from kedge.store.store import Store
@@ -13,12 +13,33 @@ from kedge.store.store import Store
 URL_FORMATS = "sqlite:///path/to/file.db, sqlite://:memory: or postgresql://user@host/database"
 
 
-async def open_store(url: str, *, wait_seconds: float = 10.0, **settings: Any) -> Store:
-    """Open a store: ``sqlite:///path``, ``sqlite://:memory:`` or ``postgresql://…``.
+async def open_store(
+    url: str,
+    *,
+    wait_seconds: float = 10.0,
+    keep_bodies: bool = False,
+    body_bytes: int = 1 << 20,
+    clock: Callable[[], float] = time.time,
+) -> Store:
+    """Open a store, and create or upgrade its schema.
 
-    A new database is set up, an older one is brought up to date, a newer one is refused. An operation
-    waits for ``wait_seconds`` at most for a lock or a connection. Further settings are those of
-    ``Store`` (``keep_bodies``, ``body_bytes``, ``clock``).
+    Example:
+        store = await open_store("sqlite:///kedge.db")
+
+    Args:
+        url: ``sqlite:///path``, ``sqlite://:memory:`` or ``postgresql://user@host/database``.
+        wait_seconds: How long an operation waits for a lock or a connection at most.
+        keep_bodies: Whether requests and replies are stored as they went over the wire.
+        body_bytes: The maximum number of bytes stored of each of them.
+        clock: Returns the time to record, in seconds since 1970.
+
+    Returns:
+        The store; close it with `aclose`, or use it as an async context manager.
+
+    Raises:
+        CannotOpenStore: The address or the password is wrong, the database is not a store, or a newer
+            version of Kedge wrote it.
+        StoreUnreachable: The database server does not answer.
     """
     database = open_database(url, wait_seconds)
     try:
@@ -26,39 +47,35 @@ async def open_store(url: str, *, wait_seconds: float = 10.0, **settings: Any) -
     except BaseException:
         await database.aclose()
         raise
-    return Store(database, **settings)
+    return Store(database, keep_bodies=keep_bodies, body_bytes=body_bytes, clock=clock)
 
 
 def open_database(url: str, wait_seconds: float = 10.0) -> Database:
-    """The database at an address, as it is."""
+    """Return the database at an address, without an upgrade."""
     scheme = url.partition(":")[0]
     if scheme not in _OPENERS:
-        raise CannotOpenStore(f"a store's address is one of {URL_FORMATS}")
+        raise CannotOpenStore(f"unknown store address; use one of {URL_FORMATS}")
     try:
         return _OPENERS[scheme](url, wait_seconds)
-    except ValueError:  # what does not parse may hold a password: it is not repeated
-        raise CannotOpenStore(f"the address cannot be read; it is one of {URL_FORMATS}") from None
+    except ValueError:  # the address may contain a password, so it is not repeated
+        raise CannotOpenStore(f"invalid store address; use one of {URL_FORMATS}") from None
 
 
 async def _upgrade_schema(database: Database) -> None:
-    """Bring the schema up to date; whoever may only read finds it so, or is told."""
+    """Upgrade the schema if it is old; a current one is not written to."""
     newest = len(load_migrations(database.dialect.name))
-
-    def look(tx: Tx) -> int:
-        return read_schema_version(tx)
-
-    if await database.read(look) != newest:
+    if await database.read(read_schema_version) != newest:
         await database.write(migrate)
 
 
 def _open_sqlite(url: str, wait_seconds: float) -> Database:
-    """``sqlite:///relative``, ``sqlite:////absolute`` or ``sqlite://:memory:``; ``?mode=ro`` to read."""
+    """Open ``sqlite:///relative``, ``sqlite:////absolute`` or memory; ``?mode=ro`` for reading only."""
     if url in ("sqlite://:memory:", "sqlite:///:memory:", "sqlite://"):
         return SQLiteDatabase(MEMORY, wait_seconds=wait_seconds)
     address, _, query = url.partition("?")
     path = unquote(address.removeprefix("sqlite:").removeprefix("//").removeprefix("/"))
     if not address.startswith("sqlite:///") or not path:
-        raise CannotOpenStore("a file is named after three slashes, as in sqlite:///kedge.db")
+        raise CannotOpenStore("the path of a file follows three slashes, as in sqlite:///kedge.db")
     read_only = parse_qs(query).get("mode") == ["ro"]
     return SQLiteDatabase(path, wait_seconds=wait_seconds, read_only=read_only)
 
@@ -67,7 +84,7 @@ def _open_postgres(url: str, wait_seconds: float) -> Database:
     from kedge.store.postgres import PostgresDatabase
 
     if not urlsplit(url).path.strip("/") and "dbname=" not in url:
-        raise CannotOpenStore("which database? Write postgresql://user@host/database")
+        raise CannotOpenStore("the address names no database; use postgresql://user@host/database")
     return PostgresDatabase(url, wait_seconds=wait_seconds)
 
 

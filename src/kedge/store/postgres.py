@@ -1,8 +1,8 @@
 """PostgreSQL: a pool of connections, and short transactions in worker threads.
 
-Many processes work on one database. Nothing is held while a model thinks: a connection is taken for one
-transaction and given back. A transaction that met another one is run again; one whose connection died
-before it was committed is run again on a new connection.
+Many processes work on one database. No connection is held while a model runs: each transaction takes one
+from the pool and returns it. A transaction that conflicts with another is run again; one whose connection
+broke before the commit is run again on a new connection.
 """
 
 import asyncio
@@ -63,29 +63,29 @@ POSTGRESQL = Dialect(
 )
 
 _PERMANENT_ERRORS = ("password authentication failed", "no password supplied", "does not exist")
-"""In the words of the server: what no second try will mend."""
+"""Parts of server messages about errors that a retry cannot resolve."""
 
-# What the server reports, by the beginning of its SQLSTATE: our error, and its words.
+# The error for each beginning of an SQLSTATE, and its message.
 _ERRORS: dict[str, tuple[type[StoreError], str]] = {
     "25006": (StoreReadOnly, "the database may only be read; nothing was written"),
-    "28": (CannotOpenStore, "the user or the password is wrong"),
-    "3D": (CannotOpenStore, "there is no such database"),
+    "28": (CannotOpenStore, "the user or the password is wrong; check the address"),
+    "3D": (CannotOpenStore, "there is no such database; create it, or check the address"),
     "42501": (StoreReadOnly, "this user may not write there; nothing was written"),
     "53100": (StoreFull, "the server's disk is full; nothing was written"),
     "53300": (StoreBusy, "the server has no connection left; try again"),
-    "55P03": (StoreBusy, "another transaction holds what is needed; try again"),
-    "57014": (StoreBusy, "the server gave up on the statement; try again"),
-    "57P": (StoreUnreachable, "the server is going down; try again"),
+    "55P03": (StoreBusy, "another transaction holds a lock for too long; try again"),
+    "57014": (StoreBusy, "the server canceled the statement; try again"),
+    "57P": (StoreUnreachable, "the server is shutting down; try again"),
     "08": (StoreUnreachable, "the connection to the server broke; try again"),
-    "XX": (StoreDamaged, "the server reports damage"),
+    "XX": (StoreDamaged, "the server reports damaged data; restore a backup"),
 }
 _RETRYABLE_STATES = ("40001", "40P01", "23505", "22012")
-"""Two transactions met: a serialisation failure, a deadlock, both took the same place; or one statement
-cannot do it, see ``_ADD``."""
+"""Conflicts of transactions: a serialization failure, a deadlock, a unique key that both inserted; or the
+division by zero of `_INSERT_NODE`."""
 
 
-# Every statement is a journey to the server and back, so what is done for each exchange is one. It
-# fails as a whole (by a division by zero) if not every block is new.
+# Every statement is a round trip, so the node of an exchange is added by a single one. It fails (by a
+# division by zero) unless every block is new; the transaction is then run again step by step.
 _INSERT_NODE = b"""
 WITH alive AS (
     SELECT c.number FROM conversations c JOIN nodes p ON p.tree = c.tree
@@ -127,10 +127,7 @@ _NODE_COLUMNS = (
 
 
 class _PostgresTx:
-    """A transaction on one connection, which begins with its first statement.
-
-    ``careful`` once it met another one.
-    """
+    """A transaction on one connection, which begins with its first statement."""
 
     dialect = POSTGRESQL
 
@@ -172,7 +169,7 @@ class _PostgresTx:
         return (found[0], bool(found[1])) if found else (0, False)
 
     def begin(self) -> None:
-        """Begin, unless that was done: a statement that is alone needs no words around it."""
+        """Begin a transaction unless one was begun; a single statement needs none."""
         if not self.in_transaction:
             self.in_transaction = True
             self._cursor.execute(b"BEGIN")
@@ -184,7 +181,7 @@ class _PostgresTx:
 
 @cache
 def _convert_placeholders(sql: str) -> Any:
-    """The statement with this driver's marks for values."""
+    """Return the statement with the placeholders of this driver."""
     return sql.replace("?", "%s").encode()
 
 
@@ -257,19 +254,19 @@ class PostgresDatabase(Database):
         return self._translate_errors(lambda: self._retry(work, read_only=False))
 
     def _retry(self, work: Callable[[Tx], T], *, read_only: bool) -> T:
-        """Run a transaction until it meets nobody; a dead connection is replaced once."""
+        """Run a transaction until it does not conflict; a broken connection is replaced once."""
         for attempt in range(MAX_ATTEMPTS):
             try:
                 return self._run_transaction(work, read_only=read_only, is_retry=attempt > 0)
             except self._driver.Error as error:
                 met = error.sqlstate in _RETRYABLE_STATES and attempt < MAX_ATTEMPTS - 1
-                if not met and not (attempt == 0 and _is_disconnect(error)):
+                if not met and not (attempt == 0 and self._is_disconnect(error)):
                     raise
         raise AssertionError("the last attempt returns or raises")
 
     def _run_transaction(self, work: Callable[[Tx], T], *, read_only: bool, is_retry: bool) -> T:
         if self._pool.closed:
-            # A pool tries again and again; the first connection tells at once what is wrong.
+            # A pool retries until its timeout; a single connection reports at once what is wrong.
             self._driver.connect(self._url, connect_timeout=self._connect_timeout).close()
             self._pool.open()
         with self._pool.connection(self.wait_seconds) as connection, connection.cursor() as cursor:
@@ -280,7 +277,7 @@ class PostgresDatabase(Database):
             try:
                 result = work(tx)
             except BaseException as error:
-                if tx.single_statement and _is_silent_disconnect(error):
+                if tx.single_statement and self._is_disconnect(error) and not _get_state(error):
                     raise _CommitUnknown from error
                 if tx.in_transaction:
                     with suppress(self._driver.Error):
@@ -294,7 +291,7 @@ class PostgresDatabase(Database):
         try:
             connection.commit()
         except self._driver.OperationalError as error:
-            # It may have been committed: to run it again could do it twice.
+            # It may have been committed, so running it again could write it twice.
             raise _CommitUnknown from error
 
     def _translate_errors(self, work: Callable[[], T]) -> T:
@@ -306,8 +303,8 @@ class PostgresDatabase(Database):
             failure = self._connect_error
             if failure is not None:
                 raise self._to_store_error(failure) from None
-            words = f"{self._safe_url()}: every connection was busy for {self.wait_seconds:g} s; try again"
-            raise StoreBusy(words) from None
+            waited = f"every connection was busy for {self.wait_seconds:g} s; try again"
+            raise StoreBusy(f"{self._safe_url()}: {waited}") from None
         except _CommitUnknown as unknown:
             failure = StoreUnreachable(
                 f"{self._safe_url()}: the connection broke while a transaction was committed; "
@@ -319,26 +316,36 @@ class PostgresDatabase(Database):
             raise self._to_store_error(error) from None
 
     def _to_store_error(self, error: "psycopg.Error") -> StoreError:
-        """Our own error for one of the driver's; its words may hold the address, so ours are our own."""
+        """Return the `StoreError` for an error of the driver, whose message may contain the password."""
         state, where = error.sqlstate or "", self._safe_url()
         for length in (5, 3, 2):
             if state[:length] in _ERRORS:
-                kind, words = _ERRORS[state[:length]]
-                return kind(f"{where}: {words}")
+                kind, message = _ERRORS[state[:length]]
+                return kind(f"{where}: {message}")
         if not state and isinstance(error, self._driver.OperationalError):
-            if any(words in str(error) for words in _PERMANENT_ERRORS):
+            if any(part in str(error) for part in _PERMANENT_ERRORS):
                 return CannotOpenStore(f"{where}: the user, the password or the database is wrong")
             return StoreUnreachable(f"{where}: no answer from the server; is it running?")
-        told = error.diag.message_primary or type(error).__name__
-        return StoreError(f"{where}: PostgreSQL says: {told}")
+        message = error.diag.message_primary or type(error).__name__
+        return StoreError(f"{where}: PostgreSQL reports: {message}")
+
+    def _is_disconnect(self, error: BaseException) -> bool:
+        """Return whether the connection broke, rather than a statement or the wait for one."""
+        from psycopg_pool import PoolTimeout
+
+        broken = (self._driver.OperationalError, self._driver.InterfaceError)
+        if not isinstance(error, broken) or isinstance(error, PoolTimeout):
+            return False
+        state = _get_state(error)
+        return not state or state.startswith(("08", "57P"))
 
     def _safe_url(self) -> str:
-        """The address, without user and password."""
+        """Return the address without user and password."""
         parts = urlsplit(self._url)
         return f"postgresql://{parts.hostname or ''}{parts.path}"
 
     def _build_connection_class(self) -> Any:
-        """A connection that leaves word of why it could not be made."""
+        """Return a connection class that records why it could not connect."""
         plain: Any = self._driver.Connection
 
         def connect(_: type, *args: Any, **kwargs: Any) -> Any:
@@ -358,22 +365,14 @@ class _CommitUnknown(Exception):
 
 
 def _check_connection(connection: "psycopg.Connection[Any]") -> None:
-    """Ask a connection that has something to say while idle: mostly, that it was closed."""
+    """Check an idle connection that has data to read, which mostly means that it was closed."""
     if select.select([connection.fileno()], [], [], 0)[0]:
         connection.execute(b"SELECT 1")
 
 
-def _is_silent_disconnect(error: BaseException) -> bool:
-    """Whether the connection broke without a word from the server."""
-    return type(error).__name__ == "OperationalError" and not getattr(error, "sqlstate", None)
-
-
-def _is_disconnect(error: "psycopg.Error") -> bool:
-    """Whether the connection itself died, rather than the statement."""
-    state = error.sqlstate or ""
-    return type(error).__name__ in ("OperationalError", "AdminShutdown", "InterfaceError") and (
-        not state or state.startswith(("08", "57P"))
-    )
+def _get_state(error: BaseException) -> str:
+    """Return the SQLSTATE of an error that the server reported; empty for any other."""
+    return getattr(error, "sqlstate", None) or ""
 
 
 def _import_driver() -> tuple[Any, Any]:
@@ -381,8 +380,8 @@ def _import_driver() -> tuple[Any, Any]:
         import psycopg
         from psycopg_pool import ConnectionPool
     except ImportError:
-        words = "PostgreSQL needs its driver: pip install 'kedge[postgres]'"
-        raise CannotOpenStore(words) from None
-    # The pool logs every failed try; ours is the one error that comes of them.
+        message = "PostgreSQL needs its driver: pip install 'kedge[postgres]'"
+        raise CannotOpenStore(message) from None
+    # The pool logs every failed attempt; callers get one error for all of them.
     logging.getLogger("psycopg.pool").addHandler(_NULL_HANDLER)
     return psycopg, ConnectionPool

@@ -1,4 +1,4 @@
-"""What is in a store, as plain frozen values: conversations, the nodes of their trees, responses."""
+"""The rows of a store as frozen values: conversations, nodes, responses, telemetry."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -13,9 +13,9 @@ from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map, th
 
 
 def validate_text(text: str, field: str) -> str:
-    """A text without NUL, which PostgreSQL cannot hold, and without half characters."""
+    """Check that a text has no NUL, which PostgreSQL cannot store, and no lone surrogates."""
     if "\0" in check_text(text, field):
-        raise InvalidSetting(f"{field} holds a NUL character; leave it out")
+        raise InvalidSetting(f"{field} contains a NUL character; remove it")
     return text
 
 
@@ -38,33 +38,33 @@ def validate_retention(seconds: object) -> float | None:
 
 
 def validate_tags(texts: Iterable[str]) -> tuple[str, ...]:
-    """Tags: several texts, none of them empty, each once."""
+    """Return the distinct tags; none may be empty."""
     if isinstance(texts, str):
-        raise InvalidSetting("tags are several texts; write them as a list")
+        raise InvalidSetting("tags must be a list of texts, not one text")
     tags = tuple(dict.fromkeys(validate_text(text, "tag") for text in texts))
     if "" in tags:
-        raise InvalidSetting("a tag is empty; leave it out")
+        raise InvalidSetting("a tag is empty; remove it")
     return tags
 
 
 def validate_data(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Data that JSON can say."""
+    """Check that data is JSON, and return a copy."""
     return thaw(freeze_map(data, "data"))
 
 
 NodeKind = Literal[
     "root", "asked", "answered", "results", "failed", "added", "edited", "compacted", "merged"
 ]
-"""What a node is: the beginning; a question, before it was sent; an answer; the results of tools,
-before they were sent; an answer that never came; blocks added without asking; an edit; a compaction; a
-summary of another branch."""
+"""What a node is: the root; a question, stored before it is sent; an answer; tool results, stored before
+they are sent; a failed request; blocks added without a request; an edit; a compaction; a summary of
+another branch."""
 
 ResponseStatus = Literal["completed", "incomplete", "failed", "refused", "cut", "lost"]
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationRow:
-    """A conversation: a name, and a head on a tree of nodes."""
+    """A conversation: an id, and a head on a tree of nodes."""
 
     id: str
     title: str = ""
@@ -73,7 +73,7 @@ class ConversationRow:
     head: int = 0
     mode: Mode | None = None
     retention: float | None = None
-    """Seconds for which the provider is relied on to keep a response, if that is less than it says."""
+    """Seconds for which the provider is relied on to store a response, if less than its own retention."""
     data: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
     forked_from: str = ""
     forked_at: int = 0
@@ -81,15 +81,15 @@ class ConversationRow:
     updated_at: float = 0.0
     tree: int = 0
     number: int = 0
-    """The conversation's number inside its store; its ``id`` is its name everywhere."""
+    """The row number in this store, which is never used again; use ``id`` everywhere else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One step of a tree: it keeps the first blocks of its parent's path, and adds its own.
+    """A node of a tree: it keeps the first ``kept`` blocks of its parent's path, and adds its own.
 
     ``length`` is the number of blocks on the path that ends here. Nodes of one ``branch`` only append
-    to one another. ``conversation`` is the number of the one that made it.
+    to one another. ``conversation`` is the number of the conversation that added it.
     """
 
     id: int
@@ -107,12 +107,12 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRow:
-    """One answer of a model, or one request that came to nothing, and what it took.
+    """A response of a model, or a failed request.
 
-    ``node`` is the node that it made. ``anchor`` is the response that it was chained on; ``reason``
-    is why it was chained on none. Tokens are ``None`` if the server did not count, ``cost`` if nobody
-    knows the price. ``digest`` and what follows prove what the server remembers; see
-    ``AnchorRecord``.
+    ``node`` is the node that it made. ``anchor`` is the response that it was chained on; ``reason`` is
+    why it was chained on none. Tokens are ``None`` if the server did not count them, ``cost`` if the
+    price is unknown. ``digest`` and the members after it prove what the server remembers; see
+    `AnchorRecord`. ``expires_at`` respects the retention of the conversation.
     """
 
     provider: str
@@ -152,7 +152,7 @@ class ResponseRow:
 
     @property
     def record(self) -> AnchorRecord | None:
-        """The anchor that this response is; ``None`` if nothing is known of what it remembers."""
+        """The anchor for this response; ``None`` if it is not known what it remembers."""
         if not self.digest:
             return None
         return AnchorRecord(
@@ -173,7 +173,7 @@ class ResponseRow:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPath:
-    """The path to a node: its blocks, and what is known about the server's memory of them."""
+    """The path to a node: its blocks, and the state with the anchors of its responses."""
 
     node: Node
     blocks: tuple[Block, ...]
@@ -181,7 +181,7 @@ class LoadedPath:
     data: FrozenMap = EMPTY
 
     def turn(self, turn_id: str = "") -> Turn:
-        """The Turn that ends here."""
+        """Return the Turn that ends at this node."""
         from kedge.planning import set_state
 
         return set_state(Turn(self.blocks, id=turn_id, data=self.data), self.state)
@@ -189,7 +189,7 @@ class LoadedPath:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """Where two branches part: how many blocks they share, and what each has after those."""
+    """What two paths share: a number of blocks; and what each has after those."""
 
     shared: int
     left: tuple[Block, ...]
@@ -198,10 +198,11 @@ class Differences:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who runs the turn with an idempotency key, and what came of it.
+    """The claim on the turn with an idempotency key.
 
-    ``mine`` says that the asker is to run it; ``answer`` is the node of the answer, once there is one;
-    ``asked`` is the node of the question, if it was saved already.
+    ``is_owner`` says that the caller runs the turn; ``answer`` is the node of the answer, once there is
+    one; ``question`` is the node of the question, if it is stored already. ``lease_until`` is a time of
+    the database's clock.
     """
 
     key: str
@@ -213,7 +214,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something that went wrong, or nearly: a healing, a refusal, a forgetting."""
+    """A problem at a node: a healed or rejected request, lost context, or a changed mode."""
 
     kind: Literal["healed", "refused", "forgot", "mode_changed"]
     reason: str
@@ -237,7 +238,7 @@ class ToolRow:
 
 @dataclass(frozen=True, slots=True)
 class StoredExchange:
-    """A request and its reply, as they went over the wire; cut at the store's bound."""
+    """A request and its reply as they went over the wire, truncated to the store's limit."""
 
     request: bytes = field(repr=False)
     reply: bytes = field(repr=False)
@@ -272,7 +273,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One place where the store is not what it should be."""
+    """A damaged row, and what is wrong with it."""
 
     where: str
     problem: str

@@ -19,7 +19,7 @@ RESPONSE_COLUMNS: tuple[str, ...] = tuple(
 _NULLABLE_TEXTS = frozenset(
     {"provider_response_id", "anchor", "reason", "healed", "error", "lost_reason"}
 )
-"""Members that are an empty string here and NULL there."""
+"""Members that are an empty string in Python and NULL in the database."""
 
 _INSERT = (
     f"INSERT INTO responses (node, conversation, {', '.join(RESPONSE_COLUMNS)}) "
@@ -34,12 +34,12 @@ _READ_COLUMNS = tuple(name for name in RESPONSE_COLUMNS if name != "scope")
 
 
 def insert_response(tx: Tx, row: ResponseRow, *, node: int, number: int, scope: int) -> None:
-    """Write a response down, for the node that it made."""
+    """Insert the response that made a node."""
     tx.run(_INSERT, (node, number, *_response_values(row, scope)))
 
 
 def encode_response(row: ResponseRow, number: int, scope: int) -> str:
-    """The same row as JSON, for a statement that takes it in one piece."""
+    """Return the row as JSON, for a statement that takes it as one value."""
     form = dict(zip(RESPONSE_COLUMNS, _response_values(row, scope), strict=True))
     digest = form["digest"]
     form["conversation"] = number
@@ -84,7 +84,7 @@ def _response_values(row: ResponseRow, scope: int) -> Row:
 
 
 def intern_scope(tx: Tx, name: str) -> int:
-    """The number of a scope, given to it when it is first seen."""
+    """Return the number of a scope, which is stored when it is first used."""
     found = tx.rows("SELECT number FROM scopes WHERE name = ?", (name,))
     if not found:
         tx.run("INSERT INTO scopes (name) VALUES (?) ON CONFLICT DO NOTHING", (name,))
@@ -93,7 +93,7 @@ def intern_scope(tx: Tx, name: str) -> int:
 
 
 def select_responses(tx: Tx, where: str = "", values: Sequence[Any] = ()) -> list[ResponseRow]:
-    """The responses for which a condition holds, in the order of their nodes."""
+    """Return the responses that meet a condition, in the order of their nodes."""
     return [
         _response_from_row(row) for row in tx.rows(f"{_SELECT} {where} ORDER BY r.node", values)
     ]
@@ -204,15 +204,15 @@ def anchor_from_row(
 
 
 def pack_digest(digest: str) -> bytes | None:
-    """A digest as bytes, to save space; every digest of ours has one algorithm."""
+    """Return a digest as bytes, to save space; all digests use one algorithm."""
     return bytes.fromhex(digest.removeprefix(DIGEST_PREFIX)) if digest else None
 
 
 def unpack_digest(digest: bytes | None) -> str:
-    """A digest as planning knows it."""
+    """Return a digest in its text form."""
     return f"{DIGEST_PREFIX}{bytes(digest).hex()}" if digest else ""
 
 
 def _clean_text(value: str) -> str | None:
-    """Text that any database can hold; nothing for none."""
+    """Return text that both databases can store; None for an empty text."""
     return value.replace("\0", "\ufffd") if value else None

@@ -17,7 +17,7 @@ from functools import cached_property
 
 from kedge.store.block_codec import decode_blocks, extract_text
 from kedge.store.database import Tx
-from kedge.store.nodes import find_used_nodes, select_tree
+from kedge.store.nodes import find_used_nodes, lock_links_shared, select_tree
 from kedge.store.records import Hit
 
 BATCH_SIZE = 1_000
@@ -126,6 +126,7 @@ def index_terms(folded: str) -> list[str]:
 
 def index_batch(tx: Tx, after: int) -> int | None:
     """Index the blocks of the next nodes; return the last node, or ``None`` when all are indexed."""
+    lock_links_shared(tx)  # or a block could be deleted before its text is seen
     newest = _newest_node(tx)
     upto = min(after + BATCH_SIZE, newest)
     rows = tx.rows(f"SELECT DISTINCT b.id, b.body {_UNINDEXED}", (after, upto))

@@ -1,8 +1,8 @@
 """SQLite: one writer thread, a few readers, and a file that several processes may share.
 
 The journal is a WAL with ``synchronous = FULL``: a commit that returned survives a power cut. Writers
-take the lock at the beginning (``BEGIN IMMEDIATE``), so that a transaction never fails half-way for
-want of it; whoever waits longer than ``wait_seconds`` gets ``StoreBusy``.
+take the lock at the beginning (``BEGIN IMMEDIATE``), so that a transaction never fails halfway because
+of a lock; one that waits longer than ``wait_seconds`` raises `StoreBusy`.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ T = TypeVar("T")
 MEMORY = ":memory:"
 MAX_READERS = 4
 CHECKPOINT_PAGES = 4_000
-"""When the journal is written back: every exchange changes the same few pages, so later is less."""
+"""When the journal is written back. Exchanges change the same few pages, so later means less."""
 
 SQLITE = Dialect(
     name="sqlite",
@@ -41,7 +41,7 @@ SQLITE = Dialect(
         "bytes": "BLOB",
         "clustered": " WITHOUT ROWID",
     },
-    lock_links="",  # a writer is alone
+    lock_links="",  # there is one writer at a time
     lock_links_shared="",
     for_update="",
     for_key_share="",
@@ -57,15 +57,15 @@ SQLITE = Dialect(
 _REWRITE_INDEX = "INSERT INTO texts (texts) VALUES ('optimize')"
 _EMPTY_JOURNAL = "PRAGMA wal_checkpoint (TRUNCATE)"
 
-# What SQLite reports, by its primary result code: the error that we raise, and its words.
+# The error for each primary result code of SQLite, and its message.
 _ERRORS: dict[int, tuple[type[StoreError], str]] = {
     sqlite3.SQLITE_BUSY: (StoreBusy, "another process holds the database; try again"),
     sqlite3.SQLITE_LOCKED: (StoreBusy, "another connection holds the database; try again"),
     sqlite3.SQLITE_FULL: (StoreFull, "the disk is full; nothing was written"),
     sqlite3.SQLITE_IOERR: (StoreFull, "the disk failed or is full; nothing was written"),
     sqlite3.SQLITE_READONLY: (StoreReadOnly, "the database may only be read; nothing was written"),
-    sqlite3.SQLITE_CORRUPT: (StoreDamaged, "the database file is damaged"),
-    sqlite3.SQLITE_NOTADB: (CannotOpenStore, "the file is no SQLite database"),
+    sqlite3.SQLITE_CORRUPT: (StoreDamaged, "the database file is damaged; restore a backup"),
+    sqlite3.SQLITE_NOTADB: (CannotOpenStore, "the file is not a SQLite database"),
     sqlite3.SQLITE_CANTOPEN: (CannotOpenStore, "the file cannot be opened or created"),
 }
 
@@ -94,7 +94,7 @@ class _SQLiteTx:
         return cursor.lastrowid or 0 if cursor.rowcount else 0
 
     def add_node(self, insert: NodeInsert) -> None:
-        return None  # a statement costs next to nothing here
+        return None  # statements are cheap here
 
 
 class SQLiteDatabase(Database):
@@ -163,12 +163,12 @@ class SQLiteDatabase(Database):
                 await self._run_in_thread(self._writer, self._translate_errors, work)
 
     async def aclose(self) -> None:
-        """Stop the threads, then close what they had open."""
+        """Stop the threads, then close their connections."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self.close)
 
     def close(self) -> None:
-        """Stop the threads, then close what they had open."""
+        """Stop the threads, then close their connections."""
         self._writer.shutdown()
         self._readers.shutdown()
         while self._connections:
@@ -248,16 +248,16 @@ class SQLiteDatabase(Database):
 
 
 def _create_private_file(path: str) -> None:
-    """Make the file, for nobody else to read; SQLite gives its other files the mode of this one.
+    """Create the file so that only its owner can read it; SQLite's other files get the same mode.
 
-    Only where there is none: to close a file drops every lock that this process has on it.
+    An existing file is not opened: closing it would drop every lock that this process has on it.
     """
-    with suppress(OSError):  # which SQLite will tell better
+    with suppress(OSError):  # SQLite reports it with more detail
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
 def _to_store_error(error: sqlite3.Error, path: str) -> StoreError:
-    """Our own error for one of SQLite's."""
+    """Return the `StoreError` for an error of SQLite."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    kind, words = _ERRORS.get(code, (StoreError, f"SQLite says: {error}"))
-    return kind(f"{path}: {words}")
+    kind, message = _ERRORS.get(code, (StoreError, f"SQLite reports: {error}"))
+    return kind(f"{path}: {message}")
