@@ -1,12 +1,12 @@
 # make test   everything, on a fresh machine with Python 3.11+ and make
-# make chat   talk with the built-in model: no key, no network (pipe lines into it, or type)
-# make chromium  Debian's browser for the tests of the page, where it is missing and may be installed
+# make chat   chat with the built-in model: no key, no network (interactive or piped)
+# make chromium  install Debian's browser for the tests of the web page, if it is missing and can be installed
 # make check  the fast part: format, lint, types, layers
 # make bench  the benchmarks, as ratios, with a JSON copy (ONLY=name for one)
 # make test-clients  agent frameworks through kedge.chain and kedge proxy, in an environment of their own
-# make fuzz   the law over HTTP, as a long campaign (N=6000 actions, SEED=0)
-# make fmt    let ruff fix what it can
-# make lock   renew constraints.txt
+# make fuzz   test the invariant over HTTP with random conversations (N=6000 actions, SEED=0)
+# make fmt    apply ruff's formatting and automatic fixes
+# make lock   update constraints.txt
 
 PYTHON ?= python3
 VENV := .venv
@@ -37,7 +37,7 @@ test: check chromium
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-# Where it cannot be installed (no root, no Debian), the tests of the page say so and are skipped.
+# Where it cannot be installed (no root, no Debian), the tests of the web page are skipped.
 chromium:
 	@if ! command -v chromium > /dev/null && [ -z "$$KEDGE_CHROMIUM" ] && \
 	    [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
