@@ -121,7 +121,7 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], str | None, str]] = [
     (
         make_request(messages=[USER, {"role": "assistant", "content": "x", "function_call": {}}]),
         "messages.[1].function_call",
-        "only as 'tool_calls'",
+        "does not support 'function_call'",
     ),
 ]
 

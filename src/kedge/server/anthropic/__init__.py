@@ -1,5 +1,5 @@
 """``POST /v1/messages``: the stateless API of Anthropic.
 
-``shapes`` say what a request may be, ``order`` how its messages must follow each other, ``reading``
-turns it into a question, ``voice`` tells the answer, ``words`` say what is wrong as this API does.
+``schema`` has the parameters of a request, ``parse`` checks the order of its messages and converts it to
+items, ``serialize`` writes the response, ``errors`` has the errors of this API.
 """

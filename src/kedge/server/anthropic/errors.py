@@ -1,8 +1,8 @@
-"""Errors in the words and the shape of Anthropic's API.
+"""Errors with the messages and the format of Anthropic's API.
 
-The shapes of requests are shared with the other endpoints and refuse in OpenAI's words. Here every
-such situation is said again as Anthropic says it: the place first, spelt with dots. What has no
-words of its own keeps those it has.
+The validators are shared with the other endpoints and raise errors with OpenAI's messages. Here each of
+them gets Anthropic's message: the path first, with dots. An error without a message of its own keeps
+OpenAI's.
 """
 
 import re
@@ -66,7 +66,7 @@ THREAD_UNSUPPORTED = ErrorTemplate(
 )
 DUPLICATE_TOOL = ErrorTemplate("tools: Tool names must be unique.")
 
-# Ours: said of a model, not of a request.
+# Not from the hosted API: about the model, not the request.
 ARGUMENTS_NOT_OBJECT = ErrorTemplate(
     "The model called {name} with arguments that are no JSON object, which this API cannot express.",
     status=502,
@@ -111,7 +111,7 @@ STATUS_OVERRIDES: Mapping[ErrorTemplate, int] = {
     errors.MODEL_NOT_FOUND: 404,
     errors.OVERLOADED: 529,
 }
-"""Situations that this API answers with another status."""
+"""Errors that have another status in this API."""
 
 ERROR_TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
@@ -130,7 +130,7 @@ _INDEX_PATTERN = re.compile(r"\[(\d+)\]")
 
 
 def error_status(error: ApiError) -> int:
-    """Say with which status this API answers."""
+    """Return the status of an error in this API."""
     return (
         error.status
         if error.template is None
@@ -139,12 +139,12 @@ def error_status(error: ApiError) -> int:
 
 
 def error_type(status: int) -> str:
-    """Name the type of an error by its status."""
+    """Return the type of an error by its status."""
     return ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
 
 
 def error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:
-    """Write an error as this API does."""
+    """Build the body of an error."""
     shown: dict[str, Any] = {
         "type": error_type(error_status(error)),
         "message": _format_message(error),
@@ -155,11 +155,11 @@ def error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:
 
 
 def _format_message(error: ApiError) -> str:
-    words = MESSAGE_TEMPLATES.get(error.template) if error.template is not None else None
-    if words is None:
+    template = MESSAGE_TEMPLATES.get(error.template) if error.template is not None else None
+    if template is None:
         return error.message
     values = {name: _format_value(name, value) for name, value in error.values.items()}
-    return ApiError(words.format_map(values)).message
+    return ApiError(template.format_map(values)).message
 
 
 def _format_value(name: str, value: str) -> str:

@@ -1,4 +1,4 @@
-"""From a valid request to ``/v1/messages`` to a question: blocks become items."""
+"""Convert a request to ``/v1/messages`` to items and parameters of the Responses API."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ THINKING_TYPES = ("thinking", "redacted_thinking")
 
 @dataclass(slots=True)
 class MergedMessage:
-    """What one role says until the other answers: its blocks, each with its place."""
+    """Consecutive messages of one role: their blocks, each with its message and block index."""
 
     role: str
     index: int
@@ -35,25 +35,25 @@ class MergedMessage:
 
 
 def normalize_content(content: str | Sequence[ContentBlock]) -> Sequence[ContentBlock]:
-    """Show any content as blocks."""
+    """Return content as a list of blocks."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def merge_messages(messages: Sequence[Mapping[str, Any]]) -> list[MergedMessage]:
-    """Join messages of one role in a row; refuse what is empty or out of place."""
+    """Merge consecutive messages of one role; reject empty content and misplaced blocks."""
     if not messages:
         raise errors.NO_MESSAGES()
-    joined: list[MergedMessage] = []
+    merged: list[MergedMessage] = []
     for index, message in enumerate(messages):
         role: str = message["role"]
         if not message["content"]:
             raise errors.EMPTY_MESSAGE(index=index)
-        if not joined or joined[-1].role != role:
-            joined.append(MergedMessage(role, index))
+        if not merged or merged[-1].role != role:
+            merged.append(MergedMessage(role, index))
         for part, block in enumerate(normalize_content(message["content"])):
             _check_block(block, role, index, part)
-            joined[-1].blocks.append((index, part, block))
-    return joined
+            merged[-1].blocks.append((index, part, block))
+    return merged
 
 
 def _check_block(block: ContentBlock, role: str, index: int, part: int) -> None:
@@ -64,19 +64,19 @@ def _check_block(block: ContentBlock, role: str, index: int, part: int) -> None:
 
 
 def check_order(merged: Sequence[MergedMessage]) -> None:
-    """Refuse a conversation whose calls and results do not pair up, or that has no question."""
-    talk = [one for one in merged if one.role != "system"]
-    if not talk or talk[0].role != "user":
+    """Reject messages whose calls and results do not pair up, or that end with the assistant."""
+    messages = [message for message in merged if message.role != "system"]
+    if not messages or messages[0].role != "user":
         raise errors.FIRST_NOT_USER()
-    waiting: dict[str, None] = {}
-    asking: MergedMessage | None = None
-    for one in talk:
-        if one.role == "user":
-            _check_results(one, waiting, asking)
-        asking, waiting = one, _collect_calls(one)
-    if waiting and asking is not None:
-        raise errors.CALLS_UNANSWERED(index=asking.index, ids=", ".join(waiting))
-    if talk[-1].role == "assistant":
+    pending: dict[str, None] = {}
+    previous: MergedMessage | None = None
+    for message in messages:
+        if message.role == "user":
+            _check_results(message, pending, previous)
+        previous, pending = message, _collect_calls(message)
+    if pending and previous is not None:
+        raise errors.CALLS_UNANSWERED(index=previous.index, ids=", ".join(pending))
+    if messages[-1].role == "assistant":
         raise errors.PREFILL_UNSUPPORTED()
 
 
@@ -104,7 +104,7 @@ def _check_results(
             raise errors.RESULT_WITHOUT_CALL(index=index, part=part, id=id)
         if id in answered:
             raise errors.DUPLICATE_RESULT(index=index, part=part, id=id)
-        if leading:  # results that stand behind other blocks do not count
+        if leading:  # results after other blocks do not count
             answered.add(id)
     missing = [id for id in pending if id not in answered]
     if missing and previous is not None:
@@ -112,7 +112,7 @@ def _check_results(
 
 
 def check_thinking(merged: Sequence[MergedMessage]) -> None:
-    """Refuse to go on with a round of tools whose thought was left out."""
+    """Reject a round of tool calls without its thinking block."""
     last = merged[-1]
     if len(merged) < 2 or last.blocks[0][2]["type"] != "tool_result":
         return
@@ -132,7 +132,7 @@ _CREATE_WITH_SAMPLING = RequestSchema(
 _COUNT_TOKENS = RequestSchema(Object(schema.COUNT_TOKENS), required=("model", "messages"))
 
 DEFAULT_EFFORT = "medium"
-"""How hard a model thinks that is told to think, but not how hard."""
+"""The reasoning effort if thinking is enabled without one."""
 
 
 SERVICE_TIERS: Mapping[str, str] = {"auto": "auto", "standard_only": "default"}
@@ -140,54 +140,67 @@ SERVICE_TIERS: Mapping[str, str] = {"auto": "auto", "standard_only": "default"}
 
 LATEST_VERSION = "2026-10-21"
 API_VERSIONS = ("2023-01-01", "2023-06-01", LATEST_VERSION)
-"""The versions of the API; the newest knows no sampling parameters."""
+"""The versions of the API; the newest has no sampling parameters."""
 
 
 def parse_request(
     body: object, decrypt: Decrypt, version: str = LATEST_VERSION
 ) -> StatelessRequest:
-    """Check a request to ``POST /v1/messages`` and read it; ``open`` opens the server's seals."""
-    held = (_CREATE if version == LATEST_VERSION else _CREATE_WITH_SAMPLING).check(body)
+    """Validate and convert a request to ``POST /v1/messages``.
+
+    Args:
+        body: The parsed JSON.
+        decrypt: Decrypts the server's own encrypted content.
+        version: The version of the API.
+
+    Returns:
+        The request.
+
+    Raises:
+        ApiError: The first violation.
+    """
+    checked = (_CREATE if version == LATEST_VERSION else _CREATE_WITH_SAMPLING).check(body)
     # Never ignored: a client that continues a Thread sends only the newest messages. On this error the
     # anthropic package and Claude Code send the full conversation.
-    if held.get("thread") is not None:
+    if checked.get("thread") is not None:
         raise errors.THREAD_UNSUPPORTED()
-    _check_budget(held)
-    question = _build_request(held, decrypt)
-    asked = {**question.body, "max_output_tokens": held["max_tokens"]}
-    asked |= {name: held[name] for name in schema.SAMPLING_PARAMETERS if name in held}
-    stop = tuple(held.get("stop_sequences") or ())
-    return StatelessRequest(question.input, asked, stream=held.get("stream") is True, stop=stop)
+    _check_budget(checked)
+    request = _build_request(checked, decrypt)
+    params = {**request.body, "max_output_tokens": checked["max_tokens"]}
+    params |= {name: checked[name] for name in schema.SAMPLING_PARAMETERS if name in checked}
+    stop = tuple(checked.get("stop_sequences") or ())
+    return StatelessRequest(request.input, params, stream=checked.get("stream") is True, stop=stop)
 
 
 def parse_count_request(body: object, decrypt: Decrypt) -> StatelessRequest:
-    """Check a request to ``POST /v1/messages/count_tokens`` and read it."""
+    """Validate and convert a request to ``POST /v1/messages/count_tokens``."""
     return _build_request(_COUNT_TOKENS.check(body), decrypt)
 
 
 def check_thinking_blocks(body: Body) -> None:
-    """Refuse a round of tools without its thought, of a model that thinks whenever it is told to."""
+    """Reject a round of tool calls without its thinking block, if thinking is ``enabled``."""
     if get_object(body, "thinking").get("type") == "enabled":
         check_thinking(merge_messages(body["messages"]))
 
 
 def is_thinking_enabled(body: Body) -> bool:
-    """Whether a request wants to see thoughts."""
+    """Whether the response contains thinking blocks."""
     return get_object(body, "thinking").get("type") in ("enabled", "adaptive", "between_tools")
 
 
 def is_thinking_shown(body: Body) -> bool:
-    """Whether the text of thoughts is shown, or only what proves them."""
+    """Whether thinking blocks contain their text, or only their signature."""
     return get_object(body, "thinking").get("display") != "omitted"
 
 
 def _build_request(body: Body, decrypt: Decrypt) -> StatelessRequest:
     _check_tools(body)
-    said = merge_messages(body["messages"])
-    check_order(said)
-    asked = _convert_parameters(body)
-    check_tool_choice(asked, ())
-    return StatelessRequest([item for one in said for item in _iter_items(one, decrypt)], asked)
+    messages = merge_messages(body["messages"])
+    check_order(messages)
+    params = _convert_parameters(body)
+    check_tool_choice(params, ())
+    items = [item for message in messages for item in _iter_items(message, decrypt)]
+    return StatelessRequest(items, params)
 
 
 def _check_budget(body: Body) -> None:
@@ -210,27 +223,27 @@ def _check_tools(body: Body) -> None:
 
 
 def _convert_parameters(body: Body) -> dict[str, Any]:
-    """Name the parameters as the Responses API does."""
-    asked: dict[str, Any] = {"model": body["model"], "truncation": "disabled"}
+    """Convert the parameters to those of the Responses API."""
+    params: dict[str, Any] = {"model": body["model"], "truncation": "disabled"}
     if body.get("system"):
-        asked["instructions"] = _join_system(body["system"])
+        params["instructions"] = _join_system(body["system"])
     if body.get("tools"):
-        asked["tools"] = [_convert_tool(tool) for tool in body["tools"]]
+        params["tools"] = [_convert_tool(tool) for tool in body["tools"]]
     choice = body.get("tool_choice")
     if choice is not None:
-        asked["tool_choice"] = _convert_tool_choice(choice)
+        params["tool_choice"] = _convert_tool_choice(choice)
         if choice.get("disable_parallel_tool_use"):
-            asked["parallel_tool_calls"] = False
+            params["parallel_tool_calls"] = False
     config = get_object(body, "output_config")
     if is_thinking_enabled(body):
-        asked["reasoning"] = {"effort": config.get("effort") or DEFAULT_EFFORT, "summary": "auto"}
+        params["reasoning"] = {"effort": config.get("effort") or DEFAULT_EFFORT, "summary": "auto"}
     if config.get("format"):
-        asked["text"] = {"format": {"name": "answer", "strict": True, **config["format"]}}
+        params["text"] = {"format": {"name": "answer", "strict": True, **config["format"]}}
     if get_object(body, "metadata").get("user_id"):
-        asked["user"] = body["metadata"]["user_id"]
+        params["user"] = body["metadata"]["user_id"]
     if body.get("service_tier"):
-        asked["service_tier"] = SERVICE_TIERS[body["service_tier"]]
-    return asked
+        params["service_tier"] = SERVICE_TIERS[body["service_tier"]]
+    return params
 
 
 def _join_system(system: str | Sequence[Body]) -> str:
@@ -255,7 +268,7 @@ def _convert_tool_choice(choice: Body) -> str | dict[str, Any]:
 
 
 def _iter_items(merged: MergedMessage, decrypt: Decrypt) -> Iterator[Item]:
-    """Turn what one role says into items; neighbouring parts become one message."""
+    """Convert merged messages to items; adjacent parts become one message."""
     parts: list[Item] = []
 
     def message() -> Iterator[Item]:
@@ -289,40 +302,37 @@ def _iter_items(merged: MergedMessage, decrypt: Decrypt) -> Iterator[Item]:
 
 def _convert_result(block: Body) -> Item:
     content = block.get("content") or ""
-    output = (
-        content
-        if isinstance(content, str)
-        else [one for part in content for one in _iter_parts(part)]
-    )
+    output: str | list[Item] = content
+    if not isinstance(content, str):
+        output = [part for inner in content for part in _iter_parts(inner)]
     return {"type": "function_call_output", "call_id": block["tool_use_id"], "output": output}
 
 
 def _convert_thinking(block: Body, index: int, part: int, decrypt: Decrypt) -> Item:
     redacted = block["type"] == "redacted_thinking"
-    sealed: str = block["data"] if redacted else block["signature"]
+    encrypted: str = block["data"] if redacted else block["signature"]
     text: str = "" if redacted else block["thinking"]
-    thought = parse_reasoning_payload(decrypt(sealed))
-    expected = None if thought is None else (thought.text if thought.visible else "")
+    payload = parse_reasoning_payload(decrypt(encrypted))
+    expected = None if payload is None else (payload.text if payload.visible else "")
     if expected != text:
-        refused = errors.INVALID_REDACTED_DATA if redacted else errors.INVALID_SIGNATURE
-        raise refused(index=index, part=part)
+        template = errors.INVALID_REDACTED_DATA if redacted else errors.INVALID_SIGNATURE
+        raise template(index=index, part=part)
     summary = [{"type": "summary_text", "text": text}] if text else []
-    return {"type": "reasoning", "summary": summary, "encrypted_content": sealed}
+    return {"type": "reasoning", "summary": summary, "encrypted_content": encrypted}
 
 
 def _iter_parts(block: Body) -> Iterator[Item]:
-    """The parts that say what a block says: one, but for blocks that hold others."""
+    """Yield the content parts of a block: one, or several for a block with nested blocks."""
     source: Any = block.get("source")
     if block["type"] == "text":
         yield {"type": "input_text", "text": block["text"]}
     elif block["type"] == "search_result":
         yield {"type": "input_text", "text": f"{block['title']} ({source})"}
-        for one in block["content"]:
-            yield from _iter_parts(one)
+        for inner in block["content"]:
+            yield from _iter_parts(inner)
     elif source["type"] == "content":
-        inner: str | Sequence[Body] = source["content"]
-        for one in normalize_content(inner):
-            yield from _iter_parts(one)
+        for inner in normalize_content(source["content"]):
+            yield from _iter_parts(inner)
     elif source["type"] == "text":
         yield {"type": "input_text", "text": source["data"]}
     else:

@@ -1,7 +1,6 @@
-"""The parameters of ``POST /v1/messages``, as the anthropic package and the live API know them.
+"""Parameters of ``POST /v1/messages``, as in the anthropic package and the live API.
 
-Only what a client's own tools need: server tools and their results are not known here, and are
-refused by their type.
+Server tools and their results are not supported and are rejected by their type.
 """
 
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ MIN_THINKING_BUDGET = 1024
 
 
 def block_object(members: dict[str, Validator], required: tuple[str, ...] = ()) -> Object:
-    """Make the shape of a block with these members besides its type and its cache control."""
+    """Build the schema of a block with these members, its type and its cache control."""
     return Object({"type": STRING, "cache_control": CACHE_CONTROL} | members, required)
 
 
@@ -35,7 +34,7 @@ TEXT_BLOCK = block_object(
 
 
 def source_object(members: dict[str, Validator]) -> Object:
-    """Make the shape of a source, all of whose members are required."""
+    """Build the schema of a source, all of whose members are required."""
     return Object({"type": STRING} | members, tuple(members))
 
 
@@ -165,7 +164,7 @@ CUSTOM_TOOL = Object(
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """A tool: of the client's own, unless it names another type."""
+    """A tool: a custom tool, unless it has another type."""
 
     union: TaggedUnion
     expected: str = "an object"
@@ -254,4 +253,4 @@ SAMPLING_PARAMETERS: Mapping[str, Validator] = {
     "top_p": Number(minimum=0, maximum=1),
     "top_k": Integer(minimum=0),
 }
-"""What ``POST /v1/messages`` took before version 2026-10-21."""
+"""Parameters of ``POST /v1/messages`` before version 2026-10-21."""

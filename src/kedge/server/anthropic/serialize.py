@@ -1,4 +1,4 @@
-"""How Anthropic's API tells an answer: blocks that open, grow and close, or the whole message."""
+"""Serialize an answer as a message of Anthropic's API, complete or as events."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,10 @@ DELTA_TYPES: Mapping[str, tuple[str, str]] = {
 
 
 class MessageSerializer:
-    """Tells one message; ``thinks`` says whether thoughts are told, ``shows`` whether in full."""
+    """Serializes one message.
+
+    ``include_thinking`` includes thinking blocks, ``show_thinking`` their text as well.
+    """
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class MessageSerializer:
         self._index = -1
 
     def start(self, input_tokens: int) -> bytes:
-        """Open the stream with the empty message."""
+        """Return the first events, with the empty message."""
         empty: MessageEvent = {"content": [], "stop_reason": None, "stop_sequence": None}
         message = {**self._header, **empty, "usage": format_usage(ModelUsage(input_tokens, 1))}
         return encode_event({"type": "message_start", "message": message}) + encode_event(
@@ -64,7 +67,7 @@ class MessageSerializer:
         )
 
     def delta(self, piece: OutputEvent, writer: OutputWriter) -> bytes:
-        """Tell of one piece."""
+        """Return the events for one output event."""
         return b"".join(map(encode_event, self._iter_events(piece, writer)))
 
     def _iter_events(self, piece: OutputEvent, writer: OutputWriter) -> Iterator[MessageEvent]:
@@ -92,7 +95,7 @@ class MessageSerializer:
         return {"type": type, "index": self._index, **members}
 
     def end(self, writer: OutputWriter, usage: ModelUsage) -> bytes:
-        """Say why the answer ended and what it took."""
+        """Return the last events, with the stop reason and the usage."""
         delta = {
             "type": "message_delta",
             "delta": format_stop(writer),
@@ -101,11 +104,11 @@ class MessageSerializer:
         return encode_event(delta) + encode_event({"type": "message_stop"})
 
     def error(self, error: ApiError) -> bytes:
-        """Break the stream off with an error."""
+        """Return the event that ends the stream with an error."""
         return encode_event(error_body(error, self._request_id))
 
     def response(self, writer: OutputWriter, usage: ModelUsage) -> Mapping[str, Any]:
-        """Give the whole message."""
+        """Return the complete message."""
         content = [block for item in writer.items for block in self._iter_blocks(item)]
         return {
             **self._header,
@@ -127,7 +130,7 @@ class MessageSerializer:
             case "function_call":
                 yield {**_build_block_start(item["type"], item), "input": _parse_arguments(item)}
             case _:
-                pass  # this API has no words for it
+                pass  # this API has no such block
 
 
 def _build_block_start(kind: str, item: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -150,7 +153,7 @@ def _parse_arguments(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def format_stop(writer: OutputWriter) -> dict[str, Any]:
-    """Say why an answer ended."""
+    """Return the stop reason and the stop sequence."""
     if writer.incomplete_reason is not None:
         reason = STOP_REASONS[writer.incomplete_reason]
     elif any(item["type"] == "function_call" for item in writer.items):
@@ -165,7 +168,7 @@ def format_stop(writer: OutputWriter) -> dict[str, Any]:
 
 
 def format_usage(usage: ModelUsage) -> dict[str, Any]:
-    """Say what an answer took; what was read from a cache is counted apart here."""
+    """Format the token usage; this API counts cached input separately."""
     return {
         "input_tokens": usage.input - usage.cached,
         "cache_creation_input_tokens": 0,
@@ -175,5 +178,5 @@ def format_usage(usage: ModelUsage) -> dict[str, Any]:
 
 
 def encode_event(event: MessageEvent) -> bytes:
-    """Write one event."""
+    """Encode one event."""
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode(event))

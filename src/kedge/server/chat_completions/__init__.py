@@ -1,5 +1,5 @@
-"""``POST /v1/chat/completions``: the stateless API that most model servers speak.
+"""``POST /v1/chat/completions``: the stateless API of most model servers.
 
-``shapes`` say what a request may be, ``reading`` turns it into a question, ``voice`` tells the
-answer, ``refusals`` are the sentences that only this API has.
+``schema`` has the parameters of a request, ``parse`` converts it to items and has the errors of this
+API, ``serialize`` writes the response.
 """

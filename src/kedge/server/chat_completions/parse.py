@@ -1,4 +1,4 @@
-"""From a valid chat request to a question: messages become items, parameters change their names."""
+"""Convert a chat completion request to items and parameters of the Responses API."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -52,19 +52,19 @@ CONTEXT_LENGTH_EXCEEDED = ErrorTemplate(
     code="context_length_exceeded",
 )
 
-# Ours: what the hosted API can do and this server cannot.
+# Not from the hosted API: features that this server does not have.
 MULTIPLE_CHOICES_UNSUPPORTED = ErrorTemplate(
-    "This server writes one choice for each request. Leave 'n' out, or ask {n} times.",
+    "This server returns one choice per request. Omit 'n', or send {n} requests.",
     param="n",
     code="unsupported_parameter",
 )
 AUDIO_UNSUPPORTED = ErrorTemplate(
-    "This server answers in text only. Leave 'audio' out of 'modalities'.",
+    "This server returns text only. Remove 'audio' from 'modalities'.",
     param="modalities",
     code="unsupported_parameter",
 )
 FUNCTION_CALL_UNSUPPORTED = ErrorTemplate(
-    "This server knows calls only as 'tool_calls'. Send them as that, with tool messages behind.",
+    "This server does not support 'function_call'. Send 'tool_calls', followed by tool messages.",
     param="messages.[{index}].function_call",
     code="unsupported_parameter",
 )
@@ -74,19 +74,19 @@ Message = Mapping[str, Any]
 
 
 def check_order(messages: Sequence[Message]) -> None:
-    """Refuse a tool message without its call, a call without its tool message, an empty answer."""
-    waiting: list[str] = []
+    """Reject tool messages without a call, calls without a tool message, and empty answers."""
+    pending: list[str] = []
     called: frozenset[str] = frozenset()
     for index, message in enumerate(messages):
         if message["role"] == "tool":
-            _match_tool_message(message["tool_call_id"], waiting, called, index)
+            _match_tool_message(message["tool_call_id"], pending, called, index)
             continue
-        _check_answered(waiting, index)
-        waiting = [call["id"] for call in message.get("tool_calls") or ()]
-        called = frozenset(waiting)
+        _check_answered(pending, index)
+        pending = [call["id"] for call in message.get("tool_calls") or ()]
+        called = frozenset(pending)
         if message["role"] == "assistant":
             _check_assistant(message, index)
-    _check_answered(waiting, len(messages))
+    _check_answered(pending, len(messages))
 
 
 def _match_tool_message(id: str, pending: list[str], called: frozenset[str], index: int) -> None:
@@ -126,30 +126,32 @@ SHARED_PARAMETERS = (
     "top_p",
     "presence_penalty",
     "frequency_penalty",
+    "logit_bias",
     "metadata",
     "prompt_cache_key",
     "prompt_cache_retention",
     "safety_identifier",
+    "seed",
     "service_tier",
     "store",
     "user",
 )
-"""Parameters that have the same name and shape in the Responses API."""
+"""Parameters with the same name and form in the Responses API."""
 
 
 def parse_request(body: object) -> StatelessRequest:
-    """Check a request to ``POST /v1/chat/completions`` and read it."""
-    held = _CREATE.check(body)
-    _check_combinations(held)
-    check_order(held["messages"])
-    asked = {**_convert_parameters(held), "truncation": "disabled"}
-    items = list(iter_items(held["messages"]))
-    check_tool_choice(asked, ())
-    stop = held.get("stop") or ()
+    """Validate and convert a request to ``POST /v1/chat/completions``."""
+    checked = _CREATE.check(body)
+    _check_combinations(checked)
+    check_order(checked["messages"])
+    params = {**_convert_parameters(checked), "truncation": "disabled"}
+    items = list(iter_items(checked["messages"]))
+    check_tool_choice(params, ())
+    stop = checked.get("stop") or ()
     return StatelessRequest(
         items,
-        asked,
-        stream=held.get("stream") is True,
+        params,
+        stream=checked.get("stream") is True,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
     )
 
@@ -183,29 +185,26 @@ def _iter_texts(message: Body) -> Iterator[str]:
 
 
 def _convert_parameters(body: Body) -> dict[str, Any]:
-    """Name the parameters as the Responses API does."""
-    asked: dict[str, Any] = {
+    """Convert the parameters to those of the Responses API."""
+    params: dict[str, Any] = {
         name: body[name] for name in SHARED_PARAMETERS if body.get(name) is not None
     }
     if body.get("tools"):
-        asked["tools"] = [_convert_tool(tool) for tool in body["tools"]]
+        params["tools"] = [_convert_tool(tool) for tool in body["tools"]]
     if "tool_choice" in body:
-        asked["tool_choice"] = _convert_tool_choice(body["tool_choice"])
-    most = body.get("max_completion_tokens") or body.get("max_tokens")
-    if most:
-        asked["max_output_tokens"] = most
+        params["tool_choice"] = _convert_tool_choice(body["tool_choice"])
+    max_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
+    if max_tokens:
+        params["max_output_tokens"] = max_tokens
     if body.get("reasoning_effort") is not None:
-        asked["reasoning"] = {"effort": body["reasoning_effort"]}
+        params["reasoning"] = {"effort": body["reasoning_effort"]}
     text = {
         "format": _convert_format(body.get("response_format")),
         "verbosity": body.get("verbosity"),
     }
     if any(text.values()):
-        asked["text"] = {name: value for name, value in text.items() if value is not None}
-    for name in ("seed", "logit_bias"):
-        if body.get(name) is not None:
-            asked[name] = body[name]
-    return asked
+        params["text"] = {name: value for name, value in text.items() if value is not None}
+    return params
 
 
 def _convert_tool(tool: Body) -> dict[str, Any]:
@@ -244,7 +243,7 @@ def _convert_format(response_format: Body | None) -> dict[str, Any] | None:
 
 
 def iter_items(messages: Sequence[Body]) -> Iterator[Item]:
-    """Turn messages into the items that say the same."""
+    """Convert messages to items."""
     types: dict[str, str] = {}
     for message in messages:
         role: str = message["role"]
@@ -269,9 +268,9 @@ def _iter_assistant_items(message: Body) -> Iterator[Item]:
     if message.get("reasoning_content"):
         text = {"type": "reasoning_text", "text": message["reasoning_content"]}
         yield {"type": "reasoning", "summary": [], "content": [text]}
-    said = list(_iter_assistant_parts(message))
-    if said:
-        yield {"type": "message", "role": "assistant", "content": said}
+    parts = list(_iter_assistant_parts(message))
+    if parts:
+        yield {"type": "message", "role": "assistant", "content": parts}
     for call in message.get("tool_calls") or ():
         kind: str = call["type"]
         type = "function_call" if kind == "function" else "custom_tool_call"
@@ -284,8 +283,8 @@ def _iter_assistant_parts(message: Body) -> Iterator[Item]:
         yield {"type": "output_text", "text": content}
     else:
         for part in content:
-            refused = part["type"] == "refusal"
-            yield part if refused else {"type": "output_text", "text": part["text"]}
+            is_refusal = part["type"] == "refusal"
+            yield part if is_refusal else {"type": "output_text", "text": part["text"]}
     if message.get("refusal"):
         yield {"type": "refusal", "refusal": message["refusal"]}
 

@@ -1,8 +1,8 @@
-"""The parameters of ``POST /v1/chat/completions``, as the openai package knows them.
+"""Parameters of ``POST /v1/chat/completions``, as in the openai package.
 
-Left out are ``functions``, ``function_call`` and the role ``function``, which tools have replaced.
-An assistant's ``reasoning_content`` is no part of OpenAI's API, but of every server that thinks
-aloud, and comes back to them from the clients that replay it.
+``functions``, ``function_call`` and the role ``function``, which tools have replaced, are not supported.
+An assistant's ``reasoning_content`` is not part of OpenAI's API, but of many open servers, and clients
+that replay messages send it back.
 """
 
 from collections.abc import Mapping
@@ -96,7 +96,7 @@ CUSTOM_CALL = Object(
 def message_object(
     members: dict[str, Validator], required: tuple[str, ...] = ("content",)
 ) -> Object:
-    """Make the shape of a message with these members besides its role and its name."""
+    """Build the schema of a message with these members, its role and its name."""
     return Object({"role": STRING, "name": STRING} | members, required)
 
 

@@ -1,7 +1,7 @@
-"""How Chat Completions tells an answer: chunks of one choice, or the whole completion.
+"""Serialize an answer as a chat completion, complete or in chunks.
 
-Thoughts are told as ``reasoning_content``, which is no part of OpenAI's API but what every open
-server that thinks aloud has agreed on.
+Reasoning is sent as ``reasoning_content``, which is not part of OpenAI's API but common among open
+servers.
 """
 
 from collections.abc import Mapping
@@ -18,19 +18,19 @@ DELTA_MEMBERS: Mapping[str, str] = {
     "refusal": "refusal",
     "reasoning": "reasoning_content",
 }
-"""The member of a delta, or of a message, that holds the text of this kind of item."""
+"""The member of a delta or a message with the text of this kind of item."""
 
 CALL_FORMS: Mapping[str, tuple[str, str]] = {
     "function_call": ("function", "arguments"),
     "custom_tool_call": ("custom", "input"),
 }
-"""For each type of call: its name here, and the member that holds its text."""
+"""For each type of call: its name in this API, and the member with its text."""
 
 FINISH_REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
 
 
 class CompletionSerializer:
-    """Tells one completion. ``usage`` says whether a stream ends with its usage."""
+    """Serializes one completion; with ``include_usage`` a stream ends with its usage."""
 
     def __init__(self, id: str, model: str, created: int, *, include_usage: bool) -> None:
         self._header = {"id": id, "created": created, "model": model}
@@ -40,11 +40,11 @@ class CompletionSerializer:
         self._call_index = -1
 
     def start(self, input_tokens: int) -> bytes:
-        """Open the stream with the role."""
+        """Return the first chunk, with the role."""
         return self._encode_delta({"role": "assistant", "content": "", "refusal": None})
 
     def delta(self, piece: OutputEvent, writer: OutputWriter) -> bytes:
-        """Tell of a call that begins, and of everything that grows."""
+        """Return the chunk for one output event."""
         if isinstance(piece, ItemOpened):
             self._kind = piece.kind
             return self._encode_call_start(writer.items[-1]) if piece.kind in CALL_FORMS else b""
@@ -66,18 +66,18 @@ class CompletionSerializer:
         return {"tool_calls": [{"index": self._call_index, kind: {member: text}}]}
 
     def end(self, writer: OutputWriter, usage: ModelUsage) -> bytes:
-        """Say why the answer ended, and what it took if that was asked for."""
+        """Return the last chunks: the finish reason, and the usage if it was requested."""
         ended = self._encode_delta({}, finish_reason(writer))
         if self._include_usage:
             ended += self._encode_chunk({"choices": [], "usage": format_usage(usage)})
         return ended + DONE_FRAME
 
     def error(self, error: ApiError) -> bytes:
-        """Break the stream off with an error."""
+        """Return the frames that end the stream with an error."""
         return b"data: %b\n\n%b" % (encode(error.body()), DONE_FRAME)
 
     def response(self, writer: OutputWriter, usage: ModelUsage) -> Mapping[str, Any]:
-        """Give the whole completion."""
+        """Return the complete completion."""
         choice = {
             "index": 0,
             "message": build_message(writer),
@@ -99,15 +99,15 @@ class CompletionSerializer:
 
 
 def finish_reason(writer: OutputWriter) -> str:
-    """Say why an answer ended."""
+    """Return why the answer ended."""
     if writer.incomplete_reason is not None:
         return FINISH_REASONS[writer.incomplete_reason]
-    called = any(item["type"] in CALL_FORMS for item in writer.items)
-    return "tool_calls" if called else "stop"
+    has_calls = any(item["type"] in CALL_FORMS for item in writer.items)
+    return "tool_calls" if has_calls else "stop"
 
 
 def build_message(writer: OutputWriter) -> dict[str, Any]:
-    """Put the written items together as one message."""
+    """Build one message from the output items."""
     message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
     calls: list[dict[str, Any]] = []
     for item in writer.items:
@@ -129,7 +129,7 @@ def build_message(writer: OutputWriter) -> dict[str, Any]:
 
 
 def format_usage(usage: ModelUsage) -> dict[str, Any]:
-    """Say what an answer took."""
+    """Format the token usage."""
     return {
         "prompt_tokens": usage.input,
         "completion_tokens": usage.output,

@@ -1,6 +1,6 @@
-"""What a request may look like, as data: a small schema language and the tables written in it.
+"""Schemas of requests as data.
 
-Read ``language`` first, then from the leaves up: ``parts`` of content, ``tools`` that a request
-offers, ``calls`` that a client answers, ``hosted`` calls, ``items`` of a conversation and the
-``parameters`` of each endpoint.
+``base``, ``scalars`` and ``containers`` define validators; the other modules are tables of them:
+``content`` parts, ``tools``, ``client_calls``, ``hosted_calls``, the ``items`` of a conversation and the
+``requests`` of each endpoint.
 """

@@ -1,12 +1,10 @@
-"""A small schema language: what a JSON value may be, as data, and one sentence per violation.
+"""The validator interface, and what all validators share.
 
-A shape checks a value that stands at a place and raises the ``ApiError`` of the first violation.
-``leaves`` are the shapes of plain values, ``branches`` those that hold others; the tables of this
-package are built from these and from little else. This module is what they have in common: how a
-place is spelt, how a value is called in English, and what no value may hold anywhere.
+A validator checks a value at a path and raises the ``ApiError`` of the first violation. ``scalars`` has
+the validators of plain values, ``containers`` those with nested values. This module formats paths and
+type names for errors, handles unknown members, and checks what no value may contain.
 
-Places are linked pairs, turned into text only when something is wrong: a valid body pays for a
-tuple per member and for nothing else.
+Paths are linked pairs, formatted only for an error: a valid body costs one tuple per member.
 """
 
 import math
@@ -18,26 +16,26 @@ from typing import Any, Protocol, cast
 from kedge.server import errors
 
 JsonPath = tuple[Any, str | int] | None
-"""Where a value stands: the place of its parent and its own name or index; None is the body."""
+"""The path of a value: that of its parent and its own name or index; None is the body."""
 
 MAX_DEPTH = 100
-"""How deep JSON may nest where anything is allowed, such as in a tool's parameters."""
+"""The maximum nesting of free-form JSON, such as a tool's parameters."""
 
 
 class Validator(Protocol):
-    """What a value may be."""
+    """Checks one kind of value."""
 
     def check(self, value: Any, path: JsonPath) -> None:
         """Raise the ApiError of the first violation."""
 
     @property
     def expected(self) -> str:
-        """Say in English what the value should have been: ``a string``, ``an object``."""
+        """The expected value for an error message: ``a string``, ``an object``."""
         ...
 
 
 def format_path(path: JsonPath) -> str:
-    """Write a place as the API does: ``input[0].content[1].text``."""
+    """Format a path as the API does: ``input[0].content[1].text``."""
     steps: list[str] = []
     while path is not None:
         path, key = path
@@ -91,7 +89,7 @@ def reject_or_remove_unknown(
 
 
 def _generalize_path(path: JsonPath) -> str:
-    """Write a path without indexes and without characters that no HTTP header may contain."""
+    """Format a path without indexes and without characters that no HTTP header may contain."""
     steps: list[str] = []
     while path is not None:
         path, key = path
@@ -110,11 +108,11 @@ JSON_TYPE_NAMES: Mapping[type, str] = {
     dict: "an object",
     type(None): "null",
 }
-"""What the API calls the JSON value that it got."""
+"""The API's name of each JSON type in error messages."""
 
 
 def describe_json_type(value: object) -> str:
-    """Say in English what JSON value this is."""
+    """Return the API's name of the value's JSON type."""
     return JSON_TYPE_NAMES.get(type(value), f"a {type(value).__name__}")
 
 
@@ -132,14 +130,14 @@ def shorten_name(name: str) -> str:
 
 
 def invalid_type_error(validator: Validator, value: object, path: JsonPath) -> errors.ApiError:
-    """Make the error of a value whose JSON type is none that the shape takes."""
+    """Build the error of a value of the wrong JSON type."""
     return errors.INVALID_TYPE(
         path=format_path(path), expected=validator.expected, got=describe_json_type(value)
     )
 
 
 def invalid_value_error(value: object, supported: Sequence[str], path: JsonPath) -> errors.ApiError:
-    """Make the error of a string that is none of the supported values."""
+    """Build the error of a string that is none of the supported values."""
     text = value if isinstance(value, str) else ""
     return errors.INVALID_VALUE(
         path=format_path(path), value=text, supported=join_quoted(supported, "and")
@@ -147,7 +145,7 @@ def invalid_value_error(value: object, supported: Sequence[str], path: JsonPath)
 
 
 def check_unicode(value: str, path: JsonPath) -> None:
-    """Refuse a lone surrogate: JSON can escape one, but UTF-8 and the store cannot hold it."""
+    """Reject a lone surrogate: JSON can escape one, but UTF-8 cannot encode it."""
     if value.isascii():
         return
     try:
@@ -157,13 +155,13 @@ def check_unicode(value: str, path: JsonPath) -> None:
 
 
 def check_finite(value: float, path: JsonPath) -> None:
-    """Refuse NaN and the infinities, which JSON does not have but Python's reader lets in."""
+    """Reject NaN and the infinities, which JSON does not have but Python's parser accepts."""
     if type(value) is float and not math.isfinite(value):
         raise errors.INVALID_NUMBER(path=format_path(path), value=value)
 
 
 def check_storable(value: Any, path: JsonPath, depth: int) -> None:
-    """Refuse what no store or client could hold, however deep inside the value."""
+    """Reject what cannot be stored or sent again, at any depth of the value."""
     if depth == 0:
         raise errors.NESTING_TOO_DEEP(path=format_path(path), most=MAX_DEPTH)
     match value:
@@ -172,11 +170,11 @@ def check_storable(value: Any, path: JsonPath, depth: int) -> None:
         case float():
             check_finite(value, path)
         case dict():
-            for key, one in cast("dict[str, Any]", value).items():
+            for key, member in cast("dict[str, Any]", value).items():
                 check_unicode(key, path)
-                check_storable(one, path, depth - 1)
+                check_storable(member, path, depth - 1)
         case list():
-            for one in cast("list[Any]", value):
-                check_storable(one, path, depth - 1)
+            for item in cast("list[Any]", value):
+                check_storable(item, path, depth - 1)
         case _:
             pass

@@ -1,7 +1,7 @@
-"""The calls that a client must answer, and its answers: functions, custom tools, shells, patches.
+"""Calls that a client answers, and their outputs: functions, custom tools, shells, patches.
 
-Members follow the types of the openai package. ``coherence`` tells which answer belongs to which
-call; here is only what each of them looks like.
+Members follow the types of the openai package. ``coherence`` pairs outputs with calls; this module
+has only their schemas.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ CALLER = Nullable(
 def item_object(
     prefix: str | None, members: Mapping[str, Validator], required: tuple[str, ...] = ()
 ) -> Object:
-    """Make the shape of an item whose id, if it has one, begins with ``prefix``."""
+    """Build the schema of an item whose id, if it has one, starts with ``prefix``."""
     own: dict[str, Validator] = {"type": STRING, "id": Nullable(Identifier(prefix or ""))}
     return Object(own | dict(members), required)
 

@@ -1,7 +1,7 @@
-"""Shapes that hold others: arrays, objects, unions, and what may be null.
+"""Validators with nested values: arrays, objects, unions, and nullable values.
 
-An object is judged in the order that the live API has been seen to follow: missing members, then
-unknown ones, then each member in the order of its table.
+An object is checked in the order observed at the live API: missing members, then unknown ones, then
+each member in the order of its table.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from kedge.server.schema.base import (
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """A list of values of one shape; ``of`` names them in the plural."""
+    """A list of values of one kind; ``of`` names them in the plural."""
 
     item: Validator
     of: str = "objects"
@@ -31,7 +31,7 @@ class Array:
 
     @property
     def expected(self) -> str:
-        """Name the items: ``an array of objects``."""
+        """For example ``an array of objects``."""
         return f"an array of {self.of}"
 
     def check(self, value: Any, path: JsonPath) -> None:
@@ -52,7 +52,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """An object of known members, some of them required."""
+    """An object with known members, some of them required."""
 
     members: Mapping[str, Validator]
     required: tuple[str, ...] = ()
@@ -60,27 +60,27 @@ class Object:
     checks: tuple[tuple[str, Any], ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        checks = tuple((name, shape.check) for name, shape in self.members.items())
+        checks = tuple((name, validator.check) for name, validator in self.members.items())
         object.__setattr__(self, "checks", checks)
 
     def check(self, value: Any, path: JsonPath) -> None:
         """Check the type, then missing members, unknown members, each member."""
         if type(value) is not dict:
             raise invalid_type_error(self, value, path)
-        held = cast("dict[str, Any]", value)
+        members = cast("dict[str, Any]", value)
         for name in self.required:
-            if name not in held:
+            if name not in members:
                 raise errors.MISSING_PARAMETER(path=format_path((path, name)))
-        if not held.keys() <= self.members.keys():
-            reject_or_remove_unknown(held, self.members, path)
+        if not members.keys() <= self.members.keys():
+            reject_or_remove_unknown(members, self.members, path)
         for name, check in self.checks:
-            if name in held:
-                check(held[name], (path, name))
+            if name in members:
+                check(members[name], (path, name))
 
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """An object of the client's own keys, all of whose values have one shape."""
+    """An object with the client's own keys and values of one kind."""
 
     value: Validator
     max_properties: int | None = None
@@ -91,28 +91,28 @@ class Map:
         """Check the type, the number of properties, each key and value."""
         if type(value) is not dict:
             raise invalid_type_error(self, value, path)
-        held = cast("dict[str, Any]", value)
-        if self.max_properties is not None and len(held) > self.max_properties:
+        members = cast("dict[str, Any]", value)
+        if self.max_properties is not None and len(members) > self.max_properties:
             raise errors.OBJECT_TOO_LARGE(
-                path=format_path(path), most=self.max_properties, length=len(held)
+                path=format_path(path), most=self.max_properties, length=len(members)
             )
-        for key, one in held.items():
+        for key, member in members.items():
             check_unicode(key, path)
             if self.max_key_length is not None and len(key) > self.max_key_length:
                 raise errors.STRING_TOO_LONG(
                     path=format_path((path, key)), most=self.max_key_length, length=len(key)
                 )
-            self.value.check(one, (path, key))
+            self.value.check(member, (path, key))
 
 
 @dataclass(frozen=True, slots=True)
 class TaggedUnion:
-    """One of several objects, told apart by the string in one of their members.
+    """One of several objects, distinguished by the string in one of their members.
 
-    An unknown tag is blamed on the tag (``tools[0].type``, as almost everywhere) or, with
-    ``blames_whole``, on the object itself (``input[0]``). Where the same tags are used in several
-    places, ``elsewhere`` lists them all: one that exists but does not belong here is then blamed
-    on the object. ``also`` holds tags that are taken but not advertised.
+    The error of an unknown tag names the tag (``tools[0].type``, as almost everywhere) or, with
+    ``error_on_object``, the object itself (``input[0]``). If the same tags are used in several unions,
+    ``all_tags`` lists them: the error of a tag that is valid elsewhere names the object. ``unlisted``
+    tags are accepted but not listed in errors.
     """
 
     variants: Mapping[str, Validator]
@@ -123,15 +123,15 @@ class TaggedUnion:
     expected: str = "an object"
 
     def check(self, value: Any, path: JsonPath) -> None:
-        """Check the type, find the tag, check the object it chooses."""
+        """Check the type, find the tag, check the object that it selects."""
         if type(value) is not dict:
             raise invalid_type_error(self, value, path)
-        held = cast("dict[str, Any]", value)
-        tag = held.get(self.tag)
+        members = cast("dict[str, Any]", value)
+        tag = members.get(self.tag)
         chosen = self.variants.get(tag) if type(tag) is str else None
         if chosen is None:
-            raise self._tag_error(held, path)
-        chosen.check(held, path)
+            raise self._tag_error(members, path)
+        chosen.check(members, path)
 
     def _tag_error(self, value: Mapping[str, Any], path: JsonPath) -> errors.ApiError:
         tag = value.get(self.tag)
@@ -145,7 +145,7 @@ class TaggedUnion:
 
 @dataclass(frozen=True, slots=True)
 class TypeUnion:
-    """A value of one of several JSON types, each with a shape of its own."""
+    """A value of one of several JSON types, each with its own validator."""
 
     expected: str
     string: Validator | None = None
@@ -164,26 +164,26 @@ class TypeUnion:
             float: self.number,
             bool: self.boolean,
         }
-        by_type = {kind: shape for kind, shape in given.items() if shape is not None}
+        by_type = {kind: validator for kind, validator in given.items() if validator}
         object.__setattr__(self, "by_type", by_type)
 
     def check(self, value: object, path: JsonPath) -> None:
-        """Find the shape for the value's JSON type and check it."""
-        shape = self.by_type.get(type(value))
-        if shape is None:
+        """Check the value with the validator of its JSON type."""
+        validator = self.by_type.get(type(value))
+        if validator is None:
             raise invalid_type_error(self, value, path)
-        shape.check(value, path)
+        validator.check(value, path)
 
 
 @dataclass(frozen=True, slots=True)
 class Nullable:
-    """A value of some shape, or null."""
+    """A value of some kind, or null."""
 
     inner: Validator
 
     @property
     def expected(self) -> str:
-        """Say what the shape says: the API does not mention null."""
+        """As of the inner validator: the API does not mention null."""
         return self.inner.expected
 
     def check(self, value: Any, path: JsonPath) -> None:
@@ -194,17 +194,17 @@ class Nullable:
 
 @dataclass(frozen=True, slots=True)
 class NonNull:
-    """A value that must not be null; the live API says so in its own way for two parameters."""
+    """A value that must not be null; the live API has a special message for two parameters."""
 
     inner: Validator
 
     @property
     def expected(self) -> str:
-        """Say what the shape says."""
+        """As of the inner validator."""
         return self.inner.expected
 
     def check(self, value: Any, path: JsonPath) -> None:
-        """Refuse null as the live API does, and check everything else."""
+        """Reject null as the live API does, and check everything else."""
         if value is None:
             raise errors.INVALID_TYPE(path=format_path(path), expected="a string", got="an object")
         self.inner.check(value, path)

@@ -1,9 +1,9 @@
-"""The parts of content: what a message, a tool's output or a summary may be made of.
+"""Content parts of messages, tool outputs and summaries.
 
-Members follow the types of the openai package; which part types a role may use follows the live
-API. An unknown part type is answered in two steps, as observed: a type that exists nowhere is
-blamed on ``content[0].type`` and answered with all types there are, a type that exists elsewhere
-is blamed on ``content[0]`` and answered with those that belong here.
+Members follow the types of the openai package; the part types of each role follow the live API. The
+error of an unknown part type depends on the type, as observed: for a type that exists nowhere it names
+``content[0].type`` and lists all types, for a type that is valid elsewhere it names ``content[0]`` and
+lists the types that are valid here.
 """
 
 from collections.abc import Mapping
@@ -31,11 +31,11 @@ PART_TYPES = (
     "summary_text",
     "encrypted_content",
 )
-"""Every part type there is, in the words and the order of the live API."""
+"""Every part type, in the order of the live API."""
 
 
 def content_part(variants: Mapping[str, Validator]) -> TaggedUnion:
-    """Make the shape of a part of content that must be one of these."""
+    """Build the schema of a content part of one of these types."""
     return TaggedUnion(variants, all_tags=PART_TYPES)
 
 
@@ -139,7 +139,7 @@ INPUT_PART = content_part(
         "input_text": INPUT_TEXT,
         "input_image": INPUT_IMAGE,
         "input_file": INPUT_FILE,
-        # The live API lists this part, but nobody has published its members.
+        # The live API lists this part, but its members are not published.
         "scoped_content": AnyJson(only_objects=True),
         "input_audio": INPUT_AUDIO,
     }

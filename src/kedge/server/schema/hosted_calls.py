@@ -1,7 +1,7 @@
-"""The calls that a provider answers by itself: searches, code, images, MCP, other agents.
+"""Calls that a provider executes itself: searches, code, images, MCP, other agents.
 
-This server makes none of them, but a conversation that began elsewhere may carry them along, so
-each is checked as strictly as the rest. Members follow the types of the openai package.
+This server executes none of them, but a conversation that began elsewhere may contain them, so each is
+checked as strictly as the rest. Members follow the types of the openai package.
 """
 
 from kedge.server.schema.client_calls import CALL_ID, STATUS, item_object

@@ -1,10 +1,10 @@
-"""The items of a conversation: every type a request's ``input`` may hold, and its members.
+"""Items of a conversation: every type that a request's ``input`` may contain, with its members.
 
-Types are those the live API lists, members those of the openai package. An item without a type is
-a message, as it has always been, or, if it has nothing but an id, a reference to another item.
+Types are those that the live API lists, members those of the openai package. An item without a type is
+a message or, if it has only an id, a reference to another item.
 
-Item ids are optional here wherever a replay may leave them out; they are required where they are
-the only key by which two items find each other.
+Item ids are optional if a replay may omit them; they are required if they are the only key that
+connects two items.
 """
 
 from collections.abc import Mapping
@@ -86,7 +86,7 @@ ITEM_REFERENCE = Object({"type": Nullable(STRING), "id": Identifier()}, required
 
 REASONING = item_object(
     "rs",
-    # No status: the live API sends one on reasoning items and refuses to take it back.
+    # No status: the live API sends one with reasoning items and rejects it as input.
     {
         "summary": Array(SUMMARY_PART),
         "content": Nullable(Array(REASONING_PART)),
@@ -160,7 +160,7 @@ ITEM_TYPES: Mapping[str, Validator] = {
 
 @dataclass(frozen=True, slots=True)
 class InputItem:
-    """One item: of the type it names, or a message or a reference if it names none."""
+    """An item of the type that it names; without a type, a message or a reference."""
 
     union: TaggedUnion
     expected: str = "an input item"
@@ -168,12 +168,10 @@ class InputItem:
     def check(self, value: Any, path: JsonPath) -> None:
         """Find the item's type and check its members."""
         if type(value) is dict:
-            held = cast("dict[str, Any]", value)
-            if held.get("type") is None:
-                shape = (
-                    ITEM_REFERENCE if "id" in held and held.keys() <= {"type", "id"} else MESSAGE
-                )
-                return shape.check(held, path)
+            item = cast("dict[str, Any]", value)
+            if item.get("type") is None:
+                is_reference = "id" in item and item.keys() <= {"type", "id"}
+                return (ITEM_REFERENCE if is_reference else MESSAGE).check(item, path)
         return self.union.check(value, path)
 
 
@@ -181,7 +179,7 @@ ITEM = InputItem(
     TaggedUnion(
         ITEM_TYPES,
         error_on_object=True,
-        # In the openai package, but not in the list that the live API prints.
+        # In the openai package, but not in the live API's list.
         unlisted=("configuration_update",),
         expected="an input item",
     )

@@ -1,10 +1,10 @@
-"""The parameters of the endpoints, in the order in which the live API walks them.
+"""Parameters of the endpoints, in the order in which the live API checks them.
 
-The order matters: of two wrong parameters the one that stands first here is answered. It follows
-the observed order (moderation, include; input before the rest; tools, metadata, text, temperature,
-top_p, …, stream, stream_options, background, …, truncation, instructions, store, service_tier,
-top_logprobs, context_management). Null is taken wherever the openai package or the Open Responses
-specification allows it.
+The order matters: of two wrong parameters the first one is reported. It follows the observed order
+(moderation, include; input before the rest; tools, metadata, text, temperature, top_p, …, stream,
+stream_options, background, …, truncation, instructions, store, service_tier, top_logprobs,
+context_management). Null is accepted wherever the openai package or the Open Responses specification
+allows it.
 """
 
 from collections.abc import Mapping
@@ -22,10 +22,10 @@ MOVED_PARAMETERS: Mapping[str, str] = {
     "max_completion_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
 }
-"""Parameters of Chat Completions that the live API recognises, and where they live now."""
+"""Parameters of Chat Completions that the live API recognizes, and their names in this API."""
 
 MAX_ITEMS_PER_REQUEST = 20
-"""How many items a conversation takes in one request."""
+"""The maximum number of items that one request adds to a conversation."""
 
 INPUT = TypeUnion("one of a string or array of input items", string=TEXT, array=ITEMS)
 INCLUDE_VALUE = StringEnum(
@@ -146,7 +146,7 @@ CREATE_RESPONSE: Mapping[str, Validator] = {
 """``POST /v1/responses``."""
 
 SOCKET_CREATE: Mapping[str, Validator] = {**CREATE_RESPONSE, "generate": Nullable(BOOLEAN)}
-"""``response.create`` on a WebSocket, without what names the message and its lane."""
+"""``response.create`` on a WebSocket, without its type and its stream id."""
 
 INPUT_TOKENS: Mapping[str, Validator] = {
     "model": Nullable(MODEL),

@@ -1,4 +1,4 @@
-"""Shapes of plain values: strings, identifiers, numbers, flags, choices, free-form JSON."""
+"""Validators of plain values: strings, identifiers, numbers, booleans, enums, free-form JSON."""
 
 import math
 from dataclasses import dataclass, field
@@ -21,14 +21,14 @@ from kedge.server.schema.base import (
 )
 
 MAX_INTEGER = 2**63 - 1
-"""The largest integer that every store and every client can hold."""
+"""The largest integer that every database and client supports."""
 
 ID_PATTERN = pattern("[A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True, slots=True)
 class String:
-    """A string, perhaps with bounds on its length or with a pattern to match."""
+    """A string, optionally with bounds on its length and a pattern."""
 
     min_length: int = 0
     max_length: int | None = None
@@ -41,8 +41,8 @@ class String:
             raise invalid_type_error(self, value, path)
         check_unicode(value, path)
         if len(value) < self.min_length:
-            situation = errors.STRING_TOO_SHORT if value else errors.STRING_EMPTY
-            raise situation(path=format_path(path), least=self.min_length, length=len(value))
+            template = errors.STRING_TOO_SHORT if value else errors.STRING_EMPTY
+            raise template(path=format_path(path), least=self.min_length, length=len(value))
         if self.max_length is not None and len(value) > self.max_length:
             raise errors.STRING_TOO_LONG(
                 path=format_path(path), most=self.max_length, length=len(value)
@@ -55,14 +55,14 @@ class String:
 
 @dataclass(frozen=True, slots=True)
 class Identifier:
-    """An identifier: letters, digits, underscores and dashes, perhaps with a known beginning."""
+    """An identifier of letters, digits, underscores and dashes, optionally with a prefix."""
 
     prefix: str = ""
     max_length: int = 64
     expected: str = "a string"
 
     def check(self, value: Any, path: JsonPath) -> None:
-        """Check the type, the length, the characters, the beginning."""
+        """Check the type, the length, the characters, the prefix."""
         if type(value) is not str:
             raise invalid_type_error(self, value, path)
         if not value:
@@ -79,7 +79,7 @@ class Identifier:
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """A whole number within bounds; ``true`` is not one, and neither is ``1.0``."""
+    """An integer within bounds; ``true`` and ``1.0`` are none."""
 
     minimum: int = -MAX_INTEGER
     maximum: int = MAX_INTEGER
@@ -100,7 +100,7 @@ class Integer:
 
 
 def format_number(value: float) -> str:
-    """Write a number for an error; one of thousands of digits only by its size."""
+    """Format a number for an error; one of thousands of digits only by its size."""
     if type(value) is int and value.bit_length() > 4096:
         return "a number of more than a thousand digits"
     return str(value)
@@ -108,7 +108,7 @@ def format_number(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number within bounds: finite, whole or not."""
+    """A finite number within bounds."""
 
     minimum: float = -math.inf
     maximum: float = math.inf
@@ -143,7 +143,7 @@ class Boolean:
 
 @dataclass(frozen=True, slots=True)
 class StringEnum:
-    """One of several strings. ``also`` holds values that are taken but not advertised."""
+    """One of several strings; ``unlisted`` ones are accepted but not listed in errors."""
 
     values: tuple[str, ...]
     unlisted: tuple[str, ...] = ()
@@ -154,7 +154,7 @@ class StringEnum:
 
     @property
     def expected(self) -> str:
-        """List the values: ``one of 'auto' or 'disabled'``."""
+        """For example ``one of 'auto' or 'disabled'``."""
         return f"one of {join_quoted([shorten_name(value) for value in self.values], 'or')}"
 
     def check(self, value: Any, path: JsonPath) -> None:
@@ -167,7 +167,7 @@ class StringEnum:
 
 @dataclass(frozen=True, slots=True)
 class AnyJson:
-    """Any JSON value, or any JSON object: finite, in Unicode, and not nested without end."""
+    """Any JSON value or object that can be stored: finite, valid Unicode, bounded nesting."""
 
     only_objects: bool = False
     expected: str = "an object"

@@ -1,7 +1,7 @@
-"""The tools a request may offer, and how it may choose among them.
+"""Tools of a request, and ``tool_choice``.
 
-Members follow the types of the openai package. The hosted tools are taken by their type: this
-server never runs them, but a request that offers one is as valid here as it is there.
+Members follow the types of the openai package. Hosted tools are accepted by their type: this server
+never runs them, but a request with one is valid.
 """
 
 from re import compile as pattern
@@ -23,7 +23,7 @@ REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 def typed_object(
     members: dict[str, Validator] | None = None, required: tuple[str, ...] = ()
 ) -> Object:
-    """Make the shape of a tool with these members besides its type."""
+    """Build the schema of a tool with these members and its type."""
     return Object({"type": STRING} | (members or {}), required)
 
 
@@ -73,7 +73,7 @@ NAMESPACE = typed_object(
 FILE_SEARCH = typed_object(
     {
         "vector_store_ids": STRING_ARRAY,
-        # A compound filter holds filters that hold filters: its nesting is bounded, not its form.
+        # A compound filter contains filters: only its nesting is bounded.
         "filters": Nullable(ANY_OBJECT),
         "max_num_results": Integer(minimum=1, maximum=50),
         "ranking_options": Object(
