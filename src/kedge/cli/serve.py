@@ -84,7 +84,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Serve the Responses API from this machine."""
-    from kedge.server.auth import LOOPBACK_NAMES
+    from kedge.server.access import LOOPBACK_NAMES
     from kedge.server.faults import Faults
     from kedge.server.settings import Limits, Settings
 

@@ -5,10 +5,9 @@ Every route, method, stream and WebSocket below `/v1` is forwarded. `POST /v1/re
 are passed on and never stored.
 """
 
-import hmac
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anyio import create_task_group
 from starlette.applications import Starlette
@@ -23,6 +22,13 @@ from kedge.incremental.client import EXCHANGE
 from kedge.incremental.exchange import Exchange, Trust
 from kedge.incremental.rewrite import MAX_BODY_BYTES
 from kedge.observe import get_logger
+from kedge.server.access import (
+    LOOPBACK_NAMES,
+    AccessPolicy,
+    is_same_origin,
+    parse_host_name,
+    read_header,
+)
 
 if TYPE_CHECKING:
     import httpx2
@@ -31,7 +37,6 @@ log = get_logger("kedge.proxy")
 
 TOKEN_HEADER = "x-kedge-token"
 PLAN_HEADER = "x-kedge-plan"
-LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 HOP_BY_HOP = frozenset(
     {
         "connection",
@@ -106,22 +111,20 @@ class _Guard:
     """Checks the host name and the token of requests."""
 
     def __init__(self, token: str, *, any_host: bool) -> None:
-        self._token = token
-        self._any_host = any_host
+        self._policy = AccessPolicy(token or None, None if token or any_host else LOOPBACK_NAMES)
 
-    def _find_problem(self, headers: Any) -> tuple[int, str] | None:
-        host = str(headers.get("host", "")).lower()
-        name = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
-        if not self._token and not self._any_host and name not in LOOPBACK_NAMES:
+    def _find_problem(self, scope: Scope) -> tuple[int, str] | None:
+        if not self._policy.allows_host(scope):
+            name = parse_host_name(read_header(scope, b"host"))
             return 403, f"host {name!r} is not allowed: use a loopback name, or set a token"
-        given = headers.get(TOKEN_HEADER, "")
-        if self._token and not hmac.compare_digest(given.encode(), self._token.encode()):
+        given = read_header(scope, TOKEN_HEADER.encode())
+        if self._policy.token is not None and not self._policy.matches_token(given):
             return 401, f"send the proxy's token in the {TOKEN_HEADER} header"
         return None
 
     def wrap(self, handler: Handler) -> Handler:
         async def handle(request: Request) -> Response:
-            if problem := self._find_problem(request.headers):
+            if problem := self._find_problem(request.scope):
                 return _build_error(*problem)
             return await handler(request)
 
@@ -129,17 +132,12 @@ class _Guard:
 
     def wrap_socket(self, handler: SocketHandler) -> SocketHandler:
         async def handle(socket: WebSocket) -> None:
-            if self._find_problem(socket.headers) or _is_cross_origin(socket):
+            if self._find_problem(socket.scope) or not is_same_origin(socket.scope):
                 await socket.close(1008)
                 return
             await handler(socket)
 
         return handle
-
-
-def _is_cross_origin(socket: WebSocket) -> bool:
-    origin = socket.headers.get("origin", "")
-    return bool(origin) and origin.partition("://")[2] != socket.headers.get("host")
 
 
 def _build_error(status: int, message: str, code: str = "proxy_error") -> Response:

@@ -1,15 +1,17 @@
-"""Who may talk to the server: modest headers, the right host name, the right token.
+"""Middleware that rejects requests with too large headers, a wrong host name, or a wrong token.
 
-A server on loopback needs no token, but any page in a browser on the same machine can reach it
-under a name of its own that resolves to 127.0.0.1; so there the ``Host`` header must be a loopback
-name. A page may also open a WebSocket to any name, and then says where it comes from: that must be
-the server itself. Where a token is set, every route but ``/healthz`` needs it.
+If a token is set, every route except ``/healthz`` needs it.
 """
-
-import hmac
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kedge.server.access import (
+    LOOPBACK_NAMES,
+    AccessPolicy,
+    is_same_origin,
+    read_bearer_token,
+    read_header,
+)
 from kedge.server.error_response import build_error_response, is_anthropic
 from kedge.server.errors import (
     API_KEY_INVALID,
@@ -20,12 +22,20 @@ from kedge.server.errors import (
     ApiError,
 )
 
+__all__ = ["LOOPBACK_NAMES", "PUBLIC_PATHS", "ServerAuthMiddleware"]
+
 PUBLIC_PATHS = frozenset({"/healthz"})
-LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
 class ServerAuthMiddleware:
-    """Middleware that refuses strangers. ``hosts`` limits the names that are answered to."""
+    """Rejects requests that may not come in, with an error of the API that they use.
+
+    Args:
+        app: The app behind it.
+        token: The token that clients must send, or None.
+        hosts: The accepted host names, or None for any.
+        header_bytes: The maximum size of all headers.
+    """
 
     def __init__(
         self,
@@ -37,13 +47,12 @@ class ServerAuthMiddleware:
     ) -> None:
         self._app = app
         self._header_bytes = header_bytes
-        self._token = None if token is None else token.encode()
-        self._hosts = hosts
+        self._policy = AccessPolicy(token, hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it."""
-        asks = scope["type"] in ("http", "websocket")
-        if asks and (error := self._find_error(scope)) is not None:
+        """Pass the request on, or reject it."""
+        is_request = scope["type"] in ("http", "websocket")
+        if is_request and (error := self._find_error(scope)) is not None:
             await build_error_response(scope, error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -51,44 +60,21 @@ class ServerAuthMiddleware:
     def _find_error(self, scope: Scope) -> ApiError | None:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self._header_bytes:
             return HEADERS_TOO_LARGE(most=self._header_bytes)
-        if (
-            self._hosts is not None
-            and _parse_host_name(_read_header(scope, b"host")) not in self._hosts
-        ):
+        policy = self._policy
+        if not policy.allows_host(scope):
             return HOST_NOT_ALLOWED()
-        if self._hosts is not None and scope["type"] == "websocket" and _is_cross_origin(scope):
+        if policy.hosts is not None and scope["type"] == "websocket" and not is_same_origin(scope):
             return ORIGIN_NOT_ALLOWED()
-        if self._token is None or scope["path"] in PUBLIC_PATHS:
+        if policy.token is None or scope["path"] in PUBLIC_PATHS:
             return None
         given = _read_api_key(scope)
         if not given:
             return API_KEY_MISSING()
-        return None if hmac.compare_digest(given, self._token) else API_KEY_INVALID()
+        return None if policy.matches_token(given) else API_KEY_INVALID()
 
 
 def _read_api_key(scope: Scope) -> bytes:
-    """Read the key of a request: a bearer token, for Anthropic's API also under its own name."""
-    if is_anthropic(scope) and (key := _read_header(scope, b"x-api-key").strip()):
+    """Return the bearer token; for Anthropic's API also the key in its own header."""
+    if is_anthropic(scope) and (key := read_header(scope, b"x-api-key").strip()):
         return key
-    scheme, _, given = _read_header(scope, b"authorization").partition(b" ")
-    return given.strip() if scheme.lower() == b"bearer" else b""
-
-
-def _read_header(scope: Scope, header_name: bytes) -> bytes:
-    for name, value in scope["headers"]:
-        if name == header_name:
-            return value
-    return b""
-
-
-def _is_cross_origin(scope: Scope) -> bool:
-    origin = _read_header(scope, b"origin")
-    return bool(origin) and origin.partition(b"://")[2] != _read_header(scope, b"host")
-
-
-def _parse_host_name(host: bytes) -> str:
-    """Read the name out of ``name:port``; an IPv6 address keeps its brackets."""
-    name = host.decode("latin-1").lower()
-    if name.startswith("["):
-        return name.partition("]")[0] + "]"
-    return name.partition(":")[0]
+    return read_bearer_token(scope)

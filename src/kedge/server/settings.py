@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kedge.server.auth import LOOPBACK_NAMES
+from kedge.server.access import LOOPBACK_NAMES
 from kedge.server.faults import Faults
 from kedge.server.models import Model, PracticeModel
 from kedge.server.storage.database import IN_MEMORY

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kedge.server.access import AccessPolicy, is_same_origin, read_bearer_token
 from kedge.server.request_log import log_failure
 
 CONTENT_SECURITY_POLICY = "; ".join(
@@ -50,11 +50,9 @@ PUBLIC_PATHS = ("/static/", "/login")
 
 
 @dataclass(frozen=True, slots=True)
-class PageAuth:
-    """Who may come in. ``hosts`` are the names answered to, None for any."""
+class PageAuth(AccessPolicy):
+    """The access policy of the server, with sessions for browsers."""
 
-    token: str | None = None
-    hosts: frozenset[str] | None = None
     clock: Callable[[], float] = time.time
 
     def sign_session(self, expires: int) -> str:
@@ -77,7 +75,7 @@ class PageAuth:
 
     def is_valid_token(self, value: str) -> bool:
         """Whether somebody knows the token."""
-        return self.token is not None and _is_equal(value, self.token)
+        return self.matches_token(value.encode())
 
 
 class PageAuthMiddleware:
@@ -107,16 +105,15 @@ class PageAuthMiddleware:
 
     def check_request(self, scope: Scope) -> Response | None:
         """The refusal that a request deserves, if any."""
-        headers = Headers(scope=scope)
-        if self._auth.hosts is not None and host_name(headers) not in self._auth.hosts:
+        if not self._auth.allows_host(scope):
             return error_response(403, "wrong_host", "this page answers to loopback names only")
-        if scope["method"] not in SAFE_METHODS and not is_same_origin_write(headers):
+        if scope["method"] not in SAFE_METHODS and not is_same_origin_write(scope):
             return error_response(
                 403, "cross_site", "a write must come from the page itself, as JSON"
             )
         if self._auth.token is None or scope["path"].startswith(PUBLIC_PATHS):
             return None
-        if self._is_authenticated(headers):
+        if self._is_authenticated(scope):
             return None
         if scope["path"].startswith("/api/") or scope["method"] not in SAFE_METHODS:
             return error_response(
@@ -124,33 +121,22 @@ class PageAuthMiddleware:
             )
         return RedirectResponse("/login", 303)
 
-    def _is_authenticated(self, headers: Headers) -> bool:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._auth.is_valid_token(given.strip()):
+    def _is_authenticated(self, scope: Scope) -> bool:
+        if self._auth.matches_token(read_bearer_token(scope)):
             return True
-        return self._auth.is_valid_session(_read_session_cookie(headers))
+        return self._auth.is_valid_session(_read_session_cookie(Headers(scope=scope)))
 
 
-def is_same_origin_write(headers: Headers) -> bool:
+def is_same_origin_write(scope: Scope) -> bool:
     """Whether a write comes from the page or from a program, and not from another web site."""
-    if headers.get("sec-fetch-site", "none") not in SAFE_SITES:
-        return False
-    origin = headers.get("origin")
-    return origin is None or urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
+    site = Headers(scope=scope).get("sec-fetch-site", "none")
+    return site in SAFE_SITES and is_same_origin(scope)
 
 
 def is_json(headers: Headers) -> bool:
     """Whether a body is JSON by its type; a form of another site cannot say so."""
     kind = headers.get("content-type", "").partition(";")[0]
     return kind.strip().lower() == "application/json"
-
-
-def host_name(headers: Headers) -> str:
-    """The name out of ``name:port``; an IPv6 address keeps its brackets."""
-    name = headers.get("host", "").lower()
-    if name.startswith("["):
-        return name.partition("]")[0] + "]"
-    return name.partition(":")[0]
 
 
 def error_response(status: int, code: str, message: str) -> Response:

@@ -1,0 +1,63 @@
+"""Which requests may come in, by host name, origin and token: shared by the server, the page and the proxy.
+
+A server on loopback needs no token, but any web page in a browser on the same machine can reach it
+through a name of its own that resolves to 127.0.0.1. So there the ``Host`` header must be a loopback
+name. A page may also send requests to a loopback name, and then names its origin, which must be the
+server itself.
+"""
+
+import hmac
+from dataclasses import dataclass
+
+from starlette.types import Scope
+
+LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
+
+
+@dataclass(frozen=True, slots=True)
+class AccessPolicy:
+    """Host names that are answered, and the token that clients must send.
+
+    Args:
+        token: The token, or None if none is needed.
+        hosts: The accepted host names, or None for any.
+    """
+
+    token: str | None = None
+    hosts: frozenset[str] | None = None
+
+    def allows_host(self, scope: Scope) -> bool:
+        """Return whether the request's ``Host`` is accepted."""
+        return self.hosts is None or parse_host_name(read_header(scope, b"host")) in self.hosts
+
+    def matches_token(self, given: bytes) -> bool:
+        """Return whether this is the token, in time that does not depend on the difference."""
+        return self.token is not None and hmac.compare_digest(given, self.token.encode())
+
+
+def is_same_origin(scope: Scope) -> bool:
+    """Return whether a request names no ``Origin``, or the server itself."""
+    origin = read_header(scope, b"origin").lower()
+    return not origin or origin.partition(b"://")[2] == read_header(scope, b"host").lower()
+
+
+def read_bearer_token(scope: Scope) -> bytes:
+    """Return the bearer token of the ``Authorization`` header, or an empty one."""
+    scheme, _, given = read_header(scope, b"authorization").partition(b" ")
+    return given.strip() if scheme.lower() == b"bearer" else b""
+
+
+def read_header(scope: Scope, header_name: bytes) -> bytes:
+    """Return the first header of this (lowercase) name, or an empty value."""
+    for name, value in scope["headers"]:
+        if name == header_name:
+            return value
+    return b""
+
+
+def parse_host_name(host: bytes) -> str:
+    """Return the name in ``name:port``; an IPv6 address keeps its brackets."""
+    name = host.decode("latin-1").lower()
+    if name.startswith("["):
+        return name.partition("]")[0] + "]"
+    return name.partition(":")[0]
