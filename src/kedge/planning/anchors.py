@@ -1,8 +1,8 @@
-"""Anchors: what is written down about a stored response, and when it may be used.
+"""Anchor records: what is known about a stored response, and whether it can be used.
 
-Only records prove. A record holds the digest of the whole context that its response remembers; if the
-Turn has that digest at that length, the server's memory is a prefix of the Turn. Everything else in
-the record says whether the server can still be asked for it.
+Only records prove anything. A record has the digest of the complete context that its response remembers; if the
+Turn has that digest at that length, the server's memory is a prefix of the Turn. The other fields of the record
+tell whether the server can still be asked for it.
 """
 
 from dataclasses import dataclass
@@ -25,22 +25,22 @@ Reason = Literal[
 ]
 
 REASONS: dict[Reason, str] = {
-    "scope": "it lives with another provider, endpoint or account",
-    "incomplete": "it never finished",
+    "scope": "it belongs to another provider, endpoint or account",
+    "incomplete": "it was never completed",
     "unstored": "the server was asked not to store it",
-    "expired": "the server no longer keeps it, or soon will not",
+    "expired": "the server no longer stores it, or is about to drop it",
     "too_deep": "its chain is longer than this server is known to remember",
-    "split": "its blocks no longer stand together",
+    "split": "its blocks are no longer contiguous",
     "changed": "the conversation before or in it was edited since",
     "unproven": "there is no record of what it remembers",
-    "lost": "the server said that it is gone",
+    "lost": "the server no longer has it",
 }
-"""Every reason to refuse a candidate, in plain words."""
+"""A description of every reason to reject a candidate."""
 
 DEFAULT_RETENTION = 30 * 24 * 3600.0
-"""Seconds for which a provider keeps a response, unless told otherwise."""
+"""Seconds for which a provider stores a response, unless configured otherwise."""
 EXPIRY_MARGIN = 3600.0
-"""Seconds before its expiry from which on a response is no longer relied on."""
+"""Seconds before its expiry from which a response is no longer used."""
 
 
 @immutable
@@ -76,7 +76,13 @@ class AnchorRecord:
 
 @dataclass(frozen=True, slots=True)
 class RejectedAnchor:
-    """A candidate that was refused, and why."""
+    """A candidate that cannot be used.
+
+    Attributes:
+        response_id: The response.
+        reason: Why it cannot be used; ``REASONS`` describes it.
+        record: Its record.
+    """
 
     response_id: str
     reason: Reason
@@ -87,7 +93,7 @@ class RejectedAnchor:
 
 
 def matches_prefix(record: AnchorRecord, index: PrefixIndex, covered: int) -> bool:
-    """Whether the first blocks are exactly what the record's response remembers."""
+    """Return whether the Turn starts with exactly the context that the record describes."""
     count = record.block_count
     return 0 < count <= covered and index.digest(count) == record.digest
 
