@@ -5,55 +5,34 @@ from typing import Any
 from starlette.requests import Request
 
 from kedge.server import errors
-from kedge.server.chat_completions import parse
-from kedge.server.chat_completions.parse import parse_request
+from kedge.server.chat_completions.parse import CONTEXT_LENGTH_EXCEEDED, parse_request
 from kedge.server.chat_completions.serialize import CompletionSerializer
-from kedge.server.http import (
-    get_recorded_request,
-    get_service,
-    read_json,
-    respond_bytes,
-    respond_json,
-    validate,
-)
+from kedge.server.http import get_service, read_json, validate
 from kedge.server.output_writer import OutputWriter
-from kedge.server.sse import DisconnectWatcher, EventStream
+from kedge.server.routes.stateless import respond
 from kedge.server.state import ServerState
-from kedge.server.stateless_run import (
-    PreparedRequest,
-    StatelessRequest,
-    StatelessRun,
-    get_object,
-    prepare,
-)
+from kedge.server.stateless_run import PreparedRequest, StatelessRequest, get_object, prepare
 
 
 async def create(request: Request) -> Any:
-    """Answer ``POST /v1/chat/completions``, whole or as a stream."""
+    """Answer ``POST /v1/chat/completions``, complete or as a stream."""
     body: Any = await read_json(request)
-    question = validate(request, parse_request, body)
+    parsed = validate(request, parse_request, body)
     service = get_service(request)
-    put = await _prepare(service, question)
-    voice = CompletionSerializer(
-        f"chatcmpl-{put.key}",
-        question.body["model"],
+    prepared = await _prepare(service, parsed)
+    response_id = f"chatcmpl-{prepared.key}"
+    serializer = CompletionSerializer(
+        response_id,
+        parsed.body["model"],
         int(service.clock()),
         include_usage=bool(get_object(body, "stream_options").get("include_usage")),
     )
-    exchange = get_recorded_request(request)
-    if exchange is not None:
-        exchange.context = tuple(put.prompt.ask.items)
-        exchange.response_id = f"chatcmpl-{put.key}"
-    reply = StatelessRun(service, put, OutputWriter(put.key, len(question.input)), voice)
-    if question.stream:
-        return EventStream(reply)
-    with DisconnectWatcher(reply, request.receive) as watch:
-        whole = await reply.generate(watch.start)
-    return respond_bytes(b"") if whole is None else respond_json(whole)
+    writer = OutputWriter(prepared.key, len(parsed.input))
+    return await respond(request, prepared, response_id, writer, serializer)
 
 
 async def _prepare(service: ServerState, request: StatelessRequest) -> PreparedRequest:
-    """Put the question; what every endpoint refuses, this one refuses in its own words."""
+    """Prepare the request; errors of all endpoints get the messages of this API."""
     model: str = request.body["model"]
     try:
         return await prepare(service, request)
@@ -62,4 +41,4 @@ async def _prepare(service: ServerState, request: StatelessRequest) -> PreparedR
             raise errors.MODEL_NOT_ACCESSIBLE(model=model) from None
         if error.template is not errors.CONTEXT_TOO_LONG:
             raise
-        raise parse.CONTEXT_LENGTH_EXCEEDED(window=service.find_model(model).window) from None
+        raise CONTEXT_LENGTH_EXCEEDED(window=service.find_model(model).window) from None

@@ -15,55 +15,39 @@ from kedge.server.anthropic.parse import (
     parse_request,
 )
 from kedge.server.anthropic.serialize import MessageSerializer
-from kedge.server.http import (
-    get_recorded_request,
-    get_service,
-    read_json,
-    respond_bytes,
-    respond_json,
-    validate,
-)
+from kedge.server.http import get_service, read_json, respond_json, validate
 from kedge.server.models import PracticeModel
 from kedge.server.output_writer import OutputWriter
-from kedge.server.sse import DisconnectWatcher, EventStream
-from kedge.server.stateless_run import StatelessRun, prepare
+from kedge.server.routes.stateless import respond
+from kedge.server.stateless_run import prepare
 
 
 async def create(request: Request) -> Any:
-    """Answer ``POST /v1/messages``, whole or as a stream."""
+    """Answer ``POST /v1/messages``, complete or as a stream."""
     version = read_version(request)
     body: Any = await read_json(request)
     service = get_service(request)
-    question = validate(request, parse_request, body, service.cipher.decrypt, version)
-    put = await prepare(service, question)
-    if isinstance(put.model, PracticeModel):  # others may not have thought at all
+    parsed = validate(request, parse_request, body, service.cipher.decrypt, version)
+    prepared = await prepare(service, parsed)
+    if isinstance(prepared.model, PracticeModel):  # other models may not have reasoned at all
         check_thinking_blocks(body)
-    id = f"msg_{put.key}"
-    exchange = get_recorded_request(request)
-    if exchange is not None:
-        exchange.context = tuple(put.prompt.ask.items)
-        exchange.response_id = id
+    response_id = f"msg_{prepared.key}"
     writer = OutputWriter(
-        put.key,
-        len(question.input),
+        prepared.key,
+        len(parsed.input),
         encrypt=service.cipher.encrypt,
         encrypt_reasoning=True,
         show_summary=is_thinking_shown(body),
         call_prefix="toolu",
     )
-    voice = MessageSerializer(
-        id,
-        question.body["model"],
+    serializer = MessageSerializer(
+        response_id,
+        parsed.body["model"],
         include_thinking=is_thinking_enabled(body),
         show_thinking=is_thinking_shown(body),
         request_id=request.scope.get("kedge.request_id"),
     )
-    reply = StatelessRun(service, put, writer, voice)
-    if question.stream:
-        return EventStream(reply)
-    with DisconnectWatcher(reply, request.receive) as watch:
-        whole = await reply.generate(watch.start)
-    return respond_bytes(b"") if whole is None else respond_json(whole)
+    return await respond(request, prepared, response_id, writer, serializer)
 
 
 async def count_tokens(request: Request) -> Response:
@@ -71,13 +55,13 @@ async def count_tokens(request: Request) -> Response:
     read_version(request)
     body = await read_json(request)
     service = get_service(request)
-    counted = validate(request, parse_count_request, body, service.cipher.decrypt)
-    put = await prepare(service, counted)
-    return respond_json({"input_tokens": put.input_tokens})
+    parsed = validate(request, parse_count_request, body, service.cipher.decrypt)
+    prepared = await prepare(service, parsed)
+    return respond_json({"input_tokens": prepared.input_tokens})
 
 
 def read_version(request: Request) -> str:
-    """Read which version of the API a request means; refuse one that does not say."""
+    """Return the API version of a request; reject a missing or unknown one."""
     version = request.headers.get("anthropic-version")
     if version is None:
         raise errors.VERSION_MISSING()
