@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from kedge import Chat, Conversation, open_store
+from kedge.errors import NotInStore
 from kedge.testing import serve
 from kedge.turns import dumps, loads
 
@@ -48,6 +49,18 @@ async def test_a_deleted_conversation_is_gone_and_search_works(store_url: str) -
         assert await store.search("gone") == []
         row = await store.conversation(FACTS["conversations"]["Another ship"]["id"])
         assert "edited" in {node.kind for node in await store.tree(row)}
+
+
+async def test_row_numbers_of_0_1_are_not_used_again(store_url: str) -> None:
+    """A row read before the conversation was deleted does not lead to a later one."""
+    async with await open_store(store_url) as store:
+        newest = max(await store.conversations(archived=None), key=lambda row: row.number)
+        await store.delete(newest)
+        created = await store.create()
+        assert created.number > newest.number
+        with pytest.raises(NotInStore):
+            await store.load(newest)
+        assert await store.verify() == []
 
 
 async def test_a_key_of_0_1_still_deduplicates(store_url: str) -> None:

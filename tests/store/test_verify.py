@@ -6,7 +6,7 @@ import pytest
 
 from kedge import user
 from kedge.errors import StoreDamaged
-from kedge.store import Store, open_store
+from kedge.store import Damage, Store, open_store
 from store.sample_conversations import create_conversation
 
 DAMAGE = [
@@ -48,6 +48,57 @@ async def test_damage_is_named(store: Store, statement: str, where: str, problem
     await store.database.write(lambda tx: tx.run(statement))
     found = [str(each) for each in await store.verify()]
     assert any(where in line and problem in line for line in found), found
+
+
+ORPHANS = {
+    "claims k": "INSERT INTO claims (conversation, key, about, owner, lease_until) "
+    "VALUES (999, 'k', 'x', '', 0)",
+    "tags x": "INSERT INTO tags (conversation, tag) VALUES (999, 'x')",
+    "incidents 1": "INSERT INTO incidents (conversation, node, kind, reason, scope, created_at) "
+    "VALUES (999, 999, 'healed', 'gone', 1, 1.0)",
+    "tool_runs 1": "INSERT INTO tool_runs (conversation, node, name, outcome, seconds, created_at) "
+    "VALUES (999, 999, 'add', 'ok', 1.0, 1.0)",
+    "exchanges 1": "INSERT INTO exchanges (conversation, node, request, reply, created_at) "
+    "VALUES (999, 999, 'x', 'y', 1.0)",
+}
+
+
+@pytest.mark.parametrize(("where", "statement"), ORPHANS.items(), ids=ORPHANS)
+async def test_rows_without_a_conversation(store: Store, where: str, statement: str) -> None:
+    """`verify` reports them, and `gc` deletes them."""
+    await create_conversation(store, 1)
+    await store.database.write(lambda tx: tx.run(statement))
+    assert Damage(where, "its conversation is missing") in await store.verify()
+    await store.gc()
+    assert await store.verify() == []
+
+
+NODE_CHANGES = [
+    "tree = tree + 1",
+    "branch = branch + 1",
+    "parent = 2",
+    "conversation = 2",
+    "kind = 'added'",
+    "kept = 3",
+    "length = length + 1",
+    "depth = 5",
+    'memory = \'{"mode":"stateless"}\'',
+    "created_at = created_at + 1",
+    "checksum = NULL",
+    "id = 999",
+]
+
+
+@pytest.mark.parametrize("change", NODE_CHANGES)
+async def test_a_change_of_any_column_of_a_node_is_found(store: Store, change: str) -> None:
+    """Also where the value is possible by itself: another fork, an earlier parent, another time."""
+    row, nodes = await create_conversation(store, 3)
+    await store.fork(row, nodes[1].id)
+    leaf = await store.append(row, nodes[3], [user("asked")], kind="asked", kept=4)
+    await store.database.write(
+        lambda tx: tx.run(f"UPDATE nodes SET {change} WHERE id = ?", (leaf.id,))  # noqa: S608
+    )
+    assert await store.verify() != []
 
 
 async def test_a_block_that_cannot_be_read_is_said(store: Store) -> None:
