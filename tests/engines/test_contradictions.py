@@ -97,7 +97,7 @@ async def test_an_echo_that_comes_with_the_end_is_checked(echo: str | None) -> N
     items = [message("One.")]
     server = ContradictingServer(items, items, previous_response_id=echo)
     with serve_handler(server.handle) as url:
-        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+        async with connect(f"responses:{url}#m", max_retries=0, trust="always") as engine:
             turn = await engine.run(Turn([user("One")]))
             async with engine.stream(turn.append(user("Two"))) as stream:
                 events = [event async for event in stream]

@@ -1,18 +1,13 @@
-"""The selection and the results of analytics: frozen values that `asdict` converts to JSON."""
+"""What is asked of a store, and what it tells: frozen values, which ``asdict`` makes ready for JSON."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which responses to include; an empty member does not restrict anything.
+    """Which responses count. Times are seconds since 1970; ``until`` is not part of the range.
 
-    Args:
-        since: The start of the range, in seconds since 1970.
-        until: The end of the range, exclusive.
-        model: Only responses of this model.
-        provider: Only responses of this provider.
-        conversation: Only responses of the conversation with this id.
+    An empty member does not restrict anything.
     """
 
     since: float | None = None
@@ -24,7 +19,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A name and how often it occurred."""
+    """How often something happened."""
 
     name: str
     count: int
@@ -32,13 +27,13 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests by their outcome.
+    """What was sent, and what became of it.
 
-    ``chained`` requests were sent on an anchor, ``full`` ones with the complete context. ``fallbacks``
-    are full requests although there was an anchor, by reason; the first of a conversation is none.
-    ``rejections`` are requests that a server rejected, ``healed`` or not. ``forgotten`` are answers that
-    a server generated without the stored context. ``without_id`` are answers without an id, on which
-    nothing can be chained.
+    ``chained`` requests went out on an anchor, ``full`` ones with everything. A ``fallback`` is a full
+    request although there had been an anchor, by its reason; the first of a conversation is none.
+    ``rejections`` are requests that a server refused, whether that was ``healed`` or not. ``forgotten``
+    are answers that a server gave without the memory that was asked for. ``without_id`` are answers
+    that came without an id, on which nothing can be chained.
     """
 
     total: int = 0
@@ -65,21 +60,21 @@ class Requests:
 
     @property
     def chained_share(self) -> float | None:
-        """The share of requests that were sent on an anchor."""
+        """The share of requests that went out on an anchor."""
         return self.chained / self.total if self.total else None
 
     @property
     def saved_share(self) -> float | None:
-        """The share of bytes that chaining saved, of what full requests would have sent."""
-        total = self.sent_bytes + self.saved_bytes
-        return self.saved_bytes / total if total else None
+        """The share of bytes that did not have to be sent, of what full requests would have taken."""
+        whole = self.sent_bytes + self.saved_bytes
+        return self.saved_bytes / whole if whole else None
 
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """The lengths of chains: responses, each chained on the one before.
+    """How long chains are: responses, each on the one before, up to one that nothing was chained on.
 
-    A full request starts a new chain. ``lengths`` has pairs of a length and the number of such chains.
+    A full request begins a new chain. ``lengths`` tells how many chains have which length.
     """
 
     count: int = 0
@@ -90,18 +85,18 @@ class Chains:
 
 @dataclass(frozen=True, slots=True)
 class Branching:
-    """Points of conversations with more than one continuation, and conversations that are forks."""
+    """Where conversations parted: points with more than one continuation, and forks by name."""
 
     points: int = 0
     branches: int = 0
-    """How many continuations those points have in total."""
+    """How many continuations those points have in all."""
     widest: int = 0
     forks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Tokens as the servers counted them; cached ones are part of the input."""
+    """Tokens, as the servers counted them. Cached ones are part of the input."""
 
     input: int = 0
     cached: int = 0
@@ -116,9 +111,9 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost in dollars, as far as prices are known.
+    """What was paid, in dollars, as far as prices are known.
 
-    ``unpriced`` responses have tokens but no price; their cost is not in ``dollars``.
+    ``unpriced`` responses have tokens and no price: what they cost is not in ``dollars``.
     """
 
     dollars: float = 0.0
@@ -141,7 +136,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class ModelStats:
-    """The statistics of one model of one provider."""
+    """One model of one provider."""
 
     provider: str
     model: str
@@ -159,7 +154,7 @@ class ModelStats:
 
 @dataclass(frozen=True, slots=True)
 class Analytics:
-    """All statistics of a selection."""
+    """Everything at once."""
 
     selection: Selection
     requests: Requests
@@ -169,12 +164,12 @@ class Analytics:
     cost: Cost
     latency: Latency
     models: tuple[ModelStats, ...] = ()
-    """Sorted by requests, most first."""
+    """Those with the most requests first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The statistics of the interval from ``start`` to ``end``."""
+    """What happened between ``start`` and ``end``."""
 
     start: float
     end: float

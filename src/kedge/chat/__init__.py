@@ -1,4 +1,4 @@
-"""Chat: conversations whose complete state is one opaque value that its owner stores."""
+"""Chat: conversations whose whole state is one opaque value that its owner keeps."""
 
 from kedge.chat.answer import Answer, ChatStream
 from kedge.chat.chat import Chat, State

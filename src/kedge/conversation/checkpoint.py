@@ -73,11 +73,14 @@ def limit_retention(turn: Turn, retention: float | None) -> Turn:
     if retention is None:
         return turn
     state = get_state(turn)
-    limited = tuple(_limit_anchor(record, retention) for record in state.anchors)
+    limited = tuple(limit_anchor(record, retention) for record in state.anchors)
     return turn if limited == state.anchors else set_state(turn, replace(state, anchors=limited))
 
 
-def _limit_anchor(record: AnchorRecord, retention: float) -> AnchorRecord:
+def limit_anchor(record: AnchorRecord, retention: float | None) -> AnchorRecord:
+    """Return the anchor, expiring after ``retention`` seconds at the latest."""
+    if retention is None:
+        return record
     expiry = record.created_at + retention
     if record.expires_at is not None and record.expires_at <= expiry:
         return record

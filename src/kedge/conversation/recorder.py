@@ -112,6 +112,7 @@ class RunRecorder:
                 root_created_at=record.root_created_at,
                 barrier=record.barrier,
                 derived=record.derived,
+                counted=record.counted,
             )
         self.healed = ""
         return replace(row, cost=price(row) if price else _compute_cost(row, outcome.usage))

@@ -1,5 +1,9 @@
 """The audit: fetch what a server holds for an anchor, and compare it with the Turn.
 
+An audit sees what a server has *stored*. It cannot see what the server passes to the model: a server with
+a cap on the length of a chain lists every item and leaves the oldest out of the prompt. Token accounting
+(``kedge.engines.token_accounting``) sees that.
+
 Servers differ in what they list as the input of a chained response: all of it, or only what was sent
 with that request. Both are understood: where the list is short, the rest is asked of the parent. Where
 the server's memory begins with a compaction, what it may still list from before that is not compared:
@@ -42,8 +46,18 @@ class Audit:
         return f"{self.response_id}: {self.difference}"
 
 
-async def audit(transport: Transport, turn: Turn, plan: RequestPlan) -> Audit:
-    """Compare what the server holds for the plan's anchor with the Turn."""
+async def audit(
+    transport: Transport, turn: Turn, plan: RequestPlan, *, lists_items: bool = False
+) -> Audit:
+    """Compare what the server holds for the plan's anchor with the Turn.
+
+    Args:
+        transport: The connection to the server.
+        turn: The Turn that the plan was made for.
+        plan: A plan that is chained on an anchor.
+        lists_items: Whether this server is known to list stored items. Then, and after a first answer
+            within this audit, a response that it does not find is a difference.
+    """
     if plan.anchor is None:
         return Audit(None, difference="there is no anchor: everything would be sent")
     anchor = plan.anchor
@@ -54,6 +68,9 @@ async def audit(transport: Transport, turn: Turn, plan: RequestPlan) -> Audit:
         try:
             held, response_id = await _fetch_context(transport, response_id)
         except (EngineError, InvalidTurn, KeyError, TypeError) as error:
+            if _is_missing(error) and (lists_items or checked):
+                missing = f"the server no longer has {response_id}"
+                return Audit(False, anchor.response_id, checked, missing)
             words = f"the server did not list what it holds ({error})"
             return Audit(None, anchor.response_id, checked, words)
         if anchor.barrier is not None:
@@ -69,6 +86,10 @@ async def audit(transport: Transport, turn: Turn, plan: RequestPlan) -> Audit:
             words = f"the server holds none of the first {len(ours)} blocks"
             return Audit(False, anchor.response_id, checked, words)
     return Audit(None, anchor.response_id, checked, "the chain is too long to check")
+
+
+def _is_missing(error: Exception) -> bool:
+    return isinstance(error, EngineError) and error.status in (404, 410)
 
 
 async def _fetch_context(transport: Transport, response_id: str) -> tuple[list[Block], str]:
@@ -89,8 +110,10 @@ async def _fetch_input_items(transport: Transport, response_id: str) -> list[Map
         )
         data = cast("list[Mapping[str, Any]]", page["data"])
         items += data
-        last = {"after": page.get("last_id") or data[-1]["id"]} if data else after
-        if not page.get("has_more") or last == after:  # the latter from a server that cannot page
+        if not page.get("has_more") or not data:
+            return items
+        last = {"after": page.get("last_id") or data[-1]["id"]}
+        if last == after:  # from a server that cannot page
             return items
         after = last
 

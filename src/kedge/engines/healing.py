@@ -6,102 +6,23 @@ request that was sent on a server's memory; any other refusal is an error.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
 
 from kedge.errors import EngineError
-from kedge.events import Outcome, ResponseStarted, Usage
+from kedge.events import Outcome
 from kedge.events.run import HealReason
+from kedge.events.types import ResponseFacts
 from kedge.planning import RequestPlan
-from kedge.turns import TextPart, ToolResultBlock, UserBlock
-
-_COUNT_CHANGING_PARAMS = ("truncation", "context_management", "prompt", "reasoning")
-"""Parameters that make a server count other tokens than it was sent."""
-_OVERHEAD_TOKENS = 64
-"""Tokens that a server may add to a request for its own use."""
-_BLOCK_OVERHEAD_BYTES = 128
-"""Bytes of a block's canonical form and frame that are not its text."""
-_MIN_ANCHOR_BYTES = 4_000
-"""Bytes of text that the anchor must hold before their absence can be told."""
-_MAX_TOKEN_BYTES = 10
-"""Bytes of an unusually long token."""
 
 
-def detect_echo_mismatch(response: ResponseStarted | Outcome, plan: RequestPlan) -> bool:
+def detect_echo_mismatch(response: ResponseFacts | Outcome, plan: RequestPlan) -> bool:
     """Return whether the server echoes another ``previous_response_id`` than it was sent.
 
     Some servers echo it only when the response is finished, so both its start and its end are checked.
     """
     wanted = plan.previous_response_id
     return bool(wanted) and response.echoed and response.previous_response_id != wanted
-
-
-def detect_lost_context(usage: Usage | None, plan: RequestPlan, body: Mapping[str, Any]) -> bool:
-    """Whether the server counted no more than the delta, where the Turn holds far more."""
-    if usage is None or not usage.input_tokens or not plan.anchor:
-        return False
-    if any(_affects_token_count(body.get(name)) for name in _COUNT_CHANGING_PARAMS):
-        return False
-    # A cheap look before the exact one: could all that the anchor holds have gone into so few tokens?
-    held = plan.full_blocks - plan.delta_blocks
-    held_text = plan.full_bytes - plan.delta_bytes - held * _BLOCK_OVERHEAD_BYTES
-    if held_text < _MIN_ANCHOR_BYTES or usage.input_tokens * _MAX_TOKEN_BYTES > held_text:
-        return False
-    return usage.input_tokens <= _count_delta_tokens(plan, body)
-
-
-def _affects_token_count(value: object) -> bool:
-    return value not in (None, "disabled") and (
-        not isinstance(value, Mapping) or "context" in value
-    )
-
-
-def _count_delta_tokens(plan: RequestPlan, body: Mapping[str, Any]) -> float:
-    """The tokens of what was sent, generously; none where pictures make counting a guess."""
-    from kedge.tokens import count_items, count_json, count_text
-
-    spoken = (block for block in plan.delta if isinstance(block, UserBlock | ToolResultBlock))
-    if not all(isinstance(part, TextPart) for block in spoken for part in block.parts):
-        return 0
-    sent = count_items(body["input"]) + count_text(plan.instructions or "")
-    tools = body.get("tools")
-    return (sent + (count_json(tools) if tools else 0)) * 1.25 + _OVERHEAD_TOKENS
-
-
-BASE_COOLDOWN = 60.0
-MAX_COOLDOWN = 3_600.0
-
-
-class ChainBreaker:
-    """Whether one server may be chained on now."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._unsupported = False
-        self._failures = 0
-        self._open_until = 0.0
-
-    @property
-    def open_reason(self) -> Literal["", "unsupported", "forgot"]:
-        """Why it should not be chained on now; empty if it may be."""
-        if self._unsupported:
-            return "unsupported"
-        return "forgot" if self._failures and self._clock() < self._open_until else ""
-
-    def record_unsupported(self) -> None:
-        """It says that it does not chain."""
-        self._unsupported = True
-
-    def record_loss(self) -> None:
-        """It answered without the memory it was asked for."""
-        rest = min(BASE_COOLDOWN * 2.0**self._failures, MAX_COOLDOWN)
-        self._failures = min(self._failures + 1, 16)
-        self._open_until = self._clock() + rest
-
-    def record_success(self) -> None:
-        """It answered a chained request, and nothing speaks against its memory."""
-        self._failures = 0
 
 
 @dataclass(frozen=True, slots=True)

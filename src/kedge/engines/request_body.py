@@ -22,6 +22,8 @@ class SendOptions:
     """Send encrypted reasoning along."""
     include: bool = True
     """Ask for encrypted reasoning where the server will not keep its own."""
+    reason: str = ""
+    """Why the mode differs from the one asked for."""
 
 
 def build_request_body(
@@ -54,6 +56,23 @@ def build_request_body(
     if body.get("store") is False and options.include:
         body["include"] = list(dict.fromkeys([*body.get("include", ()), ENCRYPTED_REASONING]))
     return body
+
+
+def build_settings(
+    plan: RequestPlan,
+    *,
+    model: str,
+    tools: tuple[Mapping[str, Any], ...],
+    params: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Build the members of a body that change how many tokens a server counts for its input."""
+    params, extra = split_extra_body(params)
+    settings: dict[str, Any] = {"model": model}
+    if plan.instructions is not None:
+        settings["instructions"] = plan.instructions
+    if tools:
+        settings["tools"] = list(tools)
+    return {**settings, **params, **extra}
 
 
 def summarize_request(body: Mapping[str, Any], options: SendOptions) -> RequestSummary:

@@ -13,7 +13,7 @@ from kedge.errors import AnswerIncomplete, EngineError, ServerFailed, StreamCut
 from kedge.events import Outcome, ResponseFailed, StreamEvent, StreamFailed
 from kedge.events.decoder import StreamDecoder
 from kedge.observe import count, get_logger
-from kedge.planning import RequestPlan, Status, get_state, record_response, tag_blocks
+from kedge.planning import RequestPlan, Status, TokenCounts, record_response, tag_blocks
 from kedge.turns import Turn
 
 DRAIN_SECONDS = 0.1
@@ -106,7 +106,9 @@ def record_outcome(
     retention: float | None,
     conversation_id: str = "",
     lost: bool = False,
+    reused: bool = False,
     stateful: bool = True,
+    counted: TokenCounts | None = None,
 ) -> Turn:
     """The Turn with the answer's blocks; its response becomes an anchor only if it can be one.
 
@@ -116,7 +118,7 @@ def record_outcome(
     blocks = outcome.blocks if outcome.completed else outcome.whole_blocks
     if outcome.status not in ("completed", "incomplete"):
         return turn
-    flaw = _find_anchor_problem(turn, outcome)
+    flaw = _find_anchor_problem(outcome, reused=reused)
     if stateful:
         flaw = flaw or outcome.anchor_problem
     if flaw:
@@ -139,6 +141,7 @@ def record_outcome(
         retention=retention,
         conversation_id=conversation_id,
         head=stateful,
+        counted=counted,
     )
 
 
@@ -172,9 +175,9 @@ def attach_context(error: EngineError, turn: Turn, plan: RequestPlan) -> EngineE
     return error
 
 
-def _find_anchor_problem(turn: Turn, outcome: Outcome) -> str:
+def _find_anchor_problem(outcome: Outcome, *, reused: bool) -> str:
     if not outcome.response_id:
         return "the response came without an id"
-    if get_state(turn).anchor(outcome.response_id):
+    if reused:
         return "the response came with the id of an earlier one"
     return "" if outcome.blocks else "the answer is empty"

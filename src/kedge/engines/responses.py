@@ -15,14 +15,15 @@ from kedge.config.settings import is_chaining_enabled
 from kedge.engines import responses_endpoints
 from kedge.engines.audit import Audit, audit
 from kedge.engines.base import Engine, Events, Request, WireTap
-from kedge.engines.healing import (
-    ChainBreaker,
-    RequestSummary,
-    classify_error,
-    detect_echo_mismatch,
-    detect_lost_context,
+from kedge.engines.evidence import EvidenceStore, ServerEvidence, Trust
+from kedge.engines.healing import RequestSummary, classify_error, detect_echo_mismatch
+from kedge.engines.known_servers import KnownServer
+from kedge.engines.request_body import (
+    SendOptions,
+    build_request_body,
+    build_settings,
+    summarize_request,
 )
-from kedge.engines.request_body import SendOptions, build_request_body, summarize_request
 from kedge.engines.request_options import check_params, combine_params
 from kedge.engines.response_reader import (
     attach_context,
@@ -30,7 +31,8 @@ from kedge.engines.response_reader import (
     read_response,
     record_outcome,
 )
-from kedge.engines.responses_endpoints import ConversationObjects
+from kedge.engines.responses_endpoints import ConversationObjects, identify_server
+from kedge.engines.server_memory import ServerMemory
 from kedge.engines.telemetry import (
     record_completion,
     record_error,
@@ -40,9 +42,10 @@ from kedge.engines.telemetry import (
     record_plan,
     record_request,
 )
+from kedge.engines.token_accounting import SentTokens
 from kedge.engines.transport import Transport
 from kedge.errors import ChainRefused, EngineError, RequestRefused, ResendTooLong, StreamCut
-from kedge.events import ResponseStarted, StreamEvent, StreamFailed, Usage
+from kedge.events import Event, Outcome, StreamEvent, StreamFailed, Usage
 from kedge.events.assembler import Assembler
 from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import (
@@ -56,16 +59,19 @@ from kedge.events.run import (
     ServerForgot,
     TurnFinished,
 )
+from kedge.events.types import ResponseFacts
 from kedge.observe import get_logger, measure
 from kedge.planning import (
     DEFAULT_RETENTION,
+    AnchorRecord,
+    ConversationState,
     Mode,
     RequestPlan,
     get_state,
     plan_request,
     set_state,
 )
-from kedge.turns import Block, Turn
+from kedge.turns import AssistantBlock, Block, ToolCallBlock, Turn
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -76,10 +82,12 @@ log = get_logger(__name__)
 class _HealableError(Exception):
     """The server refused or forgot, and nothing was shown yet: the request may be healed."""
 
-    def __init__(self, reason: HealReason, error: EngineError) -> None:
+    def __init__(self, reason: HealReason, error: EngineError, turn: Turn | None = None) -> None:
         super().__init__(reason)
         self.reason: HealReason = reason
         self.error = error
+        self.turn = turn
+        """The Turn to heal, where it is not the one that was sent."""
 
 
 class ResponsesEngine(Engine):
@@ -111,6 +119,9 @@ class ResponsesEngine(Engine):
         transport: Literal["http", "websocket"] = "http",
         connections: int = 4,
         lanes: int = 16,
+        trust: Trust = "earned",
+        known_server: KnownServer | None = None,
+        evidence_store: EvidenceStore | None = None,
     ) -> None:
         self.name = provider
         self.model = model
@@ -130,7 +141,14 @@ class ResponsesEngine(Engine):
             )
         self._conversation_objects = ConversationObjects(self.transport)
         self._clock = clock
-        self._chain_breaker = ChainBreaker(clock)
+        self.memory = ServerMemory(
+            scope,
+            trust=trust,
+            transport=transport,
+            clock=clock,
+            known=known_server,
+            store=evidence_store,
+        )
         self._skip_include = False
         self._chained_count = 0
 
@@ -141,11 +159,14 @@ class ResponsesEngine(Engine):
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
         """What would be sent now, and why: a dry run."""
         request = Request.of(**options)
-        return self._build_plan(turn, request, SendOptions(self._resolve_mode(turn, request)[0]))
+        mode, _, reason = self._resolve_mode(turn, request)
+        return self._build_plan(turn, request, SendOptions(mode, reason=reason))
 
     async def verify(self, turn: Turn) -> Audit:
         """Fetch what the server holds for the anchor, and compare it with the Turn."""
-        return await audit(self.transport, turn, self.plan(turn))
+        request = Request()
+        plan = self._plan_chain(turn, request)
+        return await self._audit(turn, plan, self._get_evidence(request))
 
     async def count_tokens(self, turn: Turn, **options: Any) -> int:
         """Ask the server how many tokens this Turn is."""
@@ -164,11 +185,14 @@ class ResponsesEngine(Engine):
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Send the Turn, healing what can be healed; see the module."""
+        evidence = await self.memory.load(
+            request.model or self.model, streaming=self._is_streaming(request)
+        )
         mode, wanted, reason = self._resolve_mode(turn, request)
         if mode != wanted:
             record_mode_change(mode, wanted, reason)
             yield ModeChanged(mode, wanted, reason)
-        way = SendOptions(mode, include=not self._skip_include)
+        way = SendOptions(mode, include=not self._skip_include, reason=reason)
         healed: set[HealReason] = set()
         while True:
             try:
@@ -180,7 +204,8 @@ class ResponsesEngine(Engine):
                 if refused.reason in healed:
                     raise refused.error from None
                 healed.add(refused.reason)
-                turn, way, event = self._heal(turn, way, refused)
+                turn, way, event = self._heal(refused.turn or turn, way, refused, evidence)
+                await self.memory.save(evidence)
                 self._check_resend_limit(turn, request, way, refused.error)
                 yield event
                 if way.mode != mode:
@@ -195,8 +220,10 @@ class ResponsesEngine(Engine):
             except EngineError as error:
                 attach_context(error, turn, self._build_plan(turn, request, options))
                 raise
+        evidence = self._get_evidence(request)
+        await self._find_evidence(turn, request, options, evidence)
         plan = self._build_plan(turn, request, options)
-        await self._audit_periodically(turn, plan)
+        await self._audit_periodically(turn, plan, evidence)
         try:
             plan.check()
             yield RequestPlanned(plan)
@@ -215,7 +242,9 @@ class ResponsesEngine(Engine):
                 params=combine_params(self.params, request.params),
             )
             sent = summarize_request(body, options)
-            async with aclosing(self._send_request(turn, plan, body, sent, request.tap)) as events:
+            async with aclosing(
+                self._send_request(turn, plan, body, sent, request.tap, evidence)
+            ) as events:
                 async for event in events:
                     if isinstance(event, AnswerFinished):
                         turn = event.turn
@@ -235,49 +264,104 @@ class ResponsesEngine(Engine):
         body: dict[str, Any],
         summary: RequestSummary,
         tap: WireTap | None,
+        evidence: ServerEvidence,
     ) -> Events:
-        """Send one request; tell what comes back; end with ``AnswerFinished``."""
+        """Send one request; yield its events, ending with ``AnswerFinished``.
+
+        The answer of a server that has not shown that it remembers is held back: a user who has read
+        an answer that was made without memory cannot be made to forget it.
+        """
         assembler, decoder, shown = Assembler(), ResponsesDecoder(), False
+        held: list[Event] | None = [] if self.memory.needs_verdict(plan, evidence) else None
         cut: StreamCut | None = None
         try:
             async with aclosing(
                 self._decode_response(decoder, plan, body, summary, tap)
             ) as decoded:
                 async for event in decoded:
-                    if isinstance(event, ResponseStarted) and detect_echo_mismatch(event, plan):
-                        raise _HealableError("forgot", _lost_context_error(self.name))
-                    if isinstance(event, StreamFailed) and not shown:
-                        self._raise_if_healable(_error_from_event(event, self.name), summary)
+                    if not shown:
+                        self._heal_early(event, plan, summary, evidence)
                     assembler.feed(event)
+                    if held is not None:
+                        held.append(event)
+                        continue
                     shown = shown or (body["stream"] and isinstance(event, VISIBLE_EVENTS))
                     yield event
         except StreamCut as error:
             cut = error  # which matters only if the answer had not ended
+        if self.transport.identity:
+            self.memory.identify(self.transport.identity)
         outcome = assembler.finish()
-        forgot = outcome.completed and (
-            detect_echo_mismatch(outcome, plan) or detect_lost_context(outcome.usage, plan, body)
-        )
-        if forgot and not shown:
-            raise _HealableError("forgot", _lost_context_error(self.name))
+        sent = self.memory.measure(plan, body, evidence)
+        verdict = self.memory.judge(outcome, plan, sent, evidence)
+        forgot = verdict in ("lost", "partial")
         if forgot:
-            self._chain_breaker.record_loss()
+            self.memory.record_loss(verdict, plan, evidence)
+            if not shown:
+                raise _HealableError("forgot", _lost_context_error(self.name))
             record_lost_context(outcome.response_id)
             yield ServerForgot(outcome.response_id)
-        elif outcome.completed and plan.anchor:
-            self._chain_breaker.record_success()
-        finished = record_outcome(
+        if held is not None and outcome.status in ("completed", "incomplete"):
+            if verdict != "remembered":
+                evidence.record_loss(self._clock(), "no_verdict")
+                raise _HealableError("unproven", _lost_context_error(self.name))
+            for event in held:
+                yield event
+        finished = self._record(turn, outcome, plan, body, sent, evidence, forgot)
+        await self.memory.save(evidence)
+        record_completion(outcome, decoder.calls)
+        if forgot and any(isinstance(block, ToolCallBlock) for block in outcome.blocks):
+            raise _HealableError("forgot", _lost_context_error(self.name), finished)
+        raise_for_outcome(outcome, self.name, finished, cut)
+        yield AnswerFinished(outcome, finished, plan)
+
+    def _heal_early(
+        self,
+        event: StreamEvent,
+        plan: RequestPlan,
+        summary: RequestSummary,
+        evidence: ServerEvidence,
+    ) -> None:
+        """Raise if an event shows, before any output, that the request has to be sent again."""
+        if isinstance(event, ResponseFacts) and detect_echo_mismatch(event, plan):
+            self.memory.record_loss("lost", plan, evidence)
+            raise _HealableError("forgot", _lost_context_error(self.name))
+        if isinstance(event, StreamFailed):
+            self._raise_if_healable(_error_from_event(event, self.name), summary)
+
+    def _record(
+        self,
+        turn: Turn,
+        outcome: Outcome,
+        plan: RequestPlan,
+        body: dict[str, Any],
+        sent: SentTokens | None,
+        evidence: ServerEvidence,
+        forgot: bool,
+    ) -> Turn:
+        """Record an answer in the Turn and in the evidence."""
+        known = get_state(turn).anchor(outcome.response_id, plan.scope) is not None
+        counted = None if forgot else self.memory.count(outcome, plan, sent, evidence)
+        reused = self.memory.record_issued(outcome.response_id, counted, evidence, known=known)
+        if reused:
+            turn = set_state(turn, get_state(turn).mark_lost({outcome.response_id}, plan.scope))
+        if forgot:
+            # Its calls were made without the context, and are not run.
+            texts = tuple(b for b in outcome.blocks if isinstance(b, AssistantBlock))
+            if len(texts) < len(outcome.blocks) and outcome.completed:
+                outcome = replace(outcome, blocks=texts, response_id="")
+        return record_outcome(
             turn,
             outcome,
             plan,
             now=self._clock(),
-            stored=body.get("store", True) is not False,
+            stored=body.get("store", True) is not False and outcome.stored is not False,
             retention=self.retention,
             conversation_id=body.get("conversation", ""),
             lost=forgot,
+            reused=reused,
+            counted=counted,
         )
-        record_completion(outcome, decoder.calls)
-        raise_for_outcome(outcome, self.name, finished, cut)
-        yield AnswerFinished(outcome, finished, plan)
 
     async def _decode_response(
         self,
@@ -313,23 +397,30 @@ class ResponsesEngine(Engine):
             raise _HealableError(reason, error) from error
 
     def _heal(
-        self, turn: Turn, options: SendOptions, failure: _HealableError
+        self, turn: Turn, options: SendOptions, failure: _HealableError, evidence: ServerEvidence
     ) -> tuple[Turn, SendOptions, Healed]:
-        """How to go on after a refusal: the Turn with what was learnt, and another way to send."""
+        """Decide how to go on after a failure that can be healed.
+
+        Returns:
+            The Turn with what was learned, the options of the next attempt, and the event.
+        """
         reason, lost = failure.reason, ()
         state = get_state(turn)
         plan = failure.error.plan
         match reason:
             case "gone" | "unsupported" | "forgot" | "audit":
-                lost = (plan.previous_response_id,) if plan and plan.anchor else ()
-                turn = set_state(turn, state.mark_lost(lost))
+                lost = _find_lost(state, plan, all_older=reason == "gone")
+                turn = set_state(turn, state.mark_lost(lost, plan.scope if plan else None))
                 options = replace(options, full=True)
+                if reason == "gone" and not _is_live_only(state, plan):
+                    evidence.record_missing(self._clock())
                 if reason == "unsupported":
-                    self._chain_breaker.record_unsupported()
-                    options = replace(options, mode="stateless")
-                if reason == "forgot":
-                    self._chain_breaker.record_loss()
-                    options = replace(options, mode="stateless", include=False)
+                    evidence.record_unsupported()
+                if reason in ("unsupported", "forgot") and (doubt := self._open_doubt(evidence)):
+                    options = replace(options, mode="stateless", reason=doubt)
+                    options = options if doubt == "unsupported" else replace(options, include=False)
+            case "unproven":
+                options = replace(options, full=True)
             case "conversation":
                 turn = set_state(turn, replace(state, conversation_id=""))
                 options = replace(options, full=True)
@@ -362,30 +453,90 @@ class ResponsesEngine(Engine):
         measure("responses_chained_mode_enabled", int(enabled))
         if not enabled:
             return "stateless", wanted, "switched_off"
-        if wanted == "chained" and (doubt := self._chain_breaker.open_reason):
+        if wanted == "chained" and self.memory.trust == "never":
+            return "stateless", wanted, "never"
+        if wanted == "chained" and (doubt := self._open_doubt(self._get_evidence(request))):
             return "stateless", wanted, doubt
         return wanted, wanted, ""
+
+    def _open_doubt(self, evidence: ServerEvidence) -> str:
+        return evidence.open_doubt(self._clock())
+
+    def _get_evidence(self, request: Request) -> ServerEvidence:
+        return self.memory.get(request.model or self.model, streaming=self._is_streaming(request))
+
+    def _is_streaming(self, request: Request) -> bool:
+        return request.streaming or self.transport.always_streams
 
     def _build_plan(
         self, turn: Turn, request: Request, options: SendOptions, *, out_of_band: bool = False
     ) -> RequestPlan:
+        """Plan a request: on an anchor that proves, if the server may be relied on."""
         start = time.perf_counter()
-        # What a connection remembers is known only there, not to requests beside it.
-        live = () if out_of_band else self.transport.live_anchors(reversed(get_state(turn).anchors))
-        plan = plan_request(
-            turn,
-            scope=self.scope,
-            mode="stateless" if options.full else options.mode,
-            now=self._clock(),
-            extra=(*request.candidates, *live),
-            max_depth=self.max_depth,
-        )
-        if options.full:
-            plan = replace(plan, mode=options.mode)
+        if options.full or options.mode != "chained":
+            plan = self._plan_mode(turn, request, "stateless" if options.full else options.mode)
+            plan = replace(plan, mode=options.mode, mode_reason=options.reason)
+        else:
+            plan = self._plan_chain(turn, request, out_of_band=out_of_band)
+            plan = self._check_trust(turn, request, plan)
         if not options.reasoning:
             plan = plan.without_reasoning()
         record_plan(plan, time.perf_counter() - start)
         return plan
+
+    def _plan_mode(
+        self, turn: Turn, request: Request, mode: Mode, extra: tuple[AnchorRecord, ...] = ()
+    ) -> RequestPlan:
+        evidence = self._get_evidence(request)
+        return plan_request(
+            turn,
+            scope=self.scope,
+            mode=mode,
+            now=self._clock(),
+            extra=extra,
+            max_depth=self.memory.max_depth(evidence, self.max_depth),
+            not_before=evidence.not_before,
+        )
+
+    def _plan_chain(
+        self, turn: Turn, request: Request, *, out_of_band: bool = False
+    ) -> RequestPlan:
+        """Plan a chained request, whatever the evidence."""
+        # What a connection remembers is known only there, not to requests beside it.
+        live = () if out_of_band else self.transport.live_anchors(reversed(get_state(turn).anchors))
+        return self._plan_mode(turn, request, "chained", (*request.candidates, *live))
+
+    def _check_trust(self, turn: Turn, request: Request, plan: RequestPlan) -> RequestPlan:
+        """Return the plan, or a full one if the server's answer to it could not be judged."""
+        evidence = self._get_evidence(request)
+        if not self.memory.needs_verdict(plan, evidence) or plan.problems:
+            return plan
+        params = combine_params(self.params, request.params)
+        settings = build_settings(
+            plan, model=request.model or self.model, tools=request.tools, params=params
+        )
+        sent = self.memory.measure(plan, settings, evidence)
+        full = self._plan_mode(turn, request, "stateless")
+        return self.memory.reject_untrusted(plan, full, evidence, sent)
+
+    async def _find_evidence(
+        self, turn: Turn, request: Request, options: SendOptions, evidence: ServerEvidence
+    ) -> None:
+        """Look for evidence about a server that has shown none, where it would be used.
+
+        A server that was not spoken to yet may be a known one. Where audits were asked for, the items
+        that it lists prove its memory as well.
+        """
+        if options.mode != "chained" or options.full:
+            return
+        plan = self._plan_chain(turn, request)
+        if not self.memory.needs_verdict(plan, evidence):
+            return
+        if self.transport.identity is None:
+            await identify_server(self.transport)
+            self.memory.identify(self.transport.identity or "")
+        if self.verify_every and not evidence.is_proven:
+            await self._audit(turn, plan, evidence)
 
     def _plan_out_of_band(self, turn: Turn) -> tuple[RequestPlan, ...]:
         """How to send a Turn beside the conversation: on its anchor, if it has one, or whole."""
@@ -396,18 +547,59 @@ class ResponsesEngine(Engine):
         plans = tuple(self._build_plan(turn, Request(), way, out_of_band=True) for way in ways)
         return plans if plans[0].anchor else plans[1:]
 
-    async def _audit_periodically(self, turn: Turn, plan: RequestPlan) -> None:
+    async def _audit_periodically(
+        self, turn: Turn, plan: RequestPlan, evidence: ServerEvidence
+    ) -> None:
         if not plan.anchor or plan.mode != "chained":
             return
         self._chained_count += 1
         if not self.verify_every or self._chained_count % self.verify_every:
             return
-        found = await audit(self.transport, turn, plan)
+        found = await self._audit(turn, plan, evidence)
         if found.agrees is False:
             log.warning("an audit found a difference", response_id=plan.previous_response_id)
             raise _HealableError(
                 "audit", attach_context(_lost_context_error(self.name), turn, plan)
             )
+
+    async def _audit(self, turn: Turn, plan: RequestPlan, evidence: ServerEvidence) -> Audit:
+        """Audit a plan's anchor, and record the result as evidence."""
+        found = await audit(self.transport, turn, plan, lists_items=evidence.audits)
+        evidence.audits = evidence.audits or found.checked > 0
+        if found.agrees and not evidence.is_proven:
+            evidence.record_success("audit")
+        return found
+
+
+def _find_lost(
+    state: ConversationState, plan: RequestPlan | None, *, all_older: bool
+) -> tuple[str, ...]:
+    """Return the responses that are lost with a plan's anchor.
+
+    A server that does not have a response is likely to have lost the older ones as well; asking for
+    each of them would cost a rejected request every time.
+    """
+    if plan is None or plan.anchor is None:
+        return ()
+    anchor = plan.anchor
+    if not all_older or _is_live_only(state, plan):
+        return (anchor.response_id,)
+    older = (
+        each.response_id
+        for each in state.anchors
+        if each.scope == anchor.scope
+        and each.status == "completed"
+        and each.created_at <= anchor.created_at
+    )
+    return tuple(dict.fromkeys((anchor.response_id, *older)))
+
+
+def _is_live_only(state: ConversationState, plan: RequestPlan | None) -> bool:
+    """Whether the anchor was remembered by a connection and never stored."""
+    if plan is None or plan.anchor is None:
+        return False
+    record = state.anchor(plan.anchor.response_id, plan.anchor.scope)
+    return record is not None and not record.stored
 
 
 def _error_from_event(event: StreamFailed, provider: str) -> EngineError:

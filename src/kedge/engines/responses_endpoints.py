@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from kedge.engines.transport import Transport
-from kedge.errors import InvalidTurn, RequestRefused, ServerFailed
+from kedge.errors import EngineError, InvalidTurn, RequestRefused, ServerFailed
 from kedge.events import Usage, fields
 from kedge.observe import get_logger
 from kedge.planning import RequestPlan, get_state, set_state
@@ -36,6 +36,14 @@ async def compact(
         raise ServerFailed("the server gave nothing back", provider=transport.provider)
     blocks = [block_from_item(item) for item in cast("list[dict[str, Any]]", output)]
     return blocks, fields.read_usage(told) or Usage()
+
+
+async def identify_server(transport: Transport) -> None:
+    """Have the server identify itself, which it does in the headers of any answer."""
+    try:
+        await transport.request_json("get", "/models")
+    except EngineError:
+        transport.identity = transport.identity or ""
 
 
 async def _post(

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
 
+from kedge.engines.known_servers import read_identity
 from kedge.errors import (
     EngineError,
     NotAuthorised,
@@ -155,12 +156,17 @@ class HttpResponse:
 class Transport:
     """Sends requests to one server."""
 
+    always_streams: ClassVar[bool] = False
+    """Whether answers are streamed however they were asked for."""
+
     def __init__(
         self, make_client: "Callable[[], Client]", provider: str, sdk: Sdk = "openai"
     ) -> None:
         self._clients: PerLoop[Client] = PerLoop(make_client, lambda client: client.close())
         self.provider = provider
         self.sdk: Sdk = sdk
+        self.identity: str | None = None
+        """The name by which the server identified itself; None before its first answer."""
 
     async def aclose(self) -> None:
         """Close the connections of the running loop."""
@@ -219,6 +225,7 @@ class Transport:
                 stream_cls=import_module(self.sdk).AsyncStream[object],
             )
         answer = cast("httpx2.Response", response)
+        self.identity = read_identity(answer.headers)
         return HttpResponse(answer, self._make_translator(client, streaming=True), body, tap)
 
     async def request_json(self, method: str, path: str, **query: Any) -> dict[str, Any]:
@@ -232,6 +239,7 @@ class Transport:
             send: Any = getattr(client, method)
             keywords = {"body": body} if body is not None else {}
             response = await send(path, cast_to=httpx2.Response, options=options, **keywords)
+        self.identity = read_identity(response.headers)
         found = _parse_object(response.text)
         if not found:
             words = "the server answered with something that is not what was asked for"

@@ -105,7 +105,16 @@ class Assembler:
             code,
             message,
             self._anchor_problem or self._output.anchor_problem,
+            self._is_stored(),
         )
+
+    def _is_stored(self) -> bool | None:
+        """Whether the server stored the response, by the last event that says so."""
+        for facts in (self._terminal, self._started):
+            stored = facts.response.get("store") if facts else None
+            if isinstance(stored, bool):
+                return stored
+        return None
 
     def _update_response(self, event: Event) -> None:
         """Apply an event that concerns the response itself."""

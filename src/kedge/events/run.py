@@ -18,7 +18,15 @@ VISIBLE_EVENTS = (TextDelta, RefusalDelta, ReasoningDelta, ToolCallStarted)
 """Events that show output to the user. After one of them a request cannot be sent again unnoticed."""
 
 HealReason = Literal[
-    "gone", "unsupported", "forgot", "reasoning", "include", "empty_input", "conversation", "audit"
+    "gone",
+    "unsupported",
+    "forgot",
+    "unproven",
+    "reasoning",
+    "include",
+    "empty_input",
+    "conversation",
+    "audit",
 ]
 
 

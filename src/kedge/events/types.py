@@ -400,6 +400,7 @@ class Outcome:
         message: The message of a failure.
         anchor_problem: Why a completed response must not become an anchor; empty if nothing is known
             against it.
+        stored: Whether the server stored the response; None if it does not say.
     """
 
     status: OutcomeStatus
@@ -414,6 +415,7 @@ class Outcome:
     code: str = ""
     message: str = ""
     anchor_problem: str = ""
+    stored: bool | None = None
 
     @property
     def completed(self) -> bool:

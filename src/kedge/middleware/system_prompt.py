@@ -1,6 +1,6 @@
-"""``system_prompt``: set the instructions of every Turn; ``on_response_started``: report response ids.
+"""``system_prompt``: fresh instructions at the front of every Turn.
 
-Leading system text is not part of any digest, so it may change with every request without losing anchors.
+Leading system text is no part of any digest, so it may change with every request at no cost.
 """
 
 from collections.abc import Awaitable, Callable
@@ -15,14 +15,7 @@ ResponseIdCallback = Callable[[str], Awaitable[None] | None]
 
 
 def on_response_started(callback: ResponseIdCallback) -> Middleware:
-    """Call a function with the id of each response as soon as the server has started it.
-
-    Args:
-        callback: Is called with the id; may be async.
-
-    Returns:
-        A middleware for ``with_middleware``.
-    """
+    """Call ``hear`` with the id of each response, once, when the server has begun it."""
 
     def wrap(engine: Engine) -> Engine:
         return _ResponseStartedMiddleware(engine, callback)
@@ -38,13 +31,13 @@ class _ResponseStartedMiddleware(BaseMiddleware):
         self.callback = callback
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """Yield the inner engine's events, and report ids."""
+        """The inner engine's events; ids are told on the way."""
         async with aclosing(self.inner.events(turn, request)) as events:
             async for event in events:
                 if isinstance(event, ResponseStarted) and event.response_id:
-                    result = self.callback(event.response_id)
-                    if result is not None:
-                        await result
+                    heard = self.callback(event.response_id)
+                    if heard is not None:
+                        await heard
                 yield event
 
 
@@ -52,14 +45,7 @@ NAME = "system_prompt"
 
 
 def system_prompt(text: str | Callable[[Turn], str]) -> Middleware:
-    """Put instructions at the start of every Turn.
-
-    Args:
-        text: The instructions, or a function that returns them for a Turn.
-
-    Returns:
-        A middleware for ``with_middleware``.
-    """
+    """Put instructions at the front: a text, or a function that makes one from the Turn."""
 
     def wrap(engine: Engine) -> Engine:
         return _SystemPromptMiddleware(engine, text)
@@ -75,7 +61,7 @@ class _SystemPromptMiddleware(BaseMiddleware):
         self.text = text
 
     def enter(self, turn: Turn) -> Turn:
-        """Return the Turn with the text at its start, replacing that of an earlier request."""
+        """Put the text first, in the place of the one that was put there last time."""
         text = self.text if isinstance(self.text, str) else self.text(turn)
         for block in turn.leading:
             if block.origin == NAME:

@@ -1,4 +1,4 @@
-"""Decide what to send for a Turn: digests, anchor records and request plans."""
+"""Digests, anchors and the plan: what to send, and why."""
 
 from kedge.planning.anchor_lookup import (
     anchor_problem,
@@ -13,6 +13,7 @@ from kedge.planning.anchors import (
     Reason,
     RejectedAnchor,
     Status,
+    TokenCounts,
 )
 from kedge.planning.canonical import canonical
 from kedge.planning.digests import covered_count, prefix_digest
@@ -43,6 +44,7 @@ __all__ = [
     "RejectedAnchor",
     "RequestPlan",
     "Status",
+    "TokenCounts",
     "anchor_problem",
     "blocks_after_response",
     "build_input_from_blocks",

@@ -1,12 +1,12 @@
-"""Anchor records: what is known about a stored response, and whether it can be used.
+"""Anchors: what is written down about a stored response, and when it may be used.
 
-Only records prove anything. A record has the digest of the complete context that its response remembers; if the
-Turn has that digest at that length, the server's memory is a prefix of the Turn. The other fields of the record
-tell whether the server can still be asked for it.
+Only records prove. A record holds the digest of the whole context that its response remembers; if the
+Turn has that digest at that length, the server's memory is a prefix of the Turn. Everything else in
+the record says whether the server can still be asked for it.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from kedge.planning.digests import PrefixIndex
 from kedge.turns.immutable import immutable
@@ -22,25 +22,43 @@ Reason = Literal[
     "changed",
     "unproven",
     "lost",
+    "untrusted",
 ]
 
 REASONS: dict[Reason, str] = {
-    "scope": "it belongs to another provider, endpoint or account",
-    "incomplete": "it was never completed",
-    "unstored": "the server was asked not to store it",
-    "expired": "the server no longer stores it, or is about to drop it",
+    "scope": "it lives with another provider, endpoint or account",
+    "incomplete": "it never finished",
+    "unstored": "the server did not store it",
+    "expired": "the server no longer keeps it, or soon will not",
     "too_deep": "its chain is longer than this server is known to remember",
-    "split": "its blocks are no longer contiguous",
+    "split": "its blocks no longer stand together",
     "changed": "the conversation before or in it was edited since",
     "unproven": "there is no record of what it remembers",
-    "lost": "the server no longer has it",
+    "lost": "the server said that it is gone",
+    "untrusted": "this server has not shown that it remembers",
 }
-"""A description of every reason to reject a candidate."""
+"""Every reason to refuse a candidate, in plain words."""
 
 DEFAULT_RETENTION = 30 * 24 * 3600.0
-"""Seconds for which a provider stores a response, unless configured otherwise."""
+"""Seconds for which a provider keeps a response, unless told otherwise."""
 EXPIRY_MARGIN = 3600.0
-"""Seconds before its expiry from which a response is no longer used."""
+"""Seconds before its expiry from which on a response is no longer relied on."""
+
+
+class TokenCounts(NamedTuple):
+    """What a server counted for one response: the base for judging a request chained on it.
+
+    ``output`` is a lower bound of what the response adds to the context. ``reasoning`` are tokens that
+    ``input`` may contain and that the server may drop at the next user message, ``own_reasoning`` those
+    of this response. ``settings`` identifies the parameters that change a count.
+    """
+
+    input: int
+    cached: int
+    output: int
+    reasoning: int
+    own_reasoning: int
+    settings: int
 
 
 @immutable
@@ -69,6 +87,8 @@ class AnchorRecord:
     expires_at: float | None = None
     barrier: int | None = None
     derived: tuple[str, ...] = ()
+    counted: TokenCounts | None = None
+    """What the server counted for this response, where the count can be compared with later ones."""
 
     def __post_init__(self) -> None:
         """Nothing to check: a record that says something wrong proves nothing."""
@@ -76,13 +96,7 @@ class AnchorRecord:
 
 @dataclass(frozen=True, slots=True)
 class RejectedAnchor:
-    """A candidate that cannot be used.
-
-    Attributes:
-        response_id: The response.
-        reason: Why it cannot be used; ``REASONS`` describes it.
-        record: Its record.
-    """
+    """A candidate that was refused, and why."""
 
     response_id: str
     reason: Reason
@@ -93,7 +107,7 @@ class RejectedAnchor:
 
 
 def matches_prefix(record: AnchorRecord, index: PrefixIndex, covered: int) -> bool:
-    """Return whether the Turn starts with exactly the context that the record describes."""
+    """Whether the first blocks are exactly what the record's response remembers."""
     count = record.block_count
     return 0 < count <= covered and index.digest(count) == record.digest
 
@@ -152,14 +166,19 @@ def limit_expiry(
 
 
 def unavailable_reason(
-    record: AnchorRecord, *, scope: str, now: float, max_depth: int | None = None
+    record: AnchorRecord,
+    *,
+    scope: str,
+    now: float,
+    max_depth: int | None = None,
+    not_before: float = 0.0,
 ) -> Reason | None:
     """Why the server cannot be asked for this response, whatever the Turn says."""
     if not record.response_id:
         return "unproven"
     if record.scope != scope:
         return "scope"
-    if record.status == "lost":
+    if record.status == "lost" or record.created_at < not_before:
         return "lost"
     if record.status != "completed":
         return "incomplete"

@@ -1,8 +1,9 @@
-"""Plan a request: what is sent, on which anchor, and why not on a newer one.
+"""The plan: what one request sends, on which anchor, and why not on a newer one.
 
-A stored response is a cache of a prefix of the Turn. ``plan_request`` finds the longest prefix that is proved to be on
-the server and can still be used, and sends the blocks after it; without one it sends all blocks. It is pure and
-never raises: problems of the Turn are listed in ``plan.problems``, and only sending such a plan is an error.
+A stored response is a cache of a prefix of the Turn. ``plan_request`` finds the longest prefix that is
+proved to be on the server and may still be asked for, and sends what comes after it; with none it
+sends everything. It is pure and never raises: what stands in the way of sending is listed in
+``plan.problems``, and only sending such a plan is an error.
 """
 
 import heapq
@@ -32,34 +33,15 @@ from kedge.turns.responses_items import Item
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """The decision for one request.
-
-    Attributes:
-        mode: The mode in which the request is sent.
-        scope: The provider, endpoint and account that it is sent to.
-        anchor: The record of the response that it is chained on, or None for a full send.
-        delta: The blocks that are sent: those after the anchor, or all of them.
-        rejected: The candidates that would have saved more, each with the reason why it cannot be used.
-        problems: Tool calls and results that prevent sending.
-        full_blocks: How many blocks a full send has.
-        full_bytes: About how many bytes a full send has.
-        delta_bytes: About how many bytes the delta has.
-        instructions: The leading system text, which is sent with every request.
-        conversation_id: The server-side conversation object that is used, or an empty string.
-        intact: The ids of the reasoning and compaction blocks that may be sent.
-        barrier: The position, among the covered blocks, of the compaction item that the conversation
-            starts with for this server.
-        digest: The digest of the complete Turn.
-        block_count: How many blocks that digest covers.
-        planned_at: The time of planning, in seconds since the epoch.
-        unsealed: Whether reasoning may be sent that its provider did not encrypt.
-    """
+    """The decision for one request."""
 
     mode: Mode
     scope: str
     anchor: AnchorRecord | None
     delta: tuple[Block, ...]
+    """The blocks that are sent: those after the anchor, or all of them."""
     rejected: tuple[RejectedAnchor, ...]
+    """The candidates that would have saved more, with the reason why each was refused."""
     problems: tuple[Problem, ...]
     full_blocks: int
     full_bytes: int
@@ -67,15 +49,22 @@ class RequestPlan:
     instructions: str | None
     conversation_id: str = ""
     intact: frozenset[str] = frozenset()
+    """The ids of the reasoning and compaction blocks that may go out."""
     barrier: int | None = None
+    """The place, among the covered blocks, of the compaction with which the conversation begins."""
     digest: str = ""
+    """The digest of the whole Turn that was planned."""
     block_count: int = 0
+    """How many blocks that digest covers."""
     planned_at: float = 0.0
     unsealed: bool = False
+    """Whether reasoning may go out that its provider did not seal."""
+    mode_reason: str = ""
+    """Why the request goes out in another mode than the one asked for."""
 
     @property
     def previous_response_id(self) -> str:
-        """The response to chain on; empty for a full send and where a conversation object is used."""
+        """The id to chain on, or an empty string (also where a conversation object is used)."""
         return self.anchor.response_id if self.anchor and not self.conversation_id else ""
 
     @property
@@ -85,46 +74,37 @@ class RequestPlan:
 
     @property
     def is_full(self) -> bool:
-        """Whether all blocks are sent."""
+        """Whether everything is sent."""
         return self.anchor is None
 
     @property
     def fallback(self) -> Reason | None:
-        """Why all blocks are sent although there were candidates; None otherwise."""
+        """Why everything is sent although there were candidates; ``None`` otherwise."""
         return self.rejected[0].reason if self.is_full and self.rejected else None
 
     def check(self) -> None:
-        """Check that the plan can be sent.
-
-        Raises:
-            Unsendable: If tool calls and results do not match.
-        """
+        """Raise ``Unsendable`` if calls or results stand in the way."""
         if self.problems:
             raise Unsendable(self.problems)
 
     def input(self) -> list[Item]:
-        """Return the input items to send.
-
-        Raises:
-            Unsendable: If tool calls and results do not match.
-            UnsupportedBlock: If the Responses API has no form for a block.
-        """
+        """The items to send."""
         self.check()
         return build_input_from_blocks(self.delta, self.intact)
 
     @property
     def left_out(self) -> tuple[Block, ...]:
-        """The blocks of the delta that are not sent: reasoning and compactions that are not proved."""
+        """The blocks of the delta that are not sent: reasoning and compactions without proof."""
         return find_omitted(self.delta, self.intact, unsealed=self.unsealed)
 
     def without_reasoning(self) -> "RequestPlan":
-        """Return the same plan without encrypted reasoning."""
-        reasoning = {block.id for block in self.delta if isinstance(block, ReasoningBlock)}
-        return replace(self, intact=self.intact - reasoning)
+        """The same plan, with no encrypted reasoning in it."""
+        thoughts = {block.id for block in self.delta if isinstance(block, ReasoningBlock)}
+        return replace(self, intact=self.intact - thoughts)
 
     def explain(self) -> str:
-        """Return a few lines of plain English about the plan."""
-        from kedge.planning.explain import explain
+        """A few lines of plain English."""
+        from kedge.planning.explain import explain  # words are kept apart from decisions
 
         return explain(self)
 
@@ -137,36 +117,33 @@ def plan_request(
     now: float,
     extra: Iterable[AnchorRecord] = (),
     max_depth: int | None = None,
+    not_before: float = 0.0,
     unsealed: bool = False,
 ) -> RequestPlan:
-    """Decide what to send for a Turn. Pure; never raises.
+    """Decide what to send for this Turn to this scope. Pure; never raises.
 
-    Args:
-        turn: The Turn.
-        scope: The provider, endpoint and account that the request is for.
-        mode: ``chained``, ``stateless`` or ``conversation``.
-        now: The current time, in seconds since the epoch.
-        extra: Candidates from elsewhere, such as a store's index or a live WebSocket.
-        max_depth: How many responses of a chain the server is known to remember; None for no limit.
-        unsealed: Whether the server accepts reasoning that it did not encrypt.
+    Records made before ``not_before`` count as lost. Where the best record is deeper than
+    ``max_depth``, everything is sent, which starts a new chain.
 
-    Returns:
-        The plan.
+    ``extra`` are candidates from elsewhere, such as a store's index or a live socket. ``max_depth`` is
+    how many responses of a chain the server is known to remember. ``unsealed`` tells of a server that
+    wants its reasoning back although it does not seal it.
     """
-    index, state = get_prefix_index(turn), get_state(turn)
+    ledger, state = get_prefix_index(turn), get_state(turn)
     length = len(turn.blocks) - turn.lead
     barrier = find_compaction_start(turn, scope, state)
     first = barrier or 0
-    check = _CandidateCheck(
-        index,
-        covered=index.count(length),
-        barrier=None if barrier is None else index.count(barrier),
+    question = _CandidateCheck(
+        ledger,
+        covered=ledger.count(length),
+        barrier=None if barrier is None else ledger.count(barrier),
         scope=conversation_scope(scope, state.conversation_id) if mode == "conversation" else scope,
         now=now,
         max_depth=None if mode == "conversation" else max_depth,
+        not_before=not_before,
     )
-    anchor, rejected = _choose_anchor(_iter_candidates(mode, state, extra), check)
-    start = index.end_position(anchor.block_count) if anchor else first
+    anchor, rejected = _choose_anchor(_iter_candidates(mode, state, extra), question)
+    start = ledger.end_position(anchor.block_count) if anchor else first
     return RequestPlan(
         mode=mode,
         scope=scope,
@@ -175,35 +152,27 @@ def plan_request(
         rejected=rejected,
         problems=find_problems(turn, first),
         full_blocks=length - first,
-        full_bytes=index.byte_size(first, length),
-        delta_bytes=index.byte_size(start, length),
+        full_bytes=ledger.byte_size(first, length),
+        delta_bytes=ledger.byte_size(start, length),
         instructions=get_instructions(turn),
         conversation_id=state.conversation_id if mode == "conversation" and anchor else "",
         intact=find_reusable_ids(turn, start, scope, state, barrier),
         unsealed=unsealed,
-        barrier=check.barrier,
-        digest=index.digest(check.covered),
-        block_count=check.covered,
+        barrier=question.barrier,
+        digest=ledger.digest(question.covered),
+        block_count=question.covered,
         planned_at=now,
     )
 
 
 def find_problems(turn: Turn, first: int = 0) -> tuple[Problem, ...]:
-    """Return the tool calls and results that prevent sending a Turn.
-
-    Args:
-        turn: The Turn.
-        first: The position in the body from which blocks are sent.
-
-    Returns:
-        The problems in the order of the blocks.
-    """
+    """What stands in the way of sending the Turn's body, from position ``first`` on."""
     return get_prefix_index(turn).problems(turn.blocks, turn.lead, first)
 
 
 @dataclass(frozen=True, slots=True)
 class _CandidateCheck:
-    """Checks whether a candidate is proved and available."""
+    """What is asked of a candidate: to prove, and to be there for the asking."""
 
     index: PrefixIndex
     covered: int
@@ -211,25 +180,31 @@ class _CandidateCheck:
     scope: str
     now: float
     max_depth: int | None
+    not_before: float = 0.0
 
     def rejection_reason(self, record: AnchorRecord) -> Reason | None:
-        """Return why a record cannot be used as the anchor, or None if it can."""
+        """Why this record is no anchor; ``None`` if it is one."""
         reason = unavailable_reason(
-            record, scope=self.scope, now=self.now, max_depth=self.max_depth
+            record,
+            scope=self.scope,
+            now=self.now,
+            max_depth=self.max_depth,
+            not_before=self.not_before,
         )
         if reason or record.block_count <= 0:
             return reason or "unproven"
-        # What the server remembers from before the newest compaction would not be sent any more.
-        matches = record.barrier == self.barrier and matches_prefix(
-            record, self.index, self.covered
-        )
-        return None if matches else "changed"
+        return None if self.matches(record) else "changed"
+
+    def matches(self, record: AnchorRecord) -> bool:
+        """Whether the record proves a prefix of what would be sent."""
+        # What a server remembers from before the newest compaction is not what we would send.
+        return record.barrier == self.barrier and matches_prefix(record, self.index, self.covered)
 
 
 def _iter_candidates(
     mode: Mode, state: ConversationState, extra: Iterable[AnchorRecord]
 ) -> Iterator[AnchorRecord]:
-    """Yield the records to try, longest prefix first, then the newest."""
+    """The records that may be tried, longest prefix first, then the newest."""
     if mode == "chained":
         news = sorted(
             (each for each in extra if _is_new_candidate(each, state)), key=anchor_sort_key
@@ -240,24 +215,27 @@ def _iter_candidates(
     elif mode == "conversation" and state.conversation_id:
         record = state.anchor(state.previous_response_id)
         if record:
-            # A conversation object stores its items without expiry.
+            # The object keeps its items for good: what it holds does not expire.
             yield replace(record, expires_at=None)
 
 
 def _is_new_candidate(record: AnchorRecord, state: ConversationState) -> bool:
-    """Return whether a record from elsewhere adds to the state; one that is lost there stays lost."""
-    known = state.find_matching(record)
-    return known is None or (known != record and known.status != "lost")
+    """Whether a record from elsewhere says more than the state; what the state calls lost is lost."""
+    twin = state.find_matching(record)
+    return twin is None or (twin != record and twin.status != "lost")
 
 
 def _choose_anchor(
     candidates: Iterable[AnchorRecord], check: _CandidateCheck
 ) -> tuple[AnchorRecord | None, tuple[RejectedAnchor, ...]]:
-    """Return the first candidate that can be used, and those before it that cannot."""
+    """The first candidate that holds, and those before it that do not."""
     rejected: list[RejectedAnchor] = []
     for record in candidates:
         reason = check.rejection_reason(record)
         if reason is None:
             return record, tuple(rejected)
         rejected.append(RejectedAnchor(record.response_id, reason, record))
+        if reason == "too_deep" and check.matches(record):
+            # A shallower ancestor would stay the anchor for good, with an ever longer delta.
+            break
     return None, tuple(rejected)

@@ -1,10 +1,16 @@
-"""Record a response: tag its blocks, append them, and add an anchor record."""
+"""After a response: tag its blocks, append them, and write down what the server now remembers."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from kedge.planning.anchors import DEFAULT_RETENTION, AnchorRecord, Status, matches_prefix
+from kedge.planning.anchors import (
+    DEFAULT_RETENTION,
+    AnchorRecord,
+    Status,
+    TokenCounts,
+    matches_prefix,
+)
 from kedge.planning.digests import covered_count, get_prefix_index, is_compaction, prefix_digest
 from kedge.planning.plan import RequestPlan
 from kedge.planning.reusable_items import ENGINE_ORIGIN, conversation_scope, derived_digests
@@ -12,19 +18,11 @@ from kedge.planning.state import ConversationState, get_state, set_state
 from kedge.turns import OUTPUT_INDEX, RESPONSE_ID, Block, FrozenMap, Turn
 
 MAX_STALE_ANCHORS = 64
-"""How many records that no longer match are retained, in case an edit is undone."""
+"""How many records that no longer prove are kept, in case that an edit is undone."""
 
 
 def tag_blocks(blocks: Iterable[Block], response_id: str) -> list[Block]:
-    """Tag blocks with the response that produced them and their position in its output.
-
-    Args:
-        blocks: The blocks in output order.
-        response_id: The response; may be empty.
-
-    Returns:
-        The tagged blocks.
-    """
+    """Mark blocks as made by this response, in this order."""
     tag = {RESPONSE_ID: response_id} if response_id else {}
     return [
         block if _is_tagged(block, response_id) else _tag_block(block, {OUTPUT_INDEX: index}, tag)
@@ -57,27 +55,13 @@ def record_response(
     retention: float | None = DEFAULT_RETENTION,
     conversation_id: str = "",
     head: bool = True,
+    counted: TokenCounts | None = None,
 ) -> Turn:
-    """Append the blocks of a response to the Turn that was sent, and record an anchor.
+    """Append a response's blocks to the Turn that was sent, and record its anchor.
 
-    No anchor is recorded for a response without an id, nor if ``plan`` was made for another Turn: what the
-    server remembers is then unknown.
-
-    Args:
-        turn: The Turn that was sent.
-        blocks: The blocks of the response.
-        response_id: The id of the response; may be empty.
-        plan: The plan that the request was built from.
-        created_at: When the response was created, in seconds since the epoch.
-        status: The status of the response.
-        stored: Whether the server was asked to store it.
-        retention: Seconds for which the server stores it; None if it does not expire.
-        conversation_id: The server-side conversation object that was used, if any.
-        head: Whether the response becomes the state's ``previous_response_id``; false for an API that
-            stores nothing.
-
-    Returns:
-        The Turn with the blocks and the record.
+    No anchor is recorded for a response without an id, nor if ``plan`` was made for another Turn:
+    what the server remembers is then not known. ``head`` tells whether it is what a server with a
+    memory was asked last; an answer of an API without one leaves that as it is.
     """
     was_sent = prefix_digest(turn) == plan.digest
     output = tag_blocks(blocks, response_id)
@@ -98,6 +82,7 @@ def record_response(
         expires_at=None if retention is None else created_at + retention,
         barrier=_find_compaction_start(turn, output, plan),
         derived=derived_digests(output),
+        counted=counted,
     )
     state = prune_anchors(get_state(turn).with_anchor(record), turn)
     if status == "completed" and head:
@@ -106,22 +91,22 @@ def record_response(
 
 
 def prune_anchors(state: ConversationState, turn: Turn) -> ConversationState:
-    """Drop the oldest records that no longer match, once there are more of them than of others.
+    """The state without most of the records that no longer prove, once these are the most of it.
 
-    A conversation that is edited or compacted again and again would otherwise accumulate them.
+    A conversation that is edited or compacted time and again would carry them along for good.
     """
     covered = covered_count(turn)
     if len(state.anchors) <= 2 * (covered + MAX_STALE_ANCHORS):
         return state
-    index = get_prefix_index(turn)
-    stale = [record for record in state.anchors if not matches_prefix(record, index, covered)]
+    ledger = get_prefix_index(turn)
+    stale = [record for record in state.anchors if not matches_prefix(record, ledger, covered)]
     newest = sorted(stale, key=lambda record: record.created_at)[-MAX_STALE_ANCHORS:]
     dropped = {id(record) for record in stale} - {id(record) for record in newest}
     return state.with_anchors(record for record in state.anchors if id(record) not in dropped)
 
 
 def _find_compaction_start(turn: Turn, output: list[Block], plan: RequestPlan) -> int | None:
-    """Return where the server's memory starts: at a compaction in the output, or as planned."""
+    """Where the server's memory begins: with a compaction in the output, or as it was planned."""
     compactions = [index for index, block in enumerate(output) if is_compaction(block)]
     if not compactions:
         return plan.barrier

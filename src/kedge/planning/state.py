@@ -1,7 +1,7 @@
-"""The conversation state of a Turn: mode, ids of the server's memory, and anchor records.
+"""What a Turn carries about the server's memory of it: mode, ids, and the anchor records.
 
-The state is stored in ``turn.data`` and is part of the JSON form. It is a cache like what it describes: a
-state that cannot be parsed counts as empty, and costs one full send.
+The state lives in ``turn.data`` and travels with the JSON form. It is a cache like everything it
+describes: state that cannot be read is no state, and costs one full send.
 """
 
 from bisect import bisect_left, bisect_right
@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any, Literal, cast
 
-from kedge.planning.anchors import AnchorRecord
+from kedge.planning.anchors import AnchorRecord, TokenCounts
 from kedge.turns import Turn
 from kedge.turns.frozen_json import thaw
 
@@ -20,7 +20,7 @@ STATE_KEY = "kedge.state"
 
 
 def anchor_sort_key(record: AnchorRecord) -> tuple[int, float]:
-    """Return the sort key of a record: the length of the prefix that it covers, then its age."""
+    """The order of records: by the length of the prefix that they cover, then by age."""
     return (record.block_count, record.created_at)
 
 
@@ -28,21 +28,17 @@ _get_response_id = attrgetter("response_id")
 
 
 class _SortedAnchors(tuple[AnchorRecord, ...]):
-    """Records that are sorted already."""
+    """Records that are in order already, so that nobody sorts them again."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationState:
-    """What is known about the server's memory of a Turn.
+    """The server's memory of a Turn, as far as we know it.
 
-    Attributes:
-        mode: The mode of this conversation, if it differs from the engine's default.
-        previous_response_id: The newest response.
-        conversation_id: The server-side conversation object, if one is used.
-        anchors: The records, sorted by the length of the prefix that they cover, the newest last among
-            equals.
+    ``anchors`` are sorted by the length of the prefix that they cover, the newest last among equals.
+    ``mode`` is set when this conversation differs from the engine's default.
     """
 
     mode: Mode | None = None
@@ -56,45 +52,45 @@ class ConversationState:
                 self, "anchors", _SortedAnchors(sorted(self.anchors, key=anchor_sort_key))
             )
 
-    def anchor(self, response_id: str) -> AnchorRecord | None:
-        """Return the record of a response, or None."""
-        if response_id not in map(_get_response_id, self.anchors):  # faster than the loop below
+    def anchor(self, response_id: str, scope: str | None = None) -> AnchorRecord | None:
+        """Return the newest record of this response id, of any scope unless one is given."""
+        if response_id not in map(_get_response_id, self.anchors):  # at the speed of C
             return None
         for record in reversed(self.anchors):
-            if record.response_id == response_id:
+            if record.response_id == response_id and scope in (None, record.scope):
                 return record
         return None
 
     def find_matching(self, record: AnchorRecord) -> AnchorRecord | None:
-        """Return the record in this state of the same response as a record from elsewhere, or None."""
-        anchors, key = self.anchors, anchor_sort_key(record)
-        start = bisect_left(anchors, key, key=anchor_sort_key)
-        stop = bisect_right(anchors, key, lo=start, key=anchor_sort_key)
+        """What is written down here about the response of a record from elsewhere."""
+        anchors, place = self.anchors, anchor_sort_key(record)
+        start = bisect_left(anchors, place, key=anchor_sort_key)
+        stop = bisect_right(anchors, place, lo=start, key=anchor_sort_key)
         for each in anchors[start:stop]:
             if (each.response_id, each.scope) == (record.response_id, record.scope):
                 return each
         return None
 
     def with_anchor(self, record: AnchorRecord) -> "ConversationState":
-        """Return the state with a record added; it replaces an earlier one of the same response."""
-        name, scope, others = record.response_id, record.scope, self.anchors
-        if name in map(_get_response_id, others):
-            others = tuple(
-                each for each in others if (each.response_id, each.scope) != (name, scope)
-            )
-        index = bisect_right(others, anchor_sort_key(record), key=anchor_sort_key)
-        return replace(self, anchors=_SortedAnchors((*others[:index], record, *others[index:])))
+        """Write a record down; it takes the place of an earlier one for the same response."""
+        name, scope, kept = record.response_id, record.scope, self.anchors
+        if name in map(_get_response_id, kept):
+            kept = tuple(each for each in kept if (each.response_id, each.scope) != (name, scope))
+        place = bisect_right(kept, anchor_sort_key(record), key=anchor_sort_key)
+        return replace(self, anchors=_SortedAnchors((*kept[:place], record, *kept[place:])))
 
     def with_anchors(self, anchors: Iterable[AnchorRecord]) -> "ConversationState":
-        """Return the state with these records instead."""
+        """The same state with only these of its records."""
         return replace(self, anchors=tuple(anchors))
 
-    def mark_lost(self, lost: Iterable[str]) -> "ConversationState":
-        """Return the state with these responses marked as lost: the server no longer has them."""
+    def mark_lost(self, lost: Iterable[str], scope: str | None = None) -> "ConversationState":
+        """Mark responses as lost: of every scope, unless one is given."""
         gone = frozenset(lost)
         anchors = (
             replace(each, status="lost")
-            if each.response_id in gone and each.status == "completed"
+            if each.response_id in gone
+            and each.status == "completed"
+            and scope in (None, each.scope)
             else each
             for each in self.anchors
         )
@@ -102,7 +98,7 @@ class ConversationState:
         return replace(self, anchors=_SortedAnchors(anchors), previous_response_id=previous)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state as plain JSON values, without fields at their default."""
+        """Plain JSON values; members at their default are left out."""
         form: dict[str, Any] = {
             "mode": self.mode,
             "previous_response_id": self.previous_response_id,
@@ -116,14 +112,7 @@ _EMPTY_STATE = ConversationState()
 
 
 def get_state(turn: Turn) -> ConversationState:
-    """Return the conversation state of a Turn.
-
-    Args:
-        turn: The Turn.
-
-    Returns:
-        Its state; an empty one if it has none, or none that can be parsed.
-    """
+    """What the Turn carries about the server's memory; an empty state if it carries nothing."""
     value = turn.data.get(STATE_KEY)
     if isinstance(value, ConversationState):
         return value
@@ -135,15 +124,7 @@ def get_state(turn: Turn) -> ConversationState:
 
 
 def set_state(turn: Turn, state: ConversationState) -> Turn:
-    """Return the Turn with another conversation state.
-
-    Args:
-        turn: The Turn.
-        state: The new state.
-
-    Returns:
-        A Turn with the same blocks.
-    """
+    """Return the Turn with this state."""
     return turn.with_data({STATE_KEY: state})
 
 
@@ -164,31 +145,17 @@ def drop_anchors(turn: Turn) -> Turn:
 
 
 def dump_record(record: AnchorRecord) -> dict[str, Any]:
-    """Return a record as plain JSON values, without fields at their default.
-
-    Args:
-        record: The record.
-
-    Returns:
-        A dict that ``load_record`` reads.
-    """
+    """Write a record as plain JSON values; members at their default are left out."""
     members = ((name, getattr(record, name)) for name in _FIELD_READERS)
     return {
-        name: list(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else value
+        name: list(cast("tuple[str | int, ...]", value)) if isinstance(value, tuple) else value
         for name, value in members
         if value != _FIELD_DEFAULTS[name]
     }
 
 
 def load_record(form: object) -> AnchorRecord | None:
-    """Parse a record.
-
-    Args:
-        form: What ``dump_record`` returned.
-
-    Returns:
-        The record, or None if it is malformed: such a record proves nothing.
-    """
+    """Read a record; one that cannot be read proves nothing, and is ``None``."""
     if not isinstance(form, dict):
         return None
     members = cast("dict[str, Any]", form)
@@ -243,7 +210,15 @@ def _read_texts(value: object) -> tuple[str, ...]:
     return tuple(map(_read_text, cast("list[object]", value)))
 
 
-# The parser of each field of a record, which raises TypeError for a wrong value.
+def _read_token_counts(value: object) -> TokenCounts | None:
+    """Read counts; a form that is not understood is no count, which only postpones a verdict."""
+    counts = cast("list[object]", value) if isinstance(value, list) else []
+    if len(counts) != len(TokenCounts._fields):
+        return None
+    return TokenCounts._make(map(_read_count, counts))
+
+
+# How each member of a record is read; a reader refuses with a TypeError.
 _FIELD_READERS: dict[str, Callable[[object], Any]] = {
     "response_id": _read_text,
     "scope": _read_text,
@@ -257,5 +232,6 @@ _FIELD_READERS: dict[str, Callable[[object], Any]] = {
     "expires_at": lambda value: None if value is None else _read_time(value),
     "barrier": lambda value: None if value is None else _read_count(value),
     "derived": _read_texts,
+    "counted": _read_token_counts,
 }
 _FIELD_DEFAULTS = {each.name: each.default for each in fields(AnchorRecord)}

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from kedge.engines import AnthropicEngine, ChatCompletionsEngine, Engine, ResponsesEngine
 from kedge.engines.anthropic.params import NO_SAMPLING_VERSION
+from kedge.engines.known_servers import KNOWN_IDENTITIES, find_known_host
 from kedge.engines.stateless import Advice
 from kedge.errors import CannotConnect
 from kedge.providers.clients import prepare_anthropic_client, prepare_openai_client
@@ -159,6 +160,7 @@ def connect_practice(rest: str, **settings: Any) -> Engine:
         raise CannotConnect(f"there is one practice model, without a name; drop {rest!r}")
     server = get_embedded_server()
     settings.setdefault("scope", "practice")
+    settings.setdefault("known_server", KNOWN_IDENTITIES["kedge"])
     return _build_responses_engine("practice", "practice", server.base_url, None, **settings)
 
 
@@ -180,6 +182,7 @@ def _parse_address(kind: str, rest: str) -> tuple[str, str]:
 def _build_responses_engine(
     provider: str, model: str, base_url: str, api_key: str | None, **settings: Any
 ) -> Engine:
+    settings.setdefault("known_server", find_known_host(base_url))
     make_client, scope = prepare_openai_client(provider, base_url, api_key, settings)
     return ResponsesEngine(
         model, make_client=make_client, scope=scope, provider=provider, **settings

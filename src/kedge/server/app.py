@@ -20,6 +20,7 @@ from kedge.server.error_response import build_error_response
 from kedge.server.errors import METHOD_NOT_ALLOWED, UNKNOWN_ROUTE, ApiError
 from kedge.server.faults.middleware import FaultMiddleware
 from kedge.server.http import get_service, respond_bytes, respond_json
+from kedge.server.identity import IdentityMiddleware
 from kedge.server.request_log import AccessLogMiddleware, Listener
 from kedge.server.routes import chat_completions, conversations, messages, models, responses
 from kedge.server.settings import Settings
@@ -125,6 +126,7 @@ def create_app(settings: Settings | None = None, listener: Listener | None = Non
         lifespan=lifespan,
         middleware=[
             Middleware(AccessLogMiddleware, listener=listener),
+            Middleware(IdentityMiddleware, faults=settings.faults),
             Middleware(
                 ServerAuthMiddleware,
                 token=settings.token,

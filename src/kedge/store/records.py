@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kedge.errors import InvalidSetting
-from kedge.planning import AnchorRecord, Mode
+from kedge.planning import AnchorRecord, Mode, TokenCounts
 from kedge.planning.state import MODES, ConversationState
 from kedge.turns import Block, Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map, thaw
@@ -145,6 +145,7 @@ class ResponseRow:
     root_created_at: float = 0.0
     barrier: int | None = None
     derived: tuple[str, ...] = ()
+    counted: TokenCounts | None = None
     lost_reason: str = ""
     node: int = 0
     parent: int = 0
@@ -168,6 +169,7 @@ class ResponseRow:
             self.expires_at,
             self.barrier,
             self.derived,
+            self.counted,
         )
 
 

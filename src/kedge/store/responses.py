@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from kedge.events import Usage
-from kedge.planning import AnchorRecord, Status
+from kedge.planning import AnchorRecord, Status, TokenCounts
 from kedge.planning.anchors import limit_expiry
 from kedge.store.block_codec import encode
 from kedge.store.database import Row, Tx
@@ -79,6 +79,7 @@ def _response_values(row: ResponseRow, scope: int) -> Row:
         row.root_created_at,
         row.barrier,
         json.dumps(row.derived) if row.derived else None,
+        json.dumps(row.counted) if row.counted else None,
         row.lost_reason or None,
     )
 
@@ -121,6 +122,7 @@ def _response_from_row(row: Row) -> ResponseRow:
     members["expires_at"] = limit_expiry(members["created_at"], members["expires_at"], retention)
     members["digest"] = unpack_digest(members["digest"])
     members["derived"] = tuple(json.loads(members["derived"])) if members["derived"] else ()
+    members["counted"] = _decode_counts(members["counted"])
     members["stored"] = bool(members["stored"])
     return ResponseRow(**members, scope=scope, node=node, parent=parent, conversation=conversation)
 
@@ -173,7 +175,7 @@ def select_anchors(
 
 ANCHOR_COLUMNS = (
     "r.provider_response_id, r.scope, r.digest, r.block_count, r.depth, r.root_created_at, r.status, "
-    "r.stored, r.created_at, r.expires_at, r.barrier, r.derived"
+    "r.stored, r.created_at, r.expires_at, r.barrier, r.derived, r.counted"
 )
 """The columns of a response that make its anchor."""
 _ANCHOR_STATUS: dict[str, Status] = {"refused": "failed", "cut": "failed"}
@@ -183,9 +185,8 @@ def anchor_from_row(
     row: Row, scopes: dict[int, str], retention: float | None = None
 ) -> AnchorRecord:
     """Return the anchor in a row of `ANCHOR_COLUMNS`, relied on for ``retention`` at most."""
-    name, scope, digest, count, depth, root, status, stored, created, expires, barrier, derived = (
-        row
-    )
+    name, scope, digest, count, depth, root, status, stored, created, expires, *rest = row
+    barrier, derived, counted = rest
     expires = limit_expiry(created, expires, retention)
     return AnchorRecord(
         name or "",
@@ -200,7 +201,12 @@ def anchor_from_row(
         expires,
         barrier,
         tuple(json.loads(derived)) if derived else (),
+        _decode_counts(counted),
     )
+
+
+def _decode_counts(form: str | None) -> TokenCounts | None:
+    return TokenCounts._make(json.loads(form)) if form else None
 
 
 def pack_digest(digest: str) -> bytes | None:

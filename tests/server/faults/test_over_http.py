@@ -58,7 +58,7 @@ def raw_post(server: TestServer, body: dict[str, Any]) -> bytes:
     """Send a request over a bare socket and read until the server hangs up."""
     data = json.dumps(body).encode()
     host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=TIMEOUT) as connection:
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(
             b"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data)
@@ -534,6 +534,58 @@ def test_a_stream_ends_with_an_error_event(server: TestServer, client: OpenAI) -
     assert last.type == "error"
     assert last.code == "server_is_overloaded"
     assert client.responses.create(model="practice", input="Hello").status == "completed"
+
+
+def test_a_server_can_be_anonymous(server: TestServer, client: OpenAI) -> None:
+    """Otherwise every answer names the server, so that a client knows what it remembers."""
+    create = client.responses.with_raw_response.create
+    assert create(model="practice", input="Hi").headers["kedge-server"] == "kedge"
+    server.faults.set("anonymous")
+    assert "kedge-server" not in create(model="practice", input="Hi").headers
+
+
+@pytest.mark.parametrize("echo", ["late", "missing"])
+def test_an_echo_can_be_late_or_missing(server: TestServer, client: OpenAI, echo: str) -> None:
+    """At the start it is right or absent, at the end it is null or absent."""
+    first = client.responses.create(model="practice", input="Hi")
+    server.faults.set(f"forget_silently,echo={echo}")
+    with client.responses.create(
+        model="practice", input="?", previous_response_id=first.id, stream=True
+    ) as stream:
+        facts = [event.response.to_dict() for event in stream if hasattr(event, "response")]
+    assert (facts[0].get("previous_response_id") == first.id) is (echo == "late")
+    assert ("previous_response_id" in facts[-1]) is (echo == "late")
+    assert not facts[-1].get("previous_response_id")
+
+
+@pytest.mark.parametrize("usage", ["none", "constant", "new", "uncached"])
+def test_usage_can_be_misreported(server: TestServer, client: OpenAI, usage: str) -> None:
+    """The model sees everything; only the count is wrong."""
+    first = client.responses.create(model="practice", input="My name is Ada. " * 400)
+    server.faults.set(f"report_usage={usage}")
+    ask: Any = [{"type": "message", "role": "user", "content": "What is my name?"}]
+    again = client.responses.create(model="practice", input=ask, previous_response_id=first.id)
+    assert "Ada" in again.output_text
+    assert (again.usage is None) is (usage == "none")
+    if again.usage is not None:
+        assert again.usage.input_tokens < 1_000
+
+
+def test_a_response_can_be_reported_as_unstored(server: TestServer, client: OpenAI) -> None:
+    """Whatever the request asked for."""
+    server.faults.set("report_unstored")
+    assert client.responses.create(model="practice", input="Hi").to_dict()["store"] is False
+
+
+def test_an_id_can_be_issued_twice(server: TestServer, client: OpenAI) -> None:
+    """It continues the newest response that has it."""
+    server.faults.set("reuse_response_id")
+    first = client.responses.create(model="practice", input="My name is Ada.")
+    second = client.responses.create(model="practice", input="My name is Bob.")
+    assert first.id == second.id
+    ask: Any = [{"type": "message", "role": "user", "content": "What is my name?"}]
+    again = client.responses.create(model="practice", input=ask, previous_response_id=first.id)
+    assert "Bob" in again.output_text
 
 
 def test_every_fault_is_shown_above() -> None:

@@ -47,7 +47,7 @@ def test_a_fault_is_read_as_it_is_written(spec: str, fault: Fault) -> None:
         ("status=teapot", "status must be an HTTP status from 400 to 599"),
         ("slow_first_byte=nan", "a number of seconds up to 3600, not 'nan'"),
         ("forget_all=yes", "forget_all takes no value"),
-        ("forget_silently,echo=maybe", "echo must be one of yes, no, not 'maybe'"),
+        ("forget_silently,echo=maybe", "echo must be one of yes, no, late, missing, not 'maybe'"),
         ("forget_silently,loudly=yes", "has no option 'loudly', only echo, times"),
         ("not_found=bing", "not_found must be one of openai, vllm, ogx, smg, xai, code"),
         ("remember=2,times=0", "times must be an integer, 1 or more, not '0'"),

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
+from kedge.engines.known_servers import read_identity
 from kedge.engines.transport import Transport, no_telemetry_headers, tap_request
 from kedge.engines.websocket.connection import CONNECTION_LIMIT_CODE, SocketConnection
 from kedge.engines.websocket.lane import Lane, LaneFailed, SocketMessage
@@ -84,6 +85,8 @@ class SocketResponse:
 
 class SocketTransport(Transport):
     """Sends responses to one server over WebSocket, and everything else over HTTP."""
+
+    always_streams = True
 
     def __init__(
         self,
@@ -204,12 +207,15 @@ class SocketTransport(Transport):
 
         try:
             manager = self.client.responses.connect(extra_headers=no_telemetry_headers(self.sdk))
-            return await manager.enter()
+            socket = await manager.enter()
         except InvalidStatus as error:
             raise self._error_from_handshake(error) from None
         except (WebSocketException, OSError, TimeoutError) as error:
             words = f"could not open a WebSocket to the server ({type(error).__name__})"
             raise Unreachable(words, provider=self.provider, retryable=True) from None
+        handshake = getattr(socket, "_connection").response  # noqa: B009 - the SDK hides it
+        self.identity = read_identity(handshake.headers) if handshake else ""
+        return socket
 
     def _error_from_handshake(self, error: Any) -> EngineError:
         response = error.response

@@ -20,6 +20,7 @@ from kedge.server.faults.rejections import NOT_FOUND, UNSUPPORTED
 from kedge.server.faults.spec import Fault
 from kedge.server.json_codec import encode
 from kedge.server.request_log import RecordedRequest
+from kedge.tokens import count_items
 
 Body = dict[str, Any]
 Headers = list[tuple[bytes, bytes]]
@@ -69,6 +70,9 @@ class FaultedRequest:
         given = self.body.get("input")
         if not self.withheld_call_ids or not isinstance(given, list):
             return self.raw
+        reused = self.withheld_call_ids.get(str(self.body.get("previous_response_id")))
+        if reused is not None:
+            return encode(self.body | {"previous_response_id": reused})
         # A call that the client replays under the item's id needs no help.
         replayed = {
             str(item.get("call_id")) for item in _select_dicts(self.body["input"]) if _is_call(item)
@@ -210,16 +214,65 @@ def _omit_response_id(event: Body) -> bool:
 
 
 def _omit_echo(fault: Fault, event: Body) -> bool:
-    if fault.options["echo"] == "yes" or not event.get("response", {}).get("previous_response_id"):
+    echo, response = fault.options["echo"], event.get("response", {})
+    if echo == "yes" or not response.get("previous_response_id"):
         return False
-    event["response"]["previous_response_id"] = None
+    if echo == "missing":
+        del response["previous_response_id"]
+    elif echo == "no" or response.get("status") != "in_progress":
+        response["previous_response_id"] = None
+    return True
+
+
+CONSTANT_USAGE = 10
+
+
+def _change_usage(fault: Fault, request: FaultedRequest, event: Body) -> bool:
+    response = event.get("response", event)
+    usage = cast("Body | None", response.get("usage"))
+    if not request.is_stateful or not usage:
+        return False
+    match fault.value:
+        case "none":
+            response["usage"] = None
+            return True
+        case "constant":
+            tokens = CONSTANT_USAGE
+        case "new":
+            tokens = count_items(_select_dicts(request.body.get("input")))
+        case _:
+            tokens = usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"]
+    usage["input_tokens"] = tokens
+    usage["total_tokens"] = tokens + usage["output_tokens"]
+    return True
+
+
+def _report_unstored(event: Body) -> bool:
+    if "store" not in event.get("response", {}):
+        return False
+    event["response"]["store"] = False
+    return True
+
+
+REUSED_ID = "resp_reused"
+
+
+def _reuse_response_id(request: FaultedRequest, event: Body) -> bool:
+    response = event.get("response", {})
+    if not request.is_stateful or not response.get("id"):
+        return False
+    request.withheld_call_ids[REUSED_ID] = response["id"]
+    response["id"] = REUSED_ID
     return True
 
 
 EVENT_EDITS: Mapping[str, Callable[[Fault, FaultedRequest, Body], bool]] = {
     "forget_silently": lambda fault, _, event: _omit_echo(fault, event),
-    "omit_call_id": lambda _, request, event: _remove_call_ids(event, request, empty=False),
-    "empty_call_id": lambda _, request, event: _remove_call_ids(event, request, empty=True),
+    "report_usage": _change_usage,
+    "report_unstored": lambda _, __, event: _report_unstored(event),
+    "reuse_response_id": lambda _, asked, event: _reuse_response_id(asked, event),
+    "omit_call_id": lambda _, asked, event: _remove_call_ids(event, asked, empty=False),
+    "empty_call_id": lambda _, asked, event: _remove_call_ids(event, asked, empty=True),
     "omit_response_id": lambda _, __, event: _omit_response_id(event),
 }
 """Faults that change the content of a response; each returns whether it changed anything."""
@@ -241,6 +294,12 @@ HISTORY_LIMITS: Mapping[str, Callable[[Fault], int]] = {
     "remember": lambda fault: fault.value,
 }
 """How many earlier responses the model sees."""
+
+MEMORY_FAULTS = frozenset(
+    {*HISTORY_LIMITS, "anonymous", "forget_all", "report_usage", "report_unstored"}
+    | {"refuse_previous_response_id", "reuse_response_id"}
+)
+"""Faults of memory: while one is armed, the server does not identify itself."""
 
 STREAM_STEPS: Mapping[str, Callable[[Fault], StreamStep]] = {
     "duplicate_events": lambda fault: DuplicateStep(fault.options["only"]),

@@ -94,12 +94,29 @@ KINDS: Mapping[str, FaultKind] = {
     "forget_all": FaultKind("All stored responses are deleted before the request is handled."),
     "forget_silently": FaultKind(
         "The model sees no earlier response, yet the status is 200; with echo=no the response does "
-        "not name the previous response either.",
-        options={"echo": FaultArgument("yes|no", _choice_parser("yes", "no"), "yes")},
+        "not name the previous response either, with echo=late it does at its start only, with "
+        "echo=missing the member is absent.",
+        options={
+            "echo": FaultArgument(
+                "yes|no|late|missing", _choice_parser("yes", "no", "late", "missing"), "yes"
+            )
+        },
     ),
     "remember": FaultKind(
         "The model sees only the last N responses of the chain; the status is 200.",
         COUNT_ARGUMENT,
+    ),
+    "anonymous": FaultKind("The server does not identify itself to its clients."),
+    "report_usage": FaultKind(
+        "The usage is left out, is always the same, counts only the tokens of the request itself, "
+        "or counts cached tokens apart from the others.",
+        FaultArgument(
+            "none|constant|new|uncached", _choice_parser("none", "constant", "new", "uncached")
+        ),
+    ),
+    "report_unstored": FaultKind("The response has store: false, whatever was requested."),
+    "reuse_response_id": FaultKind(
+        "Every response has the same id, which continues the newest of them."
     ),
     "duplicate_events": FaultKind(
         "Every event is sent twice, or those of one type only.", options=ONLY_OPTION

@@ -1,0 +1,199 @@
+"""Evidence of what a server remembers, and the decision to rely on it.
+
+A server is proven by the table of known servers, by its own token counts, or by an audit that listed the
+stored items. Until then an answer that relies on its memory is held back for a verdict, and a request that
+cannot bring one is sent in full. A silent loss makes a server unproven again; it is tried again after a
+delay that doubles. An echo of ``previous_response_id`` alone proves nothing: some gateways repeat whatever
+id they were sent.
+
+Evidence is stored per scope, model (gateways route by model), streaming or not (the two are different code
+in most servers) and transport. Everything here is pure: no I/O, and the time is an argument.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, Protocol, cast
+
+from kedge.engines.token_accounting import UNKNOWN_SHARE, SentTokens, agrees_with_estimate
+from kedge.events import Usage
+from kedge.planning import TokenCounts
+
+Trust = Literal["earned", "always", "never"]
+TRUST_LEVELS: tuple[Trust, ...] = ("earned", "always", "never")
+"""Chain on a server that shows that it remembers, on any server, or on none."""
+
+Proof = Literal["", "table", "identity", "count", "audit"]
+Doubt = Literal["", "forgot", "never_stores", "reused_ids", "no_verdict", "unsupported"]
+
+BASE_COOLDOWN = 60.0
+MAX_COOLDOWN = 3_600.0
+"""Seconds for which a server is not chained on after a loss: the first time, and at most."""
+MAX_OVERHEADS = 64
+MIN_MATCHED_TOKENS = 32
+"""Tokens of requests whose counts agreed with ours before a server is taken to count as we do."""
+MAX_MISSES = 2
+"""Consecutive rejections of stored responses after which a proven server does not store."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceKey:
+    """What evidence applies to."""
+
+    scope: str
+    model: str
+    streaming: bool
+    transport: str
+
+    def __str__(self) -> str:
+        way = "stream" if self.streaming else "whole"
+        return f"{self.scope} {self.model} {way} {self.transport}"
+
+
+@dataclass(slots=True)
+class ServerEvidence:
+    """What is known about the memory of one server, for one ``EvidenceKey``."""
+
+    proof: Proof = ""
+    doubt: Doubt = ""
+    """Why the server is not chained on until ``retry_at``."""
+    retry_at: float = 0.0
+    failures: int = 0
+    misses: int = 0
+    """Stored responses that the server rejected as unknown, one after the other."""
+    max_depth: int | None = None
+    """The longest chain that the server passed to the model in full, once it passed less."""
+    not_before: float = 0.0
+    """Responses made earlier are not relied on: the server has issued their ids again."""
+    audits: bool = False
+    """Whether the server has listed stored items before."""
+    echoes: bool = False
+    """Whether the server has named the previous response in an answer before."""
+    counts: bool = True
+    """Whether its token counts can be relied on; not if an audit contradicts them."""
+    matched: int = 0
+    mismatched: bool = False
+    overheads: dict[int, int] = field(default_factory=dict[int, int])
+    """Upper bounds of the tokens that the server counts beside the items, by settings."""
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether its answers may be shown before they are judged."""
+        return bool(self.proof)
+
+    @property
+    def share(self) -> float:
+        """The share of our own count of a text that the server needs at least."""
+        exact = self.matched >= MIN_MATCHED_TOKENS and not self.mismatched
+        return 1.0 if exact else UNKNOWN_SHARE
+
+    def open_doubt(self, now: float) -> Doubt:
+        """Return why the server must not be chained on now; empty if it may be tried."""
+        if self.doubt == "unsupported" or now < self.retry_at:
+            return self.doubt
+        return ""
+
+    def identify(self, proof: Proof, max_depth: int | None = None) -> None:
+        """Record that the server is a known one; what it did since counts more than that."""
+        if not self.proof and not self.doubt:
+            self.proof = proof
+        if max_depth is not None:
+            self._limit_depth(max_depth)
+
+    def record_agreement(self, usage: Usage, base: TokenCounts, sent: SentTokens) -> None:
+        """Learn from a count that is consistent with memory whether the server counts as we do."""
+        if agrees_with_estimate(usage, base, sent):
+            self.matched = min(self.matched + sent.estimate, 10 * MIN_MATCHED_TOKENS)
+        else:
+            self.mismatched = True
+
+    def record_success(self, proof: Proof) -> None:
+        """Record a proof; one by count or audit ends every doubt."""
+        self.proof = self.proof or proof
+        self.doubt, self.failures, self.misses, self.retry_at = "", 0, 0, 0.0
+
+    def record_chained(self) -> None:
+        """Record an answer to a chained request that nothing speaks against."""
+        self.misses = 0
+
+    def record_full_send(self, usage: Usage, sent: SentTokens) -> None:
+        """Learn from a request that sent everything how much the server adds to it."""
+        overhead = max(usage.input_tokens + usage.cached_tokens - sent.lower, 0)
+        known = self.overheads.pop(sent.settings, overhead)
+        self.overheads[sent.settings] = min(known, overhead)
+        while len(self.overheads) > MAX_OVERHEADS:
+            del self.overheads[next(iter(self.overheads))]
+
+    def record_loss(self, now: float, doubt: Doubt = "forgot") -> None:
+        """Record a silent loss: the server is unproven, and not chained on for a while."""
+        self.proof = ""
+        self.doubt = doubt
+        self.retry_at = now + min(BASE_COOLDOWN * 2.0**self.failures, MAX_COOLDOWN)
+        self.failures = min(self.failures + 1, 16)
+
+    def record_partial_loss(self, depth: int) -> None:
+        """Record that the server passed less than a chain of this depth to the model."""
+        self.proof = ""
+        self._limit_depth(max(depth - 1, 1))
+
+    def record_missing(self, now: float) -> None:
+        """Record that the server rejected a stored response as unknown.
+
+        A proven server may have lost its memory once; one that was never seen to remember, and one
+        that loses the next response as well, does not store.
+        """
+        self.misses += 1
+        if not self.proof or self.misses >= MAX_MISSES:
+            proof = self.proof
+            self.record_loss(now, "never_stores")
+            self.proof = proof if proof == "table" else ""
+
+    def record_unsupported(self) -> None:
+        """Record that the server rejects chaining itself."""
+        self.doubt = "unsupported"
+
+    def record_reused_id(self, now: float) -> None:
+        """Record a response id that was issued twice: no older response can be told apart."""
+        self.record_loss(now, "reused_ids")
+        self.not_before = now
+
+    def record_audit(self, *, agrees: bool, now: float) -> None:
+        """Record the result of an audit that could compare items."""
+        self.audits = True
+        if agrees:
+            self.record_success("audit")
+        else:
+            self.record_loss(now)
+
+    def _limit_depth(self, depth: int) -> None:
+        self.max_depth = depth if self.max_depth is None else min(self.max_depth, depth)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        form = asdict(self)
+        form["overheads"] = [list(pair) for pair in self.overheads.items()]
+        return form
+
+    @classmethod
+    def from_json(cls, form: Mapping[str, Any]) -> "ServerEvidence":
+        """Read what ``to_json`` wrote; members that are not understood are left at their default."""
+        made = cls()
+        for each in fields(cls):
+            default, value = getattr(made, each.name), form.get(each.name)
+            if each.name == "overheads":
+                pairs = cast("list[tuple[int, int]]", value or [])
+                made.overheads = {int(settings): int(tokens) for settings, tokens in pairs}
+            elif isinstance(value, type(default)) or (each.name == "max_depth" and value):
+                setattr(made, each.name, value)
+        return made
+
+
+class EvidenceStore(Protocol):
+    """Where evidence outlives a process."""
+
+    async def load_evidence(self, key: str) -> Mapping[str, Any] | None:
+        """Return what was saved under a key."""
+        ...
+
+    async def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
+        """Save the evidence of a key, in the place of what was there."""
+        ...

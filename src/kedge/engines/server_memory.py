@@ -1,0 +1,227 @@
+"""What one engine knows about the memory of its server, and what it makes of each answer.
+
+``ServerMemory`` applies the pure rules of ``kedge.engines.evidence`` and
+``kedge.engines.token_accounting`` to the plans and answers of an engine.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kedge.engines.evidence import (
+    TRUST_LEVELS,
+    EvidenceKey,
+    EvidenceStore,
+    Proof,
+    ServerEvidence,
+    Trust,
+)
+from kedge.engines.healing import detect_echo_mismatch
+from kedge.engines.known_servers import KNOWN_IDENTITIES, KnownServer
+from kedge.engines.token_accounting import (
+    SentTokens,
+    Verdict,
+    can_prove,
+    count_response,
+    judge_usage,
+    measure_request,
+)
+from kedge.errors import InvalidSetting
+from kedge.events import Outcome
+from kedge.planning import AnchorRecord, RejectedAnchor, RequestPlan, TokenCounts
+
+MAX_REMEMBERED_RESPONSES = 4_096
+
+
+class ServerMemory:
+    """The evidence of one engine, by model, streaming and transport."""
+
+    def __init__(
+        self,
+        scope: str,
+        *,
+        trust: Trust,
+        transport: str,
+        clock: Callable[[], float],
+        known: KnownServer | None = None,
+        store: EvidenceStore | None = None,
+    ) -> None:
+        if trust not in TRUST_LEVELS:
+            raise InvalidSetting(f"trust must be one of {', '.join(TRUST_LEVELS)}, not {trust!r}")
+        self.trust: Trust = trust
+        self._store = store
+        self._saved: dict[EvidenceKey, Mapping[str, Any] | None] = {}
+        self._scope = scope
+        self._transport = transport
+        self._clock = clock
+        self._known = known
+        self._proof: Proof = "table"
+        self._evidence: dict[EvidenceKey, ServerEvidence] = {}
+        self._counts: OrderedDict[str, TokenCounts | None] = OrderedDict()
+        self._not_before = 0.0
+
+    async def attach(self, store: EvidenceStore, model: str) -> None:
+        """Use a store for the evidence, unless there is one, and read what it has on a model."""
+        self._store = self._store or store
+        for streaming in (True, False):
+            await self.load(model, streaming=streaming)
+
+    async def load(self, model: str, *, streaming: bool) -> ServerEvidence:
+        """Return the evidence for a request, read from the store at its first use."""
+        key = self._key(model, streaming)
+        if self._store is not None and key not in self._saved:
+            form = self._saved[key] = await self._store.load_evidence(str(key))
+            if form is not None and key not in self._evidence:
+                self._evidence[key] = evidence = ServerEvidence.from_json(form)
+                if evidence.proof == "identity":
+                    self.identify("kedge")
+        return self.get(model, streaming=streaming)
+
+    def get(self, model: str, *, streaming: bool) -> ServerEvidence:
+        """Return the evidence for a request, as far as it is in memory."""
+        key = self._key(model, streaming)
+        evidence = self._evidence.get(key)
+        if evidence is None:
+            evidence = self._evidence[key] = ServerEvidence(not_before=self._not_before)
+            self._apply(evidence)
+        return evidence
+
+    async def save(self, evidence: ServerEvidence) -> None:
+        """Write evidence to the store, if there is one."""
+        if self._store is None:
+            return
+        for key, held in self._evidence.items():
+            if held is evidence and self._saved.get(key) != (form := evidence.to_json()):
+                self._saved[key] = form
+                await self._store.save_evidence(str(key), form)
+
+    def identify(self, identity: str) -> None:
+        """Apply what is known about a server of this name to all evidence."""
+        known = KNOWN_IDENTITIES.get(identity)
+        if known is None:
+            return
+        if self._known is None:
+            self._known = known
+            self._proof = "identity"
+        for evidence in self._evidence.values():
+            self._apply(evidence)
+
+    def max_depth(self, evidence: ServerEvidence, configured: int | None) -> int | None:
+        """Return the longest chain to rely on: as configured, as known, or as learned."""
+        limits = [limit for limit in (configured, evidence.max_depth) if limit is not None]
+        return min(limits, default=None)
+
+    def needs_verdict(self, plan: RequestPlan, evidence: ServerEvidence) -> bool:
+        """Tell whether an answer to this plan must be judged before it is shown."""
+        relies = plan.anchor is not None and plan.mode == "chained"
+        return relies and self.trust == "earned" and not evidence.is_proven
+
+    def measure(
+        self, plan: RequestPlan, settings: Mapping[str, Any], evidence: ServerEvidence
+    ) -> SentTokens | None:
+        """Bound the tokens that a request sends."""
+        crude = evidence.proof == "table"
+        return measure_request(plan, settings, share=evidence.share, crude=crude)
+
+    def reject_untrusted(
+        self,
+        plan: RequestPlan,
+        full: RequestPlan,
+        evidence: ServerEvidence,
+        sent: SentTokens | None,
+    ) -> RequestPlan:
+        """Return the full plan instead of a chained one that could not be judged."""
+        if plan.anchor is None:
+            return plan
+        overhead = evidence.overheads.get(sent.settings) if sent else None
+        if can_prove(self._with_counts(plan.anchor), sent, overhead):
+            return plan
+        untrusted = RejectedAnchor(plan.anchor.response_id, "untrusted", plan.anchor)
+        return replace(full, mode=plan.mode, rejected=(*plan.rejected, untrusted))
+
+    def judge(
+        self, outcome: Outcome, plan: RequestPlan, sent: SentTokens | None, evidence: ServerEvidence
+    ) -> Verdict:
+        """Judge an answer to a chained request, and learn from it; losses are left to the caller."""
+        if plan.anchor is None or plan.conversation_id or outcome.status in ("failed", "cut"):
+            return ""
+        silent = evidence.echoes and not outcome.echoed
+        if detect_echo_mismatch(outcome, plan) or (silent and self.trust != "always"):
+            return "lost"
+        evidence.echoes = evidence.echoes or outcome.echoed
+        if self.trust == "always" or not evidence.counts:
+            return ""
+        base = self._with_counts(plan.anchor).counted
+        overhead = evidence.overheads.get(sent.settings) if sent else None
+        verdict = judge_usage(outcome.usage, base, sent, overhead)
+        if verdict in ("lost", "partial"):
+            if evidence.proof != "audit":
+                return verdict
+            evidence.counts = (
+                False  # it was seen to hold the items, so that its counts mean nothing
+            )
+            return ""
+        evidence.record_chained()
+        if verdict == "remembered":
+            evidence.record_success("count")
+        if outcome.usage and base and sent and base.settings == sent.settings:
+            evidence.record_agreement(outcome.usage, base, sent)
+        return verdict
+
+    def record_loss(self, verdict: Verdict, plan: RequestPlan, evidence: ServerEvidence) -> None:
+        """Record that the server answered without the context, or without a part of it."""
+        depth = plan.anchor.depth if plan.anchor else 0
+        if verdict == "partial" and depth > 1:
+            evidence.record_partial_loss(depth)
+        else:
+            evidence.record_loss(self._clock())
+
+    def count(
+        self, outcome: Outcome, plan: RequestPlan, sent: SentTokens | None, evidence: ServerEvidence
+    ) -> TokenCounts | None:
+        """Return what the server counted for a response, and remember it."""
+        base = self._with_counts(plan.anchor).counted if plan.anchor else None
+        crude = evidence.proof == "table"
+        counted = count_response(outcome, plan, sent, base, share=evidence.share, crude=crude)
+        if counted and plan.is_full and outcome.usage and sent:
+            evidence.record_full_send(outcome.usage, sent)
+        return counted
+
+    def record_issued(
+        self,
+        response_id: str,
+        counted: TokenCounts | None,
+        evidence: ServerEvidence,
+        *,
+        known: bool,
+    ) -> bool:
+        """Remember a response id; return whether the server has issued it before."""
+        if not response_id:
+            return False
+        reused = known or response_id in self._counts
+        self._counts[response_id] = counted
+        self._counts.move_to_end(response_id)
+        while len(self._counts) > MAX_REMEMBERED_RESPONSES:
+            self._counts.popitem(last=False)
+        if reused:
+            now = self._clock()
+            evidence.record_reused_id(now)
+            self._not_before = now
+            for each in self._evidence.values():
+                each.not_before = now
+        return reused
+
+    def _with_counts(self, anchor: AnchorRecord) -> AnchorRecord:
+        """The record with its counts, which not every store carries along."""
+        if anchor.counted is None and (counted := self._counts.get(anchor.response_id)):
+            return replace(anchor, counted=counted)
+        return anchor
+
+    def _key(self, model: str, streaming: bool) -> EvidenceKey:
+        return EvidenceKey(self._scope, model, streaming, self._transport)
+
+    def _apply(self, evidence: ServerEvidence) -> None:
+        if self._known is not None:
+            proof = self._proof if self._known.remembers else ""
+            evidence.identify(proof, self._known.max_depth)

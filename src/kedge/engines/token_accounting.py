@@ -1,0 +1,276 @@
+"""Token accounting: what a server's count of input tokens says about its memory.
+
+A request that is chained on an anchor sends only the delta, but an honest server counts the whole
+context. Two bounds follow, and they are not the same bound. Above the *upper* bound of what this request
+alone can amount to, the server must have read more than it was sent: it remembers. Below what it counted
+for the anchor, plus the anchor's output, plus the *lower* bound of the delta, something is missing. Counts
+between the two say nothing, which is not proof: "hi" followed by 2 kB is 533 tokens with memory and 519
+without.
+
+The tokenizer of a server is not known. A byte is the smallest token there is, so that bytes bound a text
+from above. From below it is bounded by a share of our own count, without whitespace, which chat templates
+strip. Once a server's counts have been seen to agree with ours, the share becomes one, and the loss of a
+single short message shows. Tolerances are per block, never a share of the context: a capped server whose
+count still grows falls only a few tokens short.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from kedge.events import Outcome, Usage
+from kedge.planning import AnchorRecord, RequestPlan, TokenCounts
+from kedge.turns import (
+    AssistantBlock,
+    Block,
+    ReasoningBlock,
+    SystemBlock,
+    TextPart,
+    ToolCallBlock,
+    ToolResultBlock,
+    UserBlock,
+)
+
+Verdict = Literal["remembered", "partial", "lost", ""]
+"""Whether the server read the anchor's context, read some of it, read none of it, or nothing is known."""
+
+BLOCK_TOLERANCE = 2
+"""Tokens by which the frame around one block may be smaller than we count it."""
+MAX_FRAME_TOKENS = 24
+"""Tokens that the frame around one block can take at most."""
+UNKNOWN_SHARE = 0.75
+"""The share of our own count of a text that any other tokenizer needs at least."""
+_FRAME_TOKENS = 4
+_CRUDE_TOKEN_CHARS = 12
+_MAX_CHAR_BYTES = 4
+
+_UNCOUNTED_MEMBERS = frozenset(
+    {
+        "background",
+        "conversation",
+        "frequency_penalty",
+        "include",
+        "input",
+        "max_output_tokens",
+        "max_tool_calls",
+        "metadata",
+        "parallel_tool_calls",
+        "presence_penalty",
+        "previous_response_id",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "stream",
+        "stream_options",
+        "temperature",
+        "top_logprobs",
+        "top_p",
+        "user",
+    }
+)
+"""Body members that do not change how many tokens the rest is."""
+_COUNT_CHANGING_PARAMS = ("truncation", "context_management", "prompt")
+"""Parameters that make a server count other tokens than it was sent."""
+_CLIENT_TOOL_TYPES = frozenset({"function", "custom"})
+"""Tools that the server does not run itself: others add rounds and results to the usage."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentTokens:
+    """Bounds of what one request sends beside its instructions and tools."""
+
+    lower: int
+    upper: int
+    estimate: int
+    """Our own count."""
+    blocks: int
+    settings: int
+    """Identifies the parameters that change a count: model, instructions, tools, format, effort."""
+
+
+def measure_request(
+    plan: RequestPlan, body: Mapping[str, Any], *, share: float = UNKNOWN_SHARE, crude: bool = False
+) -> SentTokens | None:
+    """Bound the tokens of a request.
+
+    Args:
+        plan: The plan the request was built from.
+        body: The request body.
+        share: The share of our own count that the server needs at least.
+        crude: Bound from below without a tokenizer, for a server that needs no proof.
+
+    Returns:
+        The bounds, or None where a count would say nothing: hosted tools, pictures, replayed
+        reasoning, truncation, compaction.
+    """
+    if _changes_count(body):
+        return None
+    omitted = {block.id for block in plan.left_out}
+    sent = [block for block in plan.delta if block.id not in omitted]
+    texts = _collect_texts(sent)
+    if texts is None:
+        return None
+    settings, blocks = _hash_settings(body), len(sent)
+    if crude:
+        size = sum(len("".join(text.split())) for text in texts)
+        upper = sum(map(len, texts)) * _MAX_CHAR_BYTES + MAX_FRAME_TOKENS * blocks
+        return SentTokens(size // _CRUDE_TOKEN_CHARS, upper, 0, blocks, settings)
+    return SentTokens(
+        lower=_bound_from_below(texts, share),
+        upper=sum(map(_count_bytes, texts)) + MAX_FRAME_TOKENS * blocks,
+        estimate=_count_texts(texts) + _FRAME_TOKENS * blocks,
+        blocks=blocks,
+        settings=settings,
+    )
+
+
+def count_response(
+    outcome: Outcome,
+    plan: RequestPlan,
+    sent: SentTokens | None,
+    base: TokenCounts | None,
+    *,
+    share: float = UNKNOWN_SHARE,
+    crude: bool = False,
+) -> TokenCounts | None:
+    """Return what the server counted for a response, as the base for the next request.
+
+    ``base`` are the counts of the anchor that the request was chained on. The result is None where the
+    count cannot be compared with a later one.
+    """
+    usage = outcome.usage
+    if usage is None or sent is None or usage.input_tokens <= 0:
+        return None
+    if plan.is_full and usage.input_tokens + usage.cached_tokens < sent.lower:
+        return None  # such as a constant
+    visible = [block for block in outcome.blocks if not isinstance(block, ReasoningBlock)]
+    texts = _collect_texts(visible)
+    if texts is None:
+        return None
+    hidden = len(visible) < len(outcome.blocks) and not usage.reasoning_tokens
+    reported = max(usage.output_tokens - usage.reasoning_tokens, 0)
+    # Where reasoning is not reported, it hides in the output; the text's own size bounds the rest.
+    bound = sum(map(len, texts)) if crude else _bound_from_below(texts, share if hidden else 1.0)
+    carried = 0
+    if base is not None and not any(isinstance(block, UserBlock) for block in plan.delta):
+        carried = base.reasoning + base.own_reasoning
+    return TokenCounts(
+        input=usage.input_tokens,
+        cached=usage.cached_tokens,
+        output=min(reported, bound),
+        reasoning=carried,
+        own_reasoning=usage.reasoning_tokens,
+        settings=sent.settings,
+    )
+
+
+def judge_usage(
+    usage: Usage | None, base: TokenCounts | None, sent: SentTokens | None, overhead: int | None
+) -> Verdict:
+    """Judge whether the server read the context of the anchor that a request was chained on.
+
+    Args:
+        usage: The token usage reported with the response, if any.
+        base: What the server counted for the anchor, if that is known.
+        sent: The bounds of what the request sent, if they are known.
+        overhead: The upper bound of what the server counts beside the items, for these settings.
+    """
+    if usage is None or usage.input_tokens <= 0 or sent is None:
+        return ""
+    remembers = overhead is not None and usage.input_tokens > overhead + sent.upper
+    missing = False
+    if base is not None and base.settings == sent.settings:
+        missing = _count_with_cached(usage, base) < expected_tokens(base, sent)
+    if missing:
+        return "partial" if remembers else "lost"
+    return "remembered" if remembers else ""
+
+
+def expected_tokens(base: TokenCounts, sent: SentTokens) -> int:
+    """Return the least that a server with the context of ``base`` counts for a request."""
+    return base.input - base.reasoning + base.output + sent.lower
+
+
+def can_prove(anchor: AnchorRecord, sent: SentTokens | None, overhead: int | None) -> bool:
+    """Tell whether the count of an honest server would prove that it remembers the anchor."""
+    base = anchor.counted
+    if base is None or sent is None or overhead is None or base.settings != sent.settings:
+        return False
+    return expected_tokens(base, sent) > overhead + sent.upper
+
+
+def agrees_with_estimate(usage: Usage, base: TokenCounts, sent: SentTokens) -> bool:
+    """Tell whether the server's count grew by what we count ourselves, within the tolerance."""
+    growth = usage.input_tokens - base.input - base.output
+    return abs(growth - sent.estimate) <= BLOCK_TOLERANCE * (sent.blocks + 1)
+
+
+def _count_with_cached(usage: Usage, base: TokenCounts) -> int:
+    """Return the most that the server can have counted, with or without cached tokens in its input.
+
+    Some servers count cached tokens apart from the others. More of them than of input is a sure sign;
+    otherwise adding their growth is right for such a server, and only weakens the test for the rest.
+    """
+    if usage.cached_tokens > usage.input_tokens:
+        return usage.input_tokens + usage.cached_tokens
+    return usage.input_tokens + max(usage.cached_tokens - base.cached, 0)
+
+
+def _changes_count(body: Mapping[str, Any]) -> bool:
+    for name in _COUNT_CHANGING_PARAMS:
+        if body.get(name) not in (None, "disabled", [], {}):
+            return True
+    reasoning = body.get("reasoning")
+    if isinstance(reasoning, Mapping) and "context" in reasoning:
+        return True
+    tools = cast("list[Mapping[str, Any]]", body.get("tools") or [])
+    return any(tool.get("type") not in _CLIENT_TOOL_TYPES for tool in tools)
+
+
+def _collect_texts(blocks: Iterable[Block]) -> list[str] | None:
+    """Return what a model reads of these blocks; None if some of it is no text."""
+    texts: list[str] = []
+    for block in blocks:
+        match block:
+            case UserBlock() | ToolResultBlock():
+                if not all(isinstance(part, TextPart) for part in block.parts):
+                    return None
+                texts.append("".join(cast("TextPart", part).text for part in block.parts))
+            case AssistantBlock():
+                if not all(isinstance(part, TextPart) for part in block.parts):
+                    return None
+                texts.append(block.text)
+            case SystemBlock():
+                texts.append(block.text)
+            case ToolCallBlock():
+                texts.append(f"{block.name} {block.arguments}")
+            case _:  # reasoning, hosted calls, compactions
+                return None
+    return texts
+
+
+def _count_texts(texts: Iterable[str]) -> int:
+    from kedge.tokens import count_text  # reads a vocabulary, which a proven server does without
+
+    return sum(count_text(text) for text in texts)
+
+
+def _bound_from_below(texts: list[str], share: float) -> int:
+    # Whitespace is counted in many ways, or stripped by the chat template.
+    tokens = _count_texts(" ".join(text.split()) for text in texts)
+    return int(tokens * share) + (_FRAME_TOKENS - BLOCK_TOLERANCE) * len(texts)
+
+
+def _count_bytes(text: str) -> int:
+    # Templates write results and arguments as JSON, which escapes what is not ASCII.
+    return max(len(text.encode("utf-8", "surrogatepass")), len(json.dumps(text)) - 2)
+
+
+def _hash_settings(body: Mapping[str, Any]) -> int:
+    relevant = {name: body[name] for name in sorted(body) if name not in _UNCOUNTED_MEMBERS}
+    form = json.dumps(relevant, default=str, sort_keys=True).encode()
+    return int.from_bytes(hashlib.blake2b(form, digest_size=6).digest())

@@ -1,0 +1,175 @@
+"""A small server of the Responses API whose memory misbehaves as a test says.
+
+It records, for each request, the items that its model read: the judge of every test of memory.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engines.fake_server import json_response, sse_response
+from kedge.tokens import count_items
+
+Item = dict[str, Any]
+Body = dict[str, Any]
+
+
+@dataclass
+class MemoryServer:
+    """One server; its attributes can be changed between requests."""
+
+    stores: bool = True
+    """Whether responses are stored; if not, a previous response is ignored."""
+    rejects_unknown: bool = False
+    """Whether an unknown previous response is a 404, as vLLM words it."""
+    cap: int | None = None
+    """How many responses of a chain the model reads."""
+    echo: str = "request"
+    """What an answer says of its previous response: request, null, late or missing."""
+    usage: str = "honest"
+    """What is counted: honest, none, constant, new, apart (cached tokens) or llama."""
+    counter_ids: bool = False
+    """Whether ids are counted, from one again after each restart."""
+    lists: bool = True
+    """Whether stored responses can be fetched."""
+    reports_unstored: bool = False
+    calls_tool: bool = False
+    hidden_prompt: int = 0
+    """Tokens of a system prompt that the server adds."""
+    bodies: list[Body] = field(default_factory=list[Body])
+    contexts: list[list[Item]] = field(default_factory=list[list[Item]])
+    """What the model read, for each accepted request."""
+    stored: dict[str, tuple[str, list[Item], list[Item]]] = field(
+        default_factory=dict[str, tuple[str, list[Item], list[Item]]]
+    )
+    """Parent, input and output of each stored response."""
+    made: int = 0
+
+    def restart(self) -> None:
+        """Forget everything, ids included."""
+        self.stored.clear()
+        self.made = 0
+
+    async def handle(self, request: Request) -> Response:
+        """Answer a request."""
+        path = request.url.path
+        if request.method == "GET":
+            return self._fetch(path)
+        return self._create(await request.json())
+
+    def _fetch(self, path: str) -> Response:
+        parts = path.split("/")
+        if parts[-1] == "models":
+            return json_response({"object": "list", "data": []})
+        response_id = parts[3] if len(parts) > 3 else ""
+        if not self.lists or response_id not in self.stored:
+            return json_response({"detail": "Not Found"}, 404)
+        parent, given, output = self.stored[response_id]
+        if parts[-1] == "input_items":
+            return json_response({"data": given, "has_more": False})
+        return json_response(
+            {"id": response_id, "output": output, "previous_response_id": parent or None}
+        )
+
+    def _create(self, body: Body) -> Response:
+        self.bodies.append(body)
+        previous = body.get("previous_response_id") or ""
+        if previous and self.rejects_unknown and previous not in self.stored:
+            message = f"Response with id '{previous}' not found."
+            error = {"message": message, "type": "NotFoundError", "param": "response_id"}
+            return json_response({"error": {**error, "code": 404}}, 404)
+        history = self._history(previous)
+        context = [*history, *body["input"]]
+        self.contexts.append(context)
+        self.made += 1
+        response_id = f"resp_{self.made}" if self.counter_ids else f"resp_{self.made}_{id(self):x}"
+        output = self._answer(len(context))
+        if self.stores and body.get("store") is not False:
+            self.stored[response_id] = (previous, body["input"], output)
+        response: Body = {"id": response_id, "object": "response", "model": "m", "output": output}
+        response |= {"status": "completed", "usage": self._count(history, body["input"], output)}
+        if self.reports_unstored:
+            response["store"] = False
+        if self.echo != "missing":
+            response["previous_response_id"] = previous if self.echo == "request" else None
+        if self.echo == "request" and not previous:
+            response["previous_response_id"] = None
+        return self._stream(response, previous) if body.get("stream") else json_response(response)
+
+    def _history(self, previous: str) -> list[Item]:
+        parts: list[list[Item]] = []
+        while previous in self.stored:
+            previous, given, output = self.stored[previous]
+            parts.append([*given, *output])
+        parts = parts if self.cap is None else parts[: self.cap]
+        return [item for part in reversed(parts) for item in part]
+
+    def _answer(self, number: int) -> list[Item]:
+        text = f"You are reading an answer that was made from {number} items of context."
+        message = {"type": "output_text", "text": text, "annotations": []}
+        output: list[Item] = [
+            {"type": "message", "id": "msg", "role": "assistant", "content": [message]}
+        ]
+        if self.calls_tool:
+            call_id = f"call_{self.made}"
+            output.append(
+                {"type": "function_call", "id": "fc", "call_id": call_id, "name": "add"}
+                | {"arguments": "{}"}
+            )
+        return output
+
+    def _count(self, history: list[Item], given: list[Item], output: list[Item]) -> Any:
+        tokens, cached = count_items([*history, *given]) + self.hidden_prompt, 0
+        match self.usage:
+            case "none":
+                return None
+            case "constant":
+                tokens = 10
+            case "new":
+                tokens = count_items(given)
+            case "apart":
+                cached = count_items(history)
+                tokens -= cached
+            case "llama":  # another tokenizer, and a longer frame
+                tokens = int(tokens * 1.2) + 3 * (len(history) + len(given))
+            case _:
+                pass
+        made = count_items(output)
+        return {
+            "input_tokens": tokens,
+            "input_tokens_details": {"cached_tokens": cached},
+            "output_tokens": made,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": tokens + made,
+        }
+
+    def _stream(self, response: Body, previous: str) -> Response:
+        started = {**response, "status": "in_progress", "output": [], "usage": None}
+        if self.echo == "late":
+            started["previous_response_id"] = previous or None
+        output = response["output"]
+        return sse_response(
+            {"type": "response.created", "response": started},
+            *(event for at, item in enumerate(output) for event in _stream_item(at, item)),
+            {"type": "response.completed", "response": json.loads(json.dumps(response))},
+        )
+
+
+def _stream_item(at: int, item: Item) -> list[Body]:
+    begun = {**item, "content": [], "arguments": "", "status": "in_progress"}
+    if item["type"] == "message":
+        del begun["arguments"]
+        delta = {"type": "response.output_text.delta", "item_id": item["id"], "content_index": 0}
+        delta["delta"] = item["content"][0]["text"]
+    else:
+        del begun["content"]
+        delta = {"type": "response.function_call_arguments.delta", "item_id": item["id"]}
+        delta["delta"] = item["arguments"]
+    return [
+        {"type": "response.output_item.added", "output_index": at, "item": begun},
+        {**delta, "output_index": at},
+        {"type": "response.output_item.done", "output_index": at, "item": item},
+    ]

@@ -1,0 +1,385 @@
+"""The law on servers that forget, cap, reuse ids or miscount: judged by what the model read."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from engines.fake_server import serve_handler
+from engines.memory_server import MemoryServer
+from kedge.engines import Engine, ResponsesEngine
+from kedge.engines.evidence import BASE_COOLDOWN
+from kedge.engines.known_servers import KnownServer
+from kedge.errors import InvalidSetting
+from kedge.events import Event, TextDelta
+from kedge.events.run import Healed, ServerForgot
+from kedge.middleware import tools, with_middleware
+from kedge.planning import get_state
+from kedge.providers import connect
+from kedge.tools import tool
+from kedge.turns import AssistantBlock, Turn, user
+from normalization import expected_context, normalize_items
+
+ORDINARY = "Please tell me a little more about the rivers of the north, and about number {}."
+STREAMING = pytest.mark.parametrize("streaming", [True, False])
+
+
+class FakeClock:
+    """A clock that a test moves; every reading is a little later than the one before."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+@asynccontextmanager
+async def open_memory_engine(
+    server: MemoryServer, **settings: Any
+) -> AsyncIterator[ResponsesEngine]:
+    """An engine for a server of an unknown kind."""
+    with serve_handler(server.handle) as url:
+        engine = connect(f"responses:{url}#m", max_retries=0, **settings)
+        assert isinstance(engine, ResponsesEngine)
+        async with engine:
+            yield engine
+
+
+async def send(
+    engine: Any, turn: Turn, text: str, *, streaming: bool = True, **options: Any
+) -> tuple[Turn, list[Event]]:
+    """Send a message; return the finished Turn and the events."""
+    async with engine.stream(turn.append(user(text)), streaming=streaming, **options) as stream:
+        events = [event async for event in stream]
+    return stream.turn, events
+
+
+def is_coherent(server: MemoryServer, turn: Turn) -> bool:
+    """Whether the model read what the Turn says before its answer."""
+    return normalize_items(server.contexts[-1]) == expected_context(turn)
+
+
+def count_healed(events: list[Event]) -> int:
+    """How often the server was asked again."""
+    return sum(isinstance(event, Healed) for event in events)
+
+
+def is_chained(body: dict[str, Any]) -> bool:
+    """Whether a request relied on the server's memory."""
+    return "previous_response_id" in body
+
+
+async def talk(
+    server: MemoryServer, engine: Engine, count: int, *, streaming: bool = True
+) -> tuple[Turn, int]:
+    """Send ordinary messages; return the Turn and the number of wrong answers that were shown."""
+    turn, wrong = Turn(), 0
+    for number in range(count):
+        turn, _ = await send(engine, turn, ORDINARY.format(number), streaming=streaming)
+        wrong += not is_coherent(server, turn)
+    return turn, wrong
+
+
+@STREAMING
+async def test_a_gateway_without_memory_never_shows_a_wrong_answer(streaming: bool) -> None:
+    """It stores nothing and repeats the requested id; that costs one request and no answer."""
+    server = MemoryServer(stores=False)
+    async with open_memory_engine(server, clock=FakeClock()) as engine:
+        _, wrong = await talk(server, engine, 8, streaming=streaming)
+    assert wrong == 0
+    assert len(server.bodies) == 9
+    assert sum(map(is_chained, server.bodies)) == 1
+
+
+async def test_a_server_that_keeps_forgetting_is_tried_less_and_less() -> None:
+    """With a message every 20 seconds, no answer is wrong, and the delay doubles."""
+    server, clock = MemoryServer(stores=False), FakeClock()
+    async with open_memory_engine(server, clock=clock) as engine:
+        turn, tries = Turn(), 0
+        for number in range(60):
+            turn, events = await send(engine, turn, ORDINARY.format(number))
+            tries += count_healed(events)
+            assert is_coherent(server, turn)
+            clock.now += 20
+    assert tries == 5
+
+
+@STREAMING
+@pytest.mark.parametrize("usage", ["honest", "llama"])
+@pytest.mark.parametrize("hidden_prompt", [0, 900])
+async def test_an_honest_server_of_an_unknown_kind_is_soon_chained_on(
+    streaming: bool, usage: str, hidden_prompt: int
+) -> None:
+    """Whatever its tokenizer, and whatever it adds to a prompt; and nothing is sent twice."""
+    server = MemoryServer(usage=usage, hidden_prompt=hidden_prompt)
+    async with open_memory_engine(server) as engine:
+        turn, wrong = await talk(server, engine, 12, streaming=streaming)
+        assert (wrong, len(server.bodies)) == (0, 12)
+        assert all(map(is_chained, server.bodies[5:]))
+        plan = engine.plan(turn.append(user("And?")), streaming=streaming)
+        assert plan.anchor is not None
+
+
+async def test_an_answer_of_an_unproven_server_is_held_back_until_the_verdict() -> None:
+    """Nothing of an answer that was made without memory is ever yielded."""
+    server = MemoryServer(stores=False)
+    async with open_memory_engine(server) as engine:
+        turn, _ = await talk(server, engine, 2)
+        server.bodies.clear()
+        turn, events = await send(engine, turn, "Short?")
+        assert is_chained(server.bodies[0])
+        assert not is_chained(server.bodies[1])
+        assert server.bodies[1]["store"] is False
+    shown = "".join(event.delta for event in events if isinstance(event, TextDelta))
+    assert "from 5 items" in shown
+    assert "from 1 items" not in shown
+    assert [e.reason for e in events if isinstance(e, Healed)] == ["forgot"]
+
+
+async def test_a_short_message_and_a_long_one_need_two_bounds() -> None:
+    """After "hi" a message of 2 kB is counted 533 with memory and 519 without: no proof."""
+    server = MemoryServer(stores=False)
+    async with open_memory_engine(server) as engine:
+        turn, _ = await send(engine, Turn(), "hi")
+        turn, _ = await send(engine, turn, "The quick brown fox jumps over it. " * 60)
+        assert is_coherent(server, turn)
+    assert not any(map(is_chained, server.bodies))
+
+
+@STREAMING
+async def test_the_cap_of_a_chain_is_learned_and_a_new_chain_started(streaming: bool) -> None:
+    """The count still grows at the cap; it falls short by the oldest exchange."""
+    server = MemoryServer(cap=10)
+    async with open_memory_engine(server, clock=FakeClock()) as engine:
+        turn, wrong, flagged = Turn(), 0, 0
+        for number in range(40):
+            turn, events = await send(engine, turn, f"Line {number}", streaming=streaming)
+            wrong += not is_coherent(server, turn)
+            flagged += any(isinstance(event, ServerForgot) for event in events)
+    assert (wrong, flagged) == ((1, 1) if streaming else (0, 0))
+    assert sum(map(is_chained, server.bodies)) > 25
+
+
+async def test_max_depth_starts_a_new_chain() -> None:
+    """The deepest allowed anchor is not used for good."""
+    server = MemoryServer()
+    async with open_memory_engine(server, max_depth=4, trust="always") as engine:
+        await talk(server, engine, 20)
+    assert max(len(body["input"]) for body in server.bodies if is_chained(body)) == 1
+    assert [is_chained(body) for body in server.bodies[:11]] == [
+        *(False, True, True, True, True),
+        *(False, True, True, True, True),
+        False,
+    ]
+
+
+@STREAMING
+async def test_a_server_that_never_stores_is_learned_once(streaming: bool) -> None:
+    """Ten messages are at most eleven requests, and the delay doubles."""
+    server, clock = MemoryServer(stores=False, rejects_unknown=True), FakeClock()
+    async with open_memory_engine(server, clock=clock) as engine:
+        turn, wrong = await talk(server, engine, 10, streaming=streaming)
+        assert (wrong, len(server.bodies)) == (0, 11)
+        plan = engine.plan(turn.append(user("And?")), streaming=streaming)
+        assert "the server does not store responses" in plan.explain()
+        clock.now += BASE_COOLDOWN
+        assert engine.plan(turn.append(user("And?")), streaming=streaming).mode == "chained"
+
+
+async def test_store_false_in_a_response_is_honored() -> None:
+    """What the server says it did not store is no anchor, and costs no rejected request."""
+    server = MemoryServer(stores=False, rejects_unknown=True, reports_unstored=True)
+    async with open_memory_engine(server, trust="always") as engine:
+        turn, wrong = await talk(server, engine, 8)
+    assert (wrong, len(server.bodies)) == (0, 8)
+    assert not any(record.stored for record in get_state(turn).anchors)
+
+
+async def test_after_a_total_loss_older_anchors_are_not_tried_one_by_one() -> None:
+    """An edit that leads back to an older response costs no further rejected request."""
+    server = MemoryServer(rejects_unknown=True)
+    async with open_memory_engine(server, trust="always") as engine:
+        turn, _ = await talk(server, engine, 4)
+        server.restart()
+        turn, events = await send(engine, turn, "Five")
+        assert count_healed(events) == 1
+        earlier = turn.take(4)
+        _, events = await send(engine, earlier, "Another way")
+        assert count_healed(events) == 0
+
+
+@STREAMING
+async def test_an_id_that_is_issued_twice_is_no_anchor(streaming: bool) -> None:
+    """Neither is the older record, in this conversation or in another one."""
+    server = MemoryServer(counter_ids=True)
+    async with open_memory_engine(server, trust="always", clock=FakeClock()) as engine:
+        one, _ = await send(engine, Turn(), "One", streaming=streaming)
+        server.restart()
+        other, _ = await send(engine, Turn(), "Something else", streaming=streaming)
+        for turn in (one, other):
+            finished, _ = await send(engine, turn, "And?", streaming=streaming)
+            assert is_coherent(server, finished)
+
+
+async def test_an_id_that_comes_back_within_a_conversation_is_no_anchor() -> None:
+    """The record of the first response is not chained on."""
+    server = MemoryServer(counter_ids=True)
+    async with open_memory_engine(server, trust="always", clock=FakeClock()) as engine:
+        turn, _ = await send(engine, Turn(), "One")
+        server.made = 0
+        for text in ("Two", "Three", "Four"):
+            turn, _ = await send(engine, turn, text)
+            assert is_coherent(server, turn)
+
+
+async def test_equal_ids_of_two_servers_are_kept_apart() -> None:
+    """Each server gets its own anchor, though both count from one."""
+    first, second = MemoryServer(counter_ids=True), MemoryServer(counter_ids=True)
+    async with (
+        open_memory_engine(first, trust="always") as one,
+        open_memory_engine(second, trust="always") as two,
+    ):
+        turn, _ = await send(one, Turn(), "One")
+        turn, _ = await send(two, turn, "Two")
+        turn, _ = await send(two, turn, "Three")
+        assert is_chained(second.bodies[-1])
+        assert is_coherent(second, turn)
+        turn, _ = await send(one, turn, "Four")
+        assert is_chained(first.bodies[-1])
+        assert is_coherent(first, turn)
+
+
+@STREAMING
+@pytest.mark.parametrize("echo", ["null", "late"])
+async def test_a_wrong_echo_disproves_whenever_it_comes(streaming: bool, echo: str) -> None:
+    """At the start of an answer, or only at its end."""
+    server = MemoryServer(echo=echo, stores=False)
+    async with open_memory_engine(server, trust="always") as engine:
+        turn, _ = await send(engine, Turn(), "One", streaming=streaming)
+        turn, events = await send(engine, turn, "Two", streaming=streaming)
+    assert is_coherent(server, turn) or any(isinstance(e, ServerForgot) for e in events)
+    assert get_state(turn).anchors[-1].status == "lost" or is_coherent(server, turn)
+
+
+@pytest.mark.parametrize("usage", ["none", "constant", "new"])
+@pytest.mark.parametrize("stores", [True, False])
+async def test_without_usable_counts_only_an_audit_proves(usage: str, stores: bool) -> None:
+    """No answer is wrong; with audits a server that lists its items is chained on."""
+    server = MemoryServer(usage=usage, stores=stores)
+    async with open_memory_engine(server, clock=FakeClock()) as engine:
+        _, wrong = await talk(server, engine, 6)
+        assert wrong == 0
+        assert sum(map(is_chained, server.bodies)) <= 1
+    server.bodies.clear()
+    async with open_memory_engine(server, verify_every=1, clock=FakeClock()) as engine:
+        _, wrong = await talk(server, engine, 6)
+        assert wrong == 0
+        assert sum(map(is_chained, server.bodies)) == (5 if stores else 0) or not stores
+
+
+@pytest.mark.parametrize(
+    ("usage", "text"),
+    [("apart", ORDINARY), ("honest", " " * 4_500), ("honest", "x"), ("llama", " " * 4_500)],
+)
+async def test_a_remembering_server_is_never_suspected(usage: str, text: str) -> None:
+    """Neither for counting cached tokens apart nor for a message that is nearly nothing."""
+    server = MemoryServer(usage=usage)
+    async with open_memory_engine(server, known_server=KnownServer(remembers=True)) as engine:
+        turn, _ = await talk(server, engine, 5)
+        for _ in range(3):
+            turn, events = await send(engine, turn, text.format(1))
+            assert not any(isinstance(event, Healed | ServerForgot) for event in events)
+
+
+async def test_a_missing_ancestor_is_a_difference_where_audits_work() -> None:
+    """The audit's 404 is no longer taken for a server that lists nothing."""
+    server = MemoryServer()
+    async with open_memory_engine(server, verify_every=1, trust="always") as engine:
+        turn, _ = await talk(server, engine, 3)
+        first = get_state(turn).anchors[0].response_id
+        del server.stored[first]
+        assert (await engine.verify(turn)).agrees is False
+        turn, _ = await send(engine, turn, "And?")
+        assert is_coherent(server, turn)
+        assert not is_chained(server.bodies[-1])
+
+
+async def test_a_server_that_lists_nothing_cannot_be_audited() -> None:
+    """There a 404 is no difference."""
+    server = MemoryServer(lists=False)
+    async with open_memory_engine(server, trust="always") as engine:
+        turn, _ = await talk(server, engine, 2)
+        assert (await engine.verify(turn)).agrees is None
+
+
+@STREAMING
+async def test_a_server_that_starts_to_forget_is_flagged_once(streaming: bool) -> None:
+    """At most the one answer in flight is wrong; it is no anchor, and its text stays."""
+    server = MemoryServer()
+    async with open_memory_engine(server, clock=FakeClock()) as engine:
+        turn, _ = await talk(server, engine, 6, streaming=streaming)
+        server.stores = False
+        server.stored.clear()
+        wrong = 0
+        for number in range(6):
+            before = len(turn)
+            turn, events = await send(engine, turn, f"Line {number}", streaming=streaming)
+            if not is_coherent(server, turn):
+                wrong += 1
+                assert any(isinstance(event, ServerForgot) for event in events)
+                assert get_state(turn).anchors[-1].status == "lost"
+                assert len(turn) == before + 2
+    assert wrong == int(streaming)
+
+
+async def test_calls_made_without_memory_are_not_run() -> None:
+    """The text of the answer stays; its calls are dropped, and everything is sent again."""
+    server, runs = MemoryServer(), list[int]()
+
+    @tool
+    def add() -> str:
+        """Add."""
+        runs.append(len(server.contexts[-1]))
+        return "done"
+
+    async with open_memory_engine(server, clock=FakeClock()) as engine:
+        stack = with_middleware(engine, tools(add, max_rounds=1))
+        turn, _ = await talk(server, stack, 6)
+        server.stored.clear()
+        server.calls_tool = True
+        async with stack.stream(turn.append(user("Call add."))) as stream:
+            async for event in stream:
+                if isinstance(event, ServerForgot):
+                    assert runs == []
+        assert runs
+        assert min(runs) > len(turn)
+        assert sum(isinstance(block, AssistantBlock) for block in stream.turn.blocks) >= 8
+
+
+async def test_trust_never_sends_everything_and_says_why() -> None:
+    """Nothing is chained, and nothing is stored."""
+    server = MemoryServer()
+    async with open_memory_engine(server, trust="never") as engine:
+        turn, _ = await talk(server, engine, 3)
+        assert "trust='never'" in engine.plan(turn).explain()
+    assert not any(map(is_chained, server.bodies))
+
+
+async def test_an_unproven_server_is_explained() -> None:
+    """The plan names the reason and what to do."""
+    server = MemoryServer(usage="none")
+    async with open_memory_engine(server) as engine:
+        turn, _ = await talk(server, engine, 2)
+        plan = engine.plan(turn.append(user("And?")))
+    assert plan.fallback == "untrusted"
+    assert "has not shown that it remembers" in plan.explain()
+    assert "trust='always'" in plan.explain()
+
+
+def test_an_unknown_level_of_trust_is_rejected() -> None:
+    """With the levels that there are."""
+    with pytest.raises(InvalidSetting, match="earned, always, never"):
+        connect("responses:http://127.0.0.1:9/v1#m", trust="sometimes")
