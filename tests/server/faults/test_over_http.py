@@ -552,7 +552,8 @@ def test_an_echo_can_be_late_or_missing(server: TestServer, client: OpenAI, echo
     with client.responses.create(
         model="practice", input="?", previous_response_id=first.id, stream=True
     ) as stream:
-        facts = [event.response.to_dict() for event in stream if hasattr(event, "response")]
+        events: list[Any] = list(stream)
+    facts = [event.response.to_dict() for event in events if hasattr(event, "response")]
     assert (facts[0].get("previous_response_id") == first.id) is (echo == "late")
     assert ("previous_response_id" in facts[-1]) is (echo == "late")
     assert not facts[-1].get("previous_response_id")
