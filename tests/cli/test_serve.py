@@ -96,17 +96,20 @@ def test_options_become_settings(caught: Callable[..., Settings], tmp_path: Path
     assert plain.hosts is not None
     assert not plain.zero_data_retention
     assert plain.faults is None
+    assert plain.unknown_parameters is None
     script = tmp_path / "script.json"
     script.write_text('{"answers": [{"say": "Always this."}]}')
     chosen = caught(
         "--db", ":memory:", "--retention-days", "0.5", "--zero-data-retention",
         "--model", f"script:{script}", "--pace", "0.25", "--fault", "status=500",
+        "--unknown-parameters", "ignore",
     )  # fmt: skip
     assert chosen.db == ":memory:"
     assert chosen.retention == 43_200
     assert chosen.zero_data_retention
     assert getattr(chosen.model, "pace", None) == 0.25
     assert chosen.faults is not None
+    assert chosen.unknown_parameters == "ignore"
 
 
 @pytest.mark.parametrize(
@@ -122,6 +125,7 @@ def test_options_become_settings(caught: Callable[..., Settings], tmp_path: Path
         (["--model", "script:/nowhere.json"], 1, "cannot be read"),
         (["--retention-days", "0"], 2, "retention-days"),
         (["--port", "70000"], 2, "port"),
+        (["--unknown-parameters", "drop"], 2, "unknown-parameters"),
         (["--db", "/dev/null/x"], 1, "cannot be opened"),
         (["--host", "203.0.113.1", "--token", "x", "--db", ":memory:"], 1, "cannot listen"),
     ],
