@@ -166,3 +166,28 @@ async def test_a_long_refusal_is_not_cut_inside_of_the_key() -> None:
             with pytest.raises(RequestRefused) as caught:
                 await engine.run(TURN)
     assert "sk-" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "retryable"),
+    [
+        (500, "image input is not supported", False),
+        (500, "This model does not support tools", False),
+        (501, "no", False),
+        (500, "internal error", True),
+        (503, "loading the model", True),
+    ],
+)
+async def test_a_permanent_failure_is_not_retryable(
+    status: int, message: str, retryable: bool
+) -> None:
+    """llama.cpp reports an unsupported request as HTTP 500; to send it again cannot help."""
+
+    async def fail(_: Request) -> Response:
+        return json_response({"error": {"message": message, "code": status}}, status)
+
+    with serve_handler(fail) as url:
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            with pytest.raises(ServerFailed) as caught:
+                await engine.run(TURN)
+    assert caught.value.retryable is retryable
