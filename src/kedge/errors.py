@@ -1,52 +1,52 @@
-"""The whole error tree. Every error that Kedge raises on purpose is a ``KedgeError``.
+"""The error hierarchy. Every error that Kedge raises deliberately is a ``KedgeError``.
 
     KedgeError
-    ├── Blocked              a guard stopped the Turn; ``rule`` names which
-    ├── CannotConnect        a model string, a key or a server is missing
-    │   └── UnconfirmedReference stored data names an address or a function not confirmed here
-    ├── CannotServe          the server cannot start as asked
-    ├── EngineError          a request failed; carries provider, plan, request id, turn, retryable
-    │   ├── AnswerIncomplete     the answer stopped before its end, for a reason the server names
-    │   ├── RequestRefused       the server will not take the request (4xx)
-    │   │   ├── ChainRefused         ... because it has no memory of the response it is based on
-    │   │   │   └── ResendTooLong        ... and sending everything is more than was allowed
-    │   │   ├── NotAuthorised        ... because of the key
-    │   │   └── RateLimited          ... for now; ``retry_after`` says how long
-    │   ├── ServerFailed         the server failed (5xx), or gave up on the response
-    │   ├── StreamCut            the stream ended before the answer did
-    │   ├── StreamTooLarge       a stream holds a line or a message beyond its bound
-    │   └── Unreachable          no connection, or no answer in time
-    ├── InvalidTurn          a Turn that cannot be: two blocks with one id, an unknown block id
-    │   └── InvalidJSON      malformed JSON form; ``path`` names the offending member
-    ├── InvalidFault         a fault of the server that cannot be
-    ├── BrokenInstallation   a file of the package itself is damaged
-    ├── InvalidScript        a script of the practice model is wrong; ``place`` says where
-    ├── InvalidSetting       a setting that cannot be: a limit below one, a key that is none
-    ├── StoreError           the store cannot do what was asked; ``retryable`` tells if it may later
-    │   ├── CannotOpenStore      a wrong address or password, no database of ours, or a newer one
-    │   ├── HeadConflict         somebody else moved the head first; both branches are kept
-    │   ├── KeyReused            an idempotency key came back with another message
-    │   ├── NotInStore           no such conversation, node or block
-    │   ├── StoreBusy            others hold it for too long: a lock, or every connection
-    │   ├── StoreDamaged         what is stored is not what was written
-    │   ├── StoreFull            no space left; nothing was written
-    │   ├── StoreReadOnly        it may be read only; nothing was written
-    │   └── StoreUnreachable     the database server is gone, or was never there
-    ├── ToolError            about tools and their calls
-    │   ├── InvalidTool      what cannot be a tool, or stands in a toolbox twice
-    │   ├── UnknownTool      no tool has this name; ``known`` lists those there are
-    │   ├── InvalidArguments a call's arguments do not fit; ``problems`` is for the model
-    │   └── ToolFailed       raised by a tool itself: its words go to the model as they are
-    ├── BatchFailed          a batch cannot go on; what was reached is kept
-    ├── InvalidBatch         a batch that cannot be: a line without a prompt, two with one id
-    ├── InvalidWorkflow      a workflow that cannot be: no rounds, a prompt without its inputs
-    ├── WorkflowFailed       a workflow cannot go on; ``workflow`` names it, to be resumed
-    ├── Unsendable           calls stand in the way of sending; ``problems`` names them
-    ├── UnsupportedBlock     a block that this provider cannot express
-    └── UnsupportedParameter a parameter, an option or a tool that cannot be sent to this provider
+    ├── Blocked                    a guard rule stopped the Turn
+    ├── CannotConnect              a model string, an API key or a server address is missing or wrong
+    │   └── UnconfirmedReference   stored data names an address or a function that is not confirmed
+    ├── CannotServe                the server cannot start with these settings
+    ├── EngineError                a request failed
+    │   ├── AnswerIncomplete       the response stopped before its end
+    │   ├── RequestRefused         the server rejected the request (4xx)
+    │   │   ├── ChainRefused       ... because it does not have the previous response
+    │   │   │   └── ResendTooLong  ... and a full send exceeds the limit of the request
+    │   │   ├── NotAuthorised      ... because of the API key
+    │   │   └── RateLimited        ... because of a rate limit
+    │   ├── ServerFailed           the server failed (5xx), or failed to generate the response
+    │   ├── StreamCut              the stream ended before the response was complete
+    │   ├── StreamTooLarge         a line or message of a stream exceeds its limit
+    │   └── Unreachable            no connection, or a timeout
+    ├── InvalidTurn                an invalid Turn or block: a duplicate or unknown id, a wrong type
+    │   └── InvalidJSON            malformed JSON form of a Turn or block
+    ├── InvalidFault               an invalid fault of the local server
+    ├── BrokenInstallation         a file of the package itself is damaged
+    ├── InvalidScript              an invalid script of the practice model
+    ├── InvalidSetting             an invalid setting
+    ├── StoreError                 a store operation failed
+    │   ├── CannotOpenStore        a wrong address or password, not a Kedge database, or a newer one
+    │   ├── HeadConflict           another process moved the head first
+    │   ├── KeyReused              an idempotency key was used for two different messages
+    │   ├── NotInStore             no such conversation, node or block
+    │   ├── StoreBusy              a lock or a connection was not available in time
+    │   ├── StoreDamaged           stored data fails verification
+    │   ├── StoreFull              no space left
+    │   ├── StoreReadOnly          the store is read-only
+    │   └── StoreUnreachable       no connection to the database server
+    ├── ToolError                  a problem with a tool or a tool call
+    │   ├── InvalidTool            a function that cannot be a tool, or a duplicate name
+    │   ├── UnknownTool            no tool has this name
+    │   ├── InvalidArguments       the arguments of a call do not match the tool
+    │   └── ToolFailed             raised by a tool; its message is sent to the model
+    ├── BatchFailed                a batch stopped; completed work is stored
+    ├── InvalidBatch               an invalid batch file
+    ├── InvalidWorkflow            an invalid workflow
+    ├── WorkflowFailed             a workflow stopped and can be resumed
+    ├── Unsendable                 tool calls and results of the Turn do not match
+    ├── UnsupportedBlock           a block that this provider does not support
+    └── UnsupportedParameter       a parameter or tool that this provider does not support
 
-Messages say what happened and what to do. They never contain message content or keys. Every
-error can be pickled, because work is spread over processes and its failures come back.
+Messages state what happened and what to do. They never contain message content or API keys. Every error can be
+pickled, so that worker processes can return it.
 """
 
 from collections.abc import Sequence
@@ -58,9 +58,10 @@ if TYPE_CHECKING:
 
 
 class KedgeError(Exception):
-    """The root of every error that Kedge raises on purpose.
+    """The base class of every error that Kedge raises deliberately.
 
-    ``state`` is set when the error leaves a ``Chat``: the state bytes reached so far.
+    Attributes:
+        state: The state bytes reached so far, if a ``Chat`` raised the error.
     """
 
     state: bytes | None = None
@@ -70,14 +71,18 @@ class KedgeError(Exception):
 
 
 def _rebuild(cls: type[KedgeError], args: tuple[Any, ...], members: dict[str, Any]) -> KedgeError:
-    """Make an unpickled error without ``__init__``, which asks each class for something else."""
+    """Unpickle an error without ``__init__``, whose parameters differ between classes."""
     error = cls.__new__(cls, *args)
     error.__dict__.update(members)
     return error
 
 
 class Blocked(KedgeError):
-    """A guard stopped the Turn; ``rule`` names which."""
+    """A guard rule stopped the Turn.
+
+    Attributes:
+        rule: The name of the rule.
+    """
 
     def __init__(self, rule: str, where: str) -> None:
         super().__init__(f"blocked by the guard rule {rule!r} in {where}")
@@ -85,7 +90,7 @@ class Blocked(KedgeError):
 
 
 class CannotConnect(KedgeError):
-    """A model string, a key or a server is missing; the message says what to set."""
+    """A model string, an API key or a server address is missing or wrong; the message says what to set."""
 
 
 class UnconfirmedReference(CannotConnect):
@@ -93,19 +98,24 @@ class UnconfirmedReference(CannotConnect):
 
 
 class CannotServe(KedgeError):
-    """The server cannot start as asked: its database, its address, a setting."""
+    """The server cannot start with this database, address or setting."""
 
 
 class InvalidFault(KedgeError, ValueError):
-    """A fault of the server that cannot be: an unknown name, a missing or impossible value."""
+    """A fault of the local server is invalid: an unknown name, or a missing or invalid value."""
 
 
 class InvalidTurn(KedgeError, ValueError):
-    """A Turn that cannot be."""
+    """A Turn or block is invalid: a duplicate or unknown id, or a value of the wrong type."""
 
 
 class InvalidJSON(InvalidTurn):
-    """The JSON form of a value is malformed; ``path`` names the offending member."""
+    """The JSON form of a Turn or block is malformed.
+
+    Attributes:
+        path: The path of the invalid member, such as ``$.blocks[0].text``.
+        problem: What is wrong with it.
+    """
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path}: {problem}")
@@ -113,7 +123,7 @@ class InvalidJSON(InvalidTurn):
         self.problem = problem
 
     def prefix_path(self, prefix: str) -> "InvalidJSON":
-        """The same problem, seen from further out."""
+        """Return the same error with a prefix added to its path."""
         return InvalidJSON(prefix + self.path, self.problem)
 
 
@@ -122,7 +132,12 @@ class BrokenInstallation(KedgeError):
 
 
 class InvalidScript(KedgeError, ValueError):
-    """A script of the practice model is wrong; ``place`` says where."""
+    """A script of the practice model is invalid.
+
+    Attributes:
+        place: The file and entry.
+        problem: What is wrong with it.
+    """
 
     def __init__(self, place: str, problem: str) -> None:
         super().__init__(f"{place} {problem}")
@@ -131,29 +146,36 @@ class InvalidScript(KedgeError, ValueError):
 
 
 class InvalidSetting(KedgeError, ValueError):
-    """A setting that cannot be; the message says which, and what it may be."""
+    """A setting is invalid; the message names it and its valid values."""
 
 
 class StoreError(KedgeError):
-    """The store cannot do what was asked; ``retryable`` tells whether it may later."""
+    """A store operation failed.
+
+    Attributes:
+        retryable: Whether the same operation may succeed later.
+    """
 
     retryable = False
 
 
 class CannotOpenStore(StoreError):
-    """The store cannot be opened: a wrong address or password, no database of ours, a newer one."""
+    """The store cannot be opened: a wrong address or password, not a Kedge database, or a newer one."""
 
 
 class HeadConflict(StoreError):
-    """Somebody else moved the head first.
+    """Another process moved the head of the conversation first. Both branches are stored.
 
-    Nothing is lost: ``node`` is ours, saved on a branch of its own, and ``head`` is theirs.
+    Attributes:
+        conversation: The conversation.
+        node: The node of this process, on a branch of its own.
+        head: The node that the other process moved the head to.
     """
 
     def __init__(self, conversation: str, node: int, head: int) -> None:
         super().__init__(
-            f"the head of {conversation} moved to node {head} meanwhile; ours is kept as node "
-            f"{node}: refresh and go on from theirs, or fork(at={node}) to go on from ours"
+            f"another process moved the head of {conversation} to node {head}; this message is stored as "
+            f"node {node}: refresh to continue from node {head}, or fork(at={node}) to continue from here"
         )
         self.conversation = conversation
         self.node = node
@@ -161,7 +183,7 @@ class HeadConflict(StoreError):
 
 
 class KeyReused(StoreError):
-    """An idempotency key came back with another message than the first time."""
+    """An idempotency key was used for two different messages."""
 
 
 class NotInStore(StoreError, LookupError):
@@ -169,35 +191,40 @@ class NotInStore(StoreError, LookupError):
 
 
 class StoreBusy(StoreError):
-    """Others hold the store for too long: its lock, or every connection of the pool."""
+    """A lock, or a connection of the pool, was not available in time."""
 
     retryable = True
 
 
 class StoreDamaged(StoreError):
-    """What is stored is not what was written; ``verify`` names every place."""
+    """Stored data fails verification; ``verify`` lists every problem."""
 
 
 class StoreFull(StoreError):
-    """There is no space left; nothing was written."""
+    """No space is left; nothing was written."""
 
 
 class StoreReadOnly(StoreError):
-    """The store may only be read; nothing was written."""
+    """The store is read-only; nothing was written."""
 
 
 class StoreUnreachable(StoreError):
-    """The database server is gone, or was never there."""
+    """There is no connection to the database server."""
 
     retryable = True
 
 
 class ToolError(KedgeError):
-    """About tools and their calls."""
+    """A problem with a tool or a tool call."""
 
 
 class InvalidTool(ToolError, TypeError):
-    """A function that cannot be a tool, or a tool that stands in a toolbox twice."""
+    """A function cannot be a tool, or two tools have the same name.
+
+    Attributes:
+        name: The name of the function.
+        problem: Why it cannot be a tool.
+    """
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(f"{name} cannot be a tool: {problem}")
@@ -206,7 +233,12 @@ class InvalidTool(ToolError, TypeError):
 
 
 class UnknownTool(ToolError, KeyError):
-    """No tool has this name; ``known`` lists those there are."""
+    """No tool has this name.
+
+    Attributes:
+        name: The name that was called.
+        known: The names of the tools.
+    """
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
         from difflib import get_close_matches
@@ -218,12 +250,17 @@ class UnknownTool(ToolError, KeyError):
         self.name = name
         self.known = tuple(known)
 
-    # KeyError would show the message in quotes.
+    # KeyError shows its message in quotes.
     __str__ = Exception.__str__
 
 
 class InvalidArguments(ToolError, ValueError):
-    """The arguments of a call do not fit its tool; ``problems`` says how, one line each."""
+    """The arguments of a call do not match the tool.
+
+    Attributes:
+        tool: The tool's name.
+        problems: What is wrong, one line each, for the model.
+    """
 
     def __init__(self, tool: str, problems: Sequence[str]) -> None:
         count = len(problems)
@@ -233,32 +270,43 @@ class InvalidArguments(ToolError, ValueError):
 
 
 class ToolFailed(ToolError):
-    """Raise it in a tool: the words go to the model as they are, and nothing is tried again."""
+    """Raised by a tool: its message is sent to the model unchanged, and the call is not retried."""
 
 
 class BatchFailed(KedgeError):
-    """A batch cannot go on; what was reached is kept, and the same command goes on from there."""
+    """A batch stopped; completed work is stored, and the same command continues from there."""
 
 
 class InvalidBatch(KedgeError, ValueError):
-    """A batch that cannot be; the message says which line, and what is wrong with it."""
+    """A batch file is invalid; the message names the line and the problem."""
 
 
 class InvalidWorkflow(KedgeError, ValueError):
-    """A workflow that cannot be; the message says what is wrong with it."""
+    """A workflow is invalid; the message names the problem."""
 
 
 class WorkflowFailed(KedgeError):
-    """A workflow cannot go on; ``workflow`` is its id, under which what was reached is kept."""
+    """A workflow stopped; completed steps are stored.
+
+    Attributes:
+        workflow: The id of the workflow, by which it can be resumed.
+        problem: Why it stopped.
+    """
 
     def __init__(self, workflow: str, problem: str) -> None:
-        super().__init__(f"{problem}; what was reached is kept as the workflow {workflow}")
+        super().__init__(
+            f"{problem}; completed steps are stored as workflow {workflow}, which can be resumed"
+        )
         self.workflow = workflow
         self.problem = problem
 
 
 class Unsendable(KedgeError):
-    """The Turn holds calls that stand in the way of sending it; ``problems`` names them."""
+    """The Turn cannot be sent because its tool calls and results do not match.
+
+    Attributes:
+        problems: The calls and results, as ``kedge.planning.Problem``.
+    """
 
     def __init__(self, problems: Sequence[object]) -> None:
         listed = "; ".join(str(problem) for problem in problems)
@@ -267,11 +315,15 @@ class Unsendable(KedgeError):
 
 
 class UnsupportedBlock(KedgeError):
-    """A block that this provider cannot express."""
+    """A block has no form in the API of this provider."""
 
 
 class UnsupportedParameter(KedgeError, ValueError):
-    """A parameter or a tool that cannot be sent to this provider; ``param`` names it."""
+    """A parameter, option or tool is not supported by this provider.
+
+    Attributes:
+        param: Its name.
+    """
 
     def __init__(self, param: str, remedy: str, problem: str = "") -> None:
         problem = problem or f"this provider does not support {param}"
@@ -282,9 +334,19 @@ class UnsupportedParameter(KedgeError, ValueError):
 class EngineError(KedgeError):
     """A request failed.
 
-    ``turn`` is the Turn to go on from: what was sent, with everything that is known to hold.
-    ``partial`` are blocks that arrived before the failure. ``retryable`` tells whether the same
-    request may succeed later.
+    Attributes:
+        message: What happened, and what to do.
+        provider: The provider.
+        status: The HTTP status, if there was a response.
+        code: The server's error code.
+        param: The request parameter that caused the error.
+        request_id: The server's id of the request.
+        retryable: Whether the same request may succeed later.
+        retry_after: Seconds after which to retry, if the server sent a hint.
+        body: The parsed error body, if any.
+        plan: The plan that the request was built from.
+        turn: The Turn to continue from: what was sent, with the changes that are known to be valid.
+        partial: The blocks that arrived before the failure.
     """
 
     def __init__(
@@ -316,53 +378,58 @@ class EngineError(KedgeError):
 
     def __str__(self) -> str:
         where = [self.provider, f"HTTP {self.status}" if self.status else "", self.code]
-        told = ", ".join(part for part in where if part)
+        source = ", ".join(part for part in where if part)
         request = f" (request {self.request_id})" if self.request_id else ""
-        return f"{told}: {self.message}{request}" if told else f"{self.message}{request}"
+        return f"{source}: {self.message}{request}" if source else f"{self.message}{request}"
 
 
 class AnswerIncomplete(EngineError):
-    """The answer stopped before its end; ``code`` is the reason that the server gave."""
+    """The response stopped before its end; ``code`` is the server's reason."""
 
 
 class RequestRefused(EngineError):
-    """The server will not take the request."""
+    """The server rejected the request."""
 
 
 class ChainRefused(RequestRefused):
-    """The server has no memory of the response that the request is based on."""
+    """The server does not have the previous response that the request is chained on."""
 
 
 class ResendTooLong(ChainRefused):
-    """The server forgot, and to send everything again is more than the request allows."""
+    """The server lost the previous response, and a full send exceeds the limit of the request."""
 
 
 class NotAuthorised(RequestRefused):
-    """The key is missing, wrong, or not allowed to do this."""
+    """The API key is missing, wrong, or not permitted to do this."""
 
 
 class RateLimited(RequestRefused):
-    """The server will not take the request now; ``retry_after`` says how long, if it said so."""
+    """A rate limit was exceeded; ``retry_after`` is the server's hint, if it sent one."""
 
 
 class ServerFailed(EngineError):
-    """The server failed, or gave up on the response."""
+    """The server failed, or failed to generate the response."""
 
 
 class StreamCut(EngineError):
-    """The stream ended before the answer did."""
+    """The stream ended before the response was complete."""
 
 
 class StreamTooLarge(EngineError):
-    """A stream holds a line or a message beyond its bound; ``limit`` is the bound in bytes."""
+    """A line or message of a stream exceeds its limit.
+
+    Attributes:
+        what: ``line`` or ``message``.
+        limit: The limit in bytes.
+    """
 
     def __init__(self, what: str, limit: int) -> None:
         super().__init__(
-            f"the stream holds a {what} of more than {limit} bytes; raise max_{what} if that is right"
+            f"the stream has a {what} of more than {limit} bytes; increase max_{what} if that is expected"
         )
         self.what = what
         self.limit = limit
 
 
 class Unreachable(EngineError):
-    """No connection, or no answer in time."""
+    """The server could not be reached, or did not answer in time."""
