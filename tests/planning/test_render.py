@@ -222,5 +222,5 @@ def test_without_proof_nothing_derived_goes_out() -> None:
 
 def test_what_a_provider_cannot_express_is_said() -> None:
     """A refusal in the user's words, or a block of a newer Kedge."""
-    with pytest.raises(UnsupportedBlock, match="only a model can refuse"):
+    with pytest.raises(UnsupportedBlock, match="a refusal is only possible"):
         render(Turn([user([RefusalPart("no")])]))

@@ -115,13 +115,13 @@ def test_a_call_without_a_call_id_gets_one() -> None:
 
 loose: Any = turns  # the same names, without their types
 INVALID_ARGUMENTS: list[tuple[Any, str]] = [
-    (lambda: loose.user(None), "content is text or parts, not NoneType"),
-    (lambda: loose.user(5), "content is text or parts, not int"),
-    (lambda: loose.user(b"bytes"), "content is text or parts, not bytes"),
-    (lambda: loose.user({"text": "a"}), "content is text or parts, not dict"),
+    (lambda: loose.user(None), "content must be text or parts, not NoneType"),
+    (lambda: loose.user(5), "content must be text or parts, not int"),
+    (lambda: loose.user(b"bytes"), "content must be text or parts, not bytes"),
+    (lambda: loose.user({"text": "a"}), "content must be text or parts, not dict"),
     (lambda: loose.user(["a", 5]), "not int"),
     (lambda: loose.assistant(["a", IMAGE]), "not ImagePart"),
-    (lambda: loose.assistant(user("a")), "content is text or parts, not UserBlock"),
+    (lambda: loose.assistant(user("a")), "content must be text or parts, not UserBlock"),
     (lambda: loose.system(None), "text: expected a string"),
     (lambda: loose.tool_call("f", None), "arguments: expected a mapping, got NoneType"),
     (lambda: loose.tool_call("f", [1]), "arguments: expected a mapping, got list"),

@@ -26,10 +26,10 @@ REJECTED = [
     ("NaN", "$.data.x", "NaN is not a JSON number"),
     ("[1, Infinity]", "$.data.x[1]", "Infinity is not a JSON number"),
     ("-Infinity", "$.data.x", "-Infinity is not a JSON number"),
-    ("1e999", "$.data.x", "a number too large to hold"),
-    ("-1e999", "$.data.x", "a number too large to hold"),
-    ("1e-999", "$.data.x", "a number too small to hold"),
-    ('{"y": 0.0000001e-400}', "$.data.x.y", "a number too small to hold"),
+    ("1e999", "$.data.x", "the number is too large"),
+    ("-1e999", "$.data.x", "the number is too large"),
+    ("1e-999", "$.data.x", "the number is too small"),
+    ('{"y": 0.0000001e-400}', "$.data.x.y", "the number is too small"),
     (str(LARGEST + 1), "$.data.x", "an integer of more than 2048 bits"),
     (f"-{LARGEST + 1}", "$.data.x", "an integer of more than 2048 bits"),
     ("9" * 10_000, "$.data.x", "an integer of more than 2048 bits"),
@@ -56,7 +56,11 @@ def test_what_cannot_be_held_exactly_is_refused_with_its_path(
 LOCATED_ERRORS = [
     ("NaN", "$", "NaN is not a JSON number"),
     ('{"format": "kedge.turn", "format": "kedge.turn"}', "$.format", "given twice"),
-    ('{"format": "kedge.turn", "version": 1, "blocks": 1e999}', "$.blocks", "a number too large"),
+    (
+        '{"format": "kedge.turn", "version": 1, "blocks": 1e999}',
+        "$.blocks",
+        "the number is too large",
+    ),
     ('{"format": "kedge.turn", "version": 1, "blocks": [], "id": NaN}', "$.id", "NaN is not"),
 ]
 LOCATED_BLOCK_ERRORS = [

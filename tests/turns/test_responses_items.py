@@ -415,9 +415,9 @@ def test_what_is_no_item_is_refused(item: Any) -> None:
 
 def test_a_block_that_no_provider_knows_is_not_sent() -> None:
     """A block of a newer Kedge, and a refusal by a user, say so instead."""
-    with pytest.raises(UnsupportedBlock, match=r"block b_1 is of a kind .*'dream'.* newer Kedge"):
+    with pytest.raises(UnsupportedBlock, match=r"block b_1 is of a kind .*'dream'.* upgrade Kedge"):
         item_from_block(load_block({"kind": "dream", "id": "b_1"}))
-    with pytest.raises(UnsupportedBlock, match="only a model can refuse"):
+    with pytest.raises(UnsupportedBlock, match="a refusal is only possible"):
         item_from_block(user(RefusalPart("no")))
 
 

@@ -228,18 +228,18 @@ def test_an_index_means_what_it_means_to_a_list() -> None:
 
 loose: Any = turns  # the same names, without their types
 INVALID_CALLS: list[tuple[Any, str]] = [
-    (lambda _: loose.Turn(5), "a Turn is made of blocks, not of int"),
-    (lambda _: loose.Turn(user("a")), "a Turn is made of blocks, not of UserBlock"),
-    (lambda _: loose.Turn("text"), "a Turn holds blocks, not str"),
+    (lambda _: loose.Turn(5), "a Turn must have blocks, not int"),
+    (lambda _: loose.Turn(user("a")), "a Turn must have blocks, not UserBlock"),
+    (lambda _: loose.Turn("text"), "a Turn must have blocks, not str"),
     (lambda _: loose.Turn([], id=5), "id: expected a string, got int"),
     (lambda _: loose.Turn([], id="\ud800"), "id: lone surrogate"),
     (lambda _: loose.Turn([], data=[1]), "data: expected a mapping, got list"),
     (lambda _: loose.Turn([], data={"a": {"b": {1}}}), "data.a.b: a set is not a JSON value"),
     (lambda _: loose.Turn([], extra={"blocks": []}), "extra holds 'blocks'"),
-    (lambda turn: turn.append([user("a")]), "a Turn holds blocks, not list"),
-    (lambda turn: turn.append("text"), "a Turn holds blocks, not str; see kedge.user"),
-    (lambda turn: turn.insert(0, None), "a Turn holds blocks, not NoneType"),
-    (lambda turn: turn.replace("a", "text"), "a Turn holds blocks, not str"),
+    (lambda turn: turn.append([user("a")]), "a Turn must have blocks, not list"),
+    (lambda turn: turn.append("text"), "a Turn must have blocks, not str; use kedge.user"),
+    (lambda turn: turn.insert(0, None), "a Turn must have blocks, not NoneType"),
+    (lambda turn: turn.replace("a", "text"), "a Turn must have blocks, not str"),
     (lambda turn: turn.replace("zz", user("b")), "no block with the id 'zz' in turn_1"),
     (lambda turn: turn.remove("zz"), "no block with the id 'zz' in turn_1"),
     (lambda turn: turn.index("zz"), "no block with the id 'zz' in turn_1"),
@@ -298,7 +298,7 @@ def test_no_way_leads_to_a_change_of_a_turn() -> None:
     turn.__init__([user("b")])  # pyright: ignore[reportCallIssue]
     assert turn.blocks == (user("a"),)
     assert turn.data == {"list": [1]}
-    with pytest.raises(TypeError, match="no subclasses"):
+    with pytest.raises(TypeError, match="cannot have subclasses"):
         type("Mine", (Turn,), {})
 
 

@@ -1,4 +1,4 @@
-"""Blocks and Turns: pure, immutable values, their JSON form, and their wire form."""
+"""Blocks and Turns: immutable values, their JSON form, and their form in the Responses API."""
 
 from kedge.turns.blocks import (
     ITEM_ID,

@@ -1,9 +1,8 @@
-"""Blocks: the pieces of a conversation, as immutable values.
+"""Blocks: the immutable elements of a conversation.
 
-Two blocks are equal when their kind and content are equal. Everything else about a block is identity:
-its local ``id``, its ``metadata`` (what the engine noted: response id, provider item id, output index,
-and whatever anyone else adds), its ``origin`` (who put it there: ``user``, ``engine`` or the name of a
-middleware) and ``extra`` (members that Kedge does not interpret and carries along untouched).
+Two blocks are equal if their kind and content are equal. The other fields are identity: the local ``id``, the
+``metadata`` (response id, provider item id and output index from the engine, and values of applications), the
+``origin`` (``user``, ``engine`` or the name of a middleware) and ``extra`` (fields that Kedge does not interpret).
 """
 
 from abc import abstractmethod
@@ -28,11 +27,11 @@ from kedge.turns.parts import (
 from kedge.turns.server_fields import strip_server_fields
 
 RESPONSE_ID = "response_id"
-"""Metadata key: the response that made this block. Only engines write it."""
+"""Metadata key: the response that produced this block. Only engines set it."""
 ITEM_ID = "item_id"
-"""Metadata key: the provider's own id of this item."""
+"""Metadata key: the provider's id of this item."""
 OUTPUT_INDEX = "output_index"
-"""Metadata key: the place of this item in its response's output."""
+"""Metadata key: the position of this item in the output of its response."""
 
 BlockKind = Literal[
     "user", "assistant", "reasoning", "tool_call", "tool_result", "system", "opaque", "unknown"
@@ -48,7 +47,15 @@ class _CacheSlot:
 @immutable
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class Block(_CacheSlot):
-    """One piece of a conversation; see the subclasses."""
+    """An element of a conversation; the base class of all blocks.
+
+    Attributes:
+        kind: The kind of block.
+        id: The local id; generated if it is empty.
+        metadata: Values of engines and applications, which the model does not see.
+        origin: What added the block: ``user``, ``engine`` or the name of a middleware.
+        extra: Fields that Kedge does not interpret.
+    """
 
     kind: ClassVar[BlockKind]
     id: str = ""
@@ -72,17 +79,17 @@ class Block(_CacheSlot):
         self._check()
 
     def _check(self) -> None:
-        """Refuse content that cannot be."""
-        raise InvalidTurn("a block is of some kind; see kedge.user and its neighbours")
+        """Check the content, or raise ``InvalidTurn``."""
+        raise InvalidTurn("Block is an abstract class; use kedge.user, kedge.assistant and so on")
 
     @property
     @abstractmethod
     def content(self) -> tuple[object, ...]:
-        """What this block says: the part of it that ``==`` compares."""
+        """The content of the block, which ``==`` compares."""
 
     @property
     def response_id(self) -> str:
-        """The response that made this block, or an empty string."""
+        """The response that produced this block, or an empty string."""
         value = self.metadata.get(RESPONSE_ID)
         return value if isinstance(value, str) else ""
 
@@ -93,11 +100,26 @@ class Block(_CacheSlot):
         return value if isinstance(value, str) else ""
 
     def with_metadata(self, members: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
-        """Return this block with further metadata; a member set to ``None`` is removed."""
+        """Return this block with metadata added.
+
+        Args:
+            members: The values to add; None removes one.
+            **more: Further values.
+
+        Returns:
+            A block with the same id and content.
+        """
         return replace(self, metadata=self.metadata.with_members({**(members or {}), **more}))
 
     def with_origin(self, origin: str) -> Self:
-        """Return this block as put there by ``origin``."""
+        """Return this block with another origin.
+
+        Args:
+            origin: ``user``, ``engine`` or the name of a middleware.
+
+        Returns:
+            A block with the same id and content.
+        """
         return replace(self, origin=origin)
 
     def __eq__(self, other: object) -> bool:
@@ -109,7 +131,7 @@ class Block(_CacheSlot):
         return hash((self.kind, self.content))
 
     def __repr__(self) -> str:
-        from kedge.turns.formatting import describe  # show knows every kind of block
+        from kedge.turns.formatting import describe  # imports this module
 
         return f"<{self.kind} {describe(self)}>"
 
@@ -149,7 +171,11 @@ cache_digest: Callable[[Block, bytes], None] = _set_digest
 @immutable
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class UserBlock(Block):
-    """What the user said."""
+    """A message of the user.
+
+    Attributes:
+        parts: Text, images, files.
+    """
 
     kind: ClassVar[BlockKind] = "user"
     parts: tuple[Part, ...]
@@ -186,7 +212,11 @@ class UserBlock(Block):
 @immutable
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class AssistantBlock(Block):
-    """What the model said: text, or a refusal."""
+    """A message of the model.
+
+    Attributes:
+        parts: Text or a refusal.
+    """
 
     kind: ClassVar[BlockKind] = "assistant"
     parts: tuple[AssistantPart, ...]
@@ -216,19 +246,26 @@ class AssistantBlock(Block):
 
     @property
     def text(self) -> str:
-        """The text parts, joined; a refusal is not text."""
+        """The text parts, joined, without refusals."""
         return join_text(self.parts)
 
     @property
     def refusal(self) -> str:
-        """The words of the refusal, if the model refused."""
+        """The text of the refusal, if there is one."""
         return "".join(part.text for part in self.parts if isinstance(part, RefusalPart))
 
 
 @immutable
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SystemBlock(Block):
-    """Instructions. Leading ones are sent afresh with every request; later ones stay in place."""
+    """Instructions to the model.
+
+    Those at the start of a Turn are sent with every request; later ones are part of the history.
+
+    Attributes:
+        text: The instructions.
+        role: ``system`` or ``developer``.
+    """
 
     kind: ClassVar[BlockKind] = "system"
     text: str
@@ -237,7 +274,9 @@ class SystemBlock(Block):
     def _check(self) -> None:
         _check_texts(self, "text", "role")
         if self.role not in ("system", "developer"):
-            raise InvalidTurn(f"a system block's role is system or developer, not {self.role!r}")
+            raise InvalidTurn(
+                f"the role of a system block must be system or developer, not {self.role!r}"
+            )
 
     @property
     def content(self) -> tuple[object, ...]:
@@ -248,7 +287,14 @@ class SystemBlock(Block):
 @immutable
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ToolCallBlock(Block):
-    """The model asks for a tool. ``arguments`` is the exact string that the model wrote."""
+    """A tool call of the model.
+
+    Attributes:
+        name: The tool's name.
+        arguments: The arguments exactly as the model wrote them.
+        call_id: The id that connects the call to its result.
+        custom: Whether the tool takes free-form input instead of JSON arguments.
+    """
 
     kind: ClassVar[BlockKind] = "tool_call"
     name: str
@@ -292,7 +338,13 @@ class ToolCallBlock(Block):
 @immutable
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ToolResultBlock(Block):
-    """What a tool answered to the call with this ``call_id``."""
+    """The result of a tool call.
+
+    Attributes:
+        call_id: The ``call_id`` of the call.
+        parts: The output.
+        custom: Whether the call is one of a tool that takes free-form input.
+    """
 
     kind: ClassVar[BlockKind] = "tool_result"
     call_id: str
@@ -339,7 +391,13 @@ class ToolResultBlock(Block):
 @immutable
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ReasoningBlock(Block):
-    """What the model thought, as far as the provider tells: summaries, text, encrypted content."""
+    """Reasoning of the model, as far as the provider reveals it.
+
+    Attributes:
+        summary: The summaries.
+        texts: The reasoning texts.
+        encrypted_content: The reasoning as the provider encrypted it.
+    """
 
     kind: ClassVar[BlockKind] = "reasoning"
     summary: tuple[str, ...] = ()
@@ -360,9 +418,12 @@ class ReasoningBlock(Block):
 @immutable
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class OpaqueBlock(Block):
-    """A provider's item of a type that Kedge does not interpret, kept losslessly.
+    """A provider's item of a type that Kedge does not interpret, stored without loss.
 
-    Like every block it is compared by what a model sees: see ``kedge.turns.responses_items``.
+    Like every block it is compared by what a model sees: see ``kedge.turns.server_fields``.
+
+    Attributes:
+        item: The item as the provider sent it.
     """
 
     kind: ClassVar[BlockKind] = "opaque"
@@ -375,7 +436,7 @@ class OpaqueBlock(Block):
 
     @property
     def type(self) -> str:
-        """The provider's name for this kind of item."""
+        """The provider's type of the item."""
         return self.item["type"]
 
     @property
@@ -387,7 +448,11 @@ class OpaqueBlock(Block):
 @immutable
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class UnknownBlock(Block):
-    """A block of a kind that a newer Kedge wrote; ``form`` keeps its JSON form."""
+    """A block of a kind that a newer version of Kedge wrote.
+
+    Attributes:
+        form: Its JSON form.
+    """
 
     kind: ClassVar[BlockKind] = "unknown"
     form: FrozenMap
@@ -396,9 +461,11 @@ class UnknownBlock(Block):
         set_field(self, "form", freeze_map(self.form, "form"))
         kind = self.form.get("kind")
         if not isinstance(kind, str) or kind in KNOWN_KINDS:
-            raise InvalidTurn("the form of an unknown block needs a kind that is not known")
+            raise InvalidTurn("the form of an unknown block needs a kind that Kedge does not know")
         if self.extra or not self.form.keys().isdisjoint(("id", "metadata", "origin")):
-            raise InvalidTurn("an unknown block keeps its content in form, and only its content")
+            raise InvalidTurn(
+                "the form of an unknown block must not have id, metadata, origin or extra"
+            )
 
     @property
     def content(self) -> tuple[object, ...]:
@@ -407,7 +474,7 @@ class UnknownBlock(Block):
 
 
 def join_text(parts: tuple[Part, ...]) -> str:
-    """The text parts, joined."""
+    """Return the text parts, joined."""
     return "".join(part.text for part in parts if isinstance(part, TextPart))
 
 
@@ -421,7 +488,7 @@ def _normalize_parts(
 ) -> None:
     parts = block.parts
     if type(parts) is tuple and len(parts) == 1 and type(parts[0]) is TextPart:
-        return  # one text, as nearly always
+        return  # one text, as in most blocks
     set_field(block, "parts", check_parts(parts, allowed, what))
 
 

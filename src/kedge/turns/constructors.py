@@ -1,6 +1,6 @@
-"""Constructors: the short way to make a block.
+"""Functions that construct blocks.
 
-Each takes the content first and, by keyword, what every block has: ``id``, ``metadata``, ``origin``.
+Each takes the content first and, as keywords, what every block has: ``id``, ``metadata``, ``origin``.
 """
 
 import json
@@ -26,7 +26,14 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 class Identity(TypedDict, total=False):
-    """What every block has besides its content."""
+    """The keywords that every constructor takes.
+
+    Attributes:
+        id: The local id; generated if it is empty.
+        metadata: Values of engines and applications, which the model does not see.
+        origin: What added the block: ``user``, ``engine`` or the name of a middleware.
+        extra: Fields that Kedge does not interpret.
+    """
 
     id: str
     metadata: Mapping[str, Any]
@@ -35,20 +42,57 @@ class Identity(TypedDict, total=False):
 
 
 def user(content: str | Part | Iterable[str | Part], **identity: Unpack[Identity]) -> UserBlock:
-    """What the user says: text, or parts such as text and images."""
+    """Construct a block of the user.
+
+    Args:
+        content: Text, a part, or a list of texts and parts such as ``image(...)`` and ``file(...)``.
+        **identity: ``id``, ``metadata``, ``origin`` and ``extra`` of the block; see ``Block``.
+
+    Returns:
+        The block.
+
+    Raises:
+        InvalidTurn: If the content is neither text nor parts.
+
+    Example:
+        >>> user(["What is this?", image("https://example.com/cat.png")])
+    """
     return UserBlock(_to_parts(content), **_drop_none(identity))
 
 
 def assistant(
     text: str | Part | Iterable[str | Part], **identity: Unpack[Identity]
 ) -> AssistantBlock:
-    """What the model says: text, or parts such as a refusal."""
+    """Construct a block of the model.
+
+    Args:
+        text: Text, a part such as ``RefusalPart``, or a list of texts and parts.
+        **identity: ``id``, ``metadata``, ``origin`` and ``extra`` of the block; see ``Block``.
+
+    Returns:
+        The block.
+
+    Raises:
+        InvalidTurn: If the content is not text or parts that a model can write.
+    """
     parts = cast("tuple[AssistantPart, ...]", _to_parts(text))
     return AssistantBlock(parts, **_drop_none(identity))
 
 
 def system(text: str, role: Role = "system", **identity: Unpack[Identity]) -> SystemBlock:
-    """Instructions to the model."""
+    """Construct a block of instructions to the model.
+
+    Args:
+        text: The instructions.
+        role: ``system`` or ``developer``.
+        **identity: ``id``, ``metadata``, ``origin`` and ``extra`` of the block; see ``Block``.
+
+    Returns:
+        The block. At the start of a Turn its text is sent with every request.
+
+    Raises:
+        InvalidTurn: If the text or the role is invalid.
+    """
     return SystemBlock(text, role, **_drop_none(identity))
 
 
@@ -60,7 +104,21 @@ def tool_call(
     custom: bool = False,
     **identity: Unpack[Identity],
 ) -> ToolCallBlock:
-    """A call of a tool; a mapping of arguments becomes JSON here, once."""
+    """Construct a tool call.
+
+    Args:
+        name: The tool's name.
+        arguments: The arguments exactly as the model wrote them, or a mapping, which is encoded as JSON.
+        call_id: The id that connects the call to its result; generated if it is empty.
+        custom: Whether the tool takes free-form input instead of JSON arguments.
+        **identity: ``id``, ``metadata``, ``origin`` and ``extra`` of the block; see ``Block``.
+
+    Returns:
+        The block.
+
+    Raises:
+        InvalidTurn: If the arguments are neither text nor a JSON object.
+    """
     if not isinstance(arguments, str):
         arguments = _encode_json(freeze_map(arguments, "arguments"))
     call_id = call_id or new_id("call")
@@ -74,7 +132,20 @@ def tool_result(
     custom: bool = False,
     **identity: Unpack[Identity],
 ) -> ToolResultBlock:
-    """The output of a call: text, parts, or any JSON value, which is written as JSON."""
+    """Construct the result of a tool call.
+
+    Args:
+        call_id: The ``call_id`` of the call.
+        output: Text, a part, a list with parts, or any JSON value, which is encoded as JSON.
+        custom: Whether the call is one of a tool that takes free-form input.
+        **identity: ``id``, ``metadata``, ``origin`` and ``extra`` of the block; see ``Block``.
+
+    Returns:
+        The block.
+
+    Raises:
+        InvalidTurn: If the output is not a JSON value.
+    """
     return ToolResultBlock(call_id, _output_to_parts(output), custom, **_drop_none(identity))
 
 
@@ -85,7 +156,17 @@ def reasoning(
     encrypted_content: str = "",
     **identity: Unpack[Identity],
 ) -> ReasoningBlock:
-    """What the model thought."""
+    """Construct a reasoning block.
+
+    Args:
+        summary: The summary, or several.
+        text: The reasoning text, or several.
+        encrypted_content: The reasoning as the provider encrypted it.
+        **identity: ``id``, ``metadata``, ``origin`` and ``extra`` of the block; see ``Block``.
+
+    Returns:
+        The block.
+    """
     return ReasoningBlock(
         cast("tuple[str, ...]", _to_texts(summary)),
         cast("tuple[str, ...]", _to_texts(text)),
@@ -95,12 +176,23 @@ def reasoning(
 
 
 def opaque(item: Mapping[str, Any], **identity: Unpack[Identity]) -> OpaqueBlock:
-    """A provider's item, kept as it is."""
+    """Construct a block from a provider's item that Kedge does not interpret.
+
+    Args:
+        item: The item; it needs a ``type``.
+        **identity: ``id``, ``metadata``, ``origin`` and ``extra`` of the block; see ``Block``.
+
+    Returns:
+        The block, which is sent to the same API unchanged.
+
+    Raises:
+        InvalidTurn: If the item is not a JSON object with a type.
+    """
     return OpaqueBlock(freeze_map(item, "item"), **_drop_none(identity))
 
 
 def _drop_none(identity: Identity) -> Any:
-    """What was given; ``None`` is like nothing given."""
+    """Return the keywords without those that are None."""
     if not identity:
         return identity
     return {name: value for name, value in identity.items() if value is not None}
@@ -113,8 +205,8 @@ def _to_parts(content: object) -> tuple[Part, ...]:
         return (content,)
     kind = type(content).__name__
     if isinstance(content, bytes | Mapping) or not isinstance(content, Iterable):
-        raise InvalidTurn(f"content is text or parts, not {kind}")
-    # What is no part is refused by the block.
+        raise InvalidTurn(f"content must be text or parts, not {kind}")
+    # The block rejects anything that is not a part.
     members = cast("Iterable[str | Part]", content)
     return tuple(TextPart(part) if isinstance(part, str) else part for part in members)
 

@@ -1,4 +1,4 @@
-"""What changed between two Turns, block by block, followed by local id."""
+"""Compare two Turns block by block, matched by local id."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -9,10 +9,13 @@ from kedge.turns.turn import Turn
 
 @dataclass(frozen=True, slots=True)
 class TurnDiff:
-    """The difference between two Turns.
+    """The difference between two Turns; false if there is none.
 
-    ``modified`` pairs the old and the new block of one id whose content differs; ``moved`` are blocks
-    of the new Turn that stand in another order among those that both Turns have.
+    Attributes:
+        added: Blocks that only the new Turn has.
+        removed: Blocks that only the old Turn has.
+        modified: The old and the new block of each id whose content differs.
+        moved: Blocks of the new Turn that are in another order among those that both Turns have.
     """
 
     added: tuple[Block, ...] = ()
@@ -34,27 +37,38 @@ class TurnDiff:
 
 
 def diff(old: Turn, new: Turn) -> TurnDiff:
-    """Tell which blocks were added, removed, edited in place or moved from ``old`` to ``new``."""
+    """Compare two Turns.
+
+    Args:
+        old: The Turn before.
+        new: The Turn after.
+
+    Returns:
+        Which blocks were added, removed, modified and moved.
+
+    Example:
+        >>> diff(turn, turn.append(user("Hi"))).added
+    """
     before = {block.id: block for block in old.blocks}
     after = {block.id: block for block in new.blocks}
-    stayed = [block for block in new.blocks if block.id in before]
+    common = [block for block in new.blocks if block.id in before]
     return TurnDiff(
         added=tuple(block for block in new.blocks if block.id not in before),
         removed=tuple(block for block in old.blocks if block.id not in after),
-        modified=tuple((before[b.id], b) for b in stayed if before[b.id] != b),
-        moved=_find_moved(old, stayed),
+        modified=tuple((before[b.id], b) for b in common if before[b.id] != b),
+        moved=_find_moved(old, common),
     )
 
 
 def _find_moved(old: Turn, common: list[Block]) -> tuple[Block, ...]:
-    """The fewest blocks that explain a new order: all but a longest run that kept its order."""
-    place = {block.id: index for index, block in enumerate(old.blocks)}
-    kept = _longest_increasing_indices([place[block.id] for block in common])
-    return tuple(block for index, block in enumerate(common) if index not in kept)
+    """Return the fewest blocks that explain a new order: all but a longest ordered subsequence."""
+    positions = {block.id: index for index, block in enumerate(old.blocks)}
+    ordered = _longest_increasing_indices([positions[block.id] for block in common])
+    return tuple(block for index, block in enumerate(common) if index not in ordered)
 
 
 def _longest_increasing_indices(values: list[int]) -> set[int]:
-    """The indices of a longest increasing subsequence of distinct values (patience sorting)."""
+    """Return the indices of a longest increasing subsequence of distinct values (patience sorting)."""
     tops: list[int] = []
     top_indices: list[int] = []
     before: list[int] = []
@@ -67,9 +81,9 @@ def _longest_increasing_indices(values: list[int]) -> set[int]:
         else:
             tops[pile] = value
             top_indices[pile] = index
-    kept: set[int] = set()
+    chosen: set[int] = set()
     index = top_indices[-1] if top_indices else -1
     while index >= 0:
-        kept.add(index)
+        chosen.add(index)
         index = before[index]
-    return kept
+    return chosen

@@ -1,4 +1,4 @@
-"""How blocks and Turns look to a person: one line a block."""
+"""Format blocks and Turns for display, one line per block."""
 
 from collections.abc import Iterable
 
@@ -19,12 +19,12 @@ DEFAULT_WIDTH = 72
 
 
 def describe(block: Block, width: int = DEFAULT_WIDTH) -> str:
-    """Say in a few words what the block holds."""
+    """Return the content of a block in one line of at most ``width`` characters."""
     return shorten(_format_content(block), width)
 
 
 def format_table(blocks: Iterable[Block], width: int = DEFAULT_WIDTH) -> str:
-    """One line a block: its place, kind, content, and the response that made it."""
+    """Return one line per block: index, kind, content, and the response that produced it."""
     rows = [
         f"{index:>4} {block.kind:<11} {describe(block, width):<{width}} {_format_source(block)}".rstrip()
         for index, block in enumerate(blocks)
@@ -33,23 +33,23 @@ def format_table(blocks: Iterable[Block], width: int = DEFAULT_WIDTH) -> str:
 
 
 def format_part(part: Part, width: int = DEFAULT_WIDTH) -> str:
-    """The type of a part and what it holds."""
+    """Return the type and content of a part."""
     match part:
         case TextPart():
-            kind, words = "text", part.text
+            kind, text = "text", part.text
         case RefusalPart():
-            kind, words = "refusal", part.text
+            kind, text = "refusal", part.text
         case ImagePart():
-            kind, words = "image", part.url or part.file_id
+            kind, text = "image", part.url or part.file_id
         case FilePart():
-            kind, words = "file", part.filename or part.url or part.file_id or part.data
+            kind, text = "file", part.filename or part.url or part.file_id or part.data
         case OpaquePart():
-            kind, words = "opaque", str(part.content.get("type", ""))
-    return f"<{kind} {shorten(words, width)}>"
+            kind, text = "opaque", str(part.content.get("type", ""))
+    return f"<{kind} {shorten(text, width)}>"
 
 
 def shorten(text: str, width: int) -> str:
-    """One line of at most ``width`` characters, control characters made visible."""
+    """Shorten text to one line of at most ``width`` characters; control characters are escaped."""
     head = text[: width + 1]
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in head)
     return line if len(line) <= width else line[: width - 1] + "…"
@@ -80,9 +80,9 @@ def _format_content(block: Block) -> str:
 
 
 def _format_reasoning(block: ReasoningBlock) -> str:
-    words = " ".join((*block.summary, *block.texts))
-    sealed = f"({len(block.encrypted_content)} characters encrypted)"
-    return f"{words} {sealed}".strip() if block.encrypted_content else words or "(nothing shown)"
+    text = " ".join((*block.summary, *block.texts))
+    encrypted = f"({len(block.encrypted_content)} characters encrypted)"
+    return f"{text} {encrypted}".strip() if block.encrypted_content else text or "(nothing shown)"
 
 
 def _format_part_content(part: Part) -> str:

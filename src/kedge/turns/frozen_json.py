@@ -1,10 +1,9 @@
-"""JSON values that cannot change: how metadata, data and provider items are kept.
+"""Immutable JSON values, in which metadata, data and provider items are stored.
 
-A block is shared by many Turns, digests and threads, so nothing inside it may move. ``freeze`` copies
-a JSON value into ``FrozenMap`` and tuples all the way down; ``thaw`` gives plain dicts and lists back.
-What JSON cannot say exactly (NaN, lone surrogates, objects, integers past any use) is refused here,
-with its path, so that it never travels further. The path is put together on the way out of a failure:
-what is right pays nothing for it.
+A block is shared by many Turns, digests and threads, so nothing inside it may change. ``freeze`` copies a JSON value
+into nested ``FrozenMap`` and tuples; ``thaw`` returns plain dicts and lists. Values that JSON cannot represent
+exactly (NaN, lone surrogates, objects, extremely large integers) are rejected here with their path. The path is
+built only when an error is raised, so that valid values have no cost.
 """
 
 import json
@@ -16,21 +15,29 @@ from typing import Any, NoReturn, Self, cast
 from kedge.errors import InvalidJSON
 
 MAX_DEPTH = 100
-"""How deep a JSON value may nest."""
+"""The maximum nesting of a JSON value."""
 MAX_INTEGER_BITS = 2048
-"""How large an integer may be: every Python, however set up, reads and writes this many digits."""
+"""The maximum size of an integer: Python parses this many digits with any configuration."""
 
 _set_field = object.__setattr__
 
 
 class FrozenMap(Mapping[str, Any]):
-    """An immutable mapping with string keys, compared and hashed as JSON: true is not 1."""
+    """An immutable mapping with string keys, compared and hashed as JSON: true is not 1.
+
+    Args:
+        members: The members, which are copied and frozen.
+        **more: Further members.
+
+    Raises:
+        InvalidJSON: If a member is not a JSON value.
+    """
 
     __slots__ = ("_depth", "_members")
     _depth: int | None
     _members: Mapping[str, Any]
 
-    # All is done in __new__: a second call of __init__ would change the map in place.
+    # Done in __new__, because a second call of __init__ would change the map in place.
     def __new__(cls, members: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
         """Freeze these members."""
         if more:
@@ -38,16 +45,16 @@ class FrozenMap(Mapping[str, Any]):
         return cast("Self", freeze_map(members or {}, "$"))
 
     def with_members(self, changes: Mapping[str, Any]) -> "FrozenMap":
-        """The same map with these members; one that is set to ``None`` is removed."""
+        """Return a map with these members added; a member that is None is removed."""
         merged = {**self._members, **freeze_map(changes, "$")}
-        gone = [name for name, value in changes.items() if value is None]
-        for name in gone:
+        removed = [name for name, value in changes.items() if value is None]
+        for name in removed:
             del merged[name]
         return unchecked_map(merged)
 
     @property
     def depth(self) -> int:
-        """How many levels of maps and tuples this is, itself included."""
+        """How many levels of maps and tuples this value has, itself included."""
         if self._depth is None:
             _set_field(self, "_depth", 1 + max(map(_depth, self._members.values()), default=0))
         return cast("int", self._depth)
@@ -64,30 +71,30 @@ class FrozenMap(Mapping[str, Any]):
     def __contains__(self, key: object) -> bool:
         return key in self._members
 
-    # Mapping would give these three too, several times slower.
+    # Mapping has these three too, but several times slower.
     def keys(self) -> KeysView[str]:
-        """The names of the members."""
+        """Return the names of the members."""
         return self._members.keys()
 
     def values(self) -> ValuesView[Any]:
-        """The values of the members."""
+        """Return the values of the members."""
         return self._members.values()
 
     def items(self) -> ItemsView[str, Any]:
-        """The members, by name."""
+        """Return the members as pairs."""
         return self._members.items()
 
     def __init_subclass__(cls) -> NoReturn:
-        raise TypeError("a FrozenMap has no subclasses: they could change")
+        raise TypeError("FrozenMap cannot have subclasses, which could be mutable")
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError("a FrozenMap cannot change; make a new one")
+        raise AttributeError("a FrozenMap is immutable; use with_members to derive a new one")
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError("a FrozenMap cannot change; make a new one")
+        raise AttributeError("a FrozenMap is immutable; use with_members to derive a new one")
 
     def __or__(self, other: Mapping[str, Any]) -> "FrozenMap":
-        """The members of both; those of ``other`` win."""
+        """Return the members of both; those of ``other`` take precedence."""
         return unchecked_map({**self._members, **freeze_map(other, "$")})
 
     def __eq__(self, other: object) -> bool:
@@ -110,7 +117,7 @@ class FrozenMap(Mapping[str, Any]):
 
 
 class InvalidValue:
-    """Stands in a parsed JSON text where no value can be, until its path is known."""
+    """Replaces an invalid value in parsed JSON until its path is known."""
 
     __slots__ = ("problem", "step")
 
@@ -120,10 +127,10 @@ class InvalidValue:
 
 
 def freeze(value: Any, path: str = "$") -> Any:
-    """Copy a JSON value into immutable form; refuse what JSON cannot say exactly.
+    """Copy a JSON value into immutable form, or raise ``InvalidJSON``.
 
-    A frozen dataclass with a ``to_json`` method is a value of a higher layer; it vouches for its
-    own immutability and is kept as it is.
+    A frozen dataclass with a ``to_json`` method is a value of a higher layer; it is immutable itself and is
+    stored as it is.
     """
     try:
         return _freeze(value, MAX_DEPTH)
@@ -141,7 +148,7 @@ def freeze_map(value: object, path: str) -> FrozenMap:
 
 
 def thaw(value: Any) -> Any:
-    """Plain dicts and lists again, as ``json.dumps`` wants them."""
+    """Return plain dicts and lists, as ``json.dumps`` expects them."""
     return _thaw(value)
 
 
@@ -157,7 +164,7 @@ def _thaw(value: object) -> Any:
 
 
 def json_equal(one: Any, other: Any) -> bool:
-    """Whether two values are the same JSON: true is not 1, 1 is not 1.0, a list is like a tuple."""
+    """Return whether two values are the same JSON: true is not 1, 1 is not 1.0, lists equal tuples."""
     if one is other:
         return True
     if isinstance(one, bool | float) or isinstance(other, bool | float):
@@ -172,11 +179,11 @@ def json_equal(one: Any, other: Any) -> bool:
 
 
 def check_text(text: object, path: str) -> str:
-    """Return the text as a plain string; refuse lone surrogates, which no wire can carry."""
+    """Return the text as a plain string; reject lone surrogates, which UTF-8 cannot encode."""
     if type(text) is not str:
         if not isinstance(text, str):
             raise InvalidJSON(path, f"expected a string, got {type(text).__name__}")
-        text = str.__str__(text)  # a subclass may have a life of its own
+        text = str.__str__(text)  # a subclass may be mutable
     if not text.isascii():
         try:
             text.encode()
@@ -186,7 +193,7 @@ def check_text(text: object, path: str) -> str:
 
 
 def path_step(key: str) -> str:
-    """The step from an object to its member, as part of a path."""
+    """Return the step from an object to its member, as part of a path."""
     return f".{key}" if key.isidentifier() else f"[{json.dumps(key)}]"
 
 
@@ -253,7 +260,7 @@ def _freeze_sequence(value: list[Any] | tuple[Any, ...], depth_left: int) -> tup
 
 
 def _freeze_other(value: Any, depth_left: int) -> Any:
-    """Freeze what is not exactly a JSON type: a subclass becomes the type it stands for."""
+    """Freeze a value of another type; an instance of a subclass becomes one of its JSON type."""
     match value:
         case str():
             return check_text(value, "")
@@ -289,7 +296,7 @@ _CONTAINER_FREEZERS: dict[type, Callable[[Any, int], Any]] = {
 
 
 def unchecked_map(members: dict[str, Any]) -> FrozenMap:
-    """A map of members that the caller has frozen and checked, and will not touch again."""
+    """Return a map of members that the caller has frozen and checked, and does not change."""
     frozen = object.__new__(FrozenMap)
     _set_field(frozen, "_members", MappingProxyType(members))
     _set_field(frozen, "_depth", None)
@@ -306,7 +313,7 @@ def _depth(value: Any) -> int:
 
 
 def _has_json_form(value: object) -> bool:
-    """Whether this is a frozen dataclass that tells its own JSON form."""
+    """Return whether a value is a frozen dataclass with a JSON form of its own."""
     settings = getattr(type(value), "__dataclass_params__", None)
     return getattr(settings, "frozen", False) and callable(getattr(value, "to_json", None))
 

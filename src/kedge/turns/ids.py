@@ -1,7 +1,7 @@
-"""Local ids: unique, and sorted by the time they were made.
+"""Generate local ids that are unique and sorted by time.
 
-An id is a nanosecond clock that never stands still nor goes back within a process, and 40 random
-bits that tell this process from others. It says nothing about the provider and is never sent to one.
+An id consists of a nanosecond timestamp that increases with every id of a process, and 40 random bits that
+identify the process. It is never sent to a provider.
 """
 
 import os
@@ -15,7 +15,14 @@ _process_suffix = secrets.token_hex(5)
 
 
 def new_id(prefix: str) -> str:
-    """Make an id such as ``blk_18a3f0c2b4d5e6f71a2b3c4d5e``."""
+    """Generate an id such as ``blk_18a3f0c2b4d5e6f71a2b3c4d5e``.
+
+    Args:
+        prefix: What comes before the underscore.
+
+    Returns:
+        The id.
+    """
     global _last_tick  # noqa: PLW0603 - one clock for the process
     with _lock:
         tick = time.time_ns()
@@ -26,7 +33,7 @@ def new_id(prefix: str) -> str:
 
 
 def _reset_after_fork() -> None:
-    """After a fork: other random bits, and a lock that nobody holds."""
+    """Set other random bits and a free lock in a forked process."""
     global _lock, _process_suffix  # noqa: PLW0603 - they belong to the process
     _lock = threading.Lock()
     _process_suffix = secrets.token_hex(5)

@@ -1,8 +1,8 @@
-"""The JSON form of a Turn: versioned, lossless, and a contract (docs/json-form.md).
+"""The JSON form of a Turn: versioned, lossless and documented (docs/json-form.md).
 
-Reading is strict about what it knows and generous about what it does not: members and kinds from a
-newer Kedge are kept and written back; anything malformed is an ``InvalidJSON`` that names the path of
-the offending member. There is never half a Turn. One table of shapes serves reading and writing.
+Parsing is strict about known fields and accepts unknown ones: fields and kinds of a newer version are stored and
+written again; anything malformed is an ``InvalidJSON`` with the path of the invalid member. A Turn is parsed
+completely or not at all. One table of codecs serves both directions.
 """
 
 import json
@@ -31,7 +31,7 @@ MAX_DIGITS = len(str(1 << MAX_INTEGER_BITS))
 
 
 def parse_json(text: str | bytes) -> object:
-    """Parse JSON text; the value may hold a ``Flaw``, which is refused as soon as it is read."""
+    """Parse JSON text; the result may hold an ``InvalidValue``, which ``load`` rejects."""
     if not isinstance(text, str | bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidJSON("$", f"expected JSON text, got {type(text).__name__}")
     try:
@@ -55,12 +55,12 @@ def _parse_int(digits: str) -> int | InvalidValue:
 
 
 def _parse_float(literal: str) -> float | InvalidValue:
-    """Read a fraction as the nearest double, as everyone does; zero and infinity are not near."""
+    """Parse a fraction as the nearest double; overflow and underflow are invalid."""
     value = float(literal)
     if value in (float("inf"), float("-inf")):
-        return InvalidValue("a number too large to hold")
+        return InvalidValue("the number is too large")
     if value == 0 and literal.lower().partition("e")[0].strip("-0."):
-        return InvalidValue("a number too small to hold")
+        return InvalidValue("the number is too small")
     return value
 
 
@@ -91,17 +91,43 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",",
 
 
 def dumps(turn: Turn) -> str:
-    """Write a Turn as JSON text."""
+    """Encode a Turn as JSON text.
+
+    Args:
+        turn: The Turn.
+
+    Returns:
+        The text, which ``loads`` parses.
+    """
     return _encode(dump(turn))
 
 
 def loads(text: str | bytes) -> Turn:
-    """Read a Turn from JSON text."""
+    """Parse a Turn from JSON text.
+
+    Anchors in the text are as trustworthy as its source; see ``kedge.planning.drop_anchors``.
+
+    Args:
+        text: What ``dumps`` returned.
+
+    Returns:
+        The Turn.
+
+    Raises:
+        InvalidJSON: If the text is malformed; ``path`` names the invalid member.
+    """
     return load(parse_json(text))
 
 
 def dump(turn: Turn) -> JsonObject:
-    """Write a Turn as plain JSON values."""
+    """Encode a Turn as plain JSON values.
+
+    Args:
+        turn: The Turn.
+
+    Returns:
+        A dict, which ``load`` parses.
+    """
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -113,7 +139,17 @@ def dump(turn: Turn) -> JsonObject:
 
 
 def load(value: object) -> Turn:
-    """Read a Turn from plain JSON values."""
+    """Parse a Turn from plain JSON values.
+
+    Args:
+        value: What ``dump`` returned.
+
+    Returns:
+        The Turn.
+
+    Raises:
+        InvalidJSON: If the value is malformed; ``path`` names the invalid member.
+    """
     try:
         return _load_turn(value)
     except InvalidJSON as error:
@@ -121,14 +157,32 @@ def load(value: object) -> Turn:
 
 
 def dump_block(block: Block) -> JsonObject:
-    """Write one block as plain JSON values; members at their default are left out."""
+    """Encode a block as plain JSON values, without fields at their default.
+
+    Args:
+        block: The block.
+
+    Returns:
+        A dict, which ``load_block`` parses.
+    """
     if isinstance(block, UnknownBlock):
         return {**thaw(block.form), **_UNKNOWN_CODEC.dump(block)}
     return {"kind": block.kind, **BLOCK_CODECS[block.kind].dump(block)}
 
 
 def load_block(value: object, path: str = "$") -> Block:
-    """Read one block from plain JSON values."""
+    """Parse a block from plain JSON values.
+
+    Args:
+        value: What ``dump_block`` returned.
+        path: The path of the value, for errors.
+
+    Returns:
+        The block.
+
+    Raises:
+        InvalidJSON: If the value is malformed; ``path`` names the invalid member.
+    """
     try:
         return _load_block(value)
     except InvalidJSON as error:
@@ -159,7 +213,8 @@ def _check_version(version: object) -> None:
         raise InvalidJSON("", "expected a positive integer")
     if version > VERSION:
         raise InvalidJSON(
-            "", f"written by a newer Kedge (version {version}, this one reads {VERSION})"
+            "",
+            f"written by a newer version of Kedge (form {version}, this one reads {VERSION}); upgrade Kedge",
         )
 
 
@@ -198,12 +253,12 @@ def _load_part(value: object) -> Part:
 
 
 def _is_unambiguous(part: OpaquePart) -> bool:
-    """Whether no reader takes the content of this part for one of our own."""
+    """Return whether the content of this part cannot be taken for a known part."""
     kind = part.content.get("type")
     return isinstance(kind, str) and kind not in PART_CODECS and not part.extra
 
 
-# Reading. Each reader raises an error whose path is still relative; who called it adds the step.
+# Readers. Each raises an error with a relative path, to which its caller adds a step.
 
 
 def _read_at(step: str, read: Callable[..., T], *values: Any) -> T:
@@ -284,7 +339,9 @@ def _read_assistant_parts(value: object) -> tuple[Part, ...]:
     parts = _read_parts(value)
     for index, part in enumerate(parts):
         if isinstance(part, ImagePart | FilePart):
-            raise InvalidJSON(f"[{index}].type", "an assistant holds text and refusals")
+            raise InvalidJSON(
+                f"[{index}].type", "an assistant block can have text and refusals only"
+            )
     return parts
 
 
@@ -309,7 +366,7 @@ _JSON_TYPE_NAMES: dict[type, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ObjectCodec:
-    """The members of one kind of block or type of part, in both directions."""
+    """Encodes and parses one kind of block or type of part."""
 
     make: Callable[..., Any]
     required: frozenset[str]
@@ -318,7 +375,7 @@ class ObjectCodec:
     writers: Mapping[str, Callable[[Any], Any]]
 
     def read(self, form: Mapping[str, object]) -> JsonObject:
-        """The members of the form, read; a missing one without default is an error."""
+        """Parse the fields of a form; a missing one without default is an error."""
         members: JsonObject = {}
         for name, read in self.readers.items():
             if name in form:
@@ -331,7 +388,7 @@ class ObjectCodec:
         return members
 
     def load(self, form: Mapping[str, object], tag: str) -> Any:
-        """The value; members that nobody knows go into its ``extra``."""
+        """Parse a value; unknown fields are stored in its ``extra``."""
         members = self.read(form)
         if len(members) + 1 < len(form):
             rest = {k: v for k, v in form.items() if k not in self.readers and k != tag}
@@ -342,7 +399,7 @@ class ObjectCodec:
             raise InvalidJSON("", str(error)) from None
 
     def dump(self, value: object) -> JsonObject:
-        """The members that are not at their default, and what ``extra`` keeps."""
+        """Return the fields that are not at their default, and those of ``extra``."""
         form: JsonObject = {}
         for name, write in self.writers.items():
             member = getattr(value, name)
@@ -362,7 +419,7 @@ _FIELD_CODECS: dict[str, tuple[Callable[[object], Any], Callable[[Any], Any]]] =
     "parts": (_read_parts, _dump_parts),
     "spoken": (_read_assistant_parts, _dump_parts),
 }
-"""What a member can hold: how it is read, and how it is written."""
+"""The kinds of fields, each with its parser and its encoder."""
 
 
 def _build_codec(cls: type[Any], **members: str) -> ObjectCodec:
@@ -400,7 +457,7 @@ BLOCK_CODECS: dict[str, ObjectCodec] = {
     ),
     "opaque": _build_codec(OpaqueBlock, **_IDENTITY_FIELDS, item="map"),
 }
-"""Every kind of block, with its members."""
+"""The codec of each kind of block."""
 
 PART_CODECS: dict[str, ObjectCodec] = {
     "text": _build_codec(TextPart, text="text"),
@@ -409,7 +466,7 @@ PART_CODECS: dict[str, ObjectCodec] = {
     "file": _build_codec(FilePart, url="text", data="text", file_id="text", filename="text"),
     "opaque": _build_codec(OpaquePart, content="map"),
 }
-"""Every type of part, with its members."""
+"""The codec of each type of part."""
 _PART_TYPE_NAMES: dict[type[Any], str] = {
     cast("type", part.make): name for name, part in PART_CODECS.items()
 }

@@ -1,7 +1,7 @@
-"""Parts: what the content of a user, assistant or tool-result block is made of.
+"""Parts: the content of user, assistant and tool-result blocks.
 
-Images and files are kept in one normal form (a URL, a data URL or a provider's file id), so that a
-part made from bytes equals the part that comes back from a wire.
+Images and files have one normal form (a URL, a data URL or a provider's file id), so that a part made from bytes
+equals the part that a server returns.
 """
 
 import base64
@@ -17,7 +17,7 @@ Detail = Literal["auto", "low", "high", "original"]
 
 
 def _format_part(part: "Part") -> str:
-    from kedge.turns.formatting import format_part  # show knows every type of part
+    from kedge.turns.formatting import format_part  # imports this module
 
     return format_part(part)
 
@@ -25,7 +25,12 @@ def _format_part(part: "Part") -> str:
 @immutable
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """Text. ``extra`` holds what a provider attached to it, such as annotations."""
+    """Text.
+
+    Attributes:
+        text: The text.
+        extra: What a provider attached to it, such as annotations.
+    """
 
     text: str
     extra: FrozenMap = field(default=EMPTY, compare=False, kw_only=True)
@@ -52,7 +57,12 @@ class TextPart:
 @immutable
 @dataclass(frozen=True, slots=True)
 class RefusalPart:
-    """The words with which a model refused."""
+    """A model's refusal.
+
+    Attributes:
+        text: The text of the refusal.
+        extra: Fields that Kedge does not interpret.
+    """
 
     text: str
     extra: FrozenMap = field(default=EMPTY, compare=False, kw_only=True)
@@ -69,7 +79,14 @@ class RefusalPart:
 @immutable
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """An image, by URL (a data URL holds the bytes themselves) or by a provider's file id."""
+    """An image; exactly one of ``url`` and ``file_id`` is set.
+
+    Attributes:
+        url: Its URL; a data URL contains the image itself.
+        detail: The resolution at which the model sees it.
+        file_id: A provider's id of an uploaded file.
+        extra: Fields that Kedge does not interpret.
+    """
 
     url: str = ""
     detail: str = "auto"
@@ -87,7 +104,15 @@ class ImagePart:
 @immutable
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A file, by URL, by content (a data URL) or by a provider's file id."""
+    """A file; exactly one of ``url``, ``data`` and ``file_id`` is set.
+
+    Attributes:
+        url: Its URL.
+        data: Its content as a data URL.
+        file_id: A provider's id of an uploaded file.
+        filename: Its name.
+        extra: Fields that Kedge does not interpret.
+    """
 
     url: str = ""
     data: str = ""
@@ -106,7 +131,12 @@ class FilePart:
 @immutable
 @dataclass(frozen=True, slots=True)
 class OpaquePart:
-    """A part of a kind that Kedge does not know, kept as it came."""
+    """A part of a type that Kedge does not interpret.
+
+    Attributes:
+        content: The part as the provider sent it.
+        extra: Fields that Kedge does not interpret.
+    """
 
     content: FrozenMap
     extra: FrozenMap = field(default=EMPTY, compare=False, kw_only=True)
@@ -124,7 +154,7 @@ Part = TextPart | RefusalPart | ImagePart | FilePart | OpaquePart
 AssistantPart = TextPart | RefusalPart | OpaquePart
 PART_TYPES = (TextPart, RefusalPart, ImagePart, FilePart, OpaquePart)
 ASSISTANT_PART_TYPES = (TextPart, RefusalPart, OpaquePart)
-"""What a model says is made of."""
+"""The types of parts that a model can write."""
 
 P = TypeVar("P")
 
@@ -132,7 +162,19 @@ P = TypeVar("P")
 def image(
     source: str | bytes, *, media_type: str = "image/png", detail: Detail = "auto"
 ) -> ImagePart:
-    """Make an image part from a URL or from the bytes of the image."""
+    """Construct an image part.
+
+    Args:
+        source: The URL of the image, or its bytes.
+        media_type: The media type of the bytes.
+        detail: The resolution at which the model sees it.
+
+    Returns:
+        The part.
+
+    Raises:
+        InvalidTurn: If the source is empty.
+    """
     url = source if isinstance(source, str) else data_url(source, media_type)
     return ImagePart(url, detail)
 
@@ -140,30 +182,42 @@ def image(
 def file(
     source: str | bytes, *, filename: str = "", media_type: str = "application/pdf"
 ) -> FilePart:
-    """Make a file part from a URL or from the bytes of the file."""
+    """Construct a file part.
+
+    Args:
+        source: The URL of the file, or its bytes.
+        filename: The name of the file.
+        media_type: The media type of the bytes.
+
+    Returns:
+        The part.
+
+    Raises:
+        InvalidTurn: If the source is empty.
+    """
     if isinstance(source, bytes):
         return FilePart(data=data_url(source, media_type), filename=filename)
     return FilePart(url=source, filename=filename)
 
 
 def data_url(content: bytes, media_type: str) -> str:
-    """Put bytes into a URL."""
+    """Return a data URL of these bytes."""
     return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
 
 
 def check_parts(parts: Iterable[P], allowed: tuple[type[P], ...], what: str) -> tuple[P, ...]:
-    """Return the parts as a tuple; refuse what is no part, or no part of this kind of block."""
+    """Return the parts as a tuple; reject a value that is not a part of this kind of block."""
     if type(parts) is not tuple:
         kind = type(parts).__name__
         if isinstance(parts, str | bytes | Mapping) or not isinstance(parts, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidTurn(f"{what} is made of parts, not {kind}")
+            raise InvalidTurn(f"{what} must have parts, not {kind}")
         parts = tuple(parts)
-    kept = cast("tuple[P, ...]", parts)
-    for part in kept:
+    checked = cast("tuple[P, ...]", parts)
+    for part in checked:
         if not isinstance(part, allowed):
             names = ", ".join(each.__name__ for each in allowed)
-            raise InvalidTurn(f"{what} is made of {names}, not {type(part).__name__}")
-    return kept
+            raise InvalidTurn(f"{what} must have {names}, not {type(part).__name__}")
+    return checked
 
 
 def _check_texts(part: ImagePart | FilePart, *names: str) -> None:

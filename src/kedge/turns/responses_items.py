@@ -1,9 +1,9 @@
-"""Blocks to items of the Responses API and back, one at a time.
+"""Convert blocks to items of the Responses API and back.
 
-Only the shape is decided here. Which provider ids and which reasoning may go out at all is a matter of
-proof and lives in ``kedge.planning.render``. Members of a known item that Kedge does not interpret are
-kept in the block's ``extra["item"]``; of these only the ones in ``CARRIED`` are sent again. An item
-that cannot be read without losing something is not read: it becomes an ``OpaqueBlock``, whole.
+Only the form is decided here. Which provider ids and which reasoning may be sent is decided in
+``kedge.planning.render``. Fields of a known item that Kedge does not interpret are stored in the block's
+``extra["item"]``; of these only ``RESENT_FIELDS`` are sent again. An item that cannot be converted without loss becomes
+an ``OpaqueBlock``.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ __all__ = [
 Item = dict[str, Any]
 
 RESENT_FIELDS = ("phase", "namespace", "caller", "async")
-"""Members of a provider's item that mean something to the model and are sent again as they came."""
+"""Fields of a provider's item that matter to the model and are sent again unchanged."""
 
 REQUIRED_ID_PREFIXES = {
     "file_search_call": "fs",
@@ -61,7 +61,7 @@ REQUIRED_ID_PREFIXES = {
     "mcp_call": "mcp",
     "mcp_list_tools": "mcpl",
 }
-"""Item types that a server takes only with an id, and how such an id begins."""
+"""Item types that a server accepts only with an id, and the prefix of such an id."""
 STATUS_REQUIRED = frozenset(
     {
         "apply_patch_call",
@@ -72,11 +72,21 @@ STATUS_REQUIRED = frozenset(
         "web_search_call",
     }
 )
-"""Item types that a server takes only with their status."""
+"""Item types that a server accepts only with their status."""
 
 
 def item_from_block(block: Block) -> Item:
-    """The item for this block, without provider id, status or nulls."""
+    """Convert a block to an item of the Responses API.
+
+    Args:
+        block: The block.
+
+    Returns:
+        The item, without provider id, status and nulls.
+
+    Raises:
+        UnsupportedBlock: If the API has no form for the block.
+    """
     match block:
         case UserBlock():
             return {"type": "message", "role": "user", "content": _encode_input_parts(block.parts)}
@@ -102,17 +112,28 @@ def item_from_block(block: Block) -> Item:
             return _encode_opaque(block)
         case UnknownBlock():
             raise UnsupportedBlock(
-                f"block {block.id} is of a kind this Kedge does not know "
-                f"({block.form.get('kind')!r}); remove it or use a newer Kedge"
+                f"block {block.id} is of a kind that this version of Kedge does not know "
+                f"({block.form.get('kind')!r}); remove it or upgrade Kedge"
             )
         case _:
             raise AssertionError(block.kind)
 
 
 def block_from_item(item: Mapping[str, Any], **identity: Any) -> Block:
-    """The block for an item, as a server sends, stores or streams it."""
+    """Convert an item of the Responses API to a block.
+
+    Args:
+        item: The item as a server sends, stores or streams it.
+        **identity: ``id``, ``metadata``, ``origin`` and ``extra`` of the block.
+
+    Returns:
+        The block; an ``OpaqueBlock`` for an unknown type or form.
+
+    Raises:
+        InvalidTurn: If the item is not an object with a type.
+    """
     if not isinstance(item, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidTurn(f"an item is an object, not {type(item).__name__}")
+        raise InvalidTurn(f"an item must be an object, not {type(item).__name__}")
     item = _infer_type(item)
     if isinstance(item.get("id"), str):
         identity["metadata"] = {ITEM_ID: item["id"], **(identity.get("metadata") or {})}
@@ -121,12 +142,12 @@ def block_from_item(item: Mapping[str, Any], **identity: Any) -> Block:
     try:
         block = read(item, identity) if read else None
     except InvalidTurn:
-        block = None  # a known type in an unknown shape, kept like an unknown type
+        block = None  # a known type in an unknown form
     return block or OpaqueBlock(freeze(item), **identity)
 
 
 def _infer_type(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The item with its type, which a message and a reference may leave out."""
+    """Return the item with its type, which messages and references may omit."""
     if item.get("type") is not None:
         return item
     for member, kind in (("role", "message"), ("id", "item_reference")):
@@ -163,7 +184,7 @@ def _encode_reasoning(block: ReasoningBlock) -> Item:
 def _encode_opaque(block: OpaqueBlock) -> Item:
     item = thaw(strip_server_fields(block.item))
     if block.type in REQUIRED_ID_PREFIXES:
-        # A name made up for this block: the provider's own is planning's to give back, ours stays here.
+        # A generated id: planning decides whether the provider's is sent, and local ids never are.
         name = hashlib.sha256(f"kedge.item/1 {block.id}".encode()).hexdigest()[:32]
         item["id"] = f"{REQUIRED_ID_PREFIXES[block.type]}_{name}"
     if block.type in STATUS_REQUIRED and isinstance(block.item.get("status"), str):
@@ -172,10 +193,10 @@ def _encode_opaque(block: OpaqueBlock) -> Item:
 
 
 def _encode_resent_fields(block: Block) -> Item:
-    kept = block.extra.get("item")
-    if not isinstance(kept, FrozenMap):
+    item = block.extra.get("item")
+    if not isinstance(item, FrozenMap):
         return {}
-    return thaw(drop_nulls(FrozenMap({name: kept[name] for name in RESENT_FIELDS if name in kept})))
+    return thaw(drop_nulls(FrozenMap({name: item[name] for name in RESENT_FIELDS if name in item})))
 
 
 def _encode_input_parts(parts: tuple[Part, ...]) -> list[Item]:
@@ -197,7 +218,9 @@ def _encode_input_part(part: Part) -> Item:
         case OpaquePart():
             return thaw(drop_nulls(part.content))
         case RefusalPart():
-            raise UnsupportedBlock("only a model can refuse: a refusal is in the user's content")
+            raise UnsupportedBlock(
+                "a refusal is only possible in the content of the model; remove it"
+            )
 
 
 def _encode_output_part(part: AssistantPart) -> Item:
@@ -216,7 +239,7 @@ def _encode_output(parts: tuple[Part, ...]) -> str | list[Item]:
     return _encode_input_parts(parts)
 
 
-# Reading. The blocks and parts check their own members: what they refuse is an unknown shape.
+# Readers. Blocks and parts check their own fields: what they reject is an unknown form.
 
 
 def _read_message(item: Mapping[str, Any], identity: Any) -> Block | None:
@@ -256,7 +279,7 @@ def _read_result(item: Mapping[str, Any], identity: Any) -> Block:
 
 
 def _read_reasoning(item: Mapping[str, Any], identity: Any) -> Block:
-    """Reasoning stays reasoning in any shape, so that it is never sent as something else."""
+    """Convert reasoning of any form to a reasoning block, so that it is never sent as another item."""
     read: dict[str, Any] = {
         "summary": _read_plain_texts(item.get("summary"), "summary_text"),
         "content": _read_plain_texts(item.get("content"), "reasoning_text"),
@@ -274,7 +297,7 @@ def _read_reasoning(item: Mapping[str, Any], identity: Any) -> Block:
 
 
 def _read_plain_texts(parts: object, kind: str) -> tuple[str, ...] | None:
-    """The texts of parts that are nothing but text of this kind."""
+    """Return the texts of parts that consist of text of this kind only, else None."""
     if parts is None:
         return ()
     if not isinstance(parts, list | tuple):
@@ -293,7 +316,7 @@ def _read_plain_text(part: object, kind: str) -> str | None:
 
 
 def _add_unread_fields(item: Mapping[str, Any], identity: Any, *known: str) -> Any:
-    """The identity, with the members that nobody reads kept in ``extra``."""
+    """Return the identity with the fields that are not interpreted in ``extra``."""
     read = {"type", "id", "status", *known}
     rest = {name: value for name, value in item.items() if name not in read and value is not None}
     if not rest:
@@ -309,13 +332,13 @@ def _read_parts(content: object, readers: Mapping[str, _PartReader]) -> tuple[Pa
     if isinstance(content, str):
         return (TextPart(content),)
     if not isinstance(content, list | tuple):
-        raise InvalidTurn("content is text or a list of parts")
+        raise InvalidTurn("content must be text or a list of parts")
     return tuple(_read_part(part, readers) for part in cast("list[object]", content))
 
 
 def _read_part(part: object, readers: Mapping[str, _PartReader]) -> Part:
     if not isinstance(part, Mapping):
-        raise InvalidTurn("a part is an object")
+        raise InvalidTurn("a part must be an object")
     given = {k: v for k, v in cast("Mapping[str, Any]", part).items() if v is not None}
     kind = given.pop("type", None)
     read = readers.get(kind) if isinstance(kind, str) else None
@@ -367,7 +390,7 @@ _ITEM_READERS: dict[str, Callable[[Mapping[str, Any], Any], Block | None]] = {
     "custom_tool_call_output": _read_result,
     "reasoning": _read_reasoning,
 }
-# Text is text by any of its names: which one a provider wants follows from the role.
+# All names of text parts are accepted: the one to send depends on the role.
 _TEXT_READERS: dict[str, _PartReader] = {
     "input_text": _read_input_text,
     "output_text": _read_output_text,

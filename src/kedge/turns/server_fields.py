@@ -12,14 +12,14 @@ from kedge.turns.frozen_json import FrozenMap, freeze
 ID_IS_CONTENT = frozenset(
     {"item_reference", "local_shell_call", "local_shell_call_output", "mcp_approval_request"}
 )
-"""Item types whose ``id`` is a reference that other items join on, not a name of their own."""
+"""Item types whose ``id`` is referenced by other items, so that it is part of their content."""
 
 STATUS_IS_CONTENT = frozenset({"apply_patch_call_output"})
-"""Item types whose ``status`` is the answer itself: whether the patch could be applied."""
+"""Item types whose ``status`` is the result itself: whether the patch could be applied."""
 
 
 def strip_server_fields(item: FrozenMap) -> FrozenMap:
-    """The item without provider id, status and nulls, except where they are its content."""
+    """Return the item without provider id, status and nulls, except where they are its content."""
     kind = item.get("type")
     hidden = {
         *(() if kind in ID_IS_CONTENT else ("id",)),
@@ -29,7 +29,7 @@ def strip_server_fields(item: FrozenMap) -> FrozenMap:
 
 
 def drop_nulls(value: Any) -> Any:
-    """The frozen value without members that are null; a null in a list keeps its place."""
+    """Return the frozen value without members that are null; nulls in lists remain."""
     if isinstance(value, FrozenMap):
         return FrozenMap({k: drop_nulls(v) for k, v in value.items() if v is not None})
     if isinstance(value, tuple):

@@ -1,9 +1,16 @@
-"""Turn: the ordered blocks of a conversation so far, immutable.
+"""Turn: an immutable sequence of the blocks of a conversation.
 
-Every operation returns a new Turn. Turns that grew from one another share what was derived from their
-common blocks: a set of ids (at least those of its own blocks), and a ``Memo`` in which planning keeps
-its digests. So a conversation of n blocks that grows by k pays for k (and for copying references), and
-an old Turn never notices that it was continued.
+Every operation returns a new Turn. Turns share what was derived from their common blocks, so that a conversation of n
+blocks that grows by k costs O(k), apart from copying references.
+
+Ids shared along a Turn's lineage: block ids must be unique within a Turn, and checking that with a new set for
+each ``append`` would cost O(n). So a Turn and its continuations share one *mutable* set of ids. The invariant is
+that the set has *at least* the ids of each Turn that shares it; it may have more, namely those of other
+continuations. New ids that are not in the set are therefore unique, and are added to it: the old Turn does not
+notice, because nothing reads the set as the exact ids of a Turn. If a new id is in the set, it may belong to a
+sibling only, so the exact ids are collected again before a duplicate is reported. A set that is twice as large
+as the Turn, as after many forks from one Turn, is replaced as well, and operations other than ``append`` always
+make a set of their own.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,15 +26,15 @@ from kedge.turns.ids import new_id
 from kedge.turns.immutable import set_field
 
 TURN_MEMBERS = frozenset({"format", "version", "id", "data", "blocks"})
-"""The members of a Turn's JSON form; ``extra`` keeps any others."""
+"""The fields of a Turn's JSON form; others are stored in ``extra``."""
 
 
 @dataclass(slots=True)
 class _Memo:
-    """What a higher layer derived from a Turn's body (its blocks after the leading system ones).
+    """A value that planning derived from a Turn's body (its blocks after the leading system ones).
 
-    ``known`` is a value, and how many of the first blocks of the body it describes. It may describe
-    more, because a longer Turn shares it. The two are one member so that threads see them together.
+    ``entry`` is the value, and how many of the first blocks of the body it describes. The value may describe
+    more, because a longer Turn shares it. Both are in one field, so that threads always see a matching pair.
     """
 
     entry: tuple[object, int] = (None, 0)
@@ -35,9 +42,29 @@ class _Memo:
 
 @final
 class Turn:
-    """The blocks of a conversation so far, plus data. Immutable; equal when its blocks are.
+    """The blocks of a conversation so far, plus data. Immutable; equal if the blocks are.
 
-    Made for a value, not for subclasses: what belongs to a conversation goes into ``data``.
+    A Turn cannot have subclasses; store what belongs to a conversation in ``data``.
+
+    Args:
+        blocks: The blocks; no two may have the same id.
+        id: The id of the Turn, for logs; generated if it is empty.
+        data: JSON values of the application and of Kedge's packages.
+        extra: Fields that Kedge does not interpret.
+
+    Attributes:
+        blocks: The blocks.
+        id: The id of the Turn.
+        data: The data, as an immutable mapping.
+        extra: Fields that Kedge does not interpret.
+        lead: How many leading system blocks there are.
+
+    Raises:
+        InvalidTurn: If two blocks have the same id, or a value has the wrong type.
+
+    Example:
+        >>> turn = Turn([system("Be brief."), user("Hi")])
+        >>> turn = turn.append(assistant("Hello!"))
     """
 
     __slots__ = ("_ids", "_memo", "blocks", "data", "extra", "id", "lead")
@@ -50,33 +77,37 @@ class Turn:
     _ids: set[str]
     _memo: "_Memo"
 
-    # All is done in __new__: a second call of __init__ would change the Turn in place.
+    # Done in __new__, because a second call of __init__ would change the Turn in place.
     def __new__(
         cls,
         blocks: Iterable[Block] = (),
         *,
-        id: str = "",  # noqa: A002 - the word of the contract
+        id: str = "",  # noqa: A002 - the name of the contract
         data: Mapping[str, Any] = EMPTY,
         extra: Mapping[str, Any] = EMPTY,
     ) -> "Turn":
-        """Make a Turn of these blocks."""
+        """Construct a Turn; see the class."""
         if not isinstance(blocks, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidTurn(f"a Turn is made of blocks, not of {type(blocks).__name__}")
+            raise InvalidTurn(
+                f"a Turn must have blocks, not {type(blocks).__name__}; use Turn([user(...)])"
+            )
         blocks = tuple(blocks)
         _check_blocks(blocks)
         id = new_id("turn") if id == "" else check_text(id, "id")  # noqa: A001
-        kept = freeze_map(extra, "extra")
-        if taken := TURN_MEMBERS & kept.keys():
-            raise InvalidTurn(f"extra holds {min(taken)!r}, which is a member of its own")
+        frozen = freeze_map(extra, "extra")
+        if taken := TURN_MEMBERS & frozen.keys():
+            raise InvalidTurn(
+                f"extra holds {min(taken)!r}, which is a field of its own; set that instead"
+            )
         ids = _collect_unique_ids(blocks)
-        return _build_turn(blocks, id, freeze_map(data, "data"), kept, ids, _Memo())
+        return _build_turn(blocks, id, freeze_map(data, "data"), frozen, ids, _Memo())
 
     def __init_subclass__(cls) -> NoReturn:
-        raise TypeError("Turn has no subclasses; keep what belongs to it in its data")
+        raise TypeError("Turn cannot have subclasses; store what belongs to it in its data")
 
     @property
     def leading(self) -> tuple[Block, ...]:
-        """The leading system blocks: sent afresh with every request, part of no digest."""
+        """The leading system blocks, which are sent with every request and are part of no digest."""
         return self.blocks[: self.lead]
 
     @property
@@ -85,57 +116,140 @@ class Turn:
         return self.blocks[self.lead :]
 
     def append(self, *blocks: Block) -> "Turn":
-        """Add blocks at the end."""
+        """Return the Turn with blocks added at the end.
+
+        Args:
+            *blocks: The blocks.
+
+        Returns:
+            The new Turn.
+
+        Raises:
+            InvalidTurn: If two blocks have the same id.
+        """
         if not blocks:
             return self
         _check_blocks(blocks)
         together = (*self.blocks, *blocks)
         added = {block.id for block in blocks}
         ids = self._ids
-        bounded = len(ids) <= 2 * len(together)  # or forks without end would fill it
+        bounded = len(ids) <= 2 * len(together)  # or many forks would fill it
         if bounded and len(added) == len(blocks) and ids.isdisjoint(added):
-            ids |= added  # other continuations may be in it too: it need only know all of ours
+            ids |= added  # the set may have ids of other continuations as well
         else:
             ids = _collect_unique_ids(together)
         return self._derive(together, ids, len(self.blocks))
 
     def insert(self, index: int, block: Block) -> "Turn":
-        """Add a block before the one at ``index``, which means what it means to ``list.insert``."""
+        """Return the Turn with a block inserted.
+
+        Args:
+            index: The index of the new block, as for ``list.insert``.
+            block: The block.
+
+        Returns:
+            The new Turn.
+
+        Raises:
+            InvalidTurn: If another block has the same id.
+        """
         index = slice(op_index(index), None).indices(len(self.blocks))[0]
         return self._splice(index, index, block)
 
     def replace(self, block_id: str, block: Block) -> "Turn":
-        """Put ``block`` in the place of the one with this id."""
+        """Return the Turn with a block replaced.
+
+        Args:
+            block_id: The id of the block to replace.
+            block: The new block.
+
+        Returns:
+            The new Turn.
+
+        Raises:
+            InvalidTurn: If there is no such block, or another block has the id of the new one.
+        """
         index = self.index(block_id)
         return self._splice(index, index + 1, block)
 
     def remove(self, block_id: str) -> "Turn":
-        """Leave out the block with this id."""
+        """Return the Turn without a block.
+
+        Args:
+            block_id: The id of the block to remove.
+
+        Returns:
+            The new Turn.
+
+        Raises:
+            InvalidTurn: If there is no such block.
+        """
         index = self.index(block_id)
         return self._splice(index, index + 1)
 
     def take(self, count: int) -> "Turn":
-        """Keep the first ``count`` blocks."""
+        """Return the Turn with only its first blocks.
+
+        Args:
+            count: How many blocks to retain.
+
+        Returns:
+            The new Turn.
+
+        Raises:
+            InvalidTurn: If the count is negative.
+        """
         if count < 0:
             raise InvalidTurn(f"cannot take {count} blocks")
         return self._splice(min(count, len(self.blocks)), len(self.blocks))
 
     def with_blocks(self, blocks: Iterable[Block]) -> "Turn":
-        """Put these in the place of all blocks: many changes at the price of one."""
+        """Return the Turn with other blocks, which costs as much as one change.
+
+        Args:
+            blocks: All blocks of the new Turn.
+
+        Returns:
+            The new Turn, with the same id and data.
+
+        Raises:
+            InvalidTurn: If two blocks have the same id.
+        """
         fresh = tuple(blocks)
         pairs = enumerate(zip(self.blocks, fresh, strict=False))
         shorter = min(len(self.blocks), len(fresh))
         same = next((index for index, (old, new) in pairs if old is not new), shorter)
-        kept = self if same == len(self.blocks) else self.take(same)
-        return kept.append(*fresh[same:])
+        common = self if same == len(self.blocks) else self.take(same)
+        return common.append(*fresh[same:])
 
     def with_data(self, members: Mapping[str, Any] | None = None, /, **more: Any) -> "Turn":
-        """Return this Turn with further data; a member set to ``None`` is removed."""
+        """Return the Turn with data added.
+
+        Args:
+            members: The values to add; None removes one.
+            **more: Further values.
+
+        Returns:
+            The new Turn.
+
+        Raises:
+            InvalidJSON: If a value is not JSON.
+        """
         data = self.data.with_members({**(members or {}), **more})
         return _build_turn(self.blocks, self.id, data, self.extra, self._ids, self._memo)
 
     def index(self, block_id: str) -> int:
-        """The place of the block with this id."""
+        """Return the index of a block.
+
+        Args:
+            block_id: The id of the block.
+
+        Returns:
+            Its index in ``blocks``.
+
+        Raises:
+            InvalidTurn: If there is no such block.
+        """
         for index, block in enumerate(self.blocks):
             if block.id == block_id:
                 return index
@@ -144,7 +258,7 @@ class Turn:
     def _splice(self, start: int, stop: int, *blocks: Block) -> "Turn":
         _check_blocks(blocks)
         ids = self._ids.copy()
-        if len(ids) != len(self.blocks):  # a longer Turn has added to what we share
+        if len(ids) != len(self.blocks):  # another continuation has added to the shared set
             ids = {block.id for block in self.blocks}
         ids.difference_update(block.id for block in self.blocks[start:stop])
         for block in blocks:
@@ -154,16 +268,16 @@ class Turn:
         return self._derive((*self.blocks[:start], *blocks, *self.blocks[stop:]), ids, start)
 
     def _derive(self, blocks: tuple[Block, ...], ids: set[str], shared: int) -> "Turn":
-        """Make the Turn whose first ``same`` blocks are ours, sharing what still holds."""
-        kept = shared - self.lead
+        """Return a Turn that has its first ``shared`` blocks in common with this one."""
+        unchanged = shared - self.lead
         lead = count_leading(blocks)
-        if kept < 0 or (kept == 0 and lead != self.lead):
-            # The change is among the leading system blocks. Any that reaches into the body makes it
-            # longer or shorter; a body of the same length is the same.
+        if unchanged < 0 or (unchanged == 0 and lead != self.lead):
+            # The change is among the leading system blocks. One that affects the body makes it longer or
+            # shorter, so a body of the same length is the same.
             body = len(self.blocks) - self.lead
-            kept = body if len(blocks) - lead == body else 0
+            unchanged = body if len(blocks) - lead == body else 0
         value, described = self._memo.entry
-        memo = _Memo((value, min(described, kept)))
+        memo = _Memo((value, min(described, unchanged)))
         return _build_turn(blocks, self.id, self.data, self.extra, ids, memo)
 
     def __len__(self) -> int:
@@ -186,10 +300,10 @@ class Turn:
         return hash(self.blocks)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError("a Turn cannot change; its operations return a new one")
+        raise AttributeError("a Turn is immutable; its methods return a new one")
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError("a Turn cannot change; its operations return a new one")
+        raise AttributeError("a Turn is immutable; its methods return a new one")
 
     def __copy__(self) -> "Turn":
         return self
@@ -209,12 +323,27 @@ class Turn:
 
 
 def snapshot_block_ids(turn: Turn) -> frozenset[str]:
-    """The ids of the blocks in the Turn now, to compare with later."""
+    """Return the ids of the blocks of a Turn, to compare with later.
+
+    Args:
+        turn: The Turn.
+
+    Returns:
+        The ids, for ``new_blocks_not_in``.
+    """
     return frozenset(block.id for block in turn.blocks)
 
 
 def new_blocks_not_in(turn: Turn, ids: Iterable[str]) -> list[Block]:
-    """The blocks whose ids are not among ``ids``, in order."""
+    """Return the blocks of a Turn that were not there before.
+
+    Args:
+        turn: The Turn.
+        ids: The ids of an earlier Turn, as ``snapshot_block_ids`` returns them.
+
+    Returns:
+        The blocks with other ids, in order.
+    """
     known = frozenset(ids)
     return [block for block in turn.blocks if block.id not in known]
 
@@ -233,7 +362,7 @@ def cache_index(turn: Turn, value: object, count: int) -> None:
 
 
 def count_leading(blocks: tuple[Block, ...]) -> int:
-    """How many system blocks stand at the front."""
+    """Return how many system blocks are at the start."""
     for index, block in enumerate(blocks):
         if not isinstance(block, SystemBlock):
             return index
@@ -243,7 +372,9 @@ def count_leading(blocks: tuple[Block, ...]) -> int:
 def _check_blocks(blocks: Iterable[object]) -> None:
     for block in blocks:
         if not isinstance(block, Block):
-            raise InvalidTurn(f"a Turn holds blocks, not {type(block).__name__}; see kedge.user")
+            raise InvalidTurn(
+                f"a Turn must have blocks, not {type(block).__name__}; use kedge.user(...)"
+            )
 
 
 def _collect_unique_ids(blocks: tuple[Block, ...]) -> set[str]:
