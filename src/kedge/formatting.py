@@ -8,6 +8,18 @@ _COUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 _AGES = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
 NO_VALUE = "\N{EN DASH}"
 
+HEALING_TEXTS = {
+    "gone": "the server no longer had the earlier response; the full conversation was resent",
+    "unsupported": "the server does not support chaining; the full conversation was resent",
+    "forgot": "the server answered without the earlier context; the full conversation was resent",
+    "reasoning": "the server could not read the encrypted reasoning; the request was resent without it",
+    "include": "the model has no encrypted reasoning; the request was resent without asking for it",
+    "empty_input": "the server rejects an empty input; the full conversation was resent",
+    "conversation": "the conversation object no longer existed; a new one was created",
+    "audit": "an audit found different server data; the full conversation was resent",
+}
+"""What was done to recover from each disagreement with a server, by its reason."""
+
 
 def format_size(count: float) -> str:
     """Format a number of bytes, such as ``5.4 kB``."""
@@ -92,6 +104,11 @@ def shorten_id(name: str, length: int = 6) -> str:
 def pluralize(count: int, one: str, many: str = "") -> str:
     """Format a count with its noun, such as ``2 blocks``."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def capitalize(text: str) -> str:
+    """Start a text with a capital letter; the rest is unchanged."""
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def sanitize_text(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.streams.text import TextReceiveStream
 
 from kedge.batch import (
     AsyncioRunner,
@@ -358,7 +359,9 @@ import sys
 from kedge import run_sync
 from kedge.batch import run_batch
 prompts, out, store, model = sys.argv[1:]
-run_sync(run_batch(prompts, out, store_url=store, model=model, concurrency=3, lease=0.5))
+def watch(progress):
+    print(progress.done, flush=True)
+run_sync(run_batch(prompts, out, store_url=store, model=model, concurrency=3, lease=0.5, watch=watch))
 """
 
 
@@ -373,9 +376,10 @@ async def test_a_killed_batch_goes_on_in_another_process(
     async with await anyio.open_process(
         [sys.executable, "-c", CHILD_SCRIPT, *arguments]
     ) as running:
-        while not batch["out"].exists() or batch["out"].read_bytes().count(b"\n") < 4:
-            assert running.returncode is None
-            await anyio.sleep(0.01)
+        assert running.stdout is not None
+        async for line in TextReceiveStream(running.stdout):
+            if "4" in line.split():
+                break
         running.kill()
     server.faults.clear()
     async with await open_store(batch["store_url"]) as store:

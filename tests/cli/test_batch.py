@@ -3,10 +3,10 @@
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def test_a_batch_is_summed_up_for_scripts(folder: Path) -> None:
     assert json.loads(run_batch("--json").stdout)["completed"] == 2
     again = json.loads(run_batch("--json").stdout)
     assert (again["skipped"], again["completed"], again["input_tokens"]) == (2, 0, 0)
-    assert "2 were finished before" in run_batch().stdout
+    assert "2 finished before" in run_batch().stdout
 
 
 def test_a_failed_line_is_an_exit_code(folder: Path) -> None:
@@ -76,25 +76,38 @@ def test_a_wrong_line_is_told_in_one_line(folder: Path) -> None:
     assert "line 1 of prompts.jsonl needs either a prompt or prompts" in done.stderr
 
 
-def test_progress_is_drawn_on_a_terminal(folder: Path) -> None:
-    """A bar on standard error, and the result on standard output."""
+def start_on_terminal(*options: str) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a batch whose standard error is a terminal; return it with the other end."""
     controller, terminal = pty.openpty()
-    done = subprocess.run(
-        [sys.executable, "-m", "kedge", "batch", "prompts.jsonl", "--out", "out.jsonl", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=terminal,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
-        timeout=60,
-        check=True,
+    command = [sys.executable, "-m", "kedge", "batch", "prompts.jsonl", "--out", "out.jsonl"]
+    environ = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    running = subprocess.Popen(
+        [*command, *options], stdout=subprocess.PIPE, stderr=terminal, env=environ
     )
     os.close(terminal)
+    return running, controller
+
+
+def read_terminal(controller: int, pattern: bytes | None = None) -> bytes:
+    """Read what is drawn, up to a pattern or to the end; a terminal that nobody reads would block."""
     drawn = b""
     with suppress(OSError):  # the other end is closed
-        while piece := os.read(controller, 4096):
-            drawn += piece
-    os.close(controller)
+        while pattern is None or not re.search(pattern, drawn):
+            drawn += os.read(controller, 4096)
+    if pattern is None:
+        os.close(controller)
+    return drawn
+
+
+def test_progress_is_drawn_on_a_terminal(folder: Path) -> None:
+    """A bar on standard error, and the result on standard output."""
+    running, controller = start_on_terminal("--json")
+    drawn = read_terminal(controller, b"2/2")
+    read_terminal(controller)
+    output, _ = running.communicate(timeout=60)
     assert b"2/2" in drawn
-    assert json.loads(done.stdout)["completed"] == 2
+    assert running.returncode == 0
+    assert json.loads(output)["completed"] == 2
 
 
 def test_ctrl_c_ends_a_batch_that_can_be_resumed(folder: Path, kedge_server: TestServer) -> None:
@@ -102,15 +115,13 @@ def test_ctrl_c_ends_a_batch_that_can_be_resumed(folder: Path, kedge_server: Tes
     kedge_server.faults.set("slow_first_byte=0.2")
     lines = [{"id": str(i), "prompt": f"Hello {i}"} for i in range(40)]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    command = [sys.executable, "-m", "kedge", "batch", "prompts.jsonl", "--out", "out.jsonl"]
-    running = subprocess.Popen([*command, "--concurrency", "2"], stderr=subprocess.PIPE, text=True)
-    while len(kedge_server.requests) < 3:
-        assert running.poll() is None
-        time.sleep(0.01)
+    running, controller = start_on_terminal("--concurrency", "2")
+    read_terminal(controller, rb"[1-9]\d*/40")
     running.send_signal(signal.SIGINT)
-    _, told = running.communicate(timeout=60)
+    shown = read_terminal(controller).decode()
+    running.communicate(timeout=60)
     assert running.returncode == 130
-    assert told == "interrupted; the same command goes on from here\n"
+    assert shown.splitlines()[-1].endswith("Interrupted. Run the same command again to continue.")
     kedge_server.faults.clear()
     assert json.loads(run_batch("--json").stdout)["failed"] == 0
     found = (folder / "out.jsonl").read_text().splitlines()

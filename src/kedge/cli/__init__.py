@@ -1,7 +1,7 @@
-"""The command line: one module per command, loaded only when it is called.
+"""The command line: one module per command, imported on first use.
 
-``kedge --help`` must be quick, so the group knows each command by name and one line of help and
-imports its module (``kedge.cli.<name>``, attribute ``command``) on first use.
+``kedge --help`` must be fast, so the group holds only the name and one line of help of each command and
+imports its module (``kedge.cli.<name>``, attribute ``command``) when it is called.
 """
 
 from importlib import import_module
@@ -15,41 +15,41 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 COMMANDS: dict[str, str] = {
-    "chat": "Talk with a model; see what was sent, and why.",
+    "chat": "Chat with a model; see what was sent, and why.",
     "conversations": "List the conversations in the store.",
-    "show": "Show a conversation as it reads.",
-    "tree": "Show the chain of a conversation as a graph.",
-    "inspect": "Show every block, and what would be sent now, and why.",
-    "diff": "Show what two branches or two moments do not share.",
-    "fork": "Go on from any place of a conversation, apart from it.",
-    "search": "Find words in all conversations.",
-    "export": "Write conversations as lines of JSON.",
-    "import": "Take in conversations that were exported.",
-    "delete": "Delete a conversation for good.",
-    "verify": "Check digests; with --server, what the provider holds.",
-    "gc": "Give back the space of what was deleted.",
+    "show": "Print a conversation.",
+    "tree": "Print the tree of a conversation as a graph.",
+    "inspect": "List the blocks and the plan of the next request.",
+    "diff": "Compare two branches or two positions.",
+    "fork": "Continue from any position as a new conversation.",
+    "search": "Search all conversations.",
+    "export": "Export conversations as JSON lines.",
+    "import": "Import exported conversations.",
+    "delete": "Delete a conversation permanently.",
+    "verify": "Check the store; with --server also the provider's data.",
+    "gc": "Reclaim the space of deleted data.",
     "run": "Run a workflow: refine, debate or steps.",
-    "batch": "Have thousands of conversations from a file; resumable.",
-    "stats": "What the store tells about its chains, tokens, cost and latency.",
-    "serve": "Serve the Responses API from this machine: no key, no network.",
+    "batch": "Run prompts from a file; resumable.",
+    "stats": "Show requests, tokens, cost and latency.",
+    "serve": "Serve the Responses API and a web page.",
     "proxy": "Forward requests to a Responses server, sending only what is new.",
-    "config": "Show the settings that hold, and where each came from.",
-    "doctor": "Look whether everything is in place, with advice.",
-    "completion": "Print what makes a shell complete kedge's commands.",
+    "config": "Show the settings in effect and where each came from.",
+    "doctor": "Check the installation and the configuration.",
+    "completion": "Print the completion script for a shell.",
 }
-"""Every command and its line in ``kedge --help``."""
+"""The commands and their lines in ``kedge --help``."""
 
 
 def module_name(name: str) -> str:
-    """The module of a command; a name that is a word of Python has a line after it."""
+    """Return the module of a command; a Python keyword gets a trailing underscore."""
     return f"kedge.cli.{'import_' if name == 'import' else name.replace('-', '_')}"
 
 
 class LazyGroup(click.Group):
-    """A click group whose commands are imported when they are called."""
+    """A click group that imports its commands on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of the table."""
+        """Return the names in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -61,13 +61,13 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or name the one that is most like it."""
+        """Find the command, or suggest the most similar one."""
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in COMMANDS:
             from difflib import get_close_matches
 
             close = get_close_matches(name, COMMANDS, n=1)
-            hint = f"did you mean {close[0]}?" if close else "'kedge --help' lists those there are"
+            hint = f"did you mean {close[0]}?" if close else "'kedge --help' lists the commands"
             ctx.fail(f"there is no command {name!r}; {hint}")
         return super().resolve_command(ctx, args)
 
@@ -89,7 +89,7 @@ class LazyGroup(click.Group):
 
 
 def _apply_no_color(ctx: click.Context) -> None:
-    """Colour is for terminals whose owner did not say no; click sees to the terminals."""
+    """Disable color if ``NO_COLOR`` is set; click already disables it outside of terminals."""
     import os
 
     if os.environ.get("NO_COLOR"):
@@ -102,11 +102,11 @@ def _apply_no_color(ctx: click.Context) -> None:
     "-v",
     "--verbose",
     count=True,
-    help="Show tracebacks and warnings; twice, thrice, four times: info, debug, trace.",
+    help="Show tracebacks and warnings; -vv, -vvv, -vvvv also show info, debug, trace.",
 )
 @click.pass_context
 def group(ctx: click.Context, verbose: int) -> None:
-    """Conversations with language models that remember."""
+    """Stateful conversations with language models."""
     _apply_no_color(ctx)
     ctx.meta["kedge.verbose"] = verbose
 

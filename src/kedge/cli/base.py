@@ -1,8 +1,8 @@
-"""What every command shares: ``--json``, ``-v``, settings as options, and errors of one line.
+"""Shared parts of all commands: ``--json``, ``-v``, settings as options, and one-line errors.
 
-A command is made with ``@command()``. An error of ours becomes one line and a hint and exit code 1, a
-wrong use exit code 2 (click's own); ``-v`` adds the traceback, and log records from a level on. With
-``--json`` results and errors are JSON.
+A command is defined with ``@command()``. A ``KedgeError`` becomes one line, a hint and exit code 1; a usage
+error has exit code 2 (click's own). ``-v`` adds the traceback and log records. With ``--json`` results and
+errors are JSON.
 """
 
 import json
@@ -19,20 +19,20 @@ from kedge.config import SETTINGS, Config, Setting, load_config
 from kedge.errors import KedgeError
 
 HINTS: dict[type[BaseException], str] = {
-    errors.NotAuthorised: "'kedge doctor' tells which keys are set.",
+    errors.NotAuthorised: "'kedge doctor' shows which keys are set.",
     errors.UnconfirmedReference: "",
-    errors.CannotConnect: "'kedge doctor' tells which keys are set, and what is missing.",
-    errors.RateLimited: "Wait a little, and try again.",
-    errors.Unreachable: "Is the server running? 'kedge doctor --online' looks.",
-    errors.ServerFailed: "It may work later; the conversation is as it was.",
-    errors.StreamCut: "It may work later; the conversation is as it was.",
+    errors.CannotConnect: "'kedge doctor' shows which keys are set and what is missing.",
+    errors.RateLimited: "Wait and try again.",
+    errors.Unreachable: "Is the server running? 'kedge doctor --online' checks.",
+    errors.ServerFailed: "Try again later; the conversation is unchanged.",
+    errors.StreamCut: "Try again later; the conversation is unchanged.",
     errors.InvalidJSON: "Is the text UTF-8? 'iconv -f latin1 -t utf-8' converts it.",
-    errors.InvalidSetting: "'kedge doctor' tells whether anything else is wrong.",
+    errors.InvalidSetting: "'kedge doctor' checks all settings.",
 }
 
 
 def find_hint(error: BaseException) -> str:
-    """A line of advice, or nothing."""
+    """Return a line of advice for an error, or an empty string."""
     for kind in type(error).__mro__:
         if kind in HINTS:
             return HINTS[kind]
@@ -43,25 +43,25 @@ COLUMN_GAP = "  "
 
 
 def echo(text: str = "") -> None:
-    """Print a line; colours only reach a terminal."""
+    """Print a line; colors are removed outside of a terminal."""
     click.echo(text)
 
 
 def echo_json(value: Any) -> None:
-    """Print a value as JSON: indented on a terminal, one line in a pipe."""
+    """Print a value as JSON: indented on a terminal, else on one line."""
     indent = 2 if sys.stdout.isatty() else None
     click.echo(json.dumps(value, ensure_ascii=False, indent=indent, default=str))
 
 
 def dim(text: str) -> str:
-    """What matters less."""
+    """Style secondary text."""
     return click.style(text, dim=True)
 
 
 def print_table(
     headers: Sequence[str], rows: Iterable[Sequence[object]], *, width: int = 0
 ) -> None:
-    """Print columns; on a terminal the last one is cut to what fits."""
+    """Print columns; on a terminal the last one is truncated to the width."""
     listed = [[_format_cell(cell) for cell in row] for row in rows]
     plain = [[click.unstyle(cell) for cell in row] for row in listed]
     widths = [
@@ -87,7 +87,7 @@ def _format_row(cells: Sequence[str], plain: Sequence[str], widths: Sequence[int
 
 
 def _terminal_width() -> int:
-    """How wide the terminal is; anything else is as wide as need be."""
+    """Return the width of the terminal, or 0 if there is none."""
     if not sys.stdout.isatty():
         return 0
     from shutil import get_terminal_size
@@ -111,7 +111,7 @@ _LOG_LEVELS = ("", "warning", "info", "debug", "trace")
 
 
 class CommandError(click.ClickException):
-    """An error as the command line tells it."""
+    """An error as the command line reports it."""
 
     exit_code = 1
 
@@ -122,12 +122,12 @@ class CommandError(click.ClickException):
         self.as_json, self.verbose = as_json, verbose
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """One line, a hint, and the traceback for those who asked."""
+        """Print one line and a hint, with ``-v`` also the traceback."""
         if self.verbose:
             click.echo("".join(traceback.format_exception(self.error)), err=True, nl=False)
         if self.as_json:
-            told = {"error": self.message, "kind": type(self.error).__name__, "hint": self.hint}
-            click.echo(json.dumps(told, ensure_ascii=False), err=True)
+            report = {"error": self.message, "kind": type(self.error).__name__, "hint": self.hint}
+            click.echo(json.dumps(report, ensure_ascii=False), err=True)
             return
         click.echo(f"{click.style('Error', fg='red')}: {self.message}", err=True)
         if self.hint:
@@ -137,14 +137,14 @@ class CommandError(click.ClickException):
 def _error_message(error: BaseException) -> str:
     if isinstance(error, KedgeError):
         return " ".join(str(error).split())
-    return f"a mistake in kedge itself: {type(error).__name__}; run it again with -v and report it"
+    return f"internal error: {type(error).__name__}; run the command again with -v and report it"
 
 
 class Command(click.Command):
-    """A command whose failures are told in one line.
+    """A command whose errors are reported in one line.
 
-    ``log_level`` is from which level on it shows log records when nobody asked otherwise. One that is
-    ``tolerant`` runs with a broken configuration, too.
+    ``log_level`` is the minimum level of log records shown by default. A ``tolerant`` command also runs
+    with an invalid configuration.
     """
 
     log_level: str = ""
@@ -158,16 +158,16 @@ class Command(click.Command):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except BrokenPipeError:
-            # Whoever read our output has enough; let the interpreter find no pipe to flush into.
+            # The reader of our output has closed the pipe: do not let the interpreter flush into it.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise click.exceptions.Exit(1) from None
         except Exception as error:
             raise _command_error(ctx, error) from error
 
     def _configure_logging(self, ctx: click.Context) -> None:
-        """Show log records, to those who asked for them, or as the command usually does."""
-        asked: int = ctx.meta.get(VERBOSE_KEY, 0)
-        level, form = _LOG_LEVELS[min(asked, len(_LOG_LEVELS) - 1)], "text"
+        """Show log records as ``-v``, the settings or the command's default require."""
+        verbosity: int = ctx.meta.get(VERBOSE_KEY, 0)
+        level, form = _LOG_LEVELS[min(verbosity, len(_LOG_LEVELS) - 1)], "text"
         try:
             config = get_config(ctx)
             level, form = level or config["log_level"] or self.log_level, config["log_format"]
@@ -183,7 +183,7 @@ class Command(click.Command):
 def command(
     name: str | None = None, *, log_level: str = "", tolerant: bool = False, **attributes: Any
 ) -> Callable[[Callable[..., Any]], Command]:
-    """Make a command of a function; it takes ``as_json`` beside its own parameters."""
+    """Turn a function into a command; the function also takes ``as_json``."""
 
     def wrap(function: Callable[..., Any]) -> Command:
         function = click.option(
@@ -193,10 +193,10 @@ def command(
             is_eager=True,
             expose_value=False,
             callback=_set_verbose,
-            help="Show more.",
+            help="Show tracebacks and warnings; repeat for more.",
         )(function)
         function = click.option(
-            "--json", "as_json", is_flag=True, is_eager=True, help="Answer in JSON, for scripts."
+            "--json", "as_json", is_flag=True, is_eager=True, help="Print JSON."
         )(function)
         made = click.command(name, cls=Command, **attributes)(function)
         made.log_level, made.tolerant = log_level, tolerant
@@ -212,7 +212,7 @@ def _set_verbose(ctx: click.Context, _: click.Parameter, value: int) -> int:
 
 
 def setting_option(name: str, parameter: str = "", **attributes: Any) -> Callable[[F], F]:
-    """An option for a setting of the table: a flag, else the environment, the file, the default."""
+    """Return an option for a setting: the flag, else the environment, the file, the default."""
     known = SETTINGS[name]
 
     def find(ctx: click.Context, _: click.Parameter, given: Any) -> Any:
@@ -225,7 +225,7 @@ def setting_option(name: str, parameter: str = "", **attributes: Any) -> Callabl
         return found.value
 
     default = f"default: {known.default_text}; " if known.default_text else ""
-    told = f"{attributes.pop('help', known.help)}  [{default}{known.env}]"
+    text = f"{attributes.pop('help', known.help)}  [{default}{known.env}]"
     flags = (f"{known.flag}/--no-{known.flag[2:]}",) if known.kind == "switch" else (known.flag,)
     return click.option(
         *flags,
@@ -233,7 +233,7 @@ def setting_option(name: str, parameter: str = "", **attributes: Any) -> Callabl
         default=None,
         type=_param_type(known),
         callback=find,
-        help=told,
+        help=text,
         **attributes,
     )
 
@@ -257,7 +257,7 @@ def _to_int(bound: float | None) -> int | None:
 
 
 def get_config(ctx: click.Context | None = None) -> Config:
-    """The configuration of this call, read once."""
+    """Return the configuration of this call, read once."""
     ctx = ctx or click.get_current_context()
     meta = ctx.meta
     if "kedge.config" not in meta:

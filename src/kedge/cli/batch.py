@@ -1,7 +1,7 @@
-"""``kedge batch``: conversations from a file, with progress; run it again to go on."""
+"""``kedge batch``: run prompts from a file, with progress; run it again to resume."""
 
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict
 
@@ -9,28 +9,35 @@ import anyio
 import click
 
 from kedge.batch import AsyncioRunner, Progress, Runner, Summary, run_batch
+from kedge.batch.run import ProgressCallback
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import dim, echo, echo_json, setting_option
 from kedge.config.paths import store_url
 
 
-@kedge_command("batch", short_help="Have thousands of conversations from a file; resumable.")
+@kedge_command("batch", short_help="Run prompts from a file; resumable.")
 @click.argument("prompts", type=click.Path())
-@click.option("--out", required=True, type=click.Path(), help="Where results are added.")
+@click.option(
+    "--out", required=True, type=click.Path(), help="The file to which results are appended."
+)
 @setting_option("model")
 @setting_option("store")
-@click.option("--name", default="", help="A name for the batch.  [default: made of --out]")
+@click.option("--name", default="", help="A name for the batch.  [default: derived from --out]")
 @click.option(
-    "--concurrency", default=8, show_default=True, type=click.IntRange(1), help="At the same time."
+    "--concurrency",
+    default=8,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Maximum number of parallel conversations.",
 )
 @click.option(
-    "--requests-per-minute", default=0, type=click.IntRange(0), help="At most.  [default: no limit]"
+    "--requests-per-minute", default=0, type=click.IntRange(0), help="Rate limit.  [default: none]"
 )
 @click.option(
-    "--tokens-per-minute", default=0, type=click.IntRange(0), help="At most.  [default: no limit]"
+    "--tokens-per-minute", default=0, type=click.IntRange(0), help="Rate limit.  [default: none]"
 )
 @click.option(
-    "--attempts", default=4, show_default=True, type=click.IntRange(1), help="Tries per request."
+    "--attempts", default=4, show_default=True, type=click.IntRange(1), help="Attempts per request."
 )
 @click.option(
     "--runner",
@@ -40,7 +47,11 @@ from kedge.config.paths import store_url
     help="Where lines run: in this process, or in workers (extra dbos).",
 )
 @click.option(
-    "--workers", default=2, show_default=True, type=click.IntRange(1), help="Processes of dbos."
+    "--workers",
+    default=2,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Worker processes (dbos).",
 )
 def command(
     *,
@@ -57,33 +68,33 @@ def command(
     workers: int,
     as_json: bool,
 ) -> None:
-    """Have the conversations of PROMPTS, a JSONL file, and add a result for each to --out.
+    """Run the prompts of a JSONL file and append a result for each line to --out.
 
-    Run it again to go on after an interruption: what is finished is skipped, and no answer that was saved
-    is paid for again. The exit code is 1 if a line failed.
+    Run the same command again to resume: finished lines are skipped, and stored answers are not
+    requested again. The exit code is 1 if a line failed.
     """
-    with _show_progress() as watch:
 
-        async def work() -> Summary:
-            return await run_batch(
-                prompts,
-                out,
-                store_url=store_url(store),
-                model=model,
-                name=name,
-                runner=_create_runner(runner, workers),
-                concurrency=concurrency,
-                requests_per_minute=requests_per_minute,
-                tokens_per_minute=tokens_per_minute,
-                attempts=attempts,
-                watch=watch,
-            )
+    async def work(watch: ProgressCallback | None) -> Summary:
+        return await run_batch(
+            prompts,
+            out,
+            store_url=store_url(store),
+            model=model,
+            name=name,
+            runner=_create_runner(runner, workers),
+            concurrency=concurrency,
+            requests_per_minute=requests_per_minute,
+            tokens_per_minute=tokens_per_minute,
+            attempts=attempts,
+            watch=watch,
+        )
 
-        try:
-            summary = anyio.run(work)
-        except KeyboardInterrupt:
-            click.echo("interrupted; the same command goes on from here", err=True)
-            raise click.exceptions.Exit(130) from None
+    try:
+        with _show_progress() as watch:
+            summary = anyio.run(work, watch)
+    except KeyboardInterrupt:
+        click.echo("Interrupted. Run the same command again to continue.", err=True)
+        raise click.exceptions.Exit(130) from None
     if as_json:
         echo_json(asdict(summary))
     else:
@@ -101,8 +112,8 @@ def _create_runner(name: str, workers: int) -> Runner:
 
 
 @contextmanager
-def _show_progress() -> Generator[Callable[[Progress], None] | None]:
-    """A bar on standard error, if that is a terminal."""
+def _show_progress() -> Generator[ProgressCallback | None]:
+    """Draw a progress bar on standard error if that is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -120,14 +131,14 @@ def _show_progress() -> Generator[Callable[[Progress], None] | None]:
         task = bar.add_task("", total=None)
 
         def watch(progress: Progress) -> None:
-            words = f"{progress.failed} failed" if progress.failed else ""
-            bar.update(task, total=progress.total, completed=progress.done, description=words)
+            text = f"{progress.failed} failed" if progress.failed else ""
+            bar.update(task, total=progress.total, completed=progress.done, description=text)
 
         yield watch
 
 
 def _print_summary(summary: Summary) -> None:
-    skipped = f", {summary.skipped} were finished before" if summary.skipped else ""
+    skipped = f", {summary.skipped} finished before" if summary.skipped else ""
     echo(f"{summary.completed} of {summary.total} completed, {summary.failed} failed{skipped}")
     for kind, count in sorted(summary.errors.items()):
         echo(f"  {count} {kind}")

@@ -1,8 +1,7 @@
-"""``kedge chat``: a conversation in the terminal that shows what was sent, and why.
+"""``kedge chat``: chat with a model on a terminal or through a pipe.
 
-Lines from a terminal or from a pipe; answers stream as they come. After each turn one line tells the
-mode, the anchor, and how much was sent of what a full send would have taken. With ``--conversation`` it
-is kept in the store, and goes on where it was left.
+Answers are streamed. After each turn one line shows the mode, the anchor, and how much was sent compared
+with a full request. With ``--conversation`` the conversation is stored and can be continued.
 """
 
 from pathlib import Path
@@ -14,18 +13,22 @@ from kedge.cli.base import command as kedge_command
 from kedge.cli.store_options import complete_names, store_option
 
 
-@kedge_command("chat", short_help="Talk with a model; see what was sent, and why.")
+@kedge_command("chat", short_help="Chat with a model; see what was sent, and why.")
 @setting_option("model")
 @click.option(
     "--conversation",
     "-c",
     metavar="NAME",
     shell_complete=complete_names,
-    help="Keep it under this name, or go on with it.",
+    help="Store the conversation under this name, or continue it.",
 )
 @setting_option("system", "system_text")
 @click.option(
-    "--tool", "tool_paths", multiple=True, metavar="MODULE:FUNCTION", help="Offer a tool."
+    "--tool",
+    "tool_paths",
+    multiple=True,
+    metavar="MODULE:FUNCTION",
+    help="Offer a function as a tool. Repeatable.",
 )
 @setting_option("mode")
 @setting_option("trace")
@@ -42,7 +45,7 @@ def command(
     store: str,
     as_json: bool,
 ) -> None:
-    """Talk with a model. Type /help inside for what else there is."""
+    """Chat with a model. Type /help in the chat for its commands."""
     from kedge.cli.chat_session import ChatOptions, run_chat
 
     run_chat(
@@ -61,7 +64,7 @@ def command(
 
 
 def history_file() -> Path:
-    """Where the lines that were typed are remembered."""
+    """Return the file that holds the input history."""
     from kedge.config import data_dir
 
     return data_dir() / "history"

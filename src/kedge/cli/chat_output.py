@@ -1,4 +1,4 @@
-"""How a chat tells what happens: as text in a pipe, as Markdown on a terminal, as JSON to scripts."""
+"""Output of a chat: text in a pipe, Markdown on a terminal, JSON for scripts."""
 
 import json
 import re
@@ -16,43 +16,42 @@ from kedge.conversation import Reply
 from kedge.errors import KedgeError
 from kedge.events import Event, ReasoningDelta, RefusalDelta, TextDelta
 from kedge.events.run import FellBack, Healed, ServerForgot, ToolFinished
-from kedge.formatting import sanitize_text, shorten_id
+from kedge.formatting import HEALING_TEXTS, format_size, sanitize_text, shorten_id
 from kedge.planning import RequestPlan
-from kedge.planning.explain import format_size
 
 MAX_RESULT_CHARS = 60
 
 
 class ChatOutput(Protocol):
-    """Tells a turn while it happens, and how it ended."""
+    """Shows the events of a turn and its result."""
 
     def show_event(self, event: Event) -> None:
-        """Tell an event."""
+        """Show an event."""
         ...
 
     def stop(self) -> None:
-        """Leave the screen as it should stay."""
+        """Finish drawing."""
         ...
 
     def show_end(self, status: str, report: dict[str, Any]) -> None:
-        """Tell the end of a turn."""
+        """Show the result of a turn."""
         ...
 
     def show_output(self, command: str, text: str) -> None:
-        """Tell what a command of the chat found."""
+        """Show the output of a slash command."""
         ...
 
     def show_error(self, error: KedgeError) -> None:
-        """Tell what went wrong."""
+        """Show an error."""
         ...
 
     def show_interrupt(self, message: str) -> None:
-        """Tell that the user broke off."""
+        """Show that the user interrupted the answer."""
         ...
 
 
 def create_output(*, as_json: bool) -> ChatOutput:
-    """The teller that fits where the output goes."""
+    """Return the output for scripts, for a terminal or for a pipe."""
     if as_json:
         return JsonOutput()
     if sys.stdout.isatty():
@@ -61,7 +60,7 @@ def create_output(*, as_json: bool) -> ChatOutput:
 
 
 class TextOutput:
-    """Plain text as it comes; what is not part of the answer is a line in brackets."""
+    """Prints plain text; everything else than the answer is a line in brackets."""
 
     def __init__(self) -> None:
         self._reasoning_words = 0
@@ -73,7 +72,7 @@ class TextOutput:
             self._reasoning_words += len(event.delta.split())
             return
         if self._reasoning_words and isinstance(event, TextDelta | RefusalDelta | ToolFinished):
-            self.write_note(f"[thought: about {self._reasoning_words} words]")
+            self.write_note(f"[reasoning: about {self._reasoning_words} words]")
             self._reasoning_words = 0
         if isinstance(event, TextDelta | RefusalDelta):
             self.write_text(event.delta)
@@ -86,18 +85,18 @@ class TextOutput:
         self._is_line_open = not delta.endswith("\n")
 
     def write_note(self, line: str, *, warn: bool = False) -> None:
-        """Print a line that is no part of the answer."""
+        """Print a line that is not part of the answer."""
         self.stop()
         click.echo(click.style(line, fg="yellow") if warn else click.style(line, dim=True))
 
     def stop(self) -> None:
-        """End the line that is being written."""
+        """End the current line."""
         if self._is_line_open:
             click.echo()
         self._is_line_open, self._reasoning_words = False, 0
 
     def show_end(self, status: str, report: dict[str, Any]) -> None:
-        """Tell what was sent."""
+        """Print what was sent."""
         click.echo(click.style(status, dim=True))
 
     def show_output(self, command: str, text: str) -> None:
@@ -105,56 +104,56 @@ class TextOutput:
         click.echo(text)
 
     def show_error(self, error: KedgeError) -> None:
-        """One line and a hint, on the standard error."""
+        """Print one line and a hint on standard error."""
         click.echo(f"{click.style('error', fg='red')}: {error}", err=True)
         if hint := find_hint(error):
             click.echo(click.style(f"Hint: {hint}", dim=True), err=True)
 
     def show_interrupt(self, message: str) -> None:
-        """A line in brackets."""
+        """Print a line in parentheses."""
         click.echo(f"\n({message})")
 
 
 class JsonOutput:
-    """One object a turn, a command or a failure."""
+    """Prints one JSON object per turn, command or error."""
 
     def show_event(self, event: Event) -> None:
-        """Nothing: a turn is told when it is whole."""
+        """Print nothing: a turn is printed when it is complete."""
 
     def stop(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
     def show_end(self, status: str, report: dict[str, Any]) -> None:
-        """The turn."""
+        """Print the turn."""
         click.echo(json.dumps(report, ensure_ascii=False))
 
     def show_output(self, command: str, text: str) -> None:
-        """What a command found."""
+        """Print the output of a command."""
         click.echo(json.dumps({"command": command, "output": text}, ensure_ascii=False))
 
     def show_error(self, error: KedgeError) -> None:
-        """What went wrong."""
-        told = {"error": str(error), "kind": type(error).__name__, "hint": find_hint(error)}
-        click.echo(json.dumps(told, ensure_ascii=False))
+        """Print the error."""
+        report = {"error": str(error), "kind": type(error).__name__, "hint": find_hint(error)}
+        click.echo(json.dumps(report, ensure_ascii=False))
 
     def show_interrupt(self, message: str) -> None:
-        """That is an object, too."""
+        """Print the interruption as an error."""
         click.echo(json.dumps({"error": message, "kind": "KeyboardInterrupt", "hint": ""}))
 
 
 def format_event(event: Event) -> str:
-    """An event as one line in brackets, if a person should know of it."""
+    """Format an event as one line in brackets; empty for events that are not shown."""
     match event:
         case ToolFinished():
             call = event.call
             text = _shorten_line(event.result.text)
             return sanitize_text(f"[{call.name} {call.arguments} -> {text}]")
         case Healed():
-            return f"[healed: {event.reason}]"
+            return f"[{HEALING_TEXTS.get(event.reason, f'resent: {event.reason}')}]"
         case FellBack():
-            return f"[fell back: {event.reason}]"
+            return f"[sent in full: {event.reason}]"
         case ServerForgot():
-            return "[the server forgot the conversation]"
+            return "[the server answered without the earlier context]"
         case _:
             return ""
 
@@ -165,9 +164,9 @@ def _shorten_line(text: str) -> str:
 
 
 def format_status(plans: Sequence[RequestPlan]) -> str:
-    """One line: mode, anchor, blocks and bytes sent against a full send."""
+    """Format mode, anchor, and the blocks and bytes sent compared with a full request."""
     if not plans:
-        return "[nothing was sent]"
+        return "[nothing sent]"
     last = plans[-1]
     anchor = f"on {shorten_id(last.previous_response_id)}" if last.anchor else "no anchor"
     sent = sum(plan.delta_blocks for plan in plans)
@@ -180,7 +179,7 @@ def format_status(plans: Sequence[RequestPlan]) -> str:
 
 
 def reply_to_json(reply: Reply, plans: Sequence[RequestPlan]) -> dict[str, Any]:
-    """A turn as JSON."""
+    """Return a turn as JSON values."""
     usage = reply.usage
     return {
         "text": reply.text,
@@ -210,7 +209,7 @@ _FENCE = re.compile(r"^\s{0,3}(`{3,}|~{3,})")
 
 
 def split_settled(text: str) -> tuple[str, str]:
-    """The part of a growing text that will not change any more, and the rest."""
+    """Split a growing text into the part that can no longer change and the rest."""
     fence, end, place = "", 0, 0
     for line in text.splitlines(keepends=True):
         place += len(line)
@@ -226,7 +225,7 @@ def split_settled(text: str) -> tuple[str, str]:
 
 
 class MarkdownOutput(TextOutput):
-    """Draws answers as Markdown; a line tells of thinking while there is nothing else to see."""
+    """Draws answers as Markdown, and a line while only reasoning arrives."""
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__()
@@ -235,13 +234,13 @@ class MarkdownOutput(TextOutput):
         self._live: Live | None = None
 
     def show_event(self, event: Event) -> None:
-        """Draw the answer; fold the rest."""
+        """Draw text, and fold other events into a line."""
         super().show_event(event)
         if isinstance(event, ReasoningDelta):
-            self._draw(f"*thinking, about {self._reasoning_words} words*")
+            self._draw(f"*reasoning, about {self._reasoning_words} words*")
 
     def write_text(self, delta: str) -> None:
-        """Take a piece of the answer."""
+        """Draw a piece of the answer."""
         done, self._rest = split_settled(self._rest + sanitize_text(delta))
         if done.strip():
             self._erase()
@@ -249,7 +248,7 @@ class MarkdownOutput(TextOutput):
         self._draw(self._rest)
 
     def stop(self) -> None:
-        """Print what still grew, for good."""
+        """Print the rest of the answer."""
         self._erase()
         if self._rest.strip():
             self._console.print(Markdown(self._rest))

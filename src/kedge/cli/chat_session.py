@@ -1,7 +1,7 @@
-"""The conversation behind ``kedge chat``: lines in, answers out, commands in between.
+"""The session behind ``kedge chat``: input lines, answers and slash commands.
 
-There is one way to talk, whether it is kept or not: a ``Conversation``, in the user's store or in memory.
-So nothing is lost by a failure, a Ctrl-C, an ``/undo`` or an ``/edit``: what was said stays in the tree.
+Every chat is a ``Conversation``, in the user's store or in memory. So nothing is lost by an error, a Ctrl-C,
+an ``/undo`` or an ``/edit``: earlier messages remain in the tree.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ from kedge.engines import Middleware
 from kedge.errors import HeadConflict, KedgeError
 from kedge.events import TextDelta
 from kedge.events.run import RequestPlanned
+from kedge.formatting import pluralize
 from kedge.middleware import system_prompt
 from kedge.middleware import trace as tracing
 from kedge.store import Store
@@ -43,9 +44,9 @@ HISTORY_LENGTH = 1_000
 
 
 def read_lines(*, echo: bool, completions: tuple[str, ...]) -> Iterator[str]:
-    """Each line that is not empty; lines of a pipe are echoed, so that a record reads as a talk."""
+    """Yield each non-empty line; lines of a pipe are echoed, so that the output is a transcript."""
     interactive = sys.stdin.isatty()
-    keep = _setup_readline(completions) if interactive else None
+    readline = _setup_readline(completions) if interactive else None
     try:
         while True:
             try:
@@ -60,12 +61,12 @@ def read_lines(*, echo: bool, completions: tuple[str, ...]) -> Iterator[str]:
                 click.echo(f"> {line}")
             yield line.strip()
     finally:
-        if keep:
-            _save_history(keep)
+        if readline:
+            _save_history(readline)
 
 
 def _setup_readline(completions: tuple[str, ...]) -> Any:
-    """Arrow keys, history and completion of commands, where the platform has them."""
+    """Set up history and completion, where the platform has readline."""
     from kedge.cli.chat import history_file
 
     try:
@@ -83,7 +84,7 @@ def _setup_readline(completions: tuple[str, ...]) -> Any:
 
 
 def make_completer(completions: tuple[str, ...]) -> Any:
-    """What readline asks for the n-th word that a text may become."""
+    """Return a readline completer for these words."""
 
     def complete(text: str, number: int) -> str | None:
         fitting = [word for word in completions if word.startswith(text)] if text else []
@@ -93,7 +94,7 @@ def make_completer(completions: tuple[str, ...]) -> Any:
 
 
 def _save_history(readline: Any) -> None:
-    """Keep the lines for the next time, for their writer's eyes only."""
+    """Save the input history, readable by its owner only."""
     from kedge.cli.chat import history_file
 
     path = history_file()
@@ -105,7 +106,7 @@ def _save_history(readline: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """How to talk; ``chosen`` tells that the model was named for this very talk."""
+    """Options of a chat; ``is_model_given`` means that ``--model`` was given."""
 
     model: str
     is_model_given: bool = False
@@ -119,16 +120,16 @@ class ChatOptions:
 
 
 INTERRUPTED_MESSAGE = (
-    "interrupted: the conversation is as it was before your message; /resume asks it again"
+    "interrupted; the conversation is as it was before your message. /resume sends it again"
 )
 
 
 class Quit(Exception):
-    """The user wants to leave."""
+    """Raised by ``/quit``."""
 
 
 def run_chat(options: ChatOptions) -> None:
-    """Talk until the lines end."""
+    """Run a chat until the input ends."""
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:
@@ -153,10 +154,12 @@ async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSes
     settings: dict[str, Any] = {"tools": functions, "middleware": _build_middleware(options)}
     if row is None:
         data = model_data(model)
-        talking = await Conversation.create(store, model, title=options.name, data=data, **settings)
+        conversation = await Conversation.create(
+            store, model, title=options.name, data=data, **settings
+        )
     else:
-        talking = await Conversation.open(store, row.id, model, **settings)
-    session = ChatSession(store, talking, model, settings, options)
+        conversation = await Conversation.open(store, row.id, model, **settings)
+    session = ChatSession(store, conversation, model, settings, options)
     stack.push_async_callback(session.aclose)
     return session
 
@@ -167,7 +170,7 @@ def _build_middleware(options: ChatOptions) -> Sequence[Middleware]:
 
 
 class ChatSession:
-    """One talk: the conversation, and what is shown of it."""
+    """One chat: the conversation and its output."""
 
     def __init__(
         self,
@@ -187,12 +190,13 @@ class ChatSession:
         self.failed = False
 
     def format_greeting(self) -> str:
-        """What a person reads first."""
-        where = f", {len(self.conversation.turn)} blocks so far" if self.conversation.turn else ""
-        return f"Talking with {mask_url(self.model)}{where}. /help tells more, Ctrl-D ends."
+        """Return the first line on a terminal."""
+        count = len(self.conversation.turn)
+        blocks = f", {pluralize(count, 'block')} so far" if count else ""
+        return f"Model: {mask_url(self.model)}{blocks}. /help lists commands, Ctrl-D ends the chat."
 
     def handle_line(self, line: str, runner: asyncio.Runner) -> None:
-        """Take one line of the user's; whatever goes wrong, the next one can be taken."""
+        """Handle one input line; errors are shown and do not end the chat."""
         try:
             if line.startswith("/"):
                 runner.run(self._run_command(line))
@@ -209,7 +213,7 @@ class ChatSession:
                 runner.run(self._refresh())
 
     async def aclose(self) -> None:
-        """Let go of the engine."""
+        """Close the engine."""
         await self.conversation.aclose()
 
     async def _refresh(self) -> None:
@@ -230,47 +234,47 @@ class ChatSession:
         name, _, rest = line.partition(" ")
         found = SLASH_COMMANDS.get(name)
         if found is None:
-            self.output.show_output(name, f"no command {name}; /help lists those there are")
+            self.output.show_output(name, f"unknown command {name}; /help lists the commands")
             return
-        told = await found.run(self, rest.strip())
-        if told:
-            self.output.show_output(name, told)
+        text = await found.run(self, rest.strip())
+        if text:
+            self.output.show_output(name, text)
 
     async def plan(self, text: str) -> str:
-        """What the next request would send."""
+        """Return the plan of the next request."""
         return self.conversation.plan(*([text] if text else []), **self.send_options).explain()
 
     async def show(self, _: str) -> str:
-        """The conversation, a line a block."""
+        """Return the conversation, one line per block."""
         return str(self.conversation.turn)
 
     async def tree(self, _: str) -> str:
-        """The tree, as ``kedge tree`` draws it."""
+        """Return the tree as ``kedge tree`` draws it."""
         from kedge.cli.tree import load_tree, render_tree
 
         tree = await load_tree(self.store, self.conversation.row)
         return "\n".join(render_tree(tree, self.store.clock()))
 
     async def undo(self, _: str) -> str:
-        """Back to before the last question."""
+        """Go back to before the last question."""
         await self.conversation.undo()
-        return f"back at node {self.conversation.head}, {len(self.conversation.turn)} blocks"
+        return f"back at node {self.conversation.head}, {pluralize(len(self.conversation.turn), 'block')}"
 
     async def edit(self, text: str) -> str:
-        """Ask the last question anew, in other words; the old one stays in the tree."""
+        """Replace the last question and ask again; the old one remains in the tree."""
         if not text:
-            return "what instead? /edit and the new words for your last message"
+            return "usage: /edit TEXT, with the new text of your last message"
         await self.conversation.undo()
         await self._send(text)
         return ""
 
     async def resume(self, _: str) -> str:
-        """Get the answer to the message that got none, by a failure or a Ctrl-C."""
-        here = self.conversation.head
-        left = [node.id for node in await self.conversation.pending() if node.parent == here]
-        if not left:
-            return "no message waits here for its answer"
-        reply = await self.conversation.resume(left[-1], **self.send_options)
+        """Request the answer to a message that has none after an error or a Ctrl-C."""
+        head = self.conversation.head
+        pending = [node.id for node in await self.conversation.pending() if node.parent == head]
+        if not pending:
+            return "there is no unanswered message here"
+        reply = await self.conversation.resume(pending[-1], **self.send_options)
         plans = [reply.plan] if reply.plan else []
         self.output.show_event(TextDelta(reply.text))
         self.output.stop()
@@ -278,18 +282,18 @@ class ChatSession:
         return ""
 
     async def fork(self, title: str) -> str:
-        """Go on apart from here."""
+        """Continue in a new conversation from here."""
         data = self.conversation.row.data
         forked = await self.conversation.fork(title=title)
         if data:
             await self.store.update(forked.id, data=data)
         self.conversation = forked
-        return f"on a fork of its own now: {forked.id}"
+        return f"now in the fork {forked.id}"
 
     async def change_model(self, model: str) -> str:
-        """Say the model, or talk with another one from here on."""
+        """Return the current model, or switch to another."""
         if not model:
-            return f"talking with {mask_url(self.model)}"
+            return f"current model: {mask_url(self.model)}"
         remember(model_references(model))
         old = self.conversation
         self.conversation = await Conversation.open(self.store, old.id, model, **self.settings)
@@ -298,22 +302,22 @@ class ChatSession:
         if self.chat_options.name:
             data = {**self.conversation.row.data, **model_data(model)}
             await self.store.update(self.conversation.id, data=data)
-        return f"talking with {mask_url(model)} from here on"
+        return f"current model: {mask_url(model)}"
 
     async def help(self, _: str) -> str:
-        """What there is."""
+        """Return the list of commands."""
         return "\n".join(
             f"{each.usage:<15} {each.help}" for each in SLASH_COMMANDS.values() if each.help
         )
 
     async def quit(self, _: str) -> str:
-        """Leave."""
+        """End the chat."""
         raise Quit
 
 
 @dataclass(frozen=True, slots=True)
 class SlashCommand:
-    """A command inside the chat."""
+    """A slash command."""
 
     usage: str
     help: str
@@ -322,23 +326,27 @@ class SlashCommand:
 
 SLASH_COMMANDS: dict[str, SlashCommand] = {
     "/plan": SlashCommand(
-        "/plan [TEXT]", "what the next request would send, and why", ChatSession.plan
+        "/plan [TEXT]", "show what the next request would send, and why", ChatSession.plan
     ),
-    "/show": SlashCommand("/show", "the conversation, a line a block", ChatSession.show),
+    "/show": SlashCommand("/show", "show the conversation, one line per block", ChatSession.show),
     "/tree": SlashCommand(
-        "/tree", "everything that was said, undone and forked, as a graph", ChatSession.tree
+        "/tree", "show the tree, with undone and forked branches", ChatSession.tree
     ),
-    "/undo": SlashCommand("/undo", "back to before your last message", ChatSession.undo),
-    "/edit": SlashCommand("/edit TEXT", "say your last message in other words", ChatSession.edit),
+    "/undo": SlashCommand("/undo", "go back to before your last message", ChatSession.undo),
+    "/edit": SlashCommand(
+        "/edit TEXT", "replace your last message and ask again", ChatSession.edit
+    ),
     "/resume": SlashCommand(
-        "/resume", "answer your last message, if it got no answer", ChatSession.resume
+        "/resume", "answer your last message if it has no answer", ChatSession.resume
     ),
-    "/fork": SlashCommand("/fork [TITLE]", "go on apart from here", ChatSession.fork),
+    "/fork": SlashCommand(
+        "/fork [TITLE]", "continue in a new conversation from here", ChatSession.fork
+    ),
     "/model": SlashCommand(
-        "/model [MODEL]", "with whom you talk, or with whom from here on", ChatSession.change_model
+        "/model [MODEL]", "show the current model, or switch to another", ChatSession.change_model
     ),
-    "/help": SlashCommand("/help", "this", ChatSession.help),
-    "/quit": SlashCommand("/quit", "leave (so does Ctrl-D)", ChatSession.quit),
+    "/help": SlashCommand("/help", "list the commands", ChatSession.help),
+    "/quit": SlashCommand("/quit", "end the chat (also Ctrl-D)", ChatSession.quit),
     "/exit": SlashCommand("/exit", "", ChatSession.quit),
 }
-"""The commands inside the chat."""
+"""The commands of a chat, by name."""

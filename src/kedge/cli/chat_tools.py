@@ -1,4 +1,4 @@
-"""The tools that ``kedge chat`` offers when it is given none: small, real and harmless."""
+"""The default tools of ``kedge chat``, and loading of tools by name."""
 
 import sys
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from kedge.errors import CannotConnect, ToolFailed
 
 
 def load_tool(path: str) -> Callable[..., Any]:
-    """The function at ``module:function``; modules of the current folder count."""
+    """Return the function at ``module:function``; modules in the current folder are found."""
     module_name, _, function_name = path.partition(":")
     if not module_name or not function_name:
-        raise CannotConnect(f"a tool is named as module:function, not {path!r}")
+        raise CannotConnect(f"{path!r} does not name a tool; write module:function")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -32,10 +32,10 @@ def load_tool(path: str) -> Callable[..., Any]:
 def clock(zone: Annotated[str, "An IANA time zone such as Europe/Paris"] = "UTC") -> str:
     """Tell the date and time in a time zone."""
     try:
-        place = UTC if zone.upper() == "UTC" else ZoneInfo(zone)
+        timezone = UTC if zone.upper() == "UTC" else ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError):
-        raise ToolFailed(f"no time zone named {zone!r}; write one such as Europe/Paris") from None
-    return datetime.now(place).isoformat(timespec="seconds")
+        raise ToolFailed(f"unknown time zone {zone!r}; use a name such as Europe/Paris") from None
+    return datetime.now(timezone).isoformat(timespec="seconds")
 
 
 def days_between(first: date, second: date) -> int:

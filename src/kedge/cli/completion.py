@@ -1,4 +1,4 @@
-"""``kedge completion``: the script that makes a shell complete kedge's commands and options."""
+"""``kedge completion``: print the completion script for a shell."""
 
 import click
 
@@ -9,12 +9,12 @@ COMPLETE_VARIABLE = "_KEDGE_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 
 
-@kedge_command("completion", short_help="Print what makes a shell complete kedge's commands.")
+@kedge_command("completion", short_help="Print the completion script for a shell.")
 @click.argument("shell", type=click.Choice(SHELLS))
 def command(shell: str, as_json: bool) -> None:
-    """Print what makes a shell complete kedge's commands.
+    """Print the completion script for a shell.
 
-    For good: kedge completion bash >> ~/.bashrc, kedge completion zsh >> ~/.zshrc, or
+    To install it: kedge completion bash >> ~/.bashrc, kedge completion zsh >> ~/.zshrc, or
     kedge completion fish > ~/.config/fish/completions/kedge.fish
     """
     script = build_script(shell)
@@ -25,12 +25,12 @@ def command(shell: str, as_json: bool) -> None:
 
 
 def build_script(shell: str) -> str:
-    """The script; the version of a bash at hand is not looked at, as it need not be the one used."""
+    """Return the script, without click's check of the local bash version."""
     from click.shell_completion import ShellComplete, get_completion_class
 
     from kedge.cli import group
 
     made = get_completion_class(shell)
     if made is None:
-        raise click.UsageError(f"there is no completion for {shell}")
+        raise click.UsageError(f"completion for {shell} is not supported")
     return ShellComplete.source(made(group, {}, "kedge", COMPLETE_VARIABLE))

@@ -1,4 +1,4 @@
-"""``kedge config``: the settings that hold, and where each came from; secrets are masked."""
+"""``kedge config``: show the settings in effect; secrets are masked."""
 
 from pathlib import Path
 from typing import Any
@@ -8,11 +8,11 @@ from kedge.cli.base import dim, echo, echo_json, get_config, print_table
 from kedge.config import SettingValue
 
 
-@kedge_command("config", short_help="Show the settings that hold, and where each came from.")
+@kedge_command("config", short_help="Show the settings in effect and where each came from.")
 def command(as_json: bool) -> None:
-    """Show the settings that hold, and where each came from.
+    """Show the settings in effect and where each came from.
 
-    A flag of a command beats the environment, the environment beats the file, the file the default.
+    An option overrides the environment, the environment overrides the file, the file overrides the default.
     """
     config = get_config()
     values = list(config)
@@ -20,7 +20,7 @@ def command(as_json: bool) -> None:
         settings = {value.setting.name: _value_to_json(value) for value in values}
         echo_json({"file": str(config.path), "exists": config.path.exists(), "settings": settings})
         return
-    state = "" if config.path.exists() else " (not there; everything has its default)"
+    state = "" if config.path.exists() else " (does not exist; defaults apply)"
     echo(f"{dim('file')}  {config.path}{dim(state)}")
     echo()
     print_table(

@@ -1,4 +1,4 @@
-"""``kedge conversations``: what is in the store, the newest first."""
+"""``kedge conversations``: list the conversations in the store, newest first."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 
 @kedge_command("conversations", short_help="List the conversations in the store.")
 @store_option
-@click.option("--tag", help="Only those with this tag.")
-@click.option("--archived", is_flag=True, help="Also those that were put away.")
+@click.option("--tag", help="Only conversations with this tag.")
+@click.option("--archived", is_flag=True, help="Include archived conversations.")
 @click.option(
-    "--limit", type=click.IntRange(1), default=50, show_default=True, help="How many at most."
+    "--limit",
+    type=click.IntRange(1),
+    default=50,
+    show_default=True,
+    help="Maximum number of conversations.",
 )
 def command(store: str, tag: str | None, archived: bool, limit: int, as_json: bool) -> None:
-    """List the conversations in the store, the one that changed last first."""
+    """List the conversations in the store, the most recently changed first."""
     file = store_file(store_url(store, create=False))
     if file and not file.exists():
         rows: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""``kedge delete``: a conversation's end, for good."""
+"""``kedge delete``: delete a conversation permanently."""
 
 from typing import TYPE_CHECKING
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from kedge.store import ConversationRow, Store
 
 
-@kedge_command("delete", short_help="Delete a conversation for good.")
+@kedge_command("delete", short_help="Delete a conversation permanently.")
 @conversation_argument
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @store_option
 def command(conversation: str, yes: bool, store: str, as_json: bool) -> None:
     """Delete a conversation: its rows, and the blocks that no other conversation uses.
 
-    What the provider keeps stays there until it expires.
+    Responses stored by the provider remain there until they expire.
     """
 
     async def find(opened: "Store") -> "ConversationRow":
@@ -34,7 +34,7 @@ def command(conversation: str, yes: bool, store: str, as_json: bool) -> None:
     row = run_with_store(find, given=store)
     name = sanitize_text(row.title or row.id)
     if not yes:
-        click.confirm(f"Delete {name} for good?", abort=True, err=True)
+        click.confirm(f"Delete {name} permanently?", abort=True, err=True)
 
     async def work(opened: "Store") -> None:
         await opened.delete(row.id)
@@ -43,4 +43,4 @@ def command(conversation: str, yes: bool, store: str, as_json: bool) -> None:
     if as_json:
         echo_json({"id": row.id, "deleted": True})
     else:
-        echo(f"{name} is deleted; kedge gc gives its space back")
+        echo(f"{name} deleted; 'kedge gc' reclaims its space")

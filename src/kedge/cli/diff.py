@@ -1,4 +1,4 @@
-"""``kedge diff``: what two branches, or two moments of one conversation, do not share."""
+"""``kedge diff``: compare two branches or two positions of a conversation."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 LINE_WIDTH = 100
 
 
-@kedge_command("diff", short_help="Show what two branches or two moments do not share.")
+@kedge_command("diff", short_help="Compare two branches or two positions.")
 @conversation_argument
 @click.argument("left")
 @click.argument("right", default="head")
 @store_option
 def command(conversation: str, left: str, right: str, store: str, as_json: bool) -> None:
-    """Show what two places in a tree do not share: branches, or moments of one branch.
+    """Compare two positions in a tree: two branches, or two positions on one branch.
 
-    LEFT and RIGHT are nodes, responses, 'head', or other conversations that were forked from the same
-    tree. Lines with - are only on the left, lines with + only on the right.
+    LEFT and RIGHT are node numbers, response ids, 'head', or other conversations of the same tree.
+    Lines with - are only in LEFT, lines with + only in RIGHT.
     """
 
     async def work(opened: "Store") -> "tuple[Node, Node, Differences]":
@@ -51,7 +51,7 @@ def command(conversation: str, left: str, right: str, store: str, as_json: bool)
 
 
 async def _resolve_node(store: "Store", row: "ConversationRow", at: str) -> "Node":
-    """A node of this tree, also as the head of another conversation on it."""
+    """Return a node of this tree; the name of a conversation stands for its head."""
     try:
         return await find_node(store, row, at)
     except NotInStore:

@@ -1,7 +1,7 @@
-"""``kedge doctor``: whether everything is in place, with advice where it is not.
+"""``kedge doctor``: check the installation and the configuration, with advice.
 
-Without ``--online`` nothing leaves this machine. Keys are shown masked. The exit code is 1 if something
-is wrong, and 0 if there are only notes.
+Without ``--online`` nothing is sent anywhere. Keys are masked. The exit code is 1 if there is a problem,
+and 0 if there are only notes.
 """
 
 import os
@@ -37,6 +37,7 @@ from kedge.config import (
 )
 from kedge.config.settings import CHAINING_ENV, is_chaining_enabled
 from kedge.errors import InvalidSetting, KedgeError
+from kedge.formatting import format_size, pluralize
 
 CheckState = Literal["ok", "note", "wrong"]
 
@@ -67,7 +68,7 @@ KEY_VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at: what was found, and what to do about it."""
+    """The result of one check: what was found, and advice."""
 
     name: str
     state: CheckState
@@ -75,12 +76,12 @@ class Check:
     advice: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The check as JSON."""
+        """Return the check as JSON values."""
         return asdict(self)
 
 
 def check_versions() -> Iterator[Check]:
-    """Python, Kedge, and the packages it stands on."""
+    """Check the versions of Python, Kedge and its dependencies."""
     machine = f"{platform.system()} {platform.machine()}"
     yield Check("python", "ok", f"{platform.python_version()} on {machine}")
     yield Check("kedge", "ok", metadata.version("kedge"))
@@ -88,7 +89,7 @@ def check_versions() -> Iterator[Check]:
     found = ", ".join(
         f"{name} {_package_version(name)}" for name in REQUIRED_PACKAGES if _package_version(name)
     )
-    advice = f"Install Kedge again: {', '.join(missing)} missing." if missing else ""
+    advice = f"Reinstall Kedge: {', '.join(missing)} missing." if missing else ""
     yield Check("packages", "wrong" if missing else "ok", found, advice)
     there = [
         f"{extra} ({name} {_package_version(name)})"
@@ -112,39 +113,39 @@ def _package_version(name: str) -> str:
 
 
 def check_config() -> tuple[Config, list[Check]]:
-    """The configuration, and what is to be said of it; a broken file counts as none."""
+    """Load the configuration and check it; an invalid file counts as none."""
     try:
         config = get_config()
     except CommandError as failure:
         path = config_path()
-        advice = f"Mend that line, or move {path} away."
+        advice = f"Fix that line, or remove {path}."
         return Config(path, {}, os.environ), [Check("config", "wrong", failure.message, advice)]
     return config, [_check_file(config), *_check_environment(config)]
 
 
 def _check_file(config: Config) -> Check:
-    """The file: there, and not for everybody's eyes if it holds secrets."""
+    """Check the file and, if it contains secrets, its permissions."""
     path = config.path
     if not path.exists():
-        return Check("config", "ok", f"no file at {path}; everything has its default")
+        return Check("config", "ok", f"no file at {path}; defaults apply")
     secrets = [name for name in config.file_values if SETTINGS[name].secret]
     if secrets and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH) and os.name == "posix":
-        advice = f"It holds {', '.join(secrets)}, and others can read it: chmod 600 {path}"
+        advice = f"It contains {', '.join(secrets)} and other users can read it: chmod 600 {path}"
         return Check("config", "note", str(path), advice)
     return Check("config", "ok", str(path))
 
 
 def _check_environment(config: Config) -> Iterator[Check]:
-    """The variables of the environment can be read as what they are for."""
+    """Check the values of the environment variables."""
     for name in SETTINGS:
         try:
             config.find(name)
         except InvalidSetting as error:
-            yield Check("environment", "wrong", str(error), "Set it anew, or unset it.")
+            yield Check("environment", "wrong", str(error), "Correct it or unset it.")
 
 
 def check_keys(environ: Mapping[str, str]) -> Iterator[Check]:
-    """Which keys are set, masked; and whether chaining is switched off."""
+    """Show which keys are set, masked, and whether chaining is disabled."""
     found = False
     for variable, serves in KEY_VARIABLES.items():
         key = environ.get(variable, "")
@@ -154,16 +155,23 @@ def check_keys(environ: Mapping[str, str]) -> Iterator[Check]:
         if key.strip().isascii() and key.strip().isprintable():
             yield Check(variable, "ok", f"{mask(key)}, for {serves}")
         else:
-            yield Check(variable, "wrong", "holds characters that no key has", "Set it anew.")
+            yield Check(
+                variable,
+                "wrong",
+                "contains characters that are not allowed in a key",
+                "Set it again.",
+            )
     if not found:
-        advice = f"Set {', '.join(KEY_VARIABLES)} for other models than the built-in one."
-        yield Check("keys", "note", "none is set; the practice model needs none", advice)
+        advice = (
+            f"To use other models than the built-in one, set one of {', '.join(KEY_VARIABLES)}."
+        )
+        yield Check("keys", "note", "none set; the practice model needs none", advice)
     if not is_chaining_enabled():
-        yield Check(CHAINING_ENV, "note", "chaining is switched off", "Unset it to chain again.")
+        yield Check(CHAINING_ENV, "note", "chaining is disabled", "Unset it to enable chaining.")
 
 
 def check_databases(config: Config) -> Iterator[Check]:
-    """The server's database, and the store of conversations."""
+    """Check the server's database and the store."""
     yield check_sqlite("server.db", Path(config["serve.db"] or data_dir() / "server.db"))
     address = store_url(config["store"], create=False)
     file = store_file(address)
@@ -172,8 +180,10 @@ def check_databases(config: Config) -> Iterator[Check]:
         return
     folder = file.absolute().parent
     if not folder.exists() and folder != data_dir().absolute():
-        advice = f"Make the folder ({folder}), or name another file."
-        yield Check("store", "wrong", f"{file} cannot be made: its folder is not there", advice)
+        advice = f"Create the folder {folder}, or use another file."
+        yield Check(
+            "store", "wrong", f"{file} cannot be created: its folder does not exist", advice
+        )
         return
     found = check_sqlite("store", file)
     sound = found.state == "ok" and file.exists()
@@ -181,27 +191,26 @@ def check_databases(config: Config) -> Iterator[Check]:
 
 
 def check_sqlite(name: str, path: Path) -> Check:
-    """A file of SQLite: opened for reading only, looked through quickly."""
+    """Check an SQLite file, read-only."""
     if str(path) == ":memory:":
-        return Check(name, "ok", "in memory: nothing is kept")
+        return Check(name, "ok", "in memory; nothing is stored")
     if not path.exists():
-        return Check(name, "ok", f"{path} is not there yet; it is made when it is needed")
+        return Check(name, "ok", f"{path} does not exist yet; it is created on first use")
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             (version,) = database.execute("PRAGMA user_version").fetchone()
             (sound,) = database.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.Error as error:
-        advice = "Move it away and let a new one be made, or bring back a copy."
+        advice = "Move it away to start with an empty one, or restore a backup."
         return Check(name, "wrong", f"{path} cannot be read: {error}", advice)
     if sound != "ok":
-        advice = "Bring back a copy; 'sqlite3 FILE .recover' may save the rest."
+        advice = "Restore a backup; 'sqlite3 FILE .recover' may save the rest."
         return Check(name, "wrong", f"{path} is damaged: {sound}", advice)
-    size = path.stat().st_size / 1e6
-    return Check(name, "ok", f"{path}, {size:.1f} MB, schema {version}")
+    return Check(name, "ok", f"{path}, {format_size(path.stat().st_size)}, schema {version}")
 
 
 def _check_version(address: str, shown: str) -> Check:
-    """The schema of the store against the one that this Kedge writes."""
+    """Compare the schema of the store with the one of this version."""
     from kedge.event_loops import run_sync
     from kedge.store.migrate import load_migrations, read_schema_version
     from kedge.store.open import open_database
@@ -217,18 +226,18 @@ def _check_version(address: str, shown: str) -> Check:
     try:
         found, newest = run_sync(look())
     except KedgeError as error:
-        advice = "Look at the address, the password, and whether the database runs."
+        advice = "Check the address, the password and whether the database is running."
         return Check("store", "wrong", f"{shown} cannot be opened: {error}", advice)
     if found > newest:
-        advice = "A newer Kedge wrote it: install that one."
+        advice = "It was written by a newer version of Kedge: upgrade."
         return Check("store", "wrong", f"{shown}, schema {found} of {newest} known", advice)
-    older = f" of {newest}; it is brought up to date when it is opened" if found < newest else ""
+    older = f" of {newest}; it is migrated when it is opened" if found < newest else ""
     return Check("store", "ok", f"{shown}, schema {found}{older}")
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderEndpoint:
-    """Where a provider answers ``GET /models``, and how it wants the key."""
+    """The address of a provider's ``GET /models``, and the header of the key."""
 
     provider: str
     key_variable: str
@@ -237,7 +246,7 @@ class ProviderEndpoint:
     header: str = "Authorization"
     key_prefix: str = "Bearer "
     path: str = ""
-    """What follows the address that the variable holds."""
+    """The path that follows the address in the variable."""
     extra_headers: tuple[tuple[str, str], ...] = ()
 
 
@@ -266,19 +275,19 @@ ENDPOINTS = (
 
 
 def check_providers(environ: Mapping[str, str], model: str, timeout: float) -> Iterator[Check]:
-    """Ask every provider whose key is set, and the server of the configured model, all at once."""
-    asked = [place for place in ENDPOINTS if environ.get(place.key_variable)]
-    asked += _configured_endpoint(model, environ)
-    if not asked:
-        yield Check("online", "note", "no key is set and no server configured: nobody to ask")
+    """Contact every provider whose key is set, and the configured server, in parallel."""
+    endpoints = [each for each in ENDPOINTS if environ.get(each.key_variable)]
+    endpoints += _configured_endpoint(model, environ)
+    if not endpoints:
+        yield Check("online", "note", "no key is set and no server is configured")
         return
-    with ThreadPoolExecutor(len(asked)) as threads:
-        running = [threads.submit(check_endpoint, place, environ, timeout) for place in asked]
+    with ThreadPoolExecutor(len(endpoints)) as threads:
+        running = [threads.submit(check_endpoint, each, environ, timeout) for each in endpoints]
         yield from (each.result() for each in running)
 
 
 def _configured_endpoint(model: str, environ: Mapping[str, str]) -> list[ProviderEndpoint]:
-    """The server of the configured model, if it is none of the providers above."""
+    """Return the server of the configured model, unless it is one of the providers above."""
     kind, _, rest = model.partition(":")
     if kind == "ollama":
         from kedge.providers.registry import resolve_ollama_url
@@ -289,7 +298,7 @@ def _configured_endpoint(model: str, environ: Mapping[str, str]) -> list[Provide
 
 
 def check_endpoint(endpoint: ProviderEndpoint, environ: Mapping[str, str], timeout: float) -> Check:
-    """One request for the list of models: the smallest thing that needs a key."""
+    """Request the list of models: the smallest request that needs a key."""
     given = environ.get(endpoint.url_variable, "").rstrip("/") if endpoint.url_variable else ""
     base = given.removesuffix(endpoint.path) + endpoint.path if given else endpoint.base_url
     address = f"{base.rstrip('/')}/models"
@@ -310,38 +319,38 @@ def check_endpoint(endpoint: ProviderEndpoint, environ: Mapping[str, str], timeo
         return _describe_status(name, shown, endpoint.key_variable, error.code)
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", None) or type(error).__name__
-        advice = "Look at the address, the network and the proxy; --timeout waits longer."
+        advice = "Check the address, the network and the proxy, or increase --timeout."
         return Check(name, "wrong", f"{shown} cannot be reached: {why}", advice)
 
 
 def _strip_credentials(address: str) -> str:
-    """The address as ``urlopen`` takes it; it would read a name and a password as a host."""
+    """Remove user name and password, which ``urlopen`` would take for the host."""
     parts = urlsplit(address)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def _describe_status(name: str, shown: str, key: str, status: int) -> Check:
     if status in (401, 403):
-        return Check(name, "wrong", f"{shown} refuses the key ({status})", f"Set {key} anew.")
+        return Check(
+            name, "wrong", f"{shown} rejects the key ({status})", f"Set {key} to a valid key."
+        )
     if status in (404, 405):
-        return Check(name, "ok", f"{shown} is there, and has no list of models ({status})")
-    return Check(name, "note", f"{shown} answered {status}", "It may be in trouble; try later.")
+        return Check(name, "ok", f"{shown} answers, but has no list of models ({status})")
+    return Check(name, "note", f"{shown} answered {status}", "Try again later.")
 
 
 STATE_MARKS = {"ok": ("✓", "green"), "note": ("!", "yellow"), "wrong": ("✗", "red")}
 
 
-@kedge_command(
-    "doctor", tolerant=True, short_help="Look whether everything is in place, with advice."
-)
-@click.option("--online", is_flag=True, help="Ask the providers whose keys are set, too.")
+@kedge_command("doctor", tolerant=True, short_help="Check the installation and the configuration.")
+@click.option("--online", is_flag=True, help="Also contact the providers whose keys are set.")
 @click.option(
     "--timeout", type=click.FloatRange(0.1), help="Seconds to wait for a provider.  [default: 10]"
 )
 def command(online: bool, timeout: float | None, as_json: bool) -> None:
-    """Look whether everything is in place: versions, keys, databases, configuration.
+    """Check versions, keys, databases and the configuration.
 
-    With --online, also whether the providers can be reached with the keys that are set.
+    With --online, also check that the providers can be reached with the keys that are set.
     """
     config, found = check_config()
     checks = [*check_versions(), *found, *check_keys(os.environ), *check_databases(config)]
@@ -368,6 +377,6 @@ def _print_checks(checks: list[Check]) -> None:
 
 def _print_summary(wrong: list[Check], online: bool) -> None:
     echo()
-    echo(f"{len(wrong)} to mend." if wrong else "Everything is in place.")
+    echo(f"{pluralize(len(wrong), 'problem')} found." if wrong else "No problems found.")
     if not online:
-        echo(dim("Providers were not asked; --online does."))
+        echo(dim("Providers were not contacted; use --online."))

@@ -1,4 +1,4 @@
-"""``kedge export``: conversations as lines of JSON, with everything that is known of them."""
+"""``kedge export``: write conversations as JSON lines."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,24 +14,27 @@ from kedge.cli.store_options import (
     run_with_store,
     store_option,
 )
+from kedge.formatting import pluralize
 
 if TYPE_CHECKING:
     from kedge.store import Store
 
 
-@kedge_command("export", short_help="Write conversations as lines of JSON.")
+@kedge_command("export", short_help="Export conversations as JSON lines.")
 @click.argument(
     "conversations", nargs=-1, metavar="[CONVERSATION]...", shell_complete=complete_names
 )
 @click.option("--out", type=click.Path(path_type=Path), help="A file.  [default: standard output]")
 @store_option
 def command(conversations: tuple[str, ...], out: Path | None, store: str, as_json: bool) -> None:
-    """Write conversations, or all of them, as lines of JSON: trees, anchors, accounts.
+    """Write conversations (default: all) as JSON lines, with trees, anchors and statistics.
 
-    'kedge import' makes the same conversations of them. With --json (and --out) a summary is printed.
+    'kedge import' restores them. With --json and --out a summary is printed.
     """
     if as_json and out is None:
-        raise click.UsageError("the lines are JSON already; --json tells of a file, so give --out")
+        raise click.UsageError(
+            "the output is JSON already; --json prints a summary of a file, so it needs --out"
+        )
 
     async def work(opened: "Store") -> list[str]:
         if conversations:
@@ -49,4 +52,7 @@ def command(conversations: tuple[str, ...], out: Path | None, store: str, as_jso
     if as_json:
         echo_json({"file": str(out), "conversations": len(written), "lines": lines})
     else:
-        click.echo(f"{len(written)} conversations, {lines} lines in {out}", err=True)
+        click.echo(
+            f"{pluralize(len(written), 'conversation')}, {pluralize(lines, 'line')} in {out}",
+            err=True,
+        )

@@ -1,4 +1,4 @@
-"""``kedge fork``: a conversation of its own that goes on from any place of another."""
+"""``kedge fork``: create a conversation that continues from any position of another."""
 
 from typing import TYPE_CHECKING
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from kedge.store import ConversationRow, Store
 
 
-@kedge_command("fork", short_help="Go on from any place of a conversation, apart from it.")
+@kedge_command("fork", short_help="Continue from any position as a new conversation.")
 @conversation_argument
-@click.option("--at", default="head", help="A node or a response of its tree, instead of the head.")
-@click.option("--title", default="", help="What to call the new one.  [default: as the old one]")
+@click.option("--at", default="head", help="A node number or a response id.  [default: the head]")
+@click.option("--title", default="", help="The title of the fork.  [default: the same title]")
 @store_option
 def command(conversation: str, at: str, title: str, store: str, as_json: bool) -> None:
-    """Make a conversation that goes on from any place of another; both share all before it."""
+    """Create a conversation that continues from any position of another; both share the history before it."""
 
     async def work(opened: "Store") -> "tuple[ConversationRow, ConversationRow, int]":
         row = await find_conversation(opened, conversation)
@@ -40,5 +40,5 @@ def command(conversation: str, at: str, title: str, store: str, as_json: bool) -
         facts = {"id": forked.id, "title": forked.title, "forked_from": row.id, "node": node}
         echo_json(facts)
     else:
-        echo(f"{forked.id} goes on from node {node} of {sanitize_text(row.title or row.id)}")
+        echo(f"{forked.id} continues from node {node} of {sanitize_text(row.title or row.id)}")
         echo(f"kedge chat --conversation {forked.id}")

@@ -1,4 +1,4 @@
-"""``kedge gc``: gives back the space of what was deleted, and of nothing else."""
+"""``kedge gc``: reclaim the space of deleted data."""
 
 from typing import TYPE_CHECKING
 
@@ -6,18 +6,18 @@ from kedge.cli.base import command as kedge_command
 from kedge.cli.base import echo, echo_json
 from kedge.cli.store_options import run_with_store, store_option
 from kedge.config import store_file, store_url
-from kedge.formatting import pluralize
+from kedge.formatting import format_size, pluralize
 
 if TYPE_CHECKING:
     from kedge.store import Store
 
 
-@kedge_command("gc", short_help="Give back the space of what was deleted.")
+@kedge_command("gc", short_help="Reclaim the space of deleted data.")
 @store_option
 def command(store: str, as_json: bool) -> None:
-    """Give back the space of what was deleted.
+    """Reclaim the space of deleted data.
 
-    Branches that were undone, regenerated or lost a race are history, and stay.
+    Branches that were undone or regenerated are history and remain.
     """
 
     async def work(opened: "Store") -> int:
@@ -30,5 +30,5 @@ def command(store: str, as_json: bool) -> None:
     if as_json:
         echo_json({"blocks": swept, "freed_bytes": freed})
     else:
-        space = "" if freed is None else f", {freed / 1e6:.1f} MB given back"
+        space = "" if freed is None else f", {format_size(freed)} reclaimed"
         echo(f"{pluralize(swept, 'block')} removed{space}")

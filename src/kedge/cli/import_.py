@@ -1,4 +1,4 @@
-"""``kedge import``: conversations from the lines that ``kedge export`` wrote."""
+"""``kedge import``: import conversations that ``kedge export`` wrote."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from kedge.store import ConversationRow, Store
 
 
-@kedge_command("import", short_help="Take in conversations that were exported.")
+@kedge_command("import", short_help="Import exported conversations.")
 @click.argument(
     "file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
 )
 @store_option
 def command(file: Path, store: str, as_json: bool) -> None:
-    """Take in the conversations of FILE ('-' for the standard input), all of them or none."""
+    """Import the conversations of FILE ('-' for standard input), all or none."""
     with click.open_file(str(file), encoding="utf-8") as stream:
-        # Not splitlines: a text may hold characters that it takes for the end of a line.
+        # Not splitlines: it also splits at other characters, which JSON strings may contain.
         lines = [line for line in stream.read().split("\n") if line.strip()]
 
     async def work(opened: "Store") -> "list[ConversationRow]":

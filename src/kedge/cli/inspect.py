@@ -1,4 +1,4 @@
-"""``kedge inspect``: every block, what the server remembers of it, what would be sent now, and why."""
+"""``kedge inspect``: list the blocks of a conversation and the plan of the next request."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ from kedge.turns.formatting import describe
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What was found."""
+    """The blocks of a conversation with their tokens, and the plan for a model."""
 
     row: ConversationRow
     node: int
@@ -40,14 +40,14 @@ class Inspection:
 
     @property
     def sent_ids(self) -> set[str]:
-        """The ids of the blocks that would be sent; leading system text goes with every request."""
+        """The ids of the blocks that would be sent; every request includes leading system text."""
         lead = {block.id for block in self.turn.blocks[: self.turn.lead]}
         left_out = {block.id for block in self.plan.left_out}
         return (lead | {block.id for block in self.plan.delta}) - left_out
 
     @property
     def full_tokens(self) -> int:
-        """The tokens of a full send."""
+        """The tokens of a full request."""
         return sum(self.tokens)
 
     @property
@@ -58,7 +58,7 @@ class Inspection:
         return sum(tokens for block, tokens in pairs if block.id not in sent)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON."""
+        """Return the inspection as JSON values."""
         plan, sent = self.plan, self.sent_ids
         return {
             "conversation": self.row.id,
@@ -99,7 +99,7 @@ class Inspection:
 async def inspect_conversation(
     store: Store, row: ConversationRow, node: int, model: str, text: str = ""
 ) -> Inspection:
-    """Look at a conversation up to a node, as a request to this model would."""
+    """Plan the next request of a conversation at a node, for a model."""
     turn = (await store.load(row, node)).turn(row.id)
     if text:
         turn = turn.append(user(text))
@@ -114,25 +114,25 @@ async def inspect_conversation(
 EXCERPT_LENGTH = 80
 
 
-@kedge_command("inspect", short_help="Show every block, and what would be sent now, and why.")
+@kedge_command("inspect", short_help="List the blocks and the plan of the next request.")
 @conversation_argument
-@click.option("--at", default="head", help="A node or a response of its tree, instead of the head.")
-@click.option("--say", "said", default="", help="Inspect it as if this had been said.")
+@click.option("--at", default="head", help="A node number or a response id.  [default: the head]")
+@click.option("--say", "text", default="", help="Plan as if this message were sent.")
 @model_option
 @store_option
 def command(
-    conversation: str, at: str, said: str, model: str | None, store: str, as_json: bool
+    conversation: str, at: str, text: str, model: str | None, store: str, as_json: bool
 ) -> None:
-    """Show every block with its response, its origin and its tokens; then the plan.
+    """List every block with its response, origin and tokens, then the plan of the next request.
 
-    The plan is what the next request would be: the anchor it would build on, what would be sent, why each
-    newer candidate is refused, and what is saved. Nothing is sent.
+    The plan shows the anchor, what would be sent, why each newer candidate is rejected, and what is
+    saved. Nothing is sent.
     """
 
     async def work(opened: "Store") -> "Inspection":
         row = await find_conversation(opened, conversation)
         node = await find_node(opened, row, at)
-        return await inspect_conversation(opened, row, node.id, resolve_model(row, model), said)
+        return await inspect_conversation(opened, row, node.id, resolve_model(row, model), text)
 
     found = run_with_store(work, given=store)
     if as_json:
@@ -149,10 +149,10 @@ def _print_blocks(found: "Inspection") -> None:
 
     rows: list[tuple[Any, ...]] = []
     for number, (block, tokens) in enumerate(zip(found.turn.blocks, found.tokens, strict=True)):
-        place = "→" if block.id in found.sent_ids else "·"
+        mark = "→" if block.id in found.sent_ids else "·"
         rows.append(
             (
-                f"{place} {number}",
+                f"{mark} {number}",
                 block.kind,
                 block.origin,
                 f"{tokens:,}",
@@ -173,6 +173,6 @@ def _format_savings(found: "Inspection") -> str:
     saved = plan.full_bytes - plan.delta_bytes
     return (
         f"Saved: {saved:,} of {plan.full_bytes:,} bytes ({format_percent(saved, plan.full_bytes)}); "
-        f"{found.saved_tokens:,} of {found.full_tokens:,} tokens are not sent again "
-        "(a provider still bills them as input)."
+        f"{found.saved_tokens:,} of {found.full_tokens:,} tokens are not resent "
+        "(providers still bill them as input)."
     )

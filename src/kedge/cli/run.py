@@ -1,4 +1,4 @@
-"""``kedge run``: workflows on the command line, from a file or from options; resumed by their id."""
+"""``kedge run``: run workflows from a file or from options, or resume them by id."""
 
 import sys
 from collections.abc import Callable, Generator, Mapping
@@ -15,6 +15,7 @@ from kedge.cli.base import dim, echo, echo_json, get_config, setting_option
 from kedge.cli.confirmations import model_references, remember, require_confirmed
 from kedge.config.paths import store_url
 from kedge.errors import InvalidWorkflow, KedgeError
+from kedge.formatting import pluralize
 from kedge.store import Store, open_store
 from kedge.workflows import DebateResult, RefineResult, StepsResult, load_workflow
 from kedge.workflows.events import (
@@ -37,7 +38,7 @@ LINE_WIDTH = 72
 
 @contextmanager
 def show_progress() -> Generator[WorkflowCallback]:
-    """Something that draws on standard error, if that is a terminal."""
+    """Show events on standard error if that is a terminal."""
     if not sys.stderr.isatty():
         yield ignore_event
         return
@@ -47,43 +48,48 @@ def show_progress() -> Generator[WorkflowCallback]:
     with console.status("…") as status:
 
         def watch(event: WorkflowEvent) -> None:
-            line, awaited = format_event(event)
+            line, status_text = format_event(event)
             if line:
                 console.print(line, markup=False)
-            if awaited:
-                status.update(awaited)
+            if status_text:
+                status.update(status_text)
 
         yield watch
 
 
 def format_event(event: WorkflowEvent) -> tuple[str, str]:
-    """What is said about an event, and what is waited for from now on."""
+    """Return a line about an event, and the status to show until the next one."""
     match event:
         case WorkflowStarted():
-            verb = "goes on" if event.resumed else "begins"
-            return f"{event.kind} {event.workflow} {verb}, at most {event.total}", "beginning"
+            verb = "resumed" if event.resumed else "started"
+            limit = pluralize(event.total, "step" if event.kind == "steps" else "round")
+            return f"{event.kind} {event.workflow} {verb}, at most {limit}", "starting"
         case QuestionAsked():
-            return "", f"{event.number}: {event.role} is asked"
+            return "", f"{event.number}: waiting for {event.role}"
         case QuestionAnswered():
-            known = " (was there already)" if event.stored else ""
-            return f"{event.number}: {event.role} says{known}: {shorten_text(event.text)}", ""
+            stored = " (stored)" if event.stored else ""
+            return f"{event.number}: {event.role}{stored}: {shorten_text(event.text)}", ""
         case AnswerJudged():
             verdict = event.verdict
-            words = "good" if verdict.passed else f"not yet: {shorten_text(verdict.critique)}"
+            text = "passed" if verdict.passed else f"not passed: {shorten_text(verdict.critique)}"
             score = "" if verdict.score is None else f" [{verdict.score:g}]"
-            return f"{event.number}: judged{score}: {words}", ""
+            return f"{event.number}: verdict{score}: {text}", ""
         case RoundRuled():
             ruling = event.ruling
-            words = f"over, {ruling.winner or 'nobody'} has won" if ruling.over else "it goes on"
-            return f"{event.number}: ruled: {words}", ""
+            decided = f"decided, {_format_winner(ruling.winner)}"
+            return f"{event.number}: ruling: {decided if ruling.over else 'undecided'}", ""
         case WorkflowFinished():
-            return "", "done"
+            return "", "finished"
         case _:
             assert_never(event)
 
 
+def _format_winner(winner: str | None) -> str:
+    return f"{winner} won" if winner else "no winner"
+
+
 def shorten_text(text: str) -> str:
-    """What a line of a terminal can hold of a text."""
+    """Shorten a text to one line."""
     line = " ".join(text.split())
     return line if len(line) <= LINE_WIDTH else line[: LINE_WIDTH - 1] + "…"
 
@@ -93,34 +99,36 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group("run", short_help="Run a workflow: refine, debate or steps.")
 def command() -> None:
-    """Run a workflow, from a TOML file or from options.
+    """Run a workflow from a TOML file or from options.
 
-    Every chain of it is a conversation in the store. If it is interrupted, --resume with its id goes on
-    where it stood, and nothing that was answered is paid for again.
+    Its conversations are in the store. After an interruption, --resume with its id continues it;
+    stored answers are not requested again.
     """
 
 
 def _workflow_options(function: F) -> F:
-    """What every workflow takes."""
+    """Add the options of every workflow."""
     for option in (
         setting_option("store"),
-        click.option("--resume", metavar="ID", default="", help="Go on with this workflow."),
-        click.option("--id", "name", metavar="ID", default="", help="Begin it under this name."),
-        click.option("--model", help="A model string, in place of the file's."),
+        click.option(
+            "--resume", metavar="ID", default="", help="Continue the workflow with this id."
+        ),
+        click.option("--id", "name", metavar="ID", default="", help="Start it under this id."),
+        click.option("--model", help="A model string; overrides the file."),
         click.argument("file", required=False, type=click.Path()),
     ):
         function = option(function)
     return function
 
 
-@kedge_command("refine", short_help="Ask until a judge is content.")
+@kedge_command("refine", short_help="Ask again until a judge accepts the answer.")
 @_workflow_options
-@click.option("--task", help="What is asked.")
-@click.option("--rounds", type=click.IntRange(1), help="How often at most.  [default: 4]")
+@click.option("--task", help="The task.")
+@click.option("--rounds", type=click.IntRange(1), help="Maximum number of rounds.  [default: 4]")
 @click.option("--judge", "function", metavar="MODULE:FUNCTION", help="A function that judges.")
-@click.option("--schema", metavar="FILE", help="A JSON schema that the answer must fit.")
-@click.option("--rubric", help="What a model judges by.")
-@click.option("--judge-model", help="The model that judges, if it is another one.")
+@click.option("--schema", metavar="FILE", help="A JSON schema that the answer must match.")
+@click.option("--rubric", help="The rubric for a model as judge.")
+@click.option("--judge-model", help="The model that judges.  [default: --model]")
 def refine(
     *,
     file: str | None,
@@ -136,22 +144,22 @@ def refine(
     rubric: str | None,
     judge_model: str | None,
 ) -> None:
-    """Ask a model, judge its answer, and ask again with the critique, until it is good."""
+    """Ask a model, judge its answer, and ask again with the critique until it passes."""
     judge = _drop_none(function=function, schema=schema, rubric=rubric, model=judge_model)
     spec = _build_spec(file, model=model, task=task, rounds=rounds, judge=judge or None)
     _run_workflow("refine", spec, resume, name, store, as_json=as_json)
 
 
-@kedge_command("debate", short_help="Let models argue, and a judge decide.")
+@kedge_command("debate", short_help="Let models debate, and a judge decide.")
 @_workflow_options
-@click.option("--question", help="What it is about.")
-@click.option("--rounds", type=click.IntRange(1), help="How many at most.  [default: 3]")
+@click.option("--question", help="The question.")
+@click.option("--rounds", type=click.IntRange(1), help="Maximum number of rounds.  [default: 3]")
 @click.option(
-    "--side", "sides", multiple=True, metavar="NAME=MODEL", help="One who argues; two at least."
+    "--side", "sides", multiple=True, metavar="NAME=MODEL", help="A participant; at least two."
 )
 @click.option("--judge", "function", metavar="MODULE:FUNCTION", help="A function that judges.")
-@click.option("--rubric", help="What a model judges by.")
-@click.option("--judge-model", help="The model that judges, if it is another one.")
+@click.option("--rubric", help="The rubric for a model as judge.")
+@click.option("--judge-model", help="The model that judges.  [default: --model]")
 def debate(
     *,
     file: str | None,
@@ -167,7 +175,7 @@ def debate(
     rubric: str | None,
     judge_model: str | None,
 ) -> None:
-    """Let two or more models challenge and rebut one another, each on its own chain."""
+    """Let two or more models debate, each in its own conversation, until a judge decides."""
     judge = _drop_none(function=function, rubric=rubric, model=judge_model)
     named = [dict(zip(("name", "model"), side.partition("=")[::2], strict=True)) for side in sides]
     spec = _build_spec(
@@ -181,9 +189,15 @@ def debate(
     _run_workflow("debate", spec, resume, name, store, as_json=as_json)
 
 
-@kedge_command("steps", short_help="Run prompts one after the other.")
+@kedge_command("steps", short_help="Run prompts one after another.")
 @_workflow_options
-@click.option("--input", "inputs", multiple=True, metavar="NAME=TEXT", help="An input of prompts.")
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME=TEXT",
+    help="A value for {NAME} in the prompts.",
+)
 def steps(
     *,
     file: str | None,
@@ -194,7 +208,7 @@ def steps(
     model: str | None,
     inputs: tuple[str, ...],
 ) -> None:
-    """Run a pipeline of prompts, each on the chain so far, with the results before it."""
+    """Run a pipeline of prompts in one conversation; prompts can use earlier results."""
     spec = _build_spec(file, model=model)
     if inputs:
         given = dict(_parse_input(each) for each in inputs)
@@ -218,7 +232,7 @@ def _drop_none(**members: Any) -> dict[str, Any]:
 
 
 def _build_spec(file: str | None, **members: Any) -> WorkflowSpec:
-    """What the file says, with what the options say in its place."""
+    """Read the spec file; options override it."""
     return {**(read_spec(file) if file else {}), **_drop_none(**members)}
 
 
@@ -255,28 +269,32 @@ def _run_workflow(
     kind: WorkflowKind, spec: WorkflowSpec, resume: str, name: str, store: str, *, as_json: bool
 ) -> None:
     if resume and (name or spec):
-        raise InvalidWorkflow("a workflow that is resumed has everything; give --resume alone")
+        raise InvalidWorkflow(
+            "--resume takes everything from the store; give no file and no other options"
+        )
     if not resume:
         spec = {"model": get_config()["model"], **spec}
         remember(_spec_references(spec))
-    begun: list[str] = []
+    started: list[str] = []
     with show_progress() as watch:
 
-        def noting(event: WorkflowEvent) -> None:
+        def record_start(event: WorkflowEvent) -> None:
             if isinstance(event, WorkflowStarted):
-                begun.append(event.workflow)
+                started.append(event.workflow)
             watch(event)
 
         async def work() -> WorkflowResult:
             async with await open_store(store_url(store)) as opened:
                 known = await _load_spec(opened, resume) if resume else spec
-                return await run_spec(kind, known, opened, workflow=resume or name, watch=noting)
+                return await run_spec(
+                    kind, known, opened, workflow=resume or name, watch=record_start
+                )
 
         try:
             result = anyio.run(work)
         except (KedgeError, KeyboardInterrupt) as error:
-            if begun and not as_json:
-                advice = f"It is kept; go on with: kedge run {kind} --resume {begun[0]}"
+            if started and not as_json:
+                advice = f"Continue with: kedge run {kind} --resume {started[0]}"
                 click.echo(dim(advice), err=True)
             if isinstance(error, KeyboardInterrupt):
                 raise click.exceptions.Exit(130) from None
@@ -289,7 +307,7 @@ def _run_workflow(
 
 def _result_to_json(result: WorkflowResult) -> dict[str, Any]:
     if isinstance(result, StepsResult):
-        told = {each.name: to_json_value(each.value) for each in result.steps}
+        values = {each.name: to_json_value(each.value) for each in result.steps}
         usage = asdict(result.usage)
         steps = [
             {"name": each.name, "question": each.question, "answer": each.answer}
@@ -298,7 +316,7 @@ def _result_to_json(result: WorkflowResult) -> dict[str, Any]:
         return {
             "workflow": result.workflow,
             "conversation": result.conversation,
-            "results": told,
+            "results": values,
             "steps": steps,
             "usage": usage,
         }
@@ -309,24 +327,28 @@ def _print_result(result: WorkflowResult) -> None:
     match result:
         case RefineResult():
             for each in result.rounds:
-                verdict = "good" if each.verdict.passed else each.verdict.critique or "not good"
+                verdict = "passed" if each.verdict.passed else each.verdict.critique or "not passed"
                 echo(f"{dim(f'round {each.number}')}  {each.answer}")
-                echo(f"{dim('judged ')}  {verdict}")
+                echo(f"{dim('verdict')}  {verdict}")
             echo()
             outcome = "passed" if result.passed else "not passed"
-            echo(dim(f"[{outcome} after {len(result.rounds)} rounds, {result.workflow}]"))
+            echo(
+                dim(
+                    f"[{outcome} after {pluralize(len(result.rounds), 'round')}, {result.workflow}]"
+                )
+            )
         case DebateResult():
             for argument in result.arguments:
                 echo(f"{dim(f'round {argument.round}')}  {argument.side}: {argument.text}")
             echo()
             if result.ruling.reason:
                 echo(f"{dim('judge  ')}  {result.ruling.reason}")
-            winner = result.winner or "nobody"
-            echo(dim(f"[{winner} won after {result.rounds} rounds, {result.workflow}]"))
+            rounds = pluralize(result.rounds, "round")
+            echo(dim(f"[{_format_winner(result.winner)} after {rounds}, {result.workflow}]"))
         case StepsResult():
             for step in result.steps:
                 echo(f"{dim(step.name)}  {step.answer}")
             echo()
-            echo(dim(f"[{len(result.steps)} steps, {result.workflow}]"))
+            echo(dim(f"[{pluralize(len(result.steps), 'step')}, {result.workflow}]"))
         case _:
             assert_never(result)

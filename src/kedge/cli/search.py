@@ -1,4 +1,4 @@
-"""``kedge search``: the blocks of all conversations that hold some words."""
+"""``kedge search``: find text in all conversations."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -14,14 +14,18 @@ if TYPE_CHECKING:
     from kedge.store import Hit, Store
 
 
-@kedge_command("search", short_help="Find words in all conversations.")
+@kedge_command("search", short_help="Search all conversations.")
 @click.argument("words", nargs=-1, required=True)
 @click.option(
-    "--limit", type=click.IntRange(1), default=20, show_default=True, help="How many at most."
+    "--limit",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="Maximum number of results.",
 )
 @store_option
 def command(words: tuple[str, ...], limit: int, store: str, as_json: bool) -> None:
-    """Find the blocks that hold all of the WORDS, the newest first."""
+    """Find the blocks that contain all WORDS, newest first."""
 
     async def work(opened: "Store") -> "tuple[list[Hit], dict[str, str]]":
         hits = await opened.search(" ".join(words), limit=limit)
@@ -41,9 +45,9 @@ def command(words: tuple[str, ...], limit: int, store: str, as_json: bool) -> No
             )
             for hit in hits
         ]
-        print_table(("conversation", "node", "kind", "words"), rows)
+        print_table(("conversation", "node", "kind", "text"), rows)
     else:
-        echo("Nothing was found.")
+        echo("No matches.")
 
 
 def _hit_to_json(hit: "Hit", titles: dict[str, str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``kedge serve``: the Responses API on this machine, over the built-in model or any other."""
+"""``kedge serve``: serve the Responses API and the web page, for the built-in model or any other."""
 
 import asyncio
 import gc
@@ -26,12 +26,12 @@ MEGABYTE = 1_000_000
 
 
 def default_db() -> "Path":
-    """Name the database in the place where this platform keeps the data of programs."""
+    """Return the default database in the user's data folder."""
     return data_dir() / "server.db"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """Return whether an address can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -41,7 +41,7 @@ def is_loopback(host: str) -> bool:
 @kedge_command(
     "serve",
     log_level="info",
-    short_help="Serve the Responses API from this machine: no key, no network.",
+    short_help="Serve the Responses API and a web page.",
 )
 @setting_option("serve.host")
 @setting_option("serve.port")
@@ -62,8 +62,7 @@ def is_loopback(host: str) -> bool:
     "faults",
     multiple=True,
     metavar="SPEC",
-    help="Do something wrong on purpose, such as cut_after_events=3 (docs/faults.md). Repeatable; "
-    "on loopback only.",
+    help="Inject a fault, such as cut_after_events=3 (docs/faults.md). Repeatable; loopback only.",
 )
 def command(
     host: str,
@@ -83,7 +82,7 @@ def command(
     faults: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Serve the Responses API from this machine."""
+    """Serve the Responses API and a web page. The built-in model needs no key and no network."""
     from kedge.server.access import LOOPBACK_NAMES
     from kedge.server.faults import Faults
     from kedge.server.settings import Limits, Settings
@@ -91,12 +90,12 @@ def command(
     local = is_loopback(host)
     if not local and not token:
         raise click.UsageError(
-            f"{host} can be reached from other machines, so clients need a key: give one with "
+            f"{host} can be reached from other machines, so a token is required: set "
             "--token or KEDGE_SERVER_TOKEN, or serve on 127.0.0.1"
         )
     if not local and faults:
         raise click.UsageError(
-            f"{host} can be reached from other machines, so it takes no --fault: serve on 127.0.0.1"
+            f"{host} can be reached from other machines, so --fault is not allowed: serve on 127.0.0.1"
         )
     chosen = load_model_settings(model, models, pace)
     settings = Settings(
@@ -115,7 +114,7 @@ def command(
 
 
 def load_model_settings(model: str, models: str, pace: float) -> dict[str, Any]:
-    """Make what answers: the model that ``--model`` names, or those of the file."""
+    """Open the model of ``--model``, or the models of the ``--models`` file."""
     from kedge.backends import load_models, open_model
 
     if models:
@@ -138,7 +137,7 @@ def run(
     store: str = "",
     keep_bodies: bool = False,
 ) -> None:
-    """Serve until a signal comes; with a ``store``, show the page as well."""
+    """Serve until a signal arrives; with a ``store`` the page, too."""
     from kedge.config.settings import is_chaining_enabled
     from kedge.observe import measure
     from kedge.server.uvicorn_server import bind
@@ -150,10 +149,10 @@ def run(
         url = f"http://{shown}:{bound}"
 
         def announce() -> None:
-            # The vocabulary takes a while to load: do it before somebody waits for it.
+            # The vocabulary takes a while to load: load it before the first request.
             threading.Thread(target=count_text, args=("hello",), daemon=True).start()
             measure("responses_chained_mode_enabled", int(is_chaining_enabled()))
-            # What lives this long will live on: do not look at it again and again.
+            # Objects of the startup live as long as the process: exclude them from collection.
             gc.collect()
             gc.freeze()
             facts = {"url": url, "base_url": f"{url}/v1", "db": settings.db}
@@ -189,7 +188,7 @@ async def _serve(
 
 
 def local_url(listener: "socket.socket") -> str:
-    """Where this machine itself reaches what listens there."""
+    """Return the address at which this machine reaches the listener."""
     address, port = listener.getsockname()[:2]
     everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - only compared
     own = str(everywhere.get(address) or address)

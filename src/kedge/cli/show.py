@@ -1,4 +1,4 @@
-"""``kedge show``: a conversation as it reads, up to its head or to any place in its tree."""
+"""``kedge show``: print a conversation up to its head or any position in its tree."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +29,13 @@ HEADINGS = {
 }
 
 
-@kedge_command("show", short_help="Show a conversation as it reads.")
+@kedge_command("show", short_help="Print a conversation.")
 @conversation_argument
-@click.option("--at", default="head", help="A node or a response of its tree, instead of the head.")
-@click.option("--full", is_flag=True, help="Unfold reasoning, tool calls and their results.")
+@click.option("--at", default="head", help="A node number or a response id.  [default: the head]")
+@click.option("--full", is_flag=True, help="Show reasoning, tool calls and their results in full.")
 @store_option
 def command(conversation: str, at: str, full: bool, store: str, as_json: bool) -> None:
-    """Show a conversation as it reads; CONVERSATION is an id, its beginning, or a title."""
+    """Print a conversation; CONVERSATION is an id, its beginning, or a title."""
 
     async def work(opened: "Store") -> "tuple[ConversationRow, LoadedPath]":
         row = await find_conversation(opened, conversation)
@@ -63,7 +63,7 @@ def _loaded_to_json(row: "ConversationRow", loaded: "LoadedPath") -> dict[str, A
 
 
 def print_blocks(blocks: "Sequence[Block]", *, full: bool) -> None:
-    """Print blocks as a chat; what is not said to anyone is folded into a line."""
+    """Print blocks as a chat; other blocks than messages are folded into a line."""
     from kedge.turns.formatting import describe
 
     for block in blocks:

@@ -1,4 +1,4 @@
-"""``kedge stats``: what the store tells about its chains, in numbers and small charts."""
+"""``kedge stats``: show requests, tokens, cost and latency of a store, with small charts."""
 
 import re
 import time
@@ -26,6 +26,7 @@ from kedge.cli.base import command as kedge_command
 from kedge.cli.base import echo_json, setting_option
 from kedge.cli.store_options import IN_MEMORY, find_conversation
 from kedge.config import store_file, store_url
+from kedge.formatting import NO_VALUE, format_cost, format_duration, format_percent, format_size
 from kedge.store import Store, open_store
 
 SPARK_BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -36,7 +37,7 @@ def print_stats(stats: Analytics, buckets: Sequence[Bucket]) -> None:
     """Print everything."""
     console = Console(highlight=False, soft_wrap=True)
     if not stats.requests.total:
-        console.print("There is nothing to tell: no request in this range.")
+        console.print("No requests in this range.")
         return
     console.print(_build_overview(stats))
     if len(buckets) > 1:
@@ -53,28 +54,30 @@ def print_stats(stats: Analytics, buckets: Sequence[Bucket]) -> None:
 
 
 def render_sparkline(values: Iterable[float]) -> str:
-    """Values as a line of blocks; nothing is a blank, the least of something is seen."""
+    """Draw values as a line of blocks; zero is blank, any other value is visible."""
     listed = list(values)
-    most = max(listed, default=0)
-    if not most:
+    maximum = max(listed, default=0)
+    if not maximum:
         return " " * len(listed)
     top = len(SPARK_BLOCKS) - 1
-    return "".join(SPARK_BLOCKS[max(round(each / most * top), 1 if each else 0)] for each in listed)
+    return "".join(
+        SPARK_BLOCKS[max(round(each / maximum * top), 1 if each else 0)] for each in listed
+    )
 
 
 def _build_overview(stats: Analytics) -> Table:
     table = Table.grid(padding=(0, 2))
     requests, chains, branching = stats.requests, stats.chains, stats.branching
     statuses = ", ".join(_format_count(each) for each in requests.statuses)
-    sent = f"{_format_size(requests.sent_bytes)}; {_format_size(requests.saved_bytes)} saved"
+    sent = f"{format_size(requests.sent_bytes)}; {format_size(requests.saved_bytes)} saved"
     cached = f"{stats.tokens.input} in ({_format_share(stats.tokens.cached_share)} cached)"
     chained = f"{requests.chained} ({_format_share(requests.chained_share)})"
     rows = (
         ("requests", f"{requests.total} in {requests.conversations} conversations ({statuses})"),
         ("answered", _format_share(requests.success_rate)),
         ("chained", f"{chained}, {requests.full} in full"),
-        ("refused", f"{requests.rejections}; {requests.forgotten} forgotten"),
-        ("without an id", str(requests.without_id)),
+        ("rejected", f"{requests.rejections}; {requests.forgotten} answered without context"),
+        ("without id", str(requests.without_id)),
         ("chains", f"{chains.count}, mean {chains.mean or 0:.1f}, longest {chains.longest}"),
         ("branches", f"{branching.branches} at {branching.points} points, {branching.forks} forks"),
         ("sent", f"{sent} ({_format_share(requests.saved_share)})"),
@@ -82,7 +85,7 @@ def _build_overview(stats: Analytics) -> Table:
         ("cost", _format_cost(stats.cost.dollars, stats.cost.unpriced)),
         (
             "latency",
-            f"median {_format_seconds(stats.latency.median)}, 95 % {_format_seconds(stats.latency.p95)}",
+            f"median {format_duration(stats.latency.median)}, 95 % {format_duration(stats.latency.p95)}",
         ),
     )
     for name, value in rows:
@@ -108,9 +111,9 @@ def _build_bars(title: str, counts: Sequence[tuple[str, int]]) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_row("")
     table.add_row(Text(title, style="bold"))
-    most = max((count for _, count in counts), default=1)
+    maximum = max((count for _, count in counts), default=1)
     for name, count in counts:
-        bar = "█" * max(round(count / most * BAR_WIDTH), 1)
+        bar = "█" * max(round(count / maximum * BAR_WIDTH), 1)
         table.add_row(Text(name, style="dim"), str(count), Text(bar, style="cyan"))
     return table
 
@@ -126,8 +129,8 @@ def _build_models(models: Sequence[ModelStats]) -> Table:
             each.model or "?",
             str(each.requests),
             _format_share(each.success_rate),
-            _format_seconds(each.latency.median),
-            _format_seconds(each.latency.p95),
+            format_duration(each.latency.median),
+            format_duration(each.latency.p95),
             str(each.tokens.input + each.tokens.output),
             _format_cost(each.cost.dollars, each.cost.unpriced),
         )
@@ -135,7 +138,7 @@ def _build_models(models: Sequence[ModelStats]) -> Table:
 
 
 def _bin_lengths(lengths: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
-    """Lengths in bins of doubling width: 1, 2, 3-4, 5-8 and so on."""
+    """Group lengths into bins of doubling width: 1, 2, 3-4, 5-8 and so on."""
     bins: dict[int, int] = {}
     for length, count in lengths:
         place = (length - 1).bit_length()
@@ -152,26 +155,12 @@ def _format_count(count: Count) -> str:
 
 
 def _format_share(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
-
-
-def _format_seconds(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    return NO_VALUE if share is None else format_percent(share, 1)
 
 
 def _format_cost(dollars: float, unpriced: int) -> str:
-    told = f"${dollars:.4f}"
-    return f"{told} + {unpriced} unpriced" if unpriced else told
-
-
-def _format_size(count: int) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}"
-        count = count // 1000
-    return f"{count} GB"
+    known = format_cost(dollars)
+    return f"{known} + {unpriced} unpriced" if unpriced else known
 
 
 _AGE_PATTERN = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[smhdw])")
@@ -179,14 +168,14 @@ _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 class TimeParam(click.ParamType[float]):
-    """A time: a day or more exactly, or so long ago (``7d``, ``90m``)."""
+    """A time: a date, a date with a time, or an age (``7d``, ``90m``)."""
 
     name = "time"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Seconds since 1970."""
+        """Return seconds since 1970."""
         if isinstance(value, float):
             return value
         if ago := _AGE_PATTERN.fullmatch(value.strip()):
@@ -194,22 +183,24 @@ class TimeParam(click.ParamType[float]):
         try:
             moment = datetime.fromisoformat(value)
         except ValueError:
-            self.fail(f"{value!r} is no time; write 2026-11-15, 2026-11-15T12:00, 7d or 12h")
+            self.fail(f"{value!r} is not a time; write 2026-11-15, 2026-11-15T12:00, 7d or 12h")
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-@kedge_command(
-    "stats", short_help="What the store tells about its chains, tokens, cost and latency."
-)
+@kedge_command("stats", short_help="Show requests, tokens, cost and latency.")
 @click.option(
-    "--since", type=TimeParam(), help="From then on: 2026-11-15 (UTC), or 7d for days ago."
+    "--since", type=TimeParam(), help="Start of the range: 2026-11-15 (UTC), or an age such as 7d."
 )
-@click.option("--until", type=TimeParam(), help="Up to then.")
+@click.option("--until", type=TimeParam(), help="End of the range.")
 @click.option("--model", default="", help="Only this model.")
 @click.option("--provider", default="", help="Only this provider.")
 @click.option("--conversation", default="", help="Only this conversation.")
 @click.option(
-    "--buckets", default=24, show_default=True, type=click.IntRange(1, 1000), help="Of the charts."
+    "--buckets",
+    default=24,
+    show_default=True,
+    type=click.IntRange(1, 1000),
+    help="Intervals of the charts.",
 )
 @setting_option("store")
 def command(
@@ -223,7 +214,7 @@ def command(
     store: str,
     as_json: bool,
 ) -> None:
-    """Tell about chains, fallbacks, tokens, cost and latency, over any range of time."""
+    """Show chains, fallbacks, tokens, cost and latency over a time range."""
     selection = Selection(since, until, model, provider, conversation)
 
     async def work() -> tuple[Analytics, tuple[Bucket, ...]]:
@@ -240,14 +231,14 @@ def command(
 
 
 def _existing_store_url(given: str) -> str:
-    """The store's address; one that is not there yet is not made, and has nothing to tell."""
+    """Return the store's address, or an empty store if it does not exist: it is not created."""
     address = store_url(given, create=False)
     file = store_file(address)
     return address if file is None or file.exists() else IN_MEMORY
 
 
 async def _resolve_selection(store: Store, selection: Selection) -> Selection:
-    """The selection, with the id of the conversation that is meant by a name."""
+    """Replace the name of a conversation in the selection with its id."""
     if not selection.conversation:
         return selection
     row = await find_conversation(store, selection.conversation)

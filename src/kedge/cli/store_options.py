@@ -1,7 +1,7 @@
-"""What the commands about conversations share: the store, and which conversation is meant.
+"""Shared parts of the commands about conversations: the store, and lookup by name.
 
-A conversation is named by its id, the beginning of its id, or its title. A store that is only looked at
-is never made.
+A conversation is named by its id, a short form of its id, or its title. Commands that only read do not
+create a store.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -23,23 +23,23 @@ T = TypeVar("T")
 
 IN_MEMORY = "sqlite://:memory:"
 MIN_PREFIX = 4
-"""How many characters of an id must be given at least."""
+"""The minimum number of characters of an abbreviated id."""
 MAX_CONVERSATIONS = 100_000
 MAX_NAMED = 5
-"""How many of those are named that have one title."""
+"""The maximum number of conversations listed in an error about an ambiguous title."""
 MAX_COMPLETIONS = 500
-"""How many conversations a shell is told of."""
+"""The maximum number of conversations offered as completions."""
 MODEL_KEY = "model"
-"""The member of a conversation's data that holds the model string it was held with."""
+"""The member of a conversation's data that holds the model string it was last used with."""
 
 
 def store_option(function: F) -> F:
-    """``--store``: where the conversations are."""
+    """Add ``--store``."""
     return setting_option("store", metavar="FILE|ADDRESS")(function)
 
 
 def complete_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """The titles and ids that a shell may offer; a store that cannot be read offers none."""
+    """Return titles and ids as completions; none if the store cannot be read."""
     try:
         rows = run_with_store(
             lambda store: store.conversations(limit=MAX_COMPLETIONS), given=_configured_store()
@@ -57,18 +57,18 @@ def _configured_store() -> str:
 
 
 def conversation_argument(function: F) -> F:
-    """``CONVERSATION``: an id, its beginning, or a title."""
+    """Add the argument ``CONVERSATION``: an id, its beginning, or a title."""
     return click.argument("conversation", shell_complete=complete_names)(function)
 
 
 def model_option(function: F) -> F:
-    """``--model``: as whom a conversation is looked at; by default, with whom it was held."""
-    words = "A model string.  [default: the conversation's own, else the configured one]"
-    return click.option("--model", help=words)(function)
+    """Add ``--model``, by default the conversation's own model."""
+    text = "A model string.  [default: the conversation's own, else the configured one]"
+    return click.option("--model", help=text)(function)
 
 
 def model_data(model: str) -> dict[str, str]:
-    """What a conversation keeps of the model it is held with; an address with a password in it is not."""
+    """Return the data that records a model string; one that contains a password is not recorded."""
     return {} if mask_url(model) != model else {MODEL_KEY: model}
 
 
@@ -89,14 +89,14 @@ def resolve_model(row: "ConversationRow | None", given: str | None = None) -> st
 
 @asynccontextmanager
 async def use_store(given: str, *, make: bool = False) -> "AsyncGenerator[Store]":
-    """The store for as long as the block lasts; ``make`` says that it may be a new one."""
+    """Open the store; ``make`` allows creating it."""
     from kedge.store import open_store
 
     address = store_url(given, create=make)
     file = store_file(address)
     if file and not make and not file.exists():
         raise NotInStore(
-            f"there are no conversations yet: {file} is not there; "
+            f"there are no conversations yet: {file} does not exist; "
             "'kedge chat --conversation NAME' starts one"
         )
     async with await open_store(address) as store:
@@ -106,7 +106,7 @@ async def use_store(given: str, *, make: bool = False) -> "AsyncGenerator[Store]
 def run_with_store(
     work: "Callable[[Store], Awaitable[T]]", *, given: str | None = None, make: bool = False
 ) -> T:
-    """Run this on the store, to its end."""
+    """Open the store and run an async function on it."""
     from kedge.event_loops import run_sync
 
     address: str = get_config()["store"] if given is None else given
@@ -119,17 +119,15 @@ def run_with_store(
 
 
 async def find_conversation(store: "Store", name: str) -> "ConversationRow":
-    """The conversation that is meant."""
+    """Return the conversation with this name, or raise ``NotInStore``."""
     found = await lookup_conversation(store, name)
     if found is None:
-        raise NotInStore(
-            f"there is no conversation {name!r}; 'kedge conversations' lists those there are"
-        )
+        raise NotInStore(f"there is no conversation {name!r}; 'kedge conversations' lists them")
     return found
 
 
 async def lookup_conversation(store: "Store", name: str) -> "ConversationRow | None":
-    """The conversation with this id, title or beginning of an id; a fork only by a title of its own."""
+    """Return the conversation with this id, title or abbreviated id; None if there is none."""
     try:
         return await store.conversation(name)
     except NotInStore:
@@ -150,13 +148,13 @@ def _matches_id(full_id: str, name: str) -> bool:
 
 
 def _choose_by_title(titled: "list[ConversationRow]") -> "ConversationRow":
-    """The one that is meant by a title: where several have it, the one that is no fork of another."""
+    """Choose among conversations with one title: the one that is not a fork of another."""
     ids = {row.id for row in titled}
     own = [row for row in titled if row.forked_from not in ids]
     if len(own) > 1:
         listed = ", ".join(row.id for row in own[:MAX_NAMED])
         raise NotInStore(
-            f"{len(own)} conversations are called {own[0].title!r}; say which: {listed}"
+            f"{len(own)} conversations have the title {own[0].title!r}; use an id: {listed}"
         )
     return own[0]
 

@@ -1,4 +1,4 @@
-"""``kedge verify``: whether the store is what it says, and the provider holds what it believes."""
+"""``kedge verify``: check the store, and compare it with what the provider holds."""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 AuditReport = dict[str, Any]
 
 
-@kedge_command("verify", short_help="Check digests; with --server, what the provider holds.")
+@kedge_command("verify", short_help="Check the store; with --server also the provider's data.")
 @click.argument(
     "conversations", nargs=-1, metavar="[CONVERSATION]...", shell_complete=complete_names
 )
-@click.option("--server", is_flag=True, help="Compare with what the provider really holds, too.")
+@click.option("--server", is_flag=True, help="Also compare with what the provider holds.")
 @model_option
 @store_option
 def command(
     conversations: tuple[str, ...], server: bool, model: str | None, store: str, as_json: bool
 ) -> None:
-    """Derive every digest of the store again, and name what is damaged.
+    """Recompute every digest of the store and report damage.
 
-    With --server, also fetch what the provider holds for the anchor of each CONVERSATION (of all of them
-    by default), and compare. The exit code is 1 if something differs.
+    With --server, also fetch what the provider holds for the anchor of each CONVERSATION (default: all)
+    and compare. The exit code is 1 if something differs.
     """
 
     async def work(opened: "Store") -> "tuple[list[Damage], list[AuditReport]]":
@@ -86,9 +86,9 @@ def _print_report(damage: "list[Damage]", audits: list[AuditReport]) -> None:
     for each in damage:
         echo(f"{click.style('damaged', fg='red')}  {each}")
     if not damage:
-        echo("The store is sound: every digest is what it should be.")
-    words = {True: ("agrees", "green"), False: ("differs", "red"), None: ("not told", "yellow")}
+        echo("No damage found: every digest is correct.")
+    labels = {True: ("agrees", "green"), False: ("differs", "red"), None: ("unknown", "yellow")}
     for audit in audits:
-        word, color = words[audit["agrees"]]
+        label, color = labels[audit["agrees"]]
         name = sanitize_text(audit["title"] or audit["conversation"])
-        echo(f"{click.style(word, fg=color)}  {name}: {audit['words']}")
+        echo(f"{click.style(label, fg=color)}  {name}: {audit['words']}")

@@ -1,4 +1,4 @@
-"""The JSON API: conversations, turns, chains, plans and figures, for the page and for anybody else."""
+"""The JSON API: conversations, turns, chains, plans and statistics."""
 
 import math
 from collections.abc import AsyncGenerator
@@ -27,7 +27,7 @@ JSONL = "application/jsonl"
 
 
 async def list_conversations(call: ApiCall) -> BaseModel:
-    """A page of conversations."""
+    """List conversations."""
     asked: schemas.ListQuery = call.query
     rows, total = await find_conversations(call.service.store, asked)
     now = call.service.clock()
@@ -40,7 +40,7 @@ async def list_conversations(call: ApiCall) -> BaseModel:
 
 
 async def create_conversation(call: ApiCall) -> BaseModel:
-    """A new conversation."""
+    """Create a conversation."""
     given: schemas.NewConversation = call.body
     service = call.service
     if given.model and given.model not in service.models.names:
@@ -60,14 +60,14 @@ async def create_conversation(call: ApiCall) -> BaseModel:
 
 
 async def read_conversation(call: ApiCall) -> BaseModel:
-    """One conversation with its sums."""
+    """Return a conversation with its totals."""
     row = await call.service.store.conversation(call.path_text("id"))
     found, _ = await list_summaries(call.service.store, show="all", ids=[row.id])
     return _to_overview(found[0], call.service.clock())
 
 
 async def change_conversation(call: ApiCall) -> BaseModel:
-    """Another title, other tags, put away or back."""
+    """Change the title or tags, archive or restore."""
     given: schemas.ConversationUpdate = call.body
     row = await call.service.store.update(
         call.path_text("id"), title=given.title, tags=given.tags, archived=given.archived
@@ -76,13 +76,13 @@ async def change_conversation(call: ApiCall) -> BaseModel:
 
 
 async def delete_conversation(call: ApiCall) -> Response:
-    """Delete a conversation for good."""
+    """Delete a conversation permanently."""
     await call.service.store.delete(call.path_text("id"))
     return Response(status_code=204)
 
 
 async def read_turns(call: ApiCall) -> BaseModel:
-    """What was said, as blocks."""
+    """Return the blocks of a conversation."""
     row, node = await _resolve_node(call)
     loaded = await call.service.store.load(row, node)
     return schemas.TurnPage(
@@ -91,7 +91,7 @@ async def read_turns(call: ApiCall) -> BaseModel:
 
 
 async def take_turn(call: ApiCall) -> BaseModel | Response:
-    """Say something, and get the answer: whole, or as server-sent events."""
+    """Send a message and return the answer, complete or as server-sent events."""
     given: schemas.NewTurn = call.body
     request = await resolve_turn(call.service, call.path_text("id"), given)
     if not given.stream:
@@ -105,7 +105,7 @@ async def take_turn(call: ApiCall) -> BaseModel | Response:
 
 
 async def read_chain(call: ApiCall) -> BaseModel:
-    """The tree of responses."""
+    """Return the tree of responses."""
     row = await call.service.store.conversation(call.path_text("id"))
     tree = await read_tree(call.service.store, row)
     chain = build_chain_graph(tree, call.service.clock())
@@ -129,7 +129,7 @@ async def read_chain(call: ApiCall) -> BaseModel:
 
 
 async def plan_turn(call: ApiCall) -> BaseModel:
-    """What would be sent now, and why: nothing is sent."""
+    """Plan the next request; nothing is sent."""
     asked: schemas.PlanQuery = call.query
     opened = await call.service.open(call.path_text("id"), asked.at)
     row = opened.conversation.row
@@ -139,7 +139,7 @@ async def plan_turn(call: ApiCall) -> BaseModel:
 
 
 async def read_plan(call: ApiCall) -> BaseModel:
-    """What a past request sent, and why."""
+    """Return the plan of a past request."""
     card = await call.service.load_plan_card(call.path_text("id"), call.path_int("node"))
     row = card.row
     return schemas.PlanShape(
@@ -156,7 +156,7 @@ async def read_plan(call: ApiCall) -> BaseModel:
 
 
 async def fork_conversation(call: ApiCall) -> BaseModel:
-    """A conversation of its own that goes on from somewhere in this one."""
+    """Create a conversation that continues from a position in this one."""
     given: schemas.NewFork = call.body
     store = call.service.store
     row = await store.conversation(call.path_text("id"))
@@ -166,7 +166,7 @@ async def fork_conversation(call: ApiCall) -> BaseModel:
 
 
 async def export_conversation(call: ApiCall) -> Response:
-    """A conversation with everything that belongs to it, one JSON object a line."""
+    """Export a conversation as JSON lines."""
     row = await call.service.store.conversation(call.path_text("id"))
     name = f'attachment; filename="{row.id}.jsonl"'
     lines = await call.service.store.export(row)
@@ -174,7 +174,7 @@ async def export_conversation(call: ApiCall) -> Response:
 
 
 async def read_analytics(call: ApiCall) -> BaseModel:
-    """The responses of a range of time, added up."""
+    """Return statistics of the responses in a time range."""
     asked: schemas.RangeQuery = call.query
     until = math.nextafter(call.service.clock(), math.inf) if asked.until is None else asked.until
     since = max(until - DAY, 0.0) if asked.since is None else asked.since
@@ -235,7 +235,7 @@ OPERATIONS: tuple[Operation, ...] = (
         schemas.ConversationPage, query=schemas.ListQuery,
     ),
     Operation(
-        "POST", "/api/conversations", create_conversation, "Start a conversation",
+        "POST", "/api/conversations", create_conversation, "Create a conversation",
         schemas.ConversationShape, body=schemas.NewConversation, status=201,
     ),
     Operation(
@@ -246,14 +246,15 @@ OPERATIONS: tuple[Operation, ...] = (
         schemas.ConversationShape, body=schemas.ConversationUpdate, errors=(404,),
     ),
     Operation(
-        "DELETE", _CONVERSATION_PATH, delete_conversation, "Delete a conversation for good", status=204, errors=(404,)
+        "DELETE", _CONVERSATION_PATH, delete_conversation, "Delete a conversation permanently",
+        status=204, errors=(404,),
     ),
     Operation(
-        "GET", f"{_CONVERSATION_PATH}/turns", read_turns, "Read what was said", schemas.TurnPage,
+        "GET", f"{_CONVERSATION_PATH}/turns", read_turns, "Read the blocks of a conversation", schemas.TurnPage,
         query=schemas.PathQuery, errors=(404,),
     ),
     Operation(
-        "POST", f"{_CONVERSATION_PATH}/turns", take_turn, "Say something and get the answer", schemas.TurnShape,
+        "POST", f"{_CONVERSATION_PATH}/turns", take_turn, "Send a message and get the answer", schemas.TurnShape,
         body=schemas.NewTurn, media_type="text/event-stream", errors=(404, 409, 502, 503),
     ),
     Operation(
@@ -277,15 +278,15 @@ OPERATIONS: tuple[Operation, ...] = (
         errors=(404,),
     ),
     Operation(
-        "GET", "/api/analytics", read_analytics, "Add up the responses of a range of time",
+        "GET", "/api/analytics", read_analytics, "Read statistics of a time range",
         schemas.AnalyticsShape, query=schemas.RangeQuery,
     ),
 )  # fmt: skip
-"""Everything that the API can do."""
+"""All operations of the API."""
 
 OPENAPI_DOCUMENT = build_openapi(OPERATIONS, version("kedge"))
 
 
 async def read_openapi(_: Request) -> Response:
-    """The OpenAPI document."""
+    """Return the OpenAPI document."""
     return JSONResponse(OPENAPI_DOCUMENT)

@@ -1,4 +1,4 @@
-"""The app of the page: its routes and the API's behind one fence, and its place beside the server."""
+"""The ASGI app of the page and the API, and its combination with the server."""
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -9,6 +9,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kedge.errors import KedgeError, NotInStore
+from kedge.formatting import capitalize
 from kedge.server.request_log import AccessLogMiddleware
 from kedge.web import api, pages
 from kedge.web.openapi import RequestError, map_error
@@ -27,18 +28,18 @@ ROUTES = [
 def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for these only
     if request.url.path.startswith("/api/"):
-        code, words = (
-            ("not_allowed", "not with this method")
+        code, message = (
+            ("not_allowed", "method not allowed")
             if error.status_code == 405
             else (
                 "not_found",
-                "there is nothing here; /api/openapi.json tells what there is",
+                "not found; /api/openapi.json lists the routes",
             )
         )
-        answer = error_response(error.status_code, code, words)
+        answer = error_response(error.status_code, code, message)
         answer.headers.update(error.headers or {})
         return answer
-    return _render_error(error.status_code, "Nothing here", "There is no such page.")
+    return _render_error(error.status_code, "Not found", "There is no such page.")
 
 
 def _on_kedge_error(request: Request, error: Exception) -> Response:
@@ -46,23 +47,23 @@ def _on_kedge_error(request: Request, error: Exception) -> Response:
     status, code, message = map_error(error)
     if request.url.path.startswith("/api/"):
         return error_response(status, code, message)
-    title = "Not found" if isinstance(error, NotInStore) else "That did not work"
-    return _render_error(status, title, f"{message[:1].upper()}{message[1:]}.")
+    title = "Not found" if isinstance(error, NotInStore) else "Request failed"
+    return _render_error(status, title, f"{capitalize(message)}.")
 
 
 def _on_request_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)  # noqa: S101 - registered for these only
-    return _render_error(error.status, "That is too much", f"{error.message}.")
+    return _render_error(error.status, "Request too large", f"{error.message}.")
 
 
 def _render_error(status: int, title: str, message: str) -> Response:
-    return render_page("error.html", here="", status=status, title=title, words=message)
+    return render_page("error.html", here="", status=status, title=title, message=message)
 
 
 def create_page(
     service: ConversationService, auth: PageAuth | None = None, base_url: str = ""
 ) -> Starlette:
-    """Build the ASGI app of the page; ``base_url`` is told to people who want to use a client."""
+    """Build the ASGI app of the page; ``base_url`` is the API address shown to users."""
     auth = auth or PageAuth()
     app = Starlette(
         routes=ROUTES,
@@ -84,7 +85,7 @@ def create_page(
 class PathDispatch:
     """A server and a page as one app: the server's paths go to the server, all others to the page.
 
-    Each has its own middleware, so that a cookie of the page opens nothing of the server.
+    Each has its own middleware, so a cookie of the page gives no access to the server.
     """
 
     def __init__(self, server: Starlette, page: Starlette) -> None:
@@ -92,12 +93,12 @@ class PathDispatch:
         self.state = server.state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to whom it belongs."""
-        mine = scope["type"] == "http" and not is_server_path(scope["path"])
-        app: ASGIApp = self.page if mine else self.server
+        """Dispatch a request by its path."""
+        is_page = scope["type"] == "http" and not is_server_path(scope["path"])
+        app: ASGIApp = self.page if is_page else self.server
         await app(scope, receive, send)
 
 
 def is_server_path(path: str) -> bool:
-    """Whether a path belongs to the server beside the page."""
+    """Return whether a path belongs to the server."""
     return path in ("/v1", "/healthz", "/metrics") or path.startswith("/v1/")

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from kedge.web.chain_graph import ChainNode, Layout, LayoutEdge, LayoutRow, Mark
 
 ROW_HEIGHT = 36
-"""The height of a row; the style sheet's ``--row`` says the same."""
+"""The height of a row; equal to ``--row`` of the style sheet."""
 LANE_WIDTH = 16
 MARGIN = 14
 RADIUS = 4.5
@@ -31,7 +31,7 @@ _FOLD = "M{x} {y0}v.1M{x} {y}v.1M{x} {y1}v.1"
 
 
 def draw_lanes(layout: Layout) -> Markup:
-    """The lanes of a laid-out chain as an SVG element."""
+    """Draw the lanes of a layout as an SVG element."""
     width = 2 * MARGIN + LANE_WIDTH * max(layout.lanes - 1, 0)
     height = ROW_HEIGHT * len(layout.rows)
     lines = _edge_paths(edge for edge in layout.edges if not edge.on_path)
@@ -45,7 +45,7 @@ def draw_lanes(layout: Layout) -> Markup:
 
 
 def draw_mark(mark: Mark) -> Markup:
-    """One mark alone, for the legend."""
+    """Draw one mark for the legend."""
     shape = _draw_row(0, LayoutRow(0, (ChainNode("", marks=frozenset({mark})),)))
     return Markup(  # noqa: S704 - the same
         f'<svg class="lanes" width="{2 * MARGIN}" height="{ROW_HEIGHT}" viewBox="0 0 {2 * MARGIN} {ROW_HEIGHT}" '

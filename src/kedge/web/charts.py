@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 600, 140
 SERIES_STYLES = ("solid", "hollow", "dashed")
-"""How the first, second and third series of a chart are told apart."""
+"""The style classes of the first, second and third series."""
 
 _ids = count(1)
 ValueFormatter = Callable[[float], str]
@@ -25,7 +25,7 @@ ValueFormatter = Callable[[float], str]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Values under one name, one for each place along the axis; ``None`` where there is none."""
+    """Named values, one per position on the axis; ``None`` for no value."""
 
     name: str
     values: Sequence[float | None]
@@ -33,7 +33,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What is drawn: a title, the names of the places along the axis, and the series."""
+    """A chart: title, labels of the axis, and series."""
 
     title: str
     labels: Sequence[str]
@@ -41,7 +41,7 @@ class Chart:
     format_value: ValueFormatter = "{:,.0f}".format
     kind: Literal["bars", "lines"] = "bars"
     end_label: str = ""
-    """What stands at the end of the axis, if not the name of the last place."""
+    """The label at the end of the axis, if not the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class RankedBar:
 
 
 def draw_chart(chart: Chart) -> Markup:
-    """A chart over time as a figure, or words that say that there is nothing yet."""
+    """Draw a chart over time, or a note if there is no data."""
     most = _axis_max(chart)
     if most <= 0 or not chart.labels:
         return _wrap_figure(
@@ -89,7 +89,7 @@ def draw_chart(chart: Chart) -> Markup:
 def draw_ranking(
     title: str, rows: Sequence[RankedBar], empty_text: str = "Nothing in this range yet."
 ) -> Markup:
-    """Bars side by side with their names and values, the largest first."""
+    """Draw named bars with their values, the largest first."""
     if not rows:
         return _wrap_figure(title, Markup("<p class='nothing'>{}</p>").format(empty_text))
     most = max(row.value for row in rows) or 1
@@ -98,7 +98,7 @@ def draw_ranking(
 
 
 def draw_share_bar(part: float, whole: float, label: str) -> Markup:
-    """How much of something was taken, as one bar with words for those who do not see it."""
+    """Draw a share as one bar, with a text for screen readers."""
     width = 100 * min(max(part / whole, 0), 1) if whole else 0
     shown = max(width, 0.6) if part else 0
     return Markup(
@@ -110,7 +110,7 @@ def draw_share_bar(part: float, whole: float, label: str) -> Markup:
 
 
 def describe_chart(chart: Chart) -> str:
-    """The chart in words: the newest and the highest value of each series."""
+    """Describe a chart: the newest and the highest value of each series."""
     return " ".join(_describe_series(series, chart) for series in chart.series)
 
 
@@ -123,7 +123,7 @@ def _describe_series(series: Series, chart: Chart) -> str:
 
 
 def _axis_max(chart: Chart) -> float:
-    """A round number that no value passes: bars are stacked, lines are not."""
+    """Return a round maximum of the axis; bars are stacked, lines are not."""
     if chart.kind == "bars":
         tops = [sum(value or 0 for value in column) for column in _columns(chart)]
     else:

@@ -1,4 +1,4 @@
-"""The dashboard, drawn when it is asked for and again whenever something happened."""
+"""The dashboard: figures and charts, rendered on request and again after every change."""
 
 import asyncio
 import json
@@ -12,6 +12,7 @@ from starlette.responses import StreamingResponse
 
 from kedge.analytics import Analytics, Bucket, Count, Selection, analyse, analyse_over_time
 from kedge.formatting import (
+    HEALING_TEXTS,
     NO_VALUE,
     format_cost,
     format_duration,
@@ -23,7 +24,6 @@ from kedge.observe import snapshot
 from kedge.planning import REASONS
 from kedge.store.listing import get_revision
 from kedge.web.charts import Chart, RankedBar, Series, ValueFormatter, draw_chart, draw_ranking
-from kedge.web.plan_card import HEALING_TEXTS
 from kedge.web.service import ConversationService
 from kedge.web.templating import render
 from kedge.web.views import Dashboard, LinkChoice, Tile
@@ -37,7 +37,7 @@ RANGES: Mapping[str, tuple[str, float]] = {
     "7d": ("7 days", 7 * 86_400.0),
     "30d": ("30 days", 30 * 86_400.0),
 }
-"""The ranges that can be chosen: their name, and how many seconds they are."""
+"""The time ranges: title and seconds."""
 DEFAULT_RANGE = "24h"
 
 _LENGTH_BINS = ((1, "1"), (3, "2 to 3"), (7, "4 to 7"), (15, "8 to 15"), (31, "16 to 31"))
@@ -48,16 +48,16 @@ _REASON_TEXTS: Mapping[str, str] = {**REASONS, **HEALING_TEXTS}
 
 @dataclass(frozen=True, slots=True)
 class ProcessCounts:
-    """What this process counted by itself, beside the store."""
+    """Counters of this process, which are not in the store."""
 
     plan_seconds: float | None = None
-    """How long finding an anchor took, on average."""
+    """The mean time to plan a request."""
     call_ids: Mapping[str, int] | None = None
-    """Tool calls by how their id was found."""
+    """Tool calls by the source of their id."""
 
 
 def build_tiles(stats: Analytics, counts: ProcessCounts) -> tuple[Tile, ...]:
-    """The figures at the top."""
+    """Build the figures at the top."""
     sent, tokens = stats.requests, stats.tokens
     total = sent.total
     fallbacks = sum(each.count for each in sent.fallbacks)
@@ -75,9 +75,9 @@ def build_tiles(stats: Analytics, counts: ProcessCounts) -> tuple[Tile, ...]:
             f"{fallbacks:,} of {total:,} sent in full",
         ),
         Tile(
-            "Not sent again",
+            "Bytes saved",
             format_size(sent.saved_bytes),
-            f"{format_percent(sent.saved_bytes, sent.sent_bytes + sent.saved_bytes)} of full sends",
+            f"{format_percent(sent.saved_bytes, sent.sent_bytes + sent.saved_bytes)} of full requests",
         ),
         Tile(
             "Cached tokens",
@@ -88,12 +88,12 @@ def build_tiles(stats: Analytics, counts: ProcessCounts) -> tuple[Tile, ...]:
             "First token", format_duration(stats.latency.first_token_median), _describe_p95(stats)
         ),
         Tile(
-            "Finding the anchor",
+            "Planning time",
             format_duration(counts.plan_seconds),
-            "on average, in this process",
+            "mean, in this process",
         ),
         Tile(
-            "Went wrong",
+            "Errors",
             format_number(total - sent.succeeded),
             f"{healed} healed, {_describe_cost(stats)}",
         ),
@@ -105,13 +105,13 @@ def _describe_p95(stats: Analytics) -> str:
 
 
 def _describe_cost(stats: Analytics) -> str:
-    return f"{format_cost(stats.cost.dollars)} spent" if stats.cost.priced else "no cost known"
+    return f"{format_cost(stats.cost.dollars)} spent" if stats.cost.priced else "cost unknown"
 
 
 def build_charts(
     stats: Analytics, buckets: Sequence[Bucket], counts: ProcessCounts
 ) -> tuple[Markup, ...]:
-    """The charts below."""
+    """Draw the charts."""
     return (
         _draw_stacked(
             buckets,
@@ -127,7 +127,7 @@ def build_charts(
             "Bytes",
             {
                 "sent": [each.sent_bytes for each in buckets],
-                "not sent again": [each.saved_bytes for each in buckets],
+                "saved": [each.saved_bytes for each in buckets],
             },
             format_size,
         ),
@@ -144,13 +144,11 @@ def build_charts(
         draw_ranking(
             "Fallbacks by reason",
             _rank_counts(stats.requests.fallbacks),
-            "Nothing had to be sent in full.",
+            "No fallbacks.",
         ),
-        draw_ranking("Rejections and healings", _rank_failures(stats), "Nothing went wrong."),
-        draw_ranking("Length of chains", _rank_lengths(stats), "No chains yet."),
-        draw_ranking(
-            "Tool calls by how their id was found", _rank_calls(counts), "No tool calls yet."
-        ),
+        draw_ranking("Errors and recoveries", _rank_failures(stats), "No errors."),
+        draw_ranking("Chain length", _rank_lengths(stats), "No chains yet."),
+        draw_ranking("Tool calls by source of their id", _rank_calls(counts), "No tool calls yet."),
     )
 
 
@@ -169,7 +167,7 @@ def _draw_stacked(
 def _draw_latency(buckets: Sequence[Bucket]) -> Markup:
     return draw_chart(
         Chart(
-            "Time to the first token",
+            "Time to first token",
             bucket_labels(buckets),
             [
                 Series("median", [each.latency.first_token_median for each in buckets]),
@@ -183,9 +181,9 @@ def _draw_latency(buckets: Sequence[Bucket]) -> Markup:
 
 
 def bucket_labels(buckets: Sequence[Bucket]) -> list[str]:
-    """The names of the pieces of time."""
-    whole = buckets[-1].end - buckets[0].start if buckets else 0
-    form = "%H:%M" if whole <= 86_400 * 1.5 else "%d %b"
+    """Return the labels of the time axis."""
+    span = buckets[-1].end - buckets[0].start if buckets else 0
+    form = "%H:%M" if span <= 86_400 * 1.5 else "%d %b"
     return [datetime.fromtimestamp(each.start, UTC).strftime(form) for each in buckets]
 
 
@@ -204,8 +202,8 @@ def _rank_failures(stats: Analytics) -> list[RankedBar]:
     counts = [each for each in sent.statuses if each.name not in _SUCCESS_STATUSES]
     counts += [Count(f"healed: {each.name}", each.count) for each in sent.healed]
     counts += [
-        Count("forgotten by the server", sent.forgotten),
-        Count("without an id", sent.without_id),
+        Count("answered without context", sent.forgotten),
+        Count("without id", sent.without_id),
     ]
     return _rank_counts([each for each in counts if each.count])
 
@@ -213,9 +211,9 @@ def _rank_failures(stats: Analytics) -> list[RankedBar]:
 def _rank_lengths(stats: Analytics) -> list[RankedBar]:
     sums = dict.fromkeys([*(name for _, name in _LENGTH_BINS), _LAST_LENGTH_BIN], 0)
     for length, times in stats.chains.lengths:
-        sums[next((name for most, name in _LENGTH_BINS if length <= most), _LAST_LENGTH_BIN)] += (
-            times
-        )
+        sums[
+            next((name for maximum, name in _LENGTH_BINS if length <= maximum), _LAST_LENGTH_BIN)
+        ] += times
     return [RankedBar(name, times, format_number(times)) for name, times in sums.items() if times]
 
 
@@ -229,13 +227,13 @@ def _rank_calls(counts: ProcessCounts) -> list[RankedBar]:
 
 
 POLL_INTERVAL = 0.25
-"""Seconds between two looks at whether something happened, or the server stops."""
+"""Seconds between two checks for changes and for the end of the server."""
 HEARTBEAT_TICKS = 60
-"""After how many looks without news something is sent all the same, to see who is still there."""
+"""After this number of checks without changes a comment is sent, to detect closed connections."""
 
 
 async def build_dashboard(service: ConversationService, range_name: str) -> Dashboard:
-    """The figures of a range that ends now."""
+    """Build the dashboard of a range that ends now."""
     seen = await read_change_token(service)
     until = service.clock()
     since = until - RANGES[range_name][1]
@@ -257,7 +255,7 @@ async def build_dashboard(service: ConversationService, range_name: str) -> Dash
 
 
 def read_process_counts() -> ProcessCounts:
-    """What this process counted by itself."""
+    """Read the counters of this process."""
     seen = snapshot()
     plans = seen.get("responses_anchor_detection_duration_ms", {}).values()
     times, total = sum(each[0] for each in plans), sum(each[1] for each in plans)
@@ -269,14 +267,14 @@ def read_process_counts() -> ProcessCounts:
 
 
 async def read_change_token(service: ConversationService) -> str:
-    """A word that changes whenever something happened."""
+    """Return a token that changes with every response or incident."""
     return "-".join(map(str, await get_revision(service.store)))
 
 
 def stream_figures(
     service: ConversationService, range_name: str, seen: str, is_stopping: Callable[[], bool]
 ) -> StreamingResponse:
-    """Server-sent events with the figures, drawn; ``seen`` is the beat of the page that asks."""
+    """Stream the rendered figures as server-sent events; ``seen`` is the page's last change token."""
     return StreamingResponse(
         _iter_figures(service, range_name, seen, is_stopping), media_type="text/event-stream"
     )

@@ -17,22 +17,22 @@ from markdown_it.token import Token
 from markupsafe import Markup
 
 SAFE_SCHEMES = frozenset({"http", "https", "mailto"})
-"""Where a link may lead."""
+"""The allowed schemes of links."""
 MAX_LENGTH = 100_000
-"""Characters beyond which a text is shown as it is: no parser should be given a novel."""
+"""Longer texts are shown as plain text: parsing them would take too long."""
 
 _REL = "noopener noreferrer nofollow ugc"
 
 
 def to_html(text: str) -> Markup:
-    """Markdown as safe HTML."""
+    """Convert Markdown to safe HTML."""
     if len(text) > MAX_LENGTH:
         return Markup("<pre class='plain'>{}</pre>").format(text)
     return Markup(_get_parser().render(text))  # noqa: S704 - the parser escapes what it is given
 
 
 def is_safe_link(url: str) -> bool:
-    """Whether a link may be followed from here."""
+    """Return whether a link is allowed."""
     try:
         parts = urlsplit(url.strip())
     except ValueError:
@@ -43,12 +43,12 @@ def is_safe_link(url: str) -> bool:
 
 
 class _Renderer(RendererHTML):
-    """Links that keep their reader's secrets, and images that are not fetched."""
+    """Renders links without a referrer, and images as links."""
 
     def link_open(
         self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
     ) -> str:
-        """A link that says nothing of where it was clicked."""
+        """Render a link that sends no referrer."""
         tokens[idx].attrSet("rel", _REL)
         tokens[idx].attrSet("target", "_blank")
         return self.renderToken(tokens, idx, options, env)
@@ -56,7 +56,7 @@ class _Renderer(RendererHTML):
     def cell_open(
         self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
     ) -> str:
-        """A cell of a table; how it is aligned is a class, because inline styles are forbidden."""
+        """Render a table cell; its alignment is a class, because inline styles are forbidden."""
         style = str(tokens[idx].attrs.pop("style", ""))
         if style:
             tokens[idx].attrSet("class", style.replace(":", "-"))
@@ -67,7 +67,7 @@ class _Renderer(RendererHTML):
     def image(
         self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
     ) -> str:
-        """The name of an image, and a link to it."""
+        """Render an image as a link with its name."""
         token = tokens[idx]
         words = escape(token.content or "image")
         url = str(token.attrs.get("src", ""))

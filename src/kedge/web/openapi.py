@@ -1,7 +1,7 @@
-"""Operations: a route, its checks and its documentation are one entry of a table.
+"""API operations: route, validation and documentation in one table entry.
 
-What comes in is read within bounds and checked against its shape before a handler sees it; what goes
-out is a shape too. The OpenAPI document is made from the same entries, so the two cannot drift apart.
+Requests are read within limits and validated before a handler sees them; responses are models, too. The
+OpenAPI document is generated from the same entries, so it cannot differ from the routes.
 """
 
 import json
@@ -28,12 +28,12 @@ from kedge.web.security import error_response, is_json
 from kedge.web.service import ConversationService
 
 MAX_BODY_BYTES = 2_000_000
-"""The largest body that is read."""
+"""The maximum size of a request body."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiCall:
-    """One call of an operation, checked."""
+    """A validated call of an operation."""
 
     service: ConversationService
     request: Request
@@ -41,11 +41,11 @@ class ApiCall:
     body: Any = None
 
     def path_text(self, name: str) -> str:
-        """A part of the path."""
+        """Return a path parameter."""
         return self.request.path_params[name]
 
     def path_int(self, name: str) -> int:
-        """A part of the path that is a number."""
+        """Return a numeric path parameter."""
         return self.request.path_params[name]
 
 
@@ -54,7 +54,7 @@ Handler = Callable[[ApiCall], Awaitable[BaseModel | Response]]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One thing that the API can do."""
+    """One operation of the API."""
 
     method: str
     path: str
@@ -69,11 +69,11 @@ class Operation:
 
     @property
     def route(self) -> Route:
-        """The route that leads here."""
+        """The route of the operation."""
         return Route(self.path, self.endpoint, methods=[self.method])
 
     async def endpoint(self, request: Request) -> Response:
-        """Check a request, run the handler, and answer."""
+        """Validate a request, run the handler and build the response."""
         try:
             query = self.query.model_validate(_read_query(request)) if self.query else None
             body = self.body.model_validate_json(await _read_json(request)) if self.body else None
@@ -90,7 +90,7 @@ class Operation:
 
 
 class RequestError(Exception):
-    """A request that cannot be read, with the status that says so."""
+    """A request that cannot be read, with its status."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -98,7 +98,7 @@ class RequestError(Exception):
 
 
 def map_error(error: KedgeError) -> tuple[int, str, str]:
-    """The status, code and words of an error of ours."""
+    """Return the status, code and message of an error."""
     for kind, status, code in _STATUSES:
         if isinstance(error, kind):
             return status, code, str(error)
@@ -125,16 +125,18 @@ async def _read_json(request: Request) -> bytes:
 
 
 async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """The body of a request, up to so many bytes."""
+    """Read the body of a request, up to a maximum size."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
-        raise RequestError(413, "too_large", f"the body may be {max_bytes:,} bytes at most")
+        raise RequestError(413, "too_large", f"the request body is limited to {max_bytes:,} bytes")
     size, chunks = 0, list[bytes]()
     try:
         async for chunk in request.stream():
             size += len(chunk)
             if size > max_bytes:
-                raise RequestError(413, "too_large", f"the body may be {max_bytes:,} bytes at most")
+                raise RequestError(
+                    413, "too_large", f"the request body is limited to {max_bytes:,} bytes"
+                )
             chunks.append(chunk)
     except ClientDisconnect:
         raise RequestError(400, "gone", "the body ended early") from None
@@ -148,7 +150,7 @@ def _validation_message(error: ValidationError) -> str:
 
 
 def build_openapi(operations: Sequence[Operation], version: str) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of these operations."""
+    """Build the OpenAPI 3.1 document of operations."""
     shapes = [op.response_model for op in operations if op.response_model] + [ErrorResponse]
     given = [shape for op in operations for shape in (op.body,) if shape]
     modes = [(shape, "serialization") for shape in dict.fromkeys(shapes)]
@@ -212,7 +214,7 @@ def _query_parameters(shape: type[BaseModel] | None) -> list[dict[str, Any]]:
 
 
 def _drop_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """In an address there is no null: what is not there is left out."""
+    """Remove null from a query parameter: an absent parameter is omitted."""
     rest = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
     kinds = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
     if schema.get("default") is not None:
@@ -266,5 +268,5 @@ _ERROR_DESCRIPTIONS = {
 
 
 def encode_event(value: object) -> bytes:
-    """One server-sent event with JSON in it."""
+    """Encode a server-sent event with a JSON object."""
     return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"

@@ -1,4 +1,4 @@
-"""The pages, drawn on the server: readable without any script."""
+"""The pages, rendered on the server: readable without scripts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,26 +49,26 @@ _ORDER_TITLES = {
 
 
 def get_service(request: Request) -> ConversationService:
-    """The desk of the app that a request came to."""
+    """Return the service of the app."""
     return request.app.state.service
 
 
 async def conversations(request: Request) -> Response:
-    """The list of conversations."""
-    desk = get_service(request)
+    """Render the list of conversations."""
+    service = get_service(request)
     try:
         given = {k: v for k, v in request.query_params.items() if v and k != "limit"}
         asked = ListQuery.model_validate({**given, "limit": PAGE_SIZE})
     except ValidationError:
         return RedirectResponse("/", 303)
-    rows, total = await find_conversations(desk.store, asked)
+    rows, total = await find_conversations(service.store, asked)
     if not rows and asked.offset:
         return RedirectResponse(_list_url(asked, offset=0), 303)
     kept = [("show", asked.show), ("order", asked.order)]
     return render_page(
         "conversations.html",
         here="conversations",
-        list=_build_list(rows, total, asked, desk.clock()),
+        list=_build_list(rows, total, asked, service.clock()),
         kept=[each for each in kept if each[1] not in ("active", "newest")],
         narrowed=asked.show != "active" or asked.tag is not None,
         base_url=request.app.state.base_url,
@@ -140,7 +140,7 @@ async def conversation(request: Request) -> Response:
 
 
 async def compare(request: Request) -> Response:
-    """Two branches side by side."""
+    """Render two branches side by side."""
     asked = request.query_params
     view = await get_service(request).compare(
         request.path_params["id"], asked.get("left", ""), asked.get("right", "")
@@ -149,7 +149,7 @@ async def compare(request: Request) -> Response:
 
 
 async def plan(request: Request) -> Response:
-    """What one request sent, and why: as a page, or as the part of one."""
+    """Render the plan of one request, as a page or as a part of one."""
     name, node = request.path_params["id"], request.path_params["node"]
     card = await get_service(request).load_plan_card(name, node)
     if "part" in request.query_params:
@@ -158,7 +158,7 @@ async def plan(request: Request) -> Response:
 
 
 async def dashboard(request: Request) -> Response:
-    """The figures of a range of time."""
+    """Render the dashboard."""
     chosen = request.query_params.get("range", DEFAULT_RANGE)
     chosen = chosen if chosen in RANGES else DEFAULT_RANGE
     return render_page(
@@ -167,51 +167,51 @@ async def dashboard(request: Request) -> Response:
 
 
 async def stream_dashboard(request: Request) -> Response:
-    """The same figures again, whenever something happened."""
+    """Stream the figures of the dashboard after every change."""
     chosen = request.query_params.get("range", DEFAULT_RANGE)
     chosen = chosen if chosen in RANGES else DEFAULT_RANGE
-    desk = get_service(request)
-    seen = request.query_params.get("seen") or await read_change_token(desk)
-    return stream_figures(desk, chosen, seen, request.app.state.stopping)
+    service = get_service(request)
+    seen = request.query_params.get("seen") or await read_change_token(service)
+    return stream_figures(service, chosen, seen, request.app.state.stopping)
 
 
 async def workflows(request: Request) -> Response:
-    """Every workflow, the one that changed last first."""
+    """Render the list of workflows, the most recently changed first."""
     rows = await list_workflows(get_service(request).store, limit=MAX_WORKFLOWS)
     return render_page("workflows.html", here="workflows", rows=rows)
 
 
 async def workflow(request: Request) -> Response:
-    """One workflow: what was said in each round, and what was thought of it."""
+    """Render a workflow with its rounds and verdicts."""
     found = await load_workflow(get_service(request).store, request.path_params["id"])
     return render_page("workflow.html", here="workflows", view=build_workflow_view(found))
 
 
 async def login(_: Request) -> Response:
-    """The form at the door."""
+    """Render the login form."""
     return render_page("login.html", here="login", wrong=False)
 
 
 async def submit_login(request: Request) -> Response:
-    """Take the token, and give a session for it."""
-    terms: PageAuth = request.app.state.auth
+    """Check the token and start a session."""
+    auth: PageAuth = request.app.state.auth
     form = parse_qs((await read_body(request, MAX_FORM_BYTES)).decode("utf-8", "replace"))
-    if not terms.is_valid_token(form.get("token", [""])[0].strip()):
+    if not auth.is_valid_token(form.get("token", [""])[0].strip()):
         return render_page("login.html", here="login", status=403, wrong=True)
-    entered = RedirectResponse("/", 303)
-    entered.set_cookie(
+    response = RedirectResponse("/", 303)
+    response.set_cookie(
         SESSION_COOKIE,
-        terms.new_session(),
+        auth.new_session(),
         max_age=SESSION_SECONDS,
         httponly=True,
         samesite="strict",
         secure=request.url.scheme == "https",
     )
-    return entered
+    return response
 
 
 async def static(request: Request) -> Response:
-    """One of our own files."""
+    """Serve a static file."""
     return serve_static(request)
 
 
@@ -228,4 +228,4 @@ ROUTES = [
     Route("/login", submit_login, methods=["POST"]),
     Route("/static/{name}", static),
 ]
-"""Every page, as it stands in the documentation."""
+"""All pages; the documentation lists the same."""

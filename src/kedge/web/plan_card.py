@@ -1,8 +1,8 @@
-"""Plan cards: what a past request sent, on which anchor, and why not on a newer one.
+"""Plan cards: what a past request sent, its anchor, and why newer candidates were rejected.
 
-A plan is a pure function of the Turn, so it can be made again: from the Turn as it was before the
-request, and from the responses that there were. What was really done stands in the response's own row,
-and where the two differ (because a server refused and the request was healed) the row is right.
+A plan is a pure function of the Turn, so it can be recomputed from the Turn as it was before the request
+and the responses at that time. The response's row records what was actually sent; where the two differ
+(because the request was healed) the row is right.
 """
 
 import json
@@ -10,7 +10,15 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from kedge.formatting import format_cost, format_duration, format_number, format_percent, pluralize
+from kedge.formatting import (
+    HEALING_TEXTS,
+    capitalize,
+    format_cost,
+    format_duration,
+    format_number,
+    format_percent,
+    pluralize,
+)
 from kedge.planning import (
     AnchorRecord,
     RejectedAnchor,
@@ -26,27 +34,15 @@ from kedge.turns.formatting import describe
 from kedge.web.views import BlockMark, PlanCard, RawExchange, RejectedCandidate
 
 MAX_REJECTED = 8
-"""How many refused candidates are told one by one."""
+"""The maximum number of rejected candidates that are listed."""
 FOLD_ENDS = 4
-"""How many remembered blocks are shown at either end of a long run of them."""
+"""The number of unsent blocks shown at either end of a long run of them."""
 MAX_BODY_CHARS = 200_000
-"""Characters of a raw body that are shown."""
-
-HEALING_TEXTS = {
-    "gone": "The server no longer knew the response that it was chained on, so everything was sent.",
-    "unsupported": "The server does not chain, so everything was sent.",
-    "forgot": "The server answered without the memory asked for, so everything was sent.",
-    "reasoning": "The server could not read the encrypted reasoning; it was sent again without it.",
-    "include": "The model has no encrypted reasoning; it was not asked for again.",
-    "empty_input": "The server wants some input, so everything was sent.",
-    "conversation": "The conversation object was gone; a new one was begun.",
-    "audit": "An audit found that the server remembers something else, so everything was sent.",
-}
-"""What each healing did, in plain words."""
+"""The maximum number of characters shown of a raw body."""
 
 
 def rebuild_plan(turn: Turn, row: ResponseRow, records: Iterable[AnchorRecord]) -> RequestPlan:
-    """The plan of a past request, made again from the Turn as it was before it."""
+    """Recompute the plan of a past request from the Turn as it was before it."""
     known = [record for record in records if record.created_at < row.created_at]
     mode = row.mode if row.mode in ("chained", "stateless", "conversation") else "chained"
     then = replace(
@@ -62,7 +58,7 @@ def rebuild_plan(turn: Turn, row: ResponseRow, records: Iterable[AnchorRecord]) 
 
 
 def _restore_record(record: AnchorRecord, row: ResponseRow) -> AnchorRecord:
-    """A record as it was known then: what this very request was chained on was not lost yet."""
+    """Return a record as it was then: the anchor of this request was not lost yet."""
     if record.status == "lost" and record.response_id == row.anchor:
         return replace(record, status="completed")
     return record
@@ -71,7 +67,7 @@ def _restore_record(record: AnchorRecord, row: ResponseRow) -> AnchorRecord:
 def build_plan_card(
     plan: RequestPlan, row: ResponseRow, turn: Turn, exchanges: Sequence[StoredExchange]
 ) -> PlanCard:
-    """The card of a past request."""
+    """Build the card of a past request."""
     agrees = plan.previous_response_id == row.anchor
     sent = {block.id for block in plan.delta} if agrees else set[str]()
     return PlanCard(
@@ -90,8 +86,8 @@ def build_plan_card(
 
 def _format_headline(row: ResponseRow) -> str:
     if row.anchor:
-        return f"Chained on {row.anchor}: sending {row.sent_blocks} blocks."
-    return f"Sending everything: {row.sent_blocks} blocks."
+        return f"Chained on {row.anchor}: {pluralize(row.sent_blocks, 'block')} sent."
+    return f"Sent in full: {pluralize(row.sent_blocks, 'block')}."
 
 
 def _to_rejected(rejected: RejectedAnchor, plan: RequestPlan) -> RejectedCandidate:
@@ -101,9 +97,9 @@ def _to_rejected(rejected: RejectedAnchor, plan: RequestPlan) -> RejectedCandida
 
 def _iter_notes(plan: RequestPlan, row: ResponseRow) -> Iterable[str]:
     if len(plan.rejected) > MAX_REJECTED:
-        yield f"{len(plan.rejected) - MAX_REJECTED} more were not used."
+        yield f"{len(plan.rejected) - MAX_REJECTED} more candidates were rejected."
     if row.healed:
-        yield HEALING_TEXTS.get(row.healed, f"It was sent again: {row.healed}.")
+        yield f"{capitalize(HEALING_TEXTS.get(row.healed, f'resent: {row.healed}'))}."
     if row.lost_reason:
         yield f"The server has since lost this response ({row.lost_reason})."
     if plan.left_out:
@@ -113,27 +109,27 @@ def _iter_notes(plan: RequestPlan, row: ResponseRow) -> Iterable[str]:
 
 
 def iter_facts(row: ResponseRow) -> Iterable[tuple[str, str]]:
-    """The figures of a response, by name."""
+    """Yield the figures of a response as labels and values."""
     yield "Model", f"{row.provider}:{row.model}" if row.model else row.provider
     yield "Mode", row.mode
     if row.input_tokens is not None:
         cached = format_percent(row.cached_tokens or 0, row.input_tokens)
         yield "Input", f"{format_number(row.input_tokens)} tokens, {cached} cached"
     if row.output_tokens is not None:
-        thought = (
-            f", {format_number(row.reasoning_tokens)} to think" if row.reasoning_tokens else ""
+        reasoning = (
+            f", {format_number(row.reasoning_tokens)} for reasoning" if row.reasoning_tokens else ""
         )
-        yield "Output", f"{format_number(row.output_tokens)} tokens{thought}"
+        yield "Output", f"{format_number(row.output_tokens)} tokens{reasoning}"
     yield "First token", format_duration(row.first_token_seconds)
-    yield "In all", format_duration(row.seconds)
+    yield "Total time", format_duration(row.seconds)
     if row.cost is not None:
         yield "Cost", format_cost(row.cost)
     if row.depth:
-        yield "Depth of the chain", format_number(row.depth)
+        yield "Chain depth", format_number(row.depth)
 
 
 def _build_strip(blocks: Sequence[Block], sent: set[str]) -> tuple[BlockMark, ...]:
-    """A mark for each block; of a long run that the server remembered only the ends."""
+    """Return a mark for each block; long runs of unsent blocks are folded."""
     marks: list[BlockMark] = []
     run: list[BlockMark] = []
     for block in blocks:

@@ -1,4 +1,4 @@
-"""The shapes of the JSON API: what it takes and what it gives. OpenAPI is made from these."""
+"""Request and response models of the JSON API; the OpenAPI document is generated from them."""
 
 from typing import Annotated, Any, Literal
 
@@ -21,40 +21,40 @@ Number = Annotated[int, Field(ge=0, lt=2**62)]
 
 
 class ApiModel(BaseModel):
-    """What the API gives."""
+    """Base of responses."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True)
 
 
 class RequestBody(BaseModel):
-    """What the API takes: exactly the members that are named, of exactly their types."""
+    """Base of request bodies: unknown members and other types are rejected."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class QueryParams(BaseModel):
-    """What stands in the query of an address, as text."""
+    """Base of query parameters."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ErrorDetail(ApiModel):
-    """What went wrong, for programs and for people."""
+    """The code and message of an error."""
 
     code: str
     message: str
 
 
 class ErrorResponse(ApiModel):
-    """The body of every answer that is no success."""
+    """The body of every error response."""
 
     error: ErrorDetail
 
 
 class ListQuery(QueryParams):
-    """Which conversations, in which order."""
+    """Filter, order and page of a list of conversations."""
 
-    q: Name = Field("", description="Words that were said.")
+    q: Name = Field("", description="Text to search for.")
     show: Literal["active", "forked", "failed", "archived", "all"] = "active"
     order: Literal["newest", "oldest", "turns", "tokens", "cost", "title"] = "newest"
     tag: Name | None = None
@@ -63,20 +63,20 @@ class ListQuery(QueryParams):
 
 
 class PathQuery(QueryParams):
-    """Up to where a conversation is meant."""
+    """A position in a conversation."""
 
-    at: Name = Field("", description="A node or the id of a response; the head by default.")
+    at: Name = Field("", description="A node or a response id; the head by default.")
 
 
 class PlanQuery(QueryParams):
-    """What would be said, and where."""
+    """A position, and a message to plan for."""
 
     at: Name = ""
-    text: Name = Field("", description="A message that would be sent.")
+    text: Name = Field("", description="The message to plan for.")
 
 
 class RangeQuery(QueryParams):
-    """A range of time, in seconds since 1970; the last day by default."""
+    """A time range in seconds since 1970; the last day by default."""
 
     since: Annotated[float, Field(ge=0, le=1e12)] | None = None
     until: Annotated[float, Field(ge=0, le=1e12)] | None = None
@@ -92,17 +92,17 @@ class LiveQuery(QueryParams):
 
 
 class NewConversation(RequestBody):
-    """A conversation that is to be."""
+    """A conversation to create."""
 
     title: Name = ""
     tags: list[Name] = Field(default_factory=list[str], max_length=50)
-    system: Text = Field("", description="Instructions that go before everything else.")
+    system: Text = Field("", description="Instructions at the start of the conversation.")
     mode: Literal["chained", "stateless", "conversation"] | None = None
     model: Name = Field("", description="A model of this server; its default model if empty.")
 
 
 class ConversationUpdate(RequestBody):
-    """What is to change of a conversation."""
+    """Changes of a conversation."""
 
     title: Name | None = None
     tags: list[Name] | None = Field(None, max_length=50)
@@ -110,23 +110,23 @@ class ConversationUpdate(RequestBody):
 
 
 class NewTurn(RequestBody):
-    """Something to say. It goes on from the head, or branches off where it is told to."""
+    """A message to send. It continues from the head, or branches off at the given position."""
 
     text: Text = Field(min_length=1)
     previous_response_id: Name | None = Field(None, description="A response to branch from.")
     at: Number | None = Field(None, description="A node to branch from.")
     edit: Name | None = Field(
-        None, description="A block on the path to `at` in whose place the text is to stand."
+        None, description="A block on the path to `at` that the text replaces."
     )
     model: Name = Field(
         "", description="A model of this server; the conversation's own model if empty."
     )
-    key: Name = Field("", description="Idempotency: the same key runs once.")
+    key: Name = Field("", description="Idempotency key: the same key runs once.")
     stream: bool = False
 
 
 class NewFork(RequestBody):
-    """Where a new conversation is to begin."""
+    """The position to fork from."""
 
     at: Number | None = None
     previous_response_id: Name | None = None
@@ -149,7 +149,7 @@ class ConversationShape(ApiModel):
 
 
 class OverviewShape(ConversationShape):
-    """A conversation, and what it adds up to."""
+    """A conversation with its totals."""
 
     first_words: str
     last_answer: str
@@ -166,7 +166,7 @@ class OverviewShape(ConversationShape):
 
 
 class ConversationPage(ApiModel):
-    """Some conversations, and how many there are in all."""
+    """A page of conversations and the total number."""
 
     data: list[OverviewShape]
     total: int
@@ -175,7 +175,7 @@ class ConversationPage(ApiModel):
 
 
 class UsageShape(ApiModel):
-    """Tokens."""
+    """Token usage."""
 
     input_tokens: int
     cached_tokens: int
@@ -184,7 +184,7 @@ class UsageShape(ApiModel):
 
 
 class RejectedShape(ApiModel):
-    """A candidate that was not built on."""
+    """A rejected candidate."""
 
     response_id: str
     reason: str
@@ -206,7 +206,7 @@ class PlanShape(ApiModel):
 
 
 class TurnShape(ApiModel):
-    """The answer to a message, and where it is kept."""
+    """The answer to a message and its node."""
 
     conversation: str
     node: int
@@ -214,7 +214,7 @@ class TurnShape(ApiModel):
     text: str
     usage: UsageShape
     plan: PlanShape | None
-    stored: bool = Field(description="Whether the answer was there already, under the same key.")
+    stored: bool = Field(description="Whether the answer was already stored under the same key.")
 
 
 class TurnPage(ApiModel):
@@ -226,7 +226,7 @@ class TurnPage(ApiModel):
 
 
 class ResponseShape(ApiModel):
-    """One response, and what it took."""
+    """A response with its usage and timing."""
 
     provider: str
     response_id: str
@@ -255,7 +255,7 @@ class ResponseShape(ApiModel):
 
 
 class NodeShape(ApiModel):
-    """One place of a chain."""
+    """One node of a chain."""
 
     node: int
     parent: int
@@ -275,7 +275,7 @@ class ChainShape(ApiModel):
 
 
 class AnalyticsShape(ApiModel):
-    """The responses of a range of time, added up; see ``kedge.analytics``."""
+    """Statistics of the responses in a time range; see ``kedge.analytics``."""
 
     selection: Selection
     requests: Requests

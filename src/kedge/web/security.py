@@ -56,37 +56,37 @@ class PageAuth(AccessPolicy):
     clock: Callable[[], float] = time.time
 
     def sign_session(self, expires: int) -> str:
-        """A session that the holder of the token may have until then."""
+        """Return a signed session that is valid until then."""
         mac = hmac.new(
             (self.token or "").encode(), f"kedge.page/1 {expires}".encode(), hashlib.sha256
         )
         return f"{expires}.{mac.hexdigest()}"
 
     def new_session(self) -> str:
-        """A fresh session."""
+        """Return a new session."""
         return self.sign_session(int(self.clock()) + SESSION_SECONDS)
 
     def is_valid_session(self, value: str) -> bool:
-        """Whether a cookie is a session that still lasts."""
+        """Return whether a cookie is a valid session."""
         expires, _, _ = value.partition(".")
         if not (expires.isascii() and expires.isdecimal()) or len(expires) > 15:
             return False
         return int(expires) > self.clock() and _is_equal(value, self.sign_session(int(expires)))
 
     def is_valid_token(self, value: str) -> bool:
-        """Whether somebody knows the token."""
+        """Return whether this is the token."""
         return self.matches_token(value.encode())
 
 
 class PageAuthMiddleware:
-    """Middleware that refuses strangers and sends the policy with every answer."""
+    """Middleware that checks access and adds the security headers."""
 
     def __init__(self, app: ASGIApp, terms: PageAuth) -> None:
         self._app = app
         self._auth = terms
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it; either way with our headers."""
+        """Pass a request on or reject it, with the security headers."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -104,7 +104,7 @@ class PageAuthMiddleware:
             )
 
     def check_request(self, scope: Scope) -> Response | None:
-        """The refusal that a request deserves, if any."""
+        """Return the rejection of a request, or None."""
         if not self._auth.allows_host(scope):
             return error_response(403, "wrong_host", "this page answers to loopback names only")
         if scope["method"] not in SAFE_METHODS and not is_same_origin_write(scope):
@@ -128,19 +128,19 @@ class PageAuthMiddleware:
 
 
 def is_same_origin_write(scope: Scope) -> bool:
-    """Whether a write comes from the page or from a program, and not from another web site."""
+    """Return whether a write comes from the page or a program, not from another web site."""
     site = Headers(scope=scope).get("sec-fetch-site", "none")
     return site in SAFE_SITES and is_same_origin(scope)
 
 
 def is_json(headers: Headers) -> bool:
-    """Whether a body is JSON by its type; a form of another site cannot say so."""
+    """Return whether the content type is JSON; forms of other sites cannot send it."""
     kind = headers.get("content-type", "").partition(";")[0]
     return kind.strip().lower() == "application/json"
 
 
 def error_response(status: int, code: str, message: str) -> Response:
-    """An error of the JSON API."""
+    """Return an error response of the JSON API."""
     return JSONResponse({"error": {"code": code, "message": message}}, status)
 
 
@@ -158,7 +158,7 @@ def _is_equal(given: str, wanted: str) -> bool:
 
 
 class _SecuredSend:
-    """Sends what is sent, with our headers."""
+    """Sends messages with the security headers."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -1,4 +1,4 @@
-"""Taking a turn: find the place to go on from, say it, and tell what happens as it happens."""
+"""Send a message in a conversation, and stream the events of the turn."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +15,10 @@ from kedge.events.run import (
     ToolFinished,
     ToolStarted,
 )
+from kedge.formatting import HEALING_TEXTS
 from kedge.planning import RequestPlan
 from kedge.planning.explain import describe_rejection, format_headline
 from kedge.turns import Block, TextPart, UserBlock, user
-from kedge.web.plan_card import HEALING_TEXTS
 from kedge.web.schemas import NewTurn, PlanShape, RejectedShape, TurnShape, UsageShape
 from kedge.web.service import ConversationService, OpenConversation, path_to
 from kedge.web.transcript import iter_block_ranges
@@ -26,9 +26,9 @@ from kedge.web.transcript import iter_block_ranges
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """What is to be said in a conversation, and at which node; None for its head.
+    """A message, its conversation, and the node to continue from; None for the head.
 
-    The head follows when the answer is there, so that nothing has moved if none comes.
+    The head moves when the answer arrives, so a failed turn leaves it where it was.
     """
 
     conversation: Conversation
@@ -69,9 +69,9 @@ async def _edit_question(
 
 
 def _replace_text(block: Block, text: str) -> Block:
-    """What a user said, in other words; images and files stay."""
+    """Replace the text of a user block; images and files are retained."""
     if not isinstance(block, UserBlock):
-        raise InvalidSetting("only what a user said can be edited and sent again")
+        raise InvalidSetting("only user messages can be edited and sent again")
     rest = (part for part in block.parts if not isinstance(part, TextPart))
     return replace(block, id="", parts=(TextPart(text), *rest))
 
@@ -114,7 +114,7 @@ def _encode_event(event: Event) -> dict[str, Any] | None:
         case Healed(reason=reason):
             return {"type": "healed", "reason": reason, "words": HEALING_TEXTS.get(reason, reason)}
         case ServerForgot():
-            return {"type": "forgot", "words": "the server answered without the memory asked for"}
+            return {"type": "forgot", "words": "the server answered without the earlier context"}
         case AnswerFinished(outcome=outcome):
             return {"type": "answered", "response_id": outcome.response_id}
         case _:
@@ -126,7 +126,7 @@ def _dump_plan(plan: RequestPlan) -> dict[str, Any]:
 
 
 def to_turn_shape(reply: Reply) -> TurnShape:
-    """An answer, as the API gives it."""
+    """Convert a reply to its API form."""
     ids = [block.response_id for block in reply.turn.blocks if block.response_id]
     usage = reply.usage
     return TurnShape(
@@ -146,7 +146,7 @@ def to_turn_shape(reply: Reply) -> TurnShape:
 
 
 def to_plan_shape(plan: RequestPlan) -> PlanShape:
-    """A plan, as the API gives it."""
+    """Convert a plan to its API form."""
     return PlanShape(
         mode=plan.mode,
         previous_response_id=plan.previous_response_id,

@@ -1,4 +1,4 @@
-"""Serving the page beside the server, in one process: the page talks through the server next to it."""
+"""Serve the page and the server in one process; the page sends its requests through the server."""
 
 import hashlib
 import secrets
@@ -22,7 +22,7 @@ from kedge.web.service import ConversationService
 
 @dataclass(frozen=True, slots=True)
 class PageSettings:
-    """How a page behaves: the address of its store, and what goes with every Conversation."""
+    """Settings of a page: the address of its store, and settings of every Conversation."""
 
     store: str
     keep_bodies: bool = False
@@ -33,7 +33,7 @@ class PageSettings:
 async def open_page_server(
     settings: Settings, page: PageSettings, url: str, started: Callable[[], None] | None = None
 ) -> AsyncGenerator[UvicornServer]:
-    """A server with a page beside it, ready to ``serve``; ``url`` is where both will be."""
+    """Create a server with a page, ready to ``serve``; ``url`` is the address of both."""
     async with (
         AsyncExitStack() as stack,
         await open_store(page.store, keep_bodies=page.keep_bodies) as store,
@@ -49,7 +49,7 @@ async def open_page_server(
 
 
 def connect_own_server(settings: Settings, url: str) -> Engine:
-    """An engine that talks to the server next to it."""
+    """Return an engine for the server beside the page."""
     return connect(
         f"responses:{url}/v1#{model_names(settings)[0]}",
         api_key=settings.token,
@@ -59,13 +59,13 @@ def connect_own_server(settings: Settings, url: str) -> Engine:
 
 
 def model_names(settings: Settings) -> tuple[str, ...]:
-    """The names of the server's models, the one that is asked by default first."""
+    """Return the names of the server's models, the default first."""
     names = tuple(settings.models) or (settings.model.name,)
     first = settings.default if settings.default and settings.default in names else names[0]
     return (first, *(name for name in names if name != first))
 
 
 def database_scope(db: str) -> str:
-    """What shares the memory of a database: whoever serves the same file, at whatever address."""
+    """Return the scope of a server database: the same file has the same scope at any address."""
     name = secrets.token_hex(8) if db == IN_MEMORY else hashlib.sha256(db.encode()).hexdigest()[:16]
     return f"kedge/{name}"

@@ -1,6 +1,6 @@
-"""The desk: what the page and the API ask of a store and an engine, in one place.
+"""The service layer of the page and the API: reading conversations and opening them for a turn.
 
-Everything that is read here is read in a few queries; what takes a model happens in ``turns``.
+Every view is read in a few queries; requests to a model are in ``send``.
 """
 
 import time
@@ -35,13 +35,13 @@ from kedge.web.transcript import render_exchanges, render_ranges, split_exchange
 from kedge.web.views import Branch, Comparison, ConversationView, PlanCard
 
 MAX_HITS = 2000
-"""How many places a search may find."""
+"""The maximum number of search results."""
 
 
 async def find_conversations(
     store: Store, query: ListQuery
 ) -> tuple[list[ConversationSummary], int]:
-    """A page of conversations, and how many there are in all."""
+    """Return a page of conversations and the total number."""
     only = None
     if query.q.strip():
         hits = await store.search(query.q, limit=MAX_HITS)
@@ -59,7 +59,7 @@ async def find_conversations(
 
 
 MAX_EXCHANGES = 40
-"""How many exchanges of a path are shown unless all are asked for."""
+"""The number of exchanges of a path that are shown by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class ConversationService:
         *,
         show_all: bool = False,
     ) -> ConversationView:
-        """A conversation with its graph, and the path to the chosen response."""
+        """Load a conversation with its graph and the path to the selected response."""
         row = await self.store.conversation(name)
         tree = await read_tree(self.store, row)
         chain = build_chain_graph(tree, self.clock())
@@ -145,7 +145,7 @@ class ConversationService:
         )
 
     async def compare(self, name: str, left: str, right: str) -> Comparison:
-        """Two branches side by side, from where they part."""
+        """Load two branches from where they diverge."""
         row = await self.store.conversation(name)
         tree = await read_tree(self.store, row)
         chain = build_chain_graph(tree, self.clock())
@@ -177,15 +177,15 @@ class ConversationService:
         )
 
     async def load_plan_card(self, name: str, node: int) -> PlanCard:
-        """The plan of the request that made a node."""
+        """Load the plan of the request that created a node."""
         row = await self.store.conversation(name)
         tree = await read_tree(self.store, row)
         response = tree.responses.get(node)
         if response is None:
-            raise NotInStore(f"node {node} of this conversation was made by no request")
+            raise NotInStore(f"node {node} of this conversation was not created by a request")
         turn = (await self.store.load(row, response.parent)).turn()
-        line = (tree.responses.get(each.id) for each in path_to(tree, response.parent))
-        records = (each.record for each in line if each)
+        path = (tree.responses.get(each.id) for each in path_to(tree, response.parent))
+        records = (each.record for each in path if each)
         plan = rebuild_plan(turn, response, [each for each in records if each])
         return build_plan_card(plan, response, turn, await load_exchanges(self.store, node))
 
@@ -200,7 +200,7 @@ class ConversationService:
 
 
 def path_to(tree: StoredTree, node: int) -> list[Node]:
-    """The nodes from the root to this one."""
+    """Return the nodes from the root to this one."""
     nodes = {each.id: each for each in tree.nodes}
     path: list[Node] = []
     while node in nodes:
@@ -216,7 +216,7 @@ def newest_response(tree: StoredTree, node: int) -> ResponseRow | None:
 
 
 def find_node(tree: StoredTree, at: str) -> int:
-    """The node that is meant by a number or by the id of a response."""
+    """Find a node by its number or by the id of its response."""
     if at.isascii() and at.isdecimal() and len(at) < 19:
         if any(node.id == int(at) for node in tree.nodes):
             return int(at)
@@ -228,7 +228,7 @@ def find_node(tree: StoredTree, at: str) -> int:
 
 
 def conversation_status(row: ConversationRow, tree: StoredTree, now: float) -> str:
-    """One word for how a conversation stands."""
+    """Return the status of a conversation."""
     response = tree.responses.get(row.head)
     trouble = any(each.kind == "failed" and each.parent == row.head for each in tree.nodes)
     lost = response is not None and response.status == "lost"
@@ -237,7 +237,7 @@ def conversation_status(row: ConversationRow, tree: StoredTree, now: float) -> s
 
 
 def classify_status(row: ConversationRow, *, failed: bool, lost: bool, expired: bool) -> str:
-    """Archived, failed, lost, expired, active or empty: the first that is true."""
+    """Return archived, failed, lost, expired or active: the first that applies."""
     if row.archived:
         return "archived"
     if failed:
@@ -248,14 +248,14 @@ def classify_status(row: ConversationRow, *, failed: bool, lost: bool, expired: 
 
 
 def overview_status(each: ConversationSummary, now: float) -> str:
-    """The same word, from sums alone."""
+    """Return the status of a conversation from its summary."""
     lost = each.lost > 0 and each.expires_at is None
     expired = each.relied_until is not None and now >= each.relied_until
     return classify_status(each.row, failed=False, lost=lost, expired=expired)
 
 
 def _first_question(tree: StoredTree) -> str:
-    return next((words for words in tree.questions.values() if words), "")
+    return next((text for text in tree.questions.values() if text), "")
 
 
 def _node_label(chain: ChainGraph, chosen: str) -> str:
@@ -272,6 +272,6 @@ def _list_branches(layout: Layout) -> tuple[Branch, ...]:
 
 def _shared_length(left: Sequence[int], right: Sequence[int]) -> int:
     return next(
-        (place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b),
+        (index for index, (a, b) in enumerate(zip(left, right, strict=False)) if a != b),
         min(len(left), len(right)),
     )

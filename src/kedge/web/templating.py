@@ -1,4 +1,4 @@
-"""Templates: everything that is put into them is escaped, unless this package made it as markup."""
+"""Template rendering with autoescaping; only markup made by this package is inserted unescaped."""
 
 import hashlib
 from functools import cache
@@ -32,7 +32,7 @@ _FILTERS = {
 
 @cache
 def get_environment() -> Environment:
-    """The templates, with the words and drawings that they use."""
+    """Return the template environment with its filters and drawing functions."""
     made = Environment(
         loader=PackageLoader("kedge.web"),
         autoescape=True,

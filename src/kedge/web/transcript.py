@@ -34,26 +34,26 @@ from kedge.web.markdown import is_safe_link, to_html
 from kedge.web.views import Attachment, ExchangeView, MessageView
 
 HINT_LENGTH = 120
-"""Characters of a folded block that are shown on its line."""
+"""The maximum number of characters in the line of a folded block."""
 BlockRange = tuple[Node, int, int]
-"""Which of the blocks a node added: from one place up to another."""
+"""The blocks that a node added: node, start index, end index."""
 IMAGE_PREFIXES = ("data:image/png;", "data:image/jpeg;", "data:image/gif;", "data:image/webp;")
-"""Images whose bytes may be shown; what lies elsewhere is not fetched."""
+"""Image types that are shown; remote images are not fetched."""
 
 
 def tool_names(blocks: Sequence[Block]) -> dict[str, str]:
-    """The names of the tools that were called, by call."""
+    """Return the names of the called tools, by call id."""
     return {block.call_id: block.name for block in blocks if isinstance(block, ToolCallBlock)}
 
 
 def render_messages(blocks: Sequence[Block], names: Mapping[str, str]) -> tuple[MessageView, ...]:
-    """Blocks as messages; a result is shown under the name of the tool that gave it."""
+    """Convert blocks to messages; a result has the name of its tool."""
     return tuple(_render_block(block, names) for block in blocks)
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeSpan:
-    """One exchange as places among the blocks, before any of it is drawn."""
+    """The block ranges of one exchange."""
 
     node: Node
     row: ResponseRow
@@ -94,7 +94,7 @@ def _split_rewritten(
     known: Mapping[str, ResponseRow],
     pending: list[BlockRange],
 ) -> tuple[list[ExchangeSpan], list[BlockRange]]:
-    """The exchanges inside a node that no request made, and what was said after them."""
+    """Return the exchanges inside a node that was not created by a request, and the blocks after them."""
     node, start, stop = where
     done: list[ExchangeSpan] = []
     for place in range(start, stop):
@@ -115,7 +115,7 @@ def _split_rewritten(
 def render_exchanges(
     spans: Sequence[ExchangeSpan], blocks: Sequence[Block]
 ) -> tuple[ExchangeView, ...]:
-    """Exchanges, ready to be read."""
+    """Render exchanges."""
     names = tool_names(blocks)
     return tuple(
         ExchangeView(
@@ -136,7 +136,7 @@ def render_exchanges(
 def render_ranges(
     ranges: Sequence[BlockRange], blocks: Sequence[Block], names: Mapping[str, str]
 ) -> tuple[MessageView, ...]:
-    """What was said at some nodes, ready to be read."""
+    """Render the blocks of some nodes."""
     return tuple(
         message
         for node, start, stop in ranges
@@ -145,7 +145,7 @@ def render_ranges(
 
 
 def iter_block_ranges(path: Sequence[Node]) -> Iterator[BlockRange]:
-    """Which of the blocks at the end of a path each of its nodes added."""
+    """Yield the block range that each node of a path added."""
     limits: list[int] = []
     limit = path[-1].length if path else 0
     for node in reversed(path):
@@ -249,7 +249,7 @@ def _render_image(alt: str, url: str) -> Attachment:
 
 
 def format_json(text: str) -> str:
-    """JSON with line breaks; any other text as it is."""
+    """Indent JSON; return any other text unchanged."""
     try:
         value: Any = json.loads(text)
     except (ValueError, RecursionError):
@@ -260,6 +260,6 @@ def format_json(text: str) -> str:
 
 
 def summarize_text(text: str) -> str:
-    """The first words of a text, on one line."""
+    """Return the beginning of a text on one line."""
     line = " ".join(text[: 4 * HINT_LENGTH].split())
     return line if len(line) <= HINT_LENGTH else f"{line[:HINT_LENGTH]}…"

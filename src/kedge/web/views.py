@@ -1,4 +1,4 @@
-"""What the page shows, as plain values: made from the store, drawn by the templates."""
+"""View models: plain values built from the store and rendered by the templates."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ EMPTY_MARKUP = Markup("")
 
 @dataclass(frozen=True, slots=True)
 class ConversationListItem:
-    """One line of the list of conversations."""
+    """One row of the list of conversations."""
 
     id: str
     name: str
@@ -24,7 +24,7 @@ class ConversationListItem:
     cached_share: str
     cost: float | None
     latency: float | None
-    """The median of the seconds that answers took."""
+    """The median response time in seconds."""
     status: str
     expires_at: float | None
     updated_at: float
@@ -34,7 +34,7 @@ class ConversationListItem:
 
 @dataclass(frozen=True, slots=True)
 class LinkChoice:
-    """One of several links of which one is chosen: a filter, an order, a range."""
+    """One of several links of which one is selected: a filter, an order, a range."""
 
     name: str
     url: str
@@ -62,7 +62,7 @@ class ConversationList:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """An image of a message: shown if its bytes are here, named and linked if they are elsewhere."""
+    """An image of a message: shown if its bytes are stored, else linked."""
 
     alt: str
     src: str = ""
@@ -71,7 +71,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class MessageView:
-    """One block, as it is shown in a chat."""
+    """One block in the chat."""
 
     id: str
     kind: str
@@ -86,7 +86,7 @@ class MessageView:
 
 @dataclass(frozen=True, slots=True)
 class BlockMark:
-    """One block in the strip of a plan card, or a number of them folded together."""
+    """One block in a plan card, or several folded into one mark."""
 
     kind: str = ""
     words: str = ""
@@ -95,7 +95,7 @@ class BlockMark:
 
     @property
     def letter(self) -> str:
-        """What stands for the kind of block."""
+        """The letter of the kind of block."""
         return _KIND_LETTERS.get(self.kind, "?")
 
 
@@ -112,7 +112,7 @@ _KIND_LETTERS = {
 
 @dataclass(frozen=True, slots=True)
 class RejectedCandidate:
-    """A candidate that was not built on, and why."""
+    """A rejected candidate and the reason."""
 
     response_id: str
     reason: str
@@ -121,7 +121,7 @@ class RejectedCandidate:
 
 @dataclass(frozen=True, slots=True)
 class RawExchange:
-    """A request and its reply, as they went over the wire."""
+    """The raw bodies of a request and its response."""
 
     sent: str
     received: str
@@ -130,7 +130,7 @@ class RawExchange:
 
 @dataclass(frozen=True, slots=True)
 class PlanCard:
-    """What one request sent, on which anchor, and why not on a newer one."""
+    """What one request sent, its anchor, and why newer candidates were rejected."""
 
     row: ResponseRow
     headline: str
@@ -143,9 +143,9 @@ class PlanCard:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeView:
-    """What one request brought: what was said before it, and what came back.
+    """A question and its answer.
 
-    ``node`` is where the answer is kept, ``before`` where the conversation stood before the question.
+    ``node`` is the node of the answer, ``before`` the node before the question.
     """
 
     node: int
@@ -160,13 +160,13 @@ class ExchangeView:
 
     @property
     def is_trouble(self) -> bool:
-        """Whether the request came to nothing."""
+        """Whether the request failed."""
         return self.status not in ("completed", "lost")
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One end of the tree, for choosing and comparing."""
+    """One branch of the tree, for selecting and comparing."""
 
     tip: str
     label: str
@@ -176,7 +176,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class ConversationView:
-    """A conversation with its chain, and the path to the chosen response."""
+    """A conversation with its graph and the path to the selected response."""
 
     id: str
     name: str
@@ -196,12 +196,12 @@ class ConversationView:
     branches: tuple[Branch, ...]
     sums: Totals
     omitted: int = 0
-    """Exchanges of the path that are older than what is shown."""
+    """The number of older exchanges that are not shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two branches of one conversation, side by side from where they part."""
+    """Two branches of a conversation, from where they diverge."""
 
     id: str
     name: str
@@ -235,13 +235,13 @@ class Dashboard:
     ranges: tuple[LinkChoice, ...]
     range: str
     seen: str
-    """What had happened when this was drawn; see ``dashboard.beat``."""
+    """The change token of this state; see ``dashboard.read_change_token``."""
     empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one side said in one round of a workflow, and what was thought of it."""
+    """The answer of one participant in one round, with its verdict."""
 
     title: str
     html: Markup
@@ -253,7 +253,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class RoundView:
-    """One round: a cell for each side, and what the judge said of it."""
+    """One round: a cell per participant, and the judge's ruling."""
 
     title: str
     cells: tuple[Cell, ...]
@@ -262,7 +262,7 @@ class RoundView:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowView:
-    """One run: a debate has a column for each side, a refinement or a pipeline has one cell a round."""
+    """A workflow: a debate has a column per participant, others have one cell per round."""
 
     id: str
     kind: str
@@ -273,4 +273,4 @@ class WorkflowView:
     verdict: str = ""
     good: bool | None = None
     chains: tuple[tuple[str, str], ...] = ()
-    """The role and the conversation of each chain."""
+    """The role and the conversation id of each chain."""

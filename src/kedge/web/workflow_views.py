@@ -1,4 +1,4 @@
-"""Workflows as they are shown: a debate as columns, a refinement and a pipeline as rounds. Pure."""
+"""View models of workflows: a debate as columns, a refinement and a pipeline as rounds."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ _SUCCESS_STATUSES = frozenset({"passed", "decided", "finished"})
 
 
 def build_workflow_view(workflow: Workflow) -> WorkflowView:
-    """A workflow, ready to be drawn."""
+    """Build the view of a workflow."""
     sides = [chain for chain in workflow.chains if chain.role != JUDGE_ROLE]
     draw = _build_debate_rounds if workflow.kind == "debate" else _build_rounds
     return WorkflowView(
@@ -28,7 +28,7 @@ def build_workflow_view(workflow: Workflow) -> WorkflowView:
 
 
 def _title(workflow: Workflow) -> str:
-    """The question, without the name of the side whose chain leads."""
+    """Return the question, without the name of the leading participant."""
     return str(workflow.spec.get("question") or workflow.title or workflow.id)
 
 
@@ -37,10 +37,10 @@ def _build_rounds(workflow: Workflow, sides: Sequence[WorkflowChain]) -> tuple[R
     names = list(workflow.spec.get("steps", ()))
     return tuple(
         RoundView(
-            _step_title(names, each.number) if workflow.kind == "steps" else f"Round {place + 1}",
-            (_build_cell(each, workflow, place),),
+            _step_title(names, each.number) if workflow.kind == "steps" else f"Round {index + 1}",
+            (_build_cell(each, workflow, index),),
         )
-        for place, each in enumerate(exchanges)
+        for index, each in enumerate(exchanges)
     )
 
 
@@ -51,12 +51,12 @@ def _step_title(names: Sequence[str], number: int) -> str:
 
 def _build_cell(exchange: WorkflowExchange, workflow: Workflow, index: int) -> Cell:
     verdict = workflow.verdicts[index] if index < len(workflow.verdicts) else None
-    said = Cell("Answer", to_html(exchange.answer), exchange.question)
+    cell = Cell("Answer", to_html(exchange.answer), exchange.question)
     if verdict is None:
-        return said
+        return cell
     score = "" if verdict.score is None else f", {verdict.score:g}"
-    word = f"{'passed' if verdict.passed else 'not yet'}{score}"
-    return Cell(said.title, said.html, said.question, word, verdict.critique, good=verdict.passed)
+    label = f"{'passed' if verdict.passed else 'not passed'}{score}"
+    return Cell(cell.title, cell.html, cell.question, label, verdict.critique, good=verdict.passed)
 
 
 def _build_debate_rounds(
@@ -65,17 +65,17 @@ def _build_debate_rounds(
     length = max((len(side.exchanges) for side in sides), default=0)
     return tuple(
         RoundView(
-            f"Round {place + 1}",
-            tuple(_build_argument_cell(side, place) for side in sides),
-            _format_ruling(workflow, place),
+            f"Round {index + 1}",
+            tuple(_build_argument_cell(side, index) for side in sides),
+            _format_ruling(workflow, index),
         )
-        for place in range(length)
+        for index in range(length)
     )
 
 
 def _build_argument_cell(side: WorkflowChain, index: int) -> Cell:
     if index >= len(side.exchanges):
-        return Cell(side.role, to_html("*Nothing yet.*"))
+        return Cell(side.role, to_html("*No answer yet.*"))
     exchange = side.exchanges[index]
     return Cell(side.role, to_html(exchange.answer), exchange.question)
 
@@ -84,15 +84,15 @@ def _format_ruling(workflow: Workflow, index: int) -> str:
     if index >= len(workflow.rulings):
         return ""
     ruling = workflow.rulings[index]
-    word = "It is decided" if ruling.over else "It goes on"
+    decision = "Decided" if ruling.over else "Undecided"
     winner = f" for {ruling.winner}" if ruling.winner else ""
-    return f"{word}{winner}. {ruling.reason}".strip()
+    return f"{decision}{winner}. {ruling.reason}".strip()
 
 
 def _format_verdict(workflow: Workflow) -> str:
     if workflow.rulings and workflow.status != "running":
         last = workflow.rulings[-1]
-        won = f"{last.winner} has won." if last.winner else "Nobody has won."
+        won = f"{last.winner} won." if last.winner else "No winner."
         return f"{won} {last.reason}".strip()
     if workflow.kind == "refine" and workflow.verdicts and workflow.status != "running":
         passed = workflow.verdicts[-1].passed

@@ -1,5 +1,5 @@
-// Chatting: send from the chosen response, watch the answer come, then take over the page that the
-// server draws of it. Text is only ever set as text; markup comes from the server alone.
+// Chat: send a message from the selected response, show the answer while it streams, then load the page
+// that the server renders. Text is only set as text; markup comes from the server alone.
 import { events } from "./sse.js";
 import { call, request, toast } from "./tell.js";
 
@@ -48,7 +48,7 @@ export async function split(button) {
   }
 }
 
-// A plan is drawn by the server when its card is first opened.
+// The server renders a plan when its card is first opened.
 export async function showPlan(card) {
   const body = card.querySelector("[data-plan-body]");
   if (!card.open || !body) return;
@@ -100,7 +100,7 @@ export function stop() {
   running?.abort();
 }
 
-// Run one turn; gives back the text if it was not taken.
+// Run one turn; returns the text if it was not sent.
 async function run(conversation, body, text, instead) {
   running = new AbortController();
   const place = show(text, instead);
@@ -112,13 +112,13 @@ async function run(conversation, body, text, instead) {
       if (event.type === "text") place.say(event.delta);
       else if (event.type === "plan") place.note(event.words);
       else if (event.type === "tool") place.note(`calling ${event.name}`);
-      else if (event.type === "healed") place.note(`sent again: ${event.words}`);
+      else if (event.type === "healed") place.note(event.words);
       else if (event.type === "error") throw new Error(event.message);
       else if (event.type === "done") await visit(event.url, { end: true });
     }
     return "";
   } catch (error) {
-    if (error.name === "AbortError") toast("Stopped. What was said stays.");
+    if (error.name === "AbortError") toast("Stopped.");
     else place.fail(error.message);
     if (error.name === "AbortError") await visit(location.href, { end: true });
     return text;
@@ -188,7 +188,7 @@ function said(kind, who, text) {
   return article;
 }
 
-// Take over another state of the page without losing the composer's draft, the scroll or the focus.
+// Load another state of the page and retain the draft, the scroll position and the focus.
 export async function visit(url, { end = false } = {}) {
   const answer = await request("GET", url);
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
