@@ -93,7 +93,7 @@ def test_an_unknown_command_is_a_wrong_use_with_a_guess() -> None:
     assert done.returncode == 2
     assert "there is no command 'confg'; did you mean config?" in done.stderr
     assert "Traceback" not in done.stderr
-    assert "lists those there are" in run_kedge("qqqqqq").stderr
+    assert "lists the commands" in run_kedge("qqqqqq").stderr
 
 
 def make_failing_command(error: Exception) -> click.Command:
@@ -128,7 +128,7 @@ def test_a_mistake_of_kedge_itself_is_told_without_quoting() -> None:
     made = make_failing_command(ValueError("planted words"))
     plain = CliRunner().invoke(made)
     assert plain.exit_code == 1
-    assert "a mistake in kedge itself: ValueError" in plain.stderr
+    assert "internal error: ValueError" in plain.stderr
     assert "planted" not in plain.stderr
     assert "planted" in CliRunner().invoke(made, ["-v"]).stderr
 

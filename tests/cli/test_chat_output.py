@@ -26,9 +26,14 @@ def test_tools_are_folded_into_a_line() -> None:
 
 def test_what_went_wrong_is_a_line() -> None:
     """Healed, fallen back, forgotten; anything else is not told."""
-    assert format_event(Healed("gone")) == "[healed: gone]"
-    assert format_event(FellBack("expired")) == "[fell back: expired]"
-    assert format_event(ServerForgot("resp_1")) == "[the server forgot the conversation]"
+    assert (
+        format_event(Healed("gone"))
+        == "[the server no longer had the earlier response; the full conversation was resent]"
+    )
+    assert format_event(FellBack("expired")) == "[sent in full: expired]"
+    assert (
+        format_event(ServerForgot("resp_1")) == "[the server answered without the earlier context]"
+    )
     assert format_event(TextDelta("x")) == ""
     assert format_status([]) == "[nothing was sent]"
 
@@ -39,7 +44,10 @@ def test_a_refusal_is_part_of_the_answer(capsys: pytest.CaptureFixture[str]) -> 
     teller.show_event(RefusalDelta("I cannot"))
     teller.show_event(Healed("gone"))
     teller.stop()
-    assert capsys.readouterr().out == "I cannot\n[healed: gone]\n"
+    assert (
+        capsys.readouterr().out
+        == "I cannot\n[the server no longer had the earlier response; the full conversation was resent]\n"
+    )
 
 
 def test_show_folds_and_unfolds(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,10 +65,10 @@ def test_thinking_is_folded_into_a_line(capsys: pytest.CaptureFixture[str]) -> N
     """While it lasts on the screen; afterwards as a count."""
     telling, screen = make_output()
     telling.show_event(ReasoningDelta(delta="let me see now "))
-    assert "thinking" in screen.getvalue()
+    assert "reasoning, about" in screen.getvalue()
     telling.show_event(TextDelta(delta="Done."))
     telling.stop()
-    assert "[thought: about 4 words]" in capsys.readouterr().out
+    assert "[reasoning: about 4 words]" in capsys.readouterr().out
     assert "let me see" not in screen.getvalue()
 
 

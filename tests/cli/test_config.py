@@ -67,5 +67,5 @@ def test_without_a_file_it_says_where_one_would_be(
     monkeypatch.delenv("KEDGE_CONFIG")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
     output = CliRunner().invoke(command).output
-    assert "not there" in output
+    assert "does not exist" in output
     assert "config.toml" in output

@@ -74,8 +74,8 @@ def test_refine_by_options_and_again_by_its_id(folder: Path, kedge_server: TestS
         "refine", "--task", "What is 2+3?", "--judge", "judging:five", "--id", "wf_one"
     )
     assert done.exit_code == 0, done.stderr
-    assert "round 1  2+3 = 5.\njudged   good" in done.stdout
-    assert "[passed after 1 rounds, wf_one]" in done.stdout
+    assert "round 1  2+3 = 5.\nverdict  passed" in done.stdout
+    assert "[passed after 1 round, wf_one]" in done.stdout
     again = run_json("refine", "--resume", "wf_one")
     assert again["passed"] is True
     assert again["rounds"][0]["stored"] is True
@@ -91,7 +91,7 @@ def test_debate_by_options(folder: Path) -> None:
     done = invoke_run(
         "debate", "--question", "Tea?", "--side=a", "--side=b", "--judge", "judging:first"
     )
-    assert "[a won after 1 rounds" in done.stdout
+    assert "[a won after 1 round" in done.stdout
 
 
 def test_steps_from_a_file(folder: Path) -> None:
@@ -118,7 +118,7 @@ def test_what_failed_on_its_way_can_be_resumed(folder: Path, kedge_server: TestS
     kedge_server.faults.set("status=400", times=1)
     done = invoke_run("steps", "steps.toml", "--id", "wf_two")
     assert done.exit_code == 1
-    assert "go on with: kedge run steps --resume wf_two" in done.stderr
+    assert "Continue with: kedge run steps --resume wf_two" in done.stderr
     assert run_json("steps", "--resume", "wf_two")["workflow"] == "wf_two"
     assert len(kedge_server.requests) == 3
 
@@ -135,7 +135,7 @@ def test_what_failed_on_its_way_can_be_resumed(folder: Path, kedge_server: TestS
         (["refine", "--task", "x", "--judge", "a:b", "--rubric", "c"], "name one of them"),
         (["refine", "none.toml"], "cannot be read"),
         (["refine", "--resume", "wf_none"], "there is no workflow 'wf_none'"),
-        (["refine", "--resume", "wf_none", "--task", "x"], "give --resume alone"),
+        (["refine", "--resume", "wf_none", "--task", "x"], "give no file and no other options"),
         (["debate", "--question", "x", "--side=a", "--rubric", "y"], "two or more sides"),
         (["steps", "bad.toml"], "steps[0] needs 'prompt'"),
         (["steps", "worse.toml"], "has no place for 'step'"),
@@ -167,15 +167,15 @@ def test_every_event_has_its_words() -> None:
         format_event(WorkflowFinished("wf_1", "refine", passed=True)),
     ]
     assert [line for line, _ in lines if line] == [
-        "refine wf_1 goes on, at most 4",
-        "1: author says (was there already): Two lines",
-        "1: judged [0.5]: not yet: More.",
-        "2: ruled: over, a has won",
+        "refine wf_1 resumed, at most 4 rounds",
+        "1: author (stored): Two lines",
+        "1: verdict [0.5]: not passed: More.",
+        "2: ruling: decided, a won",
     ]
     assert [awaited for _, awaited in lines if awaited] == [
-        "beginning",
-        "1: author is asked",
-        "done",
+        "starting",
+        "1: waiting for author",
+        "finished",
     ]
 
 

@@ -115,9 +115,9 @@ def test_options_become_settings(caught: Callable[..., Settings], tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (["--host", "::"], 2, "clients need a key"),
-        (["--host", "192.0.2.1", "--token", ""], 2, "clients need a key"),
-        (["--host", "::", "--token", "x", "--fault", "status=500"], 2, "takes no --fault"),
+        (["--host", "::"], 2, "a token is required"),
+        (["--host", "192.0.2.1", "--token", ""], 2, "a token is required"),
+        (["--host", "::", "--token", "x", "--fault", "status=500"], 2, "--fault is not allowed"),
         (["--model", "oracle"], 1, "no provider named 'oracle'"),
         (["--model", "script:"], 1, "the script has no file"),
         (["--model", "ollama:"], 1, "which model?"),

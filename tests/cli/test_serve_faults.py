@@ -18,7 +18,7 @@ def test_an_address_that_others_can_reach_takes_no_faults(host: str) -> None:
         command, ["--host", host, "--token", "secret", "--fault", "forget_all", "--db", ":memory:"]
     )
     assert run.exit_code == 2
-    assert "takes no --fault: serve on 127.0.0.1" in run.output
+    assert "--fault is not allowed: serve on 127.0.0.1" in run.output
 
 
 def test_a_fault_that_cannot_be_is_explained_before_anything_starts() -> None:

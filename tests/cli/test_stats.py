@@ -70,7 +70,7 @@ def test_any_range_and_any_name(options: list[str], total: int, filled: None) ->
     """Days, hours ago, models and providers."""
     assert json.loads(run_stats(*options, "--json").stdout)["requests"]["total"] == total
     if not total:
-        assert "nothing to tell" in run_stats(*options).stdout
+        assert "No requests in this range" in run_stats(*options).stdout
 
 
 def test_what_is_no_time_is_said_so(filled: None) -> None:

@@ -68,7 +68,7 @@ def test_an_answer_streams_into_a_new_conversation(page: PageServer, watched: Wa
     """From the empty list to an answer, with the plan of its request."""
     tab = watched.open("/")
     tab.get_by_role("button", name="New conversation").first.click()
-    expect(tab.get_by_text("Say something")).to_be_visible()
+    expect(tab.get_by_role("heading", name="Send a message")).to_be_visible()
     tab.wait_for_load_state()  # the scripts are there
     tab.get_by_label("Your message").fill("What is 6*7?")
     tab.keyboard.press("Enter")
@@ -274,7 +274,7 @@ def test_a_page_with_a_token_is_entered_through_the_form(
         watched = WatchedTab(context, page.url)
         tab = watched.open("/dashboard")
         tab.get_by_label("Token").fill("open-sesame")
-        tab.get_by_role("button", name="Continue").click()
+        tab.get_by_role("button", name="Log in").click()
         expect(tab.get_by_role("heading", name="Conversations", exact=True)).to_be_visible()
         assert tab.evaluate("document.cookie") == ""
         context.close()

@@ -180,7 +180,7 @@ NODE_SIGNS = {"root": "◇", "failed": "✗", "compacted": "◆", "edited": "◆
 MARK_COLORS = {"expired": "yellow", "lost": "yellow", "failed": "red", "unstored": "yellow"}
 
 
-@kedge_command("tree", short_help="Show the chain of a conversation as a graph.")
+@kedge_command("tree", short_help="Print the tree of a conversation as a graph.")
 @conversation_argument
 @click.option(
     "--limit", type=click.IntRange(0), default=0, help="Only the newest nodes.  [default: all]"
