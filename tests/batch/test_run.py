@@ -219,18 +219,6 @@ async def test_results_without_a_fingerprint_are_read_from_the_store(
     assert len(server.requests) == 1
 
 
-async def test_a_line_that_got_no_answer_may_use_another_model(
-    batch: dict[str, Any], server: TestServer
-) -> None:
-    """Its conversation is empty, so nothing can be mixed up."""
-    line = BatchLine("a", ("What is 2 + 3?",), params={"temperature": 0})
-    failed = await run_batch(
-        [line], **{**batch, "model": "responses:http://127.0.0.1:9/v1#m"}, attempts=1
-    )
-    assert failed.errors == {"Unreachable": 1}
-    assert (await run_batch([line], **batch)).completed == 1
-
-
 async def test_what_may_succeed_later_is_tried_again(
     batch: dict[str, Any], server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

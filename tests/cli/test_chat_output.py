@@ -35,7 +35,7 @@ def test_what_went_wrong_is_a_line() -> None:
         format_event(ServerForgot("resp_1")) == "[the server answered without the earlier context]"
     )
     assert format_event(TextDelta("x")) == ""
-    assert format_status([]) == "[nothing was sent]"
+    assert format_status([]) == "[nothing sent]"
 
 
 def test_a_refusal_is_part_of_the_answer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,9 +118,7 @@ class BatchContext:
         # Conversations of version 0.1 have no fingerprint; their keys still cover the prompts.
         recorded: Mapping[str, Any] = conversation.row.data.get(BATCH_KEY) or {}
         if recorded.get("fingerprint", fingerprint) != fingerprint:
-            if conversation.turn.blocks:
-                raise KeyReused(CHANGED_LINE_ERROR)
-            await self.store.update(name, data={BATCH_KEY: data})  # nothing was answered yet
+            raise KeyReused(CHANGED_LINE_ERROR)
         return conversation
 
     async def send_prompt(self, conversation: Conversation, line: BatchLine, number: int) -> Reply:
