@@ -128,7 +128,7 @@ async def test_a_changed_line_does_not_get_the_old_answer(tmp_path: Path) -> Non
 @pytest.mark.parametrize("url", ["sqlite://:memory:", "sqlite://"])
 def test_workers_cannot_share_a_store_in_memory(url: str) -> None:
     """Which is said before anything is started."""
-    with pytest.raises(InvalidBatch, match="cannot share a store in memory"):
+    with pytest.raises(InvalidBatch, match="cannot share an in-memory store"):
         default_database_url(url)
 
 
@@ -147,7 +147,7 @@ async def test_workers_that_only_die_end_the_batch(
     monkeypatch.setattr(dbos_runner.sys, "executable", "/bin/false")
     store_url = f"sqlite:///{tmp_path}/store.db"
     runner = DbosRunner(1)
-    with pytest.raises(BatchFailed, match="the same command goes on from there"):
+    with pytest.raises(BatchFailed, match="run the same command again"):
         await run_batch(
             [BatchLine("a", ("Hi",))], tmp_path / "o", store_url=store_url, runner=runner
         )

@@ -255,15 +255,15 @@ async def test_no_more_run_at_once_than_was_allowed(
         ("[]", "must be a JSON object"),
         ('{"id": "a"}', "needs either a prompt or prompts"),
         ('{"prompt": "a", "prompts": ["b"]}', "needs either"),
-        ('{"prompts": []}', "at least one"),
-        ('{"prompts": ["a", ""]}', "none is empty"),
-        ('{"prompt": "a", "promt": 1}', "no place for 'promt'"),
+        ('{"prompts": []}', "one or more"),
+        ('{"prompts": ["a", ""]}', "not empty"),
+        ('{"prompt": "a", "promt": 1}', "unknown member 'promt'"),
         ('{"prompt": "a", "id": ""}', "id must be a text"),
         ('{"prompt": "a", "system": 1}', "system must be a text"),
         ('{"prompt": "a", "params": 1}', "params must be an object"),
-        ('{"prompt": "a", "params": {"key": "k"}}', "has 'key', which no request takes"),
-        ('{"prompt": "a", "id": "\\ud800"}', "id holds half a character"),
-        ('{"prompt": "a", "id": "1"}\n{"prompt": "b", "id": 1}', "has the id '1' of line 1"),
+        ('{"prompt": "a", "params": {"key": "k"}}', "has 'key', which is not a request parameter"),
+        ('{"prompt": "a", "id": "\\ud800"}', "id contains a lone surrogate"),
+        ('{"prompt": "a", "id": "1"}\n{"prompt": "b", "id": 1}', "has the same id '1' as line 1"),
     ],
 )
 async def test_a_wrong_line_is_told_before_anything_is_sent(
@@ -285,7 +285,7 @@ async def test_files_that_cannot_be_used_are_said_so(batch: dict[str, Any], tmp_
     with pytest.raises(InvalidBatch, match="cannot be written"):
         await run_batch([BatchLine("a", ("Hi",))], tmp_path, store_url=batch["store_url"])
     batch["out"].write_text("my diary\n")
-    with pytest.raises(InvalidBatch, match="is no result of a batch"):
+    with pytest.raises(InvalidBatch, match="is not a result of a batch"):
         await run_batch([BatchLine("a", ("Hi",))], **batch)
     assert batch["out"].read_text() == "my diary\n"
     with pytest.raises(InvalidBatch, match="at least 1"):
@@ -298,7 +298,7 @@ async def test_a_file_of_something_else_keeps_its_last_line(
 ) -> None:
     """Only the cut end of a result is taken off, not a line that lacks its line break."""
     batch["out"].write_text(text)
-    with pytest.raises(InvalidBatch, match="is no result of a batch"):
+    with pytest.raises(InvalidBatch, match="is not a result of a batch"):
         await run_batch([BatchLine("a", ("Hi",))], **batch)
     assert batch["out"].read_text() == text
 
@@ -320,7 +320,7 @@ def test_a_full_disk_is_told_with_what_to_do(
 
     with monkeypatch.context() as patch, ResultsFile(tmp_path / "out.jsonl") as results:
         patch.setattr("os.fsync", full)
-        with pytest.raises(InvalidBatch, match="make room"):
+        with pytest.raises(InvalidBatch, match="free some space"):
             results.append(LineResult("a", "completed"))
     with ResultsFile(tmp_path / "out.jsonl") as results:
         results.append(LineResult("b", "completed"))

@@ -132,14 +132,14 @@ def test_what_failed_on_its_way_can_be_resumed(folder: Path, kedge_server: TestS
         (["refine", "--task", "x", "--judge", "judging:six"], "no function named 'six'"),
         (["refine", "--task", "x", "--judge", "nothing:x"], "cannot import 'nothing'"),
         (["refine", "--task", "x", "--schema", "none.json"], "cannot be read"),
-        (["refine", "--task", "x", "--judge", "a:b", "--rubric", "c"], "name one of them"),
+        (["refine", "--task", "x", "--judge", "a:b", "--rubric", "c"], "needs one of"),
         (["refine", "none.toml"], "cannot be read"),
         (["refine", "--resume", "wf_none"], "there is no workflow 'wf_none'"),
         (["refine", "--resume", "wf_none", "--task", "x"], "give no file and no other options"),
         (["debate", "--question", "x", "--side=a", "--rubric", "y"], "two or more sides"),
         (["steps", "bad.toml"], "steps[0] needs 'prompt'"),
-        (["steps", "worse.toml"], "has no place for 'step'"),
-        (["steps", "worst.toml"], "is no valid TOML"),
+        (["steps", "worse.toml"], "has the unknown member 'step'"),
+        (["steps", "worst.toml"], "is not valid TOML"),
     ],
 )
 def test_what_cannot_be_run_is_told_in_one_line(

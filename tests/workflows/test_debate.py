@@ -126,7 +126,7 @@ async def test_a_side_that_fails_does_not_stop_the_others(
 async def test_a_winner_must_have_taken_part(store: Store, scripted: Any, connected: Any) -> None:
     """A judge cannot name somebody else, nor say what is no ruling."""
     sides = [Side(name, connected(scripted())) for name in ("tea", "coffee")]
-    with pytest.raises(InvalidWorkflow, match="took no part: 'water'"):
+    with pytest.raises(InvalidWorkflow, match="is not a side: 'water'"):
         await debate(sides, "?", judge=lambda said: "water", store=store)
     wrong: Any = lambda said: 3  # noqa: E731
     with pytest.raises(InvalidWorkflow, match="not a int"):

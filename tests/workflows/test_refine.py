@@ -145,7 +145,7 @@ async def test_a_judge_that_cannot_be_read_is_asked_again(
     """Three times; then the workflow fails, and says which it was. Resumed, it asks once more."""
     bench = scripted({"when": "Write only the JSON", "say": "Well…"}, {"say": "Hmm."})
     judge = ModelJudge(connected(bench), "It is good.")
-    with pytest.raises(WorkflowFailed, match="did not answer in the form") as caught:
+    with pytest.raises(WorkflowFailed, match="did not answer in the requested format") as caught:
         await refine("Hello", judge=judge, store=store, engine=connected(scripted()))
     assert len(bench.requests) == 3
     workflow = caught.value.workflow
@@ -252,5 +252,5 @@ async def test_what_cannot_be_is_refused(store: Store, scripted: Any, connected:
         await refine("Hello", judge=bool, store=store, engine=engine, rounds=0)
     with pytest.raises(InvalidWorkflow, match="a store and an engine"):
         await refine("Hello", judge=bool, store=store)
-    with pytest.raises(InvalidWorkflow, match="no JSON schema"):
+    with pytest.raises(InvalidWorkflow, match="not a valid JSON schema"):
         await refine("Hello", judge={"type": "ship"}, store=store, engine=engine)

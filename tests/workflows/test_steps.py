@@ -73,7 +73,7 @@ async def test_it_fails_when_the_form_never_comes(
     """After so many attempts, with the id of what was reached."""
     server = scripted({"say": "No."})
     step = Step("voyage", "Plan a voyage.", {"type": "object", "required": ["ship"]}, attempts=2)
-    with pytest.raises(WorkflowFailed, match="did not have its form, 2 times") as caught:
+    with pytest.raises(WorkflowFailed, match="did not match its schema, 2 times") as caught:
         await steps([step], store=store, engine=connected(server))
     assert len(server.requests) == 2
     assert (await load_workflow(store, caught.value.workflow)).status == "failed"
@@ -132,7 +132,7 @@ async def test_the_same_id_gives_the_same_results_for_nothing(
         ([Step("a", "{b}"), Step("b", "x")], "uses 'b'; there is place"),
         ([Step("a", "x"), Step("a", "y")], "used twice"),
         ([Step("place", "x")], "used twice"),
-        ([Step("a", "a { b")], "lone '{'"),
+        ([Step("a", "a { b")], "single '{'"),
     ],
 )
 async def test_a_pipeline_that_cannot_be_is_refused_before_anything_is_asked(

@@ -1,11 +1,11 @@
-"""Batch: thousands of conversations from a file, at once but not too fast, resumable at any time.
+"""Batch: run thousands of conversations from a file, concurrently and within rate limits; resumable.
 
     summary = await run_batch("prompts.jsonl", "results.jsonl", store_url="sqlite:///batch.db")
 
-A line is a conversation of one or more turns. Its questions have keys made of its id, so a batch that
-was interrupted goes on where it stood: finished lines are skipped, and in the others no answer that
-came is paid for again. A ``Runner`` carries the lines to where they run: tasks in this process, or
-worker processes on DBOS (``kedge.batch.dbos_runner``).
+A line is a conversation of one or more turns. Its questions have idempotency keys derived from its id, so an
+interrupted batch can be resumed: finished lines are skipped, and in the others no stored answer is requested
+again. A ``Runner`` executes the lines: as tasks in this process, or in worker processes with DBOS
+(``kedge.batch.dbos_runner``).
 """
 
 from kedge.batch.input_file import BatchLine, read_lines

@@ -1,7 +1,7 @@
-"""One line of a batch: its conversation in the store, turn after turn, each paid for once.
+"""Run one line of a batch: a stored conversation whose turns are each requested once.
 
-The id of the conversation is made of the batch's name and the line's id, and the keys of its turns of
-their numbers. Whoever has this line to do (again, or in another process) gets the answers that are there.
+The id of the conversation is derived from the batch's name and the line's id, and the keys of its turns from
+their numbers. When a line runs again, also in another process, it gets the stored answers.
 """
 
 import hashlib
@@ -31,15 +31,15 @@ CHANGED_LINE_ERROR = (
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """What the lines of a batch have in common; JSON can say it, so it can go to other processes."""
+    """The settings of a batch, serializable as JSON for other processes."""
 
     name: str
-    """The name of the batch: its conversations and keys begin with it."""
+    """The name of the batch: the prefix of its conversation ids and keys."""
     store_url: str
     model: str
     concurrency: int = 8
     attempts: int = 4
-    """How often a request is tried that may succeed later."""
+    """Maximum attempts of a request that fails temporarily."""
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     lease: float = DEFAULT_LEASE
@@ -50,7 +50,7 @@ class BatchJob:
         return asdict(self)
 
     def fingerprint(self, line: BatchLine) -> str:
-        """Return a hash of all that decides the answers of a line: prompts, model and parameters.
+        """Return a hash of everything that determines a line's answers: prompts, model and parameters.
 
         Results, conversations and workflows of a line are reused only under the same fingerprint.
         """
@@ -65,7 +65,7 @@ class BatchJob:
 
 
 class BatchContext:
-    """Where lines are worked on in one process: the store, the engines and the pace that they share."""
+    """The store, the engines and the rate limiter shared by the lines of one process."""
 
     def __init__(self, work: BatchJob, store: Store, rate_limiter: RateLimiter) -> None:
         self.work = work
@@ -75,7 +75,7 @@ class BatchContext:
 
     @classmethod
     async def open(cls, work: BatchJob, *, share: int = 1) -> "BatchContext":
-        """A desk of its own; ``share`` desks keep the limits together."""
+        """Open a context; ``share`` contexts together observe the rate limits."""
         store = await open_store(work.store_url)
         requests, tokens = work.requests_per_minute, work.tokens_per_minute
         pace = RateLimiter(
@@ -84,17 +84,17 @@ class BatchContext:
         return cls(work, store, pace)
 
     async def aclose(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         for engine in self._engines.values():
             await engine.aclose()
         await self.store.aclose()
 
     def conversation_id(self, line: BatchLine) -> str:
-        """The id of the conversation of a line."""
+        """Return the conversation id of a line."""
         return f"{self.work.name}.{line.id}"
 
     async def open_conversation(self, line: BatchLine) -> Conversation:
-        """The conversation of a line: as it is in the store, or a new one."""
+        """Open the conversation of a line, or create it."""
         name = self.conversation_id(line)
         layers = [retry(self.work.attempts), self.rate_limiter]
         if line.system:
@@ -122,7 +122,7 @@ class BatchContext:
         return conversation
 
     async def send_prompt(self, conversation: Conversation, line: BatchLine, number: int) -> Reply:
-        """One turn of a line."""
+        """Send one turn of a line."""
         key = f"{self.work.name}/{line.id}/{number}"
         options = {**self.work.params, **line.params}
         return await conversation.send(line.prompts[number], key=key, **options)
@@ -135,7 +135,7 @@ class BatchContext:
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
-    """The answer to one turn, or why there is none; JSON can say it, so it can be kept as a step."""
+    """The answer to one turn, or its error; serializable as JSON, so that DBOS can store it as a step."""
 
     answer: str = ""
     error: str = ""
@@ -144,10 +144,10 @@ class TurnResult:
 
 
 async def send_turn(context: BatchContext, line: BatchLine, number: int) -> TurnResult:
-    """One turn of a line; an error of ours is its result."""
+    """Run one turn of a line; an error of Kedge becomes its result."""
     try:
-        talk = await context.open_conversation(line)
-        return TurnResult((await context.send_prompt(talk, line, number)).text)
+        conversation = await context.open_conversation(line)
+        return TurnResult((await context.send_prompt(conversation, line, number)).text)
     except KeyReused as error:
         return TurnResult(error=CHANGED_LINE_ERROR, kind=type(error).__name__)
     except KedgeError as error:
@@ -161,9 +161,12 @@ TurnFunction = Callable[[int], Awaitable[TurnResult]]
 async def run_conversation(
     context: BatchContext, line: BatchLine, turn_function: TurnFunction | None = None
 ) -> LineResult:
-    """Have the conversation of a line; an error ends it, but not the batch.
+    """Run the conversation of a line; an error ends the line, but not the batch.
 
-    ``turns`` takes the turn of a number, where somebody else keeps the steps.
+    Args:
+        context: The shared store, engines and limits.
+        line: The line to run.
+        turns: Runs the turn of a number; a DBOS worker passes one that stores each turn as a step.
     """
     began = time.perf_counter()
     answers: list[str] = []
@@ -179,11 +182,13 @@ async def run_conversation(
 async def _build_result(
     context: BatchContext, line: BatchLine, answers: list[str], last: TurnResult, seconds: float
 ) -> LineResult:
-    """What became of it, with what the store knows about its cost."""
+    """Return the result of a line, with tokens and cost from the store."""
     name = context.conversation_id(line)
     try:
         rows = await context.store.responses(await context.store.conversation(name))
-    except KedgeError:  # it never began, or the store is gone: then there is nothing to add up
+    except (
+        KedgeError
+    ):  # it never started, or the store is not available: there is nothing to add up
         rows = []
     costs = [row.cost for row in rows if row.cost is not None]
     return LineResult(
@@ -205,5 +210,5 @@ async def _build_result(
 
 
 def _divide_limit(limit: int, share: int) -> int:
-    """A share of a limit; a limit that is there does not vanish by being shared."""
+    """Return a share of a limit; at least 1, because 0 means no limit."""
     return max(limit // share, 1) if limit else 0

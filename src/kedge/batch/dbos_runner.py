@@ -1,9 +1,9 @@
-"""``DbosRunner``: the lines of a batch spread over worker processes, with DBOS as queue and memory.
+"""``DbosRunner``: distributes the lines of a batch over worker processes, with DBOS as a durable queue.
 
-The partition key of the queue is the conversation, so one conversation never runs twice at the same
-time. What was begun is kept in the database of DBOS: beside the store's file on SQLite, in a schema of
-its own on PostgreSQL. A worker that dies is replaced by one with its name, which takes over what it had
-begun. If this process dies, the next run finds what its workers finished.
+The partition key of the queue is the conversation, so one conversation never runs twice at the same time.
+Progress is stored in the DBOS database: a file beside the store's on SQLite, a separate schema on PostgreSQL.
+A worker that dies is replaced by one with the same name, which resumes its workflows. If this process dies,
+the next run finds what its workers finished.
 """
 
 import json
@@ -32,14 +32,22 @@ log = get_logger(__name__)
 
 POLL_INTERVAL = 0.1
 CHUNK_SIZE = 200
-"""How many lines are looked at, besides those that can run at the same time."""
+"""Number of lines polled in addition to those that can run at the same time."""
 MAX_DEATHS = 5
-"""How often a worker may die in a row, with nothing finished in between, before we give up."""
+"""Maximum deaths of a worker in a row, without a finished line in between."""
 FINAL_STATUSES = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
 
 
 class DbosRunner:
-    """Worker processes on one queue. ``database_url`` is where DBOS keeps its books."""
+    """Runs lines in worker processes on one queue.
+
+    Args:
+        workers: Number of processes.
+        database_url: The DBOS database; by default beside the store's.
+
+    Raises:
+        InvalidSetting: There are no workers.
+    """
 
     def __init__(self, workers: int = 2, *, database_url: str = "") -> None:
         if workers < 1:
@@ -47,12 +55,12 @@ class DbosRunner:
         self.workers = workers
         self.database_url = database_url
         self.pids: list[int] = []
-        """The processes that work right now."""
+        """The running worker processes."""
 
     async def run(
         self, lines: Sequence[BatchLine], work: BatchJob
     ) -> AsyncGenerator[LineResult, None]:
-        """The results, as they come."""
+        """Yield the results as they arrive."""
         url = self.database_url or default_database_url(work.store_url)
         client = await in_thread(_prepare_client, url, work, self.workers)
         try:
@@ -63,7 +71,7 @@ class DbosRunner:
                 waiting = await in_thread(_enqueue_lines, client, lines, work)
                 while waiting:
                     await crew.replace_dead()
-                    # Lines are taken in this order, so what is finished is among the first.
+                    # Lines are dequeued in this order, so finished ones are among the first.
                     first = list(islice(waiting, work.concurrency + CHUNK_SIZE))
                     for status in await in_thread(_list_finished, client, first):
                         crew.reset_deaths()
@@ -75,22 +83,22 @@ class DbosRunner:
 
 
 def default_database_url(store_url: str) -> str:
-    """Where DBOS keeps its books, if nobody says: a file beside the store's, or the store's database."""
+    """Return the default DBOS database: a file beside the store's, or the store's database."""
     parts = urlsplit(store_url)
     if parts.scheme.startswith("postgres"):
         return store_url
     if ":memory:" in store_url or not parts.path.strip("/"):
-        raise InvalidBatch("worker processes cannot share a store in memory; name a file")
+        raise InvalidBatch("worker processes cannot share an in-memory store; use a file")
     return f"{store_url.partition('?')[0]}.dbos"
 
 
 def queue_name(work: BatchJob) -> str:
-    """The name of a batch's queue."""
+    """Return the name of a batch's queue."""
     return f"kedge.{work.name}"
 
 
 def _prepare_client(url: str, work: BatchJob, workers: int) -> "DBOSClient":
-    """A client of a database that is ready, with the queue in it."""
+    """Return a client of the migrated database, with the queue registered."""
     try:
         from dbos import DBOS, DBOSClient
     except ImportError as error:
@@ -111,7 +119,7 @@ def _prepare_client(url: str, work: BatchJob, workers: int) -> "DBOSClient":
 
 
 def _silence_dbos() -> None:
-    """DBOS tells its users what it does; ours did not ask for that."""
+    """Raise the log level of DBOS to warnings."""
     import logging
 
     logging.getLogger("dbos").setLevel(logging.ERROR)
@@ -120,7 +128,7 @@ def _silence_dbos() -> None:
 def _enqueue_lines(
     client: "DBOSClient", lines: Sequence[BatchLine], work: BatchJob
 ) -> dict[str, BatchLine]:
-    """Every line on the queue, or on its way already: by the id of its workflow."""
+    """Enqueue every line that is not enqueued yet, and return the lines by workflow id."""
     from kedge.batch.worker import APPLICATION_NAME, APPLICATION_VERSION, WORKFLOW_NAME
 
     prefix = f"{work.name}."
@@ -130,7 +138,7 @@ def _enqueue_lines(
     }
     waiting: dict[str, BatchLine] = {}
     for line in lines:
-        # A workflow with this id returns its old result, so the id covers what is asked, too.
+        # A workflow with a known id returns its old result, so the id also covers the request.
         digest = work.fingerprint(line).rpartition(":")[2]
         name = _workflow_id(f"{prefix}{line.id}.{digest}", there)
         waiting[name] = line
@@ -150,7 +158,7 @@ def _enqueue_lines(
 
 
 def _workflow_id(line: str, known_workflows: dict[str, "WorkflowStatus"]) -> str:
-    """The first attempt at a line that did not fail, or a new one."""
+    """Return the id of the first attempt that did not fail, or a new id."""
     number = 1
     while (known := known_workflows.get(f"{line}.{number}")) and _has_failed(known):
         number += 1
@@ -183,7 +191,7 @@ class _Worker:
 
 
 class _WorkerPool:
-    """The worker processes, each replaced when it dies."""
+    """The worker processes; one that dies is replaced."""
 
     def __init__(self, url: str, work: BatchJob, worker_count: int, pids: list[int]) -> None:
         told = {
@@ -213,18 +221,18 @@ class _WorkerPool:
             if worker.deaths > MAX_DEATHS:
                 raise BatchFailed(
                     f"a worker died {worker.deaths} times and nothing was finished; "
-                    "what was reached is kept, and the same command goes on from there"
+                    "progress is stored: run the same command again to continue"
                 )
             worker.process = await self._spawn(executor)
         self._update_pids()
 
     def reset_deaths(self) -> None:
-        """Something was finished: whoever died had at least a reason of its own."""
+        """Reset the death counters after a finished line."""
         for worker in self.workers.values():
             worker.deaths = 0
 
     async def stop(self) -> None:
-        """Let them go."""
+        """Stop the workers."""
         with anyio.CancelScope(shield=True):
             for worker in self.workers.values():
                 if worker.process.stdin:
@@ -242,7 +250,9 @@ class _WorkerPool:
         command = [sys.executable, "-m", "kedge.batch.worker", executor]
         process = await anyio.open_process(command, stdout=None, stderr=None)
         if process.stdin:
-            with suppress(anyio.BrokenResourceError, OSError):  # it died at once; look() will see
+            with suppress(
+                anyio.BrokenResourceError, OSError
+            ):  # it died at once; the next check notices
                 await process.stdin.send(self.config_line)
         return process
 

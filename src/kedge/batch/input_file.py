@@ -1,4 +1,4 @@
-"""Lines of a batch: one conversation each, as JSON.
+"""Lines of a batch file: one conversation each, as JSON.
 
 {"id": "a", "prompt": "Hello"}
 {"id": "b", "prompts": ["My ship is the Argo.", "What is my ship?"], "system": "Be brief."}
@@ -15,22 +15,22 @@ from kedge.errors import InvalidBatch
 
 LINE_KEYS = ("id", "prompt", "prompts", "system", "model", "params")
 RESERVED_OPTIONS = ("key", "at", "tap", "candidates")
-"""Options of a conversation that are no parameters of a request: a line cannot give them."""
+"""Options of a conversation that are not request parameters: a line cannot set them."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One conversation to be had: its turns, and with whom."""
+    """One conversation of a batch: its prompts, model and parameters."""
 
     id: str
     prompts: tuple[str, ...]
     system: str = ""
     model: str = ""
-    """A model string, where it is not the batch's."""
+    """A model string, if it differs from the batch's."""
     params: dict[str, Any] = field(default_factory=dict[str, Any], hash=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """The line as JSON can say it."""
+        """Return the line as JSON values."""
         return {
             "id": self.id,
             "prompts": list(self.prompts),
@@ -41,9 +41,15 @@ class BatchLine:
 
     @classmethod
     def from_dict(cls, data: object, location: str = "line", *, number: int = 0) -> "BatchLine":
-        """Read a line from what JSON said; ``place`` leads the messages of errors.
+        """Create a line from parsed JSON.
 
-        A line without an id goes by its number.
+        Args:
+            value: The parsed JSON.
+            number: The line number, which is the id of a line without one.
+            location: The prefix of error messages.
+
+        Raises:
+            InvalidBatch: The line is malformed.
         """
         if not isinstance(data, dict):
             raise InvalidBatch(f"{location} must be a JSON object with a prompt")
@@ -51,14 +57,16 @@ class BatchLine:
         for key in table:
             if key not in LINE_KEYS:
                 raise InvalidBatch(
-                    f"{location} has no place for {key!r}; it takes {', '.join(LINE_KEYS)}"
+                    f"{location} has the unknown member {key!r}; it may have {', '.join(LINE_KEYS)}"
                 )
         if ("prompt" in table) == ("prompts" in table):
             raise InvalidBatch(f"{location} needs either a prompt or prompts")
         prompts = table["prompts"] if "prompts" in table else [table["prompt"]]
         texts = cast("list[object]", prompts) if isinstance(prompts, list) else []
         if not texts or not all(isinstance(each, str) and each for each in texts):
-            raise InvalidBatch(f"{location}: prompts are texts, at least one, and none is empty")
+            raise InvalidBatch(
+                f"{location}: prompts must be a list of one or more texts that are not empty"
+            )
         return cls(
             id=_check_id(table.get("id", number or None), location),
             prompts=tuple(cast("list[str]", texts)),
@@ -69,18 +77,30 @@ class BatchLine:
 
 
 def check_params(params: object, location: str) -> dict[str, Any]:
-    """Parameters of requests; one that would be an option of ours is refused."""
+    """Check the request parameters; options of Kedge are rejected."""
     if not isinstance(params, dict):
         raise InvalidBatch(f"{location} must be an object")
     given = cast("dict[str, Any]", params)
     for name in RESERVED_OPTIONS:
         if name in given:
-            raise InvalidBatch(f"{location} has {name!r}, which no request takes; leave it out")
+            raise InvalidBatch(
+                f"{location} has {name!r}, which is not a request parameter; remove it"
+            )
     return given
 
 
 def read_lines(path: str | Path) -> list[BatchLine]:
-    """The lines of a file; a mistake is told with its number, before anything is sent."""
+    """Read the lines of a batch file.
+
+    Args:
+        path: A JSONL file.
+
+    Returns:
+        The lines, in order.
+
+    Raises:
+        InvalidBatch: The file cannot be read, or a line is malformed; the message has its number.
+    """
     lines: list[BatchLine] = []
     seen: dict[str, int] = {}
     for number, data in _iter_objects(Path(path)):
@@ -88,7 +108,7 @@ def read_lines(path: str | Path) -> list[BatchLine]:
         line = BatchLine.from_dict(data, place, number=number)
         if line.id in seen:
             raise InvalidBatch(
-                f"{place} has the id {line.id!r} of line {seen[line.id]}; ids must differ"
+                f"{place} has the same id {line.id!r} as line {seen[line.id]}; ids must be unique"
             )
         seen[line.id] = number
         lines.append(line)
@@ -120,7 +140,7 @@ def _check_id(value: object, location: str) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidBatch(f"{location}.id must be a text")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise InvalidBatch(f"{location}.id holds half a character, which no file can")
+        raise InvalidBatch(f"{location}.id contains a lone surrogate, which UTF-8 cannot encode")
     return value
 
 

@@ -1,8 +1,8 @@
-"""Pace: no more requests and no more tokens in any minute than was allowed.
+"""Rate limits: a maximum of requests and tokens per minute.
 
-The last minute is kept as a list, so no window of sixty seconds ever holds more than its limit. What a
-request will take is not known before it comes back; until then it counts as much as requests took so far
-on average. A server that asks for a pause (``retry_after``) holds up everyone.
+The requests of the last minute are stored in a list, so no window of sixty seconds exceeds the limit. The tokens
+of a request are not known before it ends; until then it counts as the average so far. If a server asks for a
+pause (``retry_after``), all requests wait.
 
 Hand-written because limiter libraries count requests, not tokens that are known only afterwards.
 """
@@ -24,21 +24,21 @@ from kedge.turns import Turn
 
 WINDOW_SECONDS = 60.0
 DEFAULT_PAUSE = 1.0
-"""Seconds for which nobody sends anything after a refusal that does not say for how long."""
+"""Seconds without requests after a rate-limit error without ``retry_after``."""
 MAX_SLEEP = 5.0
-"""The longest time to wait before looking again."""
+"""Maximum seconds of one sleep, after which the limits are checked again."""
 
 
 @dataclass(slots=True, eq=False)
 class Permit:
-    """One request on its way; tell it how many tokens it took."""
+    """One running request; set ``tokens`` when it has ended."""
 
     started: float
     tokens: int | None = None
 
 
 class RateLimiter:
-    """At most so many requests and tokens a minute; 0 for no limit."""
+    """Limits requests and tokens per minute; 0 means no limit."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class RateLimiter:
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         if requests < 0 or tokens < 0:
-            raise InvalidSetting("a limit per minute is 0 (none) or more")
+            raise InvalidSetting("a limit per minute must be 0 (no limit) or more")
         self.requests, self.tokens = requests, tokens
         self._clock, self._sleep = clock, sleep
         self._recent: deque[Permit] = deque()
@@ -60,8 +60,8 @@ class RateLimiter:
 
     @asynccontextmanager
     async def request(self) -> AsyncGenerator[Permit]:
-        """Wait until a request may go out; set ``tokens`` of the ticket when it has come back."""
-        # One at a time waits at the head of the line: first come, first served.
+        """Wait until a request may be sent; set ``tokens`` of the permit when it has ended."""
+        # Only the first waiter sleeps, so requests start in order of arrival.
         async with self._lock:
             while (wait := self._wait_seconds()) > 0:
                 await self._sleep(min(wait, MAX_SLEEP))
@@ -77,15 +77,15 @@ class RateLimiter:
                 self._finished_tokens += ticket.tokens
 
     def pause(self, seconds: float) -> None:
-        """Let nobody send anything for so long."""
+        """Delay all requests for this many seconds."""
         self._paused_until = max(self._paused_until, self._clock() + seconds)
 
     def __call__(self, engine: Engine) -> Engine:
-        """The engine at this pace: a pace is a middleware, inside of those that send again."""
+        """Return the engine with this limit; place it inside of middleware that retries."""
         return _RateLimitedEngine(engine, self)
 
     def _wait_seconds(self) -> float:
-        """How long the next request has to wait."""
+        """Return the seconds until the next request may be sent."""
         now = self._clock()
         while self._recent and self._recent[0].started <= now - WINDOW_SECONDS:
             self._recent.popleft()
@@ -99,7 +99,7 @@ class RateLimiter:
         return max(waits)
 
     def _token_wait_seconds(self, now: float) -> float:
-        """Until so many of the oldest are a minute old that the rest leaves room for one more."""
+        """Return when enough old requests leave the window to allow one more."""
         typical = self._finished_tokens / self._finished if self._finished else 0.0
         costs = [typical if each.tokens is None else each.tokens for each in self._recent]
         spent = sum(costs) + typical
@@ -113,7 +113,7 @@ class RateLimiter:
 
 
 class _RateLimitedEngine(BaseMiddleware):
-    """Waits for its turn, and tells what it took."""
+    """Waits for a permit and reports the tokens used."""
 
     name = "pace"
 
@@ -122,7 +122,7 @@ class _RateLimitedEngine(BaseMiddleware):
         self.limiter = limiter
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """The inner engine's events, when they may begin."""
+        """Yield the inner engine's events once a permit is available."""
         async with self.limiter.request() as ticket:
             try:
                 async with aclosing(self.inner.events(turn, request)) as events:

@@ -1,8 +1,7 @@
-"""Results of a batch: a file that only grows, a line for each conversation that came to its end.
+"""The results file of a batch: append-only, one line for each finished conversation.
 
-A line is written in one piece and synced before the next thing happens. A crash can cut the last one;
-whoever opens the file again takes the cut piece off, if it is one of ours: a file of somebody else's is
-refused as it is. Failed lines are kept, with their error, and are
+A line is written at once and synced. A crash can truncate the last one; the next run removes the partial line if
+the file is a results file, and rejects any other file unchanged. Failed lines are stored with their error and
 tried again by the next run: of two results for one id the later one counts.
 """
 
@@ -17,7 +16,7 @@ from typing import IO, Any, Literal, Self, cast
 
 from kedge.errors import InvalidBatch
 
-# What a line need not say. By type, for 0 is a number that was counted, and not False.
+# Defaults that are omitted, compared by type, because 0 is a count and not False.
 _OMITTED_VALUES: dict[type, tuple[Any, ...]] = {
     str: ("",),
     bool: (False,),
@@ -27,12 +26,12 @@ _OMITTED_VALUES: dict[type, tuple[Any, ...]] = {
 
 
 LINE_PREFIX = b'{"id": "'
-"""How every line of the file begins."""
+"""The start of every line of the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineResult:
-    """What became of a line: the answers that came, and the error if one ended it."""
+    """The result of a line: its answers, and the error if it failed."""
 
     id: str
     status: Literal["completed", "failed"]
@@ -46,13 +45,13 @@ class LineResult:
     seconds: float = 0.0
     error: str = ""
     kind: str = ""
-    """The name of the error."""
+    """The class name of the error."""
     retryable: bool = False
     fingerprint: str = ""
     """A hash of the line's prompts, model and parameters; see ``BatchJob.fingerprint``."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as a line of the file says it."""
+        """Return the result as a line of the file."""
         told = asdict(self) | {"answers": list(self.answers)}
         return {
             name: value for name, value in told.items() if value not in _OMITTED_VALUES[type(value)]
@@ -60,7 +59,7 @@ class LineResult:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """A result from how the file says it."""
+        """Create a result from a parsed line of the file."""
         known: dict[str, Any] = {n: data[n] for n in cls.__dataclass_fields__ if n in data}
         known["answers"] = tuple(data.get("answers", ()))
         return cls(**known)
@@ -68,7 +67,7 @@ class LineResult:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A batch in numbers. ``skipped`` lines had been finished before."""
+    """Totals of a batch. ``skipped`` lines were finished by earlier runs."""
 
     total: int = 0
     completed: int = 0
@@ -81,11 +80,11 @@ class Summary:
     unpriced: int = 0
     seconds: float = 0.0
     errors: dict[str, int] = field(default_factory=dict[str, int], hash=False)
-    """How many lines ended in which error."""
+    """Number of failed lines by error."""
 
 
 class ResultsFile:
-    """The file of results, open for more."""
+    """The results file, opened for appending."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -95,7 +94,7 @@ class ResultsFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.touch()
-            self.load()  # which refuses a file of somebody else's before it is changed
+            self.load()  # rejects a file of another program before it is changed
             _drop_partial_line(self.path)
             self._file = self.path.open("ab")
         except OSError as error:
@@ -109,11 +108,11 @@ class ResultsFile:
         traceback: TracebackType | None,
     ) -> None:
         if self._file:
-            with suppress(OSError):  # what could not be written was told by ``add``
+            with suppress(OSError):  # ``add`` has already reported a failed write
                 self._file.close()
 
     def load(self) -> dict[str, LineResult]:
-        """The results that are there, by id; the last one counts."""
+        """Return the stored results by id; the last one of an id counts."""
         found: dict[str, LineResult] = {}
         with self.path.open("rb") as file:
             for number, text in enumerate(file, 1):
@@ -124,14 +123,14 @@ class ResultsFile:
                     found[data["id"]] = LineResult.from_dict(cast("dict[str, Any]", data))
                 except (ValueError, KeyError, TypeError) as error:
                     raise InvalidBatch(
-                        f"line {number} of {self.path} is no result of a batch; "
-                        "name another file with --out"
+                        f"line {number} of {self.path} is not a result of a batch; "
+                        "choose another file with --out"
                     ) from error
         return found
 
     def append(self, result: LineResult) -> None:
-        """Write a result down, for good."""
-        assert self._file is not None  # noqa: S101 - it is used inside of its block
+        """Append a result and sync the file."""
+        assert self._file is not None  # noqa: S101 - only called while the file is open
         try:
             self._file.write(json.dumps(result.to_dict(), ensure_ascii=False).encode() + b"\n")
             self._file.flush()
@@ -139,12 +138,12 @@ class ResultsFile:
         except OSError as error:
             raise InvalidBatch(
                 f"{self.path} cannot be written: {error.strerror}; the answers are in the store: "
-                "make room, and run the same batch again"
+                "free some space and run the same batch again"
             ) from error
 
 
 def _is_truncated(text: bytes) -> bool:
-    """Whether a line is the beginning of a result, or what a crash of the machine leaves of it."""
+    """Whether a line is a truncated result, or the zeros left by a power failure."""
     if text.endswith(b"\n"):
         return False
     if text.startswith(LINE_PREFIX):
@@ -161,7 +160,7 @@ def _is_json(text: bytes) -> bool:
 
 
 def _drop_partial_line(path: Path) -> None:
-    """Take off a last line that was cut."""
+    """Remove a truncated last line."""
     with path.open("r+b") as file:
         end = file.seek(0, os.SEEK_END)
         position = end
@@ -180,7 +179,7 @@ def _drop_partial_line(path: Path) -> None:
 def summarize_results(
     results: Iterable[LineResult], *, total: int, skipped: int, seconds: float
 ) -> Summary:
-    """A batch in numbers."""
+    """Return the totals of a batch."""
     listed = list(results)
     errors: dict[str, int] = {}
     for each in listed:

@@ -1,4 +1,4 @@
-"""``run_batch``: read the lines, leave out what is finished, run the rest, write each result down."""
+"""``run_batch``: read the lines, skip finished ones, run the others, write each result."""
 
 import hashlib
 import time
@@ -17,7 +17,7 @@ from kedge.errors import InvalidBatch
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a batch has come."""
+    """The progress of a batch."""
 
     total: int
     skipped: int
@@ -27,7 +27,7 @@ class Progress:
 
     @property
     def done(self) -> int:
-        """How many lines are behind us."""
+        """Number of lines that are finished."""
         return self.skipped + self.completed + self.failed
 
 
@@ -50,17 +50,16 @@ async def run_batch(
     params: dict[str, Any] | None = None,
     watch: ProgressCallback | None = None,
 ) -> Summary:
-    """Have the conversations of a file, and write a result for each to another.
+    """Run the conversations of a file and write a result for each to another file.
 
-    Lines whose result is there and whole are skipped; failed ones are tried again, and go on where they
-    stood. ``name`` tells batches in one store apart; it is made of the path of the results if it is not
-    given.
+    Completed lines are skipped; failed and interrupted ones continue from their last stored answer. ``name``
+    distinguishes batches in one store and is derived from the path of the results by default.
     """
     if concurrency < 1 or attempts < 1:
-        raise InvalidBatch("concurrency and attempts are at least 1")
+        raise InvalidBatch("concurrency and attempts must be at least 1")
     lines = list(prompts) if not isinstance(prompts, str | Path) else read_lines(prompts)
     if len({line.id for line in lines}) < len(lines):
-        raise InvalidBatch("two lines have the same id; ids must differ")
+        raise InvalidBatch("two lines have the same id; ids must be unique")
     work = BatchJob(
         name=name or default_name(out),
         store_url=store_url,
@@ -108,13 +107,13 @@ async def _run_lines(
 
 
 def default_name(out: str | Path) -> str:
-    """A name for the batch that writes its results there."""
+    """Return the default name of a batch, derived from its results file."""
     digest = hashlib.sha256(str(Path(out).absolute()).encode()).hexdigest()
     return f"batch_{digest[:16]}"
 
 
 def _is_done(result: LineResult | None, fingerprint: str) -> bool:
-    """Return whether a result is complete and belongs to this very request.
+    """Return whether a result is complete and belongs to the same request.
 
     A result of version 0.1 has no fingerprint. Its line runs again, which reads the stored answers.
     """

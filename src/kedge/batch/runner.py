@@ -1,7 +1,7 @@
-"""Runner: what carries the lines of a batch to where they run, and their results back.
+"""Runners execute the lines of a batch and return their results.
 
-A runner promises that every line comes to its end once, in whatever order, and that the turns of one
-line never run at the same time. The default one runs them as tasks of this process.
+A runner guarantees that every line ends once, in any order, and that the turns of one line never run at the
+same time. The default runner uses tasks of this process.
 """
 
 import asyncio
@@ -19,20 +19,20 @@ __all__ = ["AsyncioRunner", "BatchJob", "Runner"]
 
 
 class Runner(Protocol):
-    """Runs the lines of a batch."""
+    """The interface of a runner."""
 
     def run(self, lines: Sequence[BatchLine], work: BatchJob) -> AsyncGenerator[LineResult, None]:
-        """The results, as they come."""
+        """Yield the results as they arrive."""
         ...
 
 
 class AsyncioRunner:
-    """Tasks in this process, at most ``work.concurrency`` at the same time."""
+    """Runs lines as tasks in this process, at most ``work.concurrency`` at the same time."""
 
     async def run(
         self, lines: Sequence[BatchLine], work: BatchJob
     ) -> AsyncGenerator[LineResult, None]:
-        """The results, as they come."""
+        """Yield the results as they arrive."""
         desk = await BatchContext.open(work)
         try:
             async with aclosing(_run_all(desk, lines)) as results:
@@ -46,7 +46,7 @@ class AsyncioRunner:
 async def _run_all(
     context: BatchContext, lines: Sequence[BatchLine]
 ) -> AsyncGenerator[LineResult, None]:
-    # Plain tasks and no task group: whoever takes the results may stop at any time, in any task.
+    # Plain tasks and no task group: the consumer may stop iterating at any time, in any task.
     todo = iter(lines)
     finished: asyncio.Queue[LineResult | Exception] = asyncio.Queue()
 
@@ -54,7 +54,7 @@ async def _run_all(
         try:
             for line in todo:
                 finished.put_nowait(await run_conversation(context, line))
-        except Exception as error:  # noqa: BLE001 - it is raised again below
+        except Exception as error:  # noqa: BLE001 - raised again below
             finished.put_nowait(error)
 
     workers = [

@@ -1,10 +1,10 @@
-"""A worker of a batch on DBOS: a process that takes lines from a queue, each turn a durable step.
+"""A DBOS worker of a batch: a process that runs lines from a queue, each turn as a durable step.
 
-    python -m kedge.batch.worker EXECUTOR  # the rest, which may hold a password, comes by standard input
+    python -m kedge.batch.worker EXECUTOR  # the rest, which may contain a password, is read from standard input
 
-It ends when its standard input does. If it dies, another one with the same executor id takes over what it
-had begun: finished steps are read, not run again, and the step that was cut short finds in the store what
-was paid for already.
+It ends when its standard input closes. If it dies, another worker with the same executor id resumes its
+workflows: finished steps are read, not run again, and an interrupted step finds its answer in the store if
+it was already stored.
 """
 
 import json
@@ -30,7 +30,7 @@ WORKFLOW_NAME = "kedge.batch.line"
 
 
 class _ContextHolder:
-    """The one desk of this process, opened when the first line comes."""
+    """The batch context of this process, opened for the first line."""
 
     def __init__(self) -> None:
         self.work: BatchJob | None = None
@@ -39,8 +39,8 @@ class _ContextHolder:
         self._lock = anyio.Lock()
 
     async def get(self) -> BatchContext:
-        """The desk."""
-        assert self.work is not None  # noqa: S101 - main has set it
+        """Return the context."""
+        assert self.work is not None  # noqa: S101 - set by main
         async with self._lock:
             if self._context is None:
                 self._context = await BatchContext.open(self.work, share=self.share)
@@ -52,13 +52,13 @@ _holder = _ContextHolder()
 
 @DBOS.step(name="kedge.batch.turn")
 async def run_turn(line: dict[str, Any], number: int) -> dict[str, Any]:
-    """One turn of a line."""
+    """Run one turn of a line."""
     return asdict(await send_turn(await _holder.get(), BatchLine.from_dict(line), number))
 
 
 @DBOS.workflow(name=WORKFLOW_NAME)
 async def run_line(line: dict[str, Any]) -> dict[str, Any]:
-    """A line, turn after turn."""
+    """Run a line, turn by turn."""
 
     async def turns(number: int) -> TurnResult:
         return TurnResult(**await run_turn(line, number))
@@ -67,7 +67,7 @@ async def run_line(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(executor: str) -> None:
-    """Work until nobody wants it any more."""
+    """Run lines until standard input closes."""
     told = json.loads(sys.stdin.readline())
     _holder.work, _holder.share = BatchJob(**told["work"]), told["share"]
     DBOS(

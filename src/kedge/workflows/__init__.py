@@ -1,12 +1,12 @@
-"""Workflows: several turns that together do one thing, on chains that last.
+"""Workflows: several requests toward one result, on stored conversations.
 
     result = await refine("Solve it.", judge=check, store=store, engine="openai:gpt-5.1")
     result = await debate([Side("for", "openai:…"), Side("against", "xai:…")], question, …)
     result = await steps([Step("plan", "…"), Step("write", "Write it by this plan: {plan}")], …)
 
-Every chain of a workflow is a conversation in the store. Every question has a key made of the workflow's
-id and its place, so a workflow that was interrupted goes on where it stood, and no answer that came is
-paid for again: call it again with the same ``workflow``.
+Every chain of a workflow is a conversation in the store. Every question has an idempotency key derived from the
+workflow's id and its position, so an interrupted workflow can be resumed without requesting a stored answer
+again: call it with the same ``workflow``.
 """
 
 from kedge.workflows.debate import debate

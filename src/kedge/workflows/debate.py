@@ -1,7 +1,7 @@
-"""``debate``: two or more models, each on a chain of its own, challenge and rebut; a judge ends it.
+"""``debate``: two or more models argue, each on its own chain, until a judge decides.
 
-What one side says reaches the others as words in a message and in no other way: each side has its own
-conversation, engine and provider, so no chain ever holds a response of somebody else's server.
+Only text is exchanged: each side has its own conversation, engine and provider, so no chain contains a
+response of another server. The prompts are part of stored idempotency keys and must not change.
 """
 
 import inspect
@@ -64,11 +64,26 @@ async def debate(
     spec: dict[str, Any] | None = None,
     **settings: Any,
 ) -> DebateResult:
-    """Let sides argue about a question, for at most so many rounds, until a judge has ruled.
+    """Run a debate about a question until a judge decides.
 
-    The judge is a ``ModelJudge``, or a function of all arguments so far that gives a ``Ruling``, the name
-    of the winner, or ``None`` to go on. With the id of a ``workflow`` that was interrupted, it goes on
-    where that stood. ``settings`` are those of ``Conversation``. ``spec`` is kept with the workflow.
+    Args:
+        sides: The participants, at least two.
+        question: The question.
+        judge: A ``ModelJudge``, or a function of all arguments so far that returns a ``Ruling``, the name of
+            the winner, or ``None`` to continue.
+        store: The store of the conversations.
+        rounds: Maximum number of rounds.
+        workflow: The id of an interrupted debate to resume, or the id of a new one.
+        watch: Called with every event.
+        spec: Data to store with the workflow.
+        settings: Settings of ``Conversation``.
+
+    Returns:
+        The arguments and the last ruling.
+
+    Raises:
+        InvalidWorkflow: The sides, the judge or the rounds are invalid.
+        WorkflowFailed: A side or the judge gave no usable answer.
     """
     _validate_debate(sides, rounds)
     workflow = workflow or new_workflow_id()
@@ -105,9 +120,11 @@ async def debate(
 def _validate_debate(sides: Sequence[Side], rounds: int) -> None:
     names = [side.name for side in sides]
     if len(names) < 2 or len(set(names)) < len(names):
-        raise InvalidWorkflow("a debate needs two or more sides, each with a name of its own")
+        raise InvalidWorkflow("a debate needs two or more sides with unique names")
     if JUDGE_ROLE in names or "" in names or any("/" in name for name in names):
-        raise InvalidWorkflow("a side is not called 'judge', and its name has no slash")
+        raise InvalidWorkflow(
+            "a side must not be named 'judge', and its name must not contain a slash"
+        )
     if rounds < 1:
         raise InvalidWorkflow("a debate needs at least one round")
 
@@ -121,7 +138,7 @@ async def _open_judge(
 ) -> Role | None:
     if not isinstance(judge, ModelJudge):
         if not callable(judge):
-            raise InvalidWorkflow("the judge of a debate is a function or a ModelJudge")
+            raise InvalidWorkflow("the judge of a debate must be a function or a ModelJudge")
         return None
     return await Role.open(
         workflow,
@@ -138,7 +155,7 @@ async def _open_judge(
 
 
 class _Debate:
-    """One debate on its way."""
+    """A running debate."""
 
     def __init__(
         self,
@@ -158,7 +175,7 @@ class _Debate:
         self.lead = roles[0]
 
     async def run(self) -> DebateResult:
-        """Round after round."""
+        """Run the rounds."""
         said: list[DebateArgument] = []
         ruling = Ruling(over=False)
         number = 0
@@ -172,7 +189,7 @@ class _Debate:
     async def _run_round(
         self, number: int, arguments: Sequence[DebateArgument]
     ) -> list[DebateArgument]:
-        """Every side speaks, all at once: nobody has heard what the others say in this round."""
+        """Request the arguments of all sides concurrently, without those of the same round."""
         spoken: dict[int, DebateArgument] = {}
         failed: dict[int, KedgeError] = {}
 
@@ -180,7 +197,9 @@ class _Debate:
             role = self.roles[place]
             try:
                 reply = await role.ask(number, self._build_question(place, arguments))
-            except KedgeError as error:  # the others finish what they are paid for
+            except (
+                KedgeError
+            ) as error:  # the other requests finish, because they are already paid for
                 failed[place] = error
                 return
             spoken[place] = DebateArgument(
@@ -203,7 +222,7 @@ class _Debate:
         return REBUTTAL_PROMPT.format(said=_quote_arguments(newest))
 
     async def _resolve_ruling(self, number: int, arguments: tuple[DebateArgument, ...]) -> Ruling:
-        """What was ruled stays ruled."""
+        """Return the stored ruling of a round, or request one."""
         known: list[dict[str, Any]] = self.lead.notes.setdefault("rulings", [])
         if number <= len(known):
             ruling = Ruling(**known[number - 1])
@@ -211,7 +230,7 @@ class _Debate:
             ruling = await self._judge_round(number, arguments)
             if ruling.winner and ruling.winner not in {side.name for side in self.sides}:
                 raise InvalidWorkflow(
-                    f"the judge names a winner who took no part: {ruling.winner!r}"
+                    f"the judge named a winner who is not a side: {ruling.winner!r}"
                 )
             known.append({"over": ruling.over, "winner": ruling.winner, "reason": ruling.reason})
             await self.lead.update_notes(rulings=known)
@@ -285,7 +304,7 @@ def _to_ruling(value: object) -> Ruling:
             return Ruling(over=True, winner=value)
         case _:
             raise InvalidWorkflow(
-                "the judge of a debate says a Ruling, the name of the winner, or None, "
+                "the judge of a debate returns a Ruling, the name of the winner, or None, "
                 f"not a {type(value).__name__}"
             )
 

@@ -1,4 +1,4 @@
-"""What a workflow tells while it runs, for whoever watches: ``refine(…, watch=print)``."""
+"""Events of a running workflow, passed to ``watch``: ``refine(…, watch=print)``."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ WorkflowKind = Literal["refine", "debate", "steps"]
 
 @dataclass(frozen=True, slots=True)
 class WorkflowStarted:
-    """A workflow began, or goes on after an interruption."""
+    """A workflow started or was resumed."""
 
     workflow: str
     kind: WorkflowKind
     total: int
-    """How many rounds or steps there will be at most."""
+    """Maximum number of rounds or steps."""
     resumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionAsked:
-    """A question is on its way."""
+    """A question is being sent."""
 
     workflow: str
     role: str
@@ -31,7 +31,7 @@ class QuestionAsked:
 
 @dataclass(frozen=True, slots=True)
 class QuestionAnswered:
-    """An answer came; ``stored`` if it was there already and nothing was sent."""
+    """An answer is available; ``stored`` if it was already in the store and nothing was sent."""
 
     workflow: str
     role: str
@@ -42,7 +42,7 @@ class QuestionAnswered:
 
 @dataclass(frozen=True, slots=True)
 class AnswerJudged:
-    """The judge of a refinement has spoken; or an answer of a step did not fit."""
+    """The judge of a refinement returned a verdict, or an answer of a step did not match its schema."""
 
     workflow: str
     role: str
@@ -52,7 +52,7 @@ class AnswerJudged:
 
 @dataclass(frozen=True, slots=True)
 class RoundRuled:
-    """The judge of a debate has spoken."""
+    """The judge of a debate returned a ruling."""
 
     workflow: str
     number: int
@@ -61,7 +61,7 @@ class RoundRuled:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowFinished:
-    """The workflow is over; ``passed`` is ``None`` where there is nothing to pass."""
+    """The workflow ended; ``passed`` is ``None`` if it has no judge."""
 
     workflow: str
     kind: WorkflowKind
@@ -80,4 +80,4 @@ WorkflowCallback = Callable[[WorkflowEvent], None]
 
 
 def ignore_event(_: WorkflowEvent) -> None:
-    """Nobody looks."""
+    """Ignore the event."""

@@ -1,4 +1,4 @@
-"""Judges of a refinement: a function, a form that the answer must have, or a model with a rubric."""
+"""Judges of a refinement: a function, a schema of the answer, or a model with a rubric."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,15 +15,18 @@ VerdictValue = Verdict | bool | float | str
 JudgeFunction = Callable[[str], VerdictValue | Awaitable[VerdictValue]]
 
 PASSING_SCORE = 1.0
-"""The score from which on an answer passes, if a judge gives scores."""
+"""The minimum score of an accepted answer, if a judge returns scores."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelJudge:
-    """A model that judges by a rubric, on a chain of its own.
+    """A model that judges by a rubric, on its own chain.
 
-    ``engine`` is an engine or a model string. In a refinement it sees the task and each answer; in a
-    debate the question and what every side said.
+    In a refinement it receives the task and each answer; in a debate the question and the arguments.
+
+    Args:
+        engine: An engine or a model string.
+        rubric: The criteria.
     """
 
     engine: Engine | str
@@ -66,12 +69,12 @@ Write only the JSON object."""
 
 
 def judge_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What a judge's conversation shares with those that are judged: not their tools."""
+    """Return the settings of a judge's conversation: those of the others, without tools."""
     return {name: settings[name] for name in ("lease", "price") if name in settings}
 
 
 def find_judge_schema(given: Any) -> OutputSchema | None:
-    """The form that a judge asks for, if it is one."""
+    """Return the schema of a judge that is a schema."""
     is_form = isinstance(given, Mapping | OutputSchema) or (
         isinstance(given, type) and hasattr(given, "model_json_schema")
     )
@@ -79,7 +82,7 @@ def find_judge_schema(given: Any) -> OutputSchema | None:
 
 
 async def judge_with_function(judge: JudgeFunction, answer: str) -> Verdict:
-    """What a function thinks of an answer."""
+    """Return the verdict of a function."""
     said = judge(answer)
     if inspect.isawaitable(said):
         said = await said
@@ -98,13 +101,13 @@ def _to_verdict(value: object) -> Verdict:
             return Verdict(not value, value)
         case _:
             raise InvalidWorkflow(
-                "a judge says True or False, a score, a critique (empty if all is well) or a Verdict, "
+                "a judge returns True or False, a score, a critique (empty to accept) or a Verdict, "
                 f"not a {type(value).__name__}"
             )
 
 
 def judge_with_schema(schema: OutputSchema, answer: str) -> Verdict:
-    """Whether an answer has a form."""
+    """Return the verdict of a schema."""
     try:
         schema.parse(answer)
     except SchemaMismatch as misfit:
@@ -113,7 +116,7 @@ def judge_with_schema(schema: OutputSchema, answer: str) -> Verdict:
 
 
 async def judge_with_model(role: Role, rubric: str, task: str, number: int, answer: str) -> Verdict:
-    """What a model thinks of an answer, on the judge's chain."""
+    """Return the verdict of a model, on the judge's chain."""
     words = FIRST_PROMPT if number == 1 else LATER_PROMPT
     value = await ask_structured(
         role,
@@ -127,9 +130,9 @@ async def judge_with_model(role: Role, rubric: str, task: str, number: int, answ
 async def ask_structured(
     role: Role, number: int, text: str, schema: OutputSchema, tries: int = 3
 ) -> Any:
-    """Ask for an answer of a form; one that does not fit is asked for again.
+    """Request an answer that matches a schema, again if it does not match.
 
-    Answers that are in the store already are no tries: who resumes what failed so, tries again.
+    Stored answers do not count as attempts, so a resumed workflow has all attempts again.
     """
     said, attempt, left = text, 1, tries
     while left:
@@ -141,15 +144,15 @@ async def ask_structured(
             said = RETRY_PROMPT.format(problems=misfit)
         attempt, left = attempt + 1, left - (not reply.stored)
     raise WorkflowFailed(
-        role.workflow, f"the {role.role} did not answer in the form asked for, {tries} times"
+        role.workflow, f"the {role.role} did not answer in the requested format, {tries} times"
     )
 
 
 def check_judge_function(judge: Any) -> JudgeFunction:
-    """The judge as a function, or a refusal."""
+    """Return the judge as a function, or raise ``InvalidWorkflow``."""
     if not callable(judge):
         raise InvalidWorkflow(
-            "a judge is a function, a JSON schema, a pydantic model or a ModelJudge, "
+            "a judge must be a function, a JSON schema, a pydantic model or a ModelJudge, "
             f"not a {type(judge).__name__}"
         )
     return cast("JudgeFunction", judge)

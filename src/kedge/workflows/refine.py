@@ -1,4 +1,7 @@
-"""``refine``: ask, judge, ask again with the critique, until it is good or the rounds are over."""
+"""``refine``: request an answer, judge it, and send the critique, until it passes or the rounds are used up.
+
+The prompts are part of stored idempotency keys and must not change.
+"""
 
 from typing import Any
 
@@ -50,12 +53,27 @@ async def refine(
     spec: dict[str, Any] | None = None,
     **settings: Any,
 ) -> RefineResult:
-    """Ask a model for an answer until a judge is content with it, or ``rounds`` times.
+    """Request an answer until a judge accepts it, at most ``rounds`` times.
 
-    Give a ``conversation``, or a ``store`` and an ``engine`` (or model string) for a new one. With the id
-    of a ``workflow`` that was interrupted, it goes on where that stood. ``again`` asks for the next
-    answer, with ``{critique}`` in it. ``settings`` are those of ``Conversation``. ``spec`` is kept with
-    the workflow.
+    Args:
+        task: The first prompt.
+        judge: A function of the answer, a JSON schema, a pydantic model, or a ``ModelJudge``.
+        conversation: The conversation to use; or pass ``store`` and ``engine`` for a new one.
+        store: The store of a new conversation.
+        engine: An engine or a model string.
+        rounds: Maximum number of rounds.
+        again: The prompt of later rounds, with ``{critique}`` in it.
+        workflow: The id of an interrupted refinement to resume, or the id of a new one.
+        watch: Called with every event.
+        spec: Data to store with the workflow.
+        settings: Settings of ``Conversation``.
+
+    Returns:
+        All rounds; ``answer`` is the accepted one, or else the last.
+
+    Raises:
+        InvalidWorkflow: The arguments are invalid.
+        WorkflowFailed: The judge gave no usable verdict.
     """
     if rounds < 1:
         raise InvalidWorkflow("a refinement needs at least one round")
@@ -106,7 +124,7 @@ async def _open_author(
 async def _open_judge(
     author: Role, judge: Judge, watch: WorkflowCallback, settings: dict[str, Any]
 ) -> Role | None:
-    """The judge's own chain, if it is a model."""
+    """Open the judge's own chain, if it is a model."""
     if not isinstance(judge, ModelJudge):
         return None
     return await Role.open(
@@ -124,7 +142,7 @@ async def _open_judge(
 
 
 class _Refinement:
-    """One refinement on its way."""
+    """A running refinement."""
 
     def __init__(
         self,
@@ -144,7 +162,7 @@ class _Refinement:
         self.again = again
 
     async def run(self) -> RefineResult:
-        """Round after round."""
+        """Run the rounds."""
         done: list[Round] = []
         options = self.schema.request_options() if self.schema else {}
         question = self.task
@@ -158,7 +176,7 @@ class _Refinement:
         return await self._build_result(tuple(done))
 
     async def _resolve_verdict(self, number: int, answer: str) -> Verdict:
-        """What was judged stays judged: the next question was made of it."""
+        """Return the stored verdict, on which the next question is based, or request one."""
         known: list[dict[str, Any]] = self.author.notes.setdefault("verdicts", [])
         if number <= len(known):
             verdict = Verdict(**known[number - 1])
@@ -202,6 +220,6 @@ class _Refinement:
 
 
 def make_title(text: str, max_length: int = 80) -> str:
-    """The first line of a text, as a title."""
+    """Return the first line of a text as a title."""
     line = text.strip().splitlines()[0] if text.strip() else ""
     return line if len(line) <= max_length else line[: max_length - 1] + "…"

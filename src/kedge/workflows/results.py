@@ -1,4 +1,4 @@
-"""What goes into workflows and comes out of them: plain frozen values."""
+"""Inputs and results of workflows, as immutable values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from kedge.events import Usage
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a judge thinks of an answer; ``critique`` is for whoever answers next."""
+    """The verdict of a judge; ``critique`` is sent with the next round."""
 
     passed: bool
     critique: str = ""
@@ -20,7 +20,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One answer of a refinement, and what was thought of it."""
+    """One answer of a refinement, and its verdict."""
 
     number: int
     question: str
@@ -28,12 +28,12 @@ class Round:
     verdict: Verdict
     node: int
     stored: bool = False
-    """Whether the answer was in the store already: nothing was sent for it this time."""
+    """Whether the answer was already in the store, so that nothing was sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefineResult:
-    """How a refinement went; ``answer`` is the one that passed, or else the last."""
+    """The result of a refinement; ``answer`` is the accepted one, or else the last."""
 
     workflow: str
     conversation: str
@@ -45,17 +45,17 @@ class RefineResult:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One who takes part in a debate, with a model (or engine) and a chain of its own."""
+    """A participant of a debate, with its own model (or engine) and chain."""
 
     name: str
     engine: Engine | str
     brief: str = ""
-    """What it stands for, if that is not for itself to find out."""
+    """The position to argue for; by default the model chooses one."""
 
 
 @dataclass(frozen=True, slots=True)
 class DebateArgument:
-    """What one side said in one round."""
+    """The argument of one side in one round."""
 
     round: int
     side: str
@@ -67,7 +67,7 @@ class DebateArgument:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What the judge of a debate says after a round: whether it is over, and who won (or nobody)."""
+    """The decision of a judge after a round: whether the debate is over, and the winner (may be empty)."""
 
     over: bool
     winner: str = ""
@@ -76,7 +76,7 @@ class Ruling:
 
 @dataclass(frozen=True, slots=True)
 class DebateResult:
-    """How a debate went. ``ruling`` is the last one."""
+    """The result of a debate. ``ruling`` is the last one."""
 
     workflow: str
     question: str
@@ -89,7 +89,7 @@ class DebateResult:
 
     @property
     def winner(self) -> str:
-        """Who won; empty if nobody did."""
+        """The name of the winner; empty if there is none."""
         return self.ruling.winner
 
 
@@ -98,8 +98,8 @@ class Step:
     """One prompt of a pipeline.
 
     ``{name}`` in a prompt is the result of an earlier step or an input, ``{name.member}`` a part of it.
-    ``result`` is a pydantic model, a JSON schema, or nothing for plain text. An answer that does not fit
-    is asked for again, ``attempts`` times in all; who resumes a workflow that failed so, tries as often.
+    ``result`` is a pydantic model, a JSON schema, or nothing for plain text. An answer that does not match is
+    requested again, up to ``attempts`` times in all; a resumed workflow has all attempts again.
     """
 
     name: str
@@ -109,14 +109,14 @@ class Step:
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
-            raise InvalidWorkflow(f"the name of a step is a word, not {self.name!r}")
+            raise InvalidWorkflow(f"the name of a step must be an identifier, not {self.name!r}")
         if self.attempts < 1:
             raise InvalidWorkflow(f"the step {self.name} needs at least one attempt")
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What became of a step: the answer as it was written, and as a value."""
+    """The result of a step: the answer as text, and as a value."""
 
     name: str
     question: str

@@ -1,7 +1,7 @@
-"""Workflows as data: a TOML file or options of the command line, and the same again from the store.
+"""Workflow specifications: from a TOML file, from command-line options, or from the store.
 
-What a workflow was begun with is kept with it as plain data, so it can be resumed by its id alone. A
-function is named as ``module:function``; its module is looked for beside the file, then everywhere.
+The specification is stored with the workflow as plain data, so that it can be resumed by its id alone. A function
+is named as ``module:function``; its module is searched beside the file, then on the import path.
 """
 
 import importlib
@@ -47,25 +47,27 @@ _TYPE_NAMES = {str: "a text", int: "a whole number", dict: "a table", list: "a l
 
 
 def read_spec(path: str | Path) -> WorkflowSpec:
-    """A workflow from a TOML file."""
+    """Load a workflow from a TOML file."""
     file = Path(path)
     try:
         data: WorkflowSpec = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidWorkflow(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise InvalidWorkflow(f"{file} is no valid TOML: {error}") from error
+        raise InvalidWorkflow(f"{file} is not valid TOML: {error}") from error
     data.pop("kind", None)
     return {**data, "folder": str(file.absolute().parent)}
 
 
 def check_spec(kind: WorkflowKind, spec: WorkflowSpec) -> None:
-    """Refuse what cannot be, by name."""
+    """Raise ``InvalidWorkflow`` for unknown, missing or mistyped members."""
     for key, value in spec.items():
         wanted = _KEYS[kind].get(key)
         if wanted is None:
             there = ", ".join(name for name in _KEYS[kind] if name != "folder")
-            raise InvalidWorkflow(f"a {kind} has no place for {key!r}; it takes {there}")
+            raise InvalidWorkflow(
+                f"a {kind} workflow has the unknown member {key!r}; it may have {there}"
+            )
         if not isinstance(value, wanted) or isinstance(value, bool):
             raise InvalidWorkflow(f"{key} of a {kind} must be {_TYPE_NAMES[cast('type', wanted)]}")
     for key in _REQUIRED[kind]:
@@ -81,7 +83,7 @@ async def run_spec(
     workflow: str = "",
     watch: WorkflowCallback = ignore_event,
 ) -> WorkflowResult:
-    """Run a workflow that is given as data."""
+    """Run a workflow from its specification."""
     check_spec(kind, spec)
     return await _RUNNERS[kind](
         spec, store, {"workflow": workflow, "watch": watch, "spec": {"file": spec}}
@@ -104,7 +106,7 @@ async def _run_debate(spec: WorkflowSpec, store: Store, common: dict[str, Any]) 
         side = _check_table(given, f"sides[{place}]", ("name", "model", "brief"), ("name",))
         sides.append(Side(side["name"], side.get("model") or model, side.get("brief", "")))
     if spec["judge"].get("schema"):
-        raise InvalidWorkflow("the judge of a debate is a function or a rubric")
+        raise InvalidWorkflow("the judge of a debate must be a function or a rubric")
     judge = _build_judge(spec, model)
     rounds = spec.get("rounds", 3)
     return await debate(sides, spec["question"], judge=judge, store=store, rounds=rounds, **common)
@@ -137,7 +139,7 @@ def _build_judge(spec: WorkflowSpec, model: str) -> Any:
     given = _check_table(spec["judge"], "judge", _JUDGE_KEYS, ())
     named = [key for key in ("function", "schema", "rubric") if given.get(key)]
     if len(named) != 1:
-        raise InvalidWorkflow("a judge is a function, a schema or a rubric: name one of them")
+        raise InvalidWorkflow("a judge needs one of function, schema or rubric")
     match named[0]:
         case "function":
             return load_function(given["function"], spec.get("folder", ""))
@@ -148,7 +150,7 @@ def _build_judge(spec: WorkflowSpec, model: str) -> Any:
 
 
 def _load_schema(given: object, spec: WorkflowSpec) -> Any:
-    """A schema as a table, or as the name of a JSON file."""
+    """Return a schema given as a table or as the name of a JSON file."""
     if not isinstance(given, str):
         return given
     path = Path(spec.get("folder", ""), given)
@@ -157,7 +159,7 @@ def _load_schema(given: object, spec: WorkflowSpec) -> Any:
     except OSError as error:
         raise InvalidWorkflow(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise InvalidWorkflow(f"{path} is no valid JSON: {error}") from error
+        raise InvalidWorkflow(f"{path} is not valid JSON: {error}") from error
 
 
 def _check_table(
@@ -169,7 +171,7 @@ def _check_table(
     unknown = sorted(set(table) - set(keys))
     if unknown:
         raise InvalidWorkflow(
-            f"{location} has no place for {unknown[0]!r}; it takes {', '.join(keys)}"
+            f"{location} has the unknown member {unknown[0]!r}; it may have {', '.join(keys)}"
         )
     for key in required:
         if not isinstance(table.get(key), str) or not table[key]:
@@ -178,7 +180,7 @@ def _check_table(
 
 
 def load_function(path: str, folder: str = "") -> Callable[..., Any]:
-    """The function at ``module:function``."""
+    """Import the function at ``module:function``."""
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise InvalidWorkflow(f"a function is named as module:function, not {path!r}")
@@ -198,8 +200,8 @@ def _import_module(name: str, folder: Path) -> Any:
         return importlib.import_module(name)
     found = importlib.util.spec_from_file_location(f"kedge_workflow_{name}", file)
     if found is None or found.loader is None:
-        raise ImportError(f"{file} is no module")
+        raise ImportError(f"{file} is not a module")
     module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module  # dataclasses look for the module of their fields
+    sys.modules[found.name] = module  # dataclasses look up the module of their fields
     found.loader.exec_module(module)
     return module

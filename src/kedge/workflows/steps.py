@@ -1,4 +1,7 @@
-"""``steps``: a pipeline of prompts on one chain, with typed results between them."""
+"""``steps``: a pipeline of prompts on one chain, with typed results between them.
+
+The prompts are part of stored idempotency keys and must not change.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -39,11 +42,25 @@ async def steps(
     spec: dict[str, Any] | None = None,
     **settings: Any,
 ) -> StepsResult:
-    """Ask one prompt after the other, each on the chain so far, and each with the results before it.
+    """Send prompts one after the other on one chain, each with the results of earlier ones.
 
-    Give a ``conversation``, or a ``store`` and an ``engine`` (or model string) for a new one. With the id
-    of a ``workflow`` that was interrupted, it goes on where that stood. ``settings`` are those of
-    ``Conversation``. ``spec`` is kept with the workflow.
+    Args:
+        pipeline: The steps, in order.
+        inputs: Values for the placeholders of the prompts.
+        conversation: The conversation to use; or pass ``store`` and ``engine`` for a new one.
+        store: The store of a new conversation.
+        engine: An engine or a model string.
+        workflow: The id of an interrupted pipeline to resume, or the id of a new one.
+        watch: Called with every event.
+        spec: Data to store with the workflow.
+        settings: Settings of ``Conversation``.
+
+    Returns:
+        The result of every step.
+
+    Raises:
+        InvalidWorkflow: A step or an input is invalid.
+        WorkflowFailed: An answer did not match its schema.
     """
     given = dict(inputs or {})
     _validate_pipeline(pipeline, given)
@@ -104,7 +121,7 @@ async def _run_pipeline(
 async def _run_step(
     role: Role, number: int, step: Step, question: str, schema: OutputSchema | None
 ) -> StepResult:
-    """One step, asked again where the answer does not fit; what is stored is no attempt any more."""
+    """Run one step, again if the answer does not match; stored answers do not count as attempts."""
     asked, attempt, left = question, 1, step.attempts
     while left:
         part = "" if attempt == 1 else f".{attempt}"
@@ -123,7 +140,7 @@ async def _run_step(
     await role.update_notes(status="failed")
     raise WorkflowFailed(
         role.workflow,
-        f"the answer to the step {step.name} did not have its form, {step.attempts} times",
+        f"the answer to the step {step.name} did not match its schema, {step.attempts} times",
     )
 
 

@@ -1,7 +1,7 @@
-"""Answers of a certain form: what to ask a server for, and what came, checked.
+"""Structured output: the request parameter for a schema, and validation of the answer.
 
-A form is a pydantic model or a JSON schema. The server is asked to keep to it; what it sent is read and
-checked here all the same, for not every server does.
+A schema is a pydantic model or a JSON schema. It is sent to the server; the answer is validated here as well,
+because not every server enforces it.
 """
 
 import json
@@ -23,19 +23,19 @@ _FENCED_JSON = re.compile(
 
 
 class SchemaMismatch(Exception):
-    """An answer does not fit; the words are for the model."""
+    """An answer does not match its schema; the message is sent to the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputSchema:
-    """What an answer must be."""
+    """The schema of an answer."""
 
     name: str
     schema: dict[str, Any]
     model: "type[BaseModel] | None" = None
 
     def request_options(self) -> dict[str, Any]:
-        """What asks a server for this form."""
+        """Return the request parameter for this schema."""
         written: dict[str, Any] = {"type": "json_schema", "name": self.name, "schema": self.schema}
         strict = _to_strict(self.schema)
         if strict is not None:
@@ -43,23 +43,23 @@ class OutputSchema:
         return {"text": {"format": written}}
 
     def parse(self, text: str) -> Any:
-        """The value that an answer is; ``Misfit`` if it is none."""
+        """Return the value of an answer, or raise if it does not match."""
         fenced = _FENCED_JSON.fullmatch(text)
         inside = fenced["inside"] if fenced else text
         return self._parse_with_model(inside) if self.model else self._parse_with_schema(inside)
 
     def to_json(self, value: Any) -> Any:
-        """A value as JSON can say it."""
+        """Return a value as JSON values."""
         return value.model_dump(mode="json") if self.model else value
 
     def from_json(self, value: Any) -> Any:
-        """A value from how JSON said it."""
+        """Return a value from JSON values."""
         return self.model.model_validate(value) if self.model else value
 
     def _parse_with_model(self, text: str) -> Any:
         from pydantic import ValidationError
 
-        assert self.model is not None  # noqa: S101 - the caller has looked
+        assert self.model is not None  # noqa: S101 - checked by the caller
         try:
             return self.model.model_validate_json(text)
         except ValidationError as error:
@@ -86,7 +86,7 @@ class OutputSchema:
 
 
 def to_output_schema(given: Any, name: str = "answer") -> OutputSchema:
-    """The form that a pydantic model or a JSON schema describes."""
+    """Return the schema of a pydantic model or a JSON schema."""
     if isinstance(given, OutputSchema):
         return given
     if isinstance(given, type) and hasattr(given, "model_json_schema"):
@@ -94,7 +94,7 @@ def to_output_schema(given: Any, name: str = "answer") -> OutputSchema:
         return OutputSchema(_sanitize_name(model.__name__), model.model_json_schema(), model)
     if not isinstance(given, Mapping):
         raise InvalidWorkflow(
-            f"the form of {name} must be a pydantic model or a JSON schema, not a {type(given).__name__}"
+            f"the schema of {name} must be a pydantic model or a JSON schema, not a {type(given).__name__}"
         )
     from jsonschema import Draft202012Validator, SchemaError
 
@@ -102,12 +102,14 @@ def to_output_schema(given: Any, name: str = "answer") -> OutputSchema:
     try:
         Draft202012Validator.check_schema(schema)  # pyright: ignore[reportUnknownMemberType]
     except SchemaError as error:
-        raise InvalidWorkflow(f"the form of {name} is no JSON schema: {error.message}") from error
+        raise InvalidWorkflow(
+            f"the schema of {name} is not a valid JSON schema: {error.message}"
+        ) from error
     return OutputSchema(_sanitize_name(str(schema.get("title") or name)), schema)
 
 
 def _to_strict(schema: dict[str, Any]) -> dict[str, Any] | None:
-    """The schema as strict servers want it, if it can be said so without changing what is valid."""
+    """Return the strict form of the schema, if it accepts the same values."""
     if schema.get("type") != "object" or not _is_closed(schema):
         return None
     try:
@@ -117,7 +119,7 @@ def _to_strict(schema: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _is_closed(schema: dict[str, Any]) -> bool:
-    """Whether strictness adds nothing: every member is required, here and further in."""
+    """Whether every member is required, at all levels, so that the strict form accepts the same values."""
     here = set(schema.get("properties", {})) <= set(schema.get("required", ()))
     return here and all(map(_is_closed, iter_subschemas(schema)))
 
@@ -138,5 +140,5 @@ def _format_problems(lines: list[str]) -> str:
 
 
 def to_json_value(value: Any) -> Any:
-    """A value of any form as JSON can say it."""
+    """Return a value of any type as JSON values."""
     return value.model_dump(mode="json") if hasattr(value, "model_dump") else value

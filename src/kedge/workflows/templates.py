@@ -1,7 +1,7 @@
-"""Prompts with places in them: ``{name}`` and ``{name.member}``; ``{{`` is a brace.
+"""Prompt templates: ``{name}`` and ``{name.member}`` are placeholders; ``{{`` is a brace.
 
-Only names of inputs and steps are known, and only members of plain values are followed: a template
-reaches nothing else. What is missing is told before anything is asked.
+Only names of inputs and steps and members of plain values can be used. Missing names are reported before
+anything is sent.
 
 Hand-written because specs are stored and shared: a template engine would evaluate expressions in them.
 """
@@ -18,12 +18,12 @@ _BRACES = {"{{": "{", "}}": "}"}
 
 
 def find_names(template: str, where: str) -> set[str]:
-    """The names that a template uses."""
+    """Return the names that a template uses."""
     names: set[str] = set()
     for place in _PLACEHOLDER.finditer(template):
         if place["stray"]:
             raise InvalidWorkflow(
-                f"{where}: there is a lone {place['stray']!r} in the prompt; write it twice to mean it"
+                f"{where}: the prompt has a single {place['stray']!r}; write it twice for a literal brace"
             )
         if place["path"]:
             names.add(place["path"].partition(".")[0])
@@ -31,7 +31,7 @@ def find_names(template: str, where: str) -> set[str]:
 
 
 def check_names(template: str, known: Collection[str], where: str) -> None:
-    """Refuse a template that uses what will not be there."""
+    """Raise ``InvalidWorkflow`` if a template uses an unknown name."""
     unknown = sorted(find_names(template, where) - set(known))
     if unknown:
         there = ", ".join(sorted(known)) or "nothing yet"
@@ -39,7 +39,7 @@ def check_names(template: str, known: Collection[str], where: str) -> None:
 
 
 def fill_template(template: str, values: Mapping[str, Any], where: str) -> str:
-    """The template with its places filled in."""
+    """Return the template with its placeholders filled in."""
 
     def fill(place: re.Match[str]) -> str:
         if place[0] in _BRACES:
