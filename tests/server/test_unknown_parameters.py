@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import httpx2
 import openai
 import pytest
 from anthropic import Anthropic, beta_tool
@@ -12,6 +13,7 @@ from openai import OpenAI
 
 from kedge.backends import open_model
 from kedge.testing import TestServer, serve
+from server.waiting import TIMEOUT
 from server.websocket.client import connect_client
 
 HEADER = "x-kedge-ignored-parameters"
@@ -104,10 +106,17 @@ def server() -> Iterator[TestServer]:
         yield running
 
 
-def post(server: TestServer, path: str, body: Any) -> Any:
-    import httpx2
+HTTP = httpx2.Client(verify=False, timeout=TIMEOUT)
 
-    return httpx2.post(f"{server.url}{path}", json=body, headers=VERSION, timeout=30)
+
+@pytest.fixture(scope="module", autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    HTTP.close()
+
+
+def post(server: TestServer, path: str, body: Any) -> Any:
+    return HTTP.post(f"{server.url}{path}", json=body, headers=VERSION)
 
 
 @pytest.mark.parametrize("name", REQUESTS)
@@ -129,15 +138,12 @@ def test_unknown_parameters_are_rejected_by_default(name: str) -> None:
     assert HEADER not in answer.headers
 
 
-def test_a_stream_lists_them_too(server: TestServer) -> None:
+def test_a_stream_lists_them_too(client: OpenAI) -> None:
     """In the headers of the stream."""
-    with OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client:
-        more: Any = {"extra_body": {"client_metadata": {"a": "b"}}}
-        raw = client.responses.with_raw_response.create(
-            model="m", input="Hello", stream=True, **more
-        )
-        assert raw.headers[HEADER] == "client_metadata"
-        assert list(raw.parse())[-1].type == "response.completed"
+    more: Any = {"extra_body": {"client_metadata": {"a": "b"}}}
+    raw = client.responses.with_raw_response.create(model="m", input="Hello", stream=True, **more)
+    assert raw.headers[HEADER] == "client_metadata"
+    assert list(raw.parse())[-1].type == "response.completed"
 
 
 def test_a_request_without_unknown_parameters_has_no_header(server: TestServer) -> None:
@@ -145,11 +151,10 @@ def test_a_request_without_unknown_parameters_has_no_header(server: TestServer) 
     assert HEADER not in post(server, "/v1/responses", {"model": "m", "input": "Hi"}).headers
 
 
-def test_ignored_members_are_not_stored(server: TestServer) -> None:
+def test_ignored_members_are_not_stored(server: TestServer, client: OpenAI) -> None:
     """What a later request builds on is what the model saw."""
     made = post(server, "/v1/responses", CODEX_REQUEST).json()
-    with OpenAI(base_url=server.base_url, api_key="any") as client:
-        items = client.responses.input_items.list(made["id"]).data
+    items = client.responses.input_items.list(made["id"]).data
     assert "passthrough" not in str([item.model_dump() for item in items])
     assert made["tools"] == [{"type": "web_search"}]
 
@@ -267,12 +272,8 @@ def test_a_thread_is_rejected_with_its_code(server: TestServer) -> None:
     assert caught.value.error_code == "thread_unsupported_request"
 
 
-def test_responses_rejects_what_has_moved() -> None:
+def test_responses_rejects_what_has_moved(client: OpenAI) -> None:
     """The official client sees the hosted API's error also where unknown members are ignored."""
-    with (
-        serve(unknown_parameters="ignore") as server,
-        OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
-        pytest.raises(openai.BadRequestError) as caught,
-    ):
+    with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(model="m", input="Hi", extra_body={"response_format": {}})
     assert "has moved to 'text.format'" in caught.value.message
