@@ -1,4 +1,4 @@
-"""One of several processes that create, append, fork and delete in one store.
+"""One of several processes that create, append, send, fork and delete in one store.
 
     python concurrent_process.py URL OPERATIONS SEED
 
@@ -10,7 +10,7 @@ import random
 import sys
 from contextlib import suppress
 
-from kedge import assistant, user
+from kedge import Conversation, assistant, user
 from kedge.errors import HeadConflict, NotInStore
 from kedge.store import ConversationRow, Incident, Node, Store, Telemetry, open_store
 
@@ -34,7 +34,7 @@ class Process:
             self.create,
             self.append,
             self.append,
-            self.append,
+            self.send,
             self.open,
             self.fork,
             self.delete,
@@ -58,11 +58,17 @@ class Process:
     async def append(self) -> None:
         row, node = await self._pick()
         text = f"text of {self.seed}: {self.rng.random()}"
-        blocks = [user(text), self.rng.choice(SHARED), assistant("answer")]
-        kept = self.rng.choice([node.length, node.length, max(0, node.length - 1)])
+        kept = self.rng.choice([node.length, max(0, node.length - 1), 0])
+        shared = [self.rng.choice(SHARED)] if not kept else []
+        blocks = [user(text), *shared, assistant("answer")]
         head = self.rng.choice([None, node.id])
         made = await self.store.append(row, node, blocks, kept=kept, head=head, accounts=TELEMETRY)
         self.handles.append((row, made))
+
+    async def send(self) -> None:
+        row, _ = await self._pick()
+        async with await Conversation.open(self.store, row.id, "practice") as conversation:
+            await conversation.send("text to send", key=f"s{self.rng.randint(0, 3)}")
 
     async def fork(self) -> None:
         row, node = await self._pick()

@@ -1,6 +1,6 @@
-"""Four processes create, append, fork and delete in one store, which stays sound.
+"""Four processes create, append, send, fork and delete in one store, which stays sound.
 
-`KEDGE_OPERATIONS=3000` runs the campaign for about a minute.
+`KEDGE_OPERATIONS=1500` runs the campaign for about a minute.
 """
 
 import os
@@ -12,7 +12,7 @@ import anyio
 from kedge.store import open_store
 
 SCRIPT = Path(__file__).parent / "concurrent_process.py"
-OPERATIONS = int(os.environ.get("KEDGE_OPERATIONS", "60"))
+OPERATIONS = int(os.environ.get("KEDGE_OPERATIONS", "30"))
 
 
 async def test_four_processes_leave_a_sound_store(lasting_url: str) -> None:

@@ -101,6 +101,14 @@ async def test_a_change_of_any_column_of_a_node_is_found(store: Store, change: s
     assert await store.verify() != []
 
 
+async def test_a_path_that_is_no_turn_is_reported(store: Store) -> None:
+    """Two blocks with one id on a path cannot be loaded as a Turn."""
+    row, nodes = await create_conversation(store, 1)
+    await store.append(row, nodes[-1], [user("a", id="twice"), user("b", id="twice")])
+    (damage,) = await store.verify()
+    assert "two blocks have the id 'twice'" in damage.problem
+
+
 async def test_a_block_that_cannot_be_read_is_said(store: Store) -> None:
     """Loading names it too, instead of giving half a Turn."""
     row, _ = await create_conversation(store, 3)

@@ -6,7 +6,7 @@ Nothing is repaired. A tree is read branch by branch, so that the cost of a dige
 import json
 from collections.abc import Iterator
 
-from kedge.errors import KedgeError
+from kedge.errors import InvalidTurn, KedgeError
 from kedge.planning import covered_count, prefix_digest
 from kedge.store.block_codec import hash_block
 from kedge.store.database import Tx
@@ -175,9 +175,14 @@ def _check_branch(tx: Tx, branch: list[Node]) -> Iterator[Damage]:
         yield Damage(f"node {tip.id}", f"{len(bodies)} of the {tip.length} blocks are there")
         return
     try:
-        turn = Turn(load_block(json.loads(body)) for body in bodies)
+        blocks = [load_block(json.loads(body)) for body in bodies]
     except (ValueError, TypeError, KedgeError):
         return  # the block itself was reported
+    try:
+        turn = Turn(blocks)
+    except InvalidTurn as error:
+        yield Damage(f"node {tip.id}", f"its path is not a valid Turn ({error})")
+        return
     lengths = {node.id: node.length for node in branch}
     marks = ", ".join("?" * len(lengths)) if len(lengths) <= BATCH_SIZE else ""
     where = f"node IN ({marks})" if marks else "node >= ? AND node <= ?"
