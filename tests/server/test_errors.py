@@ -30,24 +30,26 @@ def test_an_error_about_a_lone_surrogate_can_itself_be_sent() -> None:
     assert error.param == r"\ud800"
 
 
-def test_an_error_never_repeats_a_whole_upload() -> None:
-    """A long value is clipped."""
+def test_an_error_message_truncates_long_values() -> None:
+    """It never repeats a complete upload."""
     assert len(errors.PREVIOUS_RESPONSE_NOT_FOUND(id="x" * 100_000).message) < 1_100
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "strictness.md"
 
 
-def test_every_sentence_of_our_own_stands_on_its_page_and_nothing_else_does() -> None:
-    """Where the hosted API has published no words, ours are documented, row by row."""
+def test_the_page_lists_exactly_the_messages_of_the_local_server() -> None:
+    """Those for which the hosted API has published none, row by row."""
     source = Path(errors.__file__).read_text()
     names = re.findall(
-        r"^([A-Z_]+) = ErrorTemplate\(", source[source.index("# Ours") :], re.MULTILINE
+        r"^([A-Z_]+) = ErrorTemplate\(",
+        source[source.index("# Messages of the local server") :],
+        re.MULTILINE,
     )
-    spoken: list[str] = []
+    expected: list[str] = []
     for name in names:
         one: errors.ErrorTemplate = getattr(errors, name)
         param, code = (f"`{value or 'null'}`" for value in (one.param, one.code))
-        spoken.append(f"| {one.status} | {param} | {code} | {one.message} |")
+        expected.append(f"| {one.status} | {param} | {code} | {one.message} |")
     written = [line for line in PAGE.read_text().splitlines() if re.match(r"\| \d", line)]
-    assert sorted(written) == sorted(spoken)
+    assert sorted(written) == sorted(expected)

@@ -56,7 +56,7 @@ def read_header(scope: Scope, header_name: bytes) -> bytes:
 
 
 def parse_host_name(host: bytes) -> str:
-    """Return the name in ``name:port``; an IPv6 address keeps its brackets."""
+    """Return the name in ``name:port``; an IPv6 address includes its brackets."""
     name = host.decode("latin-1").lower()
     if name.startswith("["):
         return name.partition("]")[0] + "]"

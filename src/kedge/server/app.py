@@ -1,4 +1,4 @@
-"""The app: every route of the server, its errors in the API's own shape, its housekeeping."""
+"""The ASGI app: routes, middleware, error handlers, and the deletion of expired responses."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ async def healthz(_: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """Answer ``GET /metrics``: what this process has counted, for Prometheus."""
+    """Answer ``GET /metrics`` with the metrics of this process, for Prometheus."""
     from kedge.observe.prometheus import render
 
     body, content_type = render(request.headers.get("accept", ""))
@@ -42,7 +42,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def serve_websocket(websocket: WebSocket) -> None:
-    """Take a WebSocket connection to ``/v1/responses``."""
+    """Serve a WebSocket connection to ``/v1/responses``."""
     service = get_service(websocket)
     await ServerConnection(service, websocket.scope, websocket.receive, websocket.send).serve()
 
@@ -74,11 +74,11 @@ ROUTES = [
     Route("/healthz", healthz, methods=["GET"]),
     Route("/metrics", metrics, methods=["GET"]),
 ]
-"""Every route, as it stands in the documentation."""
+"""All HTTP routes."""
 
 
 WEBSOCKET_ROUTES = [WebSocketRoute("/v1/responses", serve_websocket)]
-"""Where a WebSocket may be opened."""
+"""All WebSocket routes."""
 
 
 def _handle_api_error(request: Request, error: Exception) -> Response:
@@ -91,9 +91,9 @@ def _handle_http_error(request: Request, error: Exception) -> Response:
     where = {"method": request.method, "path": request.url.path}
     if error.status_code != 405:
         return build_error_response(request.scope, UNKNOWN_ROUTE(**where))
-    refused = build_error_response(request.scope, METHOD_NOT_ALLOWED(**where))
-    refused.headers["allow"] = ", ".join(sorted(_find_allowed_methods(request.scope)))
-    return refused
+    response = build_error_response(request.scope, METHOD_NOT_ALLOWED(**where))
+    response.headers["allow"] = ", ".join(sorted(_find_allowed_methods(request.scope)))
+    return response
 
 
 def _find_allowed_methods(scope: Scope) -> set[str]:
@@ -102,23 +102,34 @@ def _find_allowed_methods(scope: Scope) -> set[str]:
 
 
 def _handle_disconnect(_: Request, __: Exception) -> Response:
-    return respond_bytes(b"")  # nobody reads it
+    return respond_bytes(b"")  # there is no client to read it
 
 
 def create_app(settings: Settings | None = None, listener: Listener | None = None) -> Starlette:
-    """Build the ASGI app of one server; ``listener`` is told of every request."""
+    """Build the ASGI app of one server.
+
+    Args:
+        settings: How the server behaves.
+        listener: Called with the record of every request.
+
+    Returns:
+        The app; ``app.state.service`` is the state of the server.
+
+    Raises:
+        CannotServe: If the database cannot be opened.
+    """
     settings = settings or Settings()
     service = ServerState(settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        keeping = asyncio.create_task(_purge_periodically(service))
+        purging = asyncio.create_task(_purge_periodically(service))
         try:
             yield
         finally:
-            keeping.cancel()
+            purging.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await keeping
+                await purging
             await service.aclose()
 
     app = Starlette(
@@ -145,14 +156,14 @@ def create_app(settings: Settings | None = None, listener: Listener | None = Non
             ClientDisconnect: _handle_disconnect,
         },
     )
-    app.router.redirect_slashes = False  # the API has one name for each thing
+    app.router.redirect_slashes = False  # the API has one URL for each resource
     app.state.service = service
     app.state.background = BackgroundJobs(settings.limits, settings.clock)
     return app
 
 
 async def _purge_periodically(service: ServerState) -> None:
-    """Delete what has expired: at the start, and then from time to time, a little at once."""
+    """Delete expired responses, at the start and then periodically, in small batches."""
     while True:
         while service.responses.purge():
             await checkpoint()

@@ -1,8 +1,9 @@
-"""Responses that are written whether or not anybody waits for them, and their events, kept for a while.
+"""Background responses: a queue of jobs, and logs of their events.
 
-A job takes its turn among a few that run at once. Its events go into a log from which any number of
-readers may read at their own pace, from any place, while it grows and for some minutes after. Logs are
-bounded together: those of finished jobs go first, then the oldest events of the one that grows.
+A few jobs run at once, the others wait. The events of a streamed job go to a log that any number of
+readers can read, each at its own speed and from any event, until some minutes after the job has ended.
+The logs have a common size limit: logs of finished jobs are dropped first, then the oldest events of
+the log that grows.
 """
 
 import asyncio
@@ -17,11 +18,11 @@ from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped, SSEEncoder
 
 MAX_EVENTS_PER_READ = 64
-"""How many events are given to a reader at once."""
+"""Maximum number of events that a reader gets at once."""
 
 
 class EventLog:
-    """The events of one stream, as the frames that were or will be sent."""
+    """The events of one stream, encoded as frames."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -32,19 +33,19 @@ class EventLog:
         self._new_events = asyncio.Event()
 
     def add(self, events: Sequence[StreamEvent]) -> None:
-        """Write events down, and wake those who wait for them."""
+        """Append events and wake the readers."""
         frames = [self._encoder(event) for event in events]
         self._frames.extend(frames)
         self.size += sum(map(len, frames))
         self._notify_readers()
 
     def end(self, now: float) -> None:
-        """Say that nothing more will come."""
+        """Mark the log as complete."""
         self.ended_at = now
         self._notify_readers()
 
     def drop_oldest(self) -> bool:
-        """Drop one event; say whether there was one to spare."""
+        """Drop the oldest event; return False if only one is left."""
         if len(self._frames) < 2:
             return False
         self.size -= len(self._frames.popleft())
@@ -52,28 +53,29 @@ class EventLog:
         return True
 
     def has_events_after(self, after: int) -> bool:
-        """Whether everything after this event is still here, or yet to come."""
+        """Return whether no event after this one was dropped."""
         return after + 1 >= self._first_index
 
     async def read(self, after: int) -> AsyncIterator[bytes]:
-        """Give what comes after this event, as it comes, up to the end.
+        """Yield the frames after this event, as they are added, until the log is complete.
 
-        Raises ``Cut`` for a reader who is so slow that events were dropped before it came to them.
+        Raises:
+            EventsDropped: If the reader is so slow that its next event was dropped.
         """
-        place = after + 1
+        next_index = after + 1
         while True:
-            if not self.has_events_after(place - 1):
+            if not self.has_events_after(next_index - 1):
                 raise EventsDropped
-            news = self._new_events
-            start = place - self._first_index
+            new_events = self._new_events
+            start = next_index - self._first_index
             frames = list(islice(self._frames, start, start + MAX_EVENTS_PER_READ))
             if frames:
-                place += len(frames)
+                next_index += len(frames)
                 yield b"".join(frames)
             elif self.ended_at is not None:
                 return
             else:
-                await news.wait()
+                await new_events.wait()
 
     def _notify_readers(self) -> None:
         self._new_events.set()
@@ -81,7 +83,7 @@ class EventLog:
 
 
 class BackgroundJobs:
-    """The jobs of one server that are not finished, and the logs of those that were watched."""
+    """The unfinished background jobs of one server, and the logs of streamed jobs."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self._limits = limits
@@ -92,12 +94,12 @@ class BackgroundJobs:
         self._logs: OrderedDict[str, EventLog] = OrderedDict()
 
     def check_capacity(self) -> None:
-        """Refuse one job more than may wait."""
+        """Raise an ``ApiError`` if the queue is full."""
         if len(self._jobs) >= self._limits.background_running + self._limits.background_waiting:
             raise errors.BACKGROUND_QUEUE_FULL()
 
     def start(self, run: ResponseRun, *, retain_events: bool) -> EventLog:
-        """Let a response be written in its turn; only the events of a watched one are kept."""
+        """Queue a response; its events are only retained if it is streamed."""
         id: str = run.draft.request_fields["id"]
         log = EventLog()
         self._jobs[id] = run
@@ -110,19 +112,19 @@ class BackgroundJobs:
         return log
 
     def get_run(self, id: str) -> ResponseRun | None:
-        """Find the job of a response that is not finished."""
+        """Return the run of an unfinished response, or None."""
         return self._jobs.get(id)
 
     def get_log(self, id: str) -> EventLog | None:
-        """Find the events of a response, if they are kept."""
+        """Return the events of a response, or None if they are not stored."""
         self._drop_expired_logs()
         return self._logs.get(id)
 
     async def _run_job(self, id: str, run: ResponseRun, log: EventLog) -> None:
-        watched = id in self._logs
+        is_retained = id in self._logs
 
         async def emit(events: Sequence[StreamEvent]) -> None:
-            if watched:
+            if is_retained:
                 log.add(events)
                 self._enforce_byte_limit(log)
 
@@ -134,20 +136,20 @@ class BackgroundJobs:
             self._drop_expired_logs()
 
     def _drop_expired_logs(self) -> None:
-        """Drop the logs that were finished long enough ago."""
+        """Drop logs that were completed more than ``stream_seconds`` ago."""
         oldest = self._clock() - self._limits.stream_seconds
         old = [id for id, log in self._logs.items() if log.ended_at and log.ended_at <= oldest]
         for id in old:
             del self._logs[id]
 
     def _enforce_byte_limit(self, active: EventLog) -> None:
-        held = sum(log.size for log in self._logs.values())
+        total = sum(log.size for log in self._logs.values())
         ended = [id for id, log in self._logs.items() if log.ended_at is not None]
         for id in ended:
-            if held <= self._limits.stream_bytes:
+            if total <= self._limits.stream_bytes:
                 return
-            held -= self._logs.pop(id).size
+            total -= self._logs.pop(id).size
         before = active.size
-        while held - (before - active.size) > self._limits.stream_bytes:
+        while total - (before - active.size) > self._limits.stream_bytes:
             if not active.drop_oldest():
                 return

@@ -1,19 +1,18 @@
-"""Do a request's items fit what the server holds? Calls with their outputs, ids, reasoning.
+"""Check that the items of a request fit the stored context: calls and outputs, ids, reasoning.
 
-A chain is coherent if every call that the client owns is answered, every output answers a call
-that came before it, no item comes twice, and reasoning stands directly before the item it led to.
-The first two range over the whole resolved chain, the last two over what the client sends.
+A chain is coherent if every call that the client must answer is answered, every output answers an
+earlier call, no item occurs twice, and reasoning comes directly before the item it led to. The first
+two rules apply to the complete resolved chain, the last two to the items that the client sends.
 
-    before = START.extend(context)            or the value kept for the previous response
-    check_request(before, body_items, known)  raises the ApiError of what does not fit
-    after = before.extend([*input, *output])  to be kept for the new response
+    before = EMPTY_COHERENCE.extend(context)   or the value stored for the previous response
+    check_request(before, body_items, lookup)  raises the ApiError of the first violation
+    after = before.extend([*input, *output])   to be stored for the new response
 
-``Coherence`` is a value: ``extend`` shares all but the new part, so one can be kept for every
-stored response and the next turn pays for its own items only, however long the chain is.
+``Coherence`` is an immutable value, and ``extend`` shares everything except the new part. So one can
+be stored for every response, and the next turn costs what its own items cost, however long the chain.
 
-``known`` is what the server can tell of items by their ids, wherever they are stored. The items
-given to ``check_request`` are the client's own, before they are written out: an id that is there
-is one that the client sent. ``resolve`` replaces references by the items they refer to.
+The lookup finds stored items by id. The items passed to ``check_request`` are those of the client,
+before they are normalized: an id in them is one that the client sent.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -26,7 +25,7 @@ from kedge.server.json_codec import Item
 
 @dataclass(frozen=True, slots=True)
 class ClientCallType:
-    """A type of call that the client must answer: its name in English and its keys."""
+    """A type of call that the client must answer: its label in error messages and its keys."""
 
     label: str
     keys: tuple[str, ...] = ("call_id",)
@@ -34,7 +33,7 @@ class ClientCallType:
 
 @dataclass(frozen=True, slots=True)
 class CallOutputType:
-    """A type of answer: the type of call it answers, its name in English and its key."""
+    """A type of call output: the type of its call, its label in error messages and its key."""
 
     call: str
     label: str
@@ -66,27 +65,27 @@ OUTPUT_TYPES: Mapping[str, CallOutputType] = {
 CLIENT_ITEM_TYPES = frozenset(
     {*OUTPUT_TYPES, "additional_tools", "configuration_update", "compaction_trigger", "message"}
 )
-"""Types of items that no model writes, but for a message of the assistant."""
+"""Types of items that no model writes, except messages of the assistant."""
 
 
 class ItemLookup(Protocol):
-    """What the server can tell of an item by its id alone."""
+    """Finds stored items by id."""
 
     def find_item(self, id: str) -> Item | None:
-        """Find a stored item."""
+        """Return a stored item, or None."""
 
     def find_reasoning_before(self, id: str) -> str | None:
-        """Name the reasoning item that stood directly before this one when a model wrote it."""
+        """Return the id of the reasoning item directly before this item in its model's output."""
 
 
 class EmptyItemLookup:
-    """A server that has stored nothing."""
+    """The lookup of a server that has stored nothing."""
 
     def find_item(self, id: str) -> Item | None:
-        """Find nothing."""
+        """Return None."""
 
     def find_reasoning_before(self, id: str) -> str | None:
-        """Know of no reasoning."""
+        """Return None."""
 
 
 EMPTY_LOOKUP = EmptyItemLookup()
@@ -97,10 +96,10 @@ MERGE_COUNT = 8
 
 @dataclass(frozen=True, slots=True)
 class IdSet:
-    """A set that only grows, in versions that share what they have in common.
+    """An immutable set of ids whose versions share storage.
 
-    The ids lie in several sets, small ones last; whenever eight of about the same size have come
-    together they are merged, so a lookup asks a handful and each id is copied a handful of times.
+    The ids are in several sets, small ones last. Whenever eight of about the same size have
+    accumulated they are merged, so a lookup checks a few sets and each id is copied a few times.
     """
 
     sets: tuple[frozenset[str], ...] = ()
@@ -109,7 +108,7 @@ class IdSet:
         return any(id in one for one in self.sets)
 
     def union(self, new: Collection[str]) -> "IdSet":
-        """Return a version that holds these too."""
+        """Return a version that contains these, too."""
         if not new:
             return self
         sets = (*self.sets, frozenset(new))
@@ -120,7 +119,7 @@ class IdSet:
 
 @dataclass(frozen=True, slots=True)
 class OpenCall:
-    """A call without an answer yet."""
+    """A call that has no output yet."""
 
     type: str
     keys: tuple[str, ...]
@@ -128,7 +127,7 @@ class OpenCall:
 
 
 OpenCalls = Mapping[tuple[str, str], OpenCall]
-"""Calls without an answer yet, by their type and each of their keys."""
+"""Calls without an output, by their type and each of their keys."""
 
 OrphanOutput = tuple[str, str]
 """An output without a call: its type and its key."""
@@ -136,19 +135,19 @@ OrphanOutput = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Coherence:
-    """What must be known of a context to judge what comes after it."""
+    """What must be known of a context to check the items after it."""
 
     ids: IdSet
     open_calls: OpenCalls
     orphan: OrphanOutput | None = None
 
     def extend(self, items: Sequence[Item]) -> "Coherence":
-        """Return what is known after these items."""
+        """Return the value for the context extended by these items."""
         ids = [id for item in items if (id := item.get("id")) is not None]
         return Coherence(self.ids.union(ids), *self.track_calls(items))
 
     def track_calls(self, items: Iterable[Item]) -> "tuple[OpenCalls, OrphanOutput | None]":
-        """Return which calls are open after these items, and the first output without a call."""
+        """Return the calls that are open after these items, and the first output without a call."""
         open = dict(self.open_calls)
         orphan = self.orphan
         for item in items:
@@ -158,7 +157,7 @@ class Coherence:
 
 
 def check_calls_answered(open_calls: OpenCalls, orphan: OrphanOutput | None) -> None:
-    """Refuse an output without a call, then a call without an output."""
+    """Reject an output without a call, then a call without an output."""
     if orphan is not None:
         type, key = orphan
         raise errors.NO_TOOL_CALL(output=OUTPUT_TYPES[type].label, call_id=key)
@@ -168,7 +167,7 @@ def check_calls_answered(open_calls: OpenCalls, orphan: OrphanOutput | None) -> 
 
 
 def track_call(item: Item, open_calls: dict[tuple[str, str], OpenCall]) -> OrphanOutput | None:
-    """Open or close a call as this item does; name an output that answers none."""
+    """Update the open calls by one item; return the item if it is an output without a call."""
     type: str = item.get("type") or "message"
     call = CALL_TYPES.get(type)
     if call is not None:
@@ -184,26 +183,26 @@ def track_call(item: Item, open_calls: dict[tuple[str, str], OpenCall]) -> Orpha
         for name in answered.keys:
             open_calls.pop((output.call, name), None)
     if type == "compaction":
-        # What came before is no longer there, so nothing of it can wait for an answer.
+        # Earlier items are gone, so none of their calls can be open.
         open_calls.clear()
     return None
 
 
 EMPTY_COHERENCE = Coherence(IdSet(), {})
-"""Before anything was said."""
+"""The value for an empty context."""
 
 
 def check_context(
     context: Sequence[Item], new: Sequence[Item], lookup: ItemLookup = EMPTY_LOOKUP
 ) -> None:
-    """Check new items against a whole context; ``check_request`` does so without reading it."""
+    """Check new items against a complete context."""
     check_request(EMPTY_COHERENCE.extend(context), new, lookup)
 
 
 def check_request(
     before: Coherence, new: Sequence[Item], lookup: ItemLookup = EMPTY_LOOKUP
 ) -> None:
-    """Refuse a request whose items do not fit what came before."""
+    """Reject a request whose items do not fit the context before them."""
     check_duplicate_ids(before, new)
     check_reasoning(new, lookup)
     check_compaction_trigger(new)
@@ -211,11 +210,11 @@ def check_request(
 
 
 def check_duplicate_ids(before: Coherence, new: Sequence[Item]) -> None:
-    """Refuse an item that is there already, in the context or among the new ones."""
+    """Reject an item that occurs twice, in the context or among the new items."""
     seen: set[str] = set()
     for item in new:
         id = item.get("id")
-        # The id of a local shell's output is that of the call it answers.
+        # The output of a local shell call has the id of its call.
         if id is None or item.get("type") == "local_shell_call_output":
             continue
         if id in seen or id in before.ids:
@@ -224,7 +223,7 @@ def check_duplicate_ids(before: Coherence, new: Sequence[Item]) -> None:
 
 
 def check_reasoning(new: Sequence[Item], lookup: ItemLookup) -> None:
-    """Refuse reasoning that is unknown or leads nowhere, and an item that lost its reasoning."""
+    """Reject unknown reasoning, reasoning without its item, and an item without its reasoning."""
     for index, item in enumerate(new):
         id = item.get("id")
         if item.get("type") == "reasoning":
@@ -244,20 +243,20 @@ def check_reasoning(new: Sequence[Item], lookup: ItemLookup) -> None:
 
 
 def is_model_output(item: Item) -> bool:
-    """Tell whether a model wrote this item."""
+    """Return whether a model wrote this item."""
     type = item.get("type") or "message"
     return type not in CLIENT_ITEM_TYPES or item.get("role") == "assistant"
 
 
 def check_compaction_trigger(new: Sequence[Item]) -> None:
-    """Refuse a compaction trigger that is not the last item."""
+    """Reject a compaction trigger that is not the last item."""
     for index, item in enumerate(new):
         if item.get("type") == "compaction_trigger" and index + 1 < len(new):
             raise errors.COMPACTION_TRIGGER_NOT_LAST(path=f"input[{index}]")
 
 
 def check_encrypted_content(new: Sequence[Item], decrypt: Callable[[str], Any]) -> None:
-    """Refuse encrypted content that this server cannot read: ``opens`` gives None for it."""
+    """Reject encrypted content for which ``decrypt`` returns None."""
     for item in new:
         content = item.get("encrypted_content")
         if content and decrypt(content) is None:
@@ -265,7 +264,7 @@ def check_encrypted_content(new: Sequence[Item], decrypt: Callable[[str], Any]) 
 
 
 def resolve_references(new: Sequence[Item], lookup: ItemLookup) -> Sequence[Item]:
-    """Replace references by the items they refer to, or refuse the first that is not there."""
+    """Replace references by the stored items; reject the first that is not found."""
     if not any(is_reference(item) for item in new):
         return new
     return [_find_referenced(item["id"], lookup) if is_reference(item) else item for item in new]

@@ -1,9 +1,9 @@
-"""Compaction: a long context becomes one opaque item that stands for it.
+"""Compaction: replace a long context by one opaque item.
 
-A compaction item carries, sealed, the items that are kept in the place of everything before it:
-a note of what was left out (with a summary of it, where the model writes one), as much of the system
-text and of the user's earlier messages as fits (the first one before all), and the end of the newest
-exchange. From then on a context starts at its newest compaction item.
+A compaction item contains, encrypted, the items that replace everything before it: a note of what was
+omitted (with a summary, if the model writes one), as much of the system text and of the user's earlier
+messages as fits (the first one has priority), and the end of the newest exchange. From then on a
+context starts at its newest compaction item.
 """
 
 from collections import Counter
@@ -18,21 +18,21 @@ from kedge.server.token_counting import count_items
 
 TRIGGER_TYPE = "compaction_trigger"
 MAX_QUOTE_CHARS = 200
-"""How much of the last thing that was left out a note quotes."""
+"""Maximum length of the quotation in a note."""
 
 RETAINED_ROLES = frozenset({"user", "system", "developer"})
 
 
 def has_compaction_trigger(items: Sequence[Item]) -> bool:
-    """Whether the input ends with a compaction trigger."""
+    """Return whether the input ends with a compaction trigger."""
     return bool(items) and items[-1]["type"] == TRIGGER_TYPE
 
 
 @dataclass(frozen=True, slots=True)
 class CompactedContext:
-    """What stands for a context: what is kept of it, and a note of what was left out.
+    """The replacement of a context: the retained items, and a note of the omitted ones.
 
-    ``summary`` is what the model has to say of that.
+    ``summary`` is the model's summary of the omitted items.
     """
 
     omitted_items: Sequence[Item]
@@ -41,28 +41,28 @@ class CompactedContext:
 
     @property
     def items(self) -> list[Item]:
-        """The items that stand for the context, the note first."""
+        """The items that replace the context, the note first."""
         return [*_build_note(self.omitted_items, self.summary), *self.retained_items]
 
 
 def compact(items: Sequence[Item], max_tokens: int) -> CompactedContext:
-    """Choose what stands for these items, in about ``most`` tokens.
+    """Choose what replaces these items, in about ``max_tokens`` tokens.
 
-    The newest message of the user is kept however long it is, and so is the end of what came
-    after it, cut only where no call loses its output and no item its reasoning.
+    The newest message of the user is always retained, and so is the end of what follows it, cut only
+    where no call loses its output and no item its reasoning.
     """
     start = find_newest_exchange(items)
-    asked = [item for item in items[start : start + 1] if item.get("role") == "user"]
-    since = items[start + len(asked) :]
-    max_tokens -= count_items(asked)
-    end = _fit_tail(since, max_tokens)
-    max_tokens -= count_items(end)
-    kept = _fit_items(
+    question = [item for item in items[start : start + 1] if item.get("role") == "user"]
+    answer = items[start + len(question) :]
+    max_tokens -= count_items(question)
+    tail = _fit_tail(answer, max_tokens)
+    max_tokens -= count_items(tail)
+    earlier = _fit_items(
         [item for item in items[:start] if item.get("role") in RETAINED_ROLES], max_tokens
     )
-    held = {id(item) for item in (*kept, *asked, *end)}
-    left_out = [item for item in items if id(item) not in held]
-    return CompactedContext(left_out, [*kept, *asked, *end])
+    retained = [*earlier, *question, *tail]
+    retained_ids = {id(item) for item in retained}
+    return CompactedContext([item for item in items if id(item) not in retained_ids], retained)
 
 
 def retain_user_messages(compacted: CompactedContext, items: Sequence[Item]) -> CompactedContext:
@@ -70,13 +70,13 @@ def retain_user_messages(compacted: CompactedContext, items: Sequence[Item]) -> 
     retained = {id(item) for item in compacted.retained_items}
     is_retained = [id(item) in retained or item.get("role") == "user" for item in items]
     return CompactedContext(
-        [item for item, kept in zip(items, is_retained, strict=True) if not kept],
-        [item for item, kept in zip(items, is_retained, strict=True) if kept],
+        [item for item, retained in zip(items, is_retained, strict=True) if not retained],
+        [item for item, retained in zip(items, is_retained, strict=True) if retained],
     )
 
 
 def find_newest_exchange(items: Sequence[Item]) -> int:
-    """Find where the newest exchange begins: at the user's last message, or at the beginning."""
+    """Return the index of the user's last message, or 0."""
     for index in range(len(items) - 1, -1, -1):
         if items[index].get("role") == "user":
             return index
@@ -84,7 +84,7 @@ def find_newest_exchange(items: Sequence[Item]) -> int:
 
 
 def _fit_tail(items: Sequence[Item], max_tokens: int) -> Sequence[Item]:
-    """Cut off the longest end that fits, or the shortest there is."""
+    """Return the longest tail that fits, or the shortest possible one."""
     tokens = 0
     needed: set[str] = set()
     best: int | None = None
@@ -102,7 +102,7 @@ def _fit_tail(items: Sequence[Item], max_tokens: int) -> Sequence[Item]:
 def build_compaction_item(
     cipher: ContentCipher, id: str, retained_items: Sequence[Item]
 ) -> dict[str, Any]:
-    """Make the item that carries what was kept."""
+    """Build the compaction item with the retained items."""
     return {"id": id, "type": "compaction", "encrypted_content": cipher.encrypt(retained_items)}
 
 
@@ -122,7 +122,7 @@ def expand_compaction(cipher: ContentCipher, items: Sequence[Item]) -> Sequence[
 
 
 def _fit_items(items: Sequence[Item], max_tokens: int) -> list[Item]:
-    """Keep the first item and then the newest ones, as long as they fit, in their order."""
+    """Return the first item and then the newest ones, as long as they fit, in order."""
     chosen: set[int] = set()
     for index in [*range(min(1, len(items))), *range(len(items) - 1, 0, -1)]:
         max_tokens -= count_items([items[index]])
@@ -138,11 +138,11 @@ def _build_note(omitted_items: Sequence[Item], summary: str) -> list[Item]:
     counts = Counter(item.get("role") or item["type"] for item in omitted_items)
     listed = ", ".join(f"{number} {what}" for what, number in counts.items())
     text = f"Earlier items of this conversation were compacted: {listed}."
-    said = [words for item in omitted_items if (words := _assistant_text(item))]
+    answers = [answer for item in omitted_items if (answer := _assistant_text(item))]
     if summary:
         text += f" In summary: {summary}"
-    elif said:
-        text += f" The last of them said: {said[-1][:MAX_QUOTE_CHARS]}"
+    elif answers:
+        text += f" The last of them said: {answers[-1][:MAX_QUOTE_CHARS]}"
     return [
         {
             "type": "message",

@@ -21,7 +21,7 @@ from typing import Self
 class Deadline:
     """A block of code that ends after a time, or when it is cancelled from outside.
 
-    A block that was ended is left as if it had finished; ``cancelled`` tells the difference.
+    A block that was ended is left as if it had finished; ``cancelled`` is set then.
 
     Args:
         seconds: How long the block may wait, from the first time that it waits.

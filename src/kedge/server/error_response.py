@@ -1,7 +1,7 @@
-"""Refusing a request in the words and the shape of the API that it speaks.
+"""Build error responses in the format of the API that a request uses.
 
-Everything under ``/v1/messages`` is Anthropic's, and so is any other route that both APIs have when
-the request carries Anthropic's version header. All the rest is OpenAI's.
+Everything below ``/v1/messages`` is Anthropic's API, and so is a route that both APIs have if the
+request has Anthropic's version header. Everything else is OpenAI's.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ MESSAGES_PATH = "/v1/messages"
 
 
 def is_anthropic(scope: Scope) -> bool:
-    """Tell whether a request speaks Anthropic's API."""
+    """Return whether a request uses Anthropic's API."""
     path: str = scope["path"]
     if path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/"):
         return True
@@ -29,13 +29,13 @@ def is_anthropic(scope: Scope) -> bool:
 
 
 def render_error(scope: Scope, error: ApiError) -> tuple[int, Mapping[str, Any]]:
-    """Give the status and the body with which a request is refused."""
+    """Return the status and the body of an error response."""
     if is_anthropic(scope):
         return error_status(error), error_body(error, scope.get("kedge.request_id"))
     return error.status, error.body()
 
 
 def build_error_response(scope: Scope, error: ApiError) -> Response:
-    """Answer with an error."""
+    """Build the response for an error."""
     status, body = render_error(scope, error)
     return Response(encode(body), status, JSON_HEADERS | error.headers)

@@ -1,12 +1,11 @@
-"""What the server says when it refuses: every sentence of the API's errors, as data, in one place.
+"""The errors of the API: every message with its parameter, code and HTTP status, as data.
 
-A ``Situation`` is one way a request can be wrong: its sentence, the parameter it blames, its code
-and its HTTP status. Called with the values of the case it makes the ``ApiError`` to raise:
+An ``ErrorTemplate`` is one kind of error. Called with its values it makes the ``ApiError`` to raise:
 
     raise PREVIOUS_RESPONSE_NOT_FOUND(id="resp_x")
 
-Sentences are verbatim those of the hosted API wherever one has been observed; the few that are our
-own stand in the last group and are listed in ``docs/strictness.md``.
+Messages are verbatim those of the hosted API where one has been observed. The others are in the last
+group and are listed in ``docs/strictness.md``.
 """
 
 from collections.abc import Mapping
@@ -15,10 +14,18 @@ from typing import Any
 
 
 class ApiError(Exception):
-    """A request refused: ``status`` is the answer's HTTP status and ``body()`` its JSON.
+    """A request is rejected.
 
-    One that was made by a ``situation`` knows it, and its values: another API says the same thing
-    in words of its own.
+    An error that was made from a template has that ``template`` and its ``values``, because another
+    API reports the same error with another message.
+
+    Args:
+        message: The message.
+        status: The HTTP status of the response.
+        type: The ``type`` in the response body.
+        param: The parameter that is wrong, if one is.
+        code: The ``code`` in the response body.
+        headers: Further headers of the response.
     """
 
     def __init__(
@@ -42,7 +49,7 @@ class ApiError(Exception):
         self.values: Mapping[str, str] = {}
 
     def body(self) -> dict[str, Any]:
-        """Return the JSON object that the API answers with."""
+        """Return the response body."""
         return {
             "error": {
                 "message": self.message,
@@ -54,13 +61,13 @@ class ApiError(Exception):
 
 
 def _escape_surrogates(text: str) -> str:
-    """Spell out lone surrogates, which a request may contain and no answer can."""
+    """Escape lone surrogates, which a request may contain and a response cannot."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorTemplate:
-    """One way a request can be wrong; ``message`` and ``param`` are templates over its values."""
+    """One kind of error; ``message`` and ``param`` are format strings."""
 
     message: str
     param: str | None = None
@@ -69,7 +76,7 @@ class ErrorTemplate:
     type: str = "invalid_request_error"
 
     def __call__(self, **values: object) -> ApiError:
-        """Make the error of this situation for the given values."""
+        """Make the error for these values."""
         shown = {name: _truncate_value(value) for name, value in values.items()}
         error = ApiError(
             self.message.format_map(shown),
@@ -83,7 +90,7 @@ class ErrorTemplate:
 
 
 MAX_ECHO_CHARS = 1000
-"""How much of a client's own value an error repeats: enough to find it, never a whole upload."""
+"""The maximum length of a client's value in an error message."""
 
 
 def _truncate_value(value: object) -> str:
@@ -91,7 +98,7 @@ def _truncate_value(value: object) -> str:
     return text if len(text) <= MAX_ECHO_CHARS else text[:MAX_ECHO_CHARS] + "…"
 
 
-# The shape of a request.
+# The format of a request.
 MISSING_PARAMETER = ErrorTemplate(
     "Missing required parameter: '{path}'.", param="{path}", code="missing_required_parameter"
 )
@@ -349,10 +356,10 @@ INTERNAL_ERROR = ErrorTemplate(
     type="server_error",
 )
 
-# Ours: the hosted API's own words for these have not been published.
+# Messages of the local server: the hosted API has no published message for these.
 PREVIOUS_RESPONSE_UNFINISHED = ErrorTemplate(
     "Previous response with id '{id}' is {status}. Only a finished response can be continued: "
-    "continue from an earlier one, or send the whole conversation as input.",
+    "continue from an earlier response, or send the complete conversation as input.",
     param="previous_response_id",
     code="previous_response_not_completed",
 )
@@ -371,38 +378,36 @@ CONVERSATION_ZERO_DATA_RETENTION = ErrorTemplate(
     code="unsupported_parameter",
 )
 BACKGROUND_ON_SOCKET = ErrorTemplate(
-    "'background' is not supported over WebSocket. Leave it out, or create the response with "
-    "POST /v1/responses.",
+    "'background' is not supported over WebSocket. Omit it, or create the response with POST "
+    "/v1/responses.",
     param="background",
     code="unsupported_parameter",
 )
 WEBSOCKET_QUEUE_FULL = ErrorTemplate(
-    "Too many requests wait on this WebSocket connection. Wait for some of them to be answered, "
-    "or open another connection.",
+    "Too many requests are queued on this WebSocket connection. Wait for responses, or open "
+    "another connection.",
     status=429,
     type="requests",
     code="websocket_queue_full",
 )
 SERVER_STOPPING = ErrorTemplate(
-    "The server is about to stop. Create a new websocket connection in a moment.",
+    "The server is shutting down. Open a new WebSocket connection in a moment.",
     status=503,
     type="server_error",
     code="server_stopping",
 )
 ORIGIN_NOT_ALLOWED = ErrorTemplate(
-    "This server is for programs, not for web pages: a connection that names another origin is "
-    "refused.",
+    "Connections from web pages of another origin are not allowed.",
     status=403,
     code="origin_not_allowed",
 )
 BACKGROUND_UNSTORED = ErrorTemplate(
-    "A response can only run in the background if it is stored. Leave 'background' out, or let "
-    "'store' be true.",
+    "A background response must be stored. Omit 'background', or set 'store' to true.",
     param="background",
     code="unsupported_parameter",
 )
 BACKGROUND_QUEUE_FULL = ErrorTemplate(
-    "Too many responses wait to be written in the background. Please try again in a moment.",
+    "Too many background responses are queued. Please try again in a moment.",
     status=429,
     type="requests",
     code="rate_limit_exceeded",
@@ -416,14 +421,13 @@ CURSOR_NOT_FOUND = ErrorTemplate(
     code="invalid_value",
 )
 STREAM_NOT_AVAILABLE = ErrorTemplate(
-    "This response cannot be streamed from there: it was not created with stream=true, or its "
-    "events are no longer kept. Leave 'stream' out to retrieve it.",
+    "This response cannot be streamed from that event: it was not created with stream=true, or "
+    "its events are no longer stored. Omit 'stream' to retrieve it.",
     param="stream",
     code="stream_not_kept",
 )
 HOST_NOT_ALLOWED = ErrorTemplate(
-    "This server is for programs on its own machine and does not answer to that name. Use "
-    "127.0.0.1 or localhost.",
+    "This host name is not allowed. Use 127.0.0.1 or localhost.",
     status=403,
     code="host_not_allowed",
 )
@@ -438,8 +442,8 @@ REQUEST_TIMEOUT = ErrorTemplate(
     code="request_timeout",
 )
 BODY_TOO_LARGE = ErrorTemplate(
-    "The request body is larger than {most} bytes. Send less, or start the server with a larger "
-    "--max-body-mb.",
+    "The request body is larger than {most} bytes. Send a smaller request, or start the server "
+    "with a larger --max-body-mb.",
     status=413,
     code="request_too_large",
 )

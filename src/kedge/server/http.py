@@ -1,4 +1,4 @@
-"""Reading requests and writing answers, the same way for every endpoint."""
+"""Read request bodies and build responses, for all endpoints."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,22 +29,30 @@ T = TypeVar("T")
 
 
 def get_service(request: HTTPConnection) -> ServerState:
-    """Find the server that a request came to."""
+    """Return the state of the server that received a request."""
     return request.app.state.service
 
 
 def get_background(request: HTTPConnection) -> "BackgroundJobs":
-    """Find what the server that a request came to does in the background."""
+    """Return the background jobs of the server that received a request."""
     return request.app.state.background
 
 
 def get_recorded_request(request: Request) -> RecordedRequest | None:
-    """Find the record of a request, where somebody wants one."""
+    """Return the record of a request, or None if there is no listener."""
     return request.scope.get("kedge.exchange")
 
 
 async def read_json(request: Request, *, empty: object = None) -> Any:
-    """Read the body of a request as JSON, within the limits; ``empty`` stands for no body."""
+    """Read the body of a request as JSON.
+
+    Args:
+        request: The request.
+        empty: The value of an empty body; None rejects it.
+
+    Raises:
+        ApiError: If the body is too large, too slow, or not JSON.
+    """
     raw = await _read_body(request)
     exchange = get_recorded_request(request)
     if exchange is not None:
@@ -53,7 +61,7 @@ async def read_json(request: Request, *, empty: object = None) -> Any:
         return empty
     got = request.headers.get("content-type", "")
     if got.partition(";")[0].strip().lower() != "application/json":
-        # Also what keeps a web page from posting here behind its reader's back.
+        # This also prevents requests from forms of other web sites.
         raise errors.UNSUPPORTED_CONTENT_TYPE(got=got)
     body = parse_body(raw)
     if exchange is not None:
@@ -127,12 +135,12 @@ async def _collect_body(request: Request, max_bytes: int) -> bytes:
 
 
 def respond_bytes(body: bytes, status: int = 200) -> Response:
-    """Answer with JSON that is already encoded."""
+    """Build a response from encoded JSON."""
     return Response(body, status, JSON_HEADERS)
 
 
 def respond_json(value: object) -> Response:
-    """Answer with a JSON value."""
+    """Build a response from a JSON value."""
     return respond_bytes(encode(value))
 
 
@@ -141,7 +149,7 @@ ORDERS = ("asc", "desc")
 
 
 def paginate(items: Sequence[Item], query: Mapping[str, str]) -> dict[str, Any]:
-    """Cut the asked-for page out of a list that is ordered oldest first."""
+    """Return the requested page of a list that is ordered oldest first."""
     order = query.get("order", "desc")
     if order not in ORDERS:
         raise errors.INVALID_VALUE(path="order", value=order, supported="'asc' and 'desc'")
@@ -152,7 +160,7 @@ def paginate(items: Sequence[Item], query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def build_list(items: Sequence[Item], *, has_more: bool = False) -> dict[str, Any]:
-    """Show items as a list object."""
+    """Build a list object of the API."""
     return {
         "object": "list",
         "data": items,
@@ -163,7 +171,7 @@ def build_list(items: Sequence[Item], *, has_more: bool = False) -> dict[str, An
 
 
 def parse_integer(path: str, text: str) -> int:
-    """Read an integer out of a query."""
+    """Parse an integer of a query string."""
     if not (text.isascii() and text.removeprefix("-").isdecimal()):
         raise errors.INVALID_TYPE(path=path, expected="an integer", got="a string")
     return int(text[:20])

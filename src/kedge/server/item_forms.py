@@ -1,8 +1,8 @@
-"""Input as it is kept: every item in its full form, with an id and a status.
+"""Normalize input items: every item in its full form, with an id and a status.
 
 Clients send items in short forms (a bare string, a message without a type, content as a string).
-They are written out once, on the way in, so that the model, the listing of input items and the
-next turn all read the same thing.
+They are normalized once, before they are stored, so that the model, the list of input items and the
+next turn all read the same form.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ TYPES_WITHOUT_STATUS = frozenset(
 
 
 def normalize_items(items: Sequence[Item], key: str) -> list[Item]:
-    """Write the input of a request out in full; ``key`` names the items that have no id."""
+    """Return the items in full form; ids of items without one are made from ``key``."""
     return [_normalize_item(item, key, number) for number, item in enumerate(items)]
 
 
@@ -51,5 +51,5 @@ def _normalize_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def build_output_text(text: str) -> dict[str, Any]:
-    """Make a text part as models write it."""
+    """Build a text part of a model's message."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

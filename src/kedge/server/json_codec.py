@@ -1,7 +1,7 @@
-"""JSON as the server reads and writes it: compact, UTF-8, numbers finite.
+"""The JSON encoding of the server: compact, UTF-8, finite numbers.
 
-One encoder for everything that leaves the server or goes into its database, so that a stored item
-and a sent item are the same bytes and nothing has to be encoded twice.
+One encoder for responses and for the database, so that a stored item and a sent item are the same
+bytes and nothing is encoded twice.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 Item = Mapping[str, Any]
-"""One wire item of a conversation: a message, a call, its output, reasoning…"""
+"""One item of a conversation in the format of the API: a message, a call, an output, reasoning…"""
 
 _encoder = json.JSONEncoder(
     ensure_ascii=False, separators=(",", ":"), check_circular=False, allow_nan=False
@@ -17,15 +17,15 @@ _encoder = json.JSONEncoder(
 
 
 def encode(value: object) -> bytes:
-    """Write a value as compact JSON."""
+    """Encode a value as compact JSON."""
     return _encoder.encode(value).encode()
 
 
 def decode(data: bytes) -> Any:
-    """Read JSON that the server itself wrote."""
+    """Decode JSON that the server encoded."""
     return json.loads(data)
 
 
 def join_response(request_json: bytes, result_json: bytes, output: bytes) -> bytes:
-    """Put a response together from its parts, which are encoded and stored apart."""
+    """Join the encoded parts of a response, which are stored separately."""
     return b'%b,%b,"output":%b}' % (request_json[:-1], result_json[1:-1], output)

@@ -1,8 +1,7 @@
-"""Models: what stands behind the server and writes the answers.
+"""Models: the interface of what writes the answers, and the practice model.
 
-A ``Model`` takes a ``Prompt`` and yields pieces as they come: an output item opens, grows by
-deltas, closes. That is all that streaming needs, and a model that talks to a provider over the
-network fits it as well as the practice model does.
+A ``Model`` gets a ``Prompt`` and yields output events: an item is opened, grows by deltas, and is
+closed. A model behind a provider's API implements the same interface as the practice model.
 """
 
 import re
@@ -31,7 +30,7 @@ ItemKind = Literal["text", "refusal", "reasoning", "function_call", "custom_tool
 
 @dataclass(frozen=True, slots=True)
 class ItemOpened:
-    """An output item begins; a call has a ``name``, and a ``call_id`` where the model chose one."""
+    """An output item begins. A call has a ``name`` and, if the model chose one, a ``call_id``."""
 
     kind: ItemKind
     name: str = ""
@@ -40,17 +39,19 @@ class ItemOpened:
 
 @dataclass(frozen=True, slots=True)
 class ItemDelta:
-    """The open item grows by some text."""
+    """Text is appended to the open item."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ItemClosed:
-    """The open item is whole.
+    """The open item is complete.
 
-    ``stop`` is the stop sequence at which the answer ended, where one did. ``kept`` is what the
-    model wants back with its thought, sealed, when the thought is sent again: any JSON value.
+    Args:
+        stop_sequence: The stop sequence that ended the answer, if one did.
+        model_data: Any JSON value that the model needs when its reasoning is sent again. It is
+            encrypted into the reasoning item.
     """
 
     stop_sequence: str = ""
@@ -59,16 +60,16 @@ class ItemClosed:
 
 @dataclass(frozen=True, slots=True)
 class OutputTruncated:
-    """The model had to stop early; an item that is still open stays incomplete."""
+    """The model stopped early; an open item remains incomplete."""
 
     reason: Literal["max_output_tokens", "content_filter"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelUsage:
-    """The tokens of the whole answer, where the model counts them itself.
+    """The tokens of the complete answer, if the model counts them itself.
 
-    ``cached`` is a part of ``input``, ``reasoning`` a part of ``output``.
+    ``cached`` is part of ``input``, ``reasoning`` is part of ``output``.
     """
 
     input: int
@@ -79,7 +80,7 @@ class ModelUsage:
 
 @dataclass(frozen=True, slots=True)
 class ItemAdded:
-    """A whole item of a type that only the Responses API has, as the model wrote it."""
+    """A complete item of a type that only the Responses API has, as the model wrote it."""
 
     item: Mapping[str, Any]
 
@@ -93,11 +94,15 @@ def _no_model_data(_: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request to a model: ``ask`` is what it sees, ``body`` the request as it was sent.
+    """One request to a model.
 
-    ``live`` says that somebody watches, so that text should come as it is written. ``most`` is how
-    many tokens may be written, and ``stop`` are sequences at which the server ends the answer. ``unseal``
-    gives back what a model wanted kept with a thought, by the thought's encrypted content.
+    Args:
+        ask: What the model sees: items, instructions, tools.
+        body: The request body as it was sent.
+        stream: Whether the client reads the answer while it is written.
+        max_tokens: The maximum number of output tokens, or None.
+        stop: Stop sequences; the server ends the answer at the first of them.
+        decrypt_reasoning: Returns the ``model_data`` of a reasoning item by its encrypted content.
     """
 
     ask: PracticeRequest
@@ -111,9 +116,11 @@ class Prompt:
 class Model(Protocol):
     """Writes answers.
 
-    ``window`` is how many tokens it can see. ``grace`` is for how many seconds its first piece is
-    awaited before a stream is opened: a model that may refuse wants that, because once a stream is
-    open, no status can be sent.
+    Attributes:
+        name: The name of the model.
+        window: The context window, in tokens.
+        grace: Seconds for which the start of a stream waits for the first output. A model that may
+            reject a request needs this: once a stream has started, no HTTP status can be sent.
     """
 
     name: str
@@ -121,24 +128,31 @@ class Model(Protocol):
     grace: float
 
     def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
-        """Write the answer to a prompt, piece by piece.
+        """Write the answer to a prompt.
 
-        What stands in the way is raised as an ``ApiError``; everything else is a bug.
+        Args:
+            prompt: The request.
+
+        Yields:
+            Output events. Leaving the iteration early stops the model.
+
+        Raises:
+            ApiError: If there is no answer. Any other exception is an internal error.
         """
         ...
 
     async def summarise(self, items: Sequence[Mapping[str, Any]]) -> str:
-        """Sum up what a compaction leaves out; empty where the model has nothing to say."""
+        """Return a summary of the items that a compaction omits; empty if the model writes none."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         ...
 
 
 @asynccontextmanager
 async def stream_output(model: Model, prompt: Prompt) -> AsyncGenerator[AsyncIterator[OutputEvent]]:
-    """The pieces of an answer; when nobody wants the rest, the model is stopped."""
+    """Iterate over the output of a model, and stop the model when the block is left."""
     pieces = model.answer(prompt)
     try:
         yield pieces
@@ -148,11 +162,17 @@ async def stream_output(model: Model, prompt: Prompt) -> AsyncGenerator[AsyncIte
 
 
 DEFAULT_WINDOW = 400_000
-"""The context window of the practice model, in tokens, where none is chosen."""
+"""The default context window of the practice model, in tokens."""
 
 
 class PracticeModel:
-    """The practice model, or a script, at a chosen pace: seconds between two streamed chunks."""
+    """The practice model, or scripted answers.
+
+    Args:
+        script: Answers to give instead of those of the practice model.
+        pace: Seconds between two chunks of a streamed answer.
+        window: The context window, in tokens.
+    """
 
     def __init__(
         self, script: Script | None = None, *, pace: float = 0.0, window: int = DEFAULT_WINDOW
@@ -176,11 +196,11 @@ class PracticeModel:
                 await sleep(pace)
 
     async def summarise(self, items: Sequence[Mapping[str, Any]]) -> str:
-        """Leave it to the server to say what was left out."""
+        """Return nothing: the server then describes what was omitted."""
         return ""
 
     async def aclose(self) -> None:
-        """Hold nothing."""
+        """Do nothing."""
 
 
 def _iter_output(
@@ -215,7 +235,7 @@ def _open_item(part: OutputPart) -> ItemOpened:
 
 
 MAX_TOKEN_BYTES = 128
-"""The length of the longest token: no token stands for more characters than this."""
+"""The length of the longest token of the vocabulary."""
 
 _WORD = re.compile(r"\s*\S+\s?|\s+")
 
@@ -225,16 +245,16 @@ def _split_chunks(text: str, stream: bool) -> list[str]:
 
 
 def _truncate_text(text: str, max_tokens: int) -> tuple[str, int, bool]:
-    """Cut a text to its first ``most`` tokens; say how many are left and whether it was cut."""
+    """Return the first ``max_tokens`` tokens of a text, how many are left, and whether it was cut."""
     if len(text) <= max_tokens * MAX_TOKEN_BYTES:
         tokens = count_text(text)
         if tokens <= max_tokens:
             return text, max_tokens - tokens, False
-    least, beyond = 0, min(len(text), max_tokens * MAX_TOKEN_BYTES + 1)
-    while beyond - least > 1:
-        middle = (least + beyond) // 2
+    low, high = 0, min(len(text), max_tokens * MAX_TOKEN_BYTES + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
         if count_text(text[:middle]) <= max_tokens:
-            least = middle
+            low = middle
         else:
-            beyond = middle
-    return text[:least], 0, True
+            high = middle
+    return text[:low], 0, True

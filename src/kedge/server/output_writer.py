@@ -1,8 +1,7 @@
-"""Output items while they are written: from a model's pieces to items and to stream events.
+"""Convert the output events of a model to output items and stream events.
 
-Each kind of item has one row in ``FORMS``: how it looks when it opens, which event carries its
-deltas, which events close it. The same writer serves a response that nobody watches; then the
-events are simply not made.
+Each kind of item has one entry in ``ITEM_FORMATS``: the initial item, the event of its deltas, the
+events that close it. Without streaming the same writer builds the items only.
 """
 
 import re
@@ -26,18 +25,18 @@ from kedge.server.storage.ids import make_call_id, make_item_id
 from kedge.server.token_counting import count_items, count_text, precount
 
 StreamEvent = dict[str, Any]
-"""One event of a stream, still without its sequence number."""
+"""One event of a stream, without its sequence number."""
 
 OutputItem = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ItemFormat:
-    """How one kind of output item looks and which events tell of it.
+    """The format of one kind of output item, and its events.
 
-    ``part`` makes the content part (or summary part) that holds the text, for kinds that have one;
-    ``index`` names the member that counts such parts, and ``within`` the member of the item that
-    holds them. Otherwise the text itself is the item's member ``within``.
+    ``build_part`` makes the content part (or summary part) with the text, for kinds that have one;
+    ``index_key`` is the member with the index of such a part, and ``content_key`` the member of the
+    item that contains the parts. For other kinds, ``content_key`` is the member with the text itself.
     """
 
     type: str
@@ -108,16 +107,19 @@ CALL_ID_PATTERNS = {
     "call": re.compile(r"(?s:.{1,64})"),
     "toolu": re.compile(r"[a-zA-Z0-9_-]{1,64}"),
 }
-"""The ids of calls that each API takes back with their results, by how its own begin."""
+"""The call ids that each API accepts with a result, by the prefix of its own ids."""
 
 
 class OutputWriter:
-    """Collects a model's pieces into output items; ``feed`` tells the events of each piece.
+    """Collects the output events of a model into items.
 
-    ``seal`` encrypts a thought, always where the model wants something kept with it and otherwise
-    where the client asked for that (``sealed``); ``shown`` says whether it asked for summaries.
-    ``calls`` is how the ids of calls begin. ``counted`` and ``stop`` are what the model said of
-    the whole answer.
+    Args:
+        key: The key of the response, from which item ids are made.
+        first_number: The number of the first output item among the items of the response.
+        encrypt: Encrypts reasoning.
+        encrypt_reasoning: Encrypt all reasoning, not only reasoning with data of the model.
+        show_summary: Whether the client asked for reasoning summaries.
+        call_prefix: The prefix of call ids.
     """
 
     def __init__(
@@ -145,7 +147,7 @@ class OutputWriter:
         self._text_chunks: list[str] | None = None
 
     def consume(self, event: OutputEvent) -> None:
-        """Take a piece without telling of it."""
+        """Add an event to the items."""
         match event:
             case ItemOpened():
                 self._open_item(event)
@@ -166,7 +168,7 @@ class OutputWriter:
                 assert_never(event)
 
     def feed(self, event: OutputEvent) -> Iterator[StreamEvent]:
-        """Take a piece and tell the events that it makes."""
+        """Add an event to the items and yield the stream events for it."""
         was_open = self._text_chunks is not None
         self.consume(event)
         match event:
@@ -197,7 +199,7 @@ class OutputWriter:
                 assert_never(event)
 
     def add_item(self, item: OutputItem, progress_event: str) -> Iterator[StreamEvent]:
-        """Add an item that is whole from the start; ``during`` is the event in between."""
+        """Add a complete item and yield its stream events, with ``progress_event`` in between."""
         self.items.append(item)
         self._number += 1
         yield {**self._build_item_event(), "type": "response.output_item.added", "item": item}
@@ -205,7 +207,7 @@ class OutputWriter:
         yield {**self._build_item_event(), "type": "response.output_item.done", "item": item}
 
     def next_id(self, type: str) -> str:
-        """Name the next item."""
+        """Return the id of the next item."""
         return make_item_id(type, self._key, self._number)
 
     # Items.
@@ -230,13 +232,13 @@ class OutputWriter:
         self.items.append(item)
 
     def _choose_call_id(self, event: ItemOpened) -> str:
-        """The id that the model chose, unless this API would not take it back."""
+        """Return the id that the model chose, unless the API would not accept it with a result."""
         if CALL_ID_PATTERNS[self._call_prefix].fullmatch(event.call_id):
             return event.call_id
         return make_call_id(self._key, self._number, self._call_prefix)
 
     def _append_text(self, text: str) -> None:
-        assert self._text_chunks is not None, "a model's text belongs to an open item"  # noqa: S101
+        assert self._text_chunks is not None, "text without an open item"  # noqa: S101
         self._text_chunks.append(text)
 
     def _close_item(self, status: str, model_data: Any = None) -> None:
@@ -323,9 +325,9 @@ async def precount_output(writer: OutputWriter) -> None:
 
 
 def count_usage(writer: OutputWriter, input: int, cached: int = 0) -> ModelUsage:
-    """Count an answer: as its model did, or by what was written and what went in."""
+    """Return the usage that the model reported, or else count the answer."""
     if writer.usage is not None:
         return writer.usage
-    thought = sum(map(count_text, writer.reasoning_texts))
-    said = count_items(item for item in writer.items if item["type"] != "reasoning")
-    return ModelUsage(input, thought + said, cached, thought)
+    reasoning = sum(map(count_text, writer.reasoning_texts))
+    output = count_items(item for item in writer.items if item["type"] != "reasoning")
+    return ModelUsage(input, reasoning + output, cached, reasoning)

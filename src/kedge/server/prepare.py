@@ -1,7 +1,6 @@
-"""From a valid request to a draft of its response: the state phase, in the documented order.
+"""Prepare a response: resolve what a valid request refers to, and build the input of the model.
 
-Whatever the request refers to is looked up, its input is written out, and the whole that a model
-will see is put together and checked. Nothing is written to the database here.
+The checks run in the documented order (``docs/strictness.md``). Nothing is written to the database.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,10 +44,10 @@ CHAINABLE_STATUSES = frozenset({"completed", "incomplete"})
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a request builds upon: a context, and the node it ends at.
+    """What a request continues: a context, and the node at its end.
 
-    A ``loose`` past ends at no node: only a connection remembers it, and whoever is stored upon it
-    must keep all of it.
+    A history that is ``in_memory`` has no node: only a connection remembers it, and a stored response
+    that continues it must store all of it.
     """
 
     context: Context
@@ -59,7 +58,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """What a model sees of a request, how many tokens that is, and how many of them are new."""
+    """The items that a model sees, their tokens, and the tokens of the new items among them."""
 
     items: Sequence[Item]
     tokens: int
@@ -68,10 +67,10 @@ class ModelInput:
 
 @dataclass(frozen=True, slots=True)
 class ResponseDraft:
-    """A response that is about to be written.
+    """A prepared response.
 
-    ``input`` is what the request itself brings. ``kept`` is what a compaction keeps, where this
-    response makes one; ``silent`` says that no model is asked.
+    ``input`` has the items of the request itself. ``compacted`` is set if this response compacts its
+    context, and ``skip_model`` if no model is run.
     """
 
     key: str
@@ -91,35 +90,35 @@ class ResponseDraft:
 def prepare_response(
     service: ServerState, body: Body, unstored: UnstoredResponses | None = None
 ) -> ResponseDraft:
-    """Prepare the response to a valid request, or raise the ApiError of what is wrong with it.
+    """Prepare the response to a valid request, or raise the first ApiError.
 
     ``unstored`` has the unstored responses of the connection of the request, if it is a WebSocket.
     """
-    past = find_history(service, body, unstored)
+    history = find_history(service, body, unstored)
     check_not_empty(body)
     key = new_key(service.nodes.next_number())
-    items = resolve_input(service, body["input"], key, past)
-    whole = build_model_input(service, body, past, items)
+    items = resolve_input(service, body["input"], key, history)
+    model_input = build_model_input(service, body, history, items)
     model = service.find_model(body["model"])
     check_supported(service, body, on_socket=unstored is not None)
-    check_tool_choice(body, whole.items)
+    check_tool_choice(body, model_input.items)
     triggered = has_compaction_trigger(items)
     window = model.window
-    compacted = _compact_if_needed(body, whole, window, triggered=triggered)
-    seen = truncate_to_window(_apply_compaction(whole, compacted), body, window)
+    compacted = _compact_if_needed(body, model_input, window, triggered=triggered)
+    seen = truncate_to_window(_apply_compaction(model_input, compacted), body, window)
     store = should_store(service, body)
     return ResponseDraft(
         key=key,
         request_fields=response_object.build_request_fields(
             make_response_id(key), int(service.clock()), body, store=store
         ),
-        history=past,
+        history=history,
         input=items,
-        new_tokens=whole.new_tokens,
-        input_tokens=seen.tokens if compacted is None else whole.tokens,
+        new_tokens=model_input.new_tokens,
+        input_tokens=seen.tokens if compacted is None else model_input.tokens,
         cached_tokens=0
         if has_compaction(items)
-        else _count_cached_tokens(truncate_history(past.context).tokens, seen.tokens),
+        else _count_cached_tokens(truncate_history(history.context).tokens, seen.tokens),
         store=store,
         prompt=Prompt(
             ask=build_ask(body, seen.items),
@@ -137,16 +136,16 @@ def prepare_response(
 def find_history(
     service: ServerState, body: Body, unstored: UnstoredResponses | None = None
 ) -> History:
-    """Look up what a request refers to."""
+    """Return the context that a request continues."""
     check_exclusive(body)
     conversation, previous = body.get("conversation"), body.get("previous_response_id")
-    past = History(service.nodes.load_context(None))
+    history = History(service.nodes.load_context(None))
     if conversation is not None:
-        past = _find_conversation_history(
+        history = _find_conversation_history(
             service, conversation if isinstance(conversation, str) else conversation["id"]
         )
     check_prompt(body)
-    return past if previous is None else _find_response_history(service, previous, unstored)
+    return history if previous is None else _find_response_history(service, previous, unstored)
 
 
 def _find_conversation_history(service: ServerState, id: str) -> History:
@@ -166,7 +165,7 @@ def _find_response_history(
     if remembered is not None:
         return History(remembered, in_memory=True)
     if service.settings.zero_data_retention:
-        # On a socket it is no fault to ask: it may have been remembered a moment ago.
+        # On a WebSocket this is not an error of the client: it may have been evicted just now.
         raise errors.ZERO_DATA_RETENTION() if unstored is None else _previous_not_found(id)
     found = service.responses.find(id)
     if found is None:
@@ -201,7 +200,7 @@ def _previous_not_found(id: str) -> errors.ApiError:
 def resolve_input(
     service: ServerState, input: str | Sequence[Item], key: str, history: History
 ) -> list[Item]:
-    """Take a request's input in: resolved, checked against the past, and written out in full."""
+    """Resolve the references in a request's input, check it against the history, and normalize it."""
     items = resolve_references(_list_input(input), service.item_lookup)
     check_request(history.context.coherence, items, service.item_lookup)
     check_encrypted_content(items, service.cipher.decrypt)
@@ -224,7 +223,7 @@ async def precount_request(body: Body) -> None:
 
 
 def check_supported(service: ServerState, body: Body, *, on_socket: bool = False) -> None:
-    """Refuse what this server cannot do."""
+    """Reject what this server does not support."""
     if body.get("background"):
         if on_socket:
             raise errors.BACKGROUND_ON_SOCKET()
@@ -233,14 +232,14 @@ def check_supported(service: ServerState, body: Body, *, on_socket: bool = False
 
 
 def should_store(service: ServerState, body: Body) -> bool:
-    """Whether the response to this request is stored."""
+    """Return whether the response to this request is stored."""
     return body.get("store") is not False and not service.settings.zero_data_retention
 
 
 def build_model_input(
     service: ServerState, body: Body, history: History, items: Sequence[Item]
 ) -> ModelInput:
-    """Put together what a model sees: the past, unless a compaction stands for it, and the new."""
+    """Return what a model sees: the history, unless a compaction replaces it, and the new items."""
     settings = count_instruction_tokens(body)
     if has_compaction(items):
         seen = service.expand_items(slice_from_compaction(items))
@@ -251,14 +250,14 @@ def build_model_input(
 
 
 def count_instruction_tokens(body: Body) -> int:
-    """Count the tokens of what is sent afresh with every request: instructions and tools."""
+    """Count the tokens of instructions and tools, which every request sends again."""
     instructions, tools = body.get("instructions"), body.get("tools")
     tokens = count_text(instructions) if isinstance(instructions, str) else 0
     return tokens + (count_json(tools) if tools else 0)
 
 
 def truncate_to_window(model_input: ModelInput, body: Body, window: int) -> ModelInput:
-    """Fit a view into a model's window: drop the oldest exchanges where the request allows it."""
+    """Fit the input into the model's window: drop the oldest exchanges if the request allows it."""
     if model_input.tokens <= window:
         return model_input
     if body.get("truncation") != "auto":
@@ -281,19 +280,19 @@ def _find_second_exchange(items: Sequence[Item]) -> int | None:
 
 
 async def add_summary(draft: ResponseDraft) -> ResponseDraft:
-    """Let the model sum up what a compaction leaves out, where it can."""
-    made, asked = draft.compacted, draft.prompt.ask
-    if made is None or not made.omitted_items:
+    """Add the model's summary of what a compaction omits, if the model writes one."""
+    compacted, ask = draft.compacted, draft.prompt.ask
+    if compacted is None or not compacted.omitted_items:
         return draft
-    summary = await draft.model.summarise(made.omitted_items)
+    summary = await draft.model.summarise(compacted.omitted_items)
     if not summary:
         return draft
-    told = replace(made, summary=summary)
-    # The note comes first, unless it had to go to make room.
-    noted = list(asked.items[:1]) == made.items[:1]
-    items = [*told.items[:1], *asked.items[1:]] if noted else asked.items
-    prompt = replace(draft.prompt, ask=replace(asked, items=items))
-    return replace(draft, compacted=told, prompt=prompt)
+    summarized = replace(compacted, summary=summary)
+    # The note is the first item, unless it was dropped to fit the window.
+    has_note = list(ask.items[:1]) == compacted.items[:1]
+    items = [*summarized.items[:1], *ask.items[1:]] if has_note else ask.items
+    prompt = replace(draft.prompt, ask=replace(ask, items=items))
+    return replace(draft, compacted=summarized, prompt=prompt)
 
 
 def _apply_compaction(model_input: ModelInput, compacted: CompactedContext | None) -> ModelInput:
@@ -306,7 +305,7 @@ def _apply_compaction(model_input: ModelInput, compacted: CompactedContext | Non
 def _compact_if_needed(
     body: Body, model_input: ModelInput, window: int, *, triggered: bool
 ) -> CompactedContext | None:
-    """Decide whether this response compacts its context, and what it keeps if so."""
+    """Return what replaces the context, if this response compacts it."""
     if triggered:
         return compact(model_input.items[:-1], model_input.tokens // 2)
     for entry in body.get("context_management") or ():
@@ -325,7 +324,7 @@ def _count_cached_tokens(history_tokens: int, input_tokens: int) -> int:
 
 
 def build_ask(body: Body, items: Sequence[Item]) -> PracticeRequest:
-    """Say what is asked of a model by this request and these items."""
+    """Build the request to the model from the request body and the items it sees."""
     text: Body = body.get("text") or {}
     choice = body.get("tool_choice")
     return PracticeRequest(

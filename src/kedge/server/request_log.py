@@ -1,7 +1,7 @@
-"""Every request has an id, a line in the access log, and, for tests, a record of itself.
+"""Request ids, the access log, and records of requests for tests.
 
-The log names method, path, status and time, and never what was said. A record (``Exchange``) holds
-everything, so it is made only where somebody listens.
+The log has the method, path, status and duration, never content. A ``RecordedRequest`` has
+everything, so it is only made if there is a listener.
 """
 
 import logging
@@ -23,14 +23,17 @@ server_log = logging.getLogger("kedge.server")
 
 
 def log_failure(message: str, error: Exception) -> None:
-    """Log a failure by its kind; its words may quote the conversation, so they are for debugging."""
+    """Log the type of an error; its message may quote the conversation and is logged at DEBUG only."""
     server_log.error("%s: %s", message, type(error).__name__)
     server_log.debug("%s", message, exc_info=error)
 
 
 @dataclass(slots=True)
 class RecordedRequest:
-    """One request and what became of it. ``context`` is what the model saw, oldest item first."""
+    """One request and its outcome.
+
+    ``context`` has the items that the model received, oldest first.
+    """
 
     method: str
     path: str
@@ -45,7 +48,7 @@ class RecordedRequest:
 
 
 WEBSOCKET_SCOPE_KEY = "kedge.place"
-"""A request that came over a WebSocket has this in its scope: its place in the socket's memory."""
+"""The scope key of a request over a WebSocket; its value has the unstored responses of its lane."""
 
 RESPONSE_HEADERS_KEY = "kedge.response_headers"
 """The key of a request's scope under which handlers collect headers for its response."""
@@ -54,10 +57,14 @@ Listener = Callable[[RecordedRequest], None]
 
 
 class AccessLogMiddleware:
-    """Middleware: gives each request its id, logs it, and tells the listener.
+    """Gives each request an id, logs it, and calls the listener.
 
-    It also answers for the server's own bugs: with a 500 in the shape of the API where nothing was
-    answered yet, and in the log without the words of the error, which may quote the conversation.
+    It also handles internal errors: with a 500 in the format of the API if no response has started,
+    and with a log record that does not quote the conversation.
+
+    Args:
+        app: The app behind it.
+        listener: Called with the record of every request.
     """
 
     def __init__(self, app: ASGIApp, listener: Listener | None = None) -> None:
@@ -65,7 +72,7 @@ class AccessLogMiddleware:
         self._listener = listener
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, with its id in the headers of the answer."""
+        """Pass the request on; the response headers contain its id."""
         if scope["type"] == "http":
             await self._handle_request(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -74,7 +81,7 @@ class AccessLogMiddleware:
             await self._app(scope, receive, send)
 
     async def _handle_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a connection on; every request over it comes here again, as a request."""
+        """Pass a connection on; each message on it becomes a request of its own."""
         request_id = f"req_{token_hex(16)}"
 
         async def send_with_id(message: Message) -> None:
@@ -85,8 +92,8 @@ class AccessLogMiddleware:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except Exception as error:  # noqa: BLE001 - the connection ends, the server goes on
-            log_failure(f"{request_id} met a bug of the server", error)
+        except Exception as error:  # noqa: BLE001 - only this connection fails
+            log_failure(f"{request_id} failed with an internal error", error)
 
     async def _handle_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = f"req_{token_hex(16)}"
@@ -112,9 +119,9 @@ class AccessLogMiddleware:
             try:
                 await self._app(scope, receive, send_with_id)
             except Exception as error:
-                log_failure(f"{request_id} met a bug of the server", error)
+                log_failure(f"{request_id} failed with an internal error", error)
                 if status:
-                    raise  # too late to say anything: the connection must break
+                    raise  # a response has started: the connection must be closed
                 await build_error_response(scope, INTERNAL_ERROR())(scope, receive, send_with_id)
             finally:
                 took = time.perf_counter() - started
@@ -142,7 +149,7 @@ class AccessLogMiddleware:
 
 
 def _record_metrics(scope: Scope, status: int, seconds: float) -> None:
-    """Count a request under the pattern of its route: a path may hold an id."""
+    """Count a request by the pattern of its route, since a path may contain an id."""
     route = getattr(scope.get("route"), "path", "") or "none"
     count("server_requests_total", route=route, status=str(status))
     measure("server_request_duration_seconds", seconds, route=route)

@@ -1,8 +1,8 @@
-"""The response resource: every key of it, in two halves.
+"""Build the ``response`` object of the API, in two parts.
 
-``asked`` is what the request decided: its settings echoed as they were sent, defaults for what was
-left out, nothing inherited from the previous response. It never changes, so it is encoded once.
-``became`` (status, usage, error…) is what happened. Output items are the third part.
+The request fields echo the settings of the request, with defaults for what was left out; nothing is
+inherited from the previous response. They never change, so they are encoded once. The result fields
+(status, usage, error…) say how the response ended. The output items are encoded separately.
 """
 
 from collections.abc import Mapping
@@ -27,13 +27,13 @@ DEFAULTS: Mapping[str, Any] = {
     "top_p": 1.0,
     "truncation": "disabled",
 }
-"""What a request may set, and what it means to leave it out or to send null."""
+"""Parameters and their values if they are left out or null."""
 
 SERVICE_TIERS = {"auto": "default", "fast": "priority"}
-"""Tiers that are echoed by another name."""
+"""Tiers that are echoed under another name."""
 
 MIN_CACHED_TOKENS = 1024
-"""Prompts shorter than this are not cached by the hosted API; we count likewise."""
+"""The hosted API does not cache shorter prompts, so they are not counted as cached."""
 
 IN_PROGRESS_FIELDS: Mapping[str, Any] = {
     "status": "in_progress",
@@ -42,17 +42,17 @@ IN_PROGRESS_FIELDS: Mapping[str, Any] = {
     "incomplete_details": None,
     "usage": None,
 }
-"""What has become of a response that has only just begun."""
+"""The result fields of a response in progress."""
 
 QUEUED_FIELDS: Mapping[str, Any] = {**IN_PROGRESS_FIELDS, "status": "queued"}
-"""What has become of a response that waits for its turn."""
+"""The result fields of a queued response."""
 
 UNFINISHED_STATUSES = frozenset({"queued", "in_progress"})
-"""Statuses of a response that is yet to be written."""
+"""Statuses of a response that has not ended."""
 
 
 def build_request_fields(id: str, created_at: int, body: Body, *, store: bool) -> dict[str, Any]:
-    """Build the half of the resource that the request decides."""
+    """Build the request fields."""
     resource: dict[str, Any] = {
         "id": id,
         "object": "response",
@@ -77,7 +77,7 @@ def build_request_fields(id: str, created_at: int, body: Body, *, store: bool) -
 def build_finished_fields(
     *, reason: str | None, now: int, usage: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Say that a response was completed, or, for a ``reason``, that it is incomplete."""
+    """Build the result fields of a completed response or, with a ``reason``, of an incomplete one."""
     return {
         "status": "incomplete" if reason else "completed",
         "completed_at": None if reason else now,
@@ -90,22 +90,24 @@ def build_finished_fields(
 STOPPED_MESSAGE = "The server was stopped before this response was finished."
 RESTARTED_MESSAGE = "The server was restarted before this response was finished."
 FAILURE_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
-"""The code of a failed response, by the status that its error would have; others failed here."""
+"""The code of a failed response by the HTTP status of its error; otherwise ``server_error``."""
 
 
 def build_failed_fields(status: str, cause: ApiError | str | None = None) -> dict[str, Any]:
-    """Say that a response came to nothing: ``failed`` by the server, ``cancelled`` by its client.
+    """Build the result fields of a response that ``failed`` or was ``cancelled``.
 
-    ``why`` is what its model said, or the reason in words.
+    Args:
+        status: One of these two.
+        cause: The error of the model, or a message; by default an internal error.
     """
-    said = cause if isinstance(cause, ApiError) else INTERNAL_ERROR()
-    message = cause if isinstance(cause, str) else said.message
-    error = {"code": FAILURE_CODES.get(said.status, "server_error"), "message": message}
+    reported = cause if isinstance(cause, ApiError) else INTERNAL_ERROR()
+    message = cause if isinstance(cause, str) else reported.message
+    error = {"code": FAILURE_CODES.get(reported.status, "server_error"), "message": message}
     return {**IN_PROGRESS_FIELDS, "status": status, "error": error if status == "failed" else None}
 
 
 def build_usage(*, input: int, cached: int, output: int, reasoning: int) -> dict[str, Any]:
-    """Count a response: what went in, what of it was remembered, what came out."""
+    """Build the ``usage`` object."""
     written = input - cached if input >= MIN_CACHED_TOKENS else 0
     return {
         "input_tokens": input,

@@ -191,11 +191,11 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         return list(writer.add_item(item, progress_event="response.compaction.compacting"))
 
     def _build_entry(self) -> ResponseEntry:
-        draft, past = self.draft, self.draft.history
+        draft, history = self.draft, self.draft.history
         return ResponseEntry(
             key=draft.key,
-            parent=past.node,
-            conversation=past.conversation,
+            parent=history.node,
+            conversation=history.conversation,
             request_json=self._request_json,
             input=encode(self._build_input()),
         )
@@ -254,18 +254,18 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
 
     def _build_context(self, size: int) -> Context:
         """Return the context that ends with this response, which adds ``size`` bytes to it."""
-        draft, past = self.draft, self.draft.history.context
+        draft, before = self.draft, self.draft.history.context
         items = [*draft.input, *self._writer.items]
         if has_compaction(items):
             return self._build_compacted_context(items, size)
         tokens = draft.new_tokens + count_items(self._writer.items)
         if not (draft.history.in_memory and draft.store):
-            return extend_context(past, items, items, tokens, size)
+            return extend_context(before, items, items, tokens, size)
         return extend_context(
             EMPTY_CONTEXT,
-            [*past.list_items(), *items],
-            [*past.list_model_items(), *items],
-            past.tokens + tokens,
+            [*before.list_items(), *items],
+            [*before.list_model_items(), *items],
+            before.tokens + tokens,
             size,
         )
 

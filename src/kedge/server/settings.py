@@ -1,4 +1,4 @@
-"""Everything that can be chosen about a server, with the defaults of ``kedge serve``."""
+"""The settings of a server, with the defaults of ``kedge serve``."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +15,26 @@ DAY = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may take of the server, and one WebSocket connection."""
+    """Limits for requests, connections and memory.
+
+    Args:
+        body_bytes: Maximum size of a request body, and of a message on a WebSocket.
+        header_bytes: Maximum size of all headers of a request.
+        read_seconds: Time to receive a request body.
+        idle_seconds: Time between two requests on a connection, and for the headers of one.
+        answer_seconds: Time to generate a response; then it fails.
+        shutdown_seconds: Time for running responses to finish when the server stops.
+        cache_bytes: Memory for cached contexts.
+        background_running: Background responses that run at once.
+        background_waiting: Background responses that may be queued.
+        stream_seconds: Time for which the events of a finished background stream are retained.
+        stream_bytes: Memory for these events.
+        socket_seconds: Lifetime of a WebSocket connection.
+        socket_lanes: Named lanes on a connection.
+        socket_in_flight: Responses that run at once on a connection.
+        socket_waiting: Requests that may be queued on a connection.
+        socket_memory_bytes: Memory for the unstored responses of a connection.
+    """
 
     body_bytes: int = 32_000_000
     header_bytes: int = 32 * 1024
@@ -39,14 +58,26 @@ class Limits:
 class Settings:
     """How a server behaves.
 
-    ``db`` is a file or ``:memory:``; ``hosts`` are the names it answers to, None for any;
-    ``clock`` gives Unix time; ``faults`` are what it does wrong on purpose, None for a server that
-    cannot. ``model`` answers to any name, unless there are ``models`` by name; then ``default``
-    names the one that answers to all other names, and without it these are refused.
-    ``unknown_parameters`` says what happens to members of a request that this server does not know:
-    ``reject`` them with 400, as the hosted APIs do, or ``ignore`` them, which is logged once and
-    listed in the response header ``x-kedge-ignored-parameters``. None rejects them for the practice
-    model and ignores them in front of any other model.
+    Args:
+        db: The database file, or ``:memory:``.
+        token: What clients must send as a bearer token, or None.
+        retention: Seconds after which responses expire.
+        zero_data_retention: Store nothing, and reject chaining.
+        model: The model for every name, unless ``models`` is given.
+        models: Models by name.
+        default: Which of ``models`` is used for all other names; without it they are rejected.
+        limits: Limits for requests, connections and memory.
+        purge_every: Seconds between two deletions of expired responses.
+        hosts: The host names that are answered, or None for any.
+        clock: Returns Unix time.
+        faults: Faults to inject, or None for a server without fault injection.
+        unknown_parameters: ``reject`` unknown parameters with 400, as the hosted APIs do, or
+            ``ignore`` them, which is logged once and listed in the response header
+            ``x-kedge-ignored-parameters``. None rejects them for the practice model and ignores them
+            for any other model.
+
+    Example:
+        ``create_app(Settings(db="server.db", token="secret"))``
     """
 
     db: str = IN_MEMORY

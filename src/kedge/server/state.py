@@ -1,4 +1,4 @@
-"""The parts of one server, put together: the database, what it remembers, the model, what runs."""
+"""The state of one server: its database, models, running generations and connections."""
 
 import secrets
 from collections.abc import Sequence
@@ -25,17 +25,24 @@ class SocketConnection(Protocol):
     """A WebSocket connection."""
 
     def finish(self) -> None:
-        """Take no more requests, because the server stops."""
+        """Accept no more requests, because the server stops."""
 
     def forget(self) -> None:
-        """Lose everything that was only remembered there."""
+        """Forget the unstored responses of this connection."""
 
     def hang_up(self) -> None:
-        """Break off, whatever runs on it."""
+        """Close the connection at once."""
 
 
 class ServerState:
-    """One server's state. Everything in it runs in the thread of the event loop."""
+    """The state of one server. It may only be used in the thread of the event loop.
+
+    Args:
+        settings: How the server behaves.
+
+    Raises:
+        CannotServe: If the database cannot be opened.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -66,22 +73,26 @@ class ServerState:
             self.responses.fail_unfinished()
 
     def expand_items(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Show items as a model sees them: a compaction is read out."""
+        """Replace a leading compaction item by the items in it, as a model sees them."""
         return expand_compaction(self.cipher, items)
 
     def forget(self) -> None:
-        """Delete every response, also those that only a connection remembers."""
+        """Delete every response, including the unstored ones of connections."""
         self.responses.delete_all()
         for socket in self.sockets:
             socket.forget()
 
     def decrypt_reasoning(self, encrypted: str) -> Any:
-        """Give back what a model wanted kept with a thought; None if that was nothing."""
-        thought = parse_reasoning_payload(self.cipher.decrypt(encrypted))
-        return None if thought is None else thought.model_data
+        """Return the data that a model attached to its reasoning, or None."""
+        payload = parse_reasoning_payload(self.cipher.decrypt(encrypted))
+        return None if payload is None else payload.model_data
 
     def find_model(self, name: str) -> Model:
-        """Find the model of this name, or the one that answers to any name, or refuse it."""
+        """Return the model for a name.
+
+        Raises:
+            ApiError: If there is neither a model of this name nor a default.
+        """
         chosen = self.models.get(name)
         if chosen is None and name:
             default = self.settings.default
@@ -91,7 +102,7 @@ class ServerState:
         return chosen
 
     async def aclose(self) -> None:
-        """Let go of the models' connections, then close the database."""
+        """Close the connections of the models, then the database."""
         for model in self.models.values():
             await model.aclose()
         self.close()

@@ -17,7 +17,7 @@ from kedge.server.token_counting import count_items, precount
 
 
 def get_object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Give a parameter that is an object; an empty one where it was left out or is null."""
+    """Return a parameter that is an object, or an empty one if it is missing or null."""
     return body.get(name) or {}
 
 
@@ -33,7 +33,7 @@ class StatelessRequest:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A question that is ready for its model; ``key`` names what is written in answer to it."""
+    """A request that is ready for its model; ids of the response are made from ``key``."""
 
     key: str
     model: Model
@@ -52,43 +52,42 @@ async def prepare(service: ServerState, request: StatelessRequest) -> PreparedRe
         return count_instruction_tokens(body) + count_items(items)
 
     await precount((items, body.get("instructions"), body.get("tools")), count)
-    view = truncate_to_window(ModelInput(items, count()), body, model.window)
+    model_input = truncate_to_window(ModelInput(items, count()), body, model.window)
     prompt = Prompt(
-        ask=build_ask(body, view.items),
+        ask=build_ask(body, model_input.items),
         body=body,
         stream=request.stream,
         max_tokens=body.get("max_output_tokens"),
         stop=request.stop,
         decrypt_reasoning=service.decrypt_reasoning,
     )
-    return PreparedRequest(key, model, prompt, view.tokens)
+    return PreparedRequest(key, model, prompt, model_input.tokens)
 
 
 class Serializer(Protocol):
-    """How one API tells an answer.
+    """Serializes responses in the format of one API.
 
-    The bytes are frames of a stream; ``writer`` holds what was written so far, the newest piece
-    included.
+    The bytes are frames of a stream; ``writer`` has the output so far, including the newest piece.
     """
 
     def start(self, input_tokens: int) -> bytes:
-        """Open the stream."""
+        """Return the frames that open the stream."""
         ...
 
     def delta(self, piece: OutputEvent, writer: OutputWriter) -> bytes:
-        """Tell of one piece."""
+        """Return the frames for one piece of output."""
         ...
 
     def end(self, writer: OutputWriter, usage: ModelUsage) -> bytes:
-        """Close the stream."""
+        """Return the frames that end the stream."""
         ...
 
     def error(self, error: ApiError) -> bytes:
-        """Break the stream off with an error."""
+        """Return the frames that end the stream with an error."""
         ...
 
     def response(self, writer: OutputWriter, usage: ModelUsage) -> Mapping[str, Any]:
-        """Give the whole answer at once."""
+        """Return the complete response."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""Stop sequences: an answer ends before the first of them, whichever model writes it.
+"""Stop sequences: end an answer before the first of them, for every model.
 
-A stop sequence may come in pieces, so the end of what was written is held back for as long as it could
-be the beginning of one. When one is whole, the model is told to stop.
+A stop sequence may be split over several deltas, so the end of the text is held back while it could be
+the beginning of one. When one is complete, the model is stopped.
 """
 
 from collections.abc import AsyncIterator
@@ -12,38 +12,38 @@ from kedge.server.models import ItemClosed, ItemDelta, ItemOpened, OutputEvent, 
 async def apply_stop_sequences(
     events: AsyncIterator[OutputEvent], stops: tuple[str, ...]
 ) -> AsyncIterator[OutputEvent]:
-    """Pass an answer on, up to the first stop sequence in its text."""
-    held: str | None = None  # the end of the open text; None where no text is open
+    """Yield the events of an answer up to the first stop sequence in its text."""
+    pending: str | None = None  # the end of the open text; None if no text is open
     async for piece in events:
         if isinstance(piece, ItemOpened):
-            held = "" if piece.kind == "text" else None
-        elif held is not None and isinstance(piece, ItemDelta):
-            held += piece.text
-            told, found = _find_first_stop(held, stops)
+            pending = "" if piece.kind == "text" else None
+        elif pending is not None and isinstance(piece, ItemDelta):
+            pending += piece.text
+            text, found = _find_first_stop(pending, stops)
             if found:
-                yield ItemDelta(told)
+                yield ItemDelta(text)
                 yield ItemClosed(found)
                 return
-            keep = len(held) - _partial_stop_length(held, stops)
-            told, held = held[:keep], held[keep:]
-            if told:
-                yield ItemDelta(told)
+            end = len(pending) - _partial_stop_length(pending, stops)
+            text, pending = pending[:end], pending[end:]
+            if text:
+                yield ItemDelta(text)
             continue
-        elif held and isinstance(piece, ItemClosed | OutputTruncated):
-            yield ItemDelta(held)
-            held = None
+        elif pending and isinstance(piece, ItemClosed | OutputTruncated):
+            yield ItemDelta(pending)
+            pending = None
         yield piece
 
 
 def _find_first_stop(text: str, stops: tuple[str, ...]) -> tuple[str, str]:
-    """Find the first stop sequence in a text, and what stands before it."""
+    """Return the text before the first stop sequence, and that sequence."""
     found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
     at, stop = min(found, default=(len(text), ""))
     return text[:at], stop
 
 
 def _partial_stop_length(text: str, stops: tuple[str, ...]) -> int:
-    """Say how much of the end of a text may be the beginning of a stop sequence."""
+    """Return the length of the end of a text that may be the beginning of a stop sequence."""
     longest = max(len(stop) for stop in stops) - 1
     for length in range(min(longest, len(text)), 0, -1):
         if any(stop.startswith(text[-length:]) for stop in stops):

@@ -1,4 +1,4 @@
-"""A server in a thread of this process: on a real socket, ready when ``start`` returns."""
+"""Run a server in a thread of this process, on a real socket."""
 
 import asyncio
 import threading
@@ -14,11 +14,16 @@ from kedge.server.uvicorn_server import UvicornServer, bind
 
 T = TypeVar("T")
 
-CALL_TIMEOUT_SECONDS = 10.0
+CALL_TIMEOUT_SECONDS = 60.0
 
 
 class ServerThread:
-    """A running server with a loop of its own; use it from sync and async code alike."""
+    """A server with an event loop in its own thread, for sync and async code.
+
+    Args:
+        settings: How the server behaves.
+        listener: Called with the record of every request, in the thread of the server.
+    """
 
     def __init__(
         self, settings: Settings, listener: Callable[[RecordedRequest], None] | None = None
@@ -40,31 +45,45 @@ class ServerThread:
 
     @property
     def base_url(self) -> str:
-        """What a client of the API wants as its base URL."""
+        """The base URL for clients of the API: ``http://127.0.0.1:<port>/v1``."""
         return f"{self.url}/v1"
 
     def start(self) -> None:
-        """Start serving; requests are accepted when this returns."""
+        """Start serving; requests are accepted when this returns.
+
+        Raises:
+            CannotServe: If the server did not start.
+        """
         self._thread.start()
         self._ready.wait()
         if not self._server.started:
             raise CannotServe("the server in this process could not start")
 
     def stop(self) -> None:
-        """Stop serving, and wait until it has."""
+        """Stop serving, and wait until the server has stopped."""
         self._server.stop()
         self._thread.join()
 
     def call(self, work: Callable[[ServerState], T]) -> T:
-        """Run something inside the server, in the thread where its state lives."""
+        """Call a function with the server's state, in the thread of the server.
+
+        Args:
+            work: The function.
+
+        Returns:
+            What it returns.
+
+        Raises:
+            CannotServe: If the server is not running.
+        """
 
         async def inside() -> T:
             return work(self._service)
 
         if self._server.loop is None or not self._thread.is_alive():
             raise CannotServe("the server in this process is not running")
-        coming = asyncio.run_coroutine_threadsafe(inside(), self._server.loop)
-        return coming.result(CALL_TIMEOUT_SECONDS)
+        future = asyncio.run_coroutine_threadsafe(inside(), self._server.loop)
+        return future.result(CALL_TIMEOUT_SECONDS)
 
     def _run(self) -> None:
         try:

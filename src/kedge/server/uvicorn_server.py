@@ -1,7 +1,7 @@
-"""Running the app: uvicorn with our limits, quick to start and clean to stop.
+"""Run the app with uvicorn, with the server's limits and an orderly shutdown.
 
-Stopping lets running responses finish for a while; what still runs then is failed, so that its
-client is told and the database is right, and only then the connections are closed.
+On shutdown, running responses have some time to finish. Those that do not are marked as failed, in
+the database and to their clients, and only then the connections are closed.
 """
 
 import asyncio
@@ -22,19 +22,22 @@ if TYPE_CHECKING:
     from kedge.server.state import ServerState
 
 CLOSE_SECONDS = 2.0
-"""How long answers may take on their way out once nothing runs any more."""
+"""Seconds for which connections may flush their responses after the last run has ended."""
 
 PING_TIMEOUT_SECONDS = 60.0
-"""How long a WebSocket client may leave a ping unanswered: one that reads slowly is not dead."""
+"""Seconds for which a WebSocket client may leave a ping unanswered; slow readers are not gone."""
 
 ACCEPT_LOOP_TURNS = 3
-"""Turns of the loop that asyncio takes to make a new connection known."""
+"""Turns of the loop after which asyncio has announced an accepted connection."""
 
 
 class UvicornServer(uvicorn.Server):
-    """A uvicorn server that starts and stops without polling, from any thread.
+    """A uvicorn server that can be started and stopped from any thread without polling.
 
-    ``app`` is the app of a server, or one around it that shares its ``state``.
+    Args:
+        app: The app of a server, or an app around it that shares its ``state``.
+        on_started: Called when requests are accepted.
+        config: Further options of ``uvicorn.Config``.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class UvicornServer(uvicorn.Server):
         self.loop: asyncio.AbstractEventLoop | None = None
 
     async def main_loop(self) -> None:
-        """Tick once a second, or at once when asked to stop."""
+        """Tick once a second, and at once when the server is to stop."""
         self.loop = asyncio.get_running_loop()
         if self._on_started is not None:
             self._on_started()
@@ -81,13 +84,13 @@ class UvicornServer(uvicorn.Server):
                 continue
 
     async def on_tick(self, counter: int) -> bool:
-        """Close connections on which nothing is asked, or a request only ever begins."""
+        """Close connections that are idle or never finish the headers of a request."""
         now = time.monotonic()
         quiet: dict[Any, tuple[Any, float]] = {}
         for connection in cast("set[Any]", self.server_state.connections):
             if not isinstance(connection, H11Protocol):
-                continue  # a WebSocket, which may be silent for as long as it lives
-            last: Any = connection.cycle  # the last request; each has one of its own
+                continue  # a WebSocket may be silent
+            last: Any = connection.cycle  # of the last request; each has its own
             if last is None or last.response_complete:
                 seen, since = self._idle_since.get(connection, (last, now))
                 quiet[connection] = (last, since if seen is last else now)
@@ -98,7 +101,7 @@ class UvicornServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more requests, finish or fail what runs, then close."""
+        """Stop accepting requests, finish or fail what runs, then close all connections."""
         await self._stop_listening(sockets or [])
         for socket_ in list(self._service.sockets):
             socket_.finish()
@@ -112,7 +115,7 @@ class UvicornServer(uvicorn.Server):
             task.cancel()
         await self._wait_until(lambda: not self.server_state.tasks, CLOSE_SECONDS)
         await self.lifespan.shutdown()
-        self._captured_signals.clear()  # a stop that was asked for is no accident to report
+        self._captured_signals.clear()  # uvicorn would raise them again
 
     async def _stop_listening(self, listeners: list[socket.socket]) -> None:
         loop = asyncio.get_running_loop()
@@ -120,7 +123,7 @@ class UvicornServer(uvicorn.Server):
             loop.remove_reader(listener.fileno())
         for _ in range(ACCEPT_LOOP_TURNS):
             # A connection that is accepted but not yet announced when its server is closed would
-            # be left open for ever (an assertion fails inside asyncio before Python 3.12).
+            # stay open forever (an assertion fails inside asyncio before Python 3.12).
             await asyncio.sleep(0)
         for server in self.servers:
             server.close()
@@ -128,11 +131,11 @@ class UvicornServer(uvicorn.Server):
             listener.close()
 
     def _close_connections(self, *, requests_only: bool = False) -> bool:
-        """Close each connection: at once where it is idle, otherwise after its answer."""
+        """Close each connection: at once if it is idle, otherwise after its response."""
         for connection in list(self.server_state.connections):
             if requests_only and not isinstance(connection, H11Protocol):
-                continue  # a WebSocket: it closes itself after its last answer
-            with suppress(h11.LocalProtocolError):  # it is closing already, after a bad request
+                continue  # a WebSocket closes itself after its last response
+            with suppress(h11.LocalProtocolError):  # already closing, after a bad request
                 connection.shutdown()
         return not self.server_state.connections
 
@@ -144,22 +147,33 @@ class UvicornServer(uvicorn.Server):
             pause = min(pause * 2, 0.05)
 
     def stop(self) -> None:
-        """Ask the server to stop, from any thread; one that has stopped stays so."""
+        """Ask the server to stop, from any thread. Does nothing if it has stopped."""
         self.should_exit = True
         if self.loop is not None:
             with suppress(RuntimeError):  # its loop is closed
                 self.loop.call_soon_threadsafe(self._wake.set)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Stop on a signal; a second one does not wait for what runs."""
+        """Stop on a signal; on a second one, without waiting for what runs."""
         super().handle_exit(sig, frame)
         self.stop()
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind the listening socket, or say in plain words why that cannot be."""
+    """Bind a listening socket.
+
+    Args:
+        host: A name or an address, IPv4 or IPv6.
+        port: The port, or 0 for any free one.
+
+    Returns:
+        The listening socket.
+
+    Raises:
+        CannotServe: If the port is in use or the address cannot be bound.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol must be named, or asyncio does not see TCP and leaves Nagle's delay on.
+    # Without the protocol asyncio does not recognize TCP and does not disable Nagle's algorithm.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -169,7 +183,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise CannotServe(
-                f"port {port} is in use: stop what listens there, or use another --port"
+                f"port {port} is in use: stop the program that listens on it, or use another --port"
             ) from error
         raise CannotServe(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     return listener

@@ -1,17 +1,16 @@
-"""Is this request well formed? One pure function per endpoint, each raising the first ApiError.
+"""Validate requests: one pure function per endpoint, each raising the first ApiError.
 
-The checks run in the order of the live API: ``model`` is there, ``input`` is there, no parameter is
-unknown, and then every parameter in the order of its table (``shapes.parameters``). What a
-request refers to is the state's business; the checks of that phase that need no store stand at
-the end of this module, for the server to call when their turn comes:
+The checks run in the order of the live API: ``model`` is present, ``input`` is present, no parameter
+is unknown, and then every parameter in the order of its table (``schema.requests``). What a request
+refers to is checked later, in ``prepare``; the checks of that phase that need no database are here:
 
     check_create(body)          the schema
     check_exclusive(body)       conversation and previous_response_id exclude each other
-    …                           the server finds the conversation
-    check_prompt(body)          this server keeps no prompts, so none is ever found
-    …                           the server finds the previous response
-    check_not_empty(body)       something must be asked
-    …                           coherence, then what the model can do
+    …                           the conversation is found
+    check_prompt(body)          there are no stored prompts, so none is found
+    …                           the previous response is found
+    check_not_empty(body)       there is input, or something to continue
+    …                           coherence, then what the server supports
 """
 
 import json
@@ -28,14 +27,14 @@ from kedge.server.schema.containers import Object
 ToolParam = Mapping[str, Any]
 
 TOOL_ITEM_TYPES = frozenset({"additional_tools", "tool_search_output"})
-"""Types of items that offer tools."""
+"""Types of items that define tools."""
 
 TOOL_NAME_KEYS = {"function": "name", "custom": "name", "mcp": "server_label"}
-"""By what a tool of this type is chosen; every other is chosen by its type."""
+"""The member by which a tool of this type is chosen; others are chosen by their type."""
 
 
 def check_tool_choice(body: Mapping[str, Any], context: Sequence[Item]) -> None:
-    """Refuse to be made to call a tool that nobody offered; ``seen`` is the whole context."""
+    """Reject a choice of a tool that neither the request nor an item of the context defines."""
     choice = body.get("tool_choice")
     if choice in (None, "auto", "none"):
         return
@@ -67,7 +66,7 @@ def _flatten_namespaces(tools: Sequence[ToolParam]) -> Iterator[ToolParam]:
 def _is_offered(chosen: ToolParam, offered: Sequence[ToolParam]) -> bool:
     key = TOOL_NAME_KEYS.get(str(chosen.get("type")), "type")
     if key == "type":
-        # Versions of one tool share the beginning of their type: web_search_preview_2025_03_11.
+        # Versions of a tool share the beginning of their type: web_search_preview_2025_03_11.
         kind = str(chosen.get("type"))
         return any(kind.startswith(one["type"]) or one["type"].startswith(kind) for one in offered)
     return any(
@@ -80,14 +79,14 @@ def _tool_name(chosen: ToolParam) -> object:
 
 
 def parse_body(raw: bytes) -> object:
-    """Read a request's bytes as JSON; NaN, bad UTF-8 and bottomless nesting are none.
+    """Parse a request body as JSON; reject NaN, invalid UTF-8 and too deep nesting.
 
-    Of two equal keys the last one wins, as everywhere.
+    Of two equal keys the last one is used.
     """
     try:
         return json.loads(raw.decode(), parse_constant=_reject_constant)
     except (ValueError, RecursionError):
-        # ValueError covers bad UTF-8, bad JSON and integers of thousands of digits.
+        # ValueError covers invalid UTF-8, invalid JSON and integers of thousands of digits.
         raise errors.INVALID_JSON() from None
 
 
@@ -108,17 +107,17 @@ class RequestSchema:
     legacy: tuple[str, ...] = ()
 
     def check(self, body: object) -> dict[str, Any]:
-        """Check that the required are there and nothing is unknown; then each in its order."""
+        """Check for missing and unknown parameters, then each parameter in order."""
         if type(body) is not dict:
             raise errors.BODY_NOT_OBJECT(got=describe_json_type(body))
-        held = cast("dict[str, Any]", body)
+        fields = cast("dict[str, Any]", body)
         for name in self.required:
-            if name not in held:
-                raise self._missing_error(name, held)
-        if not held.keys() <= self.params.members.keys():
-            self._check_unknown(held)
-        self.params.check(held, None)
-        return held
+            if name not in fields:
+                raise self._missing_error(name, fields)
+        if not fields.keys() <= self.params.members.keys():
+            self._check_unknown(fields)
+        self.params.check(fields, None)
+        return fields
 
     def _missing_error(self, name: str, body: Mapping[str, Any]) -> errors.ApiError:
         for old, new in self.moved.items():
@@ -162,8 +161,8 @@ _CONVERSATION_ITEMS = RequestSchema(Object(requests.CONVERSATION_ITEMS), require
 
 def check_create(body: object, *, on_socket: bool = False) -> None:
     """Check a request to ``POST /v1/responses``, or the same as a message on a socket."""
-    held = (_SOCKET_CREATE if on_socket else _CREATE).check(body)
-    for entry in held.get("context_management") or ():
+    fields = (_SOCKET_CREATE if on_socket else _CREATE).check(body)
+    for entry in fields.get("context_management") or ():
         if entry["type"] != "compaction":
             raise errors.CONTEXT_MANAGEMENT_UNSUPPORTED(type=entry["type"])
 
@@ -194,20 +193,20 @@ def check_conversation_items(body: object) -> None:
 
 
 def check_exclusive(body: Mapping[str, Any]) -> None:
-    """Refuse a request that names both a conversation and a previous response."""
+    """Reject a request with both a conversation and a previous response."""
     if body.get("conversation") is not None and body.get("previous_response_id") is not None:
         raise errors.MUTUALLY_EXCLUSIVE()
 
 
 def check_prompt(body: Mapping[str, Any]) -> None:
-    """Refuse a request for a stored prompt: this server has none."""
+    """Reject a request with a stored prompt: this server has none."""
     prompt = body.get("prompt")
     if prompt is not None:
         raise errors.PROMPT_NOT_FOUND(id=prompt["id"])
 
 
 def check_not_empty(body: Mapping[str, Any]) -> None:
-    """Refuse a request that asks nothing: no input, and nothing earlier to go on from."""
+    """Reject a request with neither input nor anything to continue."""
     if body.get("input"):
         return
     if body.get("previous_response_id") is None and body.get("conversation") is None:
@@ -218,7 +217,7 @@ MAX_DISTANCE = 2
 
 
 def find_similar(name: str, candidates: Sequence[str]) -> list[str]:
-    """Find at most two known names within two edits of this one, the nearest first."""
+    """Return at most two names within two edits of this one, the nearest first."""
     near = ((edit_distance(name, other), other) for other in candidates)
     ranked = sorted((pair for pair in near if pair[0] <= MAX_DISTANCE), key=lambda pair: pair[0])
     return [other for _, other in ranked[:2]]

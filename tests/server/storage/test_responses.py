@@ -206,7 +206,7 @@ def test_a_newer_database_is_refused(tmp_path: Path) -> None:
     with sqlite3.connect(db) as direct:
         direct.execute("PRAGMA user_version = 99")
     direct.close()
-    with pytest.raises(CannotServe, match=r"newer Kedge.*upgrade"), serve(db=str(db)):
+    with pytest.raises(CannotServe, match=r"newer version of Kedge.*upgrade"), serve(db=str(db)):
         pass
 
 

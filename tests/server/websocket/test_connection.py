@@ -596,7 +596,7 @@ async def test_a_bug_ends_the_connection_and_not_the_server(
         await wire.create()
         await wire.wait_closed()
     monkeypatch.undo()
-    assert "met a bug of the server: ValueError" in caplog.text
+    assert "failed with an internal error: ValueError" in caplog.text
     assert "the words of a conversation" not in caplog.text
     async with connect_client(server) as wire:
         ended: Event = await wire.create_and_read()

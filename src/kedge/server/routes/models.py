@@ -1,4 +1,4 @@
-"""The endpoints of ``/v1/models``, in the shape of the API that is asked."""
+"""The endpoints of ``/v1/models``, in the format of the API that the request uses."""
 
 from datetime import UTC, datetime
 from typing import Any

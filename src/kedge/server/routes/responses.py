@@ -48,25 +48,25 @@ if TYPE_CHECKING:
 
 
 async def create(request: Request) -> Any:
-    """Answer ``POST /v1/responses``, whole or as a stream."""
+    """Answer ``POST /v1/responses``, complete or as a stream."""
     body = await read_json(request)
     unstored: UnstoredResponses | None = request.scope.get(WEBSOCKET_SCOPE_KEY)
     validate(request, check_create, body, on_socket=unstored is not None)
     await precount_request(body)
     service = get_service(request)
-    made = prepare_response(service, body, unstored)
-    exchange = get_recorded_request(request)
-    if exchange is not None:
-        exchange.context = tuple(made.prompt.ask.items)
-        exchange.response_id = made.request_fields["id"]
-    if made.request_fields["background"]:
-        return _start_in_background(get_background(request), service, made)
-    run = ResponseRun(service, made, unstored, exchange)
-    if made.prompt.stream:
+    draft = prepare_response(service, body, unstored)
+    record = get_recorded_request(request)
+    if record is not None:
+        record.context = tuple(draft.prompt.ask.items)
+        record.response_id = draft.request_fields["id"]
+    if draft.request_fields["background"]:
+        return _start_in_background(get_background(request), service, draft)
+    run = ResponseRun(service, draft, unstored, record)
+    if draft.prompt.stream:
         return EventStream(run, DONE_FRAME)
-    with DisconnectWatcher(run, request.receive) as watch:
-        whole = await run.generate(watch.start)
-    return respond_bytes(whole or b"")
+    with DisconnectWatcher(run, request.receive) as watcher:
+        response = await run.generate(watcher.start)
+    return respond_bytes(response or b"")
 
 
 def _start_in_background(
@@ -79,7 +79,7 @@ def _start_in_background(
 
 
 async def retrieve(request: Request) -> Any:
-    """Answer ``GET /v1/responses/{id}``, whole or as the stream that it was."""
+    """Answer ``GET /v1/responses/{id}``, complete or as a replay of its stream."""
     service = get_service(request)
     node = _find_node(service, request)
     if request.query_params.get("stream") == "true":
@@ -113,23 +113,23 @@ async def delete(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """Answer ``POST /v1/responses/{id}/cancel``; once cancelled, to cancel again changes nothing."""
+    """Answer ``POST /v1/responses/{id}/cancel``; cancelling twice has no further effect."""
     service = get_service(request)
     node = _find_node(service, request)
     run = get_background(request).get_run(request.path_params["id"])
     if run is not None:
         run.cancel()
-    whole = service.responses.read(node)
-    response = decode(whole)
+    encoded = service.responses.read(node)
+    response = decode(encoded)
     if not response["background"]:
         raise errors.CANNOT_CANCEL_SYNCHRONOUS()
     if response["status"] != "cancelled":
         raise errors.CANNOT_CANCEL_FINISHED(status=response["status"])
-    return respond_bytes(whole)
+    return respond_bytes(encoded)
 
 
 async def list_input_items(request: Request) -> Response:
-    """Answer ``GET /v1/responses/{id}/input_items``: the whole resolved input, in pages."""
+    """Answer ``GET /v1/responses/{id}/input_items`` with the complete resolved input, in pages."""
     service = get_service(request)
     node = service.nodes.get(_find_node(service, request))
     items: list[Item] = service.nodes.load_context(node.parent).list_items() + decode(node.input)
@@ -142,9 +142,9 @@ async def count_input_tokens(request: Request) -> Response:
     validate(request, check_input_tokens, body)
     await precount_request(body)
     service = get_service(request)
-    past = find_history(service, body)
-    items = resolve_input(service, body.get("input") or [], new_key(0), past)
-    tokens = build_model_input(service, body, past, items).tokens
+    history = find_history(service, body)
+    items = resolve_input(service, body.get("input") or [], new_key(0), history)
+    tokens = build_model_input(service, body, history, items).tokens
     return respond_json({"object": "response.input_tokens", "input_tokens": tokens})
 
 
@@ -158,38 +158,39 @@ async def compact_context(request: Request) -> Response:
     validate(request, check_compact, body)
     await precount_request(body)
     service = get_service(request)
-    past = find_history(service, body)
+    history = find_history(service, body)
     check_not_empty(body)
     key = new_key(0)
-    items = resolve_input(service, body.get("input") or [], key, past)
-    view = build_model_input(service, body, past, items)
-    sealed = build_compaction_item(
+    items = resolve_input(service, body.get("input") or [], key, history)
+    model_input = build_model_input(service, body, history, items)
+    compaction = build_compaction_item(
         service.cipher,
         make_item_id("compaction", key, len(items)),
-        await _compact_items(service, body, view),
+        await _compact_items(service, body, model_input),
     )
     usage = response_object.build_usage(
-        input=view.tokens, cached=0, output=count_items([sealed]), reasoning=0
+        input=model_input.tokens, cached=0, output=count_items([compaction]), reasoning=0
     )
     return respond_json(
         {
             "id": make_response_id(key),
             "object": "response.compaction",
             "created_at": int(service.clock()),
-            "output": [sealed],
+            "output": [compaction],
             "usage": usage,
         }
     )
 
 
 async def _compact_items(service: ServerState, body: Any, model_input: ModelInput) -> list[Item]:
-    """What stands for a view once it is compacted, with the model's own summary if it has one."""
-    made = retain_user_messages(
+    """Return what replaces the input, with the model's summary if it writes one."""
+    compacted = retain_user_messages(
         compact(model_input.items, model_input.tokens // 2), model_input.items
     )
     model = service.find_model(body["model"]) if body["model"] else service.model
-    summary = await model.summarise(made.omitted_items) if made.omitted_items else ""
-    return replace(made, summary=summary).items
+    omitted = compacted.omitted_items
+    summary = await model.summarise(omitted) if omitted else ""
+    return replace(compacted, summary=summary).items
 
 
 def _find_node(service: ServerState, request: Request) -> int:

@@ -1,12 +1,12 @@
-"""What the server remembers up to a point, as a shared, immutable tree.
+"""Contexts: everything up to a point of a chain, as a shared, immutable tree.
 
-A ``Context`` is its parent's context plus the items that one request added. The sums that every
-turn needs (how many tokens, which calls are open) are kept along the way, so the next turn of a
-chain costs what the turn itself brings, however long the chain is; forks share their past.
+A ``Context`` is its parent's context plus the items that one request added. The totals that every
+turn needs (tokens, open calls) are stored with it, so the next turn costs what its own items cost,
+however long the chain is; branches share their history.
 
-``ContextCache`` keeps recent contexts in memory, bounded by the bytes that they take. A cached
-context keeps its ancestors, so only a *tip* (a context without cached children) can be dropped;
-its parent then becomes the next tip to go. The cache only ever saves reading the database.
+``ContextCache`` holds recent contexts in memory, within a size limit. A context refers to its
+ancestors, so only a leaf (a context without cached children) can be evicted; its parent then becomes
+a leaf. The cache only saves reads of the database.
 """
 
 from collections import OrderedDict
@@ -25,8 +25,9 @@ from kedge.server.json_codec import Item
 class Context:
     """One point of a chain: everything up to and including ``items``.
 
-    ``seen`` is what a model sees in the place of ``items``: the same, except that a compaction is
-    read out. ``tokens`` and ``coherence`` tell of the whole context, ``size`` of this part alone.
+    ``model_items`` is what a model sees of ``items``: the same, except that a compaction is replaced
+    by the items in it. ``tokens`` and ``coherence`` are those of the complete context, ``size`` that
+    of this part alone.
     """
 
     parent: "Context | None"
@@ -42,19 +43,19 @@ class Context:
         return self.tokens - (self.parent.tokens if self.parent else 0)
 
     def list_items(self) -> list[Item]:
-        """List every item, oldest first."""
+        """Return every item, oldest first."""
         return list(chain.from_iterable(part.items for part in self._parts()))
 
     def list_model_items(self) -> list[Item]:
-        """List every item as a model sees it, oldest first."""
+        """Return every item as a model sees it, oldest first."""
         return list(chain.from_iterable(part.model_items for part in self._parts()))
 
     def total_size(self) -> int:
-        """About how many bytes the whole context takes."""
+        """Return the approximate size of the complete context in bytes."""
         return sum(part.size for part in self._parts())
 
     def last_parts(self, number: int) -> "Context":
-        """Cut all but the last ``number`` parts off: what a forgetful server would hold."""
+        """Return the context of the last ``number`` parts only."""
         context = EMPTY_CONTEXT
         for part in self._parts()[-number:] if number else []:
             context = extend_context(context, part.items, part.model_items, part.own_tokens, size=0)
@@ -71,13 +72,13 @@ class Context:
 
 
 EMPTY_CONTEXT = Context(None, (), (), 0, EMPTY_COHERENCE, 0)
-"""The context before anything was said."""
+"""The context without any items."""
 
 
 def extend_context(
     parent: Context, items: Sequence[Item], model_items: Sequence[Item], tokens: int, size: int
 ) -> Context:
-    """Add one part to a context; ``tokens`` and ``size``, its length as JSON, are its own."""
+    """Add one part to a context; ``tokens`` and ``size`` (its length as JSON) are those of the part."""
     own = tuple(items)
     return Context(
         parent=parent,
@@ -109,11 +110,11 @@ class _CacheEntry:
 
 
 PART_OVERHEAD_BYTES, ITEM_OVERHEAD_BYTES = 500, 1000
-"""What a part and an item take in memory beside their text, measured."""
+"""Measured memory of a part and of an item in addition to their text."""
 
 
 class ContextCache:
-    """Recent contexts by the number of their node, in about ``most_bytes`` of memory."""
+    """Recent contexts by the number of their node, in about ``max_bytes`` of memory."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -123,11 +124,11 @@ class ContextCache:
 
     @property
     def used_bytes(self) -> int:
-        """How much memory is held right now, about."""
+        """The approximate size of the cached contexts."""
         return self._used_bytes
 
     def get(self, node: int) -> Context | None:
-        """Find a context, and remember that it was wanted."""
+        """Return a context and mark it as recently used."""
         entry = self._entries.get(node)
         if entry is None:
             return None
@@ -136,7 +137,7 @@ class ContextCache:
         return entry.context
 
     def put(self, node: int, parent: int | None, context: Context) -> None:
-        """Keep a context, unless its parent has been dropped: what is held must be counted."""
+        """Cache a context, unless its parent was evicted: the size of its ancestors must be counted."""
         if node in self._entries:
             return
         if parent is not None:
@@ -152,12 +153,12 @@ class ContextCache:
             self._evict(next(iter(self._leaves)))
 
     def discard(self, node: int) -> None:
-        """Drop a context whose content was deleted, if it is a tip; it cannot be asked for."""
+        """Evict a context whose content was deleted, if it is a leaf; others cannot be requested."""
         if node in self._leaves:
             self._evict(node)
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Evict everything."""
         self._entries.clear()
         self._leaves.clear()
         self._used_bytes = 0
@@ -175,20 +176,18 @@ class ContextCache:
             self._leaves.move_to_end(entry.parent, last=False)
 
 
-_visible_parts: ContextVar[int | None] = ContextVar(
-    "parts of the past that are recalled", default=None
-)
+_visible_parts: ContextVar[int | None] = ContextVar("visible parts of the history", default=None)
 
 
 def truncate_history(context: Context) -> Context:
-    """Cut from a context what the server is made to forget."""
+    """Return the part of a context that fault injection leaves visible."""
     parts = _visible_parts.get()
     return context if parts is None else context.last_parts(parts)
 
 
 @contextmanager
 def limit_history(parts: int | None) -> Generator[None]:
-    """Recall only the last parts of any past within this block; None recalls everything."""
+    """Make only the last parts of any history visible within this block; None for all."""
     token = _visible_parts.set(parts)
     try:
         yield

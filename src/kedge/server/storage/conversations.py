@@ -1,8 +1,8 @@
-"""Conversation objects: a name, metadata, and a place in the tree of nodes that moves forward.
+"""Conversation objects: an id, metadata, and the node at the end of the conversation.
 
-Items are added as a node after the last one, so a response made in a conversation and the
-conversation itself share their items. Taking an item out rewrites the conversation as one new
-node; responses made earlier keep what they were made with.
+Items are added as a node after the last one, so a response in a conversation and the conversation
+share their items. Deleting an item rewrites the conversation as one new node; earlier responses
+retain their own context.
 """
 
 from collections.abc import Generator, Sequence
@@ -21,7 +21,7 @@ from kedge.server.storage.responses import Clock
 
 @dataclass(frozen=True, slots=True)
 class StoredConversation:
-    """One conversation object as it stands."""
+    """One conversation object."""
 
     id: str
     created_at: int
@@ -29,7 +29,7 @@ class StoredConversation:
     node: int | None
 
     def to_json(self) -> dict[str, Any]:
-        """Show it as the API does."""
+        """Return the conversation object of the API."""
         return {
             "id": self.id,
             "object": "conversation",
@@ -39,7 +39,7 @@ class StoredConversation:
 
 
 class ConversationRepository:
-    """The conversation objects of the database; ``count`` counts the tokens of items."""
+    """The conversation objects of the database."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ConversationRepository:
 
     @contextmanager
     def lock(self, id: str) -> Generator[None]:
-        """Hold a conversation while it changes; a second holder is refused."""
+        """Lock a conversation while it changes; raise an ``ApiError`` if it is locked."""
         if id in self._locked:
             raise CONVERSATION_LOCKED()
         self._locked.add(id)
@@ -67,7 +67,7 @@ class ConversationRepository:
             self._locked.discard(id)
 
     def create(self, metadata: object, key: str, items: Sequence[Item]) -> StoredConversation:
-        """Make a conversation, perhaps with its first items."""
+        """Create a conversation, with its first items if there are any."""
         id, now = f"conv_{token_hex(16)}", int(self._clock())
         with self._database.transaction():
             node = self._nodes.add(key, None, id, items, self._count_tokens) if items else None
@@ -78,7 +78,7 @@ class ConversationRepository:
         return StoredConversation(id, now, metadata, node)
 
     def find(self, id: str) -> StoredConversation | None:
-        """Find a conversation by its id."""
+        """Return a conversation, or None."""
         row = self._execute(
             "SELECT id, created_at, metadata, node FROM conversations WHERE id = ?", (id,)
         ).fetchone()
@@ -89,7 +89,7 @@ class ConversationRepository:
         self._execute("UPDATE conversations SET metadata = ? WHERE id = ?", (encode(metadata), id))
 
     def delete(self, conversation: StoredConversation) -> None:
-        """Delete a conversation; items that a response also holds stay with the response."""
+        """Delete a conversation; items that a response shares are retained for the response."""
         with self._database.transaction():
             self._execute("DELETE FROM conversations WHERE id = ?", (conversation.id,))
             self._nodes.delete_unused(conversation.node)
@@ -108,16 +108,16 @@ class ConversationRepository:
             self._set_node(conversation.id, node)
 
     def remove(self, conversation: StoredConversation, item_id: str) -> bool:
-        """Take one item out; say whether it was there."""
+        """Delete one item; return whether it existed."""
         items = self.items(conversation)
-        kept = [item for item in items if item["id"] != item_id]
-        if len(kept) == len(items):
+        others = [item for item in items if item["id"] != item_id]
+        if len(others) == len(items):
             return False
         with self._database.transaction():
             node = None
-            if kept:
+            if others:
                 key = new_key(self._nodes.next_number())
-                node = self._nodes.add(key, None, conversation.id, kept, self._count_tokens)
+                node = self._nodes.add(key, None, conversation.id, others, self._count_tokens)
             self._set_node(conversation.id, node)
             self._nodes.delete_unused(conversation.node)
         self._database.checkpoint()

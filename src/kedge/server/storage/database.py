@@ -1,13 +1,13 @@
-"""The server's database: one SQLite file, written by one process.
+"""The server's database: one SQLite file, used by one process.
 
-A *node* is what one request added to a chain: its input and output items, encoded once, and the
-response made of them. Nodes point to their parent, so a whole chain is read by one recursive query
-and forks share their past. A conversation points at its newest node. Deleting a response empties
-its part of the node; the items go when no child and no conversation needs them any more.
+A *node* has what one request added to a chain: its input and output items, encoded once, and its
+response. Nodes refer to their parent, so a chain is read by one recursive query and branches share
+their history. A conversation refers to its newest node. Deleting a response clears its part of the
+node; the items are deleted when no child and no conversation needs them.
 
-The file is in WAL mode and locked for this process, because conversation locks, node numbers and
-"unfinished means failed" are only right with a single owner. A commit does not wait for the disk:
-after a crash of the process nothing is lost, after a loss of power the newest turns may be.
+The file is in WAL mode and locked by this process, because conversation locks, node numbers and the
+rule that an unfinished response has failed require a single owner. A commit does not wait for the
+disk: a crash of the process loses nothing, a power failure may lose the newest turns.
 """
 
 import os
@@ -53,14 +53,20 @@ IN_MEMORY = ":memory:"
 
 
 class ServerDatabase:
-    """A connection with the schema in place; every method runs in the thread of the server.
+    """A connection to a database with the current schema, for the thread of the server.
 
-    ``crashed`` says that the last owner of the file did not close it.
+    ``unclean_shutdown`` is set if the last process that used the file did not close it.
+
+    Args:
+        path: The file, or ``:memory:``.
+
+    Raises:
+        CannotServe: If the file cannot be opened, is in use, or was written by a newer version.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        # Opened by the thread that makes the app, used by the one that runs its loop.
+        # Opened in the thread that creates the app, used in the thread of its loop.
         try:
             self._connection = sqlite3.connect(
                 _prepare_path(path), isolation_level=None, check_same_thread=False
@@ -85,12 +91,12 @@ class ServerDatabase:
         run("PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = NORMAL")
         run("PRAGMA secure_delete = ON")
-        with self.transaction():  # takes the lock, which is then kept
+        with self.transaction():  # acquires the lock until the connection is closed
             (version,) = run("PRAGMA user_version").fetchone()
             if version > SCHEMA_VERSION:
                 raise CannotServe(
-                    f"the database {self.path} was written by a newer Kedge (its version is "
-                    f"{version}, this Kedge knows {SCHEMA_VERSION}): upgrade Kedge, or use "
+                    f"the database {self.path} was written by a newer version of Kedge (schema "
+                    f"{version}, this version supports {SCHEMA_VERSION}): upgrade Kedge, or use "
                     "another --db"
                 )
             if version == 0:
@@ -100,7 +106,7 @@ class ServerDatabase:
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        """All of what is run inside, or none of it."""
+        """Run the statements in this block as one transaction."""
         self.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -110,7 +116,7 @@ class ServerDatabase:
         self.execute("COMMIT")
 
     def get_or_add_fact(self, name: str, default: bytes) -> bytes | None:
-        """Return what is known under a name; if nothing is, keep ``otherwise`` for next time."""
+        """Return the value of a fact; if there is none, store ``default`` and return None."""
         row = self.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         if row is not None:
             return row[0]
@@ -118,11 +124,11 @@ class ServerDatabase:
         return None
 
     def checkpoint(self) -> None:
-        """Write deletions through to the file, so that deleted content is on the disk no more."""
+        """Write the WAL to the file, so that deleted content is overwritten on disk."""
         self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def close(self) -> None:
-        """Close the file; everything committed is in it."""
+        """Close the file."""
         self.execute("DELETE FROM facts WHERE name = 'open'")
         self._connection.close()
 
@@ -130,18 +136,18 @@ class ServerDatabase:
 def _prepare_path(path: str) -> str:
     if path == IN_MEMORY:
         return path
-    place = Path(path).expanduser()
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Conversations are private: SQLite gives its other files the mode of this one. Only where there is
-    # none: to close a file drops every lock that this process has on it.
+    file = Path(path).expanduser()
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Conversations are private, and SQLite gives its other files the mode of this one. An existing file
+    # is not opened here: closing it would drop every lock that this process has on it.
     with suppress(FileExistsError):
-        os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    return str(place)
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    return str(file)
 
 
 def _build_open_error(path: str, error: Exception) -> CannotServe:
     if "locked" in str(error):
         return CannotServe(
-            f"the database {path} is in use by another server: stop that one, or use another --db"
+            f"the database {path} is in use by another server: stop that server, or use another --db"
         )
     return CannotServe(f"the database {path} cannot be opened: {error}")

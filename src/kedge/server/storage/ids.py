@@ -1,9 +1,8 @@
-"""Ids that say where a thing is kept, so that the database needs no index of ids.
+"""Ids that contain the number of a database row, so that no index of ids is needed.
 
-Everything a request adds shares one key: the number of its node in the database, then random
-digits that nobody can guess. The response is ``resp_<key>`` and its items are ``msg_<key><n>``,
-``fc_<key><n>`` and so on, ``n`` counting them. A key read out of an id is only a claim: it holds
-if the node of that number has that very key.
+Everything that a request adds shares one key: the number of its node in the database, then random
+digits. The response is ``resp_<key>`` and its items are ``msg_<key><n>``, ``fc_<key><n>`` and so on.
+A key in an id is not trusted: it is valid if the node of that number has exactly this key.
 """
 
 import re
@@ -21,44 +20,44 @@ ID_PREFIXES = {
     "reasoning": "rs",
     "compaction": "cmp",
 }
-"""How the id of an item begins, by its type; other types begin with ``item``."""
+"""The prefix of an item id by the type of the item; other types have ``item``."""
 
 _RESPONSE_ID = re.compile(rf"resp_([0-9a-f]{{{KEY_DIGITS}}})")
 _ITEM_ID = re.compile(rf"[a-z]+_([0-9a-f]{{{KEY_DIGITS}}})[0-9a-f]{{4,}}")
 
 
 def new_key(node: int) -> str:
-    """Make the key of a new node."""
+    """Return the key of a new node."""
     return f"{node:0{NODE_DIGITS}x}{secrets.token_hex((KEY_DIGITS - NODE_DIGITS) // 2)}"
 
 
 def parse_node_number(key: str) -> int:
-    """Read the number of its node out of a key."""
+    """Return the number of the node in a key."""
     return int(key[:NODE_DIGITS], 16)
 
 
 def make_response_id(key: str) -> str:
-    """Name a response by its key."""
+    """Return the id of the response with this key."""
     return f"resp_{key}"
 
 
 def make_item_id(type: str, key: str, number: int) -> str:
-    """Name the ``number``-th item of the request with this key."""
+    """Return the id of the ``number``-th item of the request with this key."""
     return f"{ID_PREFIXES.get(type, 'item')}_{key}{number:04x}"
 
 
 def make_call_id(key: str, number: int, prefix: str = "call") -> str:
-    """Name a tool call that is the ``number``-th item of the request with this key."""
+    """Return the call id of the ``number``-th item of the request with this key."""
     return f"{prefix}_{key}{number:04x}"
 
 
 def parse_response_key(id: str) -> str | None:
-    """Read the key out of a response's id, if this server could have made it."""
+    """Return the key in a response id, or None if it has another format."""
     match = _RESPONSE_ID.fullmatch(id)
     return match and match[1]
 
 
 def parse_item_key(id: str) -> str | None:
-    """Read the key out of an item's id, if this server could have made it."""
+    """Return the key in an item id, or None if it has another format."""
     match = _ITEM_ID.fullmatch(id)
     return match and match[1]

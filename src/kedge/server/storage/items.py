@@ -1,8 +1,8 @@
-"""Nodes: what each request added, kept once, read back as contexts.
+"""Nodes: the items that each request added, stored once and read back as contexts.
 
-A node's context is its parent's plus its own items, so the way up is one recursive query, and not
-even that while the context cache is warm. A node that holds a compaction is a *barrier*: seen from
-its children, everything before the newest compaction item is gone.
+The context of a node is that of its parent plus its own items: one recursive query, or none if the
+context is cached. A node with a compaction is a *barrier*: its children do not see anything before
+the newest compaction item.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,14 +39,14 @@ AND NOT EXISTS (SELECT 1 FROM conversations WHERE node = n.id)
 """
 
 ItemExpander = Callable[[Sequence[Item]], Sequence[Item]]
-"""Shows items as a model sees them: a compaction item is replaced by what it stands for."""
+"""Returns items as a model sees them, with a compaction item replaced by the items in it."""
 
 ItemCounter = Callable[[Sequence[Item]], int]
 
 
 @dataclass(frozen=True, slots=True)
 class ContextNode:
-    """The content of one node, as it is stored."""
+    """The stored content of one node."""
 
     id: int
     parent: int | None
@@ -54,12 +54,12 @@ class ContextNode:
     output: bytes
 
     def items(self) -> list[Item]:
-        """List its items."""
+        """Return its items."""
         return [*decode(self.input), *decode(self.output)]
 
 
 class NodeRepository:
-    """All nodes of the database, and the contexts that end at them."""
+    """The nodes of the database, and the contexts that end at them."""
 
     def __init__(self, database: ServerDatabase, cache: ContextCache, expand: ItemExpander) -> None:
         self._execute = database.execute
@@ -68,7 +68,7 @@ class NodeRepository:
         (self._last_number,) = database.execute("SELECT coalesce(max(id), 0) FROM nodes").fetchone()
 
     def next_number(self) -> int:
-        """Number a new node; a number is never given twice while the server runs."""
+        """Return the number for a new node; it is unique while the server runs."""
         self._last_number += 1
         return self._last_number
 
@@ -80,23 +80,23 @@ class NodeRepository:
         items: Sequence[Item],
         count_tokens: ItemCounter,
     ) -> int:
-        """Add items of a conversation; ``count`` counts what a model sees of them."""
+        """Add items to a conversation; ``count_tokens`` counts them as a model sees them."""
         node, barrier = parse_node_number(key), has_compaction(items)
-        seen = self._expand(slice_from_compaction(items)) if barrier else items
+        model_items = self._expand(slice_from_compaction(items)) if barrier else items
         self._execute(
             "INSERT INTO nodes (id, key, parent, barrier, tokens, conversation, input, output) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, X'5b5d')",
-            (node, key, parent, barrier, count_tokens(seen), conversation, encode(items)),
+            (node, key, parent, barrier, count_tokens(model_items), conversation, encode(items)),
         )
         return node
 
     def get(self, node: int) -> ContextNode:
-        """Read one node's own content."""
+        """Return the content of one node."""
         row = self._execute("SELECT id, parent, input, output FROM nodes WHERE id = ?", (node,))
         return ContextNode(*row.fetchone())
 
     def find(self, key: str, now: float) -> ContextNode | None:
-        """Find the node with a key, unless its items are only kept for those who build on it."""
+        """Return the node with a key, or None if its items are only retained for its children."""
         row = self._execute(
             "SELECT id, parent, input, output FROM nodes WHERE id = ? AND key = ? "
             "AND (expires_at > ? OR conversation IS NOT NULL)",
@@ -105,22 +105,22 @@ class NodeRepository:
         return row and ContextNode(*row)
 
     def load_context(self, node: int | None) -> Context:
-        """Everything up to and including a node."""
+        """Return the context that ends with a node."""
         if node is None:
             return EMPTY_CONTEXT
         return self._cache.get(node) or self._read_context(node)
 
     def cache_context(self, node: int, parent: int | None, context: Context) -> None:
-        """Remember a context that was just made, so that the next turn need not read it."""
+        """Cache a new context, so that the next turn does not read it from the database."""
         self._cache.put(node, None if context.parent is EMPTY_CONTEXT else parent, context)
 
     def list_items(self, node: int | None) -> list[Item]:
-        """List every item up to a node, also those from before a compaction."""
+        """Return every item up to a node, including those before a compaction."""
         rows = self._execute(_SELECT_ALL_ITEMS, (node,)).fetchall()
         return [item for row in reversed(rows) for part in row for item in decode(part)]
 
     def delete_unused(self, node: int | None) -> None:
-        """Delete a node that nothing needs any more, and then its parents likewise."""
+        """Delete a node that nothing refers to, and then its parents likewise."""
         while node is not None:
             row = self._execute(_SELECT_UNUSED, (node,)).fetchone()
             if row is None:
@@ -130,16 +130,16 @@ class NodeRepository:
             (node,) = row
 
     def drop_before_compaction(self, node: int) -> None:
-        """Drop what is before a barrier: its children do not see it, and nobody lists it."""
+        """Delete what is before a barrier, which its children do not see and nothing lists."""
         parent, barrier = self._execute(
             "SELECT parent, barrier FROM nodes WHERE id = ?", (node,)
         ).fetchone()
         if not barrier:
             return
-        kept = slice_from_compaction(self.get(node).items())
+        retained = slice_from_compaction(self.get(node).items())
         self._execute(
             "UPDATE nodes SET parent = NULL, input = ?, output = X'5b5d' WHERE id = ?",
-            (encode(kept), node),
+            (encode(retained), node),
         )
         self.delete_unused(parent)
 
@@ -164,23 +164,23 @@ class NodeRepository:
         *content: bytes,
     ) -> Context:
         items: list[Any] = [item for part in content for item in decode(part)]
-        seen: Sequence[Item] = items
+        model_items: Sequence[Item] = items
         if barrier:
             above, parent = EMPTY_CONTEXT, None
             items = slice_from_compaction(items)
-            seen = self._expand(items)
-        context = extend_context(above, items, seen, tokens, sum(map(len, content)))
+            model_items = self._expand(items)
+        context = extend_context(above, items, model_items, tokens, sum(map(len, content)))
         self._cache.put(node, parent, context)
         return context
 
 
 def has_compaction(items: Sequence[Item]) -> bool:
-    """Whether there is a compaction among the items."""
+    """Return whether there is a compaction among the items."""
     return any(item["type"] == "compaction" for item in items)
 
 
 def slice_from_compaction(items: Sequence[Item]) -> list[Any]:
-    """Cut everything before the newest compaction item."""
+    """Return the items from the newest compaction item on."""
     for index in range(len(items) - 1, -1, -1):
         if items[index]["type"] == "compaction":
             return list(items[index:])
@@ -188,20 +188,20 @@ def slice_from_compaction(items: Sequence[Item]) -> list[Any]:
 
 
 class StoredItemLookup:
-    """The stored items, by id."""
+    """Finds stored items by id."""
 
     def __init__(self, nodes: NodeRepository, clock: Callable[[], float]) -> None:
         self._nodes = nodes
         self._clock = clock
 
     def find_item(self, id: str) -> Item | None:
-        """Find a stored item."""
+        """Return a stored item, or None."""
         node = self._find_node(id)
         items = node.items() if node else ()
         return next((item for item in items if item["id"] == id), None)
 
     def find_reasoning_before(self, id: str) -> str | None:
-        """Name the reasoning item that stood directly before this one when a model wrote it."""
+        """Return the id of the reasoning item directly before this item in its model's output."""
         node = self._find_node(id)
         before: Item | None = None
         for item in decode(node.output) if node else ():

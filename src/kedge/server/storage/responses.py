@@ -1,8 +1,8 @@
-"""Stored responses: begun, settled, found, deleted, expired.
+"""Stored responses: create, finish, find, delete, expire.
 
-A response that somebody may know of is written down as ``in_progress`` while its model runs, and
-settled in one step afterwards, so a crash leaves a finished response or one that the next start
-marks failed.
+A response that a client may know of is stored as ``in_progress`` while its model runs, and finished
+in one step afterwards. So a crash leaves a finished response, or one that the next start marks as
+failed.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ RETURNING conversation
 
 @dataclass(frozen=True, slots=True)
 class ResponseEntry:
-    """A response as it is begun: everything that is known before its model runs."""
+    """What is known of a response before its model runs."""
 
     key: str
     parent: int | None
@@ -47,7 +47,7 @@ class ResponseEntry:
 
 @dataclass(frozen=True, slots=True)
 class ResponseResult:
-    """What became of a response."""
+    """The result of a response."""
 
     status: str
     result_json: bytes
@@ -57,7 +57,7 @@ class ResponseResult:
 
 
 class ResponseRepository:
-    """The responses of the database; one past its retention is as good as deleted."""
+    """The responses of the database. Expired responses are not found."""
 
     def __init__(
         self, database: ServerDatabase, nodes: NodeRepository, clock: Clock, retention: float
@@ -69,7 +69,7 @@ class ResponseRepository:
         self._retention = retention
 
     def find(self, id: str) -> tuple[int, str] | None:
-        """Find a response by its id, unless it has expired: its node and its status."""
+        """Return the node and the status of a response, or None."""
         key = parse_response_key(id)
         if key is None:
             return None
@@ -79,37 +79,38 @@ class ResponseRepository:
         ).fetchone()
 
     def read(self, node: int) -> bytes:
-        """Read a response as JSON."""
+        """Return a response as JSON."""
         row = self._execute("SELECT asked, became, output FROM nodes WHERE id = ?", (node,))
         return join_response(*row.fetchone())
 
     def begin(self, entry: ResponseEntry, *, barrier: bool, queued: bool = False) -> None:
-        """Write a response down as in progress, or as one that waits for its turn."""
-        status, became = ("queued", _QUEUED_JSON) if queued else ("in_progress", _IN_PROGRESS_JSON)
-        self._insert(entry, ResponseResult(status, became, b"[]", barrier, tokens=0))
+        """Store a response as in progress or as queued."""
+        status, result = ("queued", _QUEUED_JSON) if queued else ("in_progress", _IN_PROGRESS_JSON)
+        self._insert(entry, ResponseResult(status, result, b"[]", barrier, tokens=0))
 
     def mark_in_progress(self, node: int) -> None:
-        """Say that a response whose turn has come is in progress."""
+        """Mark a queued response as in progress."""
         self._execute(
             "UPDATE nodes SET status = 'in_progress', became = ? WHERE id = ? AND status = 'queued'",
             (_IN_PROGRESS_JSON, node),
         )
 
     def finish(self, entry: ResponseEntry, result: ResponseResult) -> bool:
-        """Finish a response: its output, and its items' place in the conversation, at once.
+        """Store the result of a response in progress, and advance its conversation, in one step.
 
-        Says whether there was anything to finish: it may have been deleted in the meantime.
+        Returns:
+            Whether the response was still there; it may have been deleted in the meantime.
         """
         if entry.conversation is None:
             return self._update(entry, result)
         with self._database.transaction():
-            kept = self._update(entry, result)
-            if kept:
+            is_stored = self._update(entry, result)
+            if is_stored:
                 self._advance_conversation(entry)
-        return kept
+        return is_stored
 
     def record(self, entry: ResponseEntry, result: ResponseResult) -> bool:
-        """Write down a response that was finished before anybody could know of it."""
+        """Store a finished response that was not stored as in progress."""
         if entry.conversation is None:
             self._insert(entry, result)
         else:
@@ -159,7 +160,7 @@ class ResponseRepository:
         )
 
     def fail(self, node: int, status: str, cause: ApiError | str | None = None) -> None:
-        """Settle a response that came to nothing, as ``failed`` or ``cancelled``."""
+        """Mark an unfinished response as ``failed`` or ``cancelled``."""
         self._execute(
             "UPDATE nodes SET status = ?, became = ? WHERE id = ? "
             "AND status IN ('in_progress', 'queued')",
@@ -167,7 +168,7 @@ class ResponseRepository:
         )
 
     def fail_unfinished(self) -> None:
-        """Mark as failed what an earlier process left in progress."""
+        """Mark responses that an earlier process left unfinished as failed."""
         self._execute(
             "UPDATE nodes SET status = 'failed', became = ? "
             "WHERE status IN ('in_progress', 'queued')",
@@ -175,16 +176,16 @@ class ResponseRepository:
         )
 
     def delete(self, node: int) -> None:
-        """Delete a response; its items stay for as long as a child or a conversation has them."""
+        """Delete a response; its items are retained while a child or a conversation needs them."""
         self._delete_nodes([node])
 
     def delete_all(self) -> None:
-        """Delete every response at once."""
+        """Delete every response."""
         rows = self._execute("SELECT id FROM nodes WHERE expires_at IS NOT NULL").fetchall()
         self._delete_nodes([node for (node,) in rows])
 
     def purge(self) -> int:
-        """Delete one batch of expired responses; say how many there were."""
+        """Delete one batch of expired responses; return how many."""
         rows = self._execute(
             "SELECT id FROM nodes WHERE expires_at <= ? LIMIT ?", (self._clock(), PURGE_BATCH_SIZE)
         ).fetchall()

@@ -1,6 +1,5 @@
-"""WebSocket mode: many responses over one connection, and a memory that lives as long as it does.
+"""WebSocket mode: many responses over one connection, which remembers unstored responses.
 
-``connection`` reads messages and keeps the limits, ``inner`` turns each message into a request of the
-same app and its answer into messages, ``memory`` is what the connection remembers of responses that
-were not stored.
+``connection`` reads messages and enforces the limits, ``asgi_bridge`` sends each message as a request
+through the same app and its response as messages, ``memory`` holds the unstored responses.
 """

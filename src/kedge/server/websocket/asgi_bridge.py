@@ -1,8 +1,8 @@
-"""One message as one request: the app answers it as it answers any other, and never knows.
+"""Send one WebSocket message as a request through the app, and its response as messages.
 
-The request goes through the same stack as one over HTTP (its id, its log line, the guard, armed
-faults), so that a response made here is in every way one that could have been made there. What
-differs is only the form: events travel as messages, and a refusal is an event too.
+The request passes the same middleware as one over HTTP (request id, access log, authentication, fault
+injection), so its response is the same. Only the format differs: events are sent as messages, and an
+error is an event, too.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ RESPONSES_PATH = "/v1/responses"
 FRAME_END = b"\n\n"
 DONE = b"data: [DONE]"
 FORWARDED_HEADERS = (b"retry-after", b"x-request-id")
-"""Headers of a refusal that are told within it."""
+"""Headers of an error response that are included in the message."""
 FAILURE_EVENTS = frozenset({"error", "response.failed"})
 HOP_HEADERS = frozenset({b"connection", b"upgrade", b"content-length", b"content-type"})
 
@@ -29,7 +29,7 @@ SendMessage = Callable[[bytes], Awaitable[None]]
 
 
 class AsgiBridge:
-    """One request on its way through the app."""
+    """One request of a WebSocket connection."""
 
     def __init__(
         self, stream_id: str | None, closed: asyncio.Event, send_message: SendMessage
@@ -43,13 +43,13 @@ class AsgiBridge:
         self._buffer = b""
         self.has_failed = False
         self.is_complete = False
-        """Whether the answer came to its end; if not, the connection is to break, like that of HTTP."""
+        """Whether the response is complete; if not, the connection must be closed, as with HTTP."""
 
     async def handle(
         self, app: ASGIApp, outer: Scope, body: Mapping[str, Any], memory: LaneMemory
     ) -> None:
-        """Send a request through the app, and tell its answer."""
-        # ASCII, because what is no character must reach the checks and be refused there.
+        """Send a request through the app, and its response to the client."""
+        # Escaped to ASCII, so that lone surrogates reach the validation and are rejected there.
         self._body: bytes | None = json.dumps(body).encode()
         await app(_build_scope(outer, memory), self._receive, self._send)
 
@@ -73,13 +73,13 @@ class AsgiBridge:
             await self._forward_error()
 
     async def _forward_events(self) -> None:
-        *whole, self._buffer = self._buffer.split(FRAME_END)
-        for block in whole:
-            if block != DONE:
-                await self._forward_event(block)
+        *frames, self._buffer = self._buffer.split(FRAME_END)
+        for frame in frames:
+            if frame != DONE:
+                await self._forward_event(frame)
 
-    async def _forward_event(self, block: bytes) -> None:
-        name, _, data = block.partition(b"\ndata: ")
+    async def _forward_event(self, frame: bytes) -> None:
+        name, _, data = frame.partition(b"\ndata: ")
         kind = name.removeprefix(b"event: ").decode()
         self.has_failed = self.has_failed or kind in FAILURE_EVENTS
         if kind == "error":
@@ -88,28 +88,28 @@ class AsgiBridge:
 
     async def _forward_error(self) -> None:
         self.has_failed = True
-        refusal: dict[str, Any] = json.loads(self._buffer)
-        # Faults speak in the words of servers whose refusals have other shapes; those go out as they are.
-        error = refusal.get("error")
-        told = cast("dict[str, Any]", error) if isinstance(error, dict) else refusal
+        body: dict[str, Any] = json.loads(self._buffer)
+        # Injected faults may have the error format of another server, which is sent unchanged.
+        error = body.get("error")
+        fields = cast("dict[str, Any]", error) if isinstance(error, dict) else body
         headers = {
             name.decode(): self._headers[name].decode()
             for name in FORWARDED_HEADERS
             if name in self._headers
         }
         await self._send_message(
-            encode_error(self._status, {**told, "headers": headers}, self._stream_id)
+            encode_error(self._status, {**fields, "headers": headers}, self._stream_id)
         )
 
 
 def encode_error(status: int, error: Mapping[str, Any], stream_id: str | None) -> bytes:
-    """Write an error as the API does on a socket."""
+    """Encode an error as a WebSocket message."""
     lane = {} if stream_id is None else {"stream_id": stream_id}
     return encode({"type": "error", "status": status, **lane, "error": error})
 
 
 def _nest_error(event: dict[str, Any]) -> dict[str, Any]:
-    """Write the error of a stream as a socket tells it: its words in a member of their own."""
+    """Convert the error event of a stream to that of a WebSocket, with the error in its own member."""
     outside = {"type": event.pop("type"), "sequence_number": event.pop("sequence_number")}
     return {**outside, "error": {"type": "server_error", **event}}
 

@@ -1,8 +1,8 @@
-"""One WebSocket connection: messages in, events out, within its limits.
+"""One WebSocket connection: requests in, events out, within its limits.
 
 A lane (``stream_id``) is a queue: its requests run one after the other, those of different lanes at
-the same time, as many as may. The connection lives for its time and is then closed, as soon as what
-runs on it has ended; so it is when the server stops.
+the same time, up to a limit. After its lifetime, or when the server stops, the connection is closed as
+soon as its running requests have ended.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from kedge.server.websocket.asgi_bridge import AsgiBridge, encode_error
 from kedge.server.websocket.memory import LaneMemory, SocketMemory
 
 DEFAULT_LANE = ""
-"""The name, among ourselves, of the lane that has none; no client can send it."""
+"""The internal name of the lane without a ``stream_id``; clients cannot send it."""
 
 STREAM_ID_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 CREATE_TYPE = "response.create"
@@ -33,7 +33,7 @@ GOING_AWAY, SERVICE_RESTART, INTERNAL_ERROR, UNSUPPORTED_DATA = 1001, 1012, 1011
 
 @dataclass(frozen=True, slots=True)
 class QueuedRequest:
-    """A request that waits for its turn."""
+    """A queued request."""
 
     stream_id: str | None
     body: dict[str, Any]
@@ -41,7 +41,7 @@ class QueuedRequest:
 
 
 class ServerConnection:
-    """One connection, from its handshake to its end."""
+    """One WebSocket connection."""
 
     def __init__(self, service: ServerState, scope: Scope, receive: Receive, send: Send) -> None:
         self._service = service
@@ -61,8 +61,8 @@ class ServerConnection:
         self._close_code = 0
 
     async def serve(self) -> None:
-        """Take the connection, and everything that comes over it."""
-        await self._receive()  # what announces the connection
+        """Accept the connection and serve its requests until it is closed."""
+        await self._receive()  # websocket.connect
         await self._send({"type": "websocket.accept"})
         self._service.sockets.add(self)
         loop = asyncio.get_running_loop()
@@ -77,22 +77,22 @@ class ServerConnection:
                 await asyncio.wait(self._tasks)
 
     def finish(self) -> None:
-        """Take no more requests, because the server stops."""
+        """Accept no more requests, because the server stops."""
         self._begin_close(SERVICE_RESTART, errors.SERVER_STOPPING())
 
     def _begin_close(self, code: int, error: errors.ApiError) -> None:
-        """Close with these words, as soon as the requests that were taken are answered."""
+        """Close with this code and error as soon as all accepted requests have ended."""
         self._close_code = self._close_code or code
         self._close_error = self._close_error or error
         if not self._tasks:
             self._start_task(self._close())
 
     def hang_up(self) -> None:
-        """Break off, whatever runs on it."""
+        """Close the connection at once."""
         self._start_task(self._close(INTERNAL_ERROR))
 
     def forget(self) -> None:
-        """Lose everything that was only remembered here."""
+        """Forget the unstored responses of this connection."""
         self._memory.clear()
 
     async def _read_messages(self) -> None:
@@ -136,25 +136,25 @@ class ServerConnection:
             self._start_task(self._run_lane(lane, queue))
 
     async def _run_lane(self, lane: str, queue: deque[QueuedRequest]) -> None:
-        """Answer the requests of a lane, one after the other, until none is left."""
+        """Run the requests of a lane, one after the other, until none is left."""
         while queue and not self._closed.is_set():
             async with self._slots:
-                job = queue[0]
+                request = queue[0]
                 self._queued -= 1
-                self._queued_bytes -= job.size
+                self._queued_bytes -= request.size
                 if not self._closed.is_set():
-                    await self._run_request(job, lane)
+                    await self._run_request(request, lane)
             queue.popleft()
 
     async def _run_request(self, request: QueuedRequest, lane: str) -> None:
-        inner = AsgiBridge(request.stream_id, self._closed, self._send_message)
+        bridge = AsgiBridge(request.stream_id, self._closed, self._send_message)
         body = {name: value for name, value in request.body.items() if name not in ENVELOPE_MEMBERS}
-        place = LaneMemory(self._memory, lane)
-        await inner.handle(self._scope["app"], self._scope, {**body, "stream": True}, place)
+        memory = LaneMemory(self._memory, lane)
+        await bridge.handle(self._scope["app"], self._scope, {**body, "stream": True}, memory)
         previous = body.get("previous_response_id")
-        if inner.has_failed and isinstance(previous, str):
+        if bridge.has_failed and isinstance(previous, str):
             self._memory.forget(lane, previous)
-        if not inner.is_complete:
+        if not bridge.is_complete:
             await self._close(INTERNAL_ERROR)
 
     def _expire(self) -> None:
@@ -172,9 +172,7 @@ class ServerConnection:
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            self._close_code = (
-                self._close_code or INTERNAL_ERROR
-            )  # a bug of ours; it is in the log already
+            self._close_code = self._close_code or INTERNAL_ERROR  # the error has been logged
         if self._close_code and not self._tasks and not self._closed.is_set():
             self._start_task(self._close())
 
@@ -184,7 +182,7 @@ class ServerConnection:
         if self._close_error is not None and not code:
             await self._send_error(self._close_error, None)
         self._closed.set()
-        with suppress(OSError, RuntimeError):  # it is closed already
+        with suppress(OSError, RuntimeError):  # already closed
             await self._send({"type": "websocket.close", "code": code or self._close_code})
 
     async def _send_error(self, error: errors.ApiError, stream_id: str | None) -> None:
@@ -192,24 +190,24 @@ class ServerConnection:
 
     async def _send_message(self, message: bytes) -> None:
         if not self._closed.is_set():
-            with suppress(OSError):  # the client is gone, and whoever reads is told so
+            with suppress(OSError):  # the client is gone, and the reading task will notice
                 await self._send({"type": "websocket.send", "text": message.decode()})
 
 
 ENVELOPE_MEMBERS = frozenset({"type", "stream_id"})
-"""What of a message is not the request itself."""
+"""Members of a message that are not part of the request."""
 
 
 def _parse_message(text: str) -> dict[str, Any]:
     body = parse_body(text.encode())
     if type(body) is not dict:
         raise errors.BODY_NOT_OBJECT(got=describe_json_type(body))
-    held = cast("dict[str, Any]", body)
-    if "type" not in held:
+    fields = cast("dict[str, Any]", body)
+    if "type" not in fields:
         raise errors.MISSING_PARAMETER(path="type")
-    if held["type"] != CREATE_TYPE:
-        raise errors.INVALID_VALUE(path="type", value=held["type"], supported=f"'{CREATE_TYPE}'")
-    return held
+    if fields["type"] != CREATE_TYPE:
+        raise errors.INVALID_VALUE(path="type", value=fields["type"], supported=f"'{CREATE_TYPE}'")
+    return fields
 
 
 def _parse_stream_id(body: Mapping[str, Any]) -> str | None:

@@ -1,8 +1,8 @@
-"""What one connection remembers of responses that were not stored: the newest of each lane.
+"""The unstored responses of one connection: the newest of each lane.
 
-A response that *was* stored needs no place here: the database knows it, also after the connection.
-Everything is dropped with the connection. The memory is bounded by the bytes that it holds; the lane
-that was quiet for longest is forgotten first, and the newest response is never.
+Stored responses are not in here, because they are in the database. Everything is dropped with the
+connection. The memory has a size limit: the least recently used lane is forgotten first, the newest
+response never.
 """
 
 from collections import OrderedDict
@@ -13,7 +13,7 @@ from kedge.server.storage.context import Context
 
 @dataclass(frozen=True, slots=True)
 class UnstoredResponse:
-    """One response that is remembered: its id, and the context up to and including it."""
+    """The id of a response, and the context that ends with it."""
 
     id: str
     context: Context
@@ -21,7 +21,7 @@ class UnstoredResponse:
 
 
 class SocketMemory:
-    """The newest unstored response of each lane, in about ``most_bytes``."""
+    """The newest unstored response of each lane, in about ``max_bytes``."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -32,43 +32,43 @@ class SocketMemory:
         return len(self._lanes)
 
     def find(self, id: str) -> Context | None:
-        """Find the context of a response, whichever lane it came from."""
-        return next((kept.context for kept in self._lanes.values() if kept.id == id), None)
+        """Return the context of a response of any lane, or None."""
+        return next((each.context for each in self._lanes.values() if each.id == id), None)
 
     def store(self, lane: str, id: str, context: Context) -> None:
-        """Remember a response in the place of the lane's last one."""
+        """Remember a response instead of the lane's previous one."""
         self.forget(lane)
-        kept = self._lanes[lane] = UnstoredResponse(id, context, context.total_size())
-        self._size += kept.size
+        response = self._lanes[lane] = UnstoredResponse(id, context, context.total_size())
+        self._size += response.size
         while self._size > self._max_bytes and len(self._lanes) > 1:
             self.forget(next(iter(self._lanes)))
 
     def forget(self, lane: str, id: str | None = None) -> None:
-        """Drop what a lane remembers; given an id, only if that is the response it remembers."""
-        kept = self._lanes.get(lane)
-        if kept is not None and id in (None, kept.id):
+        """Forget the response of a lane; with an id, only if it is that response."""
+        response = self._lanes.get(lane)
+        if response is not None and id in (None, response.id):
             del self._lanes[lane]
-            self._size -= kept.size
+            self._size -= response.size
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Forget everything."""
         self._lanes.clear()
         self._size = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LaneMemory:
-    """The memory of a connection, as a request on one lane sees it."""
+    """The unstored responses of a connection, for a request on one lane."""
 
     memory: SocketMemory
     lane: str
 
     def find(self, id: str) -> Context | None:
-        """Find the context of a response of this connection."""
+        """Return the context of a response of this connection, or None."""
         return self.memory.find(id)
 
     def store(self, id: str, context: Context | None) -> None:
-        """Note the lane's newest response; one without a context was stored elsewhere."""
+        """Remember the lane's newest response; one without a context is in the database."""
         if context is None:
             self.memory.forget(self.lane)
         else:
