@@ -85,11 +85,11 @@ class FaultedRequest:
     def _restore_call_id(self, item: Any, replayed: set[str]) -> Any:
         if not isinstance(item, dict):
             return item
-        held = cast("Body", item)
-        output = OUTPUT_TYPES.get(str(held.get("type")))
-        given = str(output and held.get(output.key))
+        members = cast("Body", item)
+        output = OUTPUT_TYPES.get(str(members.get("type")))
+        given = str(output and members.get(output.key))
         name = None if given in replayed else self.withheld_call_ids.get(given)
-        return held if output is None or name is None else held | {output.key: name}
+        return members if output is None or name is None else members | {output.key: name}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +107,17 @@ def _error_response(request: FaultedRequest, error: errors.ApiError) -> FaultRes
 
 def _status_response(fault: Fault, request: FaultedRequest) -> FaultResponse:
     after = fault.options["retry_after"]
-    situations = {
+    templates = {
         429: errors.RATE_LIMITED(seconds=f"{after or 0:g}"),
         500: errors.INTERNAL_ERROR(),
     }
-    refused = situations.get(fault.value) or errors.ApiError(
+    error = templates.get(fault.value) or errors.ApiError(
         "The server rejects this request because a fault is active.",
         status=fault.value,
         type="server_error" if fault.value >= 500 else "invalid_request_error",
     )
     headers = [] if after is None else [(b"retry-after", f"{after:g}".encode())]
-    return FaultResponse(fault.value, render_error(request.scope, refused)[1], headers)
+    return FaultResponse(fault.value, render_error(request.scope, error)[1], headers)
 
 
 def _forget_all(fault: Fault, request: FaultedRequest) -> None:
@@ -129,8 +129,8 @@ def _forget_all(fault: Fault, request: FaultedRequest) -> None:
 def _reject_previous_response(fault: Fault, request: FaultedRequest) -> FaultResponse | None:
     if not request.is_stateful or request.body.get("previous_response_id") is None:
         return None
-    refusal = UNSUPPORTED[fault.value]
-    return FaultResponse(refusal.status, refusal.body)
+    rejection = UNSUPPORTED[fault.value]
+    return FaultResponse(rejection.status, rejection.body)
 
 
 def _reject_empty_input(_: Fault, request: FaultedRequest) -> FaultResponse | None:
@@ -162,8 +162,8 @@ RESPONSE_OVERRIDES: Mapping[str, Callable[[Fault, FaultedRequest], FaultResponse
 
 
 def _select_dicts(value: object) -> list[Body]:
-    held = cast("list[Any]", value) if isinstance(value, list) else []
-    return [item for item in held if isinstance(item, dict)]
+    items = cast("list[Any]", value) if isinstance(value, list) else []
+    return [item for item in items if isinstance(item, dict)]
 
 
 def _is_call(item: Body) -> bool:
@@ -198,11 +198,13 @@ def _iter_calls(event: Body) -> Iterable[tuple[Body, str]]:
     for item in _iter_output_items(event):
         if _is_call(item):
             yield item, "call_id"
-    whole: Body = event.get("response", event)
-    for choice in _select_dicts(whole.get("choices")):
+    response: Body = event.get("response", event)
+    for choice in _select_dicts(response.get("choices")):
         for message in _select_dicts([choice.get("delta"), choice.get("message")]):
             yield from ((call, "id") for call in _select_dicts(message.get("tool_calls")))
-    for block in _select_dicts([event.get("content_block"), *_select_dicts(whole.get("content"))]):
+    for block in _select_dicts(
+        [event.get("content_block"), *_select_dicts(response.get("content"))]
+    ):
         if block.get("type") == "tool_use":
             yield block, "id"
 
@@ -285,8 +287,8 @@ def translate_not_found(
     code = cast("Body", body.get("error") or {}).get("code")
     if fault is None or code != errors.PREVIOUS_RESPONSE_NOT_FOUND.code:
         return None
-    refusal = NOT_FOUND[request.record_fault(fault).value]
-    return FaultResponse(refusal.status, refusal.render(request.body["previous_response_id"]))
+    rejection = NOT_FOUND[request.record_fault(fault).value]
+    return FaultResponse(rejection.status, rejection.render(request.body["previous_response_id"]))
 
 
 HISTORY_LIMITS: Mapping[str, Callable[[Fault], int]] = {

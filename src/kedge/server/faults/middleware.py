@@ -63,11 +63,11 @@ class FaultMiddleware:
         body: Any = None
         with suppress(ValueError, RecursionError):
             body = json.loads(raw)
-        held = cast("Body", body) if isinstance(body, dict) else {}
+        members = cast("Body", body) if isinstance(body, dict) else {}
         forget = scope["app"].state.service.forget
         exchange = scope.get("kedge.exchange")
         return FaultedRequest(
-            scope, raw, held, forget, self._faults.consume, self._withheld_call_ids, exchange
+            scope, raw, members, forget, self._faults.consume, self._withheld_call_ids, exchange
         )
 
 

@@ -9,6 +9,7 @@ request that it changed.
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from kedge.errors import InvalidFault
@@ -33,16 +34,13 @@ class FaultKind:
     options: Mapping[str, FaultArgument] = field(default_factory=dict[str, FaultArgument])
 
 
-def _parse_count(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError("an integer, 0 or more")
-    return int(text)
+def _integer_parser(minimum: int, maximum: float, description: str) -> Callable[[str], int]:
+    def parse_integer(text: str) -> int:
+        if not text.isdecimal() or not minimum <= int(text) <= maximum:
+            raise ValueError(description)
+        return int(text)
 
-
-def _parse_positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise ValueError("an integer, 1 or more")
-    return int(text)
+    return parse_integer
 
 
 def _parse_seconds(text: str) -> float:
@@ -55,22 +53,17 @@ def _parse_seconds(text: str) -> float:
     return seconds
 
 
-def _parse_status(text: str) -> int:
-    if not text.isdecimal() or not 400 <= int(text) <= 599:
-        raise ValueError("an HTTP status from 400 to 599")
-    return int(text)
-
-
 def _choice_parser(*choices: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
+    def parse_choice(text: str) -> str:
         if text not in choices:
             raise ValueError(f"one of {', '.join(choices)}")
         return text
 
-    return read
+    return parse_choice
 
 
-COUNT_ARGUMENT = FaultArgument("N", _parse_count)
+COUNT_ARGUMENT = FaultArgument("N", _integer_parser(0, inf, "an integer, 0 or more"))
+STATUS_ARGUMENT = FaultArgument("CODE", _integer_parser(400, 599, "an HTTP status from 400 to 599"))
 SECONDS_ARGUMENT = FaultArgument("SECONDS", _parse_seconds)
 ONLY_OPTION: Mapping[str, FaultArgument] = {"only": FaultArgument("TYPE", str)}
 
@@ -87,7 +80,7 @@ KINDS: Mapping[str, FaultKind] = {
     ),
     "status": FaultKind(
         "The request is rejected with this HTTP status; retry_after sends the header of that name.",
-        FaultArgument("CODE", _parse_status),
+        STATUS_ARGUMENT,
         {"retry_after": SECONDS_ARGUMENT},
     ),
     "slow_first_byte": FaultKind("Nothing is sent for this time.", SECONDS_ARGUMENT),
@@ -146,7 +139,7 @@ KINDS: Mapping[str, FaultKind] = {
 }
 """Every kind of fault, by name."""
 
-TIMES_ARGUMENT = FaultArgument("K", _parse_positive)
+TIMES_ARGUMENT = FaultArgument("K", _integer_parser(1, inf, "an integer, 1 or more"))
 
 
 @dataclass(frozen=True, slots=True)
