@@ -1,11 +1,11 @@
-"""Kedge: conversations with language models that remember.
+"""Kedge: stateful conversations with language models.
 
-The Turn is the truth; a stored response is only a cache of a prefix of it.
+The Turn holds the complete conversation; a response stored by a server is only a cache of a prefix of it.
 
-Everything an ordinary program needs is imported from here; the layers below are for those who extend
-Kedge. The root is lazy: ``import kedge`` loads nothing, a name loads its home when it is first asked
-for. A name has one line in ``HOMES`` and one under ``TYPE_CHECKING``, where type checkers and editors
-look; a test holds the two together. Errors that only one corner raises are in ``kedge.errors``.
+An ordinary program imports everything from here; the packages below are for extensions. ``import kedge`` loads
+nothing: a name loads its module when it is first used. A name has one line in ``HOMES`` and one under
+``TYPE_CHECKING`` for type checkers and editors; a test compares the two. Errors that only one package raises are
+in ``kedge.errors``.
 """
 
 from importlib import import_module
@@ -102,7 +102,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Load a public name when it is first asked for."""
+        """Load a public name on first use."""
         if name not in HOMES:
             raise AttributeError(f"module 'kedge' has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(HOMES[name]), name)

@@ -1,8 +1,8 @@
-"""Event loops: one way from sync code into async code, and things that live as long as a loop.
+"""Call async code from sync code, and manage resources that belong to one event loop.
 
-A connection pool belongs to the loop that opened it. ``PerLoop`` keeps one for each loop. Every loop
-closes its async generators before it ends, so each thing is held by one: whatever was opened is closed
-in its own loop, by ``run_sync``, ``asyncio.run`` and servers alike, also where nobody remembers to.
+A connection pool belongs to the loop that opened it, so ``PerLoop`` holds one per loop. Every loop closes its async
+generators before it ends. Each resource is therefore owned by such a generator: it is closed in its own loop,
+by ``run_sync``, ``asyncio.run`` and servers alike, even if the program never closes it.
 """
 
 import asyncio
@@ -20,7 +20,12 @@ Finalizer = AsyncGenerator[None]
 
 
 class PerLoop(Generic[T]):
-    """A thing for each event loop, made when it is first asked for."""
+    """A resource per event loop, created on first use.
+
+    Args:
+        make: Creates the resource.
+        close: Closes it.
+    """
 
     def __init__(self, make: Callable[[], T], close: Callable[[T], Awaitable[None]]) -> None:
         self._make = make
@@ -30,58 +35,58 @@ class PerLoop(Generic[T]):
         )
 
     def get(self) -> T:
-        """The thing of the running loop."""
+        """Return the resource of the running loop."""
         loop = asyncio.get_running_loop()
-        kept = self._entries.get(loop)
-        if kept is None:
-            thing = self._make()
-            kept = self._entries[loop] = thing, _start_finalizer(thing, self._close)
-        return kept[0]
+        entry = self._entries.get(loop)
+        if entry is None:
+            resource = self._make()
+            entry = self._entries[loop] = resource, _start_finalizer(resource, self._close)
+        return entry[0]
 
     def get_existing(self) -> T | None:
-        """The thing of the running loop, if there is one."""
+        """Return the resource of the running loop, if there is one."""
         try:
-            kept = self._entries.get(asyncio.get_running_loop())
-        except RuntimeError:  # no loop runs
+            entry = self._entries.get(asyncio.get_running_loop())
+        except RuntimeError:  # no loop is running
             return None
-        return kept and kept[0]
+        return entry and entry[0]
 
     async def aclose(self) -> None:
-        """Close the thing of the running loop, if there is one."""
-        kept = self._entries.pop(asyncio.get_running_loop(), None)
-        if kept is not None:
-            await kept[1].aclose()
+        """Close the resource of the running loop, if there is one."""
+        entry = self._entries.pop(asyncio.get_running_loop(), None)
+        if entry is not None:
+            await entry[1].aclose()
 
     def __del__(self) -> None:
-        for loop, (_, keeper) in list(self._entries.items()):
-            with suppress(RuntimeError):  # the loop is closed, and so is what it held
-                loop.call_soon_threadsafe(_schedule_close, keeper)
+        for loop, (_, finalizer) in list(self._entries.items()):
+            with suppress(RuntimeError):  # the loop is closed, and so are its resources
+                loop.call_soon_threadsafe(_schedule_close, finalizer)
 
 
-_finalizers: set[Finalizer] = set()  # a loop holds its generators weakly
+_finalizers: set[Finalizer] = set()  # a loop has only weak references to its generators
 _close_tasks: set[asyncio.Task[None]] = set()
 
 
 def _start_finalizer(resource: T, close: Callable[[T], Awaitable[None]]) -> Finalizer:
-    """A generator that closes the thing when it is closed, known to the running loop."""
+    """Return a generator that closes the resource when the running loop closes the generator."""
 
-    async def keep() -> Finalizer:
+    async def finalize() -> Finalizer:
         try:
             yield
         finally:
-            _finalizers.discard(keeper)
+            _finalizers.discard(finalizer)
             await close(resource)
 
-    keeper = keep()
+    finalizer = finalize()
     with suppress(StopIteration):
-        anext(keeper).send(None)  # the first step, up to where it waits; no need to wait for that
-    _finalizers.add(keeper)
-    return keeper
+        anext(finalizer).send(None)  # run it up to its yield, which does not block
+    _finalizers.add(finalizer)
+    return finalizer
 
 
 def _schedule_close(finalizer: Finalizer) -> None:
-    # A task of our own, not the generator's: cancelled at the end of the loop before it has begun, it
-    # leaves the generator for the loop to close.
+    # A separate task: if it is cancelled at the end of the loop before it has started, the generator is
+    # still open, and the loop closes it.
     async def close() -> None:
         await finalizer.aclose()
 
@@ -91,13 +96,23 @@ def _schedule_close(finalizer: Finalizer) -> None:
 
 
 def run_sync(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end from sync code: ``run_sync(engine.run(turn))``."""
+    """Run a coroutine from sync code: ``run_sync(engine.run(turn))``.
+
+    Args:
+        work: The coroutine.
+
+    Returns:
+        Its result.
+
+    Raises:
+        KedgeError: If an event loop is already running in this thread.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return anyio.run(_await, work)
     work.close()
-    raise KedgeError("run_sync was called inside a running event loop; use await there instead")
+    raise KedgeError("run_sync was called inside a running event loop; use await instead")
 
 
 async def _await(work: Coroutine[Any, Any, T]) -> T:

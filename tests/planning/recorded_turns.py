@@ -1,10 +1,13 @@
-"""Short ways to make recorded Turns for the tests of planning."""
+"""Recorded Turns and random anchor records for the tests of planning."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from kedge.planning import RequestPlan, plan_request, record_response, render
+from hypothesis import strategies as st
+
+from kedge.planning import AnchorRecord, RequestPlan, plan_request, record_response, render
 from kedge.turns import Block, Turn, assistant, block_from_item, tool_result, user
+from strategies import texts
 
 SCOPE = "here"
 NOW = 1_000.0
@@ -84,3 +87,25 @@ def make_reasoning_turn() -> Turn:
     turn = add_response(Turn([user("u")]), "R1", reasoning_block("a"), call_block("a"))
     turn = turn.append(tool_result("call_a", "1"))
     return add_response(turn, "R2", reasoning_block("b"), message_block("b"))
+
+
+times = st.floats(0, 1e10)
+
+
+def records() -> st.SearchStrategy[AnchorRecord]:
+    """Records of every kind."""
+    return st.builds(
+        AnchorRecord,
+        response_id=st.sampled_from(["R1", "R2", "R3"]),
+        scope=st.sampled_from(["a", "b"]),
+        digest=texts(),
+        block_count=st.integers(-1, 4),
+        depth=st.integers(0, 9),
+        root_created_at=times,
+        status=st.sampled_from(["completed", "incomplete", "failed", "cancelled", "lost"]),
+        stored=st.booleans(),
+        created_at=st.sampled_from([0.0, 1.0, 2.0]) | times,
+        expires_at=st.none() | times,
+        barrier=st.none() | st.integers(0, 4),
+        derived=st.lists(texts(), max_size=2).map(tuple),
+    )

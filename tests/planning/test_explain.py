@@ -48,8 +48,8 @@ def test_a_fallback_says_what_can_be_done() -> None:
     late = make_plan(turn, now=NOW + 10_000_000).explain()
     assert late.splitlines() == [
         "Sending everything (2 blocks, about 225 bytes): no stored response matches this history.",
-        "Not used: R1, because the server no longer keeps it, or soon will not.",
-        "Nothing to do: the whole history is at hand and is sent again.",
+        "Not used: R1, because the server no longer stores it, or is about to drop it.",
+        "Nothing to do: the full conversation is stored locally and is sent again.",
     ]
     assert "store=true" in make_plan(make_exchanges(1, stored=False)).explain()
     assert "stateless mode" in make_plan(turn, mode="stateless").explain()

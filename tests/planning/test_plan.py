@@ -44,8 +44,8 @@ from planning.recorded_turns import (
     make_plan,
     message_block,
     reasoning_block,
+    records,
 )
-from planning.test_state import records
 from strategies import json_objects, json_values, turns
 
 DAY = 24 * 3600.0

@@ -81,7 +81,7 @@ def test_a_compaction_that_somebody_put_there_is_a_barrier() -> None:
     turn = make_exchanges(2).append(compaction_block("c", origin="compact"), user("u"))
     assert item_types(make_plan(turn).input()) == ["compaction", "user"]
     assert make_plan(turn).anchor is None
-    assert "because a compaction has taken its place." in make_plan(turn).explain()
+    assert "because a compaction has replaced it." in make_plan(turn).explain()
     answered = add_response(turn, "R3").append(user("next"))
     assert make_plan(answered).previous_response_id == "R3"
     edited = answered.replace(answered[0].id, user("edited"))

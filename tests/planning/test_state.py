@@ -20,28 +20,8 @@ from kedge.planning import (
 )
 from kedge.planning.state import STATE_KEY, anchor_sort_key
 from kedge.turns import Turn, dumps, loads, user
+from planning.recorded_turns import records
 from strategies import json_values, texts
-
-times = st.floats(0, 1e10)
-
-
-def records() -> st.SearchStrategy[AnchorRecord]:
-    """Records of every kind."""
-    return st.builds(
-        AnchorRecord,
-        response_id=st.sampled_from(["R1", "R2", "R3"]),
-        scope=st.sampled_from(["a", "b"]),
-        digest=texts(),
-        block_count=st.integers(-1, 4),
-        depth=st.integers(0, 9),
-        root_created_at=times,
-        status=st.sampled_from(["completed", "incomplete", "failed", "cancelled", "lost"]),
-        stored=st.booleans(),
-        created_at=st.sampled_from([0.0, 1.0, 2.0]) | times,
-        expires_at=st.none() | times,
-        barrier=st.none() | st.integers(0, 4),
-        derived=st.lists(texts(), max_size=2).map(tuple),
-    )
 
 
 def states() -> st.SearchStrategy[ConversationState]:

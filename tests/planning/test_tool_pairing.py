@@ -106,7 +106,7 @@ def test_problems_say_what_to_do() -> None:
     said = [str(problem) for problem in find_problems(Turn([*blocks, tool_result("z", "1")]))]
     assert said == [
         "call a (look) has no result; add one or remove the call",
-        "call b (look) is made again before it was answered; use a new call_id",
+        "call b (look) is repeated before its result; use a new call_id",
         "call b has a second result; remove one of them",
         "the result for z has no call before it; remove it or restore the call",
     ]

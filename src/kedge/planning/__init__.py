@@ -1,4 +1,4 @@
-"""Digests, anchors and the plan: what to send, and why."""
+"""Decide what to send for a Turn: digests, anchor records and request plans."""
 
 from kedge.planning.anchor_lookup import (
     anchor_problem,

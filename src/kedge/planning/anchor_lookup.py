@@ -1,9 +1,8 @@
-"""The structural view of anchors: tags on blocks, for people and tools that look at a Turn.
+"""Find anchors by the tags of blocks, for display and for callers without records.
 
-Blocks are tagged with the response that made them. A response can be an anchor, seen this way, if its
-blocks are there, stand together with nothing in between, and, where a record exists, the record
-proves. Tags alone cannot see an edit in place, so engines go by records alone; these
-functions explain, and serve those who keep no records.
+Blocks are tagged with the response that produced them. By its tags a response is a valid anchor if its blocks are
+present and contiguous and, where a record exists, the record matches. Tags cannot reveal that a block was
+edited in place, so engines use records only.
 """
 
 from kedge.planning.anchors import AnchorRecord, Reason, matches_prefix
@@ -13,31 +12,59 @@ from kedge.turns import Block, Turn
 
 
 def is_valid_anchor(turn: Turn, response_id: str) -> bool:
-    """Whether the blocks of this response stand together, unchanged as far as can be told."""
+    """Return whether the blocks of a response are present, contiguous and, if recorded, unchanged.
+
+    Args:
+        turn: The Turn.
+        response_id: The response.
+    """
     return anchor_problem(turn, response_id) is None
 
 
 def find_best_anchor(turn: Turn) -> str:
-    """The newest response whose blocks form a valid anchor, or an empty string."""
-    places: dict[str, list[int]] = {}
+    """Return the newest response whose blocks form a valid anchor.
+
+    Args:
+        turn: The Turn.
+
+    Returns:
+        The id of the response, or an empty string.
+    """
+    indices: dict[str, list[int]] = {}
     for index, block in enumerate(turn.blocks):
         if block.response_id:
-            places.setdefault(block.response_id, []).append(index)
+            indices.setdefault(block.response_id, []).append(index)
     records = {record.response_id: record for record in get_state(turn).anchors}
-    for response_id in sorted(places, key=lambda each: places[each][-1], reverse=True):
-        if _find_problem(turn, places[response_id], records.get(response_id)) is None:
+    for response_id in sorted(indices, key=lambda each: indices[each][-1], reverse=True):
+        if _find_problem(turn, indices[response_id], records.get(response_id)) is None:
             return response_id
     return ""
 
 
 def blocks_after_response(turn: Turn, response_id: str) -> list[Block]:
-    """The blocks after the last one of this response; none if it made none."""
-    places = _block_indices(turn, response_id)
-    return list(turn.blocks[places[-1] + 1 :]) if places else []
+    """Return the blocks after the last one of a response.
+
+    Args:
+        turn: The Turn.
+        response_id: The response.
+
+    Returns:
+        The blocks; none if the Turn has no block of the response.
+    """
+    indices = _block_indices(turn, response_id)
+    return list(turn.blocks[indices[-1] + 1 :]) if indices else []
 
 
 def anchor_problem(turn: Turn, response_id: str) -> Reason | None:
-    """Why this response cannot be an anchor, seen structurally; ``None`` if it can."""
+    """Return why a response is not a valid anchor by its tags.
+
+    Args:
+        turn: The Turn.
+        response_id: The response.
+
+    Returns:
+        The reason, or None if it is a valid anchor.
+    """
     return _find_problem(
         turn, _block_indices(turn, response_id), get_state(turn).anchor(response_id)
     )
@@ -56,10 +83,10 @@ def _find_problem(turn: Turn, indices: list[int], record: AnchorRecord | None) -
         return "incomplete"
     if not record.stored:
         return "unstored"
-    ledger = get_prefix_index(turn)
-    ends_there = ledger.count(max(indices[-1] + 1 - turn.lead, 0)) == record.block_count
-    covered = ledger.count(len(turn.blocks) - turn.lead)
-    return None if ends_there and matches_prefix(record, ledger, covered) else "changed"
+    index = get_prefix_index(turn)
+    ends_there = index.count(max(indices[-1] + 1 - turn.lead, 0)) == record.block_count
+    covered = index.count(len(turn.blocks) - turn.lead)
+    return None if ends_there and matches_prefix(record, index, covered) else "changed"
 
 
 def _block_indices(turn: Turn, response_id: str) -> list[int]:

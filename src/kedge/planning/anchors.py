@@ -1,8 +1,8 @@
-"""Anchors: what is written down about a stored response, and when it may be used.
+"""Anchor records: what is known about a stored response, and whether it can be used.
 
-Only records prove. A record holds the digest of the whole context that its response remembers; if the
-Turn has that digest at that length, the server's memory is a prefix of the Turn. Everything else in
-the record says whether the server can still be asked for it.
+Only records prove anything. A record has the digest of the complete context that its response remembers; if the
+Turn has that digest at that length, the server's memory is a prefix of the Turn. The other fields of the record
+tell whether the server can still be asked for it.
 """
 
 from dataclasses import dataclass
@@ -26,23 +26,23 @@ Reason = Literal[
 ]
 
 REASONS: dict[Reason, str] = {
-    "scope": "it lives with another provider, endpoint or account",
-    "incomplete": "it never finished",
+    "scope": "it belongs to another provider, endpoint or account",
+    "incomplete": "it was never completed",
     "unstored": "the server did not store it",
-    "expired": "the server no longer keeps it, or soon will not",
+    "expired": "the server no longer stores it, or is about to drop it",
     "too_deep": "its chain is longer than this server is known to remember",
-    "split": "its blocks no longer stand together",
+    "split": "its blocks are no longer contiguous",
     "changed": "the conversation before or in it was edited since",
     "unproven": "there is no record of what it remembers",
-    "lost": "the server said that it is gone",
+    "lost": "the server no longer has it",
     "untrusted": "this server has not shown that it remembers",
 }
-"""Every reason to refuse a candidate, in plain words."""
+"""A description of every reason to reject a candidate."""
 
 DEFAULT_RETENTION = 30 * 24 * 3600.0
-"""Seconds for which a provider keeps a response, unless told otherwise."""
+"""Seconds for which a provider stores a response, unless configured otherwise."""
 EXPIRY_MARGIN = 3600.0
-"""Seconds before its expiry from which on a response is no longer relied on."""
+"""Seconds before its expiry from which a response is no longer used."""
 
 
 class TokenCounts(NamedTuple):
@@ -66,13 +66,21 @@ class TokenCounts(NamedTuple):
 class AnchorRecord:
     """What is known about one stored response.
 
-    ``digest`` covers the first ``block_count`` covered blocks of the Turn: everything the response
-    remembers, its own output included. ``depth`` counts the responses of its chain up to and including
-    itself; ``root_created_at`` is when the first of them was made.
-
-    ``barrier`` is the place, among the covered blocks, of the compaction item with which the server's
-    memory begins; ``None`` if it begins with the conversation. ``derived`` are the digests of the
-    reasoning and compaction items of its own output: what it made from all it remembers.
+    Attributes:
+        response_id: The id of the response.
+        scope: The provider, endpoint and account that stores it.
+        digest: The digest of everything that the response remembers, its own output included.
+        block_count: How many blocks of the Turn that digest covers.
+        depth: How many responses its chain has, itself included.
+        root_created_at: When the first response of the chain was created, in seconds since the epoch.
+        status: Its status; ``lost`` if the server no longer has it.
+        stored: Whether the server stored it.
+        created_at: When it was created, in seconds since the epoch.
+        expires_at: When the server drops it, or None.
+        barrier: The position, among the covered blocks, of the compaction item that the server's memory
+            starts with; None if it starts with the conversation.
+        derived: The digests of the reasoning and compaction items of its own output.
+        counted: What the server counted for it, where the count can be compared with later ones.
     """
 
     response_id: str
@@ -88,15 +96,20 @@ class AnchorRecord:
     barrier: int | None = None
     derived: tuple[str, ...] = ()
     counted: TokenCounts | None = None
-    """What the server counted for this response, where the count can be compared with later ones."""
 
     def __post_init__(self) -> None:
-        """Nothing to check: a record that says something wrong proves nothing."""
+        """Check nothing: a record with wrong values proves nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedAnchor:
-    """A candidate that was refused, and why."""
+    """A candidate that cannot be used.
+
+    Attributes:
+        response_id: The response.
+        reason: Why it cannot be used; ``REASONS`` describes it.
+        record: Its record.
+    """
 
     response_id: str
     reason: Reason
@@ -107,7 +120,7 @@ class RejectedAnchor:
 
 
 def matches_prefix(record: AnchorRecord, index: PrefixIndex, covered: int) -> bool:
-    """Whether the first blocks are exactly what the record's response remembers."""
+    """Return whether the Turn starts with exactly the context that the record describes."""
     count = record.block_count
     return 0 < count <= covered and index.digest(count) == record.digest
 
@@ -173,7 +186,7 @@ def unavailable_reason(
     max_depth: int | None = None,
     not_before: float = 0.0,
 ) -> Reason | None:
-    """Why the server cannot be asked for this response, whatever the Turn says."""
+    """Return why a response is not available on the server, or None if it is."""
     if not record.response_id:
         return "unproven"
     if record.scope != scope:

@@ -1,9 +1,9 @@
 """The canonical form of a block: only what a model can see.
 
-Two blocks with one canonical form are the same to a model, however they were made: by a constructor,
-from a stream, from a replayed item or from JSON. Local ids, provider ids, metadata, timestamps, nulls
-and statuses have no part in it, so none of them can cost an anchor. Reasoning is the server's own and
-has no canonical form at all.
+Two blocks with the same canonical form are the same to a model, however they were made: by a constructor, from a
+stream, from a replayed item or from JSON. Local ids, provider ids, metadata, timestamps, nulls and statuses
+are not part of it, so a change of them does not invalidate an anchor. Reasoning belongs to the server and has
+no canonical form.
 """
 
 import json
@@ -38,9 +38,15 @@ _encode = json.JSONEncoder(
 
 
 def canonical(block: Block) -> CanonicalForm | None:
-    """What a model can see of this block, as plain JSON values; ``None`` for reasoning.
+    """Return what a model can see of a block, as plain JSON values.
 
-    Compare ``canonical_json``: Python takes true for 1.
+    To compare two blocks, compare ``canonical_json``: in Python ``True == 1``.
+
+    Args:
+        block: The block.
+
+    Returns:
+        The canonical form, or None for reasoning.
     """
     match block:
         case UserBlock() | AssistantBlock():
@@ -69,10 +75,10 @@ def canonical(block: Block) -> CanonicalForm | None:
 
 
 def canonical_json(block: Block) -> bytes | None:
-    """The canonical form as JSON bytes, keys sorted: what is hashed.
+    """Return the canonical form as JSON bytes with sorted keys, which is what digests hash.
 
-    Every block of a Turn comes through here once, so the common kinds are written by hand; the
-    bytes are those that ``json.dumps`` would write.
+    Every block of a Turn passes here once, so the common kinds have encoders of their own, which return the
+    same bytes as ``json.dumps``.
     """
     write = _ENCODERS.get(type(block))
     if write is not None:

@@ -1,12 +1,17 @@
-"""The ledger of a Turn: rolling digests, byte sums and open calls of every prefix of its body.
+"""The prefix index of a Turn: digests, sizes and open tool calls of every prefix of its body.
 
-``d0 = H(tag)``, ``di = H(d(i-1) || H(canonical(block_i)))``: one digest stands for a whole prefix, and
-the next one costs two small hashes. The ledger is kept in the Turn's memo and shared along its lineage:
-planning a Turn that grew by k blocks costs k. A Turn that branched off takes a copy of what it shares.
-A ledger only ever grows, under its lock, so that whoever reads a prefix of it needs none.
+``d0 = H(tag)``, ``di = H(d(i-1) || H(canonical(block_i)))``: one digest identifies a complete prefix, and the next
+one costs two small hashes. Only content is indexed, never ids or metadata, so an equal rebuild of a Turn has an
+equal index.
 
-Only content is recorded here, never ids or metadata, so an equal rebuild has an equal ledger. The
-canonical form of a block is hashed once and kept in the block itself.
+Why the index grows instead of being rebuilt: an agent plans after every block it adds, and hashing the conversation
+each time would cost O(n) per request and O(n^2) per conversation. So a Turn and its continuations share one
+index, cached in the Turn, and planning a Turn that grew by k blocks costs O(k). Sharing is safe because an
+index only grows, under its lock, and never changes what it holds for a prefix: a shorter Turn that shares it
+reads its own prefix without locking, even while a longer one extends it. Only one Turn can extend it, though. When
+two Turns grow from the same one, the second finds that the index is longer than their common prefix and
+takes a copy of that prefix (``fork``). An index whose extension is interrupted has no valid length, and is never
+extended again.
 """
 
 import hashlib
@@ -24,7 +29,7 @@ from kedge.turns.turn import cache_index, get_cached_index
 
 ALGORITHM = "sha256"
 ITEM_OVERHEAD_BYTES = 48
-"""About what the wire form of a block weighs beyond its canonical form."""
+"""About how many bytes the wire form of a block has beyond its canonical form."""
 
 _DIGEST_SIZE = 32
 _sha256 = hashlib.sha256
@@ -33,9 +38,9 @@ _INITIAL_DIGEST = _sha256(b"kedge.turn/1").digest()
 
 
 class PrefixIndex:
-    """What planning knows about every prefix of a sequence of blocks.
+    """Digests, sizes and open tool calls of every prefix of a sequence of blocks.
 
-    Positions count all blocks, reasoning included; counts tell how many of them the digests cover.
+    A position counts all blocks, reasoning included; a count only those that the digests cover.
     """
 
     __slots__ = ("barriers", "digests", "length", "lock", "pairing", "skipped", "sums", "tail")
@@ -48,23 +53,23 @@ class PrefixIndex:
         self.barriers: list[int] = []  # positions of compaction items
         self.pairing = ToolPairing()
         self.tail: tuple[int, ToolPairing] | None = (
-            None  # the account from a barrier on, once asked for
+            None  # the pairing after a compaction, if needed
         )
         self.lock = threading.Lock()
 
     def extend(self, blocks: Sequence[Block]) -> None:
-        """Take further blocks into account."""
-        # While it grows a ledger has no length. Should it be interrupted it keeps none: nobody
-        # extends it again, and a fork takes only what was there before.
+        """Index further blocks."""
+        # While the index grows it has no valid length. If this is interrupted it stays that way: it is
+        # not extended again, and a fork copies only what was there before.
         length, self.length = self.length, -1
-        # The hot loop of a cold plan: two hashes and little else for each block.
+        # The hot loop of a cold plan: two hashes and little else per block.
         last, total = bytes(self.digests[-_DIGEST_SIZE:]), self.sums[-1]
         digests: list[bytes] = []
         sums: list[int] = []
         add_digest, add_sum = digests.append, sums.append
         for position, block in enumerate(blocks, length):
-            leaf = get_cached_digest(block)
-            if leaf is None:
+            cached = get_cached_digest(block)
+            if cached is None:
                 form = canonical_json(block)
                 if form is None:
                     cache_digest(block, b"")
@@ -73,9 +78,9 @@ class PrefixIndex:
                 size = len(form) + ITEM_OVERHEAD_BYTES
                 digest = _sha256(form).digest()
                 cache_digest(block, digest + _pack(size))
-            elif leaf:
-                digest = leaf[:_DIGEST_SIZE]
-                (size,) = _unpack(leaf[_DIGEST_SIZE:])
+            elif cached:  # empty for reasoning
+                digest = cached[:_DIGEST_SIZE]
+                (size,) = _unpack(cached[_DIGEST_SIZE:])
             else:
                 self.skipped.append(position)
                 continue
@@ -97,46 +102,46 @@ class PrefixIndex:
             self.barriers.append(position)
 
     def fork(self, blocks: Sequence[Block]) -> "PrefixIndex":
-        """A ledger of its own for these blocks, which are the first of ours."""
+        """Return a separate index of these blocks, which are the first ones of this index."""
         length = len(blocks)
-        ledger = PrefixIndex()
+        index = PrefixIndex()
         count = self.count(length)
-        ledger.length = length
-        ledger.digests = self.digests[: (count + 1) * _DIGEST_SIZE]
-        ledger.sums = self.sums[: count + 1]
-        ledger.skipped = self.skipped[: bisect_left(self.skipped, length)]
-        ledger.barriers = self.barriers[: bisect_left(self.barriers, length)]
-        ledger.pairing = self.pairing.copy(blocks)
-        return ledger
+        index.length = length
+        index.digests = self.digests[: (count + 1) * _DIGEST_SIZE]
+        index.sums = self.sums[: count + 1]
+        index.skipped = self.skipped[: bisect_left(self.skipped, length)]
+        index.barriers = self.barriers[: bisect_left(self.barriers, length)]
+        index.pairing = self.pairing.copy(blocks)
+        return index
 
     def count(self, length: int) -> int:
-        """How many of the first ``length`` blocks the digests cover."""
+        """Return how many of the first ``length`` blocks the digests cover."""
         return length - bisect_left(self.skipped, length)
 
     def uncovered_positions(self, start: int, stop: int) -> list[int]:
-        """The positions from ``start`` up to ``stop`` that no digest covers: reasoning."""
+        """Return the positions from ``start`` up to ``stop`` that no digest covers: reasoning."""
         skipped = self.skipped
         return skipped[bisect_left(skipped, start) : bisect_left(skipped, stop)]
 
     def digest(self, count: int) -> str:
-        """The digest of the first ``count`` covered blocks, under the name of its algorithm."""
+        """Return the digest of the first ``count`` covered blocks, prefixed with its algorithm."""
         return (
             f"{ALGORITHM}:{self.digests[count * _DIGEST_SIZE : (count + 1) * _DIGEST_SIZE].hex()}"
         )
 
     def end_position(self, count: int) -> int:
-        """Where the first ``count`` covered blocks end: behind the last of them."""
+        """Return the position after the first ``count`` covered blocks."""
         skipped = self.skipped
         before = bisect_left(range(len(skipped)), count, key=lambda i: skipped[i] - i)
         return count + before if count else 0
 
     def problems(self, blocks: Sequence[Block], offset: int, start: int) -> tuple[Problem, ...]:
-        """What stands in the way of sending the blocks from position ``start`` to the end.
+        """Return the problems of the tool calls from position ``start`` to the end.
 
         Position 0 is ``blocks[offset]``.
         """
         stop = len(blocks) - offset
-        with self.lock:  # a longer Turn may be extending the account
+        with self.lock:  # a longer Turn may be extending the pairing
             pairing = self._get_pairing(blocks, offset, start)
             if not pairing.ends_before(stop):
                 pairing = pairing.copy(blocks, start, offset)
@@ -153,12 +158,12 @@ class PrefixIndex:
         return pairing
 
     def byte_size(self, start: int, stop: int) -> int:
-        """About how many bytes the blocks from ``start`` up to ``stop`` take on the wire."""
+        """Return about how many bytes the blocks from ``start`` up to ``stop`` have on the wire."""
         return self.sums[self.count(stop)] - self.sums[self.count(start)]
 
 
 def is_compaction(block: Block) -> bool:
-    """Whether this block is a server's own summary of what came before it."""
+    """Return whether a block is a compaction item of a server."""
     return isinstance(block, OpaqueBlock) and block.type == "compaction"
 
 
@@ -166,16 +171,16 @@ _TRACKED_TYPES = frozenset({ToolCallBlock, ToolResultBlock, OpaqueBlock})
 
 
 def get_prefix_index(turn: Turn) -> PrefixIndex:
-    """The ledger that covers this Turn's body (and maybe more: a longer Turn may share it)."""
-    ledger, kept = get_cached_index(turn)
+    """Return the index of this Turn's body; it may cover more, if a longer Turn shares it."""
+    index, indexed = get_cached_index(turn)
     length = len(turn.blocks) - turn.lead
-    if isinstance(ledger, PrefixIndex):
-        return ledger if kept == length else _extend_index(turn, ledger, kept)
+    if isinstance(index, PrefixIndex):
+        return index if indexed == length else _extend_index(turn, index, indexed)
     return _extend_index(turn, PrefixIndex(), 0)
 
 
 def _extend_index(turn: Turn, index: PrefixIndex, indexed: int) -> PrefixIndex:
-    """The ledger for the whole Turn, from one that describes its first ``kept`` blocks."""
+    """Return the index of the complete body, from one of its first ``indexed`` blocks."""
     with index.lock:
         if index.length != indexed:
             index = index.fork(turn.blocks[turn.lead : turn.lead + indexed])
@@ -185,11 +190,26 @@ def _extend_index(turn: Turn, index: PrefixIndex, indexed: int) -> PrefixIndex:
 
 
 def prefix_digest(turn: Turn, count: int | None = None) -> str:
-    """The rolling digest of the Turn's first ``count`` covered blocks (all of them by default)."""
+    """Return the digest of a prefix of the Turn.
+
+    Args:
+        turn: The Turn.
+        count: How many covered blocks the prefix has; all of them by default.
+
+    Returns:
+        The digest, prefixed with the name of its algorithm.
+    """
     covered = covered_count(turn)
     return get_prefix_index(turn).digest(covered if count is None else max(0, min(count, covered)))
 
 
 def covered_count(turn: Turn) -> int:
-    """How many blocks of the Turn its digest covers."""
+    """Return how many blocks of the Turn its digest covers.
+
+    Args:
+        turn: The Turn.
+
+    Returns:
+        The number of blocks without leading system blocks and reasoning.
+    """
     return get_prefix_index(turn).count(len(turn.blocks) - turn.lead)

@@ -1,4 +1,4 @@
-"""A plan in plain English: what is sent, on what, and what a user can do about the rest."""
+"""Explain a plan in plain English: what is sent, on which anchor, and why not on a newer one."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from kedge.planning.plan import RequestPlan
 
 MAX_LISTED = 5
-"""How many rejected candidates and problems are told one by one."""
+"""The maximum number of rejected candidates and problems that are listed."""
 
 _ADVICE = {
-    "expired": "Nothing to do: the whole history is at hand and is sent again.",
+    "expired": "Nothing to do: the full conversation is stored locally and is sent again.",
     "unstored": "Send with store=true, or in stateless mode, if you want the server to remember.",
-    "lost": "Nothing to do: the whole history is at hand and is sent again.",
+    "lost": "Nothing to do: the full conversation is stored locally and is sent again.",
     "too_deep": "Nothing to do: the full send starts a new chain.",
     "untrusted": (
         "The server is tried once its token count can show whether it remembers. If you know that it "
@@ -37,7 +37,7 @@ _KIND_NAMES = {"reasoning": "reasoning"}
 
 
 def explain(plan: "RequestPlan") -> str:
-    """A few lines that a user can act on."""
+    """Return a few lines that a user can act on."""
     lines = [format_headline(plan)]
     lines += [f"Not used: {describe_rejection(each, plan)}" for each in plan.rejected[:MAX_LISTED]]
     if len(plan.rejected) > MAX_LISTED:
@@ -52,12 +52,12 @@ def explain(plan: "RequestPlan") -> str:
 
 
 def format_size(count: int) -> str:
-    """A number of bytes as a person would say it."""
+    """Format a number of bytes."""
     return f"{count} bytes" if count < 1000 else f"{count / 1000:.1f} kB"
 
 
 def format_headline(plan: "RequestPlan") -> str:
-    """One sentence: what is sent, and on what."""
+    """Return one sentence: what is sent, and on which anchor."""
     full = f"{_format_block_count(plan.full_blocks)}, about {format_size(plan.full_bytes)}"
     if plan.anchor is None:
         return f"Sending everything ({full}): {_full_send_reason(plan)}."
@@ -79,27 +79,27 @@ def _full_send_reason(plan: "RequestPlan") -> str:
 
 
 def describe_rejection(rejected: RejectedAnchor, plan: "RequestPlan") -> str:
-    """One sentence: which response is not built on, and why."""
+    """Return one sentence: which response is not used, and why."""
     record = rejected.record
-    words = f"{rejected.response_id}, because {REASONS[rejected.reason]}"
+    text = f"{rejected.response_id}, because {REASONS[rejected.reason]}"
     if rejected.reason != "changed":
-        return f"{words}."
+        return f"{text}."
     if plan.barrier is not None and record.block_count <= plan.barrier:
-        return f"{rejected.response_id}, because a compaction has taken its place."
+        return f"{rejected.response_id}, because a compaction has replaced it."
     if record.block_count > plan.block_count:
         where = f"(after block {plan.block_count})"
         return f"{rejected.response_id}, because the conversation now ends before it {where}."
     start = plan.anchor.block_count if plan.anchor else 0
-    return f"{words} (somewhere in blocks {start + 1} to {record.block_count})."
+    return f"{text} (somewhere in blocks {start + 1} to {record.block_count})."
 
 
 def _describe_omitted(plan: "RequestPlan") -> Iterator[str]:
-    """What is not sent of the delta, and why."""
+    """Describe the blocks of the delta that are not sent."""
     kinds = Counter(_KIND_NAMES.get(block.kind, "compaction") for block in plan.left_out)
     for kind, count in kinds.items():
         yield (
-            f"Left out: {_format_block_count(count)} of {kind}. It is sent only to the provider that made it, "
-            "and only while nothing of what it was made from has changed."
+            f"Left out: {_format_block_count(count)} of {kind}. It is sent only to the provider that generated "
+            "it, and only while the conversation it was generated from is unchanged."
         )
 
 

@@ -1,9 +1,8 @@
-"""The plan: what one request sends, on which anchor, and why not on a newer one.
+"""Plan a request: what is sent, on which anchor, and why not on a newer one.
 
-A stored response is a cache of a prefix of the Turn. ``plan_request`` finds the longest prefix that is
-proved to be on the server and may still be asked for, and sends what comes after it; with none it
-sends everything. It is pure and never raises: what stands in the way of sending is listed in
-``plan.problems``, and only sending such a plan is an error.
+A stored response is a cache of a prefix of the Turn. ``plan_request`` finds the longest prefix that is proved to be on
+the server and can still be used, and sends the blocks after it; without one it sends all blocks. It is pure and
+never raises: problems of the Turn are listed in ``plan.problems``, and only sending such a plan is an error.
 """
 
 import heapq
@@ -33,15 +32,35 @@ from kedge.turns.responses_items import Item
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """The decision for one request."""
+    """The decision for one request.
+
+    Attributes:
+        mode: The mode in which the request is sent.
+        scope: The provider, endpoint and account that it is sent to.
+        anchor: The record of the response that it is chained on, or None for a full send.
+        delta: The blocks that are sent: those after the anchor, or all of them.
+        rejected: The candidates that would have saved more, each with the reason why it cannot be used.
+        problems: Tool calls and results that prevent sending.
+        full_blocks: How many blocks a full send has.
+        full_bytes: About how many bytes a full send has.
+        delta_bytes: About how many bytes the delta has.
+        instructions: The leading system text, which is sent with every request.
+        conversation_id: The server-side conversation object that is used, or an empty string.
+        intact: The ids of the reasoning and compaction blocks that may be sent.
+        barrier: The position, among the covered blocks, of the compaction item that the conversation
+            starts with for this server.
+        digest: The digest of the complete Turn.
+        block_count: How many blocks that digest covers.
+        planned_at: The time of planning, in seconds since the epoch.
+        unsealed: Whether reasoning may be sent that its provider did not encrypt.
+        mode_reason: Why the request is sent in another mode than requested.
+    """
 
     mode: Mode
     scope: str
     anchor: AnchorRecord | None
     delta: tuple[Block, ...]
-    """The blocks that are sent: those after the anchor, or all of them."""
     rejected: tuple[RejectedAnchor, ...]
-    """The candidates that would have saved more, with the reason why each was refused."""
     problems: tuple[Problem, ...]
     full_blocks: int
     full_bytes: int
@@ -49,22 +68,16 @@ class RequestPlan:
     instructions: str | None
     conversation_id: str = ""
     intact: frozenset[str] = frozenset()
-    """The ids of the reasoning and compaction blocks that may go out."""
     barrier: int | None = None
-    """The place, among the covered blocks, of the compaction with which the conversation begins."""
     digest: str = ""
-    """The digest of the whole Turn that was planned."""
     block_count: int = 0
-    """How many blocks that digest covers."""
     planned_at: float = 0.0
     unsealed: bool = False
-    """Whether reasoning may go out that its provider did not seal."""
     mode_reason: str = ""
-    """Why the request goes out in another mode than the one asked for."""
 
     @property
     def previous_response_id(self) -> str:
-        """The id to chain on, or an empty string (also where a conversation object is used)."""
+        """The response to chain on; empty for a full send and where a conversation object is used."""
         return self.anchor.response_id if self.anchor and not self.conversation_id else ""
 
     @property
@@ -74,37 +87,46 @@ class RequestPlan:
 
     @property
     def is_full(self) -> bool:
-        """Whether everything is sent."""
+        """Whether all blocks are sent."""
         return self.anchor is None
 
     @property
     def fallback(self) -> Reason | None:
-        """Why everything is sent although there were candidates; ``None`` otherwise."""
+        """Why all blocks are sent although there were candidates; None otherwise."""
         return self.rejected[0].reason if self.is_full and self.rejected else None
 
     def check(self) -> None:
-        """Raise ``Unsendable`` if calls or results stand in the way."""
+        """Check that the plan can be sent.
+
+        Raises:
+            Unsendable: If tool calls and results do not match.
+        """
         if self.problems:
             raise Unsendable(self.problems)
 
     def input(self) -> list[Item]:
-        """The items to send."""
+        """Return the input items to send.
+
+        Raises:
+            Unsendable: If tool calls and results do not match.
+            UnsupportedBlock: If the Responses API has no form for a block.
+        """
         self.check()
         return build_input_from_blocks(self.delta, self.intact)
 
     @property
     def left_out(self) -> tuple[Block, ...]:
-        """The blocks of the delta that are not sent: reasoning and compactions without proof."""
+        """The blocks of the delta that are not sent: reasoning and compactions that are not proved."""
         return find_omitted(self.delta, self.intact, unsealed=self.unsealed)
 
     def without_reasoning(self) -> "RequestPlan":
-        """The same plan, with no encrypted reasoning in it."""
-        thoughts = {block.id for block in self.delta if isinstance(block, ReasoningBlock)}
-        return replace(self, intact=self.intact - thoughts)
+        """Return the same plan without encrypted reasoning."""
+        reasoning = {block.id for block in self.delta if isinstance(block, ReasoningBlock)}
+        return replace(self, intact=self.intact - reasoning)
 
     def explain(self) -> str:
-        """A few lines of plain English."""
-        from kedge.planning.explain import explain  # words are kept apart from decisions
+        """Return a few lines of plain English about the plan."""
+        from kedge.planning.explain import explain
 
         return explain(self)
 
@@ -120,30 +142,37 @@ def plan_request(
     not_before: float = 0.0,
     unsealed: bool = False,
 ) -> RequestPlan:
-    """Decide what to send for this Turn to this scope. Pure; never raises.
+    """Decide what to send for a Turn. Pure; never raises.
 
-    Records made before ``not_before`` count as lost. Where the best record is deeper than
-    ``max_depth``, everything is sent, which starts a new chain.
+    Args:
+        turn: The Turn.
+        scope: The provider, endpoint and account that the request is for.
+        mode: ``chained``, ``stateless`` or ``conversation``.
+        now: The current time, in seconds since the epoch.
+        extra: Candidates from elsewhere, such as a store's index or a live WebSocket.
+        max_depth: How many responses of a chain the server is known to remember; None for no limit.
+        not_before: Records created before this time count as lost.
+        unsealed: Whether the server accepts reasoning that it did not encrypt.
 
-    ``extra`` are candidates from elsewhere, such as a store's index or a live socket. ``max_depth`` is
-    how many responses of a chain the server is known to remember. ``unsealed`` tells of a server that
-    wants its reasoning back although it does not seal it.
+    Returns:
+        The plan. If the best record is deeper than ``max_depth`` all blocks are sent, which starts a new
+        chain.
     """
-    ledger, state = get_prefix_index(turn), get_state(turn)
+    index, state = get_prefix_index(turn), get_state(turn)
     length = len(turn.blocks) - turn.lead
     barrier = find_compaction_start(turn, scope, state)
     first = barrier or 0
-    question = _CandidateCheck(
-        ledger,
-        covered=ledger.count(length),
-        barrier=None if barrier is None else ledger.count(barrier),
+    check = _CandidateCheck(
+        index,
+        covered=index.count(length),
+        barrier=None if barrier is None else index.count(barrier),
         scope=conversation_scope(scope, state.conversation_id) if mode == "conversation" else scope,
         now=now,
         max_depth=None if mode == "conversation" else max_depth,
         not_before=not_before,
     )
-    anchor, rejected = _choose_anchor(_iter_candidates(mode, state, extra), question)
-    start = ledger.end_position(anchor.block_count) if anchor else first
+    anchor, rejected = _choose_anchor(_iter_candidates(mode, state, extra), check)
+    start = index.end_position(anchor.block_count) if anchor else first
     return RequestPlan(
         mode=mode,
         scope=scope,
@@ -152,27 +181,35 @@ def plan_request(
         rejected=rejected,
         problems=find_problems(turn, first),
         full_blocks=length - first,
-        full_bytes=ledger.byte_size(first, length),
-        delta_bytes=ledger.byte_size(start, length),
+        full_bytes=index.byte_size(first, length),
+        delta_bytes=index.byte_size(start, length),
         instructions=get_instructions(turn),
         conversation_id=state.conversation_id if mode == "conversation" and anchor else "",
         intact=find_reusable_ids(turn, start, scope, state, barrier),
         unsealed=unsealed,
-        barrier=question.barrier,
-        digest=ledger.digest(question.covered),
-        block_count=question.covered,
+        barrier=check.barrier,
+        digest=index.digest(check.covered),
+        block_count=check.covered,
         planned_at=now,
     )
 
 
 def find_problems(turn: Turn, first: int = 0) -> tuple[Problem, ...]:
-    """What stands in the way of sending the Turn's body, from position ``first`` on."""
+    """Return the tool calls and results that prevent sending a Turn.
+
+    Args:
+        turn: The Turn.
+        first: The position in the body from which blocks are sent.
+
+    Returns:
+        The problems in the order of the blocks.
+    """
     return get_prefix_index(turn).problems(turn.blocks, turn.lead, first)
 
 
 @dataclass(frozen=True, slots=True)
 class _CandidateCheck:
-    """What is asked of a candidate: to prove, and to be there for the asking."""
+    """Checks whether a candidate is proved and available."""
 
     index: PrefixIndex
     covered: int
@@ -183,7 +220,7 @@ class _CandidateCheck:
     not_before: float = 0.0
 
     def rejection_reason(self, record: AnchorRecord) -> Reason | None:
-        """Why this record is no anchor; ``None`` if it is one."""
+        """Return why a record cannot be used as the anchor, or None if it can."""
         reason = unavailable_reason(
             record,
             scope=self.scope,
@@ -196,15 +233,15 @@ class _CandidateCheck:
         return None if self.matches(record) else "changed"
 
     def matches(self, record: AnchorRecord) -> bool:
-        """Whether the record proves a prefix of what would be sent."""
-        # What a server remembers from before the newest compaction is not what we would send.
+        """Return whether the record proves a prefix of what would be sent."""
+        # What the server remembers from before the newest compaction would not be sent any more.
         return record.barrier == self.barrier and matches_prefix(record, self.index, self.covered)
 
 
 def _iter_candidates(
     mode: Mode, state: ConversationState, extra: Iterable[AnchorRecord]
 ) -> Iterator[AnchorRecord]:
-    """The records that may be tried, longest prefix first, then the newest."""
+    """Yield the records to try, longest prefix first, then the newest."""
     if mode == "chained":
         news = sorted(
             (each for each in extra if _is_new_candidate(each, state)), key=anchor_sort_key
@@ -215,20 +252,20 @@ def _iter_candidates(
     elif mode == "conversation" and state.conversation_id:
         record = state.anchor(state.previous_response_id)
         if record:
-            # The object keeps its items for good: what it holds does not expire.
+            # A conversation object stores its items without expiry.
             yield replace(record, expires_at=None)
 
 
 def _is_new_candidate(record: AnchorRecord, state: ConversationState) -> bool:
-    """Whether a record from elsewhere says more than the state; what the state calls lost is lost."""
-    twin = state.find_matching(record)
-    return twin is None or (twin != record and twin.status != "lost")
+    """Return whether a record from elsewhere adds to the state; one that is lost there stays lost."""
+    known = state.find_matching(record)
+    return known is None or (known != record and known.status != "lost")
 
 
 def _choose_anchor(
     candidates: Iterable[AnchorRecord], check: _CandidateCheck
 ) -> tuple[AnchorRecord | None, tuple[RejectedAnchor, ...]]:
-    """The first candidate that holds, and those before it that do not."""
+    """Return the first candidate that can be used, and those before it that cannot."""
     rejected: list[RejectedAnchor] = []
     for record in candidates:
         reason = check.rejection_reason(record)

@@ -1,4 +1,4 @@
-"""After a response: tag its blocks, append them, and write down what the server now remembers."""
+"""Record a response: tag its blocks, append them, and add an anchor record."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,11 +18,19 @@ from kedge.planning.state import ConversationState, get_state, set_state
 from kedge.turns import OUTPUT_INDEX, RESPONSE_ID, Block, FrozenMap, Turn
 
 MAX_STALE_ANCHORS = 64
-"""How many records that no longer prove are kept, in case that an edit is undone."""
+"""How many records that no longer match are retained, in case an edit is undone."""
 
 
 def tag_blocks(blocks: Iterable[Block], response_id: str) -> list[Block]:
-    """Mark blocks as made by this response, in this order."""
+    """Tag blocks with the response that produced them and their position in its output.
+
+    Args:
+        blocks: The blocks in output order.
+        response_id: The response; may be empty.
+
+    Returns:
+        The tagged blocks.
+    """
     tag = {RESPONSE_ID: response_id} if response_id else {}
     return [
         block if _is_tagged(block, response_id) else _tag_block(block, {OUTPUT_INDEX: index}, tag)
@@ -57,11 +65,26 @@ def record_response(
     head: bool = True,
     counted: TokenCounts | None = None,
 ) -> Turn:
-    """Append a response's blocks to the Turn that was sent, and record its anchor.
+    """Append the blocks of a response to the Turn that was sent, and record an anchor.
 
-    No anchor is recorded for a response without an id, nor if ``plan`` was made for another Turn:
-    what the server remembers is then not known. ``head`` tells whether it is what a server with a
-    memory was asked last; an answer of an API without one leaves that as it is.
+    No anchor is recorded for a response without an id, nor if ``plan`` was made for another Turn: what the
+    server remembers is then unknown.
+
+    Args:
+        turn: The Turn that was sent.
+        blocks: The blocks of the response.
+        response_id: The id of the response; may be empty.
+        plan: The plan that the request was built from.
+        created_at: When the response was created, in seconds since the epoch.
+        status: The status of the response.
+        stored: Whether the server was asked to store it.
+        retention: Seconds for which the server stores it; None if it does not expire.
+        conversation_id: The server-side conversation object that was used, if any.
+        head: Whether the response becomes the state's ``previous_response_id``; false for an API that
+            stores nothing.
+
+    Returns:
+        The Turn with the blocks and the record.
     """
     was_sent = prefix_digest(turn) == plan.digest
     output = tag_blocks(blocks, response_id)
@@ -91,22 +114,22 @@ def record_response(
 
 
 def prune_anchors(state: ConversationState, turn: Turn) -> ConversationState:
-    """The state without most of the records that no longer prove, once these are the most of it.
+    """Drop the oldest records that no longer match, once there are more of them than of others.
 
-    A conversation that is edited or compacted time and again would carry them along for good.
+    A conversation that is edited or compacted again and again would otherwise accumulate them.
     """
     covered = covered_count(turn)
     if len(state.anchors) <= 2 * (covered + MAX_STALE_ANCHORS):
         return state
-    ledger = get_prefix_index(turn)
-    stale = [record for record in state.anchors if not matches_prefix(record, ledger, covered)]
+    index = get_prefix_index(turn)
+    stale = [record for record in state.anchors if not matches_prefix(record, index, covered)]
     newest = sorted(stale, key=lambda record: record.created_at)[-MAX_STALE_ANCHORS:]
     dropped = {id(record) for record in stale} - {id(record) for record in newest}
     return state.with_anchors(record for record in state.anchors if id(record) not in dropped)
 
 
 def _find_compaction_start(turn: Turn, output: list[Block], plan: RequestPlan) -> int | None:
-    """Where the server's memory begins: with a compaction in the output, or as it was planned."""
+    """Return where the server's memory starts: at a compaction in the output, or as planned."""
     compactions = [index for index, block in enumerate(output) if is_compaction(block)]
     if not compactions:
         return plan.barrier

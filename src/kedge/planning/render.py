@@ -1,9 +1,8 @@
-"""Rendering: from blocks to the input of a request. It never repairs, and it never leaks.
+"""Render blocks as the input of a request, without repairing them.
 
-What a server derived from the conversation (reasoning, compaction items) goes out again only where it
-is proved to stand: see ``kedge.planning.reusable_items``. The provider's ids follow the same rule, and go out
-only for reasoning and the one item directly behind it: an item with an id makes a server look for the
-reasoning that belongs to it.
+What a server derived from the conversation (reasoning, compaction items) is sent again only if it is proved to be
+valid: see ``kedge.planning.reusable_items``. Provider ids follow the same rule, and are sent only for reasoning
+and the item directly after it: an item with an id makes a server look for the reasoning that belongs to it.
 """
 
 from collections.abc import Container, Sequence
@@ -24,7 +23,18 @@ from kedge.turns.responses_items import Item
 
 
 def render(turn: Turn, *, scope: str = "") -> list[Item]:
-    """The whole Turn as input items (its leading system text apart: see ``instructions_of``)."""
+    """Render a complete Turn as input items.
+
+    Args:
+        turn: The Turn; its leading system text is not included, see ``get_instructions``.
+        scope: The provider, endpoint and account; decides which reasoning may be sent.
+
+    Returns:
+        The items.
+
+    Raises:
+        UnsupportedBlock: If the Responses API has no form for a block.
+    """
     state = get_state(turn)
     barrier = find_compaction_start(turn, scope, state)
     start = barrier or 0
@@ -35,32 +45,47 @@ def render(turn: Turn, *, scope: str = "") -> list[Item]:
 def build_input_from_blocks(
     blocks: Sequence[Block], intact: Container[str] = frozenset()
 ) -> list[Item]:
-    """Input items for these blocks.
+    """Render blocks as input items.
 
-    ``intact`` holds the ids of the reasoning and compaction blocks that may go out; a plan knows them.
+    Args:
+        blocks: The blocks.
+        intact: The ids of the reasoning and compaction blocks that may be sent, as ``RequestPlan.intact``.
+
+    Returns:
+        The items.
+
+    Raises:
+        UnsupportedBlock: If the Responses API has no form for a block.
     """
     items: list[Item] = []
-    sealed: Block | None = None  # the reasoning before, if it belongs to this block and goes out
-    for block, goes_out in zip(blocks, _sendable_flags(blocks, intact), strict=True):
-        if goes_out:
+    after_reasoning = False  # whether the item before is reasoning that is sent with this one
+    for block, is_sent in zip(blocks, _sendable_flags(blocks, intact), strict=True):
+        if is_sent:
             item = item_from_block(block)
-            if block.item_id and (sealed or isinstance(block, ReasoningBlock)):
+            if block.item_id and (after_reasoning or isinstance(block, ReasoningBlock)):
                 item["id"] = block.item_id
             items.append(item)
-        sealed = block if goes_out and isinstance(block, ReasoningBlock) else None
+        after_reasoning = is_sent and isinstance(block, ReasoningBlock)
     return items
 
 
 def find_omitted(
     blocks: Sequence[Block], intact: Container[str], *, unsealed: bool = False
 ) -> tuple[Block, ...]:
-    """The blocks for which nothing is sent; ``unsealed`` as in ``plan_request``."""
-    going = _sendable_flags(blocks, intact, unsealed=unsealed)
-    return tuple(block for block, goes in zip(blocks, going, strict=True) if not goes)
+    """Return the blocks that are not sent; ``unsealed`` as in ``plan_request``."""
+    flags = _sendable_flags(blocks, intact, unsealed=unsealed)
+    return tuple(block for block, is_sent in zip(blocks, flags, strict=True) if not is_sent)
 
 
 def get_instructions(turn: Turn) -> str | None:
-    """The leading system text, which is sent afresh with every request."""
+    """Return the leading system text, which is sent with every request.
+
+    Args:
+        turn: The Turn.
+
+    Returns:
+        The text, or None if the Turn has no leading system block.
+    """
     texts = [block.text for block in turn.leading if isinstance(block, SystemBlock)]
     return "\n\n".join(texts) or None
 
@@ -68,31 +93,31 @@ def get_instructions(turn: Turn) -> str | None:
 def _sendable_flags(
     blocks: Sequence[Block], intact: Container[str], *, unsealed: bool = False
 ) -> list[bool]:
-    """Whether each block goes out: all do, but for what is derived and does not stand.
+    """Return whether each block is sent: all are, except derived ones that are not proved.
 
-    Reasoning must also be directly before the item it belongs to, and that one must go out.
+    Reasoning must also be directly before the item it belongs to, and that item must be sent.
     """
-    going: list[bool] = []
+    flags: list[bool] = []
     following: Block | None = None
     for block in reversed(blocks):
         match block:
             case ReasoningBlock():
-                leads = (
-                    following is not None and going[-1] and _is_bound_to(block, following, unsealed)
+                is_bound = (
+                    following is not None and flags[-1] and _is_bound_to(block, following, unsealed)
                 )
-                goes = leads and block.id in intact
+                is_sent = is_bound and block.id in intact
             case OpaqueBlock():
-                goes = block.id in intact if is_compaction(block) else block.type != "reasoning"
+                is_sent = block.id in intact if is_compaction(block) else block.type != "reasoning"
             case _:
-                goes = True
-        going.append(goes)
+                is_sent = True
+        flags.append(is_sent)
         following = block
-    return going[::-1]
+    return flags[::-1]
 
 
 def _is_bound_to(block: ReasoningBlock, following: Block, unsealed: bool) -> bool:
-    sealed = bool(block.encrypted_content and block.item_id)
-    if not (sealed or unsealed) or not block.response_id:
+    encrypted = bool(block.encrypted_content and block.item_id)
+    if not (encrypted or unsealed) or not block.response_id:
         return False
     here, there = block.metadata.get(OUTPUT_INDEX), following.metadata.get(OUTPUT_INDEX)
     adjacent = isinstance(here, int) and there == here + 1

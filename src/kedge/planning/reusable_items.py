@@ -1,10 +1,17 @@
-"""What may go out again: reasoning and compaction items, while what they were made from still stands.
+"""Decide which reasoning and compaction items may be sent again.
 
-Both are derived from everything before them, so they can hold what was edited away or redacted since.
-Reasoning goes out only while the record of its response proves the response's prefix and its own
-output, and its own reasoning is the one that was received. A compaction item stands for all before
-it; whether the server's memory begins with it is written down in the records, so neither tags nor an
-equal rebuild can change the answer.
+Both are derived from everything before them, and their content is encrypted, so Kedge cannot see what they hold. If a
+secret was redacted from the conversation, a reasoning or compaction item from before may still contain it; sending
+it would undo the redaction without a trace. So an item is sent only while everything it was derived from is
+provably unchanged: the record of its response matches the Turn's prefix *and* the response's own output, at the
+same position, and the digests of the derived items are those that were received.
+
+A compaction item replaces all blocks before it. After one, two questions must not be mixed up: what the
+server remembers (its memory starts at the compaction that its newest matching record names), and what the user
+wants to send (a compaction that was inserted into the Turn on purpose also counts as a start). The start is stored in
+the records rather than found by looking for compaction items, because neither tags nor an equal rebuild of
+the Turn may change it: a compaction that the server made in a response that was edited since is not part of
+any memory, although its item is still in the Turn.
 """
 
 import hashlib
@@ -22,37 +29,37 @@ _CONVERSATION_SUFFIX = " conversation:"
 
 
 def conversation_scope(scope: str, conversation_id: str) -> str:
-    """The scope of what happens inside one server-side conversation object."""
+    """Return the scope of responses inside a server-side conversation object."""
     return f"{scope}{_CONVERSATION_SUFFIX}{conversation_id}"
 
 
 def base_scope(scope: str) -> str:
-    """The provider's scope, without the conversation object."""
+    """Return the provider's scope, without the conversation object."""
     return scope.partition(_CONVERSATION_SUFFIX)[0]
 
 
 def derived_digests(blocks: Iterable[Block]) -> tuple[str, ...]:
-    """The digests of the reasoning and compaction items among a response's blocks."""
+    """Return the digests of the reasoning and compaction items among a response's blocks."""
     return tuple(_digest_block(block) for block in blocks if _is_derived(block))
 
 
 def find_compaction_start(turn: Turn, scope: str, state: ConversationState) -> int | None:
-    """Where in the Turn's body the conversation begins for this server: at its newest compaction.
+    """Return the position in the body at which the conversation starts: the newest valid compaction.
 
-    The longest record that proves tells whether a compaction item is part of the server's memory.
-    One that it does not cover counts if somebody put it there on purpose.
+    The longest matching record tells whether a compaction item is part of the server's memory. One that it
+    does not cover is valid if it was inserted into the Turn on purpose.
     """
-    ledger = get_prefix_index(turn)
-    if not ledger.barriers:
+    index = get_prefix_index(turn)
+    if not index.barriers:
         return None
     length = len(turn.blocks) - turn.lead
-    record = _find_longest_record(state, ledger, ledger.count(length), scope)
-    for position in reversed(ledger.barriers):
+    record = _find_longest_record(state, index, index.count(length), scope)
+    for position in reversed(index.barriers):
         if position >= length:
-            continue  # of a longer Turn that shares the ledger
-        index = ledger.count(position)
-        if record and index < record.block_count:
-            if index == record.barrier:
+            continue  # of a longer Turn that shares the index
+        count = index.count(position)
+        if record and count < record.block_count:
+            if count == record.barrier:
                 return position
         elif _is_inserted(turn.blocks[turn.lead + position], state):
             return position
@@ -62,36 +69,36 @@ def find_compaction_start(turn: Turn, scope: str, state: ConversationState) -> i
 def find_reusable_ids(
     turn: Turn, start: int, scope: str, state: ConversationState, barrier: int | None
 ) -> frozenset[str]:
-    """The ids of the reasoning and compaction blocks from position ``start`` on that may go out."""
+    """Return the ids of the reasoning and compaction blocks from ``start`` on that may be sent."""
     found: set[str] = set()
     if barrier is not None and barrier == start:
         found.add(turn.blocks[turn.lead + start].id)
-    ledger, length = get_prefix_index(turn), len(turn.blocks) - turn.lead
-    covered = ledger.count(length)
-    runs = list(_iter_response_runs(turn, ledger.uncovered_positions(start, length)))
+    index, length = get_prefix_index(turn), len(turn.blocks) - turn.lead
+    covered = index.count(length)
+    runs = list(_iter_response_runs(turn, index.uncovered_positions(start, length)))
     wanted = {run[0].response_id for _, run in runs}
     records: dict[str, AnchorRecord] = {}
     if wanted:
         records = {
             record.response_id: record
             for record in state.anchors
-            if record.response_id in wanted and _is_trusted(record, ledger, covered, scope)
+            if record.response_id in wanted and _is_trusted(record, index, covered, scope)
         }
     for stop, run in runs:
         record = records.get(run[0].response_id)
-        # A copy of an output stands elsewhere than its record says.
-        stands = record and ledger.count(stop) == record.block_count
-        if record and stands and derived_digests(run) == record.derived:
+        # A copy of an output does not end where its record does.
+        ends_there = record and index.count(stop) == record.block_count
+        if record and ends_there and derived_digests(run) == record.derived:
             found.update(block.id for block in run if isinstance(block, ReasoningBlock))
     return frozenset(found)
 
 
 def _iter_response_runs(turn: Turn, positions: Sequence[int]) -> Iterator[tuple[int, list[Block]]]:
-    """The unbroken outputs of responses around these places, and where each ends."""
+    """Yield the contiguous outputs of responses around these positions, and where each ends."""
     blocks, lead = turn.blocks, turn.lead
     stop = lead
-    for place in positions:
-        start = lead + place
+    for position in positions:
+        start = lead + position
         response_id = blocks[start].response_id
         if start < stop or not response_id:
             continue
@@ -106,7 +113,7 @@ def _iter_response_runs(turn: Turn, positions: Sequence[int]) -> Iterator[tuple[
 def _find_longest_record(
     state: ConversationState, index: PrefixIndex, covered: int, scope: str
 ) -> AnchorRecord | None:
-    """The record of this provider that proves the longest prefix."""
+    """Return the record of this provider that matches the longest prefix."""
     for record in reversed(state.anchors):
         if _is_trusted(record, index, covered, scope):
             return record
@@ -120,11 +127,11 @@ def _is_trusted(record: AnchorRecord, index: PrefixIndex, covered: int, scope: s
 
 
 def _is_inserted(block: Block, state: ConversationState) -> bool:
-    """Whether somebody put this compaction into the Turn, rather than a response."""
+    """Return whether a compaction was inserted into the Turn, rather than returned in a response."""
     if block.origin == ENGINE_ORIGIN or block.response_id:
         return False
-    made = _digest_block(block)
-    return not any(made in record.derived for record in state.anchors)
+    digest = _digest_block(block)
+    return not any(digest in record.derived for record in state.anchors)
 
 
 def _is_derived(block: Block) -> bool:

@@ -1,7 +1,7 @@
-"""What a Turn carries about the server's memory of it: mode, ids, and the anchor records.
+"""The conversation state of a Turn: mode, ids of the server's memory, and anchor records.
 
-The state lives in ``turn.data`` and travels with the JSON form. It is a cache like everything it
-describes: state that cannot be read is no state, and costs one full send.
+The state is stored in ``turn.data`` and is part of the JSON form. It is a cache like what it describes: a
+state that cannot be parsed counts as empty, and costs one full send.
 """
 
 from bisect import bisect_left, bisect_right
@@ -20,7 +20,7 @@ STATE_KEY = "kedge.state"
 
 
 def anchor_sort_key(record: AnchorRecord) -> tuple[int, float]:
-    """The order of records: by the length of the prefix that they cover, then by age."""
+    """Return the sort key of a record: the length of the prefix that it covers, then its age."""
     return (record.block_count, record.created_at)
 
 
@@ -28,17 +28,21 @@ _get_response_id = attrgetter("response_id")
 
 
 class _SortedAnchors(tuple[AnchorRecord, ...]):
-    """Records that are in order already, so that nobody sorts them again."""
+    """Records that are sorted already."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationState:
-    """The server's memory of a Turn, as far as we know it.
+    """What is known about the server's memory of a Turn.
 
-    ``anchors`` are sorted by the length of the prefix that they cover, the newest last among equals.
-    ``mode`` is set when this conversation differs from the engine's default.
+    Attributes:
+        mode: The mode of this conversation, if it differs from the engine's default.
+        previous_response_id: The newest response.
+        conversation_id: The server-side conversation object, if one is used.
+        anchors: The records, sorted by the length of the prefix that they cover, the newest last among
+            equals.
     """
 
     mode: Mode | None = None
@@ -54,7 +58,7 @@ class ConversationState:
 
     def anchor(self, response_id: str, scope: str | None = None) -> AnchorRecord | None:
         """Return the newest record of this response id, of any scope unless one is given."""
-        if response_id not in map(_get_response_id, self.anchors):  # at the speed of C
+        if response_id not in map(_get_response_id, self.anchors):  # faster than the loop below
             return None
         for record in reversed(self.anchors):
             if record.response_id == response_id and scope in (None, record.scope):
@@ -62,29 +66,31 @@ class ConversationState:
         return None
 
     def find_matching(self, record: AnchorRecord) -> AnchorRecord | None:
-        """What is written down here about the response of a record from elsewhere."""
-        anchors, place = self.anchors, anchor_sort_key(record)
-        start = bisect_left(anchors, place, key=anchor_sort_key)
-        stop = bisect_right(anchors, place, lo=start, key=anchor_sort_key)
+        """Return the record in this state of the same response as a record from elsewhere, or None."""
+        anchors, key = self.anchors, anchor_sort_key(record)
+        start = bisect_left(anchors, key, key=anchor_sort_key)
+        stop = bisect_right(anchors, key, lo=start, key=anchor_sort_key)
         for each in anchors[start:stop]:
             if (each.response_id, each.scope) == (record.response_id, record.scope):
                 return each
         return None
 
     def with_anchor(self, record: AnchorRecord) -> "ConversationState":
-        """Write a record down; it takes the place of an earlier one for the same response."""
-        name, scope, kept = record.response_id, record.scope, self.anchors
-        if name in map(_get_response_id, kept):
-            kept = tuple(each for each in kept if (each.response_id, each.scope) != (name, scope))
-        place = bisect_right(kept, anchor_sort_key(record), key=anchor_sort_key)
-        return replace(self, anchors=_SortedAnchors((*kept[:place], record, *kept[place:])))
+        """Return the state with a record added; it replaces an earlier one of the same response."""
+        name, scope, others = record.response_id, record.scope, self.anchors
+        if name in map(_get_response_id, others):
+            others = tuple(
+                each for each in others if (each.response_id, each.scope) != (name, scope)
+            )
+        index = bisect_right(others, anchor_sort_key(record), key=anchor_sort_key)
+        return replace(self, anchors=_SortedAnchors((*others[:index], record, *others[index:])))
 
     def with_anchors(self, anchors: Iterable[AnchorRecord]) -> "ConversationState":
-        """The same state with only these of its records."""
+        """Return the state with these records instead."""
         return replace(self, anchors=tuple(anchors))
 
     def mark_lost(self, lost: Iterable[str], scope: str | None = None) -> "ConversationState":
-        """Mark responses as lost: of every scope, unless one is given."""
+        """Return the state with responses marked as lost, of every scope unless one is given."""
         gone = frozenset(lost)
         anchors = (
             replace(each, status="lost")
@@ -98,7 +104,7 @@ class ConversationState:
         return replace(self, anchors=_SortedAnchors(anchors), previous_response_id=previous)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; members at their default are left out."""
+        """Return the state as plain JSON values, without fields at their default."""
         form: dict[str, Any] = {
             "mode": self.mode,
             "previous_response_id": self.previous_response_id,
@@ -112,7 +118,14 @@ _EMPTY_STATE = ConversationState()
 
 
 def get_state(turn: Turn) -> ConversationState:
-    """What the Turn carries about the server's memory; an empty state if it carries nothing."""
+    """Return the conversation state of a Turn.
+
+    Args:
+        turn: The Turn.
+
+    Returns:
+        Its state; an empty one if it has none, or none that can be parsed.
+    """
     value = turn.data.get(STATE_KEY)
     if isinstance(value, ConversationState):
         return value
@@ -124,7 +137,15 @@ def get_state(turn: Turn) -> ConversationState:
 
 
 def set_state(turn: Turn, state: ConversationState) -> Turn:
-    """Return the Turn with this state."""
+    """Return the Turn with another conversation state.
+
+    Args:
+        turn: The Turn.
+        state: The new state.
+
+    Returns:
+        A Turn with the same blocks.
+    """
     return turn.with_data({STATE_KEY: state})
 
 
@@ -145,7 +166,14 @@ def drop_anchors(turn: Turn) -> Turn:
 
 
 def dump_record(record: AnchorRecord) -> dict[str, Any]:
-    """Write a record as plain JSON values; members at their default are left out."""
+    """Return a record as plain JSON values, without fields at their default.
+
+    Args:
+        record: The record.
+
+    Returns:
+        A dict that ``load_record`` reads.
+    """
     members = ((name, getattr(record, name)) for name in _FIELD_READERS)
     return {
         name: list(cast("tuple[str | int, ...]", value)) if isinstance(value, tuple) else value
@@ -155,7 +183,14 @@ def dump_record(record: AnchorRecord) -> dict[str, Any]:
 
 
 def load_record(form: object) -> AnchorRecord | None:
-    """Read a record; one that cannot be read proves nothing, and is ``None``."""
+    """Parse a record.
+
+    Args:
+        form: What ``dump_record`` returned.
+
+    Returns:
+        The record, or None if it is malformed: such a record proves nothing.
+    """
     if not isinstance(form, dict):
         return None
     members = cast("dict[str, Any]", form)
@@ -211,14 +246,14 @@ def _read_texts(value: object) -> tuple[str, ...]:
 
 
 def _read_token_counts(value: object) -> TokenCounts | None:
-    """Read counts; a form that is not understood is no count, which only postpones a verdict."""
+    """Parse token counts; malformed ones count as missing, which only postpones a verdict."""
     counts = cast("list[object]", value) if isinstance(value, list) else []
     if len(counts) != len(TokenCounts._fields):
         return None
     return TokenCounts._make(map(_read_count, counts))
 
 
-# How each member of a record is read; a reader refuses with a TypeError.
+# The parser of each field of a record, which raises TypeError for a wrong value.
 _FIELD_READERS: dict[str, Callable[[object], Any]] = {
     "response_id": _read_text,
     "scope": _read_text,

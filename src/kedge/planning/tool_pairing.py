@@ -1,7 +1,7 @@
-"""Calls and their results: which blocks open a call, which answer one, and what does not add up.
+"""Match tool calls with their results, and find those that do not match.
 
-A server refuses a context in which a call of the client's tools has no result or a result has no
-call. The rules are a table, so that the items of hosted tool kinds take part as well.
+A server rejects a context in which a call of a client-side tool has no result, or a result has no call. The rules
+are a table, so that the items of hosted tools are checked as well.
 """
 
 from bisect import bisect_left
@@ -13,7 +13,7 @@ from kedge.turns import Block, FrozenMap, OpaqueBlock, ToolCallBlock, ToolResult
 
 ProblemKind = Literal["unanswered", "orphan", "answered_twice", "called_twice"]
 
-# Provider items that Kedge carries as they are: type -> (family, opens?, the members they join on).
+# Provider items: type -> (family, whether it is a call, the fields that identify the call).
 _OPAQUE_CALL_TYPES: dict[str, tuple[str, bool, tuple[str, ...]]] = {
     "computer_call": ("computer", True, ("call_id",)),
     "computer_call_output": ("computer", False, ("call_id",)),
@@ -32,19 +32,26 @@ _PROBLEM_MESSAGES: dict[ProblemKind, str] = {
     "unanswered": "call {call_id}{named} has no result; add one or remove the call",
     "orphan": "the result for {call_id} has no call before it; remove it or restore the call",
     "answered_twice": "call {call_id}{named} has a second result; remove one of them",
-    "called_twice": "call {call_id}{named} is made again before it was answered; use a new call_id",
+    "called_twice": "call {call_id}{named} is repeated before its result; use a new call_id",
 }
 
 
 CallKey = tuple[str, str]
-"""A family of calls, and the id that joins a call and its result."""
+"""A family of calls, and the id that connects a call and its result."""
 CallEffect = tuple[bool, tuple[CallKey, ...]]
-"""What a block does to the set of open calls: open one, or answer one; under any of these keys."""
+"""Whether a block opens a call or answers one, and the keys of the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A call or a result that stands in the way of sending the Turn."""
+    """A tool call or result that prevents sending the Turn.
+
+    Attributes:
+        kind: ``unanswered``, ``orphan``, ``answered_twice`` or ``called_twice``.
+        call_id: The id of the call.
+        block_id: The block of the call or result.
+        name: The tool's name, if it is known.
+    """
 
     kind: ProblemKind
     call_id: str
@@ -57,14 +64,14 @@ class Problem:
 
 
 class PairingIssue(NamedTuple):
-    """Where in a sequence of blocks something does not add up, and what."""
+    """The position of a call or result that does not match, and what is wrong."""
 
     position: int
     kind: ProblemKind
 
 
 def call_effect(block: Block) -> CallEffect | None:
-    """What this block opens or answers, if anything."""
+    """Return which call a block opens or answers, if any."""
     if isinstance(block, ToolCallBlock):
         return True, (("custom" if block.custom else "function", block.call_id),)
     if isinstance(block, ToolResultBlock):
@@ -78,31 +85,30 @@ def call_effect(block: Block) -> CallEffect | None:
 
 
 def is_async_call(block: Block) -> bool:
-    """Whether this call may go unanswered for now: the model made it to be answered later."""
+    """Return whether a call may be answered later: the model marked it as asynchronous."""
     item = block.item if isinstance(block, OpaqueBlock) else block.extra.get("item")
     return isinstance(item, FrozenMap) and item.get("async") is True
 
 
 class ToolPairing:
-    """The running account of calls and results along a sequence of blocks."""
+    """Tracks open calls and mismatches along a sequence of blocks."""
 
     __slots__ = ("answered", "issues", "open", "positions")
 
     def __init__(self) -> None:
-        self.open: dict[
-            CallKey, tuple[int, tuple[CallKey, ...]]
-        ] = {}  # where, and all keys of the call
+        # The position and all keys of each open call.
+        self.open: dict[CallKey, tuple[int, tuple[CallKey, ...]]] = {}
         self.answered: set[CallKey] = set()
         self.issues: list[PairingIssue] = []
         self.positions: list[int] = []  # the positions of all calls and results
 
     def add(self, position: int, block: Block) -> None:
-        """Take the next block into account."""
-        move = call_effect(block)
-        if move is None:
+        """Add the next block."""
+        effect = call_effect(block)
+        if effect is None:
             return
         self.positions.append(position)
-        opens, keys = move
+        opens, keys = effect
         if opens:
             self._open(position, keys)
         elif keys[0] in self.open:
@@ -120,22 +126,22 @@ class ToolPairing:
             self.open[key] = (position, keys)
 
     def copy(self, blocks: Sequence[Block], start: int = 0, offset: int = 0) -> "ToolPairing":
-        """An account of its own, from position ``start`` to the end of ``blocks``.
+        """Return a separate pairing from position ``start`` to the end of ``blocks``.
 
         Position 0 is ``blocks[offset]``.
         """
-        pairing, moves = ToolPairing(), self.positions
+        pairing, positions = ToolPairing(), self.positions
         stop = len(blocks) - offset
-        for position in moves[bisect_left(moves, start) : bisect_left(moves, stop)]:
+        for position in positions[bisect_left(positions, start) : bisect_left(positions, stop)]:
             pairing.add(position, blocks[offset + position])
         return pairing
 
     def ends_before(self, stop: int) -> bool:
-        """Whether this is the account of nothing from ``stop`` on."""
+        """Return whether no call or result is at ``stop`` or after it."""
         return not self.positions or self.positions[-1] < stop
 
     def problems(self, blocks: Sequence[Block], offset: int) -> tuple[Problem, ...]:
-        """What does not add up, in the order of the blocks; position 0 is ``blocks[offset]``."""
+        """Return the mismatches in the order of the blocks; position 0 is ``blocks[offset]``."""
         if not self.open and not self.issues:
             return ()
         waiting = {position for position, _ in self.open.values()}
@@ -145,13 +151,13 @@ class ToolPairing:
             if not is_async_call(blocks[offset + position])
         ]
         return tuple(
-            _build_problem(blocks[offset + fault.position], fault.kind)
-            for fault in sorted([*self.issues, *unanswered])
+            _build_problem(blocks[offset + issue.position], issue.kind)
+            for issue in sorted([*self.issues, *unanswered])
         )
 
 
 def _build_problem(block: Block, kind: ProblemKind) -> Problem:
-    move = call_effect(block)
-    assert move is not None  # noqa: S101 - only blocks with a move get into the account
+    effect = call_effect(block)
+    assert effect is not None  # noqa: S101 - only calls and results have issues
     name = block.name if isinstance(block, ToolCallBlock) else ""
-    return Problem(kind, move[1][0][1], block.id, name)
+    return Problem(kind, effect[1][0][1], block.id, name)
