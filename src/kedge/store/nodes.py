@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, cast
 
 from kedge.errors import NotInStore
@@ -48,9 +48,6 @@ NODE_COLUMNS = (
     "n.created_at"
 )
 CHECKSUM_BYTES = 8
-_checked_columns = attrgetter(
-    "parent", "conversation", "kind", "kept", "length", "depth", "memory", "created_at"
-)
 Json = dict[str, Any]
 
 # The path query. The obvious way to load a conversation is to walk from its node to the root, one row
@@ -138,8 +135,12 @@ def select_node(tx: Tx, node: int, tree: int) -> Node:
         f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.id = ? AND n.tree = ?", (node, tree)
     )
     if not rows:
-        raise NotInStore(f"there is no node {node} in this conversation")
+        raise _missing_node(node)
     return node_from_row(rows[0])
+
+
+def _missing_node(node: int) -> NotInStore:
+    return NotInStore(f"there is no node {node} in this conversation")
 
 
 def select_tree(tx: Tx, tree: int) -> list[Node]:
@@ -274,12 +275,25 @@ def insert_node(
             return replace(node, id=made[0]), made[1]
     # Deletions lock the links first, then the conversation; the same order here avoids deadlocks.
     lock_links_shared(tx)
-    require_conversation(tx, conversation, tx.dialect.for_key_share)
-    if select_node(tx, parent.id, conversation.tree).length != parent.length:
-        raise NotInStore(f"blocks of node {parent.id} were deleted; load the conversation again")
+    _lock_parent(tx, conversation, parent)
     node = _insert_stepwise(tx, node, blocks, response, scope)
     moved = head is not None and move_head(tx, node.conversation, head, node.id, now)
     return node, moved
+
+
+def _lock_parent(tx: Tx, conversation: ConversationRow, parent: Node) -> None:
+    """Check that conversation and parent are still there, and keep them from being deleted."""
+    found = tx.rows(
+        "SELECT n.length FROM conversations c JOIN nodes n ON n.tree = c.tree "
+        f"WHERE c.number = ? AND c.id = ? AND n.id = ? {tx.dialect.for_key_share}",
+        (conversation.number, conversation.id, parent.id),
+    )
+    if found == [(parent.length,)]:
+        return
+    require_conversation(tx, conversation)
+    if found:
+        raise NotInStore(f"blocks of node {parent.id} were deleted; load the conversation again")
+    raise _missing_node(parent.id)
 
 
 def _insert_stepwise(
@@ -331,8 +345,9 @@ def hash_node(node: Node) -> bytes:
 
     Those three are checked by the structure: see `verify`. Ids are not known before the row is written.
     """
-    *values, created_at = _checked_columns(node)
-    return hashlib.sha256(encode([*values, float(created_at)]).encode()).digest()[:CHECKSUM_BYTES]
+    numbers = f"{node.parent} {node.conversation} {node.kept} {node.length} {node.depth}"
+    text = f"{numbers} {float(node.created_at)!r} {node.kind} {node.memory}"
+    return hashlib.sha256(text.encode()).digest()[:CHECKSUM_BYTES]
 
 
 def write_checksums(tx: Tx, nodes: Iterable[Node]) -> None:
