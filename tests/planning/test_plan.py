@@ -104,7 +104,6 @@ REJECTIONS: dict[str, tuple[Callable[[AnchorRecord], AnchorRecord], dict[str, An
     "incomplete": (lambda record: replace(record, status="incomplete"), {}),
     "unstored": (lambda record: replace(record, stored=False), {}),
     "expired": (lambda record: replace(record, expires_at=NOW), {}),
-    "too_deep": (lambda record: replace(record, depth=5), {"max_depth": 4}),
     "changed": (lambda record: replace(record, digest="sha256:00"), {}),
     "unproven": (lambda record: replace(record, response_id=""), {}),
     "lost": (lambda record: replace(record, status="lost"), {}),
@@ -113,7 +112,7 @@ REJECTIONS: dict[str, tuple[Callable[[AnchorRecord], AnchorRecord], dict[str, An
 
 @pytest.mark.parametrize("reason", REJECTIONS)
 def test_a_candidate_is_refused_with_its_reason_and_an_older_one_serves(reason: str) -> None:
-    """Every reason of the table, but the structural one."""
+    """Every reason except ``split``, which is structural, and ``too_deep``, which starts a new chain."""
     spoil, options = REJECTIONS[reason]
     turn = make_exchanges(2).append(user("next"))
     first, last = get_state(turn).anchors
@@ -124,6 +123,20 @@ def test_a_candidate_is_refused_with_its_reason_and_an_older_one_serves(reason: 
     alone = make_plan(set_state(turn, ConversationState(anchors=(spoil(last),))), **options)
     assert alone.is_full
     assert alone.fallback == reason
+
+
+def test_a_chain_at_its_maximum_depth_is_followed_by_a_full_send() -> None:
+    """A shallower ancestor would remain the anchor forever, with a longer delta each time."""
+    turn = make_exchanges(2).append(user("next"))
+    first, last = get_state(turn).anchors
+    deep = set_state(turn, ConversationState(anchors=(first, replace(last, depth=5))))
+    planned = make_plan(deep, max_depth=4)
+    assert planned.is_full
+    assert planned.fallback == "too_deep"
+    edited = set_state(
+        turn, ConversationState(anchors=(first, replace(last, depth=5, digest="sha256:00")))
+    )
+    assert make_plan(edited, max_depth=4).previous_response_id == "R1"
 
 
 def test_a_record_that_covers_nothing_proves_nothing() -> None:
