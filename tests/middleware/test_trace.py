@@ -1,6 +1,7 @@
 """``trace``: the spans of real runs on the practice server, as an exporter gets them."""
 
 from collections.abc import AsyncIterator, Iterator
+from itertools import permutations
 
 import pytest
 from opentelemetry import trace as otel_trace
@@ -11,9 +12,11 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from kedge import EngineError, Turn, connect, system, user, with_middleware
 from kedge.engines import Engine
-from kedge.middleware import tools, trace
+from kedge.middleware import guard, redact, tools, trace
 from kedge.observe import bind_fields, otel
 from kedge.testing import serve
+from kedge.turns import assistant, tool_call
+from middleware.scripted_engine import ScriptedEngine
 
 SECRET = "the harbour code is 4711"
 
@@ -219,3 +222,26 @@ async def test_without_an_sdk_nothing_happens(practice: Engine) -> None:
     """The API alone makes no spans and costs no answer."""
     turn = await with_middleware(practice, trace()).run(Turn([user("What is 2+3?")]))
     assert "5" in str(turn.blocks[-1])
+
+
+@pytest.mark.parametrize("order", list(permutations(("trace", "guard", "tools"))), ids="-".join)
+async def test_content_is_exported_as_guards_leave_it(
+    order: tuple[str, ...], tracer: otel_trace.Tracer, spans: InMemorySpanExporter
+) -> None:
+    """In any order: messages, instructions, arguments and results."""
+
+    def look(text: str) -> str:
+        """Return the text."""
+        return f"{text}: {SECRET}"
+
+    made = {
+        "trace": trace(tracer, content=True),
+        "guard": guard(redact(SECRET)),
+        "tools": tools(look),
+    }
+    call = tool_call("look", f'{{"text": "{SECRET}"}}', call_id="call_1")
+    engine = ScriptedEngine([call], [assistant(f"I see: {SECRET}")])
+    stack = with_middleware(engine, *(made[name] for name in order))
+    await stack.run(Turn([system(SECRET), user(SECRET)]))
+    assert "[redacted]" in spans_text(spans)
+    assert SECRET not in spans_text(spans)

@@ -13,7 +13,14 @@ from typing import Any, Literal
 from kedge.backends.errors import to_api_error
 from kedge.backends.events_to_items import OutputEmitter, convert_usage, emit_block
 from kedge.backends.items_to_turn import build_turn
-from kedge.engines import AnthropicEngine, ChatCompletionsEngine, Engine, ResponsesEngine
+from kedge.engines import (
+    AnthropicEngine,
+    ChatCompletionsEngine,
+    ContentFilters,
+    Engine,
+    ResponsesEngine,
+    find_filters,
+)
 from kedge.engines.base import Request, answer_text, unwrap
 from kedge.errors import AnswerIncomplete, KedgeError, UnsupportedParameter
 from kedge.events import Outcome
@@ -210,6 +217,7 @@ class EngineModel:
             params={**self._params, **self._build_params(prompt)},
             candidates=self._anchors.find_candidates(turn) if self._can_chain else (),
             streaming=prompt.stream,
+            filters=ContentFilters(find_filters(self._engine)),
         )
 
     def _build_params(self, prompt: Prompt) -> dict[str, Any]:
