@@ -23,37 +23,33 @@ DRAIN_SECONDS = 0.1
 async def read_response(
     decoder: StreamDecoder, raw: RawResponse, redact: Callable[[str], str]
 ) -> AsyncGenerator[StreamEvent]:
-    """The events of an answer, whole or as they come, without the key; the reply is closed after."""
+    """Yield the events of a response, complete or as they arrive, and close the reply.
+
+    One generator for both, because each one between the server and the caller costs time for every chunk.
+    A broken connection is raised last, after the events that arrived.
+    """
+    cut: StreamCut | None = None
     async with aclosing(raw):
         if not raw.is_stream:
             for event in await _read_body(decoder, raw):
                 yield _redact_event(event, redact)
             return
-        async with aclosing(_read_stream(decoder, raw)) as events:
-            async for event in events:
-                yield _redact_event(event, redact)
-
-
-async def _read_stream(decoder: StreamDecoder, raw: RawResponse) -> AsyncGenerator[StreamEvent]:
-    """The events of a stream up to the end of the answer; a broken connection is told last."""
-    cut: StreamCut | None = None
-    try:
-        async with aclosing(raw.chunks()) as chunks:
-            async for chunk in chunks:
-                over = False
-                for event in decoder.feed(chunk):
-                    over = over or isinstance(event, StreamFailed)
-                    yield event
-                if over or decoder.ended:
-                    for event in await _drain(decoder, chunks):
-                        yield event
-                    break
-    except StreamCut as error:
-        cut = error
-    for event in decoder.close():
-        yield event
-    if cut:
-        raise cut
+        try:
+            async with aclosing(raw.chunks()) as chunks:
+                async for chunk in chunks:
+                    found = decoder.feed(chunk)
+                    for event in found:
+                        yield _redact_event(event, redact)
+                    if decoder.ended or any(isinstance(each, StreamFailed) for each in found):
+                        for event in await _drain(decoder, chunks):
+                            yield _redact_event(event, redact)
+                        break
+        except StreamCut as error:
+            cut = error
+        for event in decoder.close():
+            yield _redact_event(event, redact)
+        if cut:
+            raise cut
 
 
 async def _drain(decoder: StreamDecoder, chunks: AsyncGenerator[bytes]) -> list[StreamEvent]:

@@ -9,7 +9,7 @@ import json
 import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -139,7 +139,7 @@ class StatelessEngine(Engine):
             yield ModeChanged("stateless", wanted, MODE_CHANGE_REASON)
         plan = self.plan(turn)
         try:
-            async with aclosing(self._attempt(turn, request, plan)) as events:
+            async with self._attempt(turn, request, plan) as events:
                 async for event in events:
                     yield event
         except RequestRefused as error:
@@ -150,37 +150,34 @@ class StatelessEngine(Engine):
             return
         record_healing("reasoning", "")
         yield Healed("reasoning")
-        async with aclosing(self._attempt(turn, request, healed)) as events:
+        async with self._attempt(turn, request, healed) as events:
             async for event in events:
                 yield event
 
-    async def _attempt(self, turn: Turn, request: Request, plan: RequestPlan) -> Events:
-        """Send, and take the answer down."""
+    @asynccontextmanager
+    async def _attempt(
+        self, turn: Turn, request: Request, plan: RequestPlan
+    ) -> AsyncGenerator[Events]:
+        """Provide the events of one request; errors carry the Turn and the plan."""
         plan.check()
+        try:
+            async with aclosing(self._send_request(turn, plan, request)) as events:
+                yield events
+        except EngineError as error:
+            attach_context(error, turn, plan)
+            raise
+
+    async def _send_request(self, turn: Turn, plan: RequestPlan, request: Request) -> Events:
+        """Send one request; yield its events, ending with ``TurnFinished``."""
         yield RequestPlanned(plan)
         params, extra = split_extra_body(combine_params(self.params, request.params))
         body = {**self._build_body(plan, request, params), **extra}
         content = _encode({k: v for k, v in body.items() if v is not None}).encode()
         record_request(plan, len(content))
-        try:
-            async with aclosing(self._send_request(turn, plan, content, request)) as events:
-                async for event in events:
-                    if isinstance(event, AnswerFinished):
-                        turn = event.turn
-                    yield event
-        except EngineError as error:
-            attach_context(error, turn, plan)
-            raise
-        yield TurnFinished(turn)
-
-    async def _send_request(
-        self, turn: Turn, plan: RequestPlan, content: bytes, request: Request
-    ) -> Events:
-        """Send one request; tell what comes back; end with ``AnswerFinished``."""
         assembler, decoder = Assembler(), self._make_decoder()
         cut: StreamCut | None = None
         try:
-            async with aclosing(self._decode_response(decoder, content, request)) as decoded:
+            async with self._open_response(decoder, content, request) as decoded:
                 async for event in decoded:
                     assembler.feed(event)
                     yield event
@@ -193,20 +190,21 @@ class StatelessEngine(Engine):
         record_completion(outcome, decoder.calls)
         raise_for_outcome(outcome, self.name, finished, cut)
         yield AnswerFinished(outcome, finished, plan)
+        yield TurnFinished(finished)
 
-    async def _decode_response(
+    @asynccontextmanager
+    async def _open_response(
         self, decoder: StreamDecoder, content: bytes, request: Request
-    ) -> AsyncGenerator[StreamEvent]:
-        """The events of the answer, as they come."""
+    ) -> AsyncGenerator[AsyncGenerator[StreamEvent]]:
+        """Send the request and provide the events of the response, as they arrive."""
         try:
             reply = await self.transport.post(
                 self.path, content, streaming=request.streaming, tap=request.tap
             )
             async with aclosing(read_response(decoder, reply, self.transport.redact)) as events:
-                async for event in events:
-                    yield event
+                yield events
         except StreamCut:
-            raise  # whether that is a failure, the assembler will tell
+            raise  # the assembler decides whether that is a failure
         except EngineError as error:
             error.provider = error.provider or self.name
             record_error(error)
