@@ -74,7 +74,7 @@ def connect_api(api: str, url: str) -> Engine:
     return connect(f"{api}:{url}#practice")
 
 
-@pytest.mark.parametrize("api", ["chat", "anthropic"])
+@pytest.mark.parametrize("api", ["responses", "chat", "anthropic"])
 async def test_an_engine_passes_few_generators(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted where the events of a chunk are decoded, next to the connection."""
     depths: list[int] = []

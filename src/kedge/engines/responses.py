@@ -7,7 +7,7 @@ is sent again, or at least said so and never built upon. Only a finished respons
 
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -196,7 +196,7 @@ class ResponsesEngine(Engine):
         healed: set[HealReason] = set()
         while True:
             try:
-                async with aclosing(self._attempt(turn, request, way)) as events:
+                async with self._attempt(turn, request, way) as events:
                     async for event in events:
                         yield event
                     return
@@ -212,8 +212,15 @@ class ResponsesEngine(Engine):
                     record_mode_change(way.mode, mode, refused.reason)
                     yield ModeChanged(way.mode, mode, refused.reason)
 
-    async def _attempt(self, turn: Turn, request: Request, options: SendOptions) -> Events:
-        """Plan, send, and take the answer down."""
+    @asynccontextmanager
+    async def _attempt(
+        self, turn: Turn, request: Request, options: SendOptions
+    ) -> AsyncGenerator[Events]:
+        """Plan a request and provide its events; errors carry the Turn and the plan.
+
+        A context manager and no generator of events, as `_open_response` is: each generator between the
+        server and the caller costs time for every event.
+        """
         if options.mode == "conversation":
             try:
                 turn = await self._conversation_objects.detach_if_changed(turn)
@@ -226,58 +233,56 @@ class ResponsesEngine(Engine):
         await self._audit_periodically(turn, plan, evidence)
         try:
             plan.check()
-            yield RequestPlanned(plan)
-            if plan.fallback:
-                yield FellBack(plan.fallback)
-            conversation_id = plan.conversation_id
-            if options.mode == "conversation" and not conversation_id:
-                conversation_id = await self._conversation_objects.create()
-            body = build_request_body(
-                plan,
-                options,
-                conversation_id=conversation_id,
-                model=request.model or self.model,
-                tools=request.tools,
-                streaming=request.streaming,
-                params=combine_params(self.params, request.params),
-            )
-            sent = summarize_request(body, options)
             async with aclosing(
-                self._send_request(turn, plan, body, sent, request.tap, evidence)
+                self._send_request(turn, plan, request, options, evidence)
             ) as events:
-                async for event in events:
-                    if isinstance(event, AnswerFinished):
-                        turn = event.turn
-                    yield event
+                yield events
         except _HealableError as refused:
             attach_context(refused.error, turn, plan)
             raise
         except EngineError as error:
             attach_context(error, turn, plan)
             raise
-        yield TurnFinished(turn)
+
+    async def _build_body(
+        self, plan: RequestPlan, request: Request, options: SendOptions
+    ) -> dict[str, Any]:
+        """Return the body of a request; in conversation mode, create the object if there is none."""
+        conversation_id = plan.conversation_id
+        if options.mode == "conversation" and not conversation_id:
+            conversation_id = await self._conversation_objects.create()
+        return build_request_body(
+            plan,
+            options,
+            conversation_id=conversation_id,
+            model=request.model or self.model,
+            tools=request.tools,
+            streaming=request.streaming,
+            params=combine_params(self.params, request.params),
+        )
 
     async def _send_request(
         self,
         turn: Turn,
         plan: RequestPlan,
-        body: dict[str, Any],
-        summary: RequestSummary,
-        tap: WireTap | None,
+        request: Request,
+        options: SendOptions,
         evidence: ServerEvidence,
     ) -> Events:
-        """Send one request; yield its events, ending with ``AnswerFinished``.
+        """Send one request; yield its events, ending with ``TurnFinished``.
 
         The answer of a server that has not shown that it remembers is held back: a user who has read
         an answer that was made without memory cannot be made to forget it.
         """
+        for event in _describe_plan(plan):
+            yield event
+        body = await self._build_body(plan, request, options)
+        summary = summarize_request(body, options)
         assembler, decoder, shown = Assembler(), ResponsesDecoder(), False
         held: list[Event] | None = [] if self.memory.needs_verdict(plan, evidence) else None
         cut: StreamCut | None = None
         try:
-            async with aclosing(
-                self._decode_response(decoder, plan, body, summary, tap)
-            ) as decoded:
+            async with self._open_response(decoder, plan, body, summary, request.tap) as decoded:
                 async for event in decoded:
                     if not shown:
                         self._heal_early(event, plan, summary, evidence)
@@ -314,6 +319,7 @@ class ResponsesEngine(Engine):
             raise _HealableError("forgot", _lost_context_error(self.name), finished)
         raise_for_outcome(outcome, self.name, finished, cut)
         yield AnswerFinished(outcome, finished, plan)
+        yield TurnFinished(finished)
 
     def _heal_early(
         self,
@@ -363,25 +369,25 @@ class ResponsesEngine(Engine):
             counted=counted,
         )
 
-    async def _decode_response(
+    @asynccontextmanager
+    async def _open_response(
         self,
         decoder: ResponsesDecoder,
         plan: RequestPlan,
         body: dict[str, Any],
         summary: RequestSummary,
         tap: WireTap | None,
-    ) -> AsyncGenerator[StreamEvent]:
-        """The events of the answer, as they come."""
+    ) -> AsyncGenerator[AsyncGenerator[StreamEvent]]:
+        """Send the request and provide the events of the response, as they arrive."""
         content = self.transport.serialize(body)
         record_request(plan, len(content))
         retry = plan.mode != "conversation"  # the first try may have been taken down already
         try:
             reply = await self.transport.create_response(content, body, retry=retry, tap=tap)
             async with aclosing(read_response(decoder, reply, self.transport.redact)) as events:
-                async for event in events:
-                    yield event
+                yield events
         except StreamCut:
-            raise  # whether that is a failure, the assembler will tell
+            raise  # the assembler decides whether that is a failure
         except EngineError as error:
             error.provider = error.provider or self.name
             record_error(error)
@@ -610,6 +616,11 @@ def _error_from_event(event: StreamFailed, provider: str) -> EngineError:
         code=event.code,
         param=event.param,
     )
+
+
+def _describe_plan(plan: RequestPlan) -> list[Event]:
+    """Return the events that report a plan."""
+    return [RequestPlanned(plan), *([FellBack(plan.fallback)] if plan.fallback else [])]
 
 
 def _lost_context_error(provider: str) -> EngineError:
