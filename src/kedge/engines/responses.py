@@ -294,8 +294,7 @@ class ResponsesEngine(Engine):
                     yield event
         except StreamCut as error:
             cut = error  # which matters only if the answer had not ended
-        if self.transport.identity:
-            self.memory.identify(self.transport.identity)
+        self._identify_server()
         outcome = assembler.finish()
         sent = self.memory.measure(plan, body, evidence)
         verdict = self.memory.judge(outcome, plan, sent, evidence)
@@ -320,6 +319,10 @@ class ResponsesEngine(Engine):
         raise_for_outcome(outcome, self.name, finished, cut)
         yield AnswerFinished(outcome, finished, plan)
         yield TurnFinished(finished)
+
+    def _identify_server(self) -> None:
+        if self.transport.identity:
+            self.memory.identify(self.transport.identity)
 
     def _heal_early(
         self,
