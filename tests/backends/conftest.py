@@ -1,7 +1,5 @@
 """Kedge before Kedge: one server as the upstream, another with a backend that asks it."""
 
-import threading
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -14,7 +12,6 @@ from kedge.server.models import Model
 from kedge.testing import TestServer, serve
 
 BACKEND_KINDS = ("chat", "anthropic", "responses", "responses, stateless")
-TIMEOUT = 30.0
 
 
 @contextmanager
@@ -33,15 +30,6 @@ def make_model(kind: str, base_url: str, **settings: Any) -> Model:
     name, _, way = kind.partition(", ")
     settings.setdefault("stateless", way == "stateless")
     return open_model(f"{name}:{base_url}#practice", **settings)
-
-
-def wait_until(condition: Callable[[], bool]) -> bool:
-    """Wait until something holds, for a while."""
-    end = time.monotonic() + TIMEOUT
-    pause = threading.Event()
-    while not condition() and time.monotonic() < end:
-        pause.wait(0.01)
-    return condition()
 
 
 @pytest.fixture(scope="session")

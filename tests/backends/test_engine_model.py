@@ -1,6 +1,7 @@
 """Every backend, with the official clients over real sockets, before a second Kedge."""
 
 import json
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from openai import OpenAI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from backends.conftest import TIMEOUT, make_model, serve_backend, wait_until
+from backends.conftest import make_model, serve_backend
 from engines.fake_server import json_response, serve_handler
 from kedge.testing import TestServer, serve
 from normalization import normalize_items
+from server.waiting import TIMEOUT, wait_until
 
 WEATHER: Any = {
     "type": "function",
@@ -447,33 +449,33 @@ def test_a_client_that_goes_away_ends_the_work_upstream(
 ) -> None:
     """The upstream server sees the connection close, and stops writing."""
     stream = client.responses.create(
-        model="any", input="Count to 500, slowly", stream=True, timeout=TIMEOUT
+        model="any", input="Count to 5000, very slowly", stream=True, timeout=TIMEOUT
     )
     for event in stream:
         if event.type == "response.output_text.delta":
             break
     assert upstream.running == 1
     stream.close()
-    assert wait_until(lambda: upstream.running == 0)
-    assert wait_until(lambda: server.running == 0)
+    wait_until(lambda: upstream.running == 0)
+    wait_until(lambda: server.running == 0)
 
 
 def test_the_stateless_endpoints_end_their_work_upstream_too(
     client: OpenAI, server: TestServer, upstream: TestServer
 ) -> None:
     """A chat and a message, left in the middle."""
-    slow: Any = [{"role": "user", "content": "Count to 500, slowly"}]
+    slow: Any = [{"role": "user", "content": "Count to 5000, very slowly"}]
     chat = client.chat.completions.create(model="any", messages=slow, stream=True)
     next(chunk for chunk in chat if chunk.choices[0].delta.content)
     assert upstream.running == 1
     chat.close()
-    assert wait_until(lambda: upstream.running == 0)
+    wait_until(lambda: upstream.running == 0)
     with Anthropic(base_url=server.url, api_key="any", max_retries=0) as other:
         events = other.messages.create(model="any", max_tokens=5000, messages=slow, stream=True)
         next(event for event in events if event.type == "content_block_delta")
         assert upstream.running == 1
         events.close()
-        assert wait_until(lambda: upstream.running == 0)
+        wait_until(lambda: upstream.running == 0)
 
 
 def test_a_background_response_is_written_and_cancelled_upstream(
@@ -486,18 +488,18 @@ def test_a_background_response_is_written_and_cancelled_upstream(
         return client.responses.retrieve(name).status
 
     made = client.responses.create(input="Hello", **more)
-    assert wait_until(lambda: status(made.id) == "completed")
+    wait_until(lambda: status(made.id) == "completed")
     upstream.faults.set("status=429,retry_after=3", times=1)
     failing = client.responses.create(input="Hello", **more)
-    assert wait_until(lambda: status(failing.id) == "failed")
+    wait_until(lambda: status(failing.id) == "failed")
     error = client.responses.retrieve(failing.id).error
     assert error is not None
     assert error.code == "rate_limit_exceeded"
-    events = client.responses.create(input="Count to 500, slowly", stream=True, **more)
+    events = client.responses.create(input="Count to 5000, very slowly", stream=True, **more)
     begun: Any = next(iter(events))
-    assert wait_until(lambda: upstream.running == 1)
+    wait_until(lambda: upstream.running == 1)
     assert client.responses.cancel(begun.response.id).status == "cancelled"
-    assert wait_until(lambda: upstream.running == 0)
+    wait_until(lambda: upstream.running == 0)
     events.close()
 
 
@@ -519,13 +521,21 @@ def test_a_socket_has_its_memory_before_any_model(client: OpenAI, upstream: Test
     assert (refused.status, refused.error.code) == (429, "rate_limit_exceeded")
 
 
-def test_a_whole_answer_that_nobody_waits_for_is_ended_too(
-    client: OpenAI, upstream: TestServer
+def test_a_client_that_leaves_before_an_answer_ends_it(
+    client: OpenAI, server: TestServer, upstream: TestServer
 ) -> None:
-    """Also where nothing was streamed."""
-    upstream.faults.set("slow_first_byte=20", times=1)
-    with pytest.raises(openai.APITimeoutError):
-        client.responses.create(model="any", input="Hello", timeout=0.5)
+    """Also where nothing is streamed."""
+    upstream.faults.set("slow_first_byte=600", times=1)
+    body = json.dumps({"model": "any", "input": "Hello"}).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=TIMEOUT) as connection:
+        connection.sendall(
+            b"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        wait_until(lambda: upstream.requests)
+        assert server.running == 1
+    wait_until(lambda: server.running == 0)
     upstream.faults.clear()
     assert client.responses.create(model="any", input="Hello").output_text
 
@@ -564,7 +574,7 @@ def test_fifty_streams_do_not_wait_for_a_slow_reader(server: TestServer, client:
     assert len(answers) == 50
     assert {answer for answer in answers if "line 7" in answer.lower()}
     slow.close()
-    assert wait_until(lambda: server.running == 0)
+    wait_until(lambda: server.running == 0)
 
 
 def test_a_stateful_server_is_chained_by_content(upstream: TestServer) -> None:

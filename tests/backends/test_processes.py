@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from backends.conftest import TIMEOUT
+from server.waiting import TIMEOUT
 
 SERVE_COMMAND = [
     sys.executable,
@@ -88,8 +88,8 @@ def test_a_process_without_its_model_says_so() -> None:
         run_serve("--model", "chat:http://127.0.0.1:9/v1#practice") as address,
         OpenAI(base_url=address, api_key="any", max_retries=0, timeout=TIMEOUT) as client,
     ):
-        talk = client.conversations.create()
+        conversation = client.conversations.create()
         with pytest.raises(openai.InternalServerError, match="cannot be reached") as caught:
-            client.responses.create(model="any", input="Hello", conversation=talk.id)
+            client.responses.create(model="any", input="Hello", conversation=conversation.id)
         assert caught.value.status_code == 503
-        assert client.conversations.items.list(talk.id).data == []
+        assert client.conversations.items.list(conversation.id).data == []

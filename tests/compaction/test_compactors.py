@@ -101,7 +101,7 @@ def test_the_newest_exchange_is_kept_however_long_it_is() -> None:
     for compactor in (MessageLimitCompactor(3), TokenLimitCompactor(10)):
         result = compact_now(compactor, blocks)
         assert result.blocks == blocks[2:]
-        assert result.notes == ("the newest exchange alone is over the limit; it is kept whole",)
+        assert result.notes == ("the newest exchange alone exceeds the limit; it remains complete",)
 
 
 def test_a_token_limit_cuts_to_its_target() -> None:

@@ -178,7 +178,7 @@ async def test_a_question_is_asked_again_as_it_was_edited(
 async def test_what_was_added_is_a_question_too(store: Store, connected: Connect) -> None:
     """A conversation that begins with a question answers it, and answers it again."""
     talk = await Conversation.create(store, connected(), blocks=["What is 2+3?"])
-    with pytest.raises(NotInStore, match="nothing was asked"):
+    with pytest.raises(NotInStore, match="has no question"):
         await (await Conversation.create(store, connected())).regenerate()
     assert (await talk.send()).text == "2+3 = 5."
     assert (await talk.regenerate()).text == "2+3 = 5."

@@ -116,17 +116,17 @@ def test_the_table_of_the_package_is_dated() -> None:
     ("text", "words"),
     [
         ("prices = 3", "must be a list of tables"),
-        ("price = []", "there is no 'price'"),
+        ("price = []", "unknown key 'price'"),
         ("prices = [1]", "prices[0] must be a table"),
-        ('[[prices]]\nprovider = "x"\nmodel = "m"\ninput = 1', "lacks 'output'"),
+        ('[[prices]]\nprovider = "x"\nmodel = "m"\ninput = 1', "'output' is missing"),
         (
             '[[prices]]\nprovider = "x"\nmodel = "m"\ninput = -1\noutput = 1',
             "input must be a number",
         ),
         ('[[prices]]\nprovider = 1\nmodel = "m"\ninput = 1\noutput = 1', "provider must be a text"),
-        ('[[prices]]\nprovider = "x"\nmodel = "m"\nin = 1', "no place for 'in'"),
-        ('as_of = "today"', "as_of must be a day"),
-        ("as_of =", "is no valid TOML"),
+        ('[[prices]]\nprovider = "x"\nmodel = "m"\nin = 1', "unknown key 'in'"),
+        ('as_of = "today"', "as_of must be a date"),
+        ("as_of =", "is not valid TOML"),
     ],
 )
 def test_a_mistake_is_told_with_its_place(text: str, words: str, tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
-"""Analytics: what a store can tell about its chains, as plain values.
+"""Analytics: statistics about the requests and chains in a store, as plain values.
 
     found = await analyse(store, Selection(since=yesterday, model="gpt-5.1"))
     found.chains.longest, found.requests.chained, found.tokens.cached_share, found.cost.dollars
 
-Everything is counted by the database, in one consistent reading, and is the same on SQLite and on
-PostgreSQL. ``analyse_over_time`` gives the same in pieces of time, for charts.
+Everything is counted by the database in one consistent read, with the same results on SQLite and
+PostgreSQL. `analyse_over_time` returns the same in intervals, for charts.
 """
 
 from kedge.analytics.analyse import analyse, analyse_over_time

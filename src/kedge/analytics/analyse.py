@@ -1,4 +1,4 @@
-"""Everything at once, or in pieces of time: each is one consistent reading of the store."""
+"""Compute all statistics, for a selection or in intervals, in one consistent read of the store."""
 
 import math
 from dataclasses import replace
@@ -19,7 +19,19 @@ MAX_BUCKETS = 10_000
 async def analyse(
     store: Store, selection: Selection = ALL_RESPONSES, *, prices: Prices | None = None
 ) -> Analytics:
-    """What the store can tell about the responses of a selection."""
+    """Compute the statistics of the responses of a selection.
+
+    Example:
+        found = await analyse(store, Selection(since=yesterday, model="gpt-5.1"))
+
+    Args:
+        store: The store to read.
+        selection: Which responses to include; all by default.
+        prices: Prices for responses that were stored without a cost; the current ones by default.
+
+    Returns:
+        The statistics.
+    """
     return await store.database.read(lambda tx: _collect_analytics(tx, selection, prices))
 
 
@@ -31,14 +43,25 @@ async def analyse_over_time(
     width: float | None = None,
     prices: Prices | None = None,
 ) -> tuple[Bucket, ...]:
-    """The same in pieces of equal length: so many, or each so many seconds wide.
+    """Compute statistics for intervals of equal length.
 
-    Without times in the selection the pieces span what there is. Empty pieces are there too.
+    Args:
+        store: The store to read.
+        selection: Which responses to include. Without times, the intervals span all responses.
+        buckets: The number of intervals, if ``width`` is not given.
+        width: The length of an interval, in seconds.
+        prices: Prices for responses that were stored without a cost; the current ones by default.
+
+    Returns:
+        The intervals in order, empty ones included; nothing if there is no response.
+
+    Raises:
+        InvalidSetting: ``width`` is not above 0, or there would be too many intervals.
     """
     if width is not None and not width > 0:
-        raise InvalidSetting("the width of a bucket is a number of seconds above 0")
+        raise InvalidSetting("width must be a number of seconds above 0")
     if not 1 <= buckets <= MAX_BUCKETS:
-        raise InvalidSetting(f"there can be 1 to {MAX_BUCKETS} buckets, not {buckets}")
+        raise InvalidSetting(f"buckets must be from 1 to {MAX_BUCKETS}, not {buckets}")
     return await store.database.read(
         lambda tx: _collect_buckets(tx, selection, buckets, width, prices)
     )
@@ -89,7 +112,8 @@ def _collect_buckets(
     number = math.ceil((end - start) / width - 1e-9) or 1
     if number > MAX_BUCKETS:
         raise InvalidSetting(
-            f"{number} buckets of {width:g} seconds are too many; at most {MAX_BUCKETS}"
+            f"{number} buckets of {width:g} seconds are too many; use a larger width, for at most "
+            f"{MAX_BUCKETS}"
         )
     where = build_condition(replace(selection, since=start, until=end))
     empty = [Bucket(start + i * width, start + (i + 1) * width) for i in range(number)]
@@ -132,14 +156,14 @@ def _query_counts(tx: Tx, where: SqlCondition, column: str) -> list[Row]:
 
 
 def _bucket_sql(tx: Tx, start: float, width: float, last: int) -> str:
-    """The number of the bucket of a response; a cast cuts in the one database, rounds in the other."""
+    """Return the SQL for a response's interval; a cast truncates in SQLite and rounds in PostgreSQL."""
     position = f"(r.created_at - {start!r}) / {width!r}"
-    whole = f"FLOOR({position})" if tx.dialect.name == "postgresql" else position
-    return f"CASE WHEN {position} >= {last} THEN {last} ELSE CAST({whole} AS INTEGER) END"
+    number = f"FLOOR({position})" if tx.dialect.name == "postgresql" else position
+    return f"CASE WHEN {position} >= {last} THEN {last} ELSE CAST({number} AS INTEGER) END"
 
 
 def _resolve_span(tx: Tx, selection: Selection) -> tuple[float, float] | None:
-    """From when until when: as was asked, or as far as there are responses."""
+    """Return the start and end of a selection, or of all responses where it has none."""
     where = build_condition(selection)
     first, last = tx.rows(
         f"SELECT MIN(r.created_at), MAX(r.created_at) FROM responses r WHERE {where.sql}",  # noqa: S608

@@ -1,4 +1,4 @@
-"""What responses cost: what was written down with them, and today's prices where nothing was."""
+"""Compute costs: the stored cost of a response, or an estimate where none was stored."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from kedge.prices import Prices, current_prices
 from kedge.store.database import Tx
 
 ROUND_DIGITS = 9
-"""Sums are rounded, so that the order in which a database adds up does not show."""
+"""Sums are rounded, so that the order in which a database adds does not matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class GroupCost:
 def query_costs(
     tx: Tx, where: SqlCondition, prices: Prices | None = None, group: str = "1"
 ) -> list[GroupCost]:
-    """What each model cost in each group of responses."""
+    """Return the cost of each model in each group of responses."""
     written = where.and_("r.cost IS NOT NULL")
     rows = tx.rows(
         f"SELECT r.provider, r.model, {group}, SUM(r.cost), COUNT(*) FROM responses r "  # noqa: S608
@@ -39,7 +39,7 @@ def query_costs(
 
 
 def _estimate_costs(tx: Tx, where: SqlCondition, prices: Prices, group: str) -> list[GroupCost]:
-    """Responses with tokens and no cost: priced one by one, for tiers go by the single request."""
+    """Estimate the cost of responses without one, one by one: price tiers depend on the request."""
     unwritten = where.and_("r.cost IS NULL AND r.input_tokens IS NOT NULL")
     rows = tx.rows(
         f"SELECT r.provider, r.model, {group}, r.created_at, r.input_tokens, r.cached_tokens, "  # noqa: S608
@@ -56,7 +56,7 @@ def _estimate_costs(tx: Tx, where: SqlCondition, prices: Prices, group: str) -> 
 
 
 def sum_costs(parts: Iterable[GroupCost]) -> Cost:
-    """What parts cost together."""
+    """Return the total cost."""
     listed = [part.cost for part in parts]
     return Cost(
         round(sum(each.dollars for each in listed), ROUND_DIGITS),
@@ -66,16 +66,16 @@ def sum_costs(parts: Iterable[GroupCost]) -> Cost:
 
 
 def sum_by_model(parts: Iterable[GroupCost]) -> dict[tuple[str, str], Cost]:
-    """The cost of each model."""
-    sorted_out: dict[tuple[str, str], list[GroupCost]] = {}
+    """Return the cost of each model."""
+    grouped: dict[tuple[str, str], list[GroupCost]] = {}
     for part in parts:
-        sorted_out.setdefault((part.provider, part.model), []).append(part)
-    return {key: sum_costs(each) for key, each in sorted_out.items()}
+        grouped.setdefault((part.provider, part.model), []).append(part)
+    return {key: sum_costs(each) for key, each in grouped.items()}
 
 
 def sum_by_group(parts: Iterable[GroupCost]) -> dict[Any, Cost]:
-    """The cost of each group."""
-    sorted_out: dict[Any, list[GroupCost]] = {}
+    """Return the cost of each group."""
+    grouped: dict[Any, list[GroupCost]] = {}
     for part in parts:
-        sorted_out.setdefault(part.group, []).append(part)
-    return {key: sum_costs(each) for key, each in sorted_out.items()}
+        grouped.setdefault(part.group, []).append(part)
+    return {key: sum_costs(each) for key, each in grouped.items()}

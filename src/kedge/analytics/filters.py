@@ -1,4 +1,4 @@
-"""Which rows are counted: a selection as a condition in SQL, with its values."""
+"""Convert a selection into an SQL condition with its values."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 from kedge.analytics.results import Selection
 
 ANSWERED = "r.status IN ('completed', 'lost')"
-"""An answer that was lost later was an answer."""
+"""A response that the provider lost later was answered."""
 NOT_FALLBACK_REASONS = ("new", "stateless", "conversation")
-"""Reasons for a full request that are none: there was nothing to chain on, or nobody wanted to."""
+"""Reasons for a full request that are no fallback: there was no anchor, or chaining was not wanted."""
 FALLBACK = (
     "r.anchor IS NULL AND r.reason IS NOT NULL "
     f"AND r.reason NOT IN ({', '.join(repr(each) for each in NOT_FALLBACK_REASONS)})"
@@ -17,18 +17,18 @@ FALLBACK = (
 
 @dataclass(frozen=True, slots=True)
 class SqlCondition:
-    """A condition on responses ``r``, and the values for its places."""
+    """A condition on responses ``r``, and the values of its placeholders."""
 
     sql: str
     values: tuple[Any, ...] = ()
 
     def and_(self, sql: str, *values: Any) -> "SqlCondition":
-        """Both conditions."""
+        """Return a condition that requires both."""
         return SqlCondition(f"{self.sql} AND {sql}", (*self.values, *values))
 
 
 def build_condition(selection: Selection) -> SqlCondition:
-    """The condition that the responses of a selection fulfil."""
+    """Return the condition for the responses of a selection."""
     found = SqlCondition("1 = 1")
     if selection.since is not None:
         found = found.and_("r.created_at >= ?", selection.since)
@@ -45,7 +45,7 @@ def build_condition(selection: Selection) -> SqlCondition:
 
 
 def build_time_condition(selection: Selection, column: str) -> SqlCondition:
-    """The condition that a time is in the range of a selection."""
+    """Return the condition that a time is in the range of a selection."""
     found = SqlCondition("1 = 1")
     if selection.since is not None:
         found = found.and_(f"{column} >= ?", selection.since)
@@ -55,5 +55,5 @@ def build_time_condition(selection: Selection, column: str) -> SqlCondition:
 
 
 def has_response_filter(selection: Selection) -> bool:
-    """Whether a selection is about certain responses, and not only about a time."""
+    """Return whether a selection restricts more than the time."""
     return bool(selection.model or selection.provider or selection.conversation)

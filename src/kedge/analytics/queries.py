@@ -1,7 +1,7 @@
-"""The questions, one function each: a transaction and a selection in, a value out.
+"""The queries of the statistics: each takes a transaction and a selection, and returns a value.
 
-Sums of whole numbers come back as decimals from PostgreSQL, and as nothing where there are no rows, so
-every number is made an ``int`` or a ``float`` here.
+PostgreSQL returns sums of integers as decimals, and both databases return NULL where there are no rows, so
+every number is converted to `int` or `float` here.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from kedge.analytics.results import Branching, Chains, Count, Latency, Requests,
 from kedge.store.database import Row, Tx
 
 HEALED_WITHOUT_REJECTION = ("forgot", "audit")
-"""Healings of what no server refused."""
+"""Reasons for healing without a rejected request."""
 
 NO_ID = f"{ANSWERED} AND r.provider_response_id IS NULL"
 REJECTED = "r.status = 'refused'"
@@ -28,7 +28,7 @@ TOKEN_COLUMNS = (
 
 
 def count_requests(tx: Tx, selection: Selection) -> Requests:
-    """What was sent, and what became of it."""
+    """Count requests by their outcome."""
     where = build_condition(selection)
     totals = _select_one(
         tx,
@@ -37,12 +37,14 @@ def count_requests(tx: Tx, selection: Selection) -> Requests:
         "SUM(r.sent_blocks), SUM(r.sent_bytes), SUM(r.saved_blocks), SUM(r.saved_bytes)",
         where,
     )
-    total, talks, succeeded, chained, no_id, refused, *sums = (int(each or 0) for each in totals)
+    total, conversations, succeeded, chained, no_id, rejected, *sums = (
+        int(each or 0) for each in totals
+    )
     healed = _count_by(tx, "r.healed", where.and_("r.healed IS NOT NULL"))
-    mended = sum(each.count for each in healed if each.name not in HEALED_WITHOUT_REJECTION)
+    healed_count = sum(each.count for each in healed if each.name not in HEALED_WITHOUT_REJECTION)
     return Requests(
         total=total,
-        conversations=talks,
+        conversations=conversations,
         succeeded=succeeded,
         chained=chained,
         full=total - chained,
@@ -50,7 +52,7 @@ def count_requests(tx: Tx, selection: Selection) -> Requests:
         modes=_count_by(tx, "r.mode", where),
         fallbacks=_count_by(tx, "r.reason", where.and_(FALLBACK)),
         healed=healed,
-        rejections=refused + mended,
+        rejections=rejected + healed_count,
         forgotten=_count_forgotten(tx, where),
         without_id=no_id,
         sent_blocks=sums[0],
@@ -61,12 +63,12 @@ def count_requests(tx: Tx, selection: Selection) -> Requests:
 
 
 def measure_chains(tx: Tx, selection: Selection) -> Chains:
-    """How long chains are: the depths of the responses that nothing was chained on."""
+    """Measure the length of chains: the depth of each response that nothing was chained on."""
     where = build_condition(selection).and_("r.depth > 0 AND r.provider_response_id IS NOT NULL")
     later = build_time_condition(Selection(until=selection.until), "created_at").and_(
         "anchor IS NOT NULL"
     )
-    # A join that finds nothing, since both databases do it in one pass; a subquery they might repeat.
+    # An anti-join, which both databases run in one pass; they might repeat a subquery.
     rows = tx.rows(
         "SELECT r.depth, COUNT(*) FROM responses r LEFT JOIN (SELECT DISTINCT scope, anchor "  # noqa: S608
         f"FROM responses WHERE {later.sql}) AS later "
@@ -83,7 +85,7 @@ def measure_chains(tx: Tx, selection: Selection) -> Chains:
 
 
 def measure_branching(tx: Tx, selection: Selection) -> Branching:
-    """Where conversations parted. Failed attempts are no branches."""
+    """Count the points where conversations branched. Failed attempts are not branches."""
     times = build_time_condition(selection, "n.created_at").and_(
         "n.parent > 0 AND n.kind <> 'failed'"
     )
@@ -109,17 +111,17 @@ def measure_branching(tx: Tx, selection: Selection) -> Branching:
 
 
 def sum_tokens(tx: Tx, selection: Selection) -> Tokens:
-    """Tokens, as the servers counted them."""
+    """Sum the tokens that the servers counted."""
     return tokens_from_row(_select_one(tx, TOKEN_COLUMNS, build_condition(selection)))
 
 
 def tokens_from_row(row: Row) -> Tokens:
-    """Tokens of a row of the columns ``TOKENS``."""
+    """Return the tokens in a row of `TOKEN_COLUMNS`."""
     return Tokens(*(int(each or 0) for each in row))
 
 
 def list_models(tx: Tx, selection: Selection) -> list[tuple[str, str, int, int, Tokens]]:
-    """Each model with its requests, how many were answered, and its tokens; the busiest first."""
+    """Return each model with its requests, answered requests and tokens, most requests first."""
     where = build_condition(selection)
     rows = tx.rows(
         f"SELECT r.provider, r.model, COUNT(*), {count_where(ANSWERED)}, {TOKEN_COLUMNS} "  # noqa: S608
@@ -134,9 +136,9 @@ def list_models(tx: Tx, selection: Selection) -> list[tuple[str, str, int, int, 
 
 def measure_latencies(tx: Tx, where: SqlCondition, group: str = "1") -> dict[Any, Latency]:
     """Return the latency of each group of responses: the median, and p95 by nearest rank."""
-    whole = _query_percentiles(tx, where, group, "r.seconds")
+    total = _query_percentiles(tx, where, group, "r.seconds")
     first = _query_percentiles(tx, where, group, "r.first_token_seconds")
-    return {key: Latency(*whole[key], *first.get(key, (None, None))) for key in whole}
+    return {key: Latency(*total[key], *first.get(key, (None, None))) for key in total}
 
 
 def _query_percentiles(
@@ -144,7 +146,7 @@ def _query_percentiles(
 ) -> dict[Any, tuple[float, float]]:
     where = where.and_(f"{ANSWERED} AND {column} IS NOT NULL")
     ranked = (
-        f"SELECT {group} AS grouped, {column} AS measured, "  # noqa: S608 - our own words
+        f"SELECT {group} AS grouped, {column} AS measured, "  # noqa: S608 - built from constants
         f"ROW_NUMBER() OVER (PARTITION BY {group} ORDER BY {column}) AS place, "
         f"COUNT(*) OVER (PARTITION BY {group}) AS size FROM responses r WHERE {where.sql}"
     )
@@ -165,7 +167,7 @@ def _query_percentiles(
 
 
 def count_where(condition: str) -> str:
-    """The number of rows for which a condition holds."""
+    """Return the SQL for the number of rows that meet a condition."""
     return f"SUM(CASE WHEN {condition} THEN 1 ELSE 0 END)"
 
 

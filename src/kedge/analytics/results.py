@@ -1,13 +1,18 @@
-"""What is asked of a store, and what it tells: frozen values, which ``asdict`` makes ready for JSON."""
+"""The selection and the results of analytics: frozen values that `asdict` converts to JSON."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which responses count. Times are seconds since 1970; ``until`` is not part of the range.
+    """Which responses to include; an empty member does not restrict anything.
 
-    An empty member does not restrict anything.
+    Args:
+        since: The start of the range, in seconds since 1970.
+        until: The end of the range, exclusive.
+        model: Only responses of this model.
+        provider: Only responses of this provider.
+        conversation: Only responses of the conversation with this id.
     """
 
     since: float | None = None
@@ -19,7 +24,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How often something happened."""
+    """A name and how often it occurred."""
 
     name: str
     count: int
@@ -27,13 +32,13 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What was sent, and what became of it.
+    """Requests by their outcome.
 
-    ``chained`` requests went out on an anchor, ``full`` ones with everything. A ``fallback`` is a full
-    request although there had been an anchor, by its reason; the first of a conversation is none.
-    ``rejections`` are requests that a server refused, whether that was ``healed`` or not. ``forgotten``
-    are answers that a server gave without the memory that was asked for. ``without_id`` are answers
-    that came without an id, on which nothing can be chained.
+    ``chained`` requests were sent on an anchor, ``full`` ones with the complete context. ``fallbacks``
+    are full requests although there was an anchor, by reason; the first of a conversation is none.
+    ``rejections`` are requests that a server rejected, ``healed`` or not. ``forgotten`` are answers that
+    a server generated without the stored context. ``without_id`` are answers without an id, on which
+    nothing can be chained.
     """
 
     total: int = 0
@@ -60,21 +65,21 @@ class Requests:
 
     @property
     def chained_share(self) -> float | None:
-        """The share of requests that went out on an anchor."""
+        """The share of requests that were sent on an anchor."""
         return self.chained / self.total if self.total else None
 
     @property
     def saved_share(self) -> float | None:
-        """The share of bytes that did not have to be sent, of what full requests would have taken."""
-        whole = self.sent_bytes + self.saved_bytes
-        return self.saved_bytes / whole if whole else None
+        """The share of bytes that chaining saved, of what full requests would have sent."""
+        total = self.sent_bytes + self.saved_bytes
+        return self.saved_bytes / total if total else None
 
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """How long chains are: responses, each on the one before, up to one that nothing was chained on.
+    """The lengths of chains: responses, each chained on the one before.
 
-    A full request begins a new chain. ``lengths`` tells how many chains have which length.
+    A full request starts a new chain. ``lengths`` has pairs of a length and the number of such chains.
     """
 
     count: int = 0
@@ -85,18 +90,18 @@ class Chains:
 
 @dataclass(frozen=True, slots=True)
 class Branching:
-    """Where conversations parted: points with more than one continuation, and forks by name."""
+    """Points of conversations with more than one continuation, and conversations that are forks."""
 
     points: int = 0
     branches: int = 0
-    """How many continuations those points have in all."""
+    """How many continuations those points have in total."""
     widest: int = 0
     forks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Tokens, as the servers counted them. Cached ones are part of the input."""
+    """Tokens as the servers counted them; cached ones are part of the input."""
 
     input: int = 0
     cached: int = 0
@@ -111,9 +116,9 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What was paid, in dollars, as far as prices are known.
+    """The cost in dollars, as far as prices are known.
 
-    ``unpriced`` responses have tokens and no price: what they cost is not in ``dollars``.
+    ``unpriced`` responses have tokens but no price; their cost is not in ``dollars``.
     """
 
     dollars: float = 0.0
@@ -136,7 +141,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class ModelStats:
-    """One model of one provider."""
+    """The statistics of one model of one provider."""
 
     provider: str
     model: str
@@ -154,7 +159,7 @@ class ModelStats:
 
 @dataclass(frozen=True, slots=True)
 class Analytics:
-    """Everything at once."""
+    """All statistics of a selection."""
 
     selection: Selection
     requests: Requests
@@ -164,12 +169,12 @@ class Analytics:
     cost: Cost
     latency: Latency
     models: tuple[ModelStats, ...] = ()
-    """Those with the most requests first."""
+    """Sorted by requests, most first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What happened between ``start`` and ``end``."""
+    """The statistics of the interval from ``start`` to ``end``."""
 
     start: float
     end: float

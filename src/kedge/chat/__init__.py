@@ -1,4 +1,4 @@
-"""Chat: conversations whose whole state is one opaque value that its owner keeps."""
+"""Chat: conversations whose complete state is one opaque value that its owner stores."""
 
 from kedge.chat.answer import Answer, ChatStream
 from kedge.chat.chat import Chat, State

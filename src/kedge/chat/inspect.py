@@ -1,4 +1,4 @@
-"""What is inside state bytes, for a person: and if it would be discarded, why."""
+"""Describe state bytes: their content, and why they would be discarded."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -11,34 +11,44 @@ from kedge.chat.state import DiscardedState, DiscardReason, decode_state
 
 @dataclass(frozen=True, slots=True)
 class StateReport:
-    """What state bytes hold. It quotes no message."""
+    """The content of state bytes, without any message text.
+
+    Attributes:
+        usable: Whether the state can be used.
+        size: The number of bytes.
+        reason: Why it would be discarded; one of ``DISCARD_REASONS``.
+        problem: A description of the reason.
+        encrypted: Whether it is encrypted.
+        version: The version of its format, if it could be read.
+        provider: The provider that it belongs to.
+        blocks: The number of blocks.
+        processed_length: The number of blocks that a model has seen.
+        responses: The number of responses that can be continued.
+        kinds: The number of blocks of each kind.
+    """
 
     usable: bool
     size: int
-    """Bytes, as given."""
     reason: DiscardReason | None = None
-    """Why it would be discarded, in a word."""
     problem: str = ""
-    """The same in a sentence."""
     encrypted: bool = False
     version: int | None = None
     provider: str = ""
     blocks: int = 0
     processed_length: int = 0
     responses: int = 0
-    """How many responses of the server are remembered as anchors."""
     kinds: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def pending(self) -> int:
-        """How many blocks no model has seen yet."""
+        """The number of blocks that no model has seen yet."""
         return max(0, self.blocks - self.processed_length)
 
     def __str__(self) -> str:
         if not self.size:
             return "no state: a fresh conversation"
-        sealed = ", encrypted" if self.encrypted else ""
-        lines = [f"{self.size} bytes{sealed}, version {self.version or 'unknown'}"]
+        encrypted = ", encrypted" if self.encrypted else ""
+        lines = [f"{self.size} bytes{encrypted}, version {self.version or 'unknown'}"]
         if self.provider:
             lines[0] += f", provider {self.provider}"
         if self.usable:
@@ -51,7 +61,7 @@ class StateReport:
 
 
 def build_report(data: bytes, provider: str | None, cipher: StateCipher | None) -> StateReport:
-    """Look into state bytes; without a ``provider`` any will do. Never raises."""
+    """Return a report on state bytes; without a ``provider``, of any provider. Never raises."""
     if not data:
         return StateReport(True, 0)
     found = decode_state(data, provider, cipher)

@@ -1,12 +1,11 @@
-"""Blocks and anchors as they stand in state bytes: their JSON form, with everything said once.
+"""The JSON form of blocks and anchors in state bytes, without repetition.
 
-Content that is one plain text is a member ``text``. What an engine noted about a block (response, place
-in its output, item id) is a member ``from``, which points into a list of response ids. An anchor has only
-the members in which it differs from the one before. A block whose own members would get in the way of
-this is kept whole, under ``as_is``.
+Content that is one plain text is a member ``text``. The engine's metadata of a block (response, output index,
+item id) is a member ``from``, with an index into a list of response ids. An anchor has only the members in which
+it differs from the one before. A block whose own members conflict with these is stored in full, under ``as_is``.
 
-Every block passes here at every call, so the common ones are written and read by hand. The long way round
-is ``dump_block`` and ``load_block``, and gives the same.
+Every block is encoded and decoded at every call, so the common kinds have code of their own. The general
+functions are ``dump_block`` and ``load_block``, with the same result.
 """
 
 import json
@@ -38,7 +37,7 @@ from kedge.turns.frozen_json import EMPTY, check_text, thaw, unchecked_map
 
 Json = dict[str, Any]
 ResponseIndex = Callable[[str], int]
-"""Gives a response id its place in the list of responses."""
+"""Returns the index of a response id in the list of responses."""
 
 encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -50,12 +49,12 @@ _PART_KINDS = frozenset({"user", "assistant", "tool_result"})
 
 
 def encode_blocks(blocks: Iterable[Block], response_index: ResponseIndex) -> str:
-    """Write blocks as a JSON array."""
+    """Return blocks as a JSON array."""
     return f"[{','.join([_encode_block(block, response_index) for block in blocks])}]"
 
 
 def decode_blocks(forms: Iterable[Json], responses: Sequence[str]) -> list[Block]:
-    """Read what ``write_blocks`` wrote, parsed; raises ``ValueError`` and the like for anything else."""
+    """Return the blocks of a parsed array of ``encode_blocks``; raises ``ValueError`` and the like."""
     return [_decode_block(form, responses) for form in forms]
 
 
@@ -75,7 +74,7 @@ def _encode_block(block: Block, response_index: ResponseIndex) -> str:
 
 
 def _encode_metadata(block: Block, response_index: ResponseIndex) -> str:
-    """Metadata and origin; what an engine notes in its short form."""
+    """Return metadata and origin; the engine's metadata in its short form."""
     metadata, origin = block.metadata, block.origin
     try:
         response_id, place = metadata[RESPONSE_ID], metadata[OUTPUT_INDEX]
@@ -83,10 +82,10 @@ def _encode_metadata(block: Block, response_index: ResponseIndex) -> str:
     except KeyError:
         response_id = place = item_id = None
     if type(response_id) is not str or type(place) is not int or type(item_id) is not str:
-        told = "" if origin == USER else f',"origin":{quote(origin)}'
-        return f'{told},"metadata":{encode(thaw(metadata))}'
-    told = "" if origin == ENGINE else f',"origin":{quote(origin)}'
-    came = f',"from":[{response_index(response_id)},{place},{quote(item_id)}]{told}'
+        named = "" if origin == USER else f',"origin":{quote(origin)}'
+        return f'{named},"metadata":{encode(thaw(metadata))}'
+    named = "" if origin == ENGINE else f',"origin":{quote(origin)}'
+    came = f',"from":[{response_index(response_id)},{place},{quote(item_id)}]{named}'
     if len(metadata) == 3:
         return came
     rest = {k: v for k, v in metadata.items() if k not in (RESPONSE_ID, OUTPUT_INDEX, ITEM_ID)}
@@ -94,14 +93,14 @@ def _encode_metadata(block: Block, response_index: ResponseIndex) -> str:
 
 
 def _encode_generic(block: Block) -> str:
-    """The members of this kind of block, and any that Kedge does not interpret."""
+    """Return the members of this kind of block, and any that Kedge does not interpret."""
     form = dump_block(block)
     members = encode({name: form[name] for name in form if name not in _COMMON_KEYS})[1:-1]
     return f",{members}" if members else ""
 
 
 def _encode_text(block: UserBlock | AssistantBlock | ToolResultBlock) -> str:
-    """Content that is one plain text; nothing for any other."""
+    """Return content that is one plain text; an empty string for any other."""
     parts = block.parts
     if len(parts) == 1 and type(part := parts[0]) is TextPart and not part.extra:
         return f',"text":{quote(part.text)}'
@@ -116,11 +115,11 @@ def _encode_result(block: ToolResultBlock) -> str:
 def _encode_call(block: ToolCallBlock) -> str:
     if block.custom:
         return ""
-    said = f',"name":{quote(block.name)},"arguments":{quote(block.arguments)}'
-    return f'{said},"call_id":{quote(block.call_id)}'
+    content = f',"name":{quote(block.name)},"arguments":{quote(block.arguments)}'
+    return f'{content},"call_id":{quote(block.call_id)}'
 
 
-# The common kinds; what they cannot write, or write as nothing, goes the long way round.
+# The common kinds; what they do not encode, or encode as nothing, is encoded in general.
 _ENCODERS: dict[type[Block], Callable[[Any], str]] = {
     UserBlock: _encode_text,
     AssistantBlock: _encode_text,
@@ -130,18 +129,18 @@ _ENCODERS: dict[type[Block], Callable[[Any], str]] = {
 
 
 def _decode_block(form: Json, responses: Sequence[str]) -> Block:
-    """Read one block; those that have nothing but what is common go the short way."""
+    """Return one block; those with common members only are decoded directly."""
     try:
         kind, size, noted, origin = form["kind"], len(form), EMPTY, USER
         if "from" in form:
             size, noted, origin = size - 1, _decode_metadata(form["from"], responses), ENGINE
         if kind in _TEXT_BLOCKS and size == 3:
-            said = (TextPart(form["text"]),)
-            return _TEXT_BLOCKS[kind](said, id=form["id"], metadata=noted, origin=origin)
+            content = (TextPart(form["text"]),)
+            return _TEXT_BLOCKS[kind](content, id=form["id"], metadata=noted, origin=origin)
         if kind == "tool_result" and size == 4:
-            said = (TextPart(form["text"]),)
+            content = (TextPart(form["text"]),)
             return ToolResultBlock(
-                form["call_id"], said, id=form["id"], metadata=noted, origin=origin
+                form["call_id"], content, id=form["id"], metadata=noted, origin=origin
             )
         if kind == "tool_call" and size == 5:
             name, arguments, call_id = form["name"], form["arguments"], form["call_id"]
@@ -186,7 +185,7 @@ def _decode_metadata(source: Sequence[Any], responses: Sequence[str]) -> FrozenM
 
 
 def encode_anchors(records: Iterable[AnchorRecord], response_index: ResponseIndex) -> str:
-    """Write anchors as a JSON array; each has what is new against the one before."""
+    """Return anchors as a JSON array; each has the members in which it differs from the one before."""
     written: list[str] = []
     before = _DEFAULTS
     for record in records:
@@ -202,7 +201,7 @@ def encode_anchors(records: Iterable[AnchorRecord], response_index: ResponseInde
 
 
 def decode_anchors(forms: Iterable[Json], responses: Sequence[str]) -> list[AnchorRecord]:
-    """Read what ``write_anchors`` wrote, parsed; raises ``ValueError`` and the like otherwise."""
+    """Return the anchors of a parsed array of ``encode_anchors``; raises ``ValueError`` and the like."""
     members: Json = dict(zip(_ANCHOR_TYPES, _DEFAULTS, strict=True))
     rows: list[tuple[Any, ...]] = []
     for form in forms:
@@ -222,7 +221,7 @@ def decode_anchors(forms: Iterable[Json], responses: Sequence[str]) -> list[Anch
 
 def _decode_texts(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise ValueError("an anchor has a member of another type")  # noqa: TRY004 - of the bytes
+        raise ValueError("an anchor has a member of another type")  # noqa: TRY004 - the bytes are wrong
     return tuple([check_text(each, _DERIVED) for each in cast("list[object]", value)])
 
 
@@ -239,7 +238,7 @@ def _encode_value(value: object) -> str:
     if type(value) is int:
         return repr(value)
     if type(value) is float:
-        return repr(value) if isfinite(value) else "null"  # such as a time that never comes
+        return repr(value) if isfinite(value) else "null"  # such as an infinite time
     return encode(value)
 
 
@@ -259,7 +258,7 @@ _ANCHOR_TYPES: dict[str, frozenset[type]] = {
     _DERIVED: frozenset({tuple}),
     _COUNTED: frozenset({TokenCounts, NoneType}),
 }
-"""The members of an anchor, in the order of the record, and the types they have."""
+"""The members of an anchor, in the order of the record, and their types."""
 
 _RECORD_FIELDS = {each.name: each for each in fields(AnchorRecord)}
 _KEY_PREFIXES = [f"{quote(name)}:" for name in _ANCHOR_TYPES]

@@ -1,7 +1,7 @@
-"""Where a history may be cut: at user blocks before which every call has its result.
+"""Positions at which a history may be cut: user blocks before which every call has its result.
 
-What is cut off is never half of a pair, and what stays never begins with an answer to a question that
-is gone. A call that still waits for its result holds everything from itself on.
+So a pair of call and result is never separated, and what remains never begins with the answer to a
+question that was removed. A call without a result retains everything from itself on.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,13 +10,13 @@ from kedge.errors import InvalidSetting
 from kedge.planning.tool_pairing import ToolPairing
 from kedge.turns import Block, UserBlock
 
-OVER_LIMIT_NOTE = "the newest exchange alone is over the limit; it is kept whole"
+OVER_LIMIT_NOTE = "the newest exchange alone exceeds the limit; it remains complete"
 
 
 def check_positive_int(name: str, value: int, *, maximum: int | None = None) -> int:
-    """Return a setting that must be a whole number of at least one (and at most ``most``)."""
+    """Return a setting, or raise ``InvalidSetting`` if it is not an integer between 1 and a maximum."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidSetting(f"{name} must be a whole number of at least 1, not {value!r}")
+        raise InvalidSetting(f"{name} must be an integer of at least 1, not {value!r}")
     if maximum is not None and value > maximum:
         raise InvalidSetting(
             f"{name} must not be above its maximum: {value} is more than {maximum}"
@@ -25,7 +25,15 @@ def check_positive_int(name: str, value: int, *, maximum: int | None = None) -> 
 
 
 def advance_to_first_user_message(blocks: Sequence[Block], start: int = 0) -> tuple[Block, ...]:
-    """The blocks from the first user block at or after ``start`` on; none if there is none."""
+    """Return the blocks from the first user block at or after an index on.
+
+    Args:
+        blocks: The blocks.
+        start: The index to start from.
+
+    Returns:
+        The blocks from there; empty if there is no user block.
+    """
     for index in range(start, len(blocks)):
         if isinstance(blocks[index], UserBlock):
             return tuple(blocks[index:])
@@ -33,7 +41,7 @@ def advance_to_first_user_message(blocks: Sequence[Block], start: int = 0) -> tu
 
 
 def cut_points(blocks: Sequence[Block]) -> list[int]:
-    """Every place at which the history may begin, oldest first; the last begins the newest exchange."""
+    """Return every index at which the history may begin, in order; the last is the newest exchange."""
     pairing, points = ToolPairing(), list[int]()
     for index, block in enumerate(blocks):
         if isinstance(block, UserBlock) and not pairing.open:
@@ -45,9 +53,9 @@ def cut_points(blocks: Sequence[Block]) -> list[int]:
 async def find_first_fit(
     points: Sequence[int], fits: Callable[[int], Awaitable[bool]]
 ) -> tuple[int, bool]:
-    """The earliest cut after which the rest fits, and whether there is one; else the last cut.
+    """Return the earliest cut after which the rest fits, and True; else the last cut, and False.
 
-    A later cut leaves less, so the search halves the places each time.
+    A later cut leaves less, so this is a binary search.
     """
     low, high = 0, len(points)
     while low < high:

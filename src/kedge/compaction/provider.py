@@ -1,9 +1,9 @@
-"""``ServerCompactor``: the provider compacts, and its compaction item is carried as a block.
+"""``ServerCompactor``: the provider compacts, and its compaction item becomes a block.
 
-There are two ways. With ``context_management`` the server compacts while it answers, as soon as its
-context is larger than a threshold; the item comes with the answer. With ``POST /responses/compact`` it is
-asked after an answer, for everything but the newest exchange. Either way the item stands for all that was
-before it, which is then no longer kept, and the next request begins with it.
+There are two methods. With ``context_management`` the server compacts while it answers, as soon as its
+context is larger than a threshold; the item comes with the answer. With ``POST /responses/compact`` a
+request is made after an answer, for everything but the newest exchange. Either way the item replaces all
+that was before it, and the next request begins with it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,25 +25,27 @@ from kedge.turns import ITEM_ID, OUTPUT_INDEX, RESPONSE_ID, Block, Turn
 
 @runtime_checkable
 class SupportsTokenCounting(Protocol):
-    """An engine whose provider counts for it."""
+    """An engine whose provider counts tokens."""
 
     async def count_tokens(self, turn: Turn) -> int:
-        """Count the tokens of what a Turn would send."""
+        """Return the tokens of what a Turn would send."""
         ...
 
 
 class ProviderCounter:
-    """Asks the provider of the conversation (or of ``engine``) how many tokens blocks take.
+    """Lets the provider count tokens: exact for its model, with one small request for each count.
 
-    Exact for the model at hand, at the price of one small request for each count. Where the provider
-    does not count, the local counter does.
+    Where the provider does not count, the local counter does.
+
+    Args:
+        engine: The engine to use; by default that of the conversation.
     """
 
     def __init__(self, engine: Engine | None = None) -> None:
         self.engine = engine
 
     async def count(self, request: CompactionRequest, blocks: Sequence[Block]) -> int:
-        """Count the tokens of these blocks behind the leading ones of the request."""
+        """Return the tokens of these blocks after the leading ones of the request."""
         engine = self.engine or request.engine
         found = None if engine is None else unwrap(engine)
         if not isinstance(found, SupportsTokenCounting):
@@ -54,24 +56,29 @@ class ProviderCounter:
 
 
 MIN_NEW_TOKENS_DIVISOR = 4
-"""The server is asked once there is a quarter of the maximum that it has not compacted yet."""
+"""The endpoint is called once a quarter of the maximum is not compacted yet."""
 
 CompactionMethod = Literal["context_management", "endpoint"]
 
 
 @runtime_checkable
 class SupportsCompaction(Protocol):
-    """An engine whose provider compacts a Turn when asked to."""
+    """An engine whose provider has an endpoint for compaction."""
 
     async def compact(self, turn: Turn) -> tuple[list[Block], Usage]:
-        """The blocks that stand for the Turn from now on, and what it cost."""
+        """Return the blocks that replace the Turn, and the usage."""
         ...
 
 
 class ServerCompactor:
-    """Lets the provider compact above ``max_tokens``.
+    """Lets the provider compact.
 
-    ``how`` is ``"context_management"`` (while it answers) or ``"endpoint"`` (asked after the answer).
+    Args:
+        max_tokens: The number of tokens above which it compacts.
+        how: ``"context_management"`` (while it answers) or ``"endpoint"`` (a request after the answer).
+
+    Raises:
+        InvalidSetting: ``max_tokens`` is below 1.
     """
 
     name = "ServerCompactor"
@@ -82,24 +89,24 @@ class ServerCompactor:
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """What goes into every request of the conversation."""
+        """The parameters that are added to every request of the conversation."""
         if self.how == "endpoint":
             return {}
         entry = {"type": "compaction", "compact_threshold": self.max_tokens}
         return {"context_management": [entry]}
 
     async def compact(self, request: CompactionRequest) -> CompactionResult:
-        """Take over what the server compacted, or have it compact."""
+        """Adopt what the server compacted, or let it compact."""
         return await compact_if_triggered(self, self, request, by=self.name)
 
     def should_compact(self, request: CompactionRequest) -> bool:
-        """Whether the server has compacted, or shall."""
+        """Return whether the server has compacted, or is to."""
         if self.how == "endpoint":
             return request.size() > self.max_tokens
         return _context_start(request) > 0
 
     async def compact_blocks(self, request: CompactionRequest) -> Replacement:
-        """The server's item, and what came after it."""
+        """Return the server's item, and what came after it."""
         if self.how == "endpoint":
             return await self._call_endpoint(request)
         start = _context_start(request)
@@ -120,13 +127,13 @@ class ServerCompactor:
         except KedgeError as error:
             note = f"the server did not compact ({type(error).__name__}); nothing was cut"
             return Replacement(request.blocks, (note,))
-        # What is before a compaction item is gone for a server, so what it gave back goes behind it.
+        # A server ignores what is before a compaction item, so what it returned goes after it.
         made.sort(key=lambda block: not is_compaction(block))
         return Replacement((*map(_detach_block, made), *request.blocks[start:]), usage=usage)
 
 
 def _context_start(request: CompactionRequest) -> int:
-    """Where the conversation begins for the server: at its newest compaction that still holds."""
+    """Return the index of the newest compaction that is still valid: the server starts there."""
     if request.engine is None or not any(map(is_compaction, request.blocks)):
         return 0
     plan = unwrap(request.engine).plan(request.build_turn(request.blocks))
@@ -134,6 +141,6 @@ def _context_start(request: CompactionRequest) -> int:
 
 
 def _detach_block(block: Block) -> Block:
-    """The block as one that was put there on purpose: no record has to prove it any more."""
+    """Return the block without its response ids: no record has to prove it any more."""
     unmarked = block.with_metadata({RESPONSE_ID: None, ITEM_ID: None, OUTPUT_INDEX: None})
     return unmarked.with_origin(ServerCompactor.name)

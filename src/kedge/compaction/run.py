@@ -1,7 +1,7 @@
-"""Running a compactor: it may fail, and it may be wrong, and neither may cost the conversation.
+"""Run a compactor so that neither a failure nor a wrong result affects the conversation.
 
-A compactor is somebody's code and may ask a model. If it raises, or leaves a call without its result,
-what it made is not used: the conversation goes on uncompacted, and a note says why.
+A compactor is the caller's code and may send requests. If it raises, or leaves a call without its result,
+its result is not used: the conversation continues uncompacted, with a note.
 """
 
 from collections.abc import Sequence
@@ -34,20 +34,28 @@ _PHASES: dict[Occasion, tuple[Phase, ...]] = {
 
 
 async def run_compactor(compactor: Compactor, request: CompactionRequest) -> CompactionResult:
-    """Run a compactor; whatever it does wrong, the result is one that can be used."""
+    """Run a compactor. If it fails or its result is invalid, nothing is changed.
+
+    Args:
+        compactor: The compactor.
+        request: The conversation to compact.
+
+    Returns:
+        The result, or an unchanged one with a note.
+    """
     by = component_name(compactor)
     try:
         result = await compactor.compact(request)
-        flaw = _find_defect(request, result)
-    except Exception as error:  # somebody else's code, and the answer is paid for
-        log.debug("how compaction failed", exc_info=error)
-        flaw = type(error).__name__
+        defect = _find_defect(request, result)
+    except Exception as error:  # the caller's code, and the answer is paid for
+        log.debug("compaction failed", exc_info=error)
+        defect = type(error).__name__
         result = None
-    if result is not None and not flaw:
+    if result is not None and not defect:
         return result
-    log.warning("compaction failed, the conversation stays as it is: %s by %s", flaw, by)
+    log.warning("compaction failed, the conversation is unchanged: %s by %s", defect, by)
     count("compactions_total", by=by, outcome="failed")
-    return unchanged_result(request, by, f"{by} failed ({flaw}); nothing was changed")
+    return unchanged_result(request, by, f"{by} failed ({defect}); nothing was changed")
 
 
 async def compact_turn(
@@ -100,21 +108,21 @@ async def compact_turn(
 
 
 def prune_anchors(turn: Turn) -> ConversationState:
-    """The Turn's state with the anchors that still hold: a cut can never be undone."""
+    """Return the Turn's state with the anchors that are still valid: a cut cannot be undone."""
     state, covered = get_state(turn), covered_count(turn)
-    kept = tuple(
+    valid = tuple(
         record
         for record in state.anchors
         if 0 < record.block_count <= covered
         and prefix_digest(turn, record.block_count) == record.digest
     )
-    if any(record.response_id == state.previous_response_id for record in kept):
-        return replace(state, anchors=kept)
-    return replace(state, anchors=kept, previous_response_id="", conversation_id="")
+    if any(record.response_id == state.previous_response_id for record in valid):
+        return replace(state, anchors=valid)
+    return replace(state, anchors=valid, previous_response_id="", conversation_id="")
 
 
 def record_result(result: CompactionResult, occasion: Occasion, turn_id: str) -> None:
-    """Tell the log and the metrics what compaction did."""
+    """Log and count what compaction did."""
     if result.changed:
         count("compactions_total", by=result.by, outcome="compacted")
         count("compaction_blocks_removed_total", len(result.removed))
@@ -130,14 +138,14 @@ def _tokens_saved(result: CompactionResult) -> int:
 
 
 def _find_defect(request: CompactionRequest, result: CompactionResult) -> str:
-    """What is wrong with a result: calls or results that stand alone and did not before."""
+    """Return what is wrong with a result: calls or results that lost their counterpart."""
     if not result.changed:
         return ""
-    Turn(result.blocks)  # raises for what are no blocks, or the same block twice
+    Turn(result.blocks)  # raises for anything but blocks with distinct ids
     if not result.blocks or isinstance(result.blocks[0], SystemBlock):
-        return "it left nothing, or a system block in front"
+        return "it left nothing, or a leading system block"
     new = _find_problems(result.blocks) - _find_problems(request.blocks)
-    return f"it left {len(new)} calls or results alone" if new else ""
+    return f"it left {len(new)} calls or results unpaired" if new else ""
 
 
 def _find_problems(blocks: Sequence[Block]) -> set[tuple[str, str]]:

@@ -1,9 +1,9 @@
-"""``ToolExchangeCompactor``: old tool calls and outputs become short, and stay what they are.
+"""``ToolExchangeCompactor``: shorten old tool calls and outputs.
 
-Outputs of tools are most of what an agent's history weighs, and the least of it is ever looked at again.
-Shortening keeps the pair: the call has its name and its call_id, the output answers it. It keeps the
-facts findable: of JSON every member stays, with its numbers and short texts, and only long texts and
-lists are cut; of other text the beginning and the end stay. What was cut is said in place.
+Outputs of tools are most of an agent's history, and little of them is needed again. The pair remains: the call
+has its name and its call_id, the output answers it. In JSON every member remains, with its numbers and short
+texts, and only long texts and lists are cut; of other text the beginning and the end remain. The length of what
+was cut is written in its position.
 """
 
 from collections.abc import Sequence
@@ -20,15 +20,20 @@ from kedge.compaction.truncate import part_length, parts_to_text, truncate_json,
 from kedge.turns import Block, TextPart, ToolCallBlock, ToolResultBlock
 
 SHORTENED_KEY = "shortened"
-"""Metadata key of a shortened block: how many characters it had."""
+"""Metadata key of a shortened block: its original number of characters."""
 
 
 class ToolExchangeCompactor:
-    """Shortens the arguments and outputs of tools to about ``max_characters`` each.
+    """Shortens old arguments and outputs of tools. Also a trigger and a strategy.
 
-    The newest ``keep_exchanges`` exchanges stay as they are. It waits until there are
-    ``min_saving`` characters to save, so that the conversation does not change at every turn. Serves as
-    trigger and as strategy too.
+    Args:
+        max_characters: About how many characters of each remain.
+        keep_exchanges: How many of the newest exchanges are not shortened.
+        min_saving: The minimum number of characters to save, so that the conversation does not change at
+            every turn.
+
+    Raises:
+        InvalidSetting: A number is below 1.
     """
 
     name = "ToolExchangeCompactor"
@@ -41,11 +46,11 @@ class ToolExchangeCompactor:
         self.min_saving = check_positive_int("min_saving", min_saving)
 
     async def compact(self, request: CompactionRequest) -> CompactionResult:
-        """Shorten what is old and long, if it is worth it."""
+        """Shorten old exchanges if that saves enough."""
         return await compact_if_triggered(self, self, request, by=self.name)
 
     def should_compact(self, request: CompactionRequest) -> bool:
-        """Whether shortening saves enough characters."""
+        """Return whether shortening saves at least ``min_saving`` characters."""
         old = request.blocks[: self._find_start(request.blocks)]
         return (
             sum(_content_length(block) - _content_length(self._shorten(block)) for block in old)
@@ -53,37 +58,37 @@ class ToolExchangeCompactor:
         )
 
     def compact_blocks(self, request: CompactionRequest) -> Replacement:
-        """All blocks, the old tool exchanges among them shortened."""
+        """Return all blocks, with the old tool exchanges shortened."""
         start = self._find_start(request.blocks)
         old = tuple(map(self._shorten, request.blocks[:start]))
         return Replacement((*old, *request.blocks[start:]))
 
     def _find_start(self, blocks: Sequence[Block]) -> int:
-        """Where the exchanges begin that stay as they are."""
+        """Return the index of the first exchange that is not shortened."""
         points = cut_points(blocks)
         return points[-self.keep_exchanges] if len(points) >= self.keep_exchanges else 0
 
     def _shorten(self, block: Block) -> Block:
-        """The block made short; the very same block if it is short already."""
-        most = self.max_characters
-        if SHORTENED_KEY in block.metadata or _content_length(block) <= most:
+        """Return the shortened block; the identical block if it is short already."""
+        limit = self.max_characters
+        if SHORTENED_KEY in block.metadata or _content_length(block) <= limit:
             return block
         match block:
             case ToolCallBlock():
-                made: Block = replace(block, arguments=_shorten_arguments(block, most))
+                shortened: Block = replace(block, arguments=_shorten_arguments(block, limit))
             case ToolResultBlock():
-                made = replace(
-                    block, parts=(TextPart(truncate_text(parts_to_text(block.parts), most)),)
+                shortened = replace(
+                    block, parts=(TextPart(truncate_text(parts_to_text(block.parts), limit)),)
                 )
             case _:
                 return block
-        if _content_length(made) >= _content_length(block):
+        if _content_length(shortened) >= _content_length(block):
             return block
-        return made.with_metadata({SHORTENED_KEY: _content_length(block)})
+        return shortened.with_metadata({SHORTENED_KEY: _content_length(block)})
 
 
 def _shorten_arguments(block: ToolCallBlock, max_chars: int) -> str:
-    """The arguments made short: still JSON, unless the tool takes free text."""
+    """Return the shortened arguments: still JSON, unless the tool takes free text."""
     if block.custom:
         return truncate_text(block.arguments, max_chars)
     return truncate_json(block.arguments, max_chars)

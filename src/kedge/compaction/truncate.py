@@ -1,7 +1,7 @@
-"""Making texts short without losing what they are about.
+"""Truncate texts so that their structure remains.
 
-JSON keeps its shape: every member stays, long texts and lists in it are cut, a little more at each try
-until it fits. Other text keeps its beginning and its end. Whatever is cut says how much that was.
+In JSON every member remains; long texts and lists are cut, more at each attempt until it fits. Of other text
+the beginning and the end remain. Each cut is marked with its length.
 """
 
 import json
@@ -12,14 +12,14 @@ from kedge.turns import FilePart, ImagePart, OpaquePart, Part
 from kedge.turns.frozen_json import thaw
 
 MIN_ATTACHMENT_CHARS = 3_000
-"""An image or a file weighs at least as much as this many characters: about 750 tokens."""
+"""The minimum size of an image or a file, in characters: about 750 tokens."""
 
-# How long texts and lists inside JSON may be, from the first try to the last.
+# The maximum lengths of texts and lists inside JSON, from the first attempt to the last.
 _TRUNCATION_LEVELS = ((200, 20), (80, 8), (40, 4), (20, 2))
 
 
 def truncate_text(text: str, max_chars: int) -> str:
-    """The text in about ``most`` characters; JSON stays JSON if that is possible."""
+    """Return the text in about ``max_chars`` characters; JSON stays JSON if that is possible."""
     if len(text) <= max_chars:
         return text
     written = _shrink_json(text, max_chars)
@@ -27,18 +27,18 @@ def truncate_text(text: str, max_chars: int) -> str:
 
 
 def truncate_json(text: str, max_chars: int) -> str:
-    """The JSON text in about ``most`` characters, as JSON in any case."""
+    """Return the JSON text in about ``max_chars`` characters, always as JSON."""
     written = _shrink_json(text, max_chars)
     return _dump_json({"shortened": _cut_middle(text, max_chars)}) if written is None else written
 
 
 def parts_to_text(parts: Iterable[Part]) -> str:
-    """The parts as one text, in which something stands for what is no text."""
+    """Return the parts as one text, with a placeholder for what is not text."""
     return "\n".join(map(_part_to_text, parts))
 
 
 def part_length(part: Part) -> int:
-    """About how many characters a part takes."""
+    """Return the approximate size of a part in characters."""
     match part:
         case ImagePart():
             return max(MIN_ATTACHMENT_CHARS, len(part.url))
@@ -61,7 +61,7 @@ def _part_to_text(part: Part) -> str:
 
 
 def _shrink_json(text: str, max_chars: int) -> str | None:
-    """The JSON text with its long members cut; nothing if it is no JSON or stays too long."""
+    """Return the JSON text with its long members cut; None if it is not JSON or stays too long."""
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:
@@ -73,7 +73,7 @@ def _shrink_json(text: str, max_chars: int) -> str | None:
         written = _dump_json(_shrink_value(value, length, members))
         if len(written) <= max_chars:
             return written
-    return written if len(written) <= 2 * max_chars else None  # its shape is worth some more room
+    return written if len(written) <= 2 * max_chars else None  # the structure is worth the excess
 
 
 def _shrink_value(value: Any, max_length: int, max_items: int) -> Any:
@@ -83,9 +83,9 @@ def _shrink_value(value: Any, max_length: int, max_items: int) -> Any:
             return value if rest <= 0 else f"{value[:max_length]}… (+{rest} characters)"
         case list():
             listed = cast("list[Any]", value)
-            kept = [_shrink_value(member, max_length, max_items) for member in listed[:max_items]]
+            shrunk = [_shrink_value(each, max_length, max_items) for each in listed[:max_items]]
             rest = len(listed) - max_items
-            return kept if rest <= 0 else [*kept, f"… (+{rest} more)"]
+            return shrunk if rest <= 0 else [*shrunk, f"… (+{rest} more)"]
         case dict():
             named = cast("dict[str, Any]", value)
             return {

@@ -1,4 +1,4 @@
-"""Conversations that last: an engine with its middleware, and a place in a store."""
+"""Durable conversations: an engine with its middleware, and a position in a store."""
 
 from kedge.conversation.anchor_index import find_anchors, with_stored_anchors
 from kedge.conversation.conversation import Conversation

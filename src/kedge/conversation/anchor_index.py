@@ -9,7 +9,6 @@ accounts.
 from contextlib import aclosing
 from dataclasses import replace
 
-from kedge.conversation.checkpoint import limit_anchor
 from kedge.engines import Engine, Events, Middleware, Request, unwrap
 from kedge.middleware import BaseMiddleware
 from kedge.planning import AnchorRecord, covered_count, get_state, prefix_digest
@@ -48,16 +47,17 @@ class _StoredAnchors(BaseMiddleware):
         turn = request.filters.apply_to_turn(turn, ("input",))
         if request.before_send is not None:
             await request.before_send(turn)
-        found = await find_anchors(self.store, turn, self.scope)
+        found = await find_anchors(self.store, turn, self.scope, self.retention)
         if found:
-            limited = (limit_anchor(record, self.retention) for record in found)
-            request = replace(request, candidates=(*request.candidates, *limited))
+            request = replace(request, candidates=(*request.candidates, *found))
         async with aclosing(self.inner.events(turn, request)) as events:
             async for event in events:
                 yield event
 
 
-async def find_anchors(store: Store, turn: Turn, scope: str) -> list[AnchorRecord]:
+async def find_anchors(
+    store: Store, turn: Turn, scope: str, retention: float | None = None
+) -> list[AnchorRecord]:
     """Search the index of a store for responses that hold a prefix of this Turn.
 
     Nothing is searched while a record of the Turn itself is valid: in all but rare cases it is the
@@ -67,6 +67,7 @@ async def find_anchors(store: Store, turn: Turn, scope: str) -> list[AnchorRecor
         store: The store to search.
         turn: The Turn to send.
         scope: The provider, endpoint and account whose responses may be used.
+        retention: Seconds for which the provider is relied on to hold a response.
 
     Returns:
         The records of the longest prefixes found.
@@ -74,9 +75,8 @@ async def find_anchors(store: Store, turn: Turn, scope: str) -> list[AnchorRecor
     covered = covered_count(turn)
     if not scope or not covered or _has_valid_anchor(turn, scope, covered):
         return []
-    return await store.candidates(
-        scope, [prefix_digest(turn, count) for count in range(covered, 0, -1)]
-    )
+    digests = [prefix_digest(turn, count) for count in range(covered, 0, -1)]
+    return await store.candidates(scope, digests, retention=retention)
 
 
 def _has_valid_anchor(turn: Turn, scope: str, covered: int) -> bool:

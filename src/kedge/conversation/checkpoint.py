@@ -73,14 +73,11 @@ def limit_retention(turn: Turn, retention: float | None) -> Turn:
     if retention is None:
         return turn
     state = get_state(turn)
-    limited = tuple(limit_anchor(record, retention) for record in state.anchors)
+    limited = tuple(_limit_anchor(record, retention) for record in state.anchors)
     return turn if limited == state.anchors else set_state(turn, replace(state, anchors=limited))
 
 
-def limit_anchor(record: AnchorRecord, retention: float | None) -> AnchorRecord:
-    """Return the anchor, expiring after ``retention`` seconds at the latest."""
-    if retention is None:
-        return record
+def _limit_anchor(record: AnchorRecord, retention: float) -> AnchorRecord:
     expiry = record.created_at + retention
     if record.expires_at is not None and record.expires_at <= expiry:
         return record

@@ -1,14 +1,13 @@
 """Conversation: a named, durable Turn with a head on its chain.
 
-It is an engine with its middleware, and a place in a store. Every message is a step of a tree that
-never forgets: ``undo``, ``edit``, ``regenerate`` and ``fork`` go elsewhere in the tree, and what was
-there stays. The head moves by compare-and-swap, so any number of processes may work on one
+It is an engine with its middleware and a position in a store. Every message is a node of a tree in which
+nothing is overwritten: ``undo``, ``edit``, ``regenerate`` and ``fork`` continue from another node, and
+what was there remains. The head moves by compare-and-swap, so any number of processes may work on one
 conversation.
 """
 
 import hashlib
 import json
-import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -48,10 +47,10 @@ from kedge.engines.base import answer_text
 from kedge.errors import HeadConflict, InvalidSetting, KeyReused
 from kedge.events import Event, Usage
 from kedge.events.run import TurnFinished
+from kedge.middleware import with_middleware
 from kedge.middleware.default_stack import Tools, with_default_middleware
 from kedge.planning import Mode, RequestPlan
 from kedge.planning.canonical import canonical_json
-from kedge.planning.state import MODES
 from kedge.providers import connect
 from kedge.store import Claim, ConversationRow, Hit, Node, ResponseRow, Store
 from kedge.store.records import NodeKind
@@ -173,14 +172,18 @@ class Conversation:
             InvalidSetting: The mode, the retention or another setting has an impossible value.
             Blocked: A guard rejects one of the blocks.
         """
-        _check_mode(mode)
-        _check_retention(retention)
-        row = await store.create(title, tags=tags, mode=mode, retention=retention, data=data, id=id)
-        conversation = await cls._load(store, row, engine, settings)
-        initial = tuple(map(_as_block, blocks))
-        if initial:
-            await conversation.append(*initial)
-        return conversation
+        engine = connect(engine) if isinstance(engine, str) else engine
+        guarded = with_middleware(engine, *settings.get("middleware", ()))
+        row = await store.create(
+            title,
+            tags=tags,
+            mode=mode,
+            retention=retention,
+            data=data,
+            id=id,
+            blocks=_filter_blocks(guarded, map(_as_block, blocks)),
+        )
+        return await cls._load(store, row, engine, settings)
 
     @classmethod
     async def open(
@@ -225,27 +228,48 @@ class Conversation:
     async def list(
         store: Store, *, tag: str | None = None, archived: bool | None = False, limit: int = 100
     ) -> Sequence[ConversationRow]:
-        """The conversations of a store, the one that changed last first."""
+        """Return the conversations of a store, the most recently changed first.
+
+        Args:
+            store: The store to list.
+            tag: Return only conversations with this tag.
+            archived: Whether to return archived conversations; None for both.
+            limit: The maximum number of conversations.
+        """
         return await store.conversations(tag=tag, archived=archived, limit=limit)
 
     @staticmethod
     async def search(store: Store, words: str, *, limit: int = 20) -> Sequence[Hit]:
-        """The blocks of a store that hold all of these words, the newest first."""
+        """Return the blocks of a store that contain all of these words, the newest first.
+
+        Args:
+            store: The store to search.
+            words: The words, separated by spaces.
+            limit: The maximum number of blocks.
+        """
         return await store.search(words, limit=limit)
 
     @staticmethod
     async def import_(store: Store, lines: str | Iterable[str]) -> Sequence[ConversationRow]:
-        """Make the conversations that exported lines tell of; one whose id is taken gets a new one."""
+        """Create the conversations of an export.
+
+        Args:
+            store: The store to create them in.
+            lines: The output of ``export``, as text or as lines.
+
+        Returns:
+            The new conversations; one whose id exists already gets a new one.
+        """
         return await store.import_(lines)
 
     @property
     def id(self) -> str:
-        """The conversation's name, everywhere and for good."""
+        """The id of the conversation, which never changes."""
         return self.row.id
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """Its title."""
         return self.row.title
 
     @property
@@ -255,19 +279,31 @@ class Conversation:
 
     @property
     def head(self) -> int:
-        """The node where the conversation stands, as it was last seen."""
+        """The node at the head, as it was last seen."""
         return self._node.id
 
-    # Talking
+    # Sending
 
     async def send(
         self, *messages: Block | str, key: str = "", at: int | None = None, **options: Any
     ) -> Reply:
-        """Say something, and get the answer; both are in the store by then.
+        """Send messages and return the answer; both are stored by then.
 
-        The same ``key`` runs once, whoever asks and however often; later ones get the answer that is
-        there. ``at`` is the node to go on from, in the place of the head; the head follows when the
-        answer is there. ``options`` are those of an engine's ``run``.
+        Args:
+            *messages: Blocks or texts.
+            key: An idempotency key: the same request with the same key runs once, in any process; later
+                calls return the stored reply.
+            at: The node to continue from instead of the head; the head moves there with the answer.
+            **options: The options of an engine's ``run``, such as ``model``.
+
+        Returns:
+            The reply.
+
+        Raises:
+            EngineError: The request failed; what was reached is stored, see ``resume``.
+            HeadConflict: Another process moved the head; the answer is stored on a branch.
+            KeyReused: The key belongs to a request with other messages, model or settings.
+            Blocked: A guard rejected a message or the answer.
         """
         options.setdefault("streaming", False)
         async with self.stream(*messages, key=key, at=at, **options) as stream:
@@ -276,7 +312,10 @@ class Conversation:
     def stream(
         self, *messages: Block | str, key: str = "", at: int | None = None, **options: Any
     ) -> ConversationStream:
-        """The same, watching what happens: iterate to the end, then take ``reply``."""
+        """Send messages and return the events of the turn; at its end it has the ``reply``.
+
+        Args and errors are those of ``send``; errors are raised by the iteration.
+        """
         blocks = tuple(_as_block(each) for each in messages)
         if key:
             return ConversationStream(partial(self._stream_once, key, blocks, at, options))
@@ -285,7 +324,18 @@ class Conversation:
         )
 
     async def resume(self, node: int | None = None, **options: Any) -> Reply:
-        """Go on with a question that was saved and never answered: the newest here, or ``node``."""
+        """Continue with a question that was stored and never answered.
+
+        Args:
+            node: The node of the question; by default the newest one at the head.
+            **options: The options of an engine's ``run``.
+
+        Returns:
+            The reply.
+
+        Raises:
+            NotInStore: There is no such question.
+        """
         options.setdefault("streaming", False)
         point = await find_resume_point(self.store, self.row, node)
         if point.done:
@@ -293,62 +343,121 @@ class Conversation:
         return await self._finish_task(partial(self._build_resume_task, point.node), options)
 
     async def pending(self) -> Sequence[Node]:
-        """Questions that were saved and never answered: on their way, or left by a crash."""
+        """Return the questions without an answer: in progress, or left by a crash."""
         return await self.store.pending(self.row)
 
     async def append(self, *messages: Block | str, kind: NodeKind = "added") -> Node:
-        """Add blocks without asking the model."""
-        turn = self.turn.append(*self._filter_blocks(map(_as_block, messages)))
+        """Add blocks without a request.
+
+        Args:
+            *messages: Blocks or texts.
+            kind: The kind of the new node.
+
+        Returns:
+            The new node.
+
+        Raises:
+            HeadConflict: Another process moved the head; the blocks are stored on a branch.
+            Blocked: A guard rejects one of the blocks.
+        """
+        turn = self.turn.append(*_filter_blocks(self.engine, map(_as_block, messages)))
         return await self._save_turn(turn, kind)
 
     def plan(self, *messages: Block | str, **options: Any) -> RequestPlan:
-        """What ``send`` would send, and why: a dry run."""
+        """Return the plan of the request that ``send`` would send: a dry run."""
         turn = self.turn.append(*(_as_block(each) for each in messages))
         return self.engine.plan(turn, **options)
 
-    # Going elsewhere in the tree
+    # Navigation
 
     async def refresh(self) -> Self:
-        """Go to where the head is now."""
+        """Continue from where the head is now, and return this conversation."""
         self.row = await self.store.conversation(self.id)
         loaded = await self.store.load(self.row)
         self._set_position(loaded.node, loaded.turn(self.id))
         return self
 
     async def fork(self, at: int | str | None = None, *, title: str = "") -> Self:
-        """A conversation of its own that goes on from here, or from a node, a response or a block."""
+        """Create a conversation that continues from here or from an earlier point.
+
+        Args:
+            at: A node, the id of a response or the id of a block; by default the head.
+            title: Its title; by default this one's.
+
+        Returns:
+            The new conversation.
+
+        Raises:
+            NotInStore: This conversation has no such node, response or block.
+        """
         node, kept = await find_node(self.store, self.row, self._node, self.turn, at)
         row = await self.store.fork(self.row, node.id, title or self.title)
         loaded = await self.store.load(row)
         forked = self._clone(row, loaded.node, loaded.turn(row.id))
         if kept < node.length:
-            await forked._save_turn(forked.turn.take(kept), "edited")  # noqa: SLF001 - one of us
+            await forked._save_turn(forked.turn.take(kept), "edited")  # noqa: SLF001 - the same class
         return forked
 
     async def undo(self) -> Self:
-        """Go back to before the last question (or edit); what was said since stays in the tree."""
-        line = await self.store.path(self.row, self.head)
-        await self._move_to(find_undo_target(line))
+        """Move the head to before the last question or edit; what follows it remains in the tree.
+
+        Raises:
+            NotInStore: There is nothing to undo.
+            HeadConflict: Another process moved the head.
+        """
+        path = await self.store.path(self.row, self.head)
+        await self._move_to(find_undo_target(path))
         return self
 
     async def edit(self, block_id: str, new: Block | str) -> Node:
-        """Put another block in the place of one; what comes after it stays."""
+        """Replace a block; the blocks after it remain.
+
+        Args:
+            block_id: The id of the block to replace.
+            new: The new block, or the text of a user block.
+
+        Returns:
+            The new node.
+
+        Raises:
+            InvalidTurn: The conversation has no such block.
+            InvalidSetting: A text was given for a block that is not a user block.
+            HeadConflict: Another process moved the head; the edit is stored on a branch.
+        """
         old = self.turn.blocks[self.turn.index(block_id)]
         block = user(new) if isinstance(new, str) else new
         if isinstance(new, str) and old.kind != "user":
-            raise InvalidSetting(f"a text stands for a user block; give a block for a {old.kind}")
-        (block,) = self._filter_blocks([block])
+            raise InvalidSetting(f"a text can only replace a user block; give a {old.kind} block")
+        (block,) = _filter_blocks(self.engine, [block])
         return await self._save_turn(self.turn.replace(block_id, block), "edited")
 
     async def regenerate(self, **options: Any) -> Reply:
-        """Ask the last question again, as it stands now; the answer that was there stays in the tree."""
+        """Send the last question again; the previous answer remains in the tree.
+
+        Args:
+            **options: The options of an engine's ``run``.
+
+        Returns:
+            The new reply.
+
+        Raises:
+            NotInStore: The conversation has no question.
+        """
         options.setdefault("streaming", False)
         return await self._finish_task(self._build_regenerate_task, options)
 
     async def merge_summary_of(
         self, other: "Conversation | int", *, ask: str = SUMMARY_PROMPT
     ) -> Node:
-        """Have the model sum up another conversation, or a branch of this one, and add the summary."""
+        """Let the model summarize another conversation or branch, and append the summary.
+
+        Args:
+            other: Another conversation, or a node of this one's tree.
+            ask: The prompt that requests the summary.
+
+        Returns:
+            The new node.
+        """
         if isinstance(other, int):
             loaded = await self.store.load(self.row, other)
             shared = (await self.store.differences(self.row, self.head, other)).shared
@@ -358,17 +467,17 @@ class Conversation:
         # The engine without middleware: so the filters of the middleware are applied here.
         filters = ContentFilters(find_filters(self.engine))
         turn = filters.apply_to_turn(turn, ("input",))
-        asked = turn.append(user(ask, origin="merge_summary_of"))
-        async with self._base_engine.stream(asked, streaming=False) as stream:
+        request = turn.append(user(ask, origin="merge_summary_of"))
+        async with self._base_engine.stream(request, streaming=False) as stream:
             await stream.finish()
         text = answer_text(filters.apply_to_turn(stream.turn, ("output",))).strip()
         summary = build_summary_block(text, turn.blocks[shared:])
         return await self.append(summary, kind="merged")
 
-    # Its name and its end
+    # Administration
 
     async def rename(self, title: str) -> None:
-        """Give it another title."""
+        """Change the title."""
         self.row = self._with_head(await self.store.update(self.id, title=title))
 
     async def tag(self, *tags: str) -> None:
@@ -381,23 +490,23 @@ class Conversation:
         self.row = self._with_head(await self.store.update(self.id, tags=left))
 
     async def archive(self, archived: bool = True) -> None:
-        """Put it away, or back."""
+        """Archive the conversation, or restore it with ``archived=False``."""
         self.row = self._with_head(await self.store.update(self.id, archived=archived))
 
     async def delete(self) -> None:
-        """Delete it for good: its rows, and the blocks that no other conversation uses."""
+        """Delete the conversation and all blocks that no other one uses; this cannot be undone."""
         await self.store.delete(self.id)
 
     async def export(self) -> str:
-        """All of it as lines of JSON: the tree, the anchors, everything; see ``import_``."""
+        """Return the complete conversation as lines of JSON, for ``import_``."""
         return await self.store.export(self.row)
 
     async def responses(self) -> Sequence[ResponseRow]:
-        """Every response of this conversation, in the order in which they came."""
+        """Return every response of this conversation, in order."""
         return await self.store.responses(self.row)
 
     async def aclose(self) -> None:
-        """Close the engine's connections; the store is its owner's to close."""
+        """Close the engine's connections; the store remains open."""
         await self.engine.aclose()
 
     async def __aenter__(self) -> Self:
@@ -496,41 +605,37 @@ class Conversation:
     async def _build_resume_task(self, node: Node, key: str = "") -> TurnTask:
         loaded = await self.store.load(self.row, node.id)
         turn = loaded.turn(self.id)
-        place = Checkpoint(self.store, self.row, loaded.node, turn)
-        return TurnTask(place, turn, self.head, key, resumed=True)
+        checkpoint = Checkpoint(self.store, self.row, loaded.node, turn)
+        return TurnTask(checkpoint, turn, self.head, key, resumed=True)
 
     async def _build_regenerate_task(self) -> TurnTask:
-        """The last question; where something was edited or added since, from the Turn as it is."""
+        """Return the last question; if something was edited or added since, from the current Turn."""
         asked = find_last_question(await self.store.path(self.row, self.head))
         if asked:
             return await self._build_resume_task(asked)
-        place = Checkpoint(self.store, self.row, self._node, self.turn)
-        return TurnTask(place, truncate_to_question(self.turn), self.head)
+        checkpoint = Checkpoint(self.store, self.row, self._node, self.turn)
+        return TurnTask(checkpoint, truncate_to_question(self.turn), self.head)
 
     async def _adopt_answer(self, node: Node) -> Reply:
         """Return a stored answer, and move the head to it unless it is on the head's path."""
-        await self._follow_head()
         reply = await self._load_reply(node.id)
-        if not await self._is_on_path(node.id, self.head):
-            await self.store.move_head(self.row, node, head=self.head)
-            self._set_position(node, reply.turn)
+        if await self._is_on_path(node.id, (await self.store.conversation(self.id)).head):
+            await self._follow_head()
+            return reply
+        await self.store.move_head(self.row, node, head=self.head)
+        self._set_position(node, reply.turn)
         return reply
 
     async def _load_reply(self, node: int) -> Reply:
-        """The reply that is kept at a node."""
+        """Return the reply that is stored at a node."""
         loaded = await self.store.load(self.row, node)
         turn = loaded.turn(self.id)
         usage = await self.store.usage(self.row, node)
         return Reply(answer_text(turn), turn, node, self.id, usage or Usage(), stored=True)
 
-    def _filter_blocks(self, blocks: Iterable[Block]) -> tuple[Block, ...]:
-        """Return blocks as the guards of this conversation let them into the store."""
-        filters = ContentFilters(find_filters(self.engine))
-        return tuple(filters.apply(block, ("input",)) for block in blocks)
-
     async def _save_turn(self, turn: Turn, kind: NodeKind) -> Node:
-        place = Checkpoint(self.store, self.row, self._node, self.turn)
-        node = await place.save(turn, kind, head=self.head)
+        checkpoint = Checkpoint(self.store, self.row, self._node, self.turn)
+        node = await checkpoint.save(turn, kind, head=self.head)
         self._set_position(node, turn)
         return node
 
@@ -546,11 +651,11 @@ class Conversation:
         return self.turn
 
     def _with_head(self, row: ConversationRow) -> ConversationRow:
-        """The row as it is now, with the head as we know it: what we hold is the Turn up to there."""
+        """Return the current row with the known head: the Turn in this handle ends there."""
         return replace(row, head=self.head)
 
     def _clone(self, row: ConversationRow, node: Node, turn: Turn) -> Self:
-        """Another conversation with the same engine around it."""
+        """Return another conversation with the same engine."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other.row, other.turn, other._node = row, turn, node
@@ -561,14 +666,10 @@ def _as_block(message: Block | str) -> Block:
     return user(message) if isinstance(message, str) else message
 
 
-def _check_mode(mode: str | None) -> None:
-    if mode is not None and mode not in MODES:
-        raise InvalidSetting(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
-
-
-def _check_retention(retention: float | None) -> None:
-    if retention is not None and not 0 < retention < math.inf:
-        raise InvalidSetting(f"retention must be a number of seconds above 0, not {retention!r}")
+def _filter_blocks(engine: Engine, blocks: Iterable[Block]) -> tuple[Block, ...]:
+    """Return blocks as the guards of an engine let them into the store."""
+    filters = ContentFilters(find_filters(engine))
+    return tuple(filters.apply(block, ("input",)) for block in blocks)
 
 
 def _hash_request(blocks: Sequence[Block], options: Mapping[str, Any]) -> bytes:

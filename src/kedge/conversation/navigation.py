@@ -1,4 +1,4 @@
-"""Places in the tree of a conversation: by node, response or block, before a question, after a crash."""
+"""Find nodes in the tree of a conversation: by id, before a question, after a crash."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from kedge.store import ConversationRow, Node, Store
 from kedge.turns import Turn, UserBlock
 
 _FOLLOW_UP_KINDS = frozenset({"answered", "results", "failed", "compacted"})
-"""What follows from a question, and is undone with it."""
+"""Kinds of nodes that follow from a question, and are undone with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where to go on with a question: the newest node below it, and whether that is the answer."""
+    """The newest node below a question, and whether it is the final answer."""
 
     node: Node
     done: bool
@@ -23,7 +23,7 @@ class ResumePoint:
 async def find_node(
     store: Store, row: ConversationRow, current: Node, turn: Turn, at: int | str | None
 ) -> tuple[Node, int]:
-    """The node that is meant, and how many of its blocks."""
+    """Return the node for a node number, response id or block id, and how many of its blocks."""
     if at is None:
         return current, current.length
     if isinstance(at, int):
@@ -32,23 +32,23 @@ async def find_node(
     by_response = await store.node_of_response(row, at)
     if by_response:
         return by_response, by_response.length
-    places = [index for index, block in enumerate(turn.blocks) if block.id == at]
-    if not places:
+    indexes = [index for index, block in enumerate(turn.blocks) if block.id == at]
+    if not indexes:
         raise NotInStore(f"there is no response and no block {at!r} in this conversation")
-    line = await store.path(row, current.id)
-    kept = places[0] + 1
+    path = await store.path(row, current.id)
+    kept = indexes[0] + 1
     return next(
-        node for node in line if node.length >= kept and _retains_prefix(line, node, kept)
+        node for node in path if node.length >= kept and _retains_prefix(path, node, kept)
     ), kept
 
 
 def _retains_prefix(path: Sequence[Node], node: Node, kept: int) -> bool:
-    """Whether nothing later on the path cuts off the first ``kept`` blocks of this node's path."""
+    """Return whether no later node of the path removes the first ``kept`` blocks."""
     return all(later.kept >= kept for later in path if later.depth > node.depth)
 
 
 def find_last_question(path: Sequence[Node]) -> Node | None:
-    """The last question on a path, if nothing but what it led to comes after it."""
+    """Return the last question of a path, if only what follows from it comes after it."""
     for node in reversed(path):
         if node.kind == "asked":
             return node
@@ -58,27 +58,27 @@ def find_last_question(path: Sequence[Node]) -> Node | None:
 
 
 def truncate_to_question(turn: Turn) -> Turn:
-    """The Turn up to what a user said last."""
-    for place in range(len(turn), 0, -1):
-        if isinstance(turn.blocks[place - 1], UserBlock):
-            return turn.take(place)
-    raise NotInStore("nothing was asked in this conversation yet")
+    """Return the Turn up to the last user block."""
+    for length in range(len(turn), 0, -1):
+        if isinstance(turn.blocks[length - 1], UserBlock):
+            return turn.take(length)
+    raise NotInStore("this conversation has no question yet; send one first")
 
 
 def find_undo_target(path: Sequence[Node]) -> Node:
-    """The node before the last question, or before the last change."""
-    place = len(path) - 1
-    while place and path[place].kind in _FOLLOW_UP_KINDS:
-        place -= 1
-    if not place:
+    """Return the node before the last question or change."""
+    index = len(path) - 1
+    while index and path[index].kind in _FOLLOW_UP_KINDS:
+        index -= 1
+    if not index:
         raise NotInStore("there is nothing to undo")
-    return path[place - 1]
+    return path[index - 1]
 
 
 async def find_resume_point(
     store: Store, row: ConversationRow, question: int | None
 ) -> ResumePoint:
-    """Where to go on with a question that was never answered; the newest one here by default."""
+    """Return where to continue with a question; by default the newest unanswered one at the head."""
     if question is None:
         question = _find_pending_question(await store.pending(row), row.head)
     newest = await store.newest_below(row, question)
@@ -89,10 +89,10 @@ async def find_resume_point(
 
 
 def _find_pending_question(pending: Sequence[Node], head: int) -> int:
-    """The newest question that was asked at the head and has no answer."""
+    """Return the newest question at the head that has no answer."""
     here = [node.id for node in pending if head in (node.id, node.parent)]
     if here:
         return here[-1]
     elsewhere = ", ".join(str(node.id) for node in pending)
-    further = f"; elsewhere in its tree wait the nodes {elsewhere}" if elsewhere else ""
-    raise NotInStore(f"no question waits for its answer where this conversation stands{further}")
+    further = f"; unanswered elsewhere in its tree: nodes {elsewhere}" if elsewhere else ""
+    raise NotInStore(f"there is no unanswered question at the head of this conversation{further}")

@@ -1,4 +1,4 @@
-"""Middleware: wraps an Engine and is an Engine. The first one given is the outermost."""
+"""Middleware: wraps an Engine and is an Engine. The first one of a stack is the outermost."""
 
 from kedge.middleware.base import BaseMiddleware, two_phase
 from kedge.middleware.compact import compact

@@ -1,6 +1,6 @@
-"""How an engine is wrapped for a conversation.
+"""The middleware stack of Chat and Conversation.
 
-Compaction is outermost, then comes the caller's middleware, then tools, and repair next to the engine.
+Compaction is outermost, then the caller's middleware, then tools, and repair next to the engine.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,7 @@ from kedge.tools import Toolbox
 from kedge.tools.registry import AnyTool
 
 Tools = Toolbox | Iterable[AnyTool | Callable[..., Any]]
-"""What may be given for tools: a toolbox, or functions."""
+"""A toolbox, or tools and functions."""
 
 
 def with_default_middleware(
@@ -30,7 +30,7 @@ def with_default_middleware(
     repair: bool = True,
     innermost: Sequence[Middleware] = (),
 ) -> Engine:
-    """The engine with everything around it; ``innermost`` sees a Turn just as it is sent."""
+    """Return the engine in its stack; ``innermost`` middleware gets a Turn exactly as it is sent."""
     toolbox = tools if isinstance(tools, Toolbox) else Toolbox(*tools)
     stack = [*middleware]
     if compactor is not None:

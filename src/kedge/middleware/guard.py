@@ -63,7 +63,7 @@ ENCRYPTED_CONTENT = "encrypted_content"
 _STRUCTURAL_FIELDS = frozenset({"type", "id", "call_id", "status", "role", ENCRYPTED_CONTENT})
 """Members of an item that hold no text, or text that only the provider can read."""
 _CONTENT_FREE_EVENTS = (ResponseStarted, ItemStarted, ToolCallStarted, AnomalyNoted)
-"""The stream's events that hold no content and need not be held back."""
+"""Events of a stream without content, which are not held back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ def _guard_block(each: B, rules: tuple[GuardRule, ...]) -> B:
 
 
 def _edit_block(each: Block, edit: TextEdit) -> Block:
-    """The block with every text in it edited; the very same block if nothing changed."""
+    """Return the block with every text edited; the identical block if nothing changed."""
     changed = _edit_block_content(each, edit)
     extra = _edit_json(changed.extra, edit)
     return changed if extra is changed.extra else replace(changed, extra=extra)
@@ -299,7 +299,7 @@ def _edit_part(part: Part, edit: TextEdit) -> Part:
     match part:
         case TextPart() | RefusalPart():
             text = edit(part.text)
-            # Annotations and the like speak of the text as it was.
+            # Annotations and the like refer to the text as it was.
             same = text == part.text and _edit_json(part.extra, edit) is part.extra
             return part if same else type(part)(text)
         case OpaquePart():
@@ -313,7 +313,7 @@ def _edit_part(part: Part, edit: TextEdit) -> Part:
 
 
 def _edit_json(value: Any, edit: TextEdit) -> Any:
-    """A JSON value with the texts inside edited; the very same value if nothing changed."""
+    """Return a JSON value with its texts edited; the identical value if nothing changed."""
     match value:
         case str():
             text = edit(value)
@@ -334,7 +334,7 @@ def _edit_json(value: Any, edit: TextEdit) -> Any:
 
 
 def _drop_encrypted(item: FrozenMap) -> FrozenMap:
-    """The item without what is sealed in it: that may hold what was edited outside of it."""
+    """Return the item without its encrypted content, which may contain what was edited."""
     return FrozenMap({name: each for name, each in item.items() if name != ENCRYPTED_CONTENT})
 
 

@@ -1,7 +1,7 @@
-"""``log``: what passes, as log records.
+"""``log``: write the events of a run to the log.
 
-TRACE tells every event, DEBUG the plan of each request and what middlewares changed, INFO the beginning
-and end of answers, WARNING fallbacks and healing, ERROR failures. No record holds content.
+TRACE has every event, DEBUG the plan of each request and the changes of middleware, INFO the start and end of
+answers, WARNING fallbacks and healing, ERROR failures. No record has content.
 """
 
 import logging
@@ -26,7 +26,14 @@ from kedge.turns import Turn
 
 
 def log(name: str = "kedge.run") -> Middleware:
-    """Log what passes under this name."""
+    """Log the events of each run.
+
+    Args:
+        name: The name of the logger.
+
+    Returns:
+        A middleware for ``with_middleware``.
+    """
 
     def wrap(engine: Engine) -> Engine:
         return _LogMiddleware(engine, get_logger(name))
@@ -42,13 +49,13 @@ class _LogMiddleware(BaseMiddleware):
         self.logger = logger
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """The inner engine's events, told to the log."""
-        self.logger.debug("a Turn of %d blocks", len(turn), turn_id=turn.id)
+        """Yield the inner engine's events, and log them."""
+        self.logger.debug("sending a Turn of %d blocks", len(turn), turn_id=turn.id)
         try:
             async with aclosing(self.inner.events(turn, request)) as events:
                 async for event in events:
-                    level, words, fields = describe_event(event)
-                    self.logger.log(level, words, turn_id=turn.id, **fields)
+                    level, message, fields = describe_event(event)
+                    self.logger.log(level, message, turn_id=turn.id, **fields)
                     yield event
         except KedgeError as error:
             self.logger.log(logging.ERROR, "failed: %s", type(error).__name__, turn_id=turn.id)
@@ -56,28 +63,32 @@ class _LogMiddleware(BaseMiddleware):
 
 
 def describe_event(event: Event) -> tuple[int, str, dict[str, object]]:
-    """What a log says of an event: level, words, fields."""
+    """Return the level, message and fields of the log record of an event."""
     match event:
         case RequestPlanned(plan):
-            words = f"planned: {plan.delta_blocks} of {plan.full_blocks} blocks, {plan.mode}"
-            return logging.DEBUG, words, {"response_id": plan.previous_response_id}
+            message = f"planned: {plan.delta_blocks} of {plan.full_blocks} blocks, {plan.mode}"
+            return logging.DEBUG, message, {"response_id": plan.previous_response_id}
         case TurnEdited(by, diff, phase):
-            words = f"{by} changed the Turn on the way {phase}: +{len(diff.added)} "
-            words += f"-{len(diff.removed)} ~{len(diff.modified)} >{len(diff.moved)}"
-            return logging.DEBUG, words, {}
+            message = f"{by} changed the Turn on the way {phase}: +{len(diff.added)} "
+            message += f"-{len(diff.removed)} ~{len(diff.modified)} >{len(diff.moved)}"
+            return logging.DEBUG, message, {}
         case ResponseStarted():
             return logging.INFO, "answering", {"response_id": event.response_id}
         case AnswerFinished(outcome):
-            words = f"answered: {outcome.status}, {len(outcome.blocks)} blocks"
-            return logging.INFO, words, {"response_id": outcome.response_id}
+            message = f"answered: {outcome.status}, {len(outcome.blocks)} blocks"
+            return logging.INFO, message, {"response_id": outcome.response_id}
         case ToolFinished(call, _, seconds, outcome):
-            words = f"tool {call.name}: {outcome} in {seconds:.3f} s"
-            return logging.INFO, words, {"call_id": call.call_id}
+            message = f"tool {call.name}: {outcome} in {seconds:.3f} s"
+            return logging.INFO, message, {"call_id": call.call_id}
         case FellBack(reason) | Healed(reason):
             return logging.WARNING, f"{type(event).__name__}: {reason}", {}
         case ModeChanged(mode, wanted, reason):
             return logging.WARNING, f"mode {mode} instead of {wanted}: {reason}", {}
         case ServerForgot(response_id):
-            return logging.WARNING, "the server forgot", {"response_id": response_id}
+            return (
+                logging.WARNING,
+                "the server answered without the stored context",
+                {"response_id": response_id},
+            )
         case _:
             return TRACE, type(event).__name__, {}

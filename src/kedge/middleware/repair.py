@@ -1,7 +1,7 @@
-"""``repair``: makes a Turn sendable, visibly, before it is planned.
+"""``repair``: make a Turn sendable before it is planned.
 
-Servers refuse a conversation in which a call has no result or a result has no call. Rendering never
-hides that; this middleware changes the Turn itself, and whoever looks at the Turn sees how.
+Servers reject a conversation in which a call has no result or a result has no call. Rendering never hides
+that; this middleware changes the Turn itself, so that the change is visible in it.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,15 @@ UnansweredPolicy = Literal["complete", "remove"]
 
 
 def repair(unanswered: UnansweredPolicy = "complete") -> Middleware:
-    """Complete (or remove) calls without a result; remove results without a call."""
+    """Complete or remove calls without a result, and remove results without a call.
+
+    Args:
+        unanswered: ``"complete"`` adds a result that says the call was interrupted, ``"remove"`` removes
+            the call.
+
+    Returns:
+        A middleware for ``with_middleware``.
+    """
 
     def wrap(engine: Engine) -> Engine:
         return _RepairMiddleware(engine, unanswered)
@@ -39,14 +47,19 @@ class _RepairMiddleware(BaseMiddleware):
         self.unanswered: UnansweredPolicy = unanswered
 
     def enter(self, turn: Turn) -> Turn:
-        """Mend what stands in the way of sending."""
+        """Return the repaired Turn."""
         return repair_turn(turn, self.unanswered)
 
 
 def repair_turn(turn: Turn, unanswered: UnansweredPolicy = "complete") -> Turn:
-    """The Turn with every call answered once and every result called for."""
-    # What is one too many goes first: a call that was made twice may have its answer then. Every round
-    # leaves fewer calls and results that do not add up, so this ends.
+    """Return the Turn with exactly one result for every call and no other results.
+
+    Args:
+        turn: The Turn to repair.
+        unanswered: As for ``repair``.
+    """
+    # Surplus calls and results are removed first: a call that was made twice may have its result then.
+    # Every round leaves fewer problems, so this ends.
     while problems := find_problems(turn):
         surplus = [problem for problem in problems if problem.kind != "unanswered"]
         turn = _fix_problems(turn, surplus or problems, unanswered)
@@ -58,22 +71,22 @@ def _fix_problems(turn: Turn, problems: Sequence[Problem], unanswered: Unanswere
         log.warning("repaired: %s", problem.kind, call_id=problem.call_id, turn_id=turn.id)
     wrong = {problem.block_id: problem.kind for problem in problems}
     completes = unanswered == "complete"
-    kept: list[Block] = []
+    blocks: list[Block] = []
     results: list[Block] = []
     for block, following in zip_longest(turn.blocks, turn.blocks[1:]):
         kind = wrong.get(block.id)
         if kind is None:
-            kept.append(block)
+            blocks.append(block)
         elif kind == "unanswered" and completes and isinstance(block, ToolCallBlock):
-            kept.append(block)
+            blocks.append(block)
             results.append(
                 tool_result(block.call_id, INTERRUPTED_TEXT, custom=block.custom, origin=NAME)
             )
-        # Behind the whole answer that made the calls: in between would tear it apart.
+        # After the complete answer that made the calls: in between, they would split it.
         if results and not (following and _is_same_response(following, block)):
-            kept += results
+            blocks += results
             results = []
-    return turn.with_blocks(kept)
+    return turn.with_blocks(blocks)
 
 
 def _is_same_response(block: Block, previous: Block) -> bool:

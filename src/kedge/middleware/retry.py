@@ -1,7 +1,7 @@
-"""``retry``: try again what may succeed later, as long as nothing was shown.
+"""``retry``: retry failures that may be temporary, as long as no output was shown.
 
-The client retries connections by itself; this is for what it cannot see: a stream that broke before
-its first word, a response that the server gave up on, a rate limit that lasts.
+The client retries connections by itself; this is for what it cannot see: a stream that broke before its
+first output, a response that failed on the server, a rate limit that lasts.
 
 Hand-written because retry libraries cannot know whether output was already shown.
 """
@@ -28,7 +28,18 @@ Sleep = Callable[[float], Awaitable[None]]
 def retry(
     attempts: int = 3, *, first: float = 0.5, longest: float = 30.0, sleep: Sleep = anyio.sleep
 ) -> Middleware:
-    """Try up to ``attempts`` times, waiting as long as the server asks, or longer each time."""
+    """Retry a run that failed before it showed any output.
+
+    Args:
+        attempts: The maximum number of attempts.
+        first: Seconds before the second attempt; they double with each further one.
+        longest: The maximum number of seconds between two attempts. A server's ``Retry-After`` is followed
+            up to this.
+        sleep: Waits for a number of seconds.
+
+    Returns:
+        A middleware for ``with_middleware``.
+    """
 
     def wrap(engine: Engine) -> Engine:
         return _RetryMiddleware(engine, attempts, first, longest, sleep)
@@ -51,7 +62,7 @@ class _RetryMiddleware(BaseMiddleware):
         )
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """The events of the first attempt that succeeds, or that showed something."""
+        """Yield the events of the first attempt that succeeds or shows output."""
         for attempt in range(1, self.attempts + 1):
             shown = False
             try:
@@ -64,16 +75,16 @@ class _RetryMiddleware(BaseMiddleware):
             except EngineError as error:
                 if shown or not error.retryable or attempt == self.attempts:
                     raise
-                # The same Turn again, for the inner middlewares will change it again; only what was
-                # learnt about the server's memory is kept.
+                # The same Turn again, because inner middleware changes it again; only what was learned
+                # about the server's state is retained.
                 turn = set_state(turn, get_state(error.turn)) if error.turn else turn
                 wait = self._backoff(error, attempt)
-                log.warning("attempt %d failed; trying again in %.1f s", attempt, wait)
+                log.warning("attempt %d failed; retrying in %.1f s", attempt, wait)
             await self.sleep(wait)
 
     def _backoff(self, error: EngineError, attempt: int) -> float:
         if error.retry_after is not None:
             return min(error.retry_after, self.max_wait)
-        # Spread out, so that many clients of one server do not come back at once.
+        # Jitter, so that many clients of one server do not retry at once.
         jitter = 0.5 + random.random() / 2  # noqa: S311
         return min(self.initial_wait * 2 ** (attempt - 1), self.max_wait) * jitter

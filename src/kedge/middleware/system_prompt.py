@@ -1,6 +1,6 @@
-"""``system_prompt``: fresh instructions at the front of every Turn.
+"""``system_prompt``: set the instructions of every Turn; ``on_response_started``: report response ids.
 
-Leading system text is no part of any digest, so it may change with every request at no cost.
+Leading system text is not part of any digest, so it may change with every request without losing anchors.
 """
 
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,14 @@ ResponseIdCallback = Callable[[str], Awaitable[None] | None]
 
 
 def on_response_started(callback: ResponseIdCallback) -> Middleware:
-    """Call ``hear`` with the id of each response, once, when the server has begun it."""
+    """Call a function with the id of each response as soon as the server has started it.
+
+    Args:
+        callback: Is called with the id; may be async.
+
+    Returns:
+        A middleware for ``with_middleware``.
+    """
 
     def wrap(engine: Engine) -> Engine:
         return _ResponseStartedMiddleware(engine, callback)
@@ -31,13 +38,13 @@ class _ResponseStartedMiddleware(BaseMiddleware):
         self.callback = callback
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """The inner engine's events; ids are told on the way."""
+        """Yield the inner engine's events, and report ids."""
         async with aclosing(self.inner.events(turn, request)) as events:
             async for event in events:
                 if isinstance(event, ResponseStarted) and event.response_id:
-                    heard = self.callback(event.response_id)
-                    if heard is not None:
-                        await heard
+                    result = self.callback(event.response_id)
+                    if result is not None:
+                        await result
                 yield event
 
 
@@ -45,7 +52,14 @@ NAME = "system_prompt"
 
 
 def system_prompt(text: str | Callable[[Turn], str]) -> Middleware:
-    """Put instructions at the front: a text, or a function that makes one from the Turn."""
+    """Put instructions at the start of every Turn.
+
+    Args:
+        text: The instructions, or a function that returns them for a Turn.
+
+    Returns:
+        A middleware for ``with_middleware``.
+    """
 
     def wrap(engine: Engine) -> Engine:
         return _SystemPromptMiddleware(engine, text)
@@ -61,7 +75,7 @@ class _SystemPromptMiddleware(BaseMiddleware):
         self.text = text
 
     def enter(self, turn: Turn) -> Turn:
-        """Put the text first, in the place of the one that was put there last time."""
+        """Return the Turn with the text at its start, replacing that of an earlier request."""
         text = self.text if isinstance(self.text, str) else self.text(turn)
         for block in turn.leading:
             if block.origin == NAME:

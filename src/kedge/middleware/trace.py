@@ -1,14 +1,14 @@
 """``trace``: OpenTelemetry spans of a run, its requests and its tools (extra ``otel``).
 
-    invoke_agent                     the run: from the Turn that comes in to the Turn that goes out
+    invoke_agent                     the run, from the Turn that is sent to the Turn that is returned
     ├── chat gpt-5.1                 one request and its answer
     ├── execute_tool get_weather     one tool
     └── chat gpt-5.1
 
-It belongs outermost. It only watches events, so it changes nothing of what it wraps; and while the inner
-engine works, the run's span is the current one, so that spans of an HTTP client or of a tool nest below
-it. Without an OpenTelemetry SDK set up by the program, its API does nothing. Spans hold no content
-unless it is asked for, by ``content=True`` or as OpenTelemetry's other GenAI instrumentations are asked.
+It belongs outermost. It only observes events, so it changes nothing; while the inner engine works, the run's
+span is the current one, so that spans of an HTTP client or of a tool nest below it. Without an OpenTelemetry
+SDK set up by the program, its API does nothing. Spans have no content unless it is enabled, by
+``content=True`` or by the variable of OpenTelemetry's other GenAI instrumentations.
 """
 
 import json
@@ -53,10 +53,19 @@ _FAILED_OUTCOMES = frozenset({"failed", "timeout", "invalid", "unknown", "cancel
 def trace(
     tracer: "Tracer | None" = None, *, content: bool | None = None, agent: str = ""
 ) -> Middleware:
-    """Make spans of what passes, with this tracer or the program's own.
+    """Create OpenTelemetry spans for each run, its requests and its tools.
 
-    ``agent`` names what is run, in the span's name. ``content`` puts messages, arguments and results
-    into the spans; by default the environment says (``otel.CAPTURE`` is the variable's name).
+    Args:
+        tracer: The tracer to use; by default the program's.
+        content: Whether spans have messages, arguments and results, as guards leave them; by default as
+            the environment variable ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`` says.
+        agent: The name of the agent, for the span of the run.
+
+    Returns:
+        A middleware for ``with_middleware``.
+
+    Raises:
+        CannotConnect: OpenTelemetry's API is not installed.
     """
     made = tracer or _get_tracer()
     if content is None:
@@ -87,7 +96,7 @@ class _TraceMiddleware(BaseMiddleware):
         self.tracer, self.content, self.agent = tracer, content, agent
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """The inner engine's events, as spans."""
+        """Yield the inner engine's events, and create spans for them."""
         from opentelemetry.trace import use_span
 
         spans = _RunSpans(self, turn, request)
@@ -110,7 +119,7 @@ class _TraceMiddleware(BaseMiddleware):
 
 
 class _RunSpans:
-    """The spans of one run while it is under way."""
+    """The spans of one run in progress."""
 
     def __init__(self, trace: _TraceMiddleware, turn: Turn, request: Request) -> None:
         from time import perf_counter
@@ -140,7 +149,7 @@ class _RunSpans:
         self.tool_spans: dict[str, tuple[Span, int]] = {}
 
     def record(self, event: Event) -> None:
-        """Open and close spans as an event tells."""
+        """Open and close spans for an event."""
         match event:
             case RequestPlanned(plan):
                 self._start_request(plan)
@@ -166,7 +175,7 @@ class _RunSpans:
                 pass
 
     def fail(self, error: BaseException) -> None:
-        """Mark what was under way as failed, by the kind of the error: its words may quote."""
+        """Mark open spans as failed, by the type of the error: its message may quote content."""
         kind = _error_type(error)
         if isinstance(error, GeneratorExit):
             kind = "cancelled"
@@ -174,7 +183,7 @@ class _RunSpans:
         _mark_error(self.run, kind)
 
     def end(self) -> None:
-        """Close whatever is open."""
+        """Close all open spans."""
         self._close_request("")
         for span, _ in self.tool_spans.values():
             _mark_error(span, "cancelled")
@@ -215,20 +224,20 @@ class _RunSpans:
         if span is None:
             return
         usage = outcome.usage
-        told: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             otel.RESPONSE_ID: outcome.response_id,
             otel.RESPONSE_MODEL: outcome.model,
             otel.FINISH_REASONS: [_FINISH_REASONS[outcome.status]],
         }
         if usage:
-            told |= {
+            attributes |= {
                 otel.INPUT_TOKENS: usage.input_tokens,
                 otel.OUTPUT_TOKENS: usage.output_tokens,
                 otel.CACHE_READ_TOKENS: usage.cached_tokens,
                 otel.CACHE_WRITE_TOKENS: usage.cache_write_tokens,
                 otel.REASONING_TOKENS: usage.reasoning_tokens,
             }
-        span.set_attributes(_drop_empty(told))
+        span.set_attributes(_drop_empty(attributes))
         if self.content:
             _set_json(span, otel.OUTPUT_MESSAGES, self._to_messages(outcome.blocks))
         self._close_request("" if outcome.completed else outcome.code or outcome.status)
@@ -269,7 +278,7 @@ class _RunSpans:
         if self.content:
             result = self.request.filters.edit_text(event.result.text)
             span.set_attribute(otel.TOOL_RESULT, result)
-        # Tools run side by side and are told of together: each ended when it ended.
+        # Tools run concurrently and are reported together: each span gets its own end time.
         span.end(start + int(event.seconds * 1e9))
 
     def _to_messages(self, blocks: Iterable[Block]) -> Iterable[Any]:
@@ -288,12 +297,12 @@ class _RunSpans:
         from opentelemetry.trace import set_span_in_context
 
         context = set_span_in_context(self.run) if hasattr(self, "run") else None
-        told = _drop_empty({**self.common, **attributes})
-        return self.tracer.start_span(name, context, attributes=told, **options)
+        present = _drop_empty({**self.common, **attributes})
+        return self.tracer.start_span(name, context, attributes=present, **options)
 
 
 def get_conversation_id(turn: Turn) -> str:
-    """The id of the conversation that a Turn belongs to, where there is one."""
+    """Return the id of the conversation that a Turn belongs to, or an empty string."""
     return BOUND_FIELDS.get().get("conversation_id", "") or get_state(turn).conversation_id
 
 

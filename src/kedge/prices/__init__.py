@@ -1,9 +1,9 @@
-"""Prices: what a response cost, from a dated table that users can lay their own upon.
+"""Prices: compute the cost of a response from a dated table, which users can extend.
 
-    cost(usage, "openai", "gpt-5.1")  # dollars, or None if nobody knows the price
+    cost(usage, "openai", "gpt-5.1")  # dollars, or None if the price is unknown
 
-A model without a price has no cost: a wrong sum is worse than none. The table is a file of the package;
-the file that ``KEDGE_PRICES`` names comes before it.
+A model without a price has no cost: nothing is guessed. The table is a file of the package; the file
+named by ``KEDGE_PRICES`` takes precedence.
 """
 
 from kedge.prices.prices import Price, Prices, cost, current_prices, load_prices

@@ -1,4 +1,4 @@
-"""Finding the price of a model, and what a response costs by it."""
+"""Find the price of a model, and compute the cost of a response."""
 
 import os
 import re
@@ -16,7 +16,10 @@ from kedge.events import Usage
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Dollars per million tokens. Without ``cached`` or ``cache_write`` those tokens cost as input."""
+    """A price in dollars per million tokens.
+
+    Without ``cached`` or ``cache_write`` those tokens cost as much as input.
+    """
 
     providers: tuple[str, ...]
     model: str
@@ -30,7 +33,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class PriceFile:
-    """What a file says."""
+    """The entries of a price file, and its date."""
 
     entries: tuple[Price, ...]
     as_of: date | None
@@ -42,16 +45,18 @@ _KEYS = ("provider", "model", *_AMOUNTS, "above", "since")
 
 
 def parse_prices(text: str | None, source: str) -> PriceFile:
-    """The prices in a text, or in the file at ``place``."""
+    """Parse prices from a text, or from the file ``source`` if there is no text."""
     try:
         data = tomllib.loads(Path(source).read_text("utf-8") if text is None else text)
     except OSError as error:
         raise InvalidSetting(f"{source} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise InvalidSetting(f"{source} is no valid TOML: {error}") from error
+        raise InvalidSetting(f"{source} is not valid TOML: {error}") from error
     unknown = sorted(set(data) - {"as_of", "prices"})
     if unknown:
-        raise InvalidSetting(f"{source}: there is no {unknown[0]!r}; it takes as_of and [[prices]]")
+        raise InvalidSetting(
+            f"{source}: unknown key {unknown[0]!r}; allowed are as_of and [[prices]]"
+        )
     entries = data.get("prices", [])
     if not isinstance(entries, list):
         raise InvalidSetting(f"{source}: prices must be a list of tables, written [[prices]]")
@@ -68,12 +73,10 @@ def _parse_price(entry: object, location: str) -> Price:
     table = cast("dict[str, Any]", entry)
     for key in table:
         if key not in _KEYS:
-            raise InvalidSetting(
-                f"{location} has no place for {key!r}; it takes {', '.join(_KEYS)}"
-            )
+            raise InvalidSetting(f"{location}: unknown key {key!r}; allowed are {', '.join(_KEYS)}")
     for key in _REQUIRED:
         if key not in table:
-            raise InvalidSetting(f"{location} lacks {key!r}")
+            raise InvalidSetting(f"{location}: {key!r} is missing")
     amounts = {
         key: _parse_amount(table[key], f"{location}.{key}") for key in _AMOUNTS if key in table
     }
@@ -89,13 +92,13 @@ def _parse_price(entry: object, location: str) -> Price:
 
 def _parse_amount(value: object, location: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-        raise InvalidSetting(f"{location} must be a number that is not negative")
+        raise InvalidSetting(f"{location} must be a number of at least 0")
     return float(value)
 
 
 def _parse_date(value: object, location: str) -> date:
     if isinstance(value, datetime) or not isinstance(value, date):
-        raise InvalidSetting(f"{location} must be a day, like 2026-11-15")
+        raise InvalidSetting(f"{location} must be a date like 2026-11-15")
     return value
 
 
@@ -114,17 +117,17 @@ PRICES_ENV = "KEDGE_PRICES"
 MILLION = 1_000_000
 MAX_CACHED_MODELS = 1_000
 
-# What may follow the name of a model and still be that model: a date or a snapshot's number, or "latest".
+# What may follow the name of a model and still be the same model: a date, a snapshot number or "latest".
 _SNAPSHOT_SUFFIX = re.compile(r"[-@](?:\d{4}-\d{2}-\d{2}|\d{8}|\d{4}|latest)")
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Tables of prices: the first that names a model counts, and in it the most exact entry."""
+    """Tables of prices: the first that has a model is used, and in it the most specific entry."""
 
     tables: tuple[tuple[Price, ...], ...]
     as_of: date | None = field(default=None, compare=False)
-    """When the table of the package was written down."""
+    """The date of the table in the package."""
     _cache: dict[tuple[str, str], tuple[tuple[Price, ...], ...]] = field(
         default_factory=dict[tuple[str, str], tuple[tuple[Price, ...], ...]],
         compare=False,
@@ -134,7 +137,17 @@ class Prices:
     def find(
         self, provider: str, model: str, *, input_tokens: int = 0, on: date | None = None
     ) -> Price | None:
-        """The price of a model on a day (today if none is named), for a request of this size."""
+        """Return the price of a model.
+
+        Args:
+            provider: The name of the provider.
+            model: The name of the model, with or without the date of a snapshot.
+            input_tokens: The size of the request, for prices with tiers.
+            on: The day; today by default.
+
+        Returns:
+            The price, or None if it is unknown.
+        """
         day = on or datetime.now(UTC).date()
         found = (
             _select_price(table, input_tokens, day) for table in self._find_entries(provider, model)
@@ -142,7 +155,7 @@ class Prices:
         return next((price for price in found if price), None)
 
     def _find_entries(self, provider: str, model: str) -> tuple[tuple[Price, ...], ...]:
-        """The entries that name a model; few models are used, and they are used often."""
+        """Return the entries for a model from each table; they are cached."""
         known = self._cache.get((provider, model))
         if known is None:
             known = tuple(
@@ -158,9 +171,16 @@ class Prices:
     def cost(
         self, usage: Usage, provider: str, model: str, *, at: float | None = None
     ) -> float | None:
-        """What a response cost in dollars; ``None`` if its model has no price here.
+        """Return the cost of a response.
 
-        ``at`` is its time, for a model whose price has changed.
+        Args:
+            usage: Its tokens.
+            provider: The name of the provider.
+            model: The name of the model.
+            at: The time of the response, for a model whose price has changed; now by default.
+
+        Returns:
+            Dollars, or None if the price is unknown.
         """
         day = None if at is None else datetime.fromtimestamp(at, UTC).date()
         price = self.find(provider, model, input_tokens=usage.input_tokens, on=day)
@@ -168,7 +188,11 @@ class Prices:
 
 
 def load_prices(path: str | Path | None = None) -> Prices:
-    """The prices of the package, with those of a file before them."""
+    """Load the prices of the package, and those of a file, which take precedence.
+
+    Raises:
+        InvalidSetting: The file cannot be read, or is not valid.
+    """
     shipped = parse_prices(
         (files("kedge.prices") / "prices.toml").read_text("utf-8"), "prices.toml"
     )
@@ -177,7 +201,7 @@ def load_prices(path: str | Path | None = None) -> Prices:
 
 
 def current_prices() -> Prices:
-    """The prices that hold in this process: those of the package, and of ``KEDGE_PRICES``."""
+    """Return the prices of this process: those of the package and of ``KEDGE_PRICES``."""
     return _load_cached(os.environ.get(PRICES_ENV) or None)
 
 
@@ -185,7 +209,7 @@ _load_cached = lru_cache(maxsize=4)(load_prices)
 
 
 def cost(usage: Usage, provider: str, model: str, *, at: float | None = None) -> float | None:
-    """What a response cost in dollars, by the current prices; ``None`` if nobody knows."""
+    """Return the cost of a response by the current prices; see `Prices.cost`."""
     return current_prices().cost(usage, provider, model, at=at)
 
 
@@ -212,7 +236,7 @@ def _specificity(price: Price) -> tuple[bool, int, int, date]:
 
 
 def _compute_cost(usage: Usage, price: Price) -> float:
-    """Cached and written tokens are part of the input, and have prices of their own."""
+    """Compute dollars; cached and cache-written tokens are part of the input, with their own prices."""
     plain = max(usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens, 0)
     dollars = (
         plain * price.input

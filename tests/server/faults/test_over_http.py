@@ -58,7 +58,7 @@ def raw_post(server: TestServer, body: dict[str, Any]) -> bytes:
     """Send a request over a bare socket and read until the server hangs up."""
     data = json.dumps(body).encode()
     host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=TIMEOUT) as connection:
         connection.sendall(
             b"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data)
