@@ -18,7 +18,6 @@ from openai import (
 )
 
 from kedge.incremental import PASS_THROUGH_REASONS, MemoryIndex, chain, chain_report, unchain
-from kedge.incremental.exchange import is_known_server
 from kedge.testing import TestServer, serve
 from normalization import normalize_items
 
@@ -344,33 +343,49 @@ def test_the_switch_turns_chaining_off(
     assert chain_report(client).passed_through["switched_off"] == 1
 
 
-@pytest.mark.parametrize("trust", ["earned", "never"])
-def test_an_unknown_server_is_not_trusted(
-    server: TestServer, make_client: MakeClient, trust: Any
+def test_a_server_that_identifies_itself_is_trusted(
+    server: TestServer, make_client: MakeClient
 ) -> None:
-    """Only servers that are known to remember are chained on unless the caller vouches for one."""
-    client = chain(make_client(), trust=trust)
+    """`kedge serve` names itself in a header: from then on its memory is relied on."""
+    client = chain(make_client())
     history: list[Any] = []
-    ask(client, history, "One")
-    ask(client, history, "Two")
+    for text in ("One", "Two"):
+        ask(client, history, text)
+    assert [len(body["input"]) for body in bodies(server)] == [1, 1]
+
+
+def test_chaining_can_be_refused(server: TestServer, make_client: MakeClient) -> None:
+    """With `trust="never"` every request goes out as written."""
+    client = chain(make_client(), trust="never")
+    history: list[Any] = []
+    for text in ("One", "Two"):
+        ask(client, history, text)
     assert chain_report(client).passed_through == {"untrusted": 2}
-    assert len(bodies(server)[-1]["input"]) == len(history) - 1
 
 
-@pytest.mark.parametrize(
-    ("url", "known"),
-    [
-        ("https://api.openai.com/v1/responses", True),
-        ("https://mine.openai.azure.com/openai/v1/responses", True),
-        ("https://api.x.ai/v1/responses", True),
-        ("https://api.openai.com.example.invalid/v1/responses", False),
-        ("http://api.openai.com/v1/responses", False),
-        ("http://127.0.0.1:4000/v1/responses", False),
-    ],
-)
-def test_servers_that_are_known_to_remember(url: str, known: bool) -> None:
-    """OpenAI, Azure and xAI, over TLS."""
-    assert is_known_server(url) is known
+@pytest.mark.parametrize("known", [False, True])
+def test_an_unknown_server_is_not_trusted(known: bool) -> None:
+    """A server that only repeats the id it was sent gets the program's own requests."""
+    sent: list[dict[str, Any]] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        body = json.loads(request.content)
+        sent.append(body)
+        text = [{"type": "output_text", "text": "Hello", "annotations": []}]
+        output = [{"id": "m", "type": "message", "role": "assistant", "content": text}]
+        echo = body.get("previous_response_id")
+        response = {"id": f"r{len(sent)}", "object": "response", "status": "completed"}
+        return httpx2.Response(
+            200, json={**response, "output": output, "previous_response_id": echo}
+        )
+
+    url = "https://api.openai.com/v1" if known else "http://127.0.0.1:4000/v1"
+    with httpx2.Client(transport=httpx2.MockTransport(answer), base_url=url) as http:
+        chain(http)
+        history: list[Any] = [message("One")]
+        history += http.post("/responses", json={"model": "m", "input": history}).json()["output"]
+        http.post("/responses", json={"model": "m", "input": [*history, message("Two")]})
+    assert [len(body["input"]) for body in sent] == ([1, 1] if known else [1, 3])
 
 
 def test_a_cut_stream_raises_as_without_kedge(server: TestServer, client: OpenAI) -> None:

@@ -13,8 +13,8 @@ from kedge.cli.serve import is_loopback
 from kedge.config import data_dir, mask_url
 
 if TYPE_CHECKING:
+    from kedge.engines.evidence import Trust
     from kedge.incremental import AnchorIndex
-    from kedge.incremental.exchange import Trust
 
 
 @kedge_command(

@@ -14,7 +14,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Literal, TypeVar
 
-from kedge.incremental.exchange import Chainer, Exchange, ResponseObserver, Trust
+from kedge.engines.evidence import Trust
+from kedge.incremental.exchange import Chainer, Exchange, ResponseObserver
 from kedge.incremental.index import AnchorIndex
 from kedge.incremental.report import ChainedRequest, ChainReport
 from kedge.observe import get_logger
@@ -51,8 +52,8 @@ def chain(
             let them share it.
         retention: How many seconds the server stores a response; None if it does not expire.
         max_depth: How many responses of a chain the server passes to the model, if it is limited.
-        trust: Which servers are chained on: `earned` for those known to remember (OpenAI, Azure, xAI),
-            `always` for all, `never` for none. Requests to others go out as the program wrote them.
+        trust: Which servers are chained on: `earned` for those known to remember (OpenAI, Azure, xAI
+            and `kedge serve`), `always` for all, `never` for none. Requests to others go out as the program wrote them.
         on_request: Called after each request with what was sent and why.
 
     Returns:
@@ -241,7 +242,8 @@ def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
     source = response.stream
     chunks = yield "open", source
     held: list[bytes] = []
-    while observer.verdict == "waiting":
+    # A transport may give a response that is read already; then nothing else will read its body.
+    while observer.verdict == "waiting" or response.is_stream_consumed:
         chunk = yield "next", chunks
         if chunk is None:
             _finish(exchange, observer)
@@ -252,7 +254,8 @@ def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
         yield "close", response
         exchange.heal("forgot")
         return None
-    response.stream = _make_stream_class(library)(held, chunks, source, exchange)
+    if not response.is_stream_consumed:
+        response.stream = _make_stream_class(library)(held, chunks, source, exchange)
     return response
 
 

@@ -21,7 +21,14 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from kedge.config.settings import is_chaining_enabled
+from kedge.engines.evidence import Trust
 from kedge.engines.healing import RequestSummary, classify_error
+from kedge.engines.known_servers import (
+    KNOWN_IDENTITIES,
+    KnownServer,
+    find_known_host,
+    read_identity,
+)
 from kedge.engines.transport import parse_error
 from kedge.errors import RequestRefused
 from kedge.events import (
@@ -56,17 +63,6 @@ ACCOUNT_HEADERS = ("openai-organization", "openai-project")
 """Headers that select what an account's key is used for."""
 
 Verdict = Literal["waiting", "release", "resend"]
-Trust = Literal["earned", "always", "never"]
-
-_KNOWN_HOSTS = ("api.openai.com", "api.x.ai")
-_KNOWN_DOMAINS = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
-
-
-def is_known_server(url: str) -> bool:
-    """Whether the server at this URL is known to pass stored context to the model."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    return parts.scheme == "https" and (host in _KNOWN_HOSTS or host.endswith(_KNOWN_DOMAINS))
 
 
 class Chainer:
@@ -99,6 +95,7 @@ class Chainer:
         self.clock = clock
         # An index that several processes share has a key of its own, so that their scopes agree.
         self._hash_key: bytes = getattr(self.index, "hash_key", None) or secrets.token_bytes(32)
+        self._identified: dict[str, KnownServer] = {}
         self._report = ReportBuilder(on_request)
 
     @property
@@ -154,9 +151,22 @@ class Chainer:
         # A chained attempt may have been what failed: the client's own retry goes out as written.
         if headers.get("x-stainless-retry-count", "0") != "0":
             return "retry"
-        if self.trust == "never" or (self.trust == "earned" and not is_known_server(url)):
+        known = find_known_host(url) or self._identified.get(scope, KnownServer())
+        if self.trust == "never" or (self.trust == "earned" and not known.remembers):
             return "untrusted"
-        return rewrite(parsed, self.index, scope=scope, now=self.clock(), max_depth=self.max_depth)
+        depths = [depth for depth in (self.max_depth, known.max_depth) if depth is not None]
+        return rewrite(
+            parsed,
+            self.index,
+            scope=scope,
+            now=self.clock(),
+            max_depth=min(depths, default=None),
+        )
+
+    def identify(self, scope: str, headers: Mapping[str, str]) -> None:
+        """Learn from response headers whether the server is one whose memory is known."""
+        if known := KNOWN_IDENTITIES.get(read_identity(headers)):
+            self._identified[scope] = known
 
     def scope(self, url: str, headers: Mapping[str, str], path: str) -> str:
         """Return the name of what shares one memory: endpoint, organization, project and account.
@@ -242,6 +252,7 @@ class Exchange:
 
     def observe(self, headers: Mapping[str, str]) -> "ResponseObserver":
         """Start reading a successful response with these headers (lower-case names)."""
+        self.chainer.identify(self.scope, headers)
         expected = self.rewritten.anchor.record.response_id if self.rewritten else ""
         self.observer = ResponseObserver(headers, expected)
         return self.observer

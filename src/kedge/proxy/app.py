@@ -17,9 +17,10 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from kedge.engines.evidence import Trust
 from kedge.incremental import AnchorIndex, chain, chain_report
 from kedge.incremental.client import EXCHANGE
-from kedge.incremental.exchange import Exchange, Trust
+from kedge.incremental.exchange import Exchange
 from kedge.incremental.rewrite import MAX_BODY_BYTES
 from kedge.observe import get_logger
 from kedge.server.access import (
