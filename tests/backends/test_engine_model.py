@@ -216,6 +216,33 @@ def test_an_unknown_service_tier_of_anthropic_is_rejected(upstream: TestServer) 
     assert caught.value.param == "service_tier"
 
 
+def test_hosted_tools_go_only_to_a_server_that_has_them(
+    kind: str, client: OpenAI, upstream: TestServer
+) -> None:
+    """Agents offer web search to every model; a chat server would reject the request."""
+    made = client.responses.create(
+        model="any", input="call get_weather in Rome", tools=[{"type": "web_search"}, WEATHER]
+    )
+    assert [item.type for item in made.output] == ["function_call"]
+    kinds = [tool.get("type", "function") for tool in upstream.requests[-1].body["tools"]]
+    assert kinds == (["web_search", "function"] if kind.startswith("responses") else ["function"])
+    client.responses.create(model="any", input="Hello", tools=[{"type": "web_search"}])
+    assert kind.startswith("responses") or not upstream.requests[-1].body.get("tools")
+
+
+@pytest.mark.parametrize("kind", ["chat", "anthropic"])
+def test_a_hosted_tool_that_must_be_called_is_rejected(client: OpenAI) -> None:
+    """Left out, the answer would be another than the one that was requested."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(
+            model="any",
+            input="Hello",
+            tools=[{"type": "web_search"}],
+            tool_choice={"type": "web_search_preview"},
+        )
+    assert "tool_choice" in caught.value.message
+
+
 def test_a_long_context_is_compacted(client: OpenAI, upstream: TestServer) -> None:
     """The model sums up what is left out, and the next turn goes on from there."""
     words = "The river runs from the mountains to the sea. " * 150

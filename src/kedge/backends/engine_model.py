@@ -5,6 +5,7 @@ provider stores responses (``ResponsesEngine``), the request is chained there by
 what is new is sent. A client that disconnects ends the request upstream.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -30,6 +31,8 @@ from kedge.planning.digests import get_prefix_index
 from kedge.practice import PracticeRequest
 from kedge.server.models import ItemClosed, OutputEvent, OutputTruncated, Prompt
 from kedge.turns import Turn, user
+
+log = logging.getLogger("kedge.backends")
 
 MAX_ANCHORS = 10_000
 MAX_PREFIXES = 64
@@ -103,6 +106,8 @@ ACCOUNT_PARAMS: Mapping[type[Engine], tuple[str, ...]] = {
     AnthropicEngine: ("user", "safety_identifier", "service_tier"),
 }
 """Parameters about the account and the cache, for each API that accepts them."""
+CLIENT_TOOL_TYPES = frozenset({"function", "custom"})
+"""The tools that every API has; hosted tools run at a provider of the Responses API only."""
 ANTHROPIC_TIERS: Mapping[str, str] = {"auto": "auto", "default": "standard_only"}
 SUMMARY_PROMPT = (
     "Summarize the conversation above, so that you can continue from the summary alone. Keep every fact, "
@@ -152,6 +157,8 @@ class EngineModel:
         self._params = dict(params or {})
         inner = unwrap(engine)
         self._can_chain = isinstance(inner, ResponsesEngine) and not stateless
+        self._is_stateless_api = isinstance(inner, ChatCompletionsEngine | AnthropicEngine)
+        self._omitted_tools: set[str] = set()
         self._account_params = next(
             (names for api, names in ACCOUNT_PARAMS.items() if isinstance(inner, api)), ()
         )
@@ -213,12 +220,22 @@ class EngineModel:
     def _build_request(self, prompt: Prompt, turn: Turn) -> Request:
         return Request(
             mode="chained" if self._can_chain else "stateless",
-            tools=tuple(prompt.ask.tools),
+            tools=self._select_tools(prompt.ask.tools),
             params={**self._params, **self._build_params(prompt)},
             candidates=self._anchors.find_candidates(turn) if self._can_chain else (),
             streaming=prompt.stream,
             filters=ContentFilters(find_filters(self._engine)),
         )
+
+    def _select_tools(self, tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+        """Leave out hosted tools if the upstream API has none, as agents offer them by default."""
+        if not self._is_stateless_api:
+            return tuple(tools)
+        for kind in {str(tool.get("type")) for tool in tools} - CLIENT_TOOL_TYPES:
+            if kind not in self._omitted_tools:
+                self._omitted_tools.add(kind)
+                log.warning("%s has no hosted tool %s; it is not offered there", self.name, kind)
+        return tuple(tool for tool in tools if tool.get("type") in CLIENT_TOOL_TYPES)
 
     def _build_params(self, prompt: Prompt) -> dict[str, Any]:
         """Return the parameters to forward, in the names of the Responses API."""
@@ -228,9 +245,10 @@ class EngineModel:
         params = {name: body[name] for name in names if body.get(name) is not None}
         if "service_tier" in params and isinstance(engine, AnthropicEngine):
             params["service_tier"] = _map_anthropic_tier(params["service_tier"])
-        if not prompt.ask.tools:
-            params.pop("tool_choice", None)
+        if not self._select_tools(prompt.ask.tools):
             params.pop("parallel_tool_calls", None)
+            if params.get("tool_choice") in ("auto", "none"):
+                del params["tool_choice"]
         if prompt.max_tokens is not None:
             params["max_output_tokens"] = prompt.max_tokens
         if (text := _drop_nulls(body, "text")) and text != {"format": {"type": "text"}}:
