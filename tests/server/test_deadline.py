@@ -1,4 +1,4 @@
-"""Patience: ends what waits too long, tells when waiting begins, and costs nothing otherwise."""
+"""A deadline ends a block that waits too long, and reports when waiting begins."""
 
 import asyncio
 
@@ -8,31 +8,31 @@ from kedge.server.deadline import Deadline
 
 
 async def test_a_block_that_does_not_wait_is_left_alone() -> None:
-    """Nobody is told, and no timer is left."""
-    told: list[int] = []
-    with Deadline(0, lambda: told.append(1)) as patience:
+    """``on_wait`` is not called, and no timer is left."""
+    waits: list[int] = []
+    with Deadline(0, lambda: waits.append(1)) as deadline:
         pass
     await asyncio.sleep(0)
-    assert not patience.cancelled
-    assert told == []
+    assert not deadline.cancelled
+    assert waits == []
 
 
 async def test_a_block_that_waits_too_long_is_ended() -> None:
-    """As if it had finished; what comes after the block can tell."""
-    told: list[int] = []
-    with Deadline(0, lambda: told.append(1)) as patience:
+    """As if it had finished; ``cancelled`` is set."""
+    waits: list[int] = []
+    with Deadline(0, lambda: waits.append(1)) as deadline:
         await asyncio.Event().wait()
-    assert patience.cancelled
-    assert told == [1]
+    assert deadline.cancelled
+    assert waits == [1]
     await asyncio.sleep(0)  # the task itself goes on
 
 
 async def test_a_block_can_be_ended_from_outside() -> None:
     """Now, or before it was even entered."""
-    with Deadline(60) as patience:
-        asyncio.get_running_loop().call_soon(patience.cancel)
+    with Deadline(60) as deadline:
+        asyncio.get_running_loop().call_soon(deadline.cancel)
         await asyncio.Event().wait()
-    assert patience.cancelled
+    assert deadline.cancelled
     early = Deadline(60)
     early.cancel()
     with early:
@@ -41,7 +41,7 @@ async def test_a_block_can_be_ended_from_outside() -> None:
 
 
 async def test_errors_and_results_pass_through() -> None:
-    """It is not in the way."""
+    """The deadline changes neither."""
 
     async def work(number: int) -> float:
         with Deadline(60):
@@ -54,19 +54,19 @@ async def test_errors_and_results_pass_through() -> None:
         await work(0)
 
 
-async def test_the_cancellation_of_somebody_else_goes_on() -> None:
+async def test_a_cancellation_by_another_caller_propagates() -> None:
     """Also when it comes together with our own."""
     for both in (False, True):
-        patience = Deadline(60)
+        deadline = Deadline(60)
 
-        async def work(held: Deadline = patience) -> None:
-            with held:
+        async def work(deadline: Deadline = deadline) -> None:
+            with deadline:
                 await asyncio.Event().wait()
 
         task = asyncio.create_task(work())
         await asyncio.sleep(0)
         if both:
-            patience.cancel()
+            deadline.cancel()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -6,8 +6,9 @@ when the same code runs on the loop it finds them there.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, cast
 
 from kedge import tokens
@@ -17,19 +18,23 @@ from kedge.tokens.items import count_each, to_compact_json
 MIN_THREAD_CHARS = 100_000
 """Characters from which texts are counted in a thread."""
 
-_counts: ContextVar[dict[str, int] | None] = ContextVar(
-    "token counts of the current request", default=None
+_counts: ContextVar[Mapping[str, int]] = ContextVar(
+    "token counts of the current request", default=MappingProxyType({})
+)
+_recorded: ContextVar[dict[str, int] | None] = ContextVar(
+    "token counts that are being recorded", default=None
 )
 
 
 def count_text(text: str) -> int:
     """Count the tokens of a text."""
-    counts = _counts.get()
-    if counts is None:
-        return tokens.count_text(text)
-    if text not in counts:
-        counts[text] = tokens.count_text(text)
-    return counts[text]
+    recorded = _recorded.get()
+    if recorded is None:
+        found = _counts.get().get(text)
+        return tokens.count_text(text) if found is None else found
+    if text not in recorded:
+        recorded[text] = tokens.count_text(text)
+    return recorded[text]
 
 
 def count_items(items: Iterable[Item]) -> int:
@@ -45,9 +50,14 @@ def count_json(value: object) -> int:
 async def precount(value: object, count: Callable[[], object]) -> None:
     """Run a function that counts the texts of a value in a thread, if they are long."""
     if _measure(value) >= MIN_THREAD_CHARS:
-        if _counts.get() is None:
-            _counts.set({})  # the thread writes to it: a context is copied, its values are not
-        await asyncio.to_thread(count)
+        _counts.set(await asyncio.to_thread(_record_counts, count))
+
+
+def _record_counts(count: Callable[[], object]) -> Mapping[str, int]:
+    recorded: dict[str, int] = {}
+    _recorded.set(recorded)  # in the context of this thread's call only
+    count()
+    return recorded
 
 
 def _measure(value: object) -> int:
