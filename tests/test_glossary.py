@@ -41,6 +41,7 @@ NOUN_MODULES = {
     "planning": "a layer, named by design.md",
     "testing": "a package of test helpers, as in other libraries",
     "healing": "the glossary's term",
+    "token_accounting": "a noun of the field",
     "token_counting": "a noun of the field",
     "tool_pairing": "a noun of the field",
     "param_mapping": "a noun of the field",

@@ -2,7 +2,8 @@
 
 Each round plays a script of 60 actions against two fresh servers, from its own seed, so that a round
 that fails can be played again: ``make fuzz N=60 SEED=<seed>``. Rounds take turns over HTTP, over
-WebSocket, and over WebSocket with nothing stored.
+WebSocket, and over WebSocket with nothing stored. Each is followed by a conversation with a server whose
+memory misbehaves (``law.memory_fuzzer``).
 """
 
 import logging
@@ -16,7 +17,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from law.engine_fuzzer import TRANSPORTS, EngineFuzzer, FuzzStats, choose_actions
 
+from law.memory_fuzzer import BEHAVIORS, LATE_BEHAVIORS, MemoryFuzzer, MemoryStats
+from law.memory_fuzzer import TRANSPORTS as MEMORY_TRANSPORTS
+
 ACTIONS_PER_ROUND = 60
+MESSAGES_PER_ROUND = 20
 
 
 async def run_round(seed: int, stats: FuzzStats) -> None:
@@ -27,12 +32,26 @@ async def run_round(seed: int, stats: FuzzStats) -> None:
         await player.run(choose_actions(rng, ACTIONS_PER_ROUND))
 
 
+async def run_memory_round(seed: int, stats: MemoryStats) -> int:
+    """Play a conversation with a misbehaving server; return how many wrong answers are too many."""
+    rng = random.Random(seed)
+    behavior = list(BEHAVIORS)[seed % len(BEHAVIORS)]
+    transport = rng.choice(list(MEMORY_TRANSPORTS))
+    late = rng.choice(("", *LATE_BEHAVIORS))
+    before, flagged = stats.wrong, stats.flagged
+    fuzzer = MemoryFuzzer(rng, behavior, transport, stats)
+    await fuzzer.run(MESSAGES_PER_ROUND, late=late, edits=rng.random() < 0.5)
+    in_flight = transport != "whole" and (late or behavior.startswith("caps"))
+    unflagged = (stats.wrong - before) - (stats.flagged - flagged)
+    return max(stats.wrong - before - bool(in_flight), unflagged)
+
+
 def main(count: int, seed: int) -> int:
     """Play at least ``count`` actions; the exit code tells whether every request was coherent."""
     from rich.progress import Progress
 
     logging.getLogger().addHandler(logging.NullHandler())  # broken connections are on purpose here
-    tally = FuzzStats()
+    tally, memory, excess = FuzzStats(), MemoryStats(), 0
     rounds = max(1, -(-count // ACTIONS_PER_ROUND))
     with Progress(disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("playing", total=rounds)
@@ -41,6 +60,9 @@ def main(count: int, seed: int) -> int:
             anyio.run(run_round, seed + number, tally)
             if tally.incoherent > before:
                 print(f"incoherent with seed {seed + number}:\n{tally.first_incoherent}")
+            if found := anyio.run(run_memory_round, seed + number, memory):
+                excess += found
+                print(f"wrong answers with seed {seed + number}:\n{memory.first_wrong}")
             progress.advance(task)
     best, full = max(tally.best_bytes, 1), max(tally.full_bytes, 1)
     print(f"requests            {tally.requests:>12,}")
@@ -55,7 +77,10 @@ def main(count: int, seed: int) -> int:
     print(
         f"bytes, always full  {tally.full_bytes:>12,}   {tally.sent_bytes / full:.4f}x of them sent"
     )
-    return 1 if tally.incoherent else 0
+    print(f"misbehaving servers {memory.requests:>12,}   requests, {memory.chained:,} chained")
+    print(f"wrong, in flight    {memory.wrong:>12,}   {memory.flagged:,} flagged")
+    print(f"wrong beyond that   {excess:>12,}   (must be 0)")
+    return 1 if tally.incoherent or excess else 0
 
 
 if __name__ == "__main__":

@@ -62,6 +62,10 @@ class ServerEvidence:
     """Stored responses that the server rejected as unknown, one after the other."""
     max_depth: int | None = None
     """The longest chain that the server passed to the model in full, once it passed less."""
+    hold_depth: int = 0
+    """The depth of chain at which context was lost: up to it, each depth must be verified again."""
+    verified_depth: int = 0
+    """The longest chain that was proved to be read since then."""
     not_before: float = 0.0
     """Responses made earlier are not relied on: the server has issued their ids again."""
     audits: bool = False
@@ -79,6 +83,10 @@ class ServerEvidence:
     def is_proven(self) -> bool:
         """Whether its answers may be shown before they are judged."""
         return bool(self.proof)
+
+    def must_hold(self, depth: int) -> bool:
+        """Tell whether an answer on a chain of this depth must be judged before it is shown."""
+        return not self.is_proven or (self.hold_depth > 0 and depth > self.verified_depth)
 
     @property
     def share(self) -> float:
@@ -111,6 +119,22 @@ class ServerEvidence:
         self.proof = self.proof or proof
         self.doubt, self.failures, self.misses, self.retry_at = "", 0, 0, 0.0
 
+    def record_remembered(self, depth: int) -> None:
+        """Record a count that proves that a chain of this depth was read."""
+        self.record_success("count")
+        self.verified_depth = max(self.verified_depth, depth)
+        if self.verified_depth >= self.hold_depth:
+            self.hold_depth = 0
+
+    def record_silent_loss(self, now: float, depth: int, *, partial: bool) -> None:
+        """Record that the server answered without the context of a chain, or without a part of it."""
+        self.hold_depth, self.verified_depth = max(self.hold_depth, depth), 0
+        if partial and depth > 1:
+            self.proof = ""
+            self._limit_depth(depth - 1)
+        else:
+            self.record_loss(now)
+
     def record_chained(self) -> None:
         """Record an answer to a chained request that nothing speaks against."""
         self.misses = 0
@@ -124,16 +148,11 @@ class ServerEvidence:
             del self.overheads[next(iter(self.overheads))]
 
     def record_loss(self, now: float, doubt: Doubt = "forgot") -> None:
-        """Record a silent loss: the server is unproven, and not chained on for a while."""
+        """Record that the server is unproven, and not chained on for a while."""
         self.proof = ""
         self.doubt = doubt
         self.retry_at = now + min(BASE_COOLDOWN * 2.0**self.failures, MAX_COOLDOWN)
         self.failures = min(self.failures + 1, 16)
-
-    def record_partial_loss(self, depth: int) -> None:
-        """Record that the server passed less than a chain of this depth to the model."""
-        self.proof = ""
-        self._limit_depth(max(depth - 1, 1))
 
     def record_missing(self, now: float) -> None:
         """Record that the server rejected a stored response as unknown.

@@ -114,8 +114,9 @@ class ServerMemory:
 
     def needs_verdict(self, plan: RequestPlan, evidence: ServerEvidence) -> bool:
         """Tell whether an answer to this plan must be judged before it is shown."""
-        relies = plan.anchor is not None and plan.mode == "chained"
-        return relies and self.trust == "earned" and not evidence.is_proven
+        if plan.anchor is None or plan.mode != "chained" or self.trust != "earned":
+            return False
+        return evidence.must_hold(plan.anchor.depth)
 
     def measure(
         self, plan: RequestPlan, settings: Mapping[str, Any], evidence: ServerEvidence
@@ -164,18 +165,15 @@ class ServerMemory:
             return ""
         evidence.record_chained()
         if verdict == "remembered":
-            evidence.record_success("count")
+            evidence.record_remembered(plan.anchor.depth)
         if outcome.usage and base and sent and base.settings == sent.settings:
             evidence.record_agreement(outcome.usage, base, sent)
         return verdict
 
     def record_loss(self, verdict: Verdict, plan: RequestPlan, evidence: ServerEvidence) -> None:
         """Record that the server answered without the context, or without a part of it."""
-        depth = plan.anchor.depth if plan.anchor else 0
-        if verdict == "partial" and depth > 1:
-            evidence.record_partial_loss(depth)
-        else:
-            evidence.record_loss(self._clock())
+        depth = plan.anchor.depth if plan.anchor else 1
+        evidence.record_silent_loss(self._clock(), depth, partial=verdict == "partial")
 
     def count(
         self, outcome: Outcome, plan: RequestPlan, sent: SentTokens | None, evidence: ServerEvidence

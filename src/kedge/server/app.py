@@ -11,16 +11,17 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route, WebSocketRoute
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from kedge.server.auth import ServerAuthMiddleware
 from kedge.server.background import BackgroundJobs
 from kedge.server.error_response import build_error_response
 from kedge.server.errors import METHOD_NOT_ALLOWED, UNKNOWN_ROUTE, ApiError
+from kedge.server.faults.effects import MEMORY_FAULTS
 from kedge.server.faults.middleware import FaultMiddleware
+from kedge.server.faults.spec import Faults
 from kedge.server.http import get_service, respond_bytes, respond_json
-from kedge.server.identity import IdentityMiddleware
 from kedge.server.request_log import AccessLogMiddleware, Listener
 from kedge.server.routes import chat_completions, conversations, messages, models, responses
 from kedge.server.settings import Settings
@@ -103,6 +104,34 @@ def _find_allowed_methods(scope: Scope) -> set[str]:
 
 def _handle_disconnect(_: Request, __: Exception) -> Response:
     return respond_bytes(b"")  # there is no client to read it
+
+
+IDENTITY_HEADER = (b"kedge-server", b"kedge")
+
+
+class IdentityMiddleware:
+    """Add the identity header to every HTTP response and WebSocket handshake.
+
+    A client that knows this server need not find out first whether it remembers. While a fault about
+    stored state is set, the header is left out, so that the client knows nothing about the server.
+    """
+
+    def __init__(self, app: ASGIApp, faults: Faults | None) -> None:
+        self._app = app
+        self._faults = faults
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and mark its answer."""
+        if self._faults is not None and MEMORY_FAULTS & self._faults.armed.keys():
+            await self._app(scope, receive, send)
+            return
+
+        async def send_marked(message: Message) -> None:
+            if message["type"] in ("http.response.start", "websocket.accept"):
+                message["headers"] = [*message.get("headers", ()), IDENTITY_HEADER]
+            await send(message)
+
+        await self._app(scope, receive, send_marked)
 
 
 def create_app(settings: Settings | None = None, listener: Listener | None = None) -> Starlette:

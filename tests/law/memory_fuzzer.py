@@ -1,0 +1,137 @@
+"""Plays conversations against servers whose memory misbehaves, judged by what the model read.
+
+Each round has a server of an unknown kind with one behavior, alone or mixed with another, and messages of
+random length. A server that never remembers may show no wrong answer at all. One that starts to forget may
+show the one that was in flight, which must be flagged.
+"""
+
+import random
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kedge.engines import Engine
+from kedge.errors import EngineError
+from kedge.events.run import Healed, ServerForgot
+from kedge.providers import connect
+from kedge.testing import TestServer, serve
+from kedge.turns import Turn, user
+from law.turn_edits import EDITS, answer_open_calls
+from normalization import expected_context, normalize_items
+
+if TYPE_CHECKING:
+    from kedge.events import Event
+
+BEHAVIORS: Mapping[str, tuple[str, ...]] = {
+    "honest": (),
+    "stores nothing": ("forget_silently",),
+    "stores nothing, null echo": ("forget_silently,echo=no",),
+    "stores nothing, late null echo": ("forget_silently,echo=late",),
+    "stores nothing, no echo": ("forget_silently,echo=missing",),
+    "rejects what it stored": ("forget_all", "not_found=vllm"),
+    "says that it stored nothing": ("report_unstored", "forget_all", "not_found=ogx"),
+    "caps the chain": ("remember=6",),
+    "caps the chain early": ("remember=2",),
+    "reuses ids": ("reuse_response_id",),
+    "counts cached tokens apart": ("report_usage=uncached",),
+    "counts nothing": ("report_usage=none",),
+    "counts a constant": ("report_usage=constant",),
+    "counts nothing and forgets": ("report_usage=none", "forget_silently"),
+    "counts a constant and forgets": ("report_usage=constant", "forget_silently"),
+    "rejects chaining": ("refuse_previous_response_id=llama.cpp",),
+}
+"""What a server may do from its first request on, in the words of its faults."""
+LATE_BEHAVIORS = ("forget_silently", "forget_silently,echo=no", "remember=0", "remember=1")
+"""What a server may begin to do in the middle of a conversation."""
+TRANSPORTS: Mapping[str, dict[str, Any]] = {
+    "whole": {},
+    "stream": {},
+    "websocket": {"transport": "websocket"},
+}
+MESSAGES = (
+    "Line {n}",
+    "What did I say first?",
+    "Please write about the rivers of the north, message {n}.",
+    "Line {n} " + "with a longer tail of words " * 12,
+    "hi",
+)
+
+
+@dataclass(slots=True)
+class MemoryStats:
+    """What came of a campaign."""
+
+    requests: int = 0
+    chained: int = 0
+    answers: int = 0
+    wrong: int = 0
+    """Answers shown that were made from another context than the Turn."""
+    flagged: int = 0
+    """Of these, the ones that were reported."""
+    healed: int = 0
+    first_wrong: str = ""
+
+
+@dataclass
+class MemoryFuzzer:
+    """One round: a server with a behavior, and one conversation."""
+
+    rng: random.Random
+    behavior: str
+    transport: str
+    stats: MemoryStats = field(default_factory=MemoryStats)
+    clock: float = 1_000_000.0
+    turn: Turn = field(default_factory=Turn)
+
+    async def run(self, count: int, *, late: str = "", edits: bool = False) -> MemoryStats:
+        """Send messages; from the middle on, the server also has the behavior ``late``."""
+        async with AsyncExitStack() as stack:
+            server = stack.enter_context(serve())
+            for fault in ("anonymous", *BEHAVIORS[self.behavior]):
+                server.faults.set(fault)
+            engine = connect(
+                f"responses:{server.base_url}#practice",
+                max_retries=0,
+                clock=self._read_clock,
+                **TRANSPORTS[self.transport],
+            )
+            stack.push_async_callback(engine.aclose)
+            for number in range(count):
+                if late and number == count // 2:
+                    server.faults.set(late)
+                if edits and self.rng.random() < 0.2:
+                    edited = EDITS[self.rng.choice(list(EDITS))](self.turn, self.rng)
+                    self.turn = edited
+                await self._send(server, engine, number)
+        return self.stats
+
+    def _read_clock(self) -> float:
+        self.clock += 0.001
+        return self.clock
+
+    async def _send(self, server: TestServer, engine: Engine, number: int) -> None:
+        self.clock += self.rng.choice((1, 20, 70))
+        text = self.rng.choice(MESSAGES).format(n=number)
+        since = len(server.requests)
+        events: list[Event] = []
+        asked = answer_open_calls(self.turn).append(user(text))
+        try:
+            async with engine.stream(asked, streaming=self.transport != "whole") as stream:
+                async for event in stream:
+                    events.append(event)  # noqa: PERF401 - an error must not lose what came before
+        except EngineError as error:
+            self.turn = error.turn or asked
+            return
+        self.turn = stream.turn
+        posted = [each for each in server.requests[since:] if each.method == "POST"]
+        self.stats.requests += len(posted)
+        self.stats.chained += sum("previous_response_id" in each.body for each in posted)
+        self.stats.healed += sum(isinstance(event, Healed) for event in events)
+        self.stats.answers += 1
+        read, expected = normalize_items(posted[-1].context), expected_context(stream.turn)
+        if read != expected:
+            self.stats.wrong += 1
+            self.stats.flagged += any(isinstance(event, ServerForgot) for event in events)
+            found = f"{self.behavior}, {self.transport}, message {number}: read {read}"
+            self.stats.first_wrong = self.stats.first_wrong or found

@@ -1,0 +1,40 @@
+"""The law on servers whose memory misbehaves, in a bounded campaign."""
+
+import random
+
+import pytest
+
+from law.memory_fuzzer import BEHAVIORS, LATE_BEHAVIORS, TRANSPORTS, MemoryFuzzer
+
+CAPPED = {"caps the chain", "caps the chain early"}
+
+
+@pytest.mark.parametrize("transport", sorted(TRANSPORTS))
+@pytest.mark.parametrize("behavior", sorted(BEHAVIORS))
+async def test_no_behavior_shows_a_wrong_answer(behavior: str, transport: str) -> None:
+    """A cap may show one answer, flagged; any other behavior shows none."""
+    rng = random.Random(f"{behavior}/{transport}")
+    stats = await MemoryFuzzer(rng, behavior, transport).run(14)
+    allowed = 1 if behavior in CAPPED and transport != "whole" else 0
+    assert stats.wrong <= allowed, stats.first_wrong
+    assert stats.flagged == stats.wrong
+    assert stats.answers == 14
+
+
+@pytest.mark.parametrize("transport", sorted(TRANSPORTS))
+async def test_an_honest_server_of_an_unknown_kind_is_chained_on(transport: str) -> None:
+    """Never chaining is no solution."""
+    stats = await MemoryFuzzer(random.Random(5), "honest", transport).run(14)
+    assert (stats.wrong, stats.healed) == (0, 0)
+    assert stats.chained >= 8
+
+
+@pytest.mark.parametrize("transport", sorted(TRANSPORTS))
+@pytest.mark.parametrize("late", LATE_BEHAVIORS)
+async def test_a_server_that_starts_to_forget_shows_one_answer_and_it_is_flagged(
+    late: str, transport: str
+) -> None:
+    """The one that was in flight."""
+    stats = await MemoryFuzzer(random.Random(late), "honest", transport).run(14, late=late)
+    assert stats.wrong <= (0 if transport == "whole" else 1), stats.first_wrong
+    assert stats.flagged == stats.wrong
