@@ -16,7 +16,6 @@ import anyio
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from law.engine_fuzzer import TRANSPORTS, EngineFuzzer, FuzzStats, choose_actions
-
 from law.memory_fuzzer import BEHAVIORS, LATE_BEHAVIORS, MemoryFuzzer, MemoryStats
 from law.memory_fuzzer import TRANSPORTS as MEMORY_TRANSPORTS
 
