@@ -30,7 +30,7 @@ def load_tool(path: str) -> Callable[..., Any]:
 
 
 def clock(zone: Annotated[str, "An IANA time zone such as Europe/Paris"] = "UTC") -> str:
-    """Tell the date and time in a time zone."""
+    """Return the date and time in a time zone."""
     try:
         timezone = UTC if zone.upper() == "UTC" else ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError):

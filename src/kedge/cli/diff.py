@@ -51,7 +51,7 @@ def command(conversation: str, left: str, right: str, store: str, as_json: bool)
 
 
 async def _resolve_node(store: "Store", row: "ConversationRow", at: str) -> "Node":
-    """Return a node of this tree; the name of a conversation stands for its head."""
+    """Return a node of this tree; the name of a conversation means its head."""
     try:
         return await find_node(store, row, at)
     except NotInStore:

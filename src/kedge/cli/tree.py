@@ -27,7 +27,7 @@ EXCERPT_LENGTH = 60
 
 @dataclass(slots=True)
 class AnnotatedTree:
-    """A tree: its nodes, the conversations that stand on it, and the responses that made nodes."""
+    """A tree: its nodes, its conversations, and the responses of its nodes."""
 
     row: ConversationRow
     nodes: dict[int, Node]
@@ -113,7 +113,7 @@ async def load_tree(store: Store, row: ConversationRow) -> AnnotatedTree:
 
 @dataclass(frozen=True, slots=True)
 class GraphRow:
-    """One row: what to draw, and the node that stands in it, if one does."""
+    """One row: what to draw, and its node, if it has one."""
 
     lanes: str
     node: int | None = None
@@ -140,7 +140,7 @@ def draw_graph(
 
 
 def _free_lane(lanes: list[int | None]) -> int:
-    """A column that nobody uses."""
+    """Return a free column."""
     if None not in lanes:
         lanes.append(None)
     return lanes.index(None)
@@ -175,7 +175,7 @@ def _format_join(lanes: list[int | None], waiting: list[int]) -> str:
 
 
 MAX_LANE_WIDTH = 15
-"""How many columns of lanes are lined up; what is wider stands out."""
+"""Number of aligned columns of lanes; wider rows are not aligned."""
 NODE_SIGNS = {"root": "◇", "failed": "✗", "compacted": "◆", "edited": "◆", "merged": "◆"}
 MARK_COLORS = {"expired": "yellow", "lost": "yellow", "failed": "red", "unstored": "yellow"}
 
@@ -189,7 +189,7 @@ MARK_COLORS = {"expired": "yellow", "lost": "yellow", "failed": "red", "unstored
 def command(conversation: str, limit: int, store: str, as_json: bool) -> None:
     """Show the tree of a conversation, the newest node first.
 
-    Forks of it are lanes of the same tree. Marks tell which responses expired, were lost or failed, and
+    Forks of it are lanes of the same tree. Marks show which responses expired, were lost or failed, and
     where history was compacted or edited.
     """
 

@@ -29,7 +29,7 @@ PAGE_SIZE = 100
 class Audit:
     """What an audit found.
 
-    ``agrees`` is ``None`` when there was nothing to compare or the server would not tell.
+    ``agrees`` is ``None`` if there was nothing to compare or the server did not return its items.
     """
 
     agrees: bool | None

@@ -183,7 +183,7 @@ _UNINHERITED_IDS = frozenset({"turn_id", "response_id"})
 
 
 def unwrap(engine: Engine) -> Engine:
-    """The engine at the heart of a stack of middleware: the one that talks to a provider."""
+    """Return the innermost engine of a middleware stack: the one that sends requests to a provider."""
     while isinstance(inner := getattr(engine, "inner", None), Engine):
         engine = inner
     return engine

@@ -25,7 +25,7 @@ KNOWN_HOSTS: Mapping[str, KnownServer] = {
     ".cognitiveservices.azure.com": KnownServer(remembers=True),
     ".services.ai.azure.com": KnownServer(remembers=True),
 }
-"""Hosted services; a name that starts with a dot stands for the hosts below it."""
+"""Hosted services; a name that starts with a dot matches its subdomains."""
 KNOWN_IDENTITIES: Mapping[str, KnownServer] = {
     "kedge": KnownServer(remembers=True),
     "smg": KnownServer(max_depth=100),

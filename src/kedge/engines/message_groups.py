@@ -1,8 +1,8 @@
-"""A Turn as the stateless APIs see it: what the model said, and what it heard, by turns.
+"""Group the blocks of a Turn into alternating model output and input, for the stateless APIs.
 
-These APIs know no items, only messages of two sides, and they are strict about one thing: the results of
-calls come directly behind the message that made the calls, before anything else. So blocks are gathered
-into passages, ``Said`` and ``Heard``, and within what was heard the results come first.
+These APIs have no items, only messages of two roles, and they require the results of calls directly after the
+message with the calls. So blocks are grouped into ``AssistantTurn`` and ``UserTurn``, and within a user turn
+the results come first.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ OutputBlock = AssistantBlock | ToolCallBlock | ReasoningBlock | OpaqueBlock
 
 @dataclass(slots=True)
 class AssistantGroup:
-    """What the model said in one go: words, calls, thoughts, and what only its provider reads."""
+    """Consecutive output of the model: text, calls, reasoning, and opaque items of its provider."""
 
     blocks: list[OutputBlock] = field(default_factory=list[OutputBlock])
 
@@ -42,7 +42,7 @@ class AssistantGroup:
 
 @dataclass(slots=True)
 class UserGroup:
-    """What the model heard before it went on: results first, then words."""
+    """Input of the model between two outputs: tool results first, then messages."""
 
     results: list[ToolResultBlock] = field(default_factory=list[ToolResultBlock])
     inputs: list[UserBlock | SystemBlock] = field(default_factory=list[UserBlock | SystemBlock])

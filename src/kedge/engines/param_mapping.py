@@ -2,7 +2,7 @@
 
 Common parameters are given to every engine in one language, and each engine has a table that says how its
 provider puts them. A parameter that is not in the table is not known to Kedge and goes through as it
-is; one that is known and cannot be said raises, for to leave it out would change the answer silently.
+is; a known one that cannot be expressed raises, because omitting it would change the answer silently.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ def rename(name: str) -> ParamRule:
 
 
 def reject_unless(param: str, remedy: str, *allowed: Any) -> ParamRule:
-    """Nothing, for values that change nothing; any other cannot be said."""
+    """Omit values that have no effect; any other value is not supported."""
 
     def rule(value: Any) -> Members:
         if any(value == each and type(value) is type(each) for each in allowed):
@@ -52,7 +52,7 @@ def reject_unless(param: str, remedy: str, *allowed: Any) -> ParamRule:
 
 
 def map_members(param: str, rules: ParamRules) -> ParamRule:
-    """An object, each of its members by a table of its own; unknown ones cannot be said."""
+    """Map the members of an object by a table; unknown members are not supported."""
 
     def rule(value: Any) -> Members:
         body: Members = {}
@@ -68,7 +68,7 @@ def map_members(param: str, rules: ParamRules) -> ParamRule:
 
 
 def map_by_type(param: str, rules: ParamRules) -> ParamRule:
-    """An object or a word, by its type; an unknown one cannot be said."""
+    """Map an object or a string by its type; an unknown type is not supported."""
 
     def rule(value: Any) -> Members:
         kind = value if isinstance(value, str) else _require_object(param, value).get("type")

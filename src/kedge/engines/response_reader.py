@@ -108,7 +108,7 @@ def record_outcome(
 ) -> Turn:
     """The Turn with the answer's blocks; its response becomes an anchor only if it can be one.
 
-    ``lost`` tells that what the server remembers is not what the Turn says, ``remembered`` whether the
+    ``lost`` means that the server's context differs from the Turn, ``remembered`` whether the
     API has a memory at all.
     """
     blocks = outcome.blocks if outcome.completed else outcome.whole_blocks
@@ -144,7 +144,7 @@ def record_outcome(
 def raise_for_outcome(
     outcome: Outcome, provider: str, turn: Turn, cut: StreamCut | None = None
 ) -> None:
-    """Raise unless the answer is whole; ``broken`` tells how its connection ended, if badly."""
+    """Raise unless the answer is complete; ``broken`` is the error that ended its connection, if any."""
     error: EngineError
     match outcome.status:
         case "completed":

@@ -2,7 +2,7 @@
 
 Each request follows a plan. What the server says is checked against it: a refusal to chain is healed
 once by a full send, as long as nothing was shown; an answer given without the memory that was asked for
-is sent again, or at least said so and never built upon. Only a finished response becomes an anchor.
+is sent again, or at least reported and never used as an anchor. Only a finished response becomes an anchor.
 """
 
 import time
@@ -178,7 +178,7 @@ class ResponsesEngine(Engine):
         )
 
     async def compact(self, turn: Turn) -> tuple[list[Block], Usage]:
-        """Have the server compact this Turn: the blocks that stand for it, and what that took."""
+        """Have the server compact this Turn; return the replacement blocks and the usage."""
         return await responses_endpoints.compact(
             self.transport, self._plan_out_of_band(turn), model=self.model
         )
@@ -533,7 +533,7 @@ class ResponsesEngine(Engine):
     ) -> None:
         """Look for evidence about a server that has shown none, where it would be used.
 
-        A server that was not spoken to yet may be a known one. Where audits were asked for, the items
+        A server without requests so far may be a known one. Where audits were asked for, the items
         that it lists prove its memory as well.
         """
         if options.mode != "chained" or options.full:

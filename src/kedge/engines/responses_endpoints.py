@@ -1,6 +1,6 @@
 """Server-side conversation objects, for the mode of that name.
 
-An object can move behind our back: somebody else, or a retry of ours, may have appended to it. So before
+An object can change independently: another client, or a retry of ours, may have appended to it. So before
 each send its last item is compared with the one we know, and a difference starts a new object.
 """
 
@@ -29,7 +29,7 @@ async def count_tokens(transport: Transport, plans: tuple[RequestPlan, ...], **p
 async def compact(
     transport: Transport, plans: tuple[RequestPlan, ...], **params: Any
 ) -> tuple[list[Block], Usage]:
-    """Ask for the items that stand for the context of the first plan that the server takes."""
+    """Request the compacted items of the first plan that the server accepts."""
     told = await _post(transport, "/responses/compact", plans, params)
     output = told.get("output")
     if not isinstance(output, list) or not output:

@@ -2,7 +2,7 @@
 
 The plan is that of a stateless mode, with a true account of what is sent and what is left out. An answer
 is recorded like any other, as not stored: no request can be based on it, but what the provider sealed
-in it (a thought with its signature) can be proved later, and goes out again while it stands.
+in it (reasoning with its signature) can be proved later, and is sent again while it is proved.
 """
 
 import json
@@ -58,7 +58,7 @@ class Advice:
 class StatelessEngine(Engine):
     """What the engines of stateless APIs share; a subclass knows how its API puts things.
 
-    ``mode`` is only a wish: another than ``stateless`` is said to be changed with every request.
+    ``mode`` is only a wish: another than ``stateless`` is reported as changed with every request.
     """
 
     path: ClassVar[str]
@@ -84,7 +84,9 @@ class StatelessEngine(Engine):
         check_params(self.params)
         self.transport = Transport(make_client, provider, self.sdk)
         self._advice = advice or Advice()
-        self._replay_reasoning = False  # whether thoughts go out that the provider did not seal
+        self._replay_reasoning = (
+            False  # whether reasoning is sent that the provider did not encrypt
+        )
         self._clock = clock
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What an engine tells the log and the metrics about its requests."""
+"""Log records and metrics of an engine's requests."""
 
 from kedge.errors import EngineError
 from kedge.events import Outcome

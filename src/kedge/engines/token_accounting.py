@@ -196,7 +196,7 @@ def expected_tokens(base: TokenCounts, sent: SentTokens) -> int:
 
 
 def can_prove(anchor: AnchorRecord, sent: SentTokens | None, overhead: int | None) -> bool:
-    """Tell whether the count of an honest server would prove that it remembers the anchor."""
+    """Return whether the count of an honest server would prove that it remembers the anchor."""
     base = anchor.counted
     if base is None or sent is None or overhead is None or base.settings != sent.settings:
         return False
@@ -204,7 +204,7 @@ def can_prove(anchor: AnchorRecord, sent: SentTokens | None, overhead: int | Non
 
 
 def agrees_with_estimate(usage: Usage, base: TokenCounts, sent: SentTokens) -> bool:
-    """Tell whether the server's count grew by what we count ourselves, within the tolerance."""
+    """Return whether the server's count grew by our own count, within the tolerance."""
     growth = usage.input_tokens - base.input - base.output
     return abs(growth - sent.estimate) <= BLOCK_TOLERANCE * (sent.blocks + 1)
 

@@ -42,7 +42,7 @@ Sdk = Literal["openai", "anthropic"]
 _ROOT_ERRORS: dict[Sdk, str] = {"openai": "OpenAIError", "anthropic": "AnthropicError"}
 """The root of each client's errors."""
 PLACEHOLDER_KEY = "none"
-"""What stands for a key where a server wants none: the client insists on one."""
+"""The placeholder key for a server without keys: the client requires one."""
 MAX_CODE_LENGTH = 200
 MAX_MESSAGE_LENGTH = 2_000
 """How much of a server's words goes into an error."""
@@ -206,7 +206,7 @@ class Transport:
         retry: bool = True,
         tap: "WireTap | None" = None,
     ) -> HttpResponse:
-        """Send a request; the reply must be closed. ``tap`` is told what went over the wire."""
+        """Send a request; the reply must be closed. ``tap`` receives what was sent and received."""
         import httpx2
 
         client: Any = self._clients.get()
@@ -260,7 +260,7 @@ class Transport:
 
 @cache
 def no_telemetry_headers(sdk: Sdk) -> dict[str, Any]:
-    """What the client would tell every server about this machine: nobody needs it."""
+    """Headers with which the client would describe this machine to every server; they are removed."""
     omit = import_module(sdk).Omit
     return {f"X-Stainless-{name}": omit() for name in _TELEMETRY_HEADERS}
 
@@ -354,7 +354,7 @@ class _ErrorTranslator:
 
 @contextmanager
 def tap_request(tap: "WireTap | None", request_body: bytes) -> Generator[None]:
-    """Tells of a request that no reply came to, in the words of the error."""
+    """Reports a request without a reply, with the message of the error."""
     try:
         yield
     except EngineError as error:

@@ -58,7 +58,7 @@ from kedge.planning import DEFAULT_RETENTION
 log = get_logger("kedge.incremental")
 
 CREDENTIAL_HEADERS = ("authorization", "api-key", "x-api-key", "cookie", "proxy-authorization")
-"""Headers that tell one account from another; their values are only ever hashed."""
+"""Headers that identify an account; their values are only ever hashed."""
 ACCOUNT_HEADERS = ("openai-organization", "openai-project")
 """Headers that select what an account's key is used for."""
 

@@ -46,7 +46,7 @@ def derived_digests(blocks: Iterable[Block]) -> tuple[str, ...]:
 def find_compaction_start(turn: Turn, scope: str, state: ConversationState) -> int | None:
     """Return the position in the body at which the conversation starts: the newest valid compaction.
 
-    The longest matching record tells whether a compaction item is part of the server's memory. One that it
+    The longest matching record decides whether a compaction item is part of the server's memory. One that it
     does not cover is valid if it was inserted into the Turn on purpose.
     """
     index = get_prefix_index(turn)

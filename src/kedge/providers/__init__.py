@@ -1,7 +1,7 @@
 """Model strings: ``connect("openai:gpt-5")`` gives an engine.
 
 A provider is a function from the rest of the string to an engine; third parties add theirs under the
-entry point group ``kedge.providers``. What is missing is said in one line that tells what to set.
+entry point group ``kedge.providers``. Missing configuration is reported in one line with what to set.
 """
 
 from collections.abc import Callable

@@ -42,7 +42,7 @@ _OWNER_VARIABLES = {"organization": "OPENAI_ORG_ID", "project": "OPENAI_PROJECT_
 _ACCOUNT_HEADERS = frozenset(
     {"authorization", "api-key", "x-api-key", "openai-organization", "openai-project"}
 )
-"""Headers that tell one account from another."""
+"""Headers that identify an account."""
 
 
 def prepare_openai_client(
@@ -65,7 +65,7 @@ def prepare_openai_client(
             **own,
             default_headers={**headers, **given},
         )
-        # By itself the client would tell every server who pays at OpenAI.
+        # By default the client would send the OpenAI organization to every server.
         made.organization, made.project = owners["organization"], owners["project"]
         return made
 

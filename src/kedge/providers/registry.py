@@ -22,7 +22,7 @@ _server: ServerThread | None = None
 
 
 def get_embedded_server() -> ServerThread:
-    """The server of this process; it keeps what it is told for as long as the process lives."""
+    """The embedded server of this process; its responses are stored while the process runs."""
     global _server  # noqa: PLW0603 - one for the process
     with _lock:
         if _server is None:

@@ -60,7 +60,7 @@ _RESPONSE_DEFAULTS = {each.name: each.default for each in fields(ResponseRow)}
 
 
 def export_lines(tx: Tx, row: ConversationRow) -> list[str]:
-    """The lines of a conversation: its own nodes, and all that they stand on."""
+    """Return the lines of a conversation: its own nodes and their ancestors."""
     nodes = _select_nodes(tx, row)
     numbers = {node.id: number for number, node in enumerate(nodes)}
     blocks: dict[int, int] = {}
@@ -167,7 +167,7 @@ def _encode_value(value: Any) -> Any:
 
 
 def import_lines(tx: Tx, lines: Iterable[str]) -> list[str]:
-    """Make the conversations that the lines tell of; their ids. One that is taken gets a new one."""
+    """Create the conversations of exported lines and return their ids; an id in use is replaced."""
     made: list[str] = []
     for header, blocks, nodes in _iter_conversations(lines):
         try:

@@ -1,4 +1,4 @@
-"""The chain as a graph: where each response stands, which runs are folded, what each branch adds up to.
+"""The chain as a graph: the position of each response, folded runs, and totals of each branch.
 
 A pure function from nodes to rows and edges. Rows go down in the order of a walk that finishes every side
 branch before the main line goes on, so a side branch needs one lane more than the line it leaves, and
@@ -238,7 +238,7 @@ class ChainGraph:
     nodes: tuple[ChainNode, ...]
     head: str
     shown_nodes: Mapping[int, int] = field(default_factory=dict[int, int])
-    """For each node of the tree the shown node that it stands for or hangs on."""
+    """Map each node of the tree to the shown node that represents it."""
 
     @property
     def sums(self) -> Totals:

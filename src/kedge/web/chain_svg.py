@@ -1,6 +1,6 @@
 """The lanes of a chain as SVG: lines, bends, and one shape for each mark.
 
-Only the lanes are drawn; what the rows say stands beside them as ordinary HTML, so that it wraps, can be
+Only the lanes are drawn; the text of the rows is ordinary HTML beside them, so that it wraps, can be
 read aloud and followed by keyboard. Shapes differ as well as colours, and colours come from the style
 sheet. All lines are two paths, whatever the size of the tree.
 """

@@ -1,6 +1,6 @@
 """Charts as SVG: bars over time, lines over time, and ranked bars.
 
-The drawing stretches to the width it is given, strokes do not, and all words stand beside it as HTML, so
+The drawing stretches to the width it is given, strokes do not, and all text is HTML beside it, so
 a chart is readable on a narrow screen. Every chart has a title and a description in words, every bar a
 title of its own, and series differ in form (solid, hollow, dashed) as well as in colour.
 
@@ -201,7 +201,7 @@ def _draw_line(form: str, series: Series, chart: Chart, max_value: float) -> Mar
             pen = "M"
             continue
         points.append(f"{pen}{place * step:.1f} {HEIGHT - HEIGHT * value / max_value:.1f}")
-        # A value that stands alone is a dot: a line of no length with round ends.
+        # A single value is a dot: a line of no length with round ends.
         if pen == "M":
             points.append("h0.01")
         pen = "L"

@@ -2,7 +2,7 @@
 
 What a model writes is untrusted. Raw HTML is shown as text; links lead only to web and mail addresses and
 say nothing of where they were clicked; images are not loaded from elsewhere, but named and linked. The
-Content-Security-Policy stands behind this, should it fail.
+Content-Security-Policy is a second line of defense.
 """
 
 from collections.abc import Callable, MutableMapping, Sequence

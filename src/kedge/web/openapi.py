@@ -258,7 +258,7 @@ _ERROR_DESCRIPTIONS = {
     401: "The token is missing or wrong.",
     403: "It came from another web site, or under another name.",
     404: "There is no such thing.",
-    409: "Somebody else was quicker, or the key was used for another message.",
+    409: "Another client moved the head first, or the key was used for another message.",
     413: "The body is too large.",
     415: "The body is not JSON.",
     422: "A member is missing, wrong or unknown.",

@@ -65,10 +65,10 @@ class ExchangeSpan:
 def split_exchanges(
     path: Sequence[Node], blocks: Sequence[Block], responses: Mapping[int, ResponseRow]
 ) -> tuple[tuple[ExchangeSpan, ...], tuple[BlockRange, ...]]:
-    """The exchanges on a path, and what was said after the last of them.
+    """The exchanges on a path, and the blocks after the last of them.
 
-    Where history was rewritten, a node holds blocks of responses before it: they are told by their
-    response, as they were when they came. A response of which nothing is left is not told.
+    Where history was rewritten, a node contains blocks of earlier responses: they are shown with their
+    response, as they were received. A response of which no block is left is not shown.
     """
     known = {
         row.provider_response_id: row for row in responses.values() if row.provider_response_id

@@ -24,7 +24,7 @@ COUNTED_MEMBERS = ("model", "messages", "system", "tools", "tool_choice", "think
 class AnthropicEngine(StatelessEngine):
     """An engine for the Messages API of Anthropic, or for a server that speaks it.
 
-    ``make_client`` makes the anthropic client that carries requests. ``sampling`` tells that the client
+    ``make_client`` makes the anthropic client that carries requests. ``sampling`` means that the client
     asks for a version of the API that still takes ``temperature``, ``top_p`` and ``top_k``.
     """
 

@@ -1,11 +1,11 @@
 """A plan as the messages of Anthropic's API.
 
-Messages alternate: what the model said is one message of the assistant, what it heard one of the user,
+Messages alternate: output of the model is one assistant message, its input one user message,
 results first. Leading system text is a member of its own. A later system block is a message of its own
 behind the user's words, where this API takes one (since Claude Opus 4.8; older models refuse it); one
-with no user's words beside it cannot be said.
+without a user block beside it cannot be expressed.
 
-A thought goes out only with the signature that seals it, and only where the plan proves it.
+Reasoning is sent only with its signature, and only where the plan proves it.
 """
 
 import base64
@@ -51,7 +51,7 @@ NATIVE_PART_TYPES = ("document", "search_result", "container_upload", "image", "
 
 
 def render_messages(plan: RequestPlan, provider: str) -> list[Message]:
-    """The messages for what a plan sends; what cannot be said raises ``UnsupportedBlock``."""
+    """Return the messages of a plan; a block that cannot be expressed raises ``UnsupportedBlock``."""
     writer = _AnthropicRenderer(provider)
     found: list[Message] = []
     for passage in group_by_role(plan, provider):
@@ -215,7 +215,7 @@ def _render_reasoning(block: ReasoningBlock) -> Content:
 
 
 def _get_native_members(block: Block) -> Content:
-    """What this API told of a call besides what every API tells."""
+    """Return the fields of a call that only this API has."""
     kept = _get_native_item(block)
     return thaw(kept) if isinstance(kept, FrozenMap) else {}
 

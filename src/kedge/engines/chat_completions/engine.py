@@ -29,7 +29,7 @@ class ChatCompletionsEngine(StatelessEngine):
     ``make_client`` makes the openai client that carries requests. ``max_tokens`` is the name under which
     the server takes the limit of an answer: nearly all go by ``max_tokens``, OpenAI's newer models only
     by ``max_completion_tokens``. ``max_call_id`` is how long the ids of calls may be (at OpenAI 40
-    characters); longer ones go by another. With ``replay_reasoning`` the thoughts of earlier answers go
+    characters); longer ones go by another. With ``replay_reasoning`` the reasoning of earlier answers goes
     back as ``reasoning_content``, as DeepSeek, Kimi and others want it between calls; a server that
     refuses a request for the lack of them gets them from then on.
     """

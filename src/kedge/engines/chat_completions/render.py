@@ -1,6 +1,6 @@
 """A plan as the messages of the Chat Completions API.
 
-What the model said in one go is one message with its calls, because this API wants the results directly
+Consecutive output of the model is one message with its calls, because this API requires the results directly
 behind it; two texts without a call between them stay two messages. Content that is only text goes as a
 string, which every server understands.
 """
@@ -39,7 +39,7 @@ Message = dict[str, Any]
 def render_messages(
     plan: RequestPlan, provider: str, max_call_id: int | None = None
 ) -> list[Message]:
-    """The messages for what a plan sends; what cannot be said raises ``UnsupportedBlock``."""
+    """Return the messages of a plan; a block that cannot be expressed raises ``UnsupportedBlock``."""
     ids, found = CallIds(f".{{1,{max_call_id or ''}}}"), list[Message]()
     if plan.instructions is not None:
         found.append({"role": "system", "content": plan.instructions})

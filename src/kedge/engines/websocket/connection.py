@@ -65,7 +65,7 @@ class SocketConnection:
             getattr(self._socket, "_connection").transport.close()  # noqa: B009 - the SDK hides it
             await asyncio.sleep(0)
             return
-        # The reader goes on meanwhile: unread messages would stand before the server's goodbye.
+        # The reader continues meanwhile: unread messages would precede the server's close frame.
         await _close_quietly(self._socket.close())
         await asyncio.wait([self._reader])
 
@@ -88,7 +88,7 @@ class SocketConnection:
         if message.error.get("code") == CONNECTION_LIMIT_CODE:
             self.retired = True
             if "stream_id" not in message.payload and self._max_lanes > 1:
-                lane = None  # it is told to nobody in particular
+                lane = None  # it belongs to no request
         if lane is not None:
             lane.receive(message)
             if lane.abandoned and lane.finished:

@@ -34,7 +34,7 @@ class SocketMessage:
 
     @property
     def response_id(self) -> str:
-        """The response that it tells of as a whole, if it does."""
+        """The complete response object of an event, if it has one."""
         response = self.payload.get("response")
         found = cast("dict[str, Any]", response) if isinstance(response, dict) else {}
         return str(found.get("id") or "")
@@ -67,7 +67,7 @@ class Lane:
         """The response that the server remembers for this lane."""
         self.busy = False
         self.abandoned = False
-        """Whether nobody reads the response that is on it."""
+        """Whether the running response has no reader."""
         self.finished = False
         """Whether the last message of that response has come."""
         self._overflowed = False
@@ -116,7 +116,7 @@ class Lane:
         return message
 
     def _is_stale(self, message: SocketMessage) -> bool:
-        """Whether it belongs to the response before: one that was said twice may come late."""
+        """Whether an event belongs to the previous response: a repeated one may arrive late."""
         if not self._started:
             known = bool(message.response_id) and message.response_id == self._previous_id
             self._started = message.kind == "error" or ("response" in message.payload and not known)

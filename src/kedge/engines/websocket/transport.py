@@ -108,7 +108,7 @@ class SocketTransport(Transport):
         await super().aclose()
 
     def serialize(self, body: dict[str, Any]) -> bytes:
-        """The request as it is sent: a socket always streams, so nobody asks for it."""
+        """Return the request as sent: a socket always streams, so ``stream`` is omitted."""
         return super().serialize({name: body[name] for name in body if name != "stream"})
 
     def live_anchors(self, records: Iterable[AnchorRecord]) -> tuple[AnchorRecord, ...]:
@@ -149,7 +149,7 @@ class SocketTransport(Transport):
                     left -= 1
                     after: float | None = getattr(error, "retry_after", None)
                     if after is not None and not 0 <= after <= MAX_RETRY_AFTER:
-                        raise  # whoever asked should know, rather than wait in silence
+                        raise  # the caller should get an error instead of waiting
                     await sleep(pause if after is None else after)
                     pause = min(pause * 2, MAX_BACKOFF)
                 else:

@@ -1,6 +1,6 @@
 """How other servers reject ``previous_response_id``, as data.
 
-Each rejection is a status and a body; ``{id}`` stands for the requested response.
+Each rejection is a status and a body; ``{id}`` is the id of the requested response.
 """
 
 from collections.abc import Mapping

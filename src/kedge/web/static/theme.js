@@ -4,7 +4,7 @@
     const theme = localStorage.getItem("kedge-theme");
     if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
   } catch {
-    // Storage may be switched off; the system's choice stands.
+    // Storage may be switched off; the system's choice is used.
   }
   document.documentElement.classList.add("js");
 })();
