@@ -1,4 +1,4 @@
-"""Prices: what is known costs what it costs, and what is not known costs nothing that is told."""
+"""Prices: known models have a cost, unknown models have none."""
 
 from datetime import date
 from pathlib import Path
@@ -129,7 +129,7 @@ def test_the_table_of_the_package_is_dated() -> None:
         ("as_of =", "is not valid TOML"),
     ],
 )
-def test_a_mistake_is_told_with_its_place(text: str, words: str, tmp_path: Path) -> None:
+def test_a_mistake_is_reported_with_its_position(text: str, words: str, tmp_path: Path) -> None:
     """A wrong file is refused in one sentence."""
     with pytest.raises(InvalidSetting) as caught:
         load_table(tmp_path, text)

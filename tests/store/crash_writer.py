@@ -1,10 +1,10 @@
-"""Processes that write as fast as they can, and are killed: the victims of the fault tests.
+"""Processes that write as fast as they can until they are killed, for the fault tests.
 
     python crash_writer.py URL KILLS SEED
 
 One process after the other is forked and killed with SIGKILL at a random moment, while it writes. After
-each, another one opens the store and checks that it is sound and holds everything that was
-acknowledged. The last line tells how much that was.
+each, another one opens the store and checks that it is sound and has everything that was acknowledged.
+The last line has the number of kills and of acknowledged writes.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from kedge.store import open_store
 
 
 async def write_until_killed(url: str, out: int) -> None:
-    """Append, edit, make and delete until somebody ends it; say what is durable."""
+    """Append, edit, create and delete until killed; report what is durable."""
     async with await open_store(url) as store:
         row = await store.create("Written")
         node = (await store.load(row)).node
@@ -35,7 +35,7 @@ async def write_until_killed(url: str, out: int) -> None:
 
 
 async def check_store(url: str, acknowledged: list[str]) -> None:
-    """The store opens, is sound, and holds everything that was acknowledged."""
+    """Check that the store opens, is sound, and has everything that was acknowledged."""
     async with await open_store(url) as store:
         damage = await store.verify()
         assert damage == [], damage
@@ -51,7 +51,7 @@ async def check_store(url: str, acknowledged: list[str]) -> None:
 
 
 def kill_writer(url: str, rng: random.Random) -> list[str]:
-    """What a writer had acknowledged when it was killed."""
+    """Kill a writer at a random moment, and return what it had acknowledged."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -60,12 +60,12 @@ def kill_writer(url: str, rng: random.Random) -> list[str]:
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as lines:
-        told = [lines.readline() for _ in range(rng.randint(0, 40))]
+        acknowledged = [lines.readline() for _ in range(rng.randint(0, 40))]
         time.sleep(rng.random() * 0.01)
         os.kill(child, signal.SIGKILL)
-        told += lines.readlines()
+        acknowledged += lines.readlines()
     os.waitpid(child, 0)
-    return [line for line in told if line.endswith("\n")]
+    return [line for line in acknowledged if line.endswith("\n")]
 
 
 def check_in_child(url: str, acknowledged: list[str]) -> None:
@@ -82,15 +82,15 @@ def check_in_child(url: str, acknowledged: list[str]) -> None:
 
 
 def main(url: str, kills: int, seed: int) -> None:
-    """Kill, check, kill, check."""
-    chance = random.Random(seed)
-    every: list[str] = []
+    """Kill writers one after the other, and check the store after each."""
+    rng = random.Random(seed)
+    acknowledged: list[str] = []
     for _ in range(kills):
-        told = kill_writer(url, chance)
-        every += told
-        check_in_child(url, told)
-    check_in_child(url, every)
-    sys.stdout.write(f"{kills} {len(every)}\n")
+        newest = kill_writer(url, rng)
+        acknowledged += newest
+        check_in_child(url, newest)
+    check_in_child(url, acknowledged)
+    sys.stdout.write(f"{kills} {len(acknowledged)}\n")
 
 
 if __name__ == "__main__":

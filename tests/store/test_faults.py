@@ -45,7 +45,7 @@ async def test_two_processes_write_one_file(tmp_path: Path) -> None:
             group.start_soon(kill_writers, url, 3, seed)
 
 
-async def test_a_full_disk_is_said_and_nothing_is_half_written(tmp_path: Path) -> None:
+async def test_a_full_disk_writes_nothing(tmp_path: Path) -> None:
     """The transaction that did not fit is not there at all; the store can be read, and used again."""
     async with await open_store(f"sqlite:///{tmp_path}/full.db") as store:
         row, nodes = await create_conversation(store, 3)
@@ -84,18 +84,18 @@ asyncio.run(main())
 
 
 async def test_a_disk_that_fills_while_writing(tmp_path: Path) -> None:
-    """The real thing: the file cannot grow, whatever SQLite does about it."""
+    """The file system rejects growth in the middle of a transaction."""
     url = f"sqlite:///{tmp_path}/filled.db"
     command = [sys.executable, "-c", FILL_SCRIPT, url]
     done = await anyio.run_process(command, check=True)
     assert b"nothing was written" in done.stderr
-    told = done.stdout.decode().splitlines()
-    assert told
-    await check_store(url, told)
+    acknowledged = done.stdout.decode().splitlines()
+    assert acknowledged
+    await check_store(url, acknowledged)
 
 
-async def test_a_store_that_may_only_be_read(tmp_path: Path) -> None:
-    """It can be read; to write is a clear error."""
+async def test_a_read_only_store(tmp_path: Path) -> None:
+    """Reading works; writing raises `StoreReadOnly`."""
     path = tmp_path / "read.db"
     async with await open_store(f"sqlite:///{path}") as store:
         row, nodes = await create_conversation(store, 2)
@@ -129,8 +129,8 @@ asyncio.run(main())
 """
 
 
-async def test_a_file_of_somebody_else(tmp_path: Path) -> None:
-    """Permissions are told apart from damage."""
+async def test_a_file_of_another_user(tmp_path: Path) -> None:
+    """Missing permissions are not reported as damage."""
     path = tmp_path / "theirs.db"
     async with await open_store(f"sqlite:///{path}") as store:
         await create_conversation(store, 1)
@@ -147,8 +147,8 @@ async def test_a_file_of_somebody_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"not a database, but long enough to be looked at" * 50, b"\0" * 5000]
 )
-async def test_a_file_that_is_no_database(tmp_path: Path, content: bytes) -> None:
-    """It is refused, and left alone."""
+async def test_a_file_that_is_not_a_database(tmp_path: Path, content: bytes) -> None:
+    """It is rejected, and not changed."""
     path = tmp_path / "else.db"
     await anyio.Path(path).write_bytes(content)
     with pytest.raises(CannotOpenStore, match="not a SQLite database"):
@@ -179,7 +179,7 @@ async def test_a_lock_that_is_held_too_long(tmp_path: Path) -> None:
         assert len(await store.conversations()) == 2
 
 
-async def test_a_closed_store_says_so(store: Store) -> None:
+async def test_a_closed_store_raises(store: Store) -> None:
     """Instead of hanging."""
     await store.aclose()
     with pytest.raises(StoreError, match="closed"):
@@ -196,7 +196,7 @@ async def test_a_copied_file_is_a_store(tmp_path: Path) -> None:
 
 
 async def test_only_the_owner_reads_a_new_file(tmp_path: Path) -> None:
-    """What was said is nobody else's business; a file that was there keeps its mode."""
+    """Conversations are private; an existing file keeps its mode."""
     old = os.umask(0)
     try:
         async with await open_store(f"sqlite:///{tmp_path}/new.db") as store:

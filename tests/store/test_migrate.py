@@ -1,4 +1,4 @@
-"""Migrations: numbered, reasoned, applied once; older stores are upgraded, newer ones refused."""
+"""Migrations: numbered, with reasons, applied once; older stores are upgraded, newer ones rejected."""
 
 import re
 import sqlite3
@@ -52,8 +52,8 @@ async def test_an_older_store_is_upgraded_in_place(lasting_url: str, version: in
         assert await store.database.read(read_schema_version) == len(load_migrations("sqlite"))
 
 
-async def test_a_newer_store_is_refused(lasting_url: str) -> None:
-    """With words that say what to do; nothing is touched."""
+async def test_a_newer_store_is_rejected(lasting_url: str) -> None:
+    """With a message that says what to do; nothing is changed."""
     async with await open_store(lasting_url) as store:
         await store.database.write(lambda tx: tx.run("UPDATE kedge_schema SET version = 99"))
     with pytest.raises(CannotOpenStore, match=r"newer Kedge .*99.*upgrade Kedge"):
@@ -70,8 +70,8 @@ async def test_opening_again_changes_nothing(lasting_url: str) -> None:
         assert await store.database.write(again) == 0
 
 
-async def test_a_database_of_someone_else_is_refused(tmp_path: Path) -> None:
-    """Kedge does not settle in a database that holds other tables."""
+async def test_a_database_of_another_program_is_rejected(tmp_path: Path) -> None:
+    """Kedge does not create its tables beside others."""
     with sqlite3.connect(tmp_path / "other.db") as connection:
         connection.execute("CREATE TABLE mine (x)")
     connection.close()
@@ -104,7 +104,7 @@ def test_a_missing_migration_is_a_broken_installation(monkeypatch: pytest.Monkey
         "",
     ],
 )
-async def test_a_wrong_address_is_said(url: str) -> None:
-    """With what would be right."""
+async def test_a_wrong_address_is_rejected(url: str) -> None:
+    """With the valid formats in the message."""
     with pytest.raises(CannotOpenStore, match=r"sqlite:///|postgresql://"):
         await open_store(url)

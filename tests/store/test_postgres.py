@@ -1,4 +1,4 @@
-"""PostgreSQL: what can go wrong with a server, and what is said then."""
+"""PostgreSQL: failures of the server and the connection, and the errors they raise."""
 
 import itertools
 import sys
@@ -50,7 +50,7 @@ def change_url(url: str, **parts: str) -> str:
     return urlunsplit((split.scheme, netloc, parts.get("path", split.path), "", ""))
 
 
-async def test_a_wrong_password_is_said_and_not_shown(own_server: PostgresServer) -> None:
+async def test_a_wrong_password_is_not_in_the_error(own_server: PostgresServer) -> None:
     """At once, without the password, and not as something to try again."""
     with pytest.raises(CannotOpenStore, match="password") as wrong:
         await open_store(change_url(own_server.url, password="letmein"))
@@ -70,7 +70,7 @@ async def test_no_server_is_unreachable() -> None:
 
 
 async def test_a_server_that_goes_away_and_comes_back(own_server: PostgresServer) -> None:
-    """While it is gone that is said; when it is back everything goes on, and nothing is lost."""
+    """Operations raise `StoreUnreachable` while it is down, and work again afterwards."""
     async with await open_store(own_server.url, wait_seconds=2.0) as store:
         row, nodes = await create_conversation(store, 2)
         await anyio.to_thread.run_sync(own_server.stop)
@@ -116,7 +116,7 @@ async def test_a_commit_that_was_not_confirmed(empty_url: str) -> None:
 
 
 async def test_every_connection_busy(empty_url: str) -> None:
-    """Whoever waits too long is told so, and may try again."""
+    """An operation that waits too long raises `StoreBusy`, which is retryable."""
     async with await open_store(empty_url) as store:
         await create_conversation(store, 1)
     database = PostgresDatabase(empty_url, connections=1, wait_seconds=60.0)
@@ -141,8 +141,8 @@ async def test_every_connection_busy(empty_url: str) -> None:
     await store.aclose()
 
 
-async def test_a_database_that_may_only_be_read(empty_url: str) -> None:
-    """Reading works; to write is a clear error."""
+async def test_a_read_only_database(empty_url: str) -> None:
+    """Reading works; writing raises `StoreReadOnly`."""
     async with await open_store(empty_url) as store:
         await create_conversation(store, 1)
     async with await open_store(f"{empty_url}%20-cdefault_transaction_read_only%3Don") as store:
@@ -151,21 +151,21 @@ async def test_a_database_that_may_only_be_read(empty_url: str) -> None:
             await store.create()
 
 
-async def test_the_servers_own_words_are_passed_on(empty_url: str) -> None:
-    """For what Kedge does not know."""
+async def test_messages_of_the_server_are_passed_on(empty_url: str) -> None:
+    """For errors that Kedge has no message for."""
     async with await open_store(empty_url) as store:
         with pytest.raises(StoreError, match=r"PostgreSQL reports: relation .* does not exist"):
             await store.database.read(lambda tx: tx.rows("SELECT * FROM nothing"))
 
 
-async def test_the_driver_is_asked_for_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_driver_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the extra, the message says what to install."""
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(CannotOpenStore, match=r"pip install 'kedge\[postgres\]'"):
         await open_store("postgresql://localhost/kedge")
 
 
-async def test_writers_that_meet_both_get_through(empty_url: str) -> None:
+async def test_concurrent_appends_to_one_node(empty_url: str) -> None:
     """Many appends to one node at the same time: each has a branch, one has the head."""
     async with await open_store(empty_url) as store:
         row, nodes = await create_conversation(store, 1)

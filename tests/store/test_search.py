@@ -24,7 +24,7 @@ async def test_words_are_found_whatever_their_case_and_accents(store: Store) -> 
 
 @pytest.mark.parametrize("query", ["", "  ", '"', "a OR", "NEAR(", "*", "col:x", "%_", "'; --"])
 async def test_no_query_is_an_error(store: Store, query: str) -> None:
-    """What people type is words, never a language."""
+    """Punctuation and operators have no meaning."""
     await create_conversation(store, 1)
     assert await store.search(query) == []
 
@@ -119,7 +119,7 @@ async def test_a_huge_text_is_indexed(store: Store) -> None:
 
 
 async def test_the_index_catches_up(store: Store) -> None:
-    """What was said since the last search is found by the next; nothing is indexed twice."""
+    """Blocks added since the last search are found by the next; nothing is indexed twice."""
     row, nodes = await create_conversation(store, 2)
     assert len(await store.search("question")) == 2
     await store.append(row, nodes[-1], [user("another question")], kept=1, kind="edited")

@@ -64,8 +64,8 @@ async def test_what_was_appended_is_loaded(store: Store) -> None:
     assert loaded.turn("t").id == "t"
 
 
-async def test_a_response_row_comes_back_whole(store: Store) -> None:
-    """Every member of a row is kept."""
+async def test_a_response_row_comes_back_complete(store: Store) -> None:
+    """Every member of a row is stored."""
     row, node = await create_conversation(store)
     full = make_response(
         1,
@@ -282,7 +282,7 @@ async def test_conversations_are_listed_by_change(store: Store) -> None:
     assert len(await store.conversations(archived=None, limit=1)) == 1
 
 
-async def test_what_is_not_there_is_said(store: Store) -> None:
+async def test_missing_rows_raise(store: Store) -> None:
     """No such conversation, no such node, a node of another conversation."""
     row, _ = await create_conversation(store)
     other, root = await create_conversation(store)
@@ -298,7 +298,7 @@ async def test_what_is_not_there_is_said(store: Store) -> None:
 
 
 @pytest.mark.parametrize("title", ["a\0b", "\ud800"])
-async def test_text_that_no_database_holds_is_refused(store: Store, title: str) -> None:
+async def test_text_that_no_database_stores_is_rejected(store: Store, title: str) -> None:
     """Before it reaches one."""
     with pytest.raises((InvalidSetting, ValueError)):
         await store.create(title)

@@ -1,4 +1,4 @@
-"""``verify`` derives everything again, and names what is damaged."""
+"""`verify` recomputes everything, and reports what is damaged."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ DAMAGE = [
 ]
 
 
-async def test_a_sound_store_has_nothing_to_say(store: Store) -> None:
+async def test_a_sound_store_has_no_damage(store: Store) -> None:
     """With edits and forks in it, too."""
     row, nodes = await create_conversation(store, 3)
     await store.append(row, nodes[-1], [user("edited")], kept=2, kind="edited")
@@ -42,8 +42,8 @@ async def test_a_sound_store_has_nothing_to_say(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("statement", "where", "problem"), DAMAGE)
-async def test_damage_is_named(store: Store, statement: str, where: str, problem: str) -> None:
-    """Each kind, by the place where it is."""
+async def test_damage_is_reported(store: Store, statement: str, where: str, problem: str) -> None:
+    """Each kind, with the row where it is."""
     await create_conversation(store, 3)
     await store.database.write(lambda tx: tx.run(statement))
     found = [str(each) for each in await store.verify()]
@@ -109,8 +109,8 @@ async def test_a_path_that_is_no_turn_is_reported(store: Store) -> None:
     assert "two blocks have the id 'twice'" in damage.problem
 
 
-async def test_a_block_that_cannot_be_read_is_said(store: Store) -> None:
-    """Loading names it too, instead of giving half a Turn."""
+async def test_a_block_that_cannot_be_decoded(store: Store) -> None:
+    """Loading reports it too, instead of returning a part of the Turn."""
     row, _ = await create_conversation(store, 3)
     await store.database.write(
         lambda tx: tx.run("UPDATE blocks SET body = '{\"kind\":' WHERE id = 2")
@@ -119,7 +119,7 @@ async def test_a_block_that_cannot_be_read_is_said(store: Store) -> None:
         await store.load(row)
 
 
-async def test_what_cannot_even_be_read_is_damage(tmp_path: Path) -> None:
+async def test_rows_that_cannot_be_read_are_damage(tmp_path: Path) -> None:
     """Half a character where a text should be does not end the search."""
     async with await open_store(f"sqlite:///{tmp_path}/s.db") as store:
         await create_conversation(store, 3)

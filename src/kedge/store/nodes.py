@@ -173,18 +173,19 @@ def find_response_node(tx: Tx, tree: int, response_id: str) -> Node | None:
 def find_used_nodes(nodes: Sequence[Node], starts: Iterable[int]) -> dict[int, int]:
     """Return the nodes on the paths to some nodes, each with how many blocks the paths use of it.
 
-    A child may keep fewer blocks than its parent has, so that the end of the parent is on no path.
+    A child may keep fewer blocks than its parent has, so that the end of the parent is on no path. Nodes
+    that are missing in a damaged store are skipped.
     """
     by_id = {node.id: node for node in nodes}
     used: dict[int, int] = {}
-    todo = [(start, by_id[start].length) for start in starts]
+    todo = [(start, by_id[start].length) for start in starts if start in by_id]
     while todo:
         name, length = todo.pop()
         if used.get(name, -1) >= length:
             continue
         used[name] = length
         node = by_id[name]
-        if node.parent:
+        if node.parent in by_id:
             todo.append((node.parent, min(node.kept, length)))
     return used
 
