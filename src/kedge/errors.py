@@ -123,7 +123,14 @@ class InvalidJSON(InvalidTurn):
         self.problem = problem
 
     def prefix_path(self, prefix: str) -> "InvalidJSON":
-        """Return the same error with a prefix added to its path."""
+        """Return the same error with a longer path.
+
+        Args:
+            prefix: What comes before the path.
+
+        Returns:
+            The new error.
+        """
         return InvalidJSON(prefix + self.path, self.problem)
 
 

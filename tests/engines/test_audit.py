@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from engines.conftest import open_engine
-from engines.test_responses import request_bodies, send_lines
+from engines.runs import request_bodies, send_lines
 from kedge.engines import ResponsesEngine
 from kedge.planning import get_state, prefix_digest, set_state
 from kedge.testing import TestServer

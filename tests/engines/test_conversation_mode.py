@@ -5,7 +5,7 @@ from typing import Any
 from openai import OpenAI
 
 from engines.conftest import open_engine
-from engines.test_responses import last_text, request_bodies, send_lines
+from engines.runs import last_text, request_bodies, send_lines
 from kedge.planning import get_state
 from kedge.testing import TestServer
 from kedge.turns import user

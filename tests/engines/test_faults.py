@@ -8,7 +8,7 @@ import pytest
 from httpx2 import AsyncClient
 
 from engines.conftest import open_engine
-from engines.test_responses import last_text, send_lines
+from engines.runs import last_text, send_lines
 from kedge.errors import EngineError, RateLimited, ServerFailed, StreamCut
 from kedge.events import Event
 from kedge.events.run import Healed, ServerForgot

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from engines.conftest import open_engine
-from engines.test_responses import last_text, request_bodies, send_lines
+from engines.runs import last_text, request_bodies, send_lines
 from kedge.engines import ResponsesEngine
 from kedge.events import Event
 from kedge.events.run import Healed, ModeChanged

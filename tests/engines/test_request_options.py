@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from engines.conftest import open_engine
-from engines.test_responses import request_bodies, send_lines
+from engines.runs import request_bodies, send_lines
 from kedge.engines import Request, ResponsesEngine
 from kedge.engines.request_body import SendOptions, build_request_body
 from kedge.engines.request_options import PLANNED_PARAMS

@@ -2,42 +2,20 @@
 
 import sys
 from dataclasses import replace
-from typing import Any
 
 import anyio
 import pytest
 
 from engines.conftest import open_engine
+from engines.runs import last_text, request_bodies, send_lines
 from kedge.engines import ResponsesEngine
 from kedge.errors import AnswerIncomplete, KedgeError, RequestRefused, Unreachable, Unsendable
 from kedge.events import ResponseStarted, TextDelta
 from kedge.events.run import AnswerFinished, ModeChanged, RequestPlanned, TurnFinished
 from kedge.planning import ConversationState, get_state, set_state
 from kedge.testing import TestServer, serve
-from kedge.turns import AssistantBlock, Turn, assistant, image, system, tool_call, tool_result, user
+from kedge.turns import Turn, assistant, image, system, tool_call, tool_result, user
 from normalization import expected_context, normalize_blocks, normalize_items
-
-
-def last_text(turn: Turn) -> str:
-    """The words of the newest block, which is the model's."""
-    block = turn.blocks[-1]
-    assert isinstance(block, AssistantBlock)
-    return block.text
-
-
-def request_bodies(server: TestServer) -> list[dict[str, Any]]:
-    """The bodies of the requests for an answer, in order."""
-    return [each.body for each in server.requests if each.path == "/v1/responses"]  # type: ignore[misc]
-
-
-async def send_lines(
-    engine: ResponsesEngine, *lines: str, turn: Turn | None = None, **options: Any
-) -> Turn:
-    """Say these lines one after the other."""
-    turn = turn or Turn()
-    for line in lines:
-        turn = await engine.run(turn.append(user(line)), **options)
-    return turn
 
 
 async def test_the_second_request_sends_only_what_is_new(

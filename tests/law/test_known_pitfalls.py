@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from engines.conftest import open_engine
-from engines.test_responses import last_text, request_bodies, send_lines
+from engines.runs import last_text, request_bodies, send_lines
 from kedge.engines import ResponsesEngine
 from kedge.errors import StreamCut, Unsendable
 from kedge.events import TextDelta

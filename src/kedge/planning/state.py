@@ -57,7 +57,15 @@ class ConversationState:
             )
 
     def anchor(self, response_id: str, scope: str | None = None) -> AnchorRecord | None:
-        """Return the newest record of this response id, of any scope unless one is given."""
+        """Return the newest record of a response.
+
+        Args:
+            response_id: The response.
+            scope: The scope of the record; any by default.
+
+        Returns:
+            The record, or None.
+        """
         if response_id not in map(_get_response_id, self.anchors):  # faster than the loop below
             return None
         for record in reversed(self.anchors):
@@ -66,7 +74,14 @@ class ConversationState:
         return None
 
     def find_matching(self, record: AnchorRecord) -> AnchorRecord | None:
-        """Return the record in this state of the same response as a record from elsewhere, or None."""
+        """Return the record in this state of the same response as a record from elsewhere.
+
+        Args:
+            record: The other record.
+
+        Returns:
+            The record, or None.
+        """
         anchors, key = self.anchors, anchor_sort_key(record)
         start = bisect_left(anchors, key, key=anchor_sort_key)
         stop = bisect_right(anchors, key, lo=start, key=anchor_sort_key)
@@ -76,7 +91,14 @@ class ConversationState:
         return None
 
     def with_anchor(self, record: AnchorRecord) -> "ConversationState":
-        """Return the state with a record added; it replaces an earlier one of the same response."""
+        """Return the state with a record added.
+
+        Args:
+            record: The record, which replaces an earlier one of the same response and scope.
+
+        Returns:
+            The new state.
+        """
         name, scope, others = record.response_id, record.scope, self.anchors
         if name in map(_get_response_id, others):
             others = tuple(
@@ -86,11 +108,26 @@ class ConversationState:
         return replace(self, anchors=_SortedAnchors((*others[:index], record, *others[index:])))
 
     def with_anchors(self, anchors: Iterable[AnchorRecord]) -> "ConversationState":
-        """Return the state with these records instead."""
+        """Return the state with other records.
+
+        Args:
+            anchors: All records of the new state.
+
+        Returns:
+            The new state.
+        """
         return replace(self, anchors=tuple(anchors))
 
     def mark_lost(self, lost: Iterable[str], scope: str | None = None) -> "ConversationState":
-        """Return the state with responses marked as lost, of every scope unless one is given."""
+        """Return the state with responses marked as lost: the server no longer has them.
+
+        Args:
+            lost: The ids of the responses.
+            scope: The scope of their records; any by default.
+
+        Returns:
+            The new state.
+        """
         gone = frozenset(lost)
         anchors = (
             replace(each, status="lost")

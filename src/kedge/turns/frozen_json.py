@@ -45,7 +45,17 @@ class FrozenMap(Mapping[str, Any]):
         return cast("Self", freeze_map(members or {}, "$"))
 
     def with_members(self, changes: Mapping[str, Any]) -> "FrozenMap":
-        """Return a map with these members added; a member that is None is removed."""
+        """Return a map with members added.
+
+        Args:
+            changes: The members to add; None removes one.
+
+        Returns:
+            The new map.
+
+        Raises:
+            InvalidJSON: If a member is not a JSON value.
+        """
         merged = {**self._members, **freeze_map(changes, "$")}
         removed = [name for name, value in changes.items() if value is None]
         for name in removed:
