@@ -16,6 +16,7 @@ HEALING_TEXTS = {
     "include": "the model has no encrypted reasoning; the request was resent without asking for it",
     "empty_input": "the server rejects an empty input; the full conversation was resent",
     "conversation": "the conversation object no longer existed; a new one was created",
+    "unproven": "the server did not show that it used the stored context; the full conversation was resent",
     "audit": "an audit found different server data; the full conversation was resent",
 }
 """What was done to recover from each disagreement with a server, by its reason."""

@@ -17,7 +17,7 @@ from kedge.analytics.filters import (
 from kedge.analytics.results import Branching, Chains, Count, Latency, Requests, Selection, Tokens
 from kedge.store.database import Row, Tx
 
-HEALED_WITHOUT_REJECTION = ("forgot", "audit")
+HEALED_WITHOUT_REJECTION = ("forgot", "unproven", "audit")
 """Reasons for healing without a rejected request."""
 
 NO_ID = f"{ANSWERED} AND r.provider_response_id IS NULL"
