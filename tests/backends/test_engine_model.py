@@ -58,10 +58,13 @@ def test_a_server_without_memory_gets_one(
 
 def test_conversations_work_too(client: OpenAI) -> None:
     """The object is kept here."""
-    talk = client.conversations.create()
-    client.responses.create(model="any", input="One", conversation=talk.id)
+    conversation = client.conversations.create()
+    client.responses.create(model="any", input="One", conversation=conversation.id)
     last = client.responses.create(
-        model="any", input="What did I say first?", conversation=talk.id, instructions="Be kind."
+        model="any",
+        input="What did I say first?",
+        conversation=conversation.id,
+        instructions="Be kind.",
     )
     assert last.output_text == 'You said first: "One"'
 
