@@ -40,7 +40,7 @@ def test_no_file_is_no_error_unless_one_was_named(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert {value.source for value in load_config({})} == {"default"}
     monkeypatch.setenv("KEDGE_CONFIG", str(tmp_path / "nowhere.toml"))
-    with pytest.raises(InvalidSetting, match="is not there, though KEDGE_CONFIG names it"):
+    with pytest.raises(InvalidSetting, match="named by KEDGE_CONFIG, does not exist"):
         load_config()
 
 
@@ -53,19 +53,19 @@ def test_an_empty_variable_is_none(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("model = 3", "line 1: model must be a text, not 3"),
-        ("\n[serve]\nport = '1'", "line 3: serve.port must be a whole number, not '1'"),
+        ("model = 3", "line 1: model must be a string, not 3"),
+        ("\n[serve]\nport = '1'", "line 3: serve.port must be an integer, not '1'"),
         ("[serve]\nport = 70000", "line 2: serve.port must be at least 0 and at most 65535"),
-        ("[serve]\nport = true", "line 2: serve.port must be a whole number, not True"),
+        ("[serve]\nport = true", "line 2: serve.port must be an integer, not True"),
         ("serve.pace = nan", "line 1: serve.pace must be at least 0"),
         ("trace = 1", "line 1: trace must be true or false, not 1"),
         ("mode = 'chain'", "line 1: mode must be one of chained, stateless, conversation"),
-        ("# hm\nmodell = 'x'", "line 2: there is no setting 'modell'; did you mean model?"),
-        ("port = 1", "line 1: there is no setting 'port'; did you mean port under [serve]?"),
-        ("[serve]\nzzz = 1", "line 2: there is no setting 'serve.zzz'"),
-        ("qqqqq = 1", "'kedge config' lists those there are"),
-        ("model = \n", "is no TOML: Invalid value (at line 1"),
-        ("[serve\n", "is no TOML"),
+        ("# hm\nmodell = 'x'", "line 2: unknown setting 'modell'; did you mean model?"),
+        ("port = 1", "line 1: unknown setting 'port'; did you mean port under [serve]?"),
+        ("[serve]\nzzz = 1", "line 2: unknown setting 'serve.zzz'"),
+        ("qqqqq = 1", "'kedge config' lists all settings"),
+        ("model = \n", "is not valid TOML: Invalid value (at line 1"),
+        ("[serve\n", "is not valid TOML"),
     ],
 )
 def test_a_wrong_file_is_one_line_that_names_the_place(file: Path, text: str, words: str) -> None:
@@ -81,7 +81,7 @@ def test_a_wrong_file_is_one_line_that_names_the_place(file: Path, text: str, wo
 def test_a_file_that_cannot_be_read_is_said_so(file: Path) -> None:
     """A folder in its place, or bytes that are no text."""
     file.write_bytes(b"model = '\xff'")
-    with pytest.raises(InvalidSetting, match="no UTF-8"):
+    with pytest.raises(InvalidSetting, match="not UTF-8"):
         load_config()
     file.unlink()
     file.mkdir()

@@ -1,4 +1,4 @@
-"""Configuration: one table of settings, and where each value comes from."""
+"""Configuration: the table of settings, and the sources of their values."""
 
 from kedge.config.loader import (
     Config,

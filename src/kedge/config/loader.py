@@ -1,4 +1,4 @@
-"""What holds now: a flag, else the environment, else the file, else the default; and which it was."""
+"""Load settings: an option overrides the environment, the file and the default, in this order."""
 
 import os
 import re
@@ -14,22 +14,22 @@ from kedge.errors import InvalidSetting
 
 
 def read_config_file(path: Path, *, required: bool = False) -> Mapping[str, Scalar]:
-    """The settings that the file gives, by name; nothing if there is no file and none is needed."""
+    """Read the settings of a file by name; empty if the file does not exist and is not required."""
     import tomllib
 
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         if required:
-            raise InvalidSetting(f"{path} is not there, though {CONFIG_ENV} names it") from None
+            raise InvalidSetting(f"{path}, named by {CONFIG_ENV}, does not exist") from None
         return {}
     except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise InvalidSetting(f"{path} cannot be read: {reason}") from error
     try:
         parsed = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InvalidSetting(f"{path} is no TOML: {error}") from error
+        raise InvalidSetting(f"{path} is not valid TOML: {error}") from error
     return {name: _check_value(name, value, path, text) for name, value in _flatten(parsed)}
 
 
@@ -46,7 +46,7 @@ def _check_value(name: str, value: object, path: Path, text: str) -> Scalar:
     where = f"{path}, line {find_line(name, text)}:"
     setting = SETTINGS.get(name)
     if setting is None:
-        raise InvalidSetting(f"{where} there is no setting {name!r}{_suggest(name)}")
+        raise InvalidSetting(f"{where} unknown setting {name!r}{_suggest(name)}")
     return setting.check(value, f"{where} {setting.name}")
 
 
@@ -55,7 +55,7 @@ def _suggest(name: str) -> str:
         each for each in SETTINGS if each.rpartition(".")[2] == name.rpartition(".")[2]
     ]
     hint = f"; did you mean {_format_key(SETTINGS[close[0]])}?" if close else ""
-    return hint or "; 'kedge config' lists those there are"
+    return hint or "; 'kedge config' lists all settings"
 
 
 def _format_key(setting: Setting) -> str:
@@ -63,7 +63,7 @@ def _format_key(setting: Setting) -> str:
 
 
 def find_line(name: str, text: str) -> int:
-    """The line on which a key stands, as well as a look at the text can tell."""
+    """Return the line number of a key, found by pattern; 1 if it is not found."""
     section, _, key = name.rpartition(".")
     pattern = re.compile(rf"""\s*["']?{re.escape(key)}["']?\s*=""")
     dotted = re.compile(rf"\s*{re.escape(name)}\s*=")
@@ -81,7 +81,10 @@ Source = Literal["flag", "environment", "file", "default"]
 
 @dataclass(frozen=True, slots=True)
 class SettingValue:
-    """The value of a setting, and where it came from."""
+    """The value of a setting and its source.
+
+    ``location`` is the option, environment variable or file that it came from.
+    """
 
     setting: Setting
     value: Scalar = field(repr=False)  # it may be a secret
@@ -90,12 +93,18 @@ class SettingValue:
 
     @property
     def display_value(self) -> str:
-        """The value as it may be shown: secrets masked."""
+        """The value for display, with secrets masked."""
         return mask_value(self.setting, self.value)
 
 
 class Config:
-    """The settings as they hold for this process."""
+    """The settings of this process: ``config["model"]`` is a value, ``find`` also returns its source.
+
+    Args:
+        path: The configuration file.
+        file: The values of the file, by name.
+        environ: The environment variables.
+    """
 
     def __init__(self, path: Path, file: Mapping[str, Scalar], environ: Mapping[str, str]) -> None:
         self.path = path
@@ -104,11 +113,19 @@ class Config:
 
     @property
     def file_values(self) -> Mapping[str, Scalar]:
-        """What the file gives, by name."""
+        """The values of the file, by name."""
         return self._file
 
     def find(self, name: str, flag: Scalar | None = None) -> SettingValue:
-        """The value of a setting; ``flag`` is what the command line gave, if it did."""
+        """Return the value of a setting with its source.
+
+        Args:
+            name: The name, such as ``serve.port``.
+            flag: The value of the command-line option, if given.
+
+        Raises:
+            InvalidSetting: If the environment variable has an invalid value.
+        """
         setting = SETTINGS[name]
         if flag is not None:
             return SettingValue(setting, flag, "flag", setting.flag)
@@ -128,13 +145,18 @@ class Config:
 
 
 def load_config(environ: Mapping[str, str] = os.environ) -> Config:
-    """Read the file; every value is checked when it is asked for, those of the file at once."""
+    """Load the configuration file and the environment.
+
+    Raises:
+        InvalidSetting: If the file cannot be read or contains an unknown setting or an invalid value.
+            Environment variables are checked when they are read.
+    """
     path = config_path()
     return Config(path, read_config_file(path, required=bool(environ.get(CONFIG_ENV))), environ)
 
 
 def mask_value(setting: Setting, value: Scalar) -> str:
-    """A value as it may be shown."""
+    """Return a value for display, masked if it is secret."""
     text = format_value(value)
     match setting.secret:
         case "whole":
@@ -146,7 +168,7 @@ def mask_value(setting: Setting, value: Scalar) -> str:
 
 
 def mask(secret: str) -> str:
-    """A secret that its owner can recognise and nobody can use."""
+    """Mask a secret; long ones show their first and last characters."""
     secret = secret.strip()
     if not secret:
         return ""
@@ -154,6 +176,6 @@ def mask(secret: str) -> str:
 
 
 def mask_url(url: str) -> str:
-    """An address without the password in it, wherever it stands."""
+    """Mask the password in an address."""
     url = re.sub(r"(?<=://)([^/@:]*):[^/?#\s]*@", r"\1:…@", url)
     return re.sub(r"(?i)((?:^|[\s?&])[a-z_]*password=)('[^']*'|[^&\s]*)", r"\1…", url)

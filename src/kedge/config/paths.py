@@ -1,4 +1,4 @@
-"""Where a platform keeps the data and the configuration of programs."""
+"""Paths of the user's data and configuration."""
 
 import os
 import sys
@@ -6,11 +6,11 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 CONFIG_ENV = "KEDGE_CONFIG"
-"""The environment variable that names another configuration file."""
+"""The environment variable with the path of the configuration file."""
 
 
 def data_dir() -> Path:
-    """The folder for databases."""
+    """Return the folder for databases."""
     home = Path.home()
     if sys.platform == "darwin":
         folder = home / "Library" / "Application Support"
@@ -22,7 +22,12 @@ def data_dir() -> Path:
 
 
 def store_url(given: str = "", *, create: bool = True) -> str:
-    """The address of the store: a file's or a database's, or the usual file, whose folder is made."""
+    """Return the address of the store.
+
+    Args:
+        given: A file, an address, or empty for the default file.
+        create: Whether to create the folder of the default file.
+    """
     if "://" in given:
         return given
     if not given and create:
@@ -32,14 +37,14 @@ def store_url(given: str = "", *, create: bool = True) -> str:
 
 
 def store_file(url: str) -> Path | None:
-    """The file that the address of a store names, if it names one."""
+    """Return the file of a store address, or None if it is not a file."""
     if not url.startswith("sqlite:///") or ":memory:" in url:
         return None
     return Path(unquote(url.removeprefix("sqlite:///").partition("?")[0]))
 
 
 def config_path() -> Path:
-    """The configuration file, whether it is there or not."""
+    """Return the path of the configuration file, which need not exist."""
     if given := os.environ.get(CONFIG_ENV):
         return Path(given).expanduser()
     import click

@@ -1,8 +1,8 @@
-"""The one table of settings: names, types, defaults and words.
+"""The table of settings: names, types, defaults and help texts.
 
-Flags, environment variables, keys of the file, ``kedge config`` and the documentation all come from it. A
-name with a dot stands in a section of the file: ``serve.port`` is ``port`` under ``[serve]``, the flag
-``--port`` of ``kedge serve``, and ``KEDGE_SERVE_PORT`` in the environment.
+Options, environment variables, keys of the file, ``kedge config`` and the documentation are derived from
+it. ``serve.port`` is the key ``port`` in the section ``[serve]`` of the file, the option ``--port`` of
+``kedge serve``, and ``KEDGE_SERVE_PORT`` in the environment.
 """
 
 import os
@@ -17,7 +17,7 @@ _FALSE_VALUES = frozenset({"0", "false", "off", "no"})
 
 
 def is_chaining_enabled() -> bool:
-    """Whether chaining is allowed; it is, unless the environment says no."""
+    """Return whether chaining is enabled; the environment can disable it."""
     return os.environ.get(CHAINING_ENV, "1").strip().lower() not in _FALSE_VALUES
 
 
@@ -29,8 +29,8 @@ _BOOLEAN_WORDS: Mapping[str, bool] = {
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
 _KIND_NAMES: Mapping[SettingKind, str] = {
-    "text": "a text",
-    "integer": "a whole number",
+    "text": "a string",
+    "integer": "an integer",
     "number": "a number",
     "switch": "true or false",
 }
@@ -38,7 +38,7 @@ _KIND_NAMES: Mapping[SettingKind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting. ``secret`` values are shown masked, a ``url`` without its password."""
+    """One setting. ``secret`` values are masked for display, of a ``url`` the password."""
 
     name: str
     kind: SettingKind
@@ -50,35 +50,35 @@ class Setting:
     secret: Literal["", "whole", "url"] = ""
     env_override: str = ""
     default_label: str = ""
-    """What the default is in words, where the value does not tell."""
+    """A description of the default, if the value itself does not show it."""
 
     @property
     def env(self) -> str:
-        """The environment variable."""
+        """The name of the environment variable."""
         return self.env_override or f"KEDGE_{self.name.upper().replace('.', '_')}"
 
     @property
     def section(self) -> str:
-        """The section of the file, or nothing."""
+        """The section of the file, or an empty string."""
         return self.name.rpartition(".")[0]
 
     @property
     def key(self) -> str:
-        """The key in its section, and the name of the flag."""
+        """The key in its section."""
         return self.name.rpartition(".")[2]
 
     @property
     def flag(self) -> str:
-        """The flag of a command."""
+        """The command-line option."""
         return f"--{self.key.replace('_', '-')}"
 
     @property
     def default_text(self) -> str:
-        """The default as a person reads it."""
+        """The default for display."""
         return self.default_label or format_value(self.default)
 
     def parse(self, text: str, where: str) -> Scalar:
-        """Take a value from text, as the environment and flags give it."""
+        """Parse a value from text; ``where`` begins the error message."""
         reading: Mapping[SettingKind, Callable[[str], Scalar]] = {
             "text": str,
             "integer": int,
@@ -92,7 +92,7 @@ class Setting:
         return self.check(value, where)
 
     def check(self, value: object, where: str) -> Scalar:
-        """Give the value back if it may be, or say what it may be."""
+        """Return the value if it is valid, or raise ``InvalidSetting``."""
         match self.kind, value:
             case ("switch", bool()) | ("text", str()):
                 pass
@@ -106,7 +106,9 @@ class Setting:
 
     def _check_range(self, value: float, where: str) -> None:
         enough = self.minimum is None or value >= self.minimum
-        if not (enough and (self.maximum is None or value <= self.maximum)):  # so written for NaN
+        if not (
+            enough and (self.maximum is None or value <= self.maximum)
+        ):  # this form also rejects NaN
             bounds = [f"at least {self.minimum:g}"] if self.minimum is not None else []
             bounds += [f"at most {self.maximum:g}"] if self.maximum is not None else []
             raise InvalidSetting(
@@ -114,12 +116,12 @@ class Setting:
             )
 
     def _invalid(self, value: object, where: str) -> InvalidSetting:
-        shown = "what it is" if self.secret else repr(value)
+        shown = "the given value" if self.secret else repr(value)
         return InvalidSetting(f"{where} must be {_KIND_NAMES[self.kind]}, not {shown}")
 
 
 def format_value(value: Scalar) -> str:
-    """A value as it is written in the file, without quotes."""
+    """Format a value as in the file, without quotes."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -128,7 +130,7 @@ def format_value(value: Scalar) -> str:
 _LOG_LEVELS = ("error", "warning", "info", "debug", "trace")
 
 _TABLE = (
-    Setting("model", "text", "practice", "The model that commands talk with: a model string."),
+    Setting("model", "text", "practice", "The model that commands use: a model string."),
     Setting(
         "mode",
         "text",
@@ -142,7 +144,7 @@ _TABLE = (
         "store",
         "text",
         "",
-        "Where conversations are kept: a file, or the address of a PostgreSQL database.",
+        "Where conversations are stored: a file, or the address of a PostgreSQL database.",
         secret="url",
         default_label="kedge.db in the user's data folder",
     ),
@@ -150,13 +152,15 @@ _TABLE = (
         "log_level",
         "text",
         "",
-        "From which level on log records are shown.",
+        "The minimum level of log records that are shown.",
         choices=_LOG_LEVELS,
         default_label="none; info for serve",
     ),
-    Setting("log_format", "text", "text", "How they are written.", choices=("text", "json")),
-    Setting("trace", "switch", False, "Make OpenTelemetry spans (extra otel)."),
-    Setting("timeout", "number", 10.0, "Seconds that doctor waits for a server.", minimum=0.1),
+    Setting("log_format", "text", "text", "The format of log records.", choices=("text", "json")),
+    Setting("trace", "switch", False, "Create OpenTelemetry spans (extra otel)."),
+    Setting(
+        "timeout", "number", 10.0, "How long doctor waits for a server, in seconds.", minimum=0.1
+    ),
     Setting("serve.host", "text", "127.0.0.1", "Address to listen on."),
     Setting(
         "serve.port", "integer", 8484, "Port to listen on; 0 for any.", minimum=0, maximum=65535
@@ -165,31 +169,37 @@ _TABLE = (
         "serve.db",
         "text",
         "",
-        "Where responses are kept; ':memory:' for nowhere.",
+        "Where responses are stored: a file, or ':memory:'.",
         default_label="server.db in the user's data folder",
     ),
     Setting(
         "serve.token",
         "text",
         "",
-        "What clients must send as their key. Needed on any address but loopback.",
+        "The token that clients must send. Required on any address but loopback.",
         secret="whole",
         env_override="KEDGE_SERVER_TOKEN",
         default_label="none",
     ),
-    Setting("serve.retention_days", "number", 30.0, "How long responses are kept.", minimum=0.0001),
-    Setting("serve.zero_data_retention", "switch", False, "Keep nothing; chaining is refused."),
+    Setting(
+        "serve.retention_days",
+        "number",
+        30.0,
+        "How many days responses are stored.",
+        minimum=0.0001,
+    ),
+    Setting("serve.zero_data_retention", "switch", False, "Store nothing; chaining is rejected."),
     Setting(
         "serve.model",
         "text",
         "practice",
-        "What answers: 'practice', 'script:FILE' for fixed answers, or a model string.",
+        "The model that answers: 'practice', 'script:FILE' for fixed answers, or a model string.",
     ),
     Setting(
         "serve.models",
         "text",
         "",
-        "A TOML file of several models by name, in the place of one (docs/backends.md).",
+        "A TOML file of several models by name, instead of one (docs/backends.md).",
         default_label="none",
     ),
     Setting(
@@ -204,9 +214,13 @@ _TABLE = (
         default_label="reject for the practice model, else ignore",
     ),
     Setting("serve.page", "switch", True, "Show the page at '/', with the API behind it."),
-    Setting("serve.keep_bodies", "switch", False, "Keep the raw JSON of the page's requests."),
+    Setting("serve.keep_bodies", "switch", False, "Store the raw JSON of the page's requests."),
     Setting(
-        "serve.max_body_mb", "number", 32.0, "The largest request, in megabytes.", minimum=0.001
+        "serve.max_body_mb",
+        "number",
+        32.0,
+        "The maximum size of a request, in megabytes.",
+        minimum=0.001,
     ),
     Setting(
         "proxy.upstream",
