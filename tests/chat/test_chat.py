@@ -475,7 +475,7 @@ async def test_pictures_and_files_are_kept(open_chat: OpenChat) -> None:
 async def test_what_is_no_block_is_refused(open_chat: OpenChat) -> None:
     """A mistake in the call is an error, as everywhere; only state is forgiven."""
     wrong: Any = {"role": "user"}
-    with pytest.raises(InvalidTurn, match="holds blocks"):
+    with pytest.raises(InvalidTurn, match="must have blocks"):
         await open_chat().chat_with_state(None, wrong)
 
 

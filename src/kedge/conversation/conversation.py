@@ -218,11 +218,11 @@ class Conversation:
         settings: ConversationSettings,
     ) -> Self:
         loaded = await store.load(row)
-        made = cls(store, row, loaded.node, loaded.turn(row.id), engine, **settings)
-        inner = unwrap(made._base_engine)
+        conversation = cls(store, row, loaded.node, loaded.turn(row.id), engine, **settings)
+        inner = unwrap(conversation.engine)
         if isinstance(inner, ResponsesEngine):
             await inner.memory.attach(store, inner.model)
-        return made
+        return conversation
 
     @staticmethod
     async def list(
@@ -610,9 +610,9 @@ class Conversation:
 
     async def _build_regenerate_task(self) -> TurnTask:
         """Return the last question; if something was edited or added since, from the current Turn."""
-        asked = find_last_question(await self.store.path(self.row, self.head))
-        if asked:
-            return await self._build_resume_task(asked)
+        question = find_last_question(await self.store.path(self.row, self.head))
+        if question:
+            return await self._build_resume_task(question)
         checkpoint = Checkpoint(self.store, self.row, self._node, self.turn)
         return TurnTask(checkpoint, truncate_to_question(self.turn), self.head)
 

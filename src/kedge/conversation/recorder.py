@@ -81,7 +81,7 @@ class RunRecorder:
                 pass
 
     def drain_telemetry(self) -> Telemetry:
-        """What happened since this was last asked for."""
+        """Return what was recorded since the last call."""
         accounts = Telemetry(self.incidents, self.tools, self.exchanges)
         self.incidents, self.tools, self.exchanges = (), (), ()
         return accounts
