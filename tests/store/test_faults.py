@@ -30,9 +30,9 @@ async def kill_writers(url: str, kills: int, seed: int) -> int:
     return acknowledged
 
 
-async def test_killed_writers_lose_nothing_acknowledged(tmp_path: Path) -> None:
-    """Many times, at random moments of one file's life: it opens, all is there, verify is clean."""
-    assert await kill_writers(f"sqlite:///{tmp_path}/killed.db", KILLS, 7) > KILLS
+async def test_killed_writers_lose_nothing_acknowledged(lasting_url: str) -> None:
+    """At random moments of one store's life: it opens, everything is there, `verify` is clean."""
+    assert await kill_writers(lasting_url, KILLS, 7) > KILLS
 
 
 async def test_two_processes_write_one_file(tmp_path: Path) -> None:
