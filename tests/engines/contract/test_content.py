@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from engines.contract.checks import ADD, check_law, flatten
 from engines.contract.conftest import STATELESS
 from kedge.engines import Engine
 from kedge.errors import AnswerIncomplete, UnsupportedBlock
@@ -33,20 +34,8 @@ from kedge.turns import (
     user,
 )
 from kedge.turns.json_codec import dumps, loads
-from normalization import expected_context, normalize_blocks, normalize_items
+from normalization import normalize_blocks
 
-ADD: dict[str, Any] = {
-    "type": "function",
-    "name": "add",
-    "description": "Add two numbers.",
-    "parameters": {
-        "type": "object",
-        "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
-        "required": ["a", "b"],
-        "additionalProperties": False,
-    },
-    "strict": True,
-}
 WEATHER: dict[str, Any] = {
     "type": "function",
     "name": "get_weather",
@@ -73,28 +62,6 @@ def block_contents(blocks: tuple[Block, ...]) -> list[Any]:
             case _:
                 found.append((block.kind, *block.content))
     return found
-
-
-def flatten(items: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Messages part by part, and arguments as values: what no API's form can change."""
-    found: list[tuple[Any, ...]] = []
-    for kind, *rest in items:
-        if kind == "function call":
-            call_id, name, arguments = rest
-            found.append((kind, call_id, name, json.loads(arguments)))
-        elif kind in ("user", "assistant", "system", "developer"):
-            found += [(kind, *part) for part in rest]
-        else:
-            found.append((kind, *rest))
-    return found
-
-
-def check_law(server: TestServer, turn: Turn) -> None:
-    """What the model saw is what the Turn says, but for its last answer and its leading system text."""
-    saw = flatten(normalize_items(server.requests[-1].context))
-    while saw and saw[0][0] == "system":
-        saw.pop(0)
-    assert saw == flatten(expected_context(turn))
 
 
 def last_text(turn: Turn) -> str:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from engines.contract.checks import check_law
 from engines.contract.conftest import open_engine
-from engines.contract.test_content import check_law
 from kedge import Conversation, open_store
 from kedge.chat import Chat
 from kedge.compaction import (

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from engines.contract.checks import ADD, check_law
 from engines.contract.conftest import ENGINES
-from engines.contract.test_content import ADD, check_law
 from kedge.engines import Engine
 from kedge.planning import get_state
 from kedge.testing import TestServer

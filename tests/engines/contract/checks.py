@@ -1,0 +1,43 @@
+"""Checks and tools that the contract tests of every engine share."""
+
+import json
+from typing import Any
+
+from kedge.testing import TestServer
+from kedge.turns import Turn
+from normalization import expected_context, normalize_items
+
+ADD: dict[str, Any] = {
+    "type": "function",
+    "name": "add",
+    "description": "Add two numbers.",
+    "parameters": {
+        "type": "object",
+        "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+
+
+def flatten(items: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Messages part by part, and arguments as values: what no API's form can change."""
+    found: list[tuple[Any, ...]] = []
+    for kind, *rest in items:
+        if kind == "function call":
+            call_id, name, arguments = rest
+            found.append((kind, call_id, name, json.loads(arguments)))
+        elif kind in ("user", "assistant", "system", "developer"):
+            found += [(kind, *part) for part in rest]
+        else:
+            found.append((kind, *rest))
+    return found
+
+
+def check_law(server: TestServer, turn: Turn) -> None:
+    """What the model saw is what the Turn says, but for its last answer and its leading system text."""
+    saw = flatten(normalize_items(server.requests[-1].context))
+    while saw and saw[0][0] == "system":
+        saw.pop(0)
+    assert saw == flatten(expected_context(turn))
