@@ -33,7 +33,6 @@ REQUIRED_TERMS = {
 }
 
 SHARED_CLASS_NAMES: dict[str, str] = {
-    "Permit": "one for a concurrency limit of tools, one for a rate limit of batches",
     "SocketConnection": "the two ends of one connection; the server shares no code with engines",
 }
 
@@ -53,11 +52,9 @@ NOUN_MODULES = {
 
 ODD_FUNCTIONS: dict[str, str] = {
     "kedge.conversation.conversation.pending": "public; the calls that are pending",
-    "kedge.store.conversation_tree.pending": "public; the nodes that are pending",
+    "kedge.store.conversations.checked": "a wrapper: the transaction, checked",
+    "kedge.store.store.pending": "public; the nodes that are pending",
     "kedge.turns.constructors.reasoning": "a root name: the constructor of a reasoning block",
-    "kedge.cli.run.noting": "to be renamed",
-    "kedge.engines.websocket.transport.tell": "to be renamed",
-    "kedge.web.api.told": "to be renamed",
 }
 
 ODD_CONSTANTS: dict[str, str] = {
@@ -98,11 +95,16 @@ BANNED_PHRASES = (
     r"whoever",
 )
 WORDING_EXCEPTIONS: dict[str, str] = {
-    "src/kedge/": "being reworded, package by package",
-    "docs/": "being reworded, page by page",
-    "README.md": "being reworded",
-    "CONTRIBUTING.md": "being reworded",
+    "docs/configuration.md": "being reworded",
+    "docs/practice.md": "sentences of the practice model",
+    "src/kedge/config/": "being reworded",
+    "src/kedge/practice/": "sentences of the practice model",
+    "src/kedge/tools/approval.py": "a public parameter of version 0.1 is named tell",
+    "src/kedge/web/templates/conversation.html": "a CSS class of the page",
+    "src/kedge/workflows/debate.py": "prompts of stored workflows, which must not change",
 }
+QUOTED = re.compile(r"You said|have I said so far")
+"""Sentences of the practice model that other pages quote."""
 BANNED = re.compile(rf"\b(?:{'|'.join(BANNED_PHRASES)})\b", re.IGNORECASE)
 
 
@@ -167,10 +169,11 @@ def iter_strings(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the comments, docstrings and other literals of a module, or the lines of another file."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
-        yield from enumerate(text.splitlines(), 1)
+        prose = re.sub(r"<[^>]*>|{%.*?%}", " ", text) if path.suffix == ".html" else text
+        yield from enumerate(prose.splitlines(), 1)
         return
     for node in ast.walk(TREES[path]):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             for offset, line in enumerate(node.value.split("\n")):
                 yield node.lineno + offset, line
     for token in tokenize.generate_tokens(StringIO(text).readline):
@@ -182,7 +185,6 @@ def list_texts() -> Iterator[Path]:
     """Yield every file whose wording is checked."""
     yield from MODULES
     yield from sorted((SOURCE / "kedge").rglob("*.html"))
-    yield from sorted((SOURCE / "kedge").rglob("*.js"))
     yield from (ROOT / "README.md", ROOT / "CONTRIBUTING.md")
     yield from sorted((ROOT / "docs").glob("*.md"))
 
@@ -279,6 +281,6 @@ def test_the_wording_is_plain() -> None:
         for path in list_texts()
         if not str(path.relative_to(ROOT)).startswith(tuple(WORDING_EXCEPTIONS))
         for number, line in iter_strings(path)
-        if BANNED.search(line)
+        if BANNED.search(QUOTED.sub("", line))
     ]
     assert found == []

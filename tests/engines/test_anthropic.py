@@ -200,7 +200,7 @@ def test_images_and_files_become_blocks_also_in_results() -> None:
         ),
         ([user([FilePart(data="data:text/plain;base64,!")])], "text cannot be read"),
         ([user([FilePart(data="data:text/plain;base64,/w==")])], "text cannot be read"),
-        ([user("x"), assistant("y"), system("Now")], "it stands alone; move it"),
+        ([user("x"), assistant("y"), system("Now")], "it is not beside a user block; move it"),
     ],
 )
 def test_what_cannot_be_said_names_the_block_and_what_to_do(
@@ -434,7 +434,7 @@ async def test_errors_are_those_of_every_engine(
 async def test_a_server_that_is_not_there_is_told_in_one_line() -> None:
     """With what to look at."""
     async with open_engine("http://127.0.0.1:1") as engine:
-        with pytest.raises(Unreachable, match="mend ANTHROPIC_BASE_URL"):
+        with pytest.raises(Unreachable, match="correct ANTHROPIC_BASE_URL"):
             await engine.run(TURN)
 
 

@@ -251,6 +251,6 @@ async def test_a_password_in_an_address_is_not_shown(caplog: pytest.LogCaptureFi
     engine = connect("chat:http://ada:geheim@127.0.0.1:1/v1#m", max_retries=0)
     with pytest.raises(Unreachable) as caught:
         await engine.run(Turn([user("Hello")]))
-    assert "mend its address (127.0.0.1:1)" in str(caught.value)
+    assert "correct its address (127.0.0.1:1)" in str(caught.value)
     assert "geheim" not in f"{caught.value} {caplog.text}"
     await engine.aclose()

@@ -85,7 +85,7 @@ class ServerEvidence:
         return bool(self.proof)
 
     def must_hold(self, depth: int) -> bool:
-        """Tell whether an answer on a chain of this depth must be judged before it is shown."""
+        """Return whether an answer on a chain of this depth must be judged before it is shown."""
         return not self.is_proven or (self.hold_depth > 0 and depth > self.verified_depth)
 
     @property
@@ -171,7 +171,7 @@ class ServerEvidence:
         self.doubt = "unsupported"
 
     def record_reused_id(self, now: float) -> None:
-        """Record a response id that was issued twice: no older response can be told apart."""
+        """Record a response id that was issued twice: older responses cannot be distinguished."""
         self.record_loss(now, "reused_ids")
         self.not_before = now
 

@@ -113,7 +113,7 @@ class ServerMemory:
         return min(limits, default=None)
 
     def needs_verdict(self, plan: RequestPlan, evidence: ServerEvidence) -> bool:
-        """Tell whether an answer to this plan must be judged before it is shown."""
+        """Return whether an answer to this plan must be judged before it is shown."""
         if plan.anchor is None or plan.mode != "chained" or self.trust != "earned":
             return False
         return evidence.must_hold(plan.anchor.depth)

@@ -2,7 +2,7 @@
 
 Only records prove anything. A record has the digest of the complete context that its response remembers; if the
 Turn has that digest at that length, the server's memory is a prefix of the Turn. The other fields of the record
-tell whether the server can still be asked for it.
+show whether the server can still be asked for it.
 """
 
 from dataclasses import dataclass

@@ -92,7 +92,7 @@ def connect_chat(rest: str, **settings: Any) -> Engine:
     api_key = settings.pop("api_key", None) or os.environ.get("KEDGE_API_KEY")
     host = _get_host(base_url)
     advice = Advice(
-        unreachable=f"start the server, or mend its address ({host})",
+        unreachable=f"start the server, or correct its address ({host})",
         no_model=f"is {model!r} a model of this server, and is its address right?",
     )
     if host.endswith(_OPENAI_HOSTS):
@@ -134,7 +134,7 @@ def connect_anthropic(model: str, **settings: Any) -> Engine:
     settings.setdefault("sampling", any(version < NO_SAMPLING_VERSION for version in versions))
     make_client, scope = prepare_anthropic_client("anthropic", base_url, api_key, settings)
     advice = Advice(
-        unreachable=f"check the network, or mend ANTHROPIC_BASE_URL ({_get_host(base_url)})",
+        unreachable=f"check the network, or correct ANTHROPIC_BASE_URL ({_get_host(base_url)})",
         no_model=f"is {model!r} a model of this server? Its documentation lists them",
     )
     return AnthropicEngine(model, make_client=make_client, scope=scope, advice=advice, **settings)

@@ -142,7 +142,7 @@ def _build_note(omitted_items: Sequence[Item], summary: str) -> list[Item]:
     if summary:
         text += f" In summary: {summary}"
     elif answers:
-        text += f" The last of them said: {answers[-1][:MAX_QUOTE_CHARS]}"
+        text += f" The last answer was: {answers[-1][:MAX_QUOTE_CHARS]}"
     return [
         {
             "type": "message",

@@ -3,8 +3,8 @@
 A conversation continues with its own provider and model. Three kinds of models can be used: those of the
 server beside the page, providers known by name (``openai``, ``anthropic``, …) whose addresses and keys
 come from this machine's environment, and, by an explicit choice, another model of the server. An address
-that only the store names is never connected to: the store may hold imported conversations, and whoever
-wrote those must not decide where keys and messages go.
+that only the store names is never connected to: the store may contain imported conversations, and
+imported data must not decide where keys and messages go.
 """
 
 from collections.abc import Callable

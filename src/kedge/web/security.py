@@ -96,10 +96,10 @@ class PageAuthMiddleware:
             await app(scope, receive, guarded)
         except Exception as error:
             # Its words may quote a conversation: they are for debugging only.
-            log_failure("the page met a bug of its own", error)
+            log_failure("internal error of the page", error)
             if guarded.started:
                 raise  # too late to say anything: the connection must break
-            await error_response(500, "bug", "the page met a bug of its own; the log tells more")(
+            await error_response(500, "bug", "internal error; the log has the details")(
                 scope, receive, guarded
             )
 

@@ -217,7 +217,7 @@ def _render_text(block: Block, title: str, text: str, parts: Sequence[Part]) -> 
 def _render_reasoning(block: ReasoningBlock) -> MessageView:
     text = "\n\n".join((*block.summary, *block.texts))
     if not text:
-        text = "*The provider does not show what the model thought.*"
+        text = "*The provider does not show the reasoning of the model.*"
         note = "encrypted" if block.encrypted_content else "not shown"
     else:
         note = summarize_text(text)

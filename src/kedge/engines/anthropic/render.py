@@ -102,7 +102,9 @@ class _AnthropicRenderer:
             content += parts
         if not content:
             remedy = "move it directly before or behind a user block"
-            raise unsupported_block(group.inputs[0], self.provider, remedy, "it stands alone")
+            raise unsupported_block(
+                group.inputs[0], self.provider, remedy, "it is not beside a user block"
+            )
         said = {"role": "user", "content": content}
         return [said, {"role": "system", "content": "\n\n".join(system)}] if system else [said]
 

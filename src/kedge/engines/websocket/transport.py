@@ -167,13 +167,13 @@ class SocketTransport(Transport):
             pool.release(connection, lane)
             raise self._error_from_message(first)
 
-        def tell(came: bytes) -> None:
+        def report(received: bytes) -> None:
             if tap:
-                tap(content, self.redact(came.decode("utf-8", "replace")).encode(), 200)
+                tap(content, self.redact(received.decode("utf-8", "replace")).encode(), 200)
 
-        told = tell if tap else None
+        on_end = report if tap else None
         return SocketResponse(
-            pool, connection, lane, self.provider, self._read_timeout(), first, told
+            pool, connection, lane, self.provider, self._read_timeout(), first, on_end
         )
 
     async def _send_on_lane(
