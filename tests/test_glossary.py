@@ -95,9 +95,7 @@ BANNED_PHRASES = (
     r"whoever",
 )
 WORDING_EXCEPTIONS: dict[str, str] = {
-    "docs/configuration.md": "being reworded",
     "docs/practice.md": "sentences of the practice model",
-    "src/kedge/config/": "being reworded",
     "src/kedge/practice/": "sentences of the practice model",
     "src/kedge/tools/approval.py": "a public parameter of version 0.1 is named tell",
     "src/kedge/web/templates/conversation.html": "a CSS class of the page",
