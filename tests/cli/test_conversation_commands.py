@@ -85,7 +85,7 @@ def test_show_reads_as_a_chat(server: TestServer) -> None:
     assert [block["kind"] for block in blocks] == ["user", "assistant"]
     response = run_json("tree", "harbour")["nodes"][4]["response"]
     assert run_json("show", "harbour", "--at", response)["node"] == 5
-    assert "'kedge tree' shows them" in run_command("show", "harbour", "--at", "resp_none").stderr
+    assert "'kedge tree' lists them" in run_command("show", "harbour", "--at", "resp_none").stderr
 
 
 def test_tree_is_a_graph_with_heads_and_marks(server: TestServer, alone: Path) -> None:
@@ -119,9 +119,10 @@ def test_tree_is_a_graph_with_heads_and_marks(server: TestServer, alone: Path) -
     assert "[lost: gone]" in run_command("tree", "harbour").output
 
 
-def test_inspect_tells_blocks_plan_and_savings(server: TestServer) -> None:
+def test_inspect_tells_blocks_plan_and_savings() -> None:
     """Origin, response and tokens of each block; the anchor; what is sent; what is saved."""
-    found = run_json("inspect", "harbour", "--say", "And?")
+    run_command("chat", "-c", "pier", stdin="My name is Ada.\nWhat is my name?\n")
+    found = run_json("inspect", "pier", "--say", "And?")
     assert [block["sent"] for block in found["blocks"]] == [False] * 4 + [True]
     assert found["blocks"][1]["origin"] == "engine"
     assert found["blocks"][1]["response"].startswith("resp_")
@@ -131,7 +132,7 @@ def test_inspect_tells_blocks_plan_and_savings(server: TestServer) -> None:
     assert (plan["sent_blocks"], plan["full_blocks"]) == (1, 5)
     assert plan["saved_bytes"] == plan["full_bytes"] - plan["sent_bytes"] > 0
     assert plan["saved_tokens"] == sum(block["tokens"] for block in found["blocks"][:4])
-    output = run_command("inspect", "harbour", "--say", "And?").output
+    output = run_command("inspect", "pier", "--say", "And?").output
     assert "→ 4" in output
     assert "Chained on resp_" in output
     assert "still bill" in output

@@ -126,8 +126,8 @@ def test_what_failed_on_its_way_can_be_resumed(folder: Path, kedge_server: TestS
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["refine"], "a refine needs 'task'"),
-        (["refine", "--task", "x"], "a refine needs 'judge'"),
+        (["refine"], "refine: 'task' is missing"),
+        (["refine", "--task", "x"], "refine: 'judge' is missing"),
         (["refine", "--task", "x", "--judge", "five"], "named as module:function"),
         (["refine", "--task", "x", "--judge", "judging:six"], "no function named 'six'"),
         (["refine", "--task", "x", "--judge", "nothing:x"], "cannot import 'nothing'"),

@@ -160,7 +160,7 @@ def _choose_by_title(titled: "list[ConversationRow]") -> "ConversationRow":
 
 
 async def find_node(store: "Store", row: "ConversationRow", at: str) -> "Node":
-    """The node that is meant: its number, ``head``, or the id of a response."""
+    """Find a node by its number, by the id of its response, or as ``head``."""
     if at in ("", "head"):
         return await store.node(row, row.head)
     if at.isascii() and at.isdecimal():
@@ -168,6 +168,6 @@ async def find_node(store: "Store", row: "ConversationRow", at: str) -> "Node":
     found = await store.node_of_response(row, at)
     if found is None:
         raise NotInStore(
-            f"there is no node and no response {at!r} in this conversation; 'kedge tree' shows them"
+            f"there is no node or response {at!r} in this conversation; 'kedge tree' lists them"
         )
     return found

@@ -1,4 +1,4 @@
-"""``kedge tree``: the chain as a graph, with forks, heads, and what became of each response."""
+"""``kedge tree``: print the tree of a conversation as a graph, with forks, heads and marks."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -37,7 +37,7 @@ class AnnotatedTree:
     """The last block that each node added."""
 
     def heads(self, number: int) -> list[str]:
-        """Which conversations have their head here; the one that was asked for says just that."""
+        """Return labels of the conversations with their head here; ``head`` for the selected one."""
         names = [
             "head" if row.id == self.row.id else f"head of {sanitize_text(row.title or row.id)}"
             for row in self.conversations
@@ -46,7 +46,7 @@ class AnnotatedTree:
         return sorted(names)
 
     def marks(self, number: int, now: float) -> list[str]:
-        """What became of the response that made this node, and whether history was changed here."""
+        """Return the marks of a node: the state of its response, and changes of history."""
         node, response = self.nodes[number], self.responses.get(number)
         marks: list[str] = []
         if node.kind == "compacted":
@@ -70,12 +70,12 @@ class AnnotatedTree:
         return marks
 
     def excerpt(self, number: int) -> str:
-        """The first words of the last that this node added."""
+        """Return the beginning of the last block that this node added."""
         last = self.blocks.get(number)
         return describe(last, EXCERPT_LENGTH) if last else ""
 
     def to_json(self, now: float) -> dict[str, Any]:
-        """The tree as JSON, the oldest node first."""
+        """Return the tree as JSON values, the oldest node first."""
         return {
             "conversation": self.row.id,
             "head": self.row.head,
@@ -122,7 +122,7 @@ class GraphRow:
 def draw_graph(
     nodes: Iterable[tuple[int, int]], marks: dict[int, str] | None = None
 ) -> Iterator[GraphRow]:
-    """The rows for nodes and their parents, given the newest first; ``marks`` are signs of their own."""
+    """Yield the rows for nodes and their parents, newest first; ``marks`` are symbols by node."""
     lanes: list[int | None] = []
     for node, parent in nodes:
         waiting = [column for column, wanted in enumerate(lanes) if wanted == node]
@@ -157,7 +157,7 @@ def _format_lanes(lanes: list[int | None], column: int, sign: str) -> str:
 
 
 def _format_join(lanes: list[int | None], waiting: list[int]) -> str:
-    """Lanes on their way into the first of them; others pass behind."""
+    """Draw lanes that join the first of them; other lanes cross."""
     first, last = waiting[0], waiting[-1]
     text = ""
     for column, lane in enumerate(lanes):
@@ -183,7 +183,10 @@ MARK_COLORS = {"expired": "yellow", "lost": "yellow", "failed": "red", "unstored
 @kedge_command("tree", short_help="Print the tree of a conversation as a graph.")
 @conversation_argument
 @click.option(
-    "--limit", type=click.IntRange(0), default=0, help="Only the newest nodes.  [default: all]"
+    "--limit",
+    type=click.IntRange(0),
+    default=0,
+    help="Maximum number of nodes, newest first.  [default: all]",
 )
 @store_option
 def command(conversation: str, limit: int, store: str, as_json: bool) -> None:
@@ -205,7 +208,7 @@ def command(conversation: str, limit: int, store: str, as_json: bool) -> None:
 
 
 def render_tree(tree: "AnnotatedTree", now: float, limit: int = 0) -> list[str]:
-    """The graph, a line a row."""
+    """Return the graph as lines."""
     shown = sorted(tree.nodes.values(), key=lambda node: -node.id)
     if limit:
         shown = shown[:limit]

@@ -34,7 +34,7 @@ MIN_FOLD_LENGTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What some responses add up to."""
+    """Totals of some responses."""
 
     responses: int = 0
     tokens: int = 0
@@ -53,7 +53,7 @@ class Totals:
 
     @property
     def saved(self) -> int:
-        """The bytes that were not sent, because the server remembered them."""
+        """The bytes that were not sent, because the server had them."""
         return max(self.full - self.sent, 0)
 
 
@@ -70,13 +70,13 @@ class ChainNode:
 
 @dataclass(frozen=True, slots=True)
 class LayoutRow:
-    """One line of the drawing: a response, or a run of them folded together."""
+    """One row of the graph: a response, or a folded run of them."""
 
     lane: int
     nodes: tuple[ChainNode, ...]
     on_path: bool = False
     branch: Totals | None = None
-    """At the end of a branch: what the branch adds up to, from where it left its line."""
+    """At the end of a branch: the totals of the branch."""
 
     @property
     def node(self) -> ChainNode:
@@ -90,7 +90,7 @@ class LayoutRow:
 
     @property
     def sums(self) -> Totals:
-        """What the responses of this row add up to."""
+        """The totals of the responses of this row."""
         return sum((node.sums for node in self.nodes), Totals())
 
 
@@ -107,7 +107,7 @@ class LayoutEdge:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A chain, ready to be drawn."""
+    """The layout of a chain."""
 
     rows: tuple[LayoutRow, ...] = ()
     edges: tuple[LayoutEdge, ...] = ()
@@ -118,7 +118,7 @@ class Layout:
 
 @dataclass(slots=True)
 class _Tree:
-    """Who is whose child, how large each subtree is, and which way the main line goes."""
+    """Children, subtree sizes and the main line of a tree."""
 
     nodes: dict[str, ChainNode]
     children: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
@@ -128,7 +128,7 @@ class _Tree:
     """Responses of runs that were looked at and are not folded."""
 
     def sorted_children(self, name: str, on_path: frozenset[str]) -> list[str]:
-        """The children of a node, the one on which the main line goes on at the end."""
+        """Return the children of a node, the one on the main line last."""
         found = self.children.get(name, [])
         return sorted(found, key=lambda each: (each in on_path, self.sizes[each]))
 
@@ -136,12 +136,12 @@ class _Tree:
 def compute_layout(
     nodes: Iterable[ChainNode], chosen: str = "", unfolded: frozenset[str] = frozenset()
 ) -> Layout:
-    """Find a place for every response. ``unfolded`` names responses whose run is shown whole."""
+    """Lay out all responses; ``unfolded`` names responses whose run is not folded."""
     tree = _build_tree(nodes, chosen)
     on_path = frozenset(tree.path)
     rows: list[LayoutRow] = []
     edges: list[LayoutEdge] = []
-    # What is still to be placed: a response, its lane, the row it hangs on, and the branch so far.
+    # Still to be placed: a response, its lane, the row of its parent, and the totals of its branch.
     roots = tree.sorted_children("", on_path)
     waiting = [(name, 0, -1, Totals()) for name in reversed(roots)]
     while waiting:
@@ -176,7 +176,7 @@ def _build_tree(nodes: Iterable[ChainNode], chosen: str) -> _Tree:
 
 
 def _parents_first(tree: _Tree) -> list[str]:
-    """Every node after its parent. What hangs on itself in a circle is reached from nowhere."""
+    """Return the nodes, each after its parent; nodes in a cycle are left out."""
     order = list(tree.children.get("", ()))
     for name in order:
         order += tree.children.get(name, ())
@@ -194,7 +194,7 @@ def _find_path(tree: _Tree, chosen: str) -> tuple[str, ...]:
 
 
 def _collect_run(tree: _Tree, name: str, chosen: str, unfolded: frozenset[str]) -> Sequence[str]:
-    """The responses that share a row with this one: itself alone, or a run long enough to fold."""
+    """Return the responses of the row: this one alone, or a run long enough to fold."""
     if name in tree.shown:
         return (name,)
     run: list[str] = []
@@ -209,7 +209,7 @@ def _collect_run(tree: _Tree, name: str, chosen: str, unfolded: frozenset[str]) 
 
 
 def _is_foldable(tree: _Tree, name: str, chosen: str) -> bool:
-    """Whether a response may vanish in a fold: in the middle of a line, with nothing to say."""
+    """Return whether a response can be folded: inside a line and without marks."""
     node = tree.nodes[name]
     inside = node.parent in tree.nodes and len(tree.children.get(node.parent, ())) == 1
     return inside and len(tree.children.get(name, ())) == 1 and not node.marks and name != chosen
@@ -218,7 +218,7 @@ def _is_foldable(tree: _Tree, name: str, chosen: str) -> bool:
 SHOWN_KINDS = frozenset(
     {"answered", "failed", "compacted", "edited", "merged", "added", "imported"}
 )
-"""The kinds of node that have a place of their own in the graph."""
+"""The kinds of node that are drawn."""
 
 _KIND_LABELS = {
     "compacted": "History was compacted",
@@ -233,7 +233,7 @@ _FAILED_STATUSES = frozenset({"incomplete", "failed", "refused", "cut"})
 
 @dataclass(frozen=True, slots=True)
 class ChainGraph:
-    """The graph of a tree; nodes go by their numbers, as text."""
+    """The graph of a tree; node ids are numbers as text."""
 
     nodes: tuple[ChainNode, ...]
     head: str
@@ -242,12 +242,12 @@ class ChainGraph:
 
     @property
     def sums(self) -> Totals:
-        """What all responses add up to."""
+        """The totals of all responses."""
         return sum((node.sums for node in self.nodes), Totals())
 
 
 def build_chain_graph(tree: StoredTree, now: float) -> ChainGraph:
-    """The graph of a tree as it is at this time."""
+    """Build the graph of a tree at this time."""
     parents = {node.parent for node in tree.nodes}
     asked: dict[int, str] = {}
     standing: dict[int, int] = {}
@@ -285,7 +285,7 @@ def _mark_head(nodes: list[ChainNode], head: str) -> list[ChainNode]:
 
 
 def collect_marks(node: StoredNode, row: ResponseRow | None, now: float) -> frozenset[Mark]:
-    """What there is to say about a node."""
+    """Return the marks of a node."""
     marks: set[Mark] = set()
     if node.kind == "asked":
         marks.add("pending")
@@ -310,11 +310,11 @@ def _response_marks(row: ResponseRow, now: float) -> set[Mark]:
 
 
 def is_fallback(row: ResponseRow) -> bool:
-    """Whether everything was sent although there was something to build on."""
+    """Return whether a request was sent in full although there were stored responses."""
     return row.mode == "chained" and not row.anchor and row.reason not in ("", "new")
 
 
 def response_totals(row: ResponseRow) -> Totals:
-    """What one response took."""
+    """Return the totals of one response."""
     tokens = (row.input_tokens or 0) + (row.output_tokens or 0)
     return Totals(1, tokens, row.sent_bytes, row.sent_bytes + row.saved_bytes, row.cost or 0.0)

@@ -224,7 +224,7 @@ def find_node(tree: StoredTree, at: str) -> int:
         for node, row in tree.responses.items():
             if row.provider_response_id == at:
                 return node
-    raise NotInStore(f"there is no response {at!r} in this conversation")
+    raise NotInStore(f"there is no node or response {at!r} in this conversation")
 
 
 def conversation_status(row: ConversationRow, tree: StoredTree, now: float) -> str:

@@ -69,10 +69,10 @@ def check_spec(kind: WorkflowKind, spec: WorkflowSpec) -> None:
                 f"a {kind} workflow has the unknown member {key!r}; it may have {there}"
             )
         if not isinstance(value, wanted) or isinstance(value, bool):
-            raise InvalidWorkflow(f"{key} of a {kind} must be {_TYPE_NAMES[cast('type', wanted)]}")
+            raise InvalidWorkflow(f"{kind}: {key} must be {_TYPE_NAMES[cast('type', wanted)]}")
     for key in _REQUIRED[kind]:
         if not spec.get(key):
-            raise InvalidWorkflow(f"a {kind} needs {key!r}: in its file, or as an option")
+            raise InvalidWorkflow(f"{kind}: {key!r} is missing; set it in the file or as an option")
 
 
 async def run_spec(
