@@ -27,6 +27,7 @@ from kedge.store.nodes import insert_node
 from kedge.turns import assistant, user
 from kedge.web.chain_graph import ChainNode, Totals, build_chain_graph, compute_layout
 from kedge.web.chain_svg import draw_lanes
+from kedge.web.models import ModelSelector
 from kedge.web.serve import PageSettings, open_page_server
 from kedge.web.service import ConversationService
 from kedge.web.templating import render
@@ -110,7 +111,7 @@ def _insert_tree(tx: Tx, root: StoredNode, conversation: ConversationRow) -> Sto
 
 
 def _insert_conversations(tx: Tx, tree: int) -> None:
-    rows = [(f"c{n}", f"Talk {n}", tree, tree, n, n) for n in range(CONVERSATIONS)]
+    rows = [(f"c{n}", f"Conversation {n}", tree, tree, n, n) for n in range(CONVERSATIONS)]
     tx.run_many(
         "INSERT INTO conversations (id, title, archived, tree, head, created_at, updated_at) "
         "VALUES (?, ?, 0, ?, ?, ?, ?)",
@@ -120,16 +121,16 @@ def _insert_conversations(tx: Tx, tree: int) -> None:
 
 async def _measure_pages(url: str, name: str) -> list[Row]:
     async with await open_store(url) as store, connect("practice") as engine:
-        desk = ConversationService(store, engine)
+        service = ConversationService(store, ModelSelector(engine, ("practice",)))
         row = await store.conversation(name)
         tree = await read_tree(store, row)
         chain = cpu_seconds(lambda: build_chain_graph(tree, 0.0), repeat=3)
-        view = await desk.load_view(name)
+        view = await service.load_view(name)
         drawn = cpu_seconds(
             lambda: render("conversation.html", here="conversations", view=view), repeat=3
         )
         start = time.perf_counter()
-        await desk.load_view(name)
+        await service.load_view(name)
         read = time.perf_counter() - start
     return [
         Row("tree to graph", chain * 1e3, unit="ms"),
