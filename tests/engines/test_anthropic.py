@@ -327,6 +327,15 @@ def test_common_parameters_are_put_in_this_apis_words(given: Any, said: Any) -> 
     }
 
 
+def test_a_thinking_budget_above_the_limit_raises() -> None:
+    """The API rejects it: the budget is part of what `max_output_tokens` limits."""
+    given = {"reasoning": {"budget_tokens": 4096}, "max_output_tokens": 4096}
+    with pytest.raises(UnsupportedParameter, match="must be smaller than max_output_tokens"):
+        reconcile_body(map_params(given, PARAM_RULES))
+    fits = {**given, "max_output_tokens": 4097}
+    assert reconcile_body(map_params(fits, PARAM_RULES))["max_tokens"] == 4097
+
+
 @pytest.mark.parametrize(
     ("given", "param"),
     [

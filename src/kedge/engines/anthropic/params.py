@@ -141,6 +141,11 @@ def reconcile_body(body: Members) -> Members:
     budget = thinking.get("budget_tokens")
     limit = DEFAULT_MAX_TOKENS + (budget if isinstance(budget, int) else 0)
     fit: Members = {"max_tokens": body.get("max_tokens") or limit}
+    if isinstance(budget, int) and budget >= fit["max_tokens"]:
+        raise UnsupportedParameter(
+            f"reasoning.budget_tokens {budget}",
+            f"it must be smaller than max_output_tokens, which is {fit['max_tokens']}",
+        )
     if "tool_choice" in body:
         idle = not body.get("tools") and choice["type"] in ("auto", "none")
         fit["tool_choice"] = None if idle else choice  # which the API refuses without tools
