@@ -161,7 +161,7 @@ def test_settings_become_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert run("--port", "4").startswith("4 True")
     assert run("--port", "x").startswith("2 ")
     monkeypatch.setenv("KEDGE_SERVE_PORT", "many")
-    assert "KEDGE_SERVE_PORT must be a whole number" in run()
+    assert "KEDGE_SERVE_PORT must be an integer" in run()
     assert run().startswith("1 Error")
 
 

@@ -36,7 +36,7 @@ def test_hello_with_state_over_two_processes(server: TestServer, tmp_path: Path)
     assert "My name is Ada." in run_hello(file, "My name is Ada.")
     second = run_hello(file, "What is my name?")
     assert second.startswith("Your name is Ada.\nChained on resp_")
-    first, last = (each.body for each in server.requests)
+    first, last = (each.body for each in server.requests if each.method == "POST")
     assert len(first["input"]) == 2  # the event, and what was said
     assert len(last["input"]) == 1
     assert last["previous_response_id"] == server.requests[0].response_id

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kedge import run_sync, user
@@ -168,6 +168,17 @@ async def compare(store: Store, model: StoreModel) -> None:
 
 
 @given(steps)
+@example(
+    [
+        ("append", 0, 0, 0, False),
+        ("fork", 0, 0),
+        ("append", 0, 3, 0, False),
+        ("append", 0, 0, 0, False),
+        ("append", 0, 0, 2, False),
+        ("append", 1, 0, 34, True),
+        ("delete", 0),
+    ]
+)  # a node whose path is used only up to fewer blocks than it takes from its parent
 @settings(max_examples=40)
 def test_a_store_does_what_dictionaries_do(moves: list[Any]) -> None:
     """Appends, edits, forks, moved heads, shared blocks and deletions, in any order."""

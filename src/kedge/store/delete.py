@@ -66,13 +66,15 @@ def _assign_nodes(
         changed = replace(
             node,
             conversation=heir if node.conversation == number else node.conversation,
-            length=min(node.length, max(node.kept, used[node.id])),
+            # A path may use fewer blocks than the node takes from its parent: those are gone there too.
+            kept=min(node.kept, used[node.id]),
+            length=min(node.length, used[node.id]),
         )
         if changed == node:
             continue
         tx.run(
-            "UPDATE nodes SET conversation = ?, length = ?, checksum = ? WHERE id = ?",
-            (changed.conversation, changed.length, hash_node(changed), node.id),
+            "UPDATE nodes SET conversation = ?, kept = ?, length = ?, checksum = ? WHERE id = ?",
+            (changed.conversation, changed.kept, changed.length, hash_node(changed), node.id),
         )
         update = "UPDATE responses SET conversation = ? WHERE node = ?"
         tx.run(update, (changed.conversation, node.id))
