@@ -23,6 +23,7 @@ from planning.reference_server import (
     ReferenceServer,
     RequestRejected,
     ResponseNotFound,
+    StoredResponse,
     check_pairs,
     effective_items,
     marked_words,
@@ -99,7 +100,11 @@ def check_coherence(case: PlanCase) -> None:
 
 
 def check_minimality(case: PlanCase) -> None:
-    """No longer provable prefix was passed over, nor a newer one of the same length."""
+    """No longer provable prefix was passed over, nor a newer one of the same length.
+
+    The one exception: if the best record is deeper than the server remembers, a full send starts a new
+    chain. An older and shallower record would stay the anchor forever, with an ever longer delta.
+    """
     state = get_state(case.turn)
     if case.plan.mode != "chained":
         return
@@ -109,6 +114,7 @@ def check_minimality(case: PlanCase) -> None:
         _leading_compaction(case.full_items),
     )
     best: tuple[int, float] | None = None
+    too_deep = False
     for record in state.anchors:
         proven = 0 < record.block_count < len(digests)
         proven = proven and digests[record.block_count] == record.digest
@@ -117,9 +123,11 @@ def check_minimality(case: PlanCase) -> None:
         held = _stored_context(record, case.server)
         seen = normal_form.normalize_items(held, case.server)
         if said[: len(seen)] == seen and _leading_compaction(held) == first:
-            best = max(best or (0, 0.0), (record.block_count, record.created_at))
+            candidate = (record.block_count, record.created_at)
+            if best is None or candidate > best:
+                best, too_deep = candidate, _is_too_deep(record, case.server)
     anchor = case.plan.anchor
-    if (anchor and (anchor.block_count, anchor.created_at)) != best:
+    if (anchor and (anchor.block_count, anchor.created_at)) != (None if too_deep else best):
         raise LawViolation("minimality", best, case.plan.explain())
 
 
@@ -167,18 +175,29 @@ LAWS = (check_coherence, check_minimality, check_no_leak, check_problems, check_
 
 
 def _is_usable(record: AnchorRecord, case: PlanCase) -> bool:
-    """Whether the server can be asked for a response, as far as a client can know."""
+    """Whether the server can be asked for a response, as far as a client can know; at any depth."""
     memory = case.server
     response = memory.responses.get(record.response_id)
     if response is None or record.scope != memory.scope or record.status == "lost":
         return False
+    chain = _get_chain(response)
+    margin = min(3600.0, memory.retention / 20)
+    ends = min(each.created_at for each in chain) + memory.retention - margin
+    return response.status == "completed" and response.stored and case.now < ends
+
+
+def _is_too_deep(record: AnchorRecord, server: ReferenceServer) -> bool:
+    """Whether the server sees only the end of a response's chain."""
+    chain = _get_chain(server.responses[record.response_id])
+    return server.max_depth is not None and len(chain) > server.max_depth
+
+
+def _get_chain(response: StoredResponse) -> list[StoredResponse]:
+    """A response and its ancestors, newest first."""
     chain = [response]
     while (parent := chain[-1].parent) is not None:
         chain.append(parent)
-    margin = min(3600.0, memory.retention / 20)
-    ends = min(each.created_at for each in chain) + memory.retention - margin
-    short = memory.max_depth is None or len(chain) <= memory.max_depth
-    return response.status == "completed" and response.stored and case.now < ends and short
+    return chain
 
 
 def _stored_context(record: AnchorRecord, server: ReferenceServer) -> list[Item]:
