@@ -1,7 +1,8 @@
 """Settings for every test: hypothesis sets no deadline, and nothing may leave this machine.
 
 A slow machine is no failure. Only the tests of ``tests/live`` may reach a provider, and only when asked.
-``HYPOTHESIS_PROFILE=thorough`` tries thirty times as many examples; see CONTRIBUTING.md.
+The examples are the same in every run, so that a failure belongs to the change that caused it;
+``HYPOTHESIS_PROFILE=random`` tries others, ``thorough`` thirty times as many. See CONTRIBUTING.md.
 """
 
 import os
@@ -13,7 +14,8 @@ from hypothesis import HealthCheck, settings
 
 from kedge.testing import forbid_network
 
-settings.register_profile("kedge", deadline=None)
+settings.register_profile("kedge", deadline=None, derandomize=True)
+settings.register_profile("random", deadline=None)
 settings.register_profile(
     "thorough", deadline=None, max_examples=3_000, suppress_health_check=list(HealthCheck)
 )
