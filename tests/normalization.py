@@ -14,6 +14,7 @@ from kedge.turns import (
     FilePart,
     ImagePart,
     OpaqueBlock,
+    OpaquePart,
     Part,
     ReasoningBlock,
     RefusalPart,
@@ -81,6 +82,8 @@ def _normalize_part(part: Part) -> NormalForm:
             return ("image", part.url or part.file_id)
         case FilePart():
             return ("file", part.url or part.data or part.file_id)
+        case OpaquePart() if part.content["type"] == "input_audio":
+            return ("audio", part.content["input_audio"]["data"])
         case _:
             raise AssertionError(part)
 
@@ -117,5 +120,7 @@ def _normalize_item_part(part: Mapping[str, Any]) -> NormalForm:
             return ("image", part.get("image_url") or part.get("file_id"))
         case "input_file":
             return ("file", part.get("file_url") or part.get("file_data") or part.get("file_id"))
+        case "input_audio":
+            return ("audio", part["input_audio"]["data"])
         case other:
             raise AssertionError(other)

@@ -90,7 +90,7 @@ def test_type_checkers_know_what_a_name_is() -> None:
     turn = kedge.Turn([kedge.user("hi")])
     assert_type(turn.append(kedge.assistant("ho")), kedge.Turn)
     assert_type(kedge.tool_call("f", {}), turns.ToolCallBlock)
-    assert_type(kedge.image("u"), turns.ImagePart)
+    assert_type(kedge.image("https://kedge.example/a.png"), turns.ImagePart)
     assert_type(kedge.diff(turn, turn).moved, tuple[turns.Block, ...])
     assert_type(kedge.InvalidJSON("$", "x").path, str)
 

@@ -25,9 +25,10 @@ HOMES: dict[str, str] = {
     # Turns
     "Turn": "kedge.turns",
     "assistant": "kedge.turns",
+    "audio": "kedge.attachments",
     "diff": "kedge.turns",
-    "file": "kedge.turns",
-    "image": "kedge.turns",
+    "file": "kedge.attachments",
+    "image": "kedge.attachments",
     "opaque": "kedge.turns",
     "reasoning": "kedge.turns",
     "system": "kedge.turns",
@@ -60,6 +61,9 @@ HOMES: dict[str, str] = {
 __all__ = list(HOMES)  # pyright: ignore[reportUnsupportedDunderAll] - the test checks it
 
 if TYPE_CHECKING:
+    from kedge.attachments import audio as audio
+    from kedge.attachments import file as file
+    from kedge.attachments import image as image
     from kedge.chat import Chat as Chat
     from kedge.conversation import Conversation as Conversation
     from kedge.errors import AnswerIncomplete as AnswerIncomplete
@@ -91,8 +95,6 @@ if TYPE_CHECKING:
     from kedge.turns import Turn as Turn
     from kedge.turns import assistant as assistant
     from kedge.turns import diff as diff
-    from kedge.turns import file as file
-    from kedge.turns import image as image
     from kedge.turns import opaque as opaque
     from kedge.turns import reasoning as reasoning
     from kedge.turns import system as system

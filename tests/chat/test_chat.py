@@ -442,6 +442,7 @@ async def test_a_plan_can_be_seen_before_a_call(server: TestServer, open_chat: O
     async with open_chat() as chat:
         first = await chat.chat_with_state(None, "My name is Ada.")
         plan = chat.plan(first.state, "What did I say first?")
+        assert plan.previous_response_id == first.response_id
         assert not plan.is_full
         assert plan.delta_blocks == 1
         assert len(server.requests) == 1

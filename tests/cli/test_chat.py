@@ -102,6 +102,7 @@ def test_json_gives_one_object_a_turn() -> None:
     first, second = (json.loads(line) for line in done.stdout.splitlines())
     assert first["text"] == "2+3 = 5."
     assert first["requests"][0]["anchor"] is None
+    assert second["requests"][0]["anchor"] == first["response_id"]
     assert second["requests"][0]["anchor"].startswith("resp_")
     assert second["requests"][0]["blocks"] == 1
     assert second["usage"]["input_tokens"] > 0

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -51,14 +52,19 @@ async def test_a_conversation_goes_on_where_it_was(
     assert reply.plan.delta_blocks == 1
     sent = kedge_server.requests[-1].body
     (first, second) = await again.responses()
+    assert reply.response_id == second.provider_response_id
+    await again.append("Thank you.")
+    assert replace(reply, turn=again.turn).response_id == ""
+    assert f'"provider_response_id":"{reply.response_id}"' in await again.export()
     assert sent["previous_response_id"] == first.provider_response_id == second.anchor
-    assert (second.node, second.parent) == (reply.node, again.head - 1)
+    assert (second.node, second.parent) == (reply.node, reply.node - 1)
     assert node_kinds(await store.tree(again.row)) == [
         "root",
         "asked",
         "answered",
         "asked",
         "answered",
+        "added",
     ]
 
 

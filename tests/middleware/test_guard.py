@@ -157,7 +157,7 @@ async def test_what_does_not_match_is_left_as_it_is() -> None:
             [
                 said,
                 OpaquePart(FrozenMap({"type": "video", "title": "t"})),
-                file("f", filename="n.pdf"),
+                file("https://f", filename="n.pdf"),
             ]
         ),
         reasoning("thoughts", encrypted_content="seal"),
@@ -173,7 +173,7 @@ def test_no_corner_of_a_block_keeps_a_secret() -> None:
         [
             user([TextPart("ok", extra=FrozenMap({"annotations": [{"title": secret}]}))]),
             user([OpaquePart(FrozenMap({"type": "video", "title": secret}))]),
-            user([file("f", filename=f"{secret}.pdf")]),
+            user([file("https://f", filename=f"{secret}.pdf")]),
             UnknownBlock(FrozenMap({"kind": "dream", "text": secret})),
             replace(assistant("ok"), extra=FrozenMap({"item": {"note": [secret]}})),
             replace(

@@ -191,7 +191,7 @@ def test_however_it_was_made_it_is_the_same(one: Block, other: Block) -> None:
         (tool_call("f", "{}", call_id="c"), tool_call("f", "{ }", call_id="c")),
         (tool_call("f", "{}", call_id="c"), tool_call("f", "{}", call_id="c", custom=True)),
         (tool_result("c", "1"), tool_result("d", "1")),
-        (user([image("u", detail="low")]), user([image("u", detail="high")])),
+        (user([image("data:,u", detail="low")]), user([image("data:,u", detail="high")])),
         (opaque({"type": "x", "a": 1}), opaque({"type": "x", "a": 1.0})),
         (opaque({"type": "x", "a": 1}), opaque({"type": "x", "a": True})),
         (

@@ -15,6 +15,7 @@ from kedge.turns import (
     OpaquePart,
     RefusalPart,
     TextPart,
+    audio,
     file,
     image,
 )
@@ -31,6 +32,7 @@ def test_an_image_from_bytes_equals_the_same_image_as_a_data_url() -> None:
 def test_a_file_is_given_by_url_or_by_content() -> None:
     """A URL stays a URL; bytes become a data URL with their media type."""
     assert file("https://example.com/a.pdf") == FilePart(url="https://example.com/a.pdf")
+    assert file("data:text/plain,hi") == FilePart(data="data:text/plain,hi")
     made = file(b"%PDF", filename="a.pdf")
     assert made == FilePart(data="data:application/pdf;base64,JVBERg==", filename="a.pdf")
 
@@ -39,6 +41,15 @@ def test_a_file_is_given_by_url_or_by_content() -> None:
 def test_any_bytes_fit_into_an_image(content: bytes) -> None:
     """Empty or odd content makes an image like any other."""
     assert image(content).url.startswith("data:image/png;base64,")
+
+
+def test_audio_has_the_form_that_the_apis_share() -> None:
+    """From bytes or a data URL: WAV or MP3."""
+    wav = OpaquePart(
+        FrozenMap(type="input_audio", input_audio={"data": "UklGRg==", "format": "wav"})
+    )
+    assert audio(b"RIFF") == wav == audio("data:audio/x-wav;base64,UklGRg==")
+    assert audio(b"ID3", media_type="audio/mpeg").content["input_audio"]["format"] == "mp3"
 
 
 loose: Any = turns  # the same names, without their types
@@ -50,6 +61,16 @@ INVALID_PARTS: list[tuple[Any, str]] = [
         "a file needs exactly one of url, data, file_id; got none",
     ),
     (lambda: loose.FilePart("u", "d", "f"), "got url, data, file_id"),
+    (lambda: loose.image("cat.png"), "for a local file pass a path: kedge.image(Path('cat.png'))"),
+    (lambda: loose.image("x" * 200), f"'{'x' * 80}…' is not a URL"),
+    (lambda: loose.file("/srv/a.pdf"), "kedge.file(Path('/srv/a.pdf'))"),
+    (lambda: loose.file("file:///tmp/a.pdf"), "is not a URL"),
+    (lambda: loose.file("C:\\a.pdf"), "is not a URL"),
+    (lambda: loose.image(5), "image: expected a URL or bytes, got int; kedge.image reads files"),
+    (lambda: loose.image(""), "an image needs exactly one of url, file_id; got none"),
+    (lambda: loose.audio("https://a.example/a.wav"), "audio must be bytes or a base64 data URL"),
+    (lambda: loose.audio("data:audio/wav,RIFF"), "audio must be bytes or a base64 data URL"),
+    (lambda: loose.audio(b"OggS", media_type="audio/ogg"), "of type audio/wav, audio/x-wav"),
     (lambda: loose.TextPart(5), "text: expected a string, got int"),
     (lambda: loose.TextPart(None), "text: expected a string, got NoneType"),
     (lambda: loose.TextPart("\ud800"), "text: lone surrogate"),

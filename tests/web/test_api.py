@@ -41,6 +41,7 @@ def test_the_next_turn_goes_on_from_the_head(page: PageServer) -> None:
     turn = page.post(f"/api/conversations/{name}/turns", text="What did I say first?")
     assert turn["text"] == 'You said first: "What is 2+3?"'
     assert turn["plan"]["previous_response_id"]
+    assert turn["provider_response_id"] == turn["response_id"]
     assert (turn["plan"]["delta_blocks"], turn["plan"]["full_blocks"]) == (1, 3)
     said = page.get(f"/api/conversations/{name}/turns")
     assert [block["kind"] for block in said["blocks"]] == ["user", "assistant"] * 2
@@ -67,7 +68,7 @@ def test_a_turn_can_branch_from_any_response(page: PageServer) -> None:
     first = chain["nodes"][0]
     path = f"/api/conversations/{name}/turns"
     by_id = page.post(path, text="How many?", previous_response_id=first["response"]["response_id"])
-    assert by_id["plan"]["previous_response_id"] == first["response"]["response_id"]
+    assert by_id["plan"]["previous_response_id"] == first["response"]["provider_response_id"]
     by_node = page.post(path, text="What did I say last?", at=first["node"])
     chain = page.get(f"/api/conversations/{name}/chain")
     below = [node["node"] for node in chain["nodes"] if node["parent"] == first["node"]]

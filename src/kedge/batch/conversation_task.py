@@ -196,6 +196,7 @@ async def _build_result(
         status="failed" if last.kind else "completed",
         answers=tuple(answers),
         conversation=name if rows else "",
+        provider_response_id=rows[-1].provider_response_id if rows else "",
         model=line.model or context.work.model,
         input_tokens=sum(row.input_tokens or 0 for row in rows),
         cached_tokens=sum(row.cached_tokens or 0 for row in rows),

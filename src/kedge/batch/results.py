@@ -37,6 +37,8 @@ class LineResult:
     status: Literal["completed", "failed"]
     answers: tuple[str, ...] = ()
     conversation: str = ""
+    provider_response_id: str = ""
+    """The provider's id of the last response."""
     model: str = ""
     input_tokens: int = 0
     cached_tokens: int = 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from kedge.chat.state import DiscardedState
 from kedge.compaction import CompactionResult, TurnCompacted
 from kedge.engines import RunStream, Stream
-from kedge.engines.base import answer_text
+from kedge.engines.base import answer_text, last_response_id
 from kedge.errors import Blocked, EngineError, KedgeError
 from kedge.events import Usage
 from kedge.events.run import AnswerFinished, ToolFinished
@@ -40,6 +40,11 @@ class Answer:
     plan: RequestPlan | None = field(default=None, repr=False)
     compaction: CompactionResult | None = field(default=None, repr=False)
     discarded: DiscardedState | None = None
+
+    @property
+    def response_id(self) -> str:
+        """The provider's id of the response that the answer ends with; empty if it has none."""
+        return last_response_id(self.turn)
 
     @property
     def refusal(self) -> str:

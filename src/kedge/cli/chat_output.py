@@ -185,6 +185,7 @@ def reply_to_json(reply: Reply, plans: Sequence[RequestPlan]) -> dict[str, Any]:
         "text": reply.text,
         "conversation": reply.conversation,
         "node": reply.node,
+        "response_id": reply.response_id,
         "requests": [
             {
                 "mode": plan.mode,

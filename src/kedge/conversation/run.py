@@ -18,7 +18,7 @@ from kedge.compaction import TurnCompacted
 from kedge.conversation.checkpoint import Checkpoint, has_same_blocks
 from kedge.conversation.recorder import CostFunction, RunRecorder
 from kedge.engines import Engine, RunStream, Stream, unwrap
-from kedge.engines.base import answer_text
+from kedge.engines.base import answer_text, last_response_id
 from kedge.errors import EngineError, KedgeError, StoreError
 from kedge.events import Event, Usage
 from kedge.events.run import AnswerFinished, Healed, TurnFinished
@@ -52,6 +52,11 @@ class Reply:
     usage: Usage = field(default_factory=Usage)
     plan: RequestPlan | None = field(default=None, repr=False)
     stored: bool = False
+
+    @property
+    def response_id(self) -> str:
+        """The provider's id of the response that the answer ends with; empty if it has none."""
+        return last_response_id(self.turn)
 
     @property
     def refusal(self) -> str:

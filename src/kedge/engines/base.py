@@ -31,7 +31,15 @@ from kedge.events.run import (
 from kedge.observe import measure
 from kedge.observe.logs import BOUND_FIELDS
 from kedge.planning import AnchorRecord, Mode, RequestPlan, get_state
-from kedge.turns import AssistantBlock, Block, OpaqueBlock, ReasoningBlock, Turn, snapshot_block_ids
+from kedge.turns import (
+    AssistantBlock,
+    Block,
+    OpaqueBlock,
+    ReasoningBlock,
+    Turn,
+    UserBlock,
+    snapshot_block_ids,
+)
 
 WireTap = Callable[[bytes, bytes, int | None], None]
 """Is given the body of a request, the body of its reply, and the reply's status, if there was one."""
@@ -405,3 +413,13 @@ def answer_text(turn: Turn, sent: Turn | None = None) -> str:
         elif not isinstance(block, ReasoningBlock | OpaqueBlock):
             break
     return "\n\n".join(text for text in reversed(texts) if text)
+
+
+def last_response_id(turn: Turn) -> str:
+    """Return the provider's id of the response at the end of a Turn; empty if there is none."""
+    for block in reversed(turn.blocks):
+        if isinstance(block, UserBlock):
+            break
+        if block.response_id:
+            return block.response_id
+    return ""

@@ -34,6 +34,7 @@ from kedge.turns.parts import (
     Part,
     RefusalPart,
     TextPart,
+    audio,
     file,
     image,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "UnknownBlock",
     "UserBlock",
     "assistant",
+    "audio",
     "block_from_item",
     "diff",
     "dump",

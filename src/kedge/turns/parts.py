@@ -5,6 +5,7 @@ equals the part that a server returns.
 """
 
 import base64
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Self, TypeVar, cast
@@ -156,16 +157,28 @@ PART_TYPES = (TextPart, RefusalPart, ImagePart, FilePart, OpaquePart)
 ASSISTANT_PART_TYPES = (TextPart, RefusalPart, OpaquePart)
 """The types of parts that a model can write."""
 
+AUDIO_FORMATS = {
+    "audio/wav": "wav",
+    "audio/x-wav": "wav",
+    "audio/wave": "wav",
+    "audio/mpeg": "mp3",
+    "audio/mp3": "mp3",
+}
+"""The media types of audio that the APIs accept, and their names there."""
+MAX_SHOWN_URL = 80
+"""The number of characters of a URL in a message."""
+_URL = re.compile(r"(?!file:)[a-z][a-z0-9+.-]+:", re.IGNORECASE)  # C:\ is a path
+
 P = TypeVar("P")
 
 
 def image(
     source: str | bytes, *, media_type: str = "image/png", detail: Detail = "auto"
 ) -> ImagePart:
-    """Construct an image part.
+    """Construct an image part; ``kedge.image`` also reads local files.
 
     Args:
-        source: The URL of the image, or its bytes.
+        source: The URL or data URL of the image, or its bytes.
         media_type: The media type of the bytes.
         detail: The resolution at which the model sees it.
 
@@ -173,19 +186,19 @@ def image(
         The part.
 
     Raises:
-        InvalidTurn: If the source is empty.
+        InvalidTurn: If the source is empty or a local path.
     """
-    url = source if isinstance(source, str) else data_url(source, media_type)
+    url = data_url(source, media_type) if isinstance(source, bytes) else check_url(source, "image")
     return ImagePart(url, detail)
 
 
 def file(
     source: str | bytes, *, filename: str = "", media_type: str = "application/pdf"
 ) -> FilePart:
-    """Construct a file part.
+    """Construct a file part; ``kedge.file`` also reads local files.
 
     Args:
-        source: The URL of the file, or its bytes.
+        source: The URL or data URL of the file, or its bytes.
         filename: The name of the file.
         media_type: The media type of the bytes.
 
@@ -193,11 +206,63 @@ def file(
         The part.
 
     Raises:
-        InvalidTurn: If the source is empty.
+        InvalidTurn: If the source is empty or a local path.
     """
     if isinstance(source, bytes):
         return FilePart(data=data_url(source, media_type), filename=filename)
+    if check_url(source, "file").startswith("data:"):
+        return FilePart(data=source, filename=filename)
     return FilePart(url=source, filename=filename)
+
+
+def audio(source: str | bytes, *, media_type: str = "audio/wav") -> OpaquePart:
+    """Construct an audio part; ``kedge.audio`` also reads local files.
+
+    It is sent to the Responses and Chat Completions APIs; Anthropic's API has no audio input.
+
+    Args:
+        source: The audio's bytes or data URL.
+        media_type: The media type of the bytes: ``audio/wav`` or ``audio/mpeg``.
+
+    Returns:
+        The part, in the form that the APIs share.
+
+    Raises:
+        InvalidTurn: If the source is no audio that an API accepts.
+    """
+    url = data_url(source, media_type) if isinstance(source, bytes) else check_url(source, "audio")
+    header, _, content = url.partition(",")
+    media_type, _, encoding = header.removeprefix("data:").partition(";")
+    audio_format = AUDIO_FORMATS.get(media_type)
+    if not url.startswith("data:") or encoding != "base64" or audio_format is None:
+        raise InvalidTurn(
+            f"audio must be bytes or a base64 data URL of type {', '.join(AUDIO_FORMATS)}; "
+            f"got {shorten_url(url)}"
+        )
+    return OpaquePart(
+        freeze_map(
+            {"type": "input_audio", "input_audio": {"data": content, "format": audio_format}},
+            "content",
+        )
+    )
+
+
+def check_url(source: object, what: str) -> str:
+    """Return a URL; reject a local path, which a server could not read."""
+    if not isinstance(source, str):
+        kind = type(source).__name__
+        raise InvalidTurn(f"{what}: expected a URL or bytes, got {kind}; kedge.{what} reads files")
+    if source and not _URL.match(source):
+        raise InvalidTurn(
+            f"{what}: {shorten_url(source)!r} is not a URL; "
+            f"for a local file pass a path: kedge.{what}(Path({shorten_url(source)!r}))"
+        )
+    return source
+
+
+def shorten_url(url: str) -> str:
+    """Return the beginning of a URL, for messages."""
+    return url if len(url) <= MAX_SHOWN_URL else f"{url[:MAX_SHOWN_URL]}…"
 
 
 def data_url(content: bytes, media_type: str) -> str:

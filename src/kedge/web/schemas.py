@@ -211,6 +211,7 @@ class TurnShape(ApiModel):
     conversation: str
     node: int
     response_id: str
+    provider_response_id: str = Field(description="The same as `response_id`.")
     text: str
     usage: UsageShape
     plan: PlanShape | None
@@ -230,6 +231,7 @@ class ResponseShape(ApiModel):
 
     provider: str
     response_id: str
+    provider_response_id: str = Field(description="The same as `response_id`.")
     model: str
     mode: str
     anchor: str

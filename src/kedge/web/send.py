@@ -127,12 +127,12 @@ def _dump_plan(plan: RequestPlan) -> dict[str, Any]:
 
 def to_turn_shape(reply: Reply) -> TurnShape:
     """Convert a reply to its API form."""
-    ids = [block.response_id for block in reply.turn.blocks if block.response_id]
     usage = reply.usage
     return TurnShape(
         conversation=reply.conversation,
         node=reply.node,
-        response_id=ids[-1] if ids else "",
+        response_id=reply.response_id,
+        provider_response_id=reply.response_id,
         text=reply.text,
         usage=UsageShape(
             input_tokens=usage.input_tokens,

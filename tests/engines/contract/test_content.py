@@ -27,6 +27,7 @@ from kedge.turns import (
     ReasoningBlock,
     ToolCallBlock,
     Turn,
+    audio,
     file,
     image,
     system,
@@ -189,6 +190,19 @@ async def test_pictures_and_files_reach_the_model(engine: Engine, server: TestSe
     turn = await engine.run(Turn([shown]))
     check_law(server, turn)
     assert ("user", "image", "data:image/png;base64,cG5n") in flatten(normalize_blocks([shown]))
+
+
+async def test_audio_reaches_the_model_or_is_rejected(
+    engine: Engine, name: str, server: TestServer
+) -> None:
+    """Where an API has no audio input, the error is raised before anything is sent."""
+    turn = Turn([user(["Listen:", audio(b"RIFF"), "What is 2+3?"])])
+    if name == "anthropic":
+        with pytest.raises(UnsupportedBlock, match=turn.blocks[0].id):
+            await engine.run(turn)
+        assert server.requests == []
+    else:
+        check_law(server, await engine.run(turn))
 
 
 async def test_a_picture_as_a_result_reaches_the_model_or_is_refused(

@@ -1,0 +1,79 @@
+"""Parts from local files."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kedge import InvalidTurn, audio, file, image, turns
+
+
+def test_an_image_is_read_from_a_path(tmp_path: Path) -> None:
+    """Its name determines the media type, and a file that changes later does not change the part."""
+    path = tmp_path / "cat.jpeg"
+    path.write_bytes(b"abc")
+    made = image(path, detail="low")
+    path.write_bytes(b"other")
+    assert made == turns.image(b"abc", media_type="image/jpeg", detail="low")
+    assert image(b"abc") == turns.image(b"abc")
+    assert image("https://kedge.example/a.png").url == "https://kedge.example/a.png"
+
+
+def test_a_file_is_read_from_a_path_and_has_its_name(tmp_path: Path) -> None:
+    """The name can be changed."""
+    path = tmp_path / "notes.md"
+    path.write_bytes(b"# Notes")
+    assert file(path) == turns.file(b"# Notes", filename="notes.md", media_type="text/markdown")
+    assert file(path, filename="a.md").filename == "a.md"
+    assert file(b"%PDF").data.startswith("data:application/pdf;")
+
+
+def test_audio_is_read_from_a_path(tmp_path: Path) -> None:
+    """WAV and MP3, by name or by the given media type."""
+    path = tmp_path / "hello.mp3"
+    path.write_bytes(b"ID3")
+    assert audio(path) == turns.audio(b"ID3", media_type="audio/mpeg")
+    assert audio(path, media_type="audio/wav") == turns.audio(b"ID3") == audio(b"ID3")
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "message"),
+    [
+        (image, "missing.png", "there is no file"),
+        (image, "", "does not determine its type; give media_type="),
+        (image, "notes.txt", "is of type text/plain; use kedge.file"),
+        (file, "noname", "does not determine its type"),
+        (audio, "notes.txt", "is of type text/plain; convert it to WAV or MP3"),
+    ],
+)
+def test_a_file_that_is_no_such_part_is_rejected(
+    make: Any, name: str, message: str, tmp_path: Path
+) -> None:
+    """The error names the file and what to do."""
+    (tmp_path / "notes.txt").write_text("hi")
+    with pytest.raises(InvalidTurn, match=message):
+        make(tmp_path / name)
+
+
+def test_a_file_above_the_bound_is_rejected(tmp_path: Path) -> None:
+    """The bound is inclusive, and can be raised."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"12345")
+    assert file(path, max_bytes=5)
+    with pytest.raises(InvalidTurn, match="has more than 4 bytes; upload it"):
+        file(path, max_bytes=4)
+
+
+def test_a_file_that_cannot_be_read_is_an_error_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operating system's reason is in the message."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"12345")
+
+    def fail(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(InvalidTurn, match=r"a.txt cannot be read: Permission denied"):
+        file(path)
