@@ -5,11 +5,26 @@ import pytest
 
 from kedge.errors import EngineError
 from kedge.events.run import ToolFinished, ToolStarted
-from kedge.middleware import find_open_calls, tools, with_middleware
+from kedge.middleware import find_open_calls, guard, redact, tools, with_middleware
+from kedge.middleware.default_stack import with_default_middleware
 from kedge.planning import find_problems
-from kedge.tools import Deny, Toolbox, tool
-from kedge.turns import Block, ToolResultBlock, Turn, assistant, tool_call, tool_result, user
+from kedge.tools import Deny, Toolbox, ToolSource, tool
+from kedge.turns import (
+    Block,
+    Part,
+    TextPart,
+    ToolResultBlock,
+    Turn,
+    assistant,
+    file,
+    image,
+    tool_call,
+    tool_result,
+    user,
+)
 from middleware.scripted_engine import ScriptedEngine
+
+PNG = b"\x89PNG\r\n\x1a\n0000"
 
 
 def add(a: int, b: int) -> int:
@@ -166,3 +181,47 @@ async def test_a_call_for_the_caller_at_the_limit_ends_the_run() -> None:
     assert len(engine.turns) == 1
     assert "limit of 0 rounds" in result_texts(turn)[0]
     assert [b.call_id for b in find_open_calls(turn)] == ["call_2"]
+
+
+async def test_tools_of_a_source_are_offered_as_they_are_in_each_round() -> None:
+    """A source may change between rounds; a guard's rules apply to its descriptions."""
+    source = ToolSource()
+
+    def grow() -> str:
+        source.tools = (tool(add, description="adds for sk-123"),)
+        return "grown"
+
+    source.tools = (tool(grow),)
+    engine = ScriptedEngine([make_call(1, "grow", "{}")], [make_call(2)], [assistant("done")])
+    stack = with_middleware(
+        engine, guard(redact("sk-[0-9]+", direction="in")), tools(toolbox=Toolbox(source))
+    )
+    turn = await stack.run(Turn([user("go")]))
+    assert result_texts(turn) == ["grown", "3"]
+    offered = [[each["name"] for each in request.tools] for request in engine.requests]
+    assert offered == [["grow"], ["add"], ["add"]]
+    assert engine.requests[1].tools[0]["description"] == "adds for [redacted]"
+
+
+async def test_an_approver_of_a_chat_decides_about_every_call() -> None:
+    """``approve`` of the default stack reaches the tools."""
+    engine = ScriptedEngine([make_call(1)], [assistant("done")])
+    stack = with_default_middleware(engine, tools=[add], approve=lambda _: Deny("not now"))
+    turn = await stack.run(Turn([user("go")]))
+    assert result_texts(turn) == ["The call was denied and did not run: not now"]
+
+
+async def test_images_are_described_for_an_api_that_takes_text_only() -> None:
+    """An image in a result would make the conversation unsendable there."""
+
+    def draw() -> list[Part]:
+        return [TextPart("here:"), image(PNG), image("https://example.com/a.png"), file(b"x")]
+
+    engine = ScriptedEngine([make_call(1, "draw", "{}")], [assistant("done")])
+    engine.text_only_results = True
+    turn = await with_middleware(engine, tools(draw)).run(Turn([user("go")]))
+    [result] = [block for block in turn.blocks if isinstance(block, ToolResultBlock)]
+    assert all(isinstance(part, TextPart) for part in result.parts)
+    assert "[omitted: an image of type image/png, 12 bytes; this model's API takes" in result.text
+    assert "[omitted: an image; this" in result.text
+    assert "a file of type " in result.text

@@ -3,7 +3,7 @@
 import pytest
 
 from kedge.errors import InvalidTool, KedgeError, UnknownTool
-from kedge.tools import Toolbox, tool
+from kedge.tools import Toolbox, ToolSource, tool
 
 
 def get_weather(city: str) -> str:
@@ -63,3 +63,92 @@ def test_toolboxes_are_made_from_others() -> None:
     assert list(more.without("get_weather")) == ["get_time"]
     with pytest.raises(UnknownTool):
         more.without("nothing")
+
+
+class Remote(ToolSource):
+    """A source whose tools the test sets."""
+
+    def __init__(self, name: str, *names: str) -> None:
+        self.name = name
+        self.set(*names)
+
+    def set(self, *names: str) -> None:
+        """Replace the tools."""
+        self.tools = tuple(
+            tool(get_weather, name=name, description=f"{name} of {self.name}") for name in names
+        )
+
+
+def test_a_toolbox_follows_the_tools_of_its_sources() -> None:
+    """Every toolbox made from a source has the tools that the source has now."""
+    remote = Remote("files")
+    box = Toolbox(remote)
+    more = Toolbox(clock, box)
+    assert (list(box), bool(box), box.sources) == ([], False, (remote,))
+    remote.set("read", "write")
+    assert (list(box), list(more)) == (["read", "write"], ["get_time", "read", "write"])
+    assert box["read"] is more["read"] is remote.tools[0]
+    remote.set("read")
+    assert list(more.with_tools(get_weather)) == ["get_time", "get_weather", "read"]
+    with pytest.raises(UnknownTool):
+        box["write"]
+
+
+def test_names_that_are_used_twice_are_prefixed() -> None:
+    """Functions have their own names; all sources with a name get prefixes, so none takes over another's."""
+    files, web = Remote("files", "search", "read", "get_time"), Remote("web", "search", "fetch")
+    box = Toolbox(clock, files, web)
+    assert list(box) == [
+        "get_time",
+        *("files_search", "read", "files_get_time"),
+        "web_search",
+        "fetch",
+    ]
+    assert box["get_time"] is clock
+    assert box["web_search"].description == "search of web"
+    web.set("fetch")
+    assert list(box) == ["get_time", "search", "read", "files_get_time", "fetch"]
+
+
+def test_prefixed_names_are_numbered_when_they_are_used_as_well() -> None:
+    """Two sources may have the same name, and a source may have a tool with a prefixed name."""
+    box = Toolbox(Remote("a", "x"), Remote("a", "x"), Remote("b", "a_x", "y" * 64))
+    assert list(box) == ["a_x", "a_x_2", "a_x_3", "y" * 64]
+    long = Toolbox(Remote("b", "y" * 64), Remote("c", "y" * 64))
+    assert list(long) == ["b_" + "y" * 62, "c_" + "y" * 62]
+    same = Toolbox(Remote("b", "y" * 64), Remote("b", "y" * 64))
+    assert list(same) == ["b_" + "y" * 62, "b_" + "y" * 58 + "_2"]
+
+
+def test_a_removed_tool_of_a_source_stays_removed() -> None:
+    """Also after the source changes, and only the tool of that source."""
+    files, web = Remote("files", "search", "read"), Remote("web", "search")
+    box = Toolbox(get_weather, files, web).without("files_search", "get_weather")
+    assert list(box) == ["read", "search"]
+    assert box["search"] is web.tools[0]
+    files.set("search", "read", "write")
+    assert list(box) == ["read", "write", "search"]
+
+
+def test_descriptions_of_sources_are_edited() -> None:
+    """An edit applies to every description of a source's tool, and to none of the program's."""
+    remote = Remote("files")
+    schema = {
+        "type": "object",
+        "properties": {
+            "description": {"type": "string", "description": "secret a"},
+            "list": {"anyOf": [{"type": "string", "title": "secret b"}, {"type": "null"}]},
+        },
+    }
+    remote.tools = (tool(get_weather, name="read", description="a secret tool", parameters=schema),)
+
+    def hide(text: str) -> str:
+        return text.replace("secret", "***")
+
+    own = tool(get_weather, description="our secret")
+    ours, theirs = Toolbox(own, remote).definitions(hide)
+    assert ours["description"] == "our secret"
+    assert (theirs["name"], theirs["description"]) == ("read", "a *** tool")
+    properties = theirs["parameters"]["properties"]
+    assert properties["description"] == {"type": "string", "description": "*** a"}
+    assert properties["list"]["anyOf"][0]["title"] == "*** b"

@@ -27,6 +27,7 @@ from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan
 from kedge.providers import connect
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
+from kedge.tools import Approver
 from kedge.turns import Block, Turn, user
 from kedge.turns.turn import count_leading
 
@@ -53,6 +54,7 @@ class Chat:
     Args:
         engine: An engine or a model string.
         tools: Functions that the model may call, or a toolbox.
+        approve: Is called before each tool call and may deny it or change its arguments.
         middleware: Middleware around the engine, the first one outermost.
         compactor: Keeps conversations short.
         key: Encrypts state bytes; with several keys, the first one encrypts and all decrypt.
@@ -73,6 +75,7 @@ class Chat:
         engine: Engine | str,
         *,
         tools: Tools = (),
+        approve: Approver | None = None,
         middleware: Sequence[Middleware] = (),
         compactor: Compactor | None = None,
         key: Key | Iterable[Key] | None = None,
@@ -88,6 +91,7 @@ class Chat:
         self.engine = with_default_middleware(
             self._base_engine,
             tools=tools,
+            approve=approve,
             middleware=middleware,
             compactor=compactor,
             counter=counter,

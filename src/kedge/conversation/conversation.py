@@ -55,6 +55,7 @@ from kedge.providers import connect
 from kedge.store import Claim, ConversationRow, Hit, Node, ResponseRow, Store
 from kedge.store.records import NodeKind
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
+from kedge.tools import Approver
 from kedge.turns import Block, Turn, new_id, user
 from kedge.turns.frozen_json import EMPTY
 
@@ -66,6 +67,7 @@ class ConversationSettings(TypedDict, total=False):
     """The keyword arguments of ``Conversation``, for ``create`` and ``open``."""
 
     tools: Tools
+    approve: Approver | None
     middleware: Sequence[Middleware]
     compactor: Compactor | None
     counter: TokenCounter
@@ -85,6 +87,7 @@ class Conversation:
         turn: The Turn at that node.
         engine: An engine or a model string.
         tools: Functions that the model may call, or a toolbox.
+        approve: Is called before each tool call and may deny it or change its arguments.
         middleware: Middleware around the engine, the first one outermost.
         compactor: Keeps the conversation short.
         counter: Counts tokens for the compactor.
@@ -107,6 +110,7 @@ class Conversation:
         engine: Engine | str,
         *,
         tools: Tools = (),
+        approve: Approver | None = None,
         middleware: Sequence[Middleware] = (),
         compactor: Compactor | None = None,
         counter: TokenCounter = DEFAULT_COUNTER,
@@ -124,6 +128,7 @@ class Conversation:
         self.engine = with_default_middleware(
             self._base_engine,
             tools=tools,
+            approve=approve,
             middleware=middleware,
             compactor=compactor,
             counter=counter,

@@ -147,6 +147,8 @@ class Engine(ABC):
     """Takes a Turn to a model."""
 
     name: str = ""
+    text_only_results: bool = False
+    """Whether the API takes only text in tool results; images and files are described there."""
 
     @property
     def content_filters(self) -> tuple[ContentFilter, ...]:

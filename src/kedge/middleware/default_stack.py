@@ -12,17 +12,17 @@ from kedge.middleware import compact, with_middleware
 from kedge.middleware.repair import repair as repairing
 from kedge.middleware.tools import tools as tooling
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
-from kedge.tools import Toolbox
-from kedge.tools.registry import AnyTool
+from kedge.tools import AnyTool, Approver, Toolbox
 
-Tools = Toolbox | Iterable[AnyTool | Callable[..., Any]]
-"""A toolbox, or tools and functions."""
+Tools = Toolbox | Iterable[AnyTool | Callable[..., Any] | Toolbox]
+"""A toolbox, or tools, functions and toolboxes."""
 
 
 def with_default_middleware(
     engine: Engine,
     *,
     tools: Tools = (),
+    approve: Approver | None = None,
     middleware: Sequence[Middleware] = (),
     compactor: Compactor | None = None,
     counter: TokenCounter = DEFAULT_COUNTER,
@@ -37,8 +37,8 @@ def with_default_middleware(
         stack.insert(
             0, compact(compactor, engine=engine, counter=counter, resend_limit=resend_limit)
         )
-    if toolbox:
-        stack.append(tooling(toolbox=toolbox))
+    if toolbox or toolbox.sources:
+        stack.append(tooling(toolbox=toolbox, approve=approve))
     if repair:
         stack.append(repairing())
     return with_middleware(engine, *stack, *innermost)

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from kedge.engines.base import Engine, Events, Middleware, Request
+from kedge.engines.base import Engine, Events, Middleware, Request, unwrap
 from kedge.engines.content_filter import ContentFilters
 from kedge.events.run import ToolFinished, ToolStarted, TurnFinished
 from kedge.middleware.base import BaseMiddleware
@@ -44,7 +44,7 @@ def tools(
     Returns:
         A middleware for ``with_middleware``.
     """
-    box = toolbox.with_tools(*functions) if toolbox else Toolbox(*functions)
+    box = Toolbox(*([toolbox] if toolbox is not None else []), *functions)
 
     def wrap(engine: Engine) -> Engine:
         return _ToolsMiddleware(engine, box, approve, max_rounds)
@@ -60,14 +60,17 @@ class _ToolsMiddleware(BaseMiddleware):
     ) -> None:
         super().__init__(inner)
         self.toolbox, self.approve, self.max_rounds = toolbox, approve, max_rounds
-        self.definitions = tuple(toolbox.definitions())
+        self.text_only = unwrap(inner).text_only_results
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the events of every round; the last event has the Turn."""
-        foreign = {str(tool.get("name")) for tool in request.tools} - set(self.toolbox)
-        request = request.with_tools(self.definitions)
+        offered = {str(tool.get("name")) for tool in request.tools}
+        foreign: set[str] = set()
         for rounds in range(self.max_rounds + 1):
-            async with aclosing(self.inner.events(turn, request)) as events:
+            # The tools of a source may have changed since the last round.
+            foreign = offered - set(self.toolbox)
+            with_ours = self._offer_tools(request)
+            async with aclosing(self.inner.events(turn, with_ours)) as events:
                 async for event in events:
                     if isinstance(event, TurnFinished):
                         turn = event.turn
@@ -89,9 +92,16 @@ class _ToolsMiddleware(BaseMiddleware):
             if len(ours) < len(calls):
                 break
             request = _release_tool_choice(request)
-        async with aclosing(self._finish_at_limit(turn, request, foreign)) as events:
+        async with aclosing(
+            self._finish_at_limit(turn, self._offer_tools(request), foreign)
+        ) as events:
             async for event in events:
                 yield event
+
+    def _offer_tools(self, request: Request) -> Request:
+        """Return the request with the current tools; descriptions that are not ours are filtered."""
+        edit = request.filters.edit_text if request.filters else None
+        return request.with_tools(tuple(self.toolbox.definitions(edit)))
 
     async def _run_calls(
         self, turn: Turn, calls: Sequence[ToolCallBlock], filters: ContentFilters
@@ -106,7 +116,12 @@ class _ToolsMiddleware(BaseMiddleware):
             yield ToolStarted(filters.apply(call))
         results: dict[str, ToolResultBlock] = {}
         finished = iter_runs(
-            self.toolbox, calls, approve=self.approve, origin=NAME, filters=filters
+            self.toolbox,
+            calls,
+            approve=self.approve,
+            origin=NAME,
+            filters=filters,
+            text_only=self.text_only,
         )
         async with aclosing(finished) as runs:
             async for run in runs:

@@ -8,7 +8,7 @@ from kedge.tools.approval import Allow, Approver, Decision, Deny, Edit
 from kedge.tools.call_runner import OnRun, ToolOutcome, ToolRun
 from kedge.tools.execute import run_calls
 from kedge.tools.output import MAX_OUTPUT
-from kedge.tools.registry import AnyTool, Toolbox
+from kedge.tools.registry import AnyTool, Toolbox, ToolSource
 from kedge.tools.tool import Grammar, Tool, tool
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Tool",
     "ToolOutcome",
     "ToolRun",
+    "ToolSource",
     "Toolbox",
     "run_calls",
     "tool",

@@ -24,7 +24,7 @@ from kedge.tools.invoke import (
     SelfCancelled,
     invoke_tool,
 )
-from kedge.tools.output import replace_surrogates, truncate_parts
+from kedge.tools.output import describe_attachments, replace_surrogates, truncate_parts
 from kedge.tools.registry import AnyTool, Toolbox
 from kedge.turns import FrozenMap, TextPart, ToolCallBlock, ToolResultBlock
 
@@ -96,6 +96,8 @@ class CallContext:
     approval_lock: anyio.Lock
     filters: ContentFilters
     """Applied to what the model gets back, before it is cut to a length."""
+    text_only: bool = False
+    """Whether images and files in results are described instead, because the model's API takes text only."""
 
 
 class _EarlyResult(Exception):
@@ -259,6 +261,8 @@ class CallRunner:
         self, outcome: ToolOutcome, parts: Parts, error: BaseException | None = None
     ) -> ToolRun:
         self.clock.stop()
+        if self.context.text_only:
+            parts = describe_attachments(parts)
         result = self.context.filters.apply(
             ToolResultBlock(
                 self.call.call_id,

@@ -31,6 +31,7 @@ async def run_calls(
     max_output: int = MAX_OUTPUT,
     origin: str = "tools",
     filters: ContentFilters | None = None,
+    text_only: bool = False,
 ) -> list[ToolResultBlock]:
     """Run tool calls in parallel.
 
@@ -42,12 +43,20 @@ async def run_calls(
         max_output: Maximum characters of text in one result; longer text is truncated with a note.
         origin: The ``origin`` of the result blocks.
         filters: Content filters for the results, applied before they are truncated.
+        text_only: Describe images and files in the results instead of returning them.
 
     Returns:
         One result for each call, in the order of the calls.
     """
     context = CallContext(
-        toolbox, approve, on_run, max_output, origin, anyio.Lock(), filters or ContentFilters()
+        toolbox,
+        approve,
+        on_run,
+        max_output,
+        origin,
+        anyio.Lock(),
+        filters or ContentFilters(),
+        text_only,
     )
     runners = [CallRunner(context, call) for call in calls]
     escaped: list[BaseException] = []
@@ -69,12 +78,18 @@ async def iter_runs(
     approve: Approver | None,
     origin: str,
     filters: ContentFilters | None = None,
+    text_only: bool = False,
 ) -> AsyncGenerator[ToolRun]:
     """Run tool calls in parallel and yield the record of each as soon as it has a result.
 
     If the caller stops iterating or is cancelled, the remaining calls are cancelled.
     """
-    options: dict[str, Any] = {"approve": approve, "origin": origin, "filters": filters}
+    options: dict[str, Any] = {
+        "approve": approve,
+        "origin": origin,
+        "filters": filters,
+        "text_only": text_only,
+    }
     if len(calls) == 1:  # a single call needs no task of its own
         runs: list[ToolRun] = []
         await run_calls(toolbox, calls, on_run=runs.append, **options)

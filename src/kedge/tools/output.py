@@ -51,6 +51,23 @@ def truncate_parts(parts: Iterable[Part], limit: int) -> tuple[Part, ...]:
     return tuple(_iter_truncated(parts, limit))
 
 
+def describe_attachments(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Return the parts with a text in place of each image and file, for an API that takes text only."""
+    return tuple(
+        TextPart(f"[omitted: {_describe_attachment(part)}; this model's API takes text only]")
+        if isinstance(part, ImagePart | FilePart)
+        else part
+        for part in parts
+    )
+
+
+def _describe_attachment(part: ImagePart | FilePart) -> str:
+    kind = "an image" if isinstance(part, ImagePart) else "a file"
+    content = part.url if isinstance(part, ImagePart) else part.data
+    media_type, separator, data = content.removeprefix("data:").partition(";base64,")
+    return f"{kind} of type {media_type}, {len(data) * 3 // 4:,} bytes" if separator else kind
+
+
 def replace_surrogates(text: str) -> str:
     """Return the text with lone surrogates replaced, which UTF-8 cannot encode."""
     return (

@@ -1,35 +1,117 @@
-"""The toolbox: tools that a model may call, by name."""
+"""The toolbox: tools that a model may call, by name.
 
+The tools of a program are fixed. Those of a ``ToolSource``, such as an MCP server, may change at any time,
+so a toolbox reads them when it is used. Names must stay unambiguous: a tool of the program always has its
+own name, and a tool of a source whose name is used twice is prefixed with the name of its source. All
+sources with that name are prefixed, not only the later ones: otherwise a source could add a tool and so
+receive the calls that a model meant for another source.
+"""
+
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from dataclasses import replace
+from itertools import count
+from typing import Any, NamedTuple, cast
 
 from kedge.errors import InvalidTool, UnknownTool
-from kedge.tools.tool import Tool, tool
+from kedge.tools.tool import MAX_NAME_CHARS, Tool, tool
 
 AnyTool = Tool[..., Any]
+TextEdit = Callable[[str], str]
+
+
+class ToolSource:
+    """Tools from elsewhere, which may change while they are used.
+
+    Attributes:
+        name: The prefix of its tools where their names are used twice.
+        tools: The current tools; replaced, never changed in place.
+    """
+
+    name: str = ""
+    tools: tuple[AnyTool, ...] = ()
+
+
+class _RestrictedSource(ToolSource):
+    """A source without some of its tools, also after it changes."""
+
+    def __init__(self, source: ToolSource, excluded: frozenset[str]) -> None:
+        self.source, self.excluded = source, excluded
+        self.name = source.name
+
+    @property
+    def tools(self) -> tuple[AnyTool, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return tuple(each for each in self.source.tools if each.name not in self.excluded)
+
+
+class _Merged(NamedTuple):
+    """The tools of a toolbox at one moment; ``origins`` has the source of a tool and its name there."""
+
+    current: tuple[tuple[AnyTool, ...], ...] = ()
+    tools: Mapping[str, AnyTool] = {}
+    origins: Mapping[str, tuple[ToolSource, str]] = {}
 
 
 class Toolbox(Mapping[str, AnyTool]):
-    """A mapping of names to tools, in the order given.
+    """A mapping of names to tools, in the order given; those of sources come last.
 
     Args:
-        *tools: Tools or plain functions, which become tools with default options.
+        *tools: Tools, plain functions, which become tools with default options, other toolboxes, or
+            sources of tools.
 
     Raises:
         InvalidTool: Two tools have the same name, or a function cannot be a tool.
     """
 
-    __slots__ = ("_tools",)
+    __slots__ = ("_merged", "functions", "sources")
 
-    def __init__(self, *tools: AnyTool | Callable[..., Any]) -> None:
-        self._tools: dict[str, AnyTool] = {}
+    def __init__(self, *tools: "AnyTool | Callable[..., Any] | Toolbox | ToolSource") -> None:
+        self.functions: dict[str, AnyTool] = {}
+        """The tools of the program."""
+        self.sources: tuple[ToolSource, ...] = ()
+        """The sources whose current tools belong to this toolbox."""
+        self._merged = _Merged()
         for given in tools:
-            added = cast("AnyTool", given if isinstance(given, Tool) else tool(given))
-            if added.name in self._tools:
-                raise InvalidTool(
-                    added.name, "this toolbox already has a tool of that name; set another name="
-                )
-            self._tools[added.name] = added
+            self._add(given)
+
+    def _add(self, given: "AnyTool | Callable[..., Any] | Toolbox | ToolSource") -> None:
+        match given:
+            case Toolbox():
+                self.sources += given.sources
+                for each in given.functions.values():
+                    self._add(each)
+            case ToolSource():
+                self.sources += (given,)
+            case _:
+                added = cast("AnyTool", given if isinstance(given, Tool) else tool(given))
+                if added.name in self.functions:
+                    raise InvalidTool(
+                        added.name,
+                        "this toolbox already has a tool of that name; set another name=",
+                    )
+                self.functions[added.name] = added
+
+    @property
+    def _tools(self) -> Mapping[str, AnyTool]:
+        """The tools at this moment; computed again only after a source has changed."""
+        if not self.sources:
+            return self.functions
+        current = tuple(source.tools for source in self.sources)
+        if self._merged.current != current:
+            self._merged = self._merge_sources(current)
+        return self._merged.tools
+
+    def _merge_sources(self, current: tuple[tuple[AnyTool, ...], ...]) -> _Merged:
+        names = Counter([*self.functions, *(each.name for tools in current for each in tools)])
+        merged = dict(self.functions)
+        origins: dict[str, tuple[ToolSource, str]] = {}
+        for source, tools in zip(self.sources, current, strict=True):
+            for each in tools:
+                prefix = f"{source.name}_" if names[each.name] > 1 else ""
+                name = _find_free_name(f"{prefix}{each.name}", merged)
+                merged[name] = each if name == each.name else replace(each, name=name)
+                origins[name] = (source, each.name)
+        return _Merged(current, merged, origins)
 
     def __getitem__(self, name: str) -> AnyTool:
         """Return the tool of this name.
@@ -37,10 +119,11 @@ class Toolbox(Mapping[str, AnyTool]):
         Raises:
             UnknownTool: There is none; the message suggests similar names.
         """
+        tools = self._tools
         try:
-            return self._tools[name]
+            return tools[name]
         except KeyError:
-            raise UnknownTool(name, list(self._tools)) from None
+            raise UnknownTool(name, list(tools)) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tools)
@@ -51,13 +134,24 @@ class Toolbox(Mapping[str, AnyTool]):
     def __contains__(self, name: object) -> bool:
         return name in self._tools
 
-    def definitions(self) -> list[dict[str, Any]]:
-        """Return the tools in the form of the Responses API's ``tools`` parameter."""
-        return [each.definition() for each in self._tools.values()]
+    def definitions(self, edit: TextEdit | None = None) -> list[dict[str, Any]]:
+        """Return the tools in the form of the Responses API's ``tools`` parameter.
 
-    def with_tools(self, *tools: AnyTool | Callable[..., Any]) -> "Toolbox":
+        Args:
+            edit: Applied to the descriptions of tools from sources, which are not the program's own text.
+        """
+        return [
+            each.definition()
+            if edit is None or each.name in self.functions
+            else edit_descriptions(each.definition(), edit)
+            for each in self._tools.values()
+        ]
+
+    def with_tools(
+        self, *tools: "AnyTool | Callable[..., Any] | Toolbox | ToolSource"
+    ) -> "Toolbox":
         """Return a toolbox with these tools added."""
-        return Toolbox(*self._tools.values(), *tools)
+        return Toolbox(self, *tools)
 
     def without(self, *names: str) -> "Toolbox":
         """Return a toolbox without the named tools.
@@ -66,7 +160,39 @@ class Toolbox(Mapping[str, AnyTool]):
             UnknownTool: One of the names is not in this toolbox.
         """
         removed = {self[name].name for name in names}
-        return Toolbox(*(each for each in self._tools.values() if each.name not in removed))
+        excluded = [self._merged.origins[name] for name in removed - set(self.functions)]
+        sources = (
+            _RestrictedSource(
+                source, frozenset(name for owner, name in excluded if owner is source)
+            )
+            for source in self.sources
+        )
+        left = (each for each in self.functions.values() if each.name not in removed)
+        return Toolbox(*left, *sources)
 
     def __repr__(self) -> str:
         return f"<Toolbox {', '.join(self._tools) or 'empty'}>"
+
+
+def edit_descriptions(value: Any, edit: TextEdit) -> Any:
+    """Return a definition or a JSON schema with its descriptions and titles edited."""
+    match value:
+        case dict():
+            return {
+                name: edit(member)
+                if name in ("description", "title") and isinstance(member, str)
+                else edit_descriptions(member, edit)
+                for name, member in cast("dict[str, Any]", value).items()
+            }
+        case list():
+            return [edit_descriptions(each, edit) for each in cast("list[Any]", value)]
+        case _:
+            return value
+
+
+def _find_free_name(name: str, used: Mapping[str, object]) -> str:
+    """Return the name, within its maximum length, or the first numbered form that is free."""
+    if (short := name[:MAX_NAME_CHARS]) not in used:
+        return short
+    numbered = (f"{name[: MAX_NAME_CHARS - 4]}_{number}" for number in count(2))
+    return next(each for each in numbered if each not in used)

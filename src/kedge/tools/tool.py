@@ -27,7 +27,8 @@ from kedge.turns.frozen_json import thaw
 P = ParamSpec("P")
 R = TypeVar("R")
 
-NAME_PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+MAX_NAME_CHARS = 64
+NAME_PATTERN = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_NAME_CHARS}}}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class ChatCompletionsEngine(StatelessEngine):
     """
 
     path = "/chat/completions"
+    text_only_results = True
 
     def __init__(
         self,
