@@ -9,12 +9,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from kedge.cli.chat import command
 from kedge.cli.chat_session import make_completer
+from kedge.cli.delete import command as delete_command
+from kedge.cli.inspect import command as inspect_command
 from kedge.testing import TestServer
 
 KEDGE = [sys.executable, "-m", "kedge"]
@@ -177,14 +180,46 @@ def test_ctrl_c_during_an_answer_keeps_the_conversation_usable() -> None:
 
 
 def test_a_named_conversation_goes_on_in_another_process() -> None:
-    """All of it is there; what the server has forgotten meanwhile is sent again by itself."""
+    """The practice model remembers it, as a hosted provider does, and inspect predicts that."""
     assert "You said" in run_chat("My name is Ada.\n", "-c", "harbour").stdout
+    assert predict("harbour", "What is my name?")["sent_blocks"] == 1
     again = run_chat("What is my name?\n", "--conversation", "harbour")
+    assert "Your name is Ada." in again.stdout
+    assert "sent 1 of 3 blocks" in again.stdout
+
+
+def predict(name: str, message: str) -> dict[str, Any]:
+    result = CliRunner().invoke(inspect_command, [name, "--say", message, "--json"])
+    return json.loads(result.stdout)["plan"]
+
+
+def test_a_practice_model_without_its_memory_gets_the_full_conversation(tmp_path: Path) -> None:
+    """Inspect finds out before a request does; a file that cannot be created is reported."""
+    invoke_chat("My name is Ada.\n", "-c", "harbour")
+    memory = tmp_path / "kedge" / "kedge.practice.db"
+    memory.unlink()
+    plan = predict("harbour", "What is my name?")
+    assert plan["anchor"] is None
+    assert plan["rejected"][0]["reason"] == "lost"
+    assert not memory.exists()
+    memory.mkdir()
+    again = invoke_chat("What is my name?\n", "-c", "harbour")
     assert "Your name is Ada." in again.stdout
     assert (
         "[the server no longer had the earlier response; the full conversation was resent]"
         in again.stdout
     )
+    assert "Note: the practice model remembers this conversation only" in again.stderr
+
+
+def test_deleting_a_conversation_erases_it_from_the_practice_memory(tmp_path: Path) -> None:
+    """Other conversations stay chained."""
+    invoke_chat("A secret.\n", "-c", "harbour")
+    invoke_chat("My name is Ada.\n", "-c", "quay")
+    assert CliRunner().invoke(delete_command, ["harbour", "--yes"]).exit_code == 0
+    content = b"".join(path.read_bytes() for path in (tmp_path / "kedge").iterdir())
+    assert b"A secret." not in content
+    assert predict("quay", "What is my name?")["sent_blocks"] == 1
 
 
 def test_undo_edit_and_fork_go_elsewhere_in_the_tree() -> None:

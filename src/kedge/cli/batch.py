@@ -12,6 +12,7 @@ from kedge.batch import AsyncioRunner, Progress, Runner, Summary, run_batch
 from kedge.batch.run import ProgressCallback
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import dim, echo, echo_json, setting_option
+from kedge.cli.store_options import store_practice_responses
 from kedge.config.paths import store_url
 
 
@@ -90,7 +91,7 @@ def command(
         )
 
     try:
-        with _show_progress() as watch:
+        with store_practice_responses(store_url(store)), _show_progress() as watch:
             summary = anyio.run(work, watch)
     except KeyboardInterrupt:
         click.echo("Interrupted. Run the same command again to continue.", err=True)

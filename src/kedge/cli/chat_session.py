@@ -147,7 +147,7 @@ def run_chat(options: ChatOptions) -> None:
 
 async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSession":
     address = options.store if options.name else IN_MEMORY
-    store = await stack.enter_async_context(use_store(address, make=True))
+    store = await stack.enter_async_context(use_store(address, make=True, connects=True))
     row = await lookup_conversation(store, options.name) if options.name else None
     model = resolve_model(row, options.model if options.is_model_given else None)
     functions = [load_tool(path) for path in options.tools] or [*chat_tools.DEFAULT_TOOLS]

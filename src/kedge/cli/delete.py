@@ -12,6 +12,7 @@ from kedge.cli.store_options import (
     run_with_store,
     store_option,
 )
+from kedge.config import practice_file, store_url
 from kedge.formatting import sanitize_text
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 def command(conversation: str, yes: bool, store: str, as_json: bool) -> None:
     """Delete a conversation: its rows, and the blocks that no other conversation uses.
 
-    Responses stored by the provider remain there until they expire.
+    The practice model's memory of it is erased, too. Responses stored by other providers remain there
+    until they expire.
     """
 
     async def find(opened: "Store") -> "ConversationRow":
@@ -36,10 +38,15 @@ def command(conversation: str, yes: bool, store: str, as_json: bool) -> None:
     if not yes:
         click.confirm(f"Delete {name} permanently?", abort=True, err=True)
 
-    async def work(opened: "Store") -> None:
+    async def work(opened: "Store") -> list[str]:
         await opened.delete(row.id)
+        return [each.provider_response_id for each in await opened.responses()]
 
-    run_with_store(work, given=store)
+    retained = run_with_store(work, given=store)
+    if file := practice_file(store_url(store, create=False)):
+        from kedge.providers.practice_memory import erase_practice_memory
+
+        erase_practice_memory(file, frozenset(retained))
     if as_json:
         echo_json({"id": row.id, "deleted": True})
     else:

@@ -1,5 +1,6 @@
 """``kedge inspect``: list the blocks of a conversation and the plan of the next request."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,9 @@ from kedge.compaction.token_counting import DEFAULT_BLOCK_COUNTER
 from kedge.config import mask_url
 from kedge.conversation import find_anchors
 from kedge.formatting import format_percent, pluralize, sanitize_text, shorten_id
-from kedge.planning import REASONS, RequestPlan
+from kedge.planning import REASONS, AnchorRecord, RequestPlan, get_state, set_state
 from kedge.providers import connect
+from kedge.providers.practice_memory import PRACTICE_SCOPE, find_missing_responses
 from kedge.store import ConversationRow, Store
 from kedge.turns import Turn, user
 from kedge.turns.formatting import describe
@@ -106,9 +108,19 @@ async def inspect_conversation(
     async with connect(model, **({"mode": row.mode} if row.mode else {})) as engine:
         scope: str = getattr(engine, "scope", "")
         found = await find_anchors(store, turn, scope)
+        if scope == PRACTICE_SCOPE:
+            turn, found = _exclude_missing(turn, found)
         plan = engine.plan(turn, candidates=tuple(found))
     counted = tuple(DEFAULT_BLOCK_COUNTER.count_block(block) for block in turn.blocks)
     return Inspection(row, node, model, turn, counted, plan)
+
+
+def _exclude_missing(turn: Turn, found: Sequence[AnchorRecord]) -> tuple[Turn, list[AnchorRecord]]:
+    """Mark responses that the practice model no longer has as lost, as a request would find out."""
+    state = get_state(turn)
+    missing = find_missing_responses({record.response_id for record in (*state.anchors, *found)})
+    left = [record for record in found if record.response_id not in missing]
+    return set_state(turn, state.mark_lost(missing, PRACTICE_SCOPE)), left
 
 
 EXCERPT_LENGTH = 80
@@ -134,7 +146,7 @@ def command(
         node = await find_node(opened, row, at)
         return await inspect_conversation(opened, row, node.id, resolve_model(row, model), text)
 
-    found = run_with_store(work, given=store)
+    found = run_with_store(work, given=store, connects=True)
     if as_json:
         echo_json(found.to_json())
         return

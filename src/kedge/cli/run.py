@@ -13,10 +13,10 @@ import click
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import dim, echo, echo_json, get_config, setting_option
 from kedge.cli.confirmations import model_references, remember, require_confirmed
-from kedge.config.paths import store_url
+from kedge.cli.store_options import use_store
 from kedge.errors import InvalidWorkflow, KedgeError
 from kedge.formatting import pluralize
-from kedge.store import Store, open_store
+from kedge.store import Store
 from kedge.workflows import DebateResult, RefineResult, StepsResult, load_workflow
 from kedge.workflows.events import (
     AnswerJudged,
@@ -284,7 +284,7 @@ def _run_workflow(
             watch(event)
 
         async def work() -> WorkflowResult:
-            async with await open_store(store_url(store)) as opened:
+            async with use_store(store, make=True, connects=True) as opened:
                 known = await _load_spec(opened, resume) if resume else spec
                 return await run_spec(
                     kind, known, opened, workflow=resume or name, watch=record_start

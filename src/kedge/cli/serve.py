@@ -12,6 +12,7 @@ import click
 
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import setting_option
+from kedge.cli.store_options import store_practice_responses
 from kedge.config import data_dir, mask_url, store_url
 
 if TYPE_CHECKING:
@@ -183,8 +184,9 @@ async def _serve(
     from kedge.web.serve import PageSettings, open_page_server
 
     page = PageSettings(store, keep_bodies=keep_bodies)
-    async with open_page_server(settings, page, local_url(listener), announce) as server:
-        await server.serve(sockets=[listener])
+    with store_practice_responses(store):
+        async with open_page_server(settings, page, local_url(listener), announce) as server:
+            await server.serve(sockets=[listener])
 
 
 def local_url(listener: "socket.socket") -> str:

@@ -4,15 +4,15 @@ A conversation is named by its id, a short form of its id, or its title. Command
 create a store.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from kedge.cli.base import get_config, setting_option
 from kedge.cli.confirmations import model_references, remember, require_confirmed
-from kedge.config import mask_url, store_file, store_url
+from kedge.config import mask_url, practice_file, store_file, store_url
 from kedge.errors import KedgeError, NotInStore
 
 if TYPE_CHECKING:
@@ -88,8 +88,16 @@ def resolve_model(row: "ConversationRow | None", given: str | None = None) -> st
 
 
 @asynccontextmanager
-async def use_store(given: str, *, make: bool = False) -> "AsyncGenerator[Store]":
-    """Open the store; ``make`` allows creating it."""
+async def use_store(
+    given: str, *, make: bool = False, connects: bool = False
+) -> "AsyncGenerator[Store]":
+    """Open the store.
+
+    Args:
+        given: A file, an address, or empty for the default file.
+        make: Whether the store may be created.
+        connects: Whether models are connected within this block.
+    """
     from kedge.store import open_store
 
     address = store_url(given, create=make)
@@ -99,20 +107,45 @@ async def use_store(given: str, *, make: bool = False) -> "AsyncGenerator[Store]
             f"there are no conversations yet: {file} does not exist; "
             "'kedge chat --conversation NAME' starts one"
         )
-    async with await open_store(address) as store:
-        yield store
+    memory = store_practice_responses(address, make=make) if connects else nullcontext()
+    with memory:
+        async with await open_store(address) as store:
+            yield store
+
+
+@contextmanager
+def store_practice_responses(address: str, *, make: bool = True) -> Generator[None]:
+    """Store the practice model's responses next to the store, for engines connected in this block.
+
+    Args:
+        address: The address of the store.
+        make: Whether the file may be created.
+    """
+    from kedge.providers.practice_memory import store_practice_memory
+
+    file = practice_file(address)
+    if file and not make and not file.exists():
+        file = None
+    with store_practice_memory(
+        file, report=lambda problem: click.echo(f"Note: {problem}", err=True)
+    ):
+        yield
 
 
 def run_with_store(
-    work: "Callable[[Store], Awaitable[T]]", *, given: str | None = None, make: bool = False
+    work: "Callable[[Store], Awaitable[T]]",
+    *,
+    given: str | None = None,
+    make: bool = False,
+    connects: bool = False,
 ) -> T:
-    """Open the store and run an async function on it."""
+    """Open the store as `use_store` does, and run an async function on it."""
     from kedge.event_loops import run_sync
 
     address: str = get_config()["store"] if given is None else given
 
     async def run() -> T:
-        async with use_store(address, make=make) as store:
+        async with use_store(address, make=make, connects=connects) as store:
             return await work(store)
 
     return run_sync(run())

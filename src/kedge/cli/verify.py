@@ -52,7 +52,7 @@ def command(
             rows = await opened.conversations(archived=None, limit=MAX_CONVERSATIONS)
         return damage, [await _audit(opened, row, model) for row in rows]
 
-    damage, audits = run_with_store(work, given=store)
+    damage, audits = run_with_store(work, given=store, connects=server)
     wrong = bool(damage) or any(audit["agrees"] is False for audit in audits)
     if as_json:
         found = [{"where": each.where, "problem": each.problem} for each in damage]

@@ -9,7 +9,14 @@ from kedge.config.loader import (
     mask_url,
     mask_value,
 )
-from kedge.config.paths import CONFIG_ENV, config_path, data_dir, store_file, store_url
+from kedge.config.paths import (
+    CONFIG_ENV,
+    config_path,
+    data_dir,
+    practice_file,
+    store_file,
+    store_url,
+)
 from kedge.config.settings import SETTINGS, Setting
 
 __all__ = [
@@ -25,6 +32,7 @@ __all__ = [
     "mask",
     "mask_url",
     "mask_value",
+    "practice_file",
     "store_file",
     "store_url",
 ]

@@ -1,8 +1,6 @@
 """The providers that Kedge knows: where each lives, and which key opens it."""
 
-import atexit
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,23 +12,7 @@ from kedge.engines.known_servers import KNOWN_IDENTITIES, find_known_host
 from kedge.engines.stateless import Advice
 from kedge.errors import CannotConnect
 from kedge.providers.clients import prepare_anthropic_client, prepare_openai_client
-from kedge.server.settings import Settings
-from kedge.server.thread_server import ServerThread
-
-_lock = threading.Lock()
-_server: ServerThread | None = None
-
-
-def get_embedded_server() -> ServerThread:
-    """The embedded server of this process; its responses are stored while the process runs."""
-    global _server  # noqa: PLW0603 - one for the process
-    with _lock:
-        if _server is None:
-            _server = ServerThread(Settings())
-            _server.start()
-            atexit.register(_server.stop)
-    return _server
-
+from kedge.providers.practice_memory import PRACTICE_SCOPE, get_embedded_server
 
 DEFAULT_OLLAMA_URL = "http://127.0.0.1:11434"
 """Where Ollama listens, unless ``OLLAMA_HOST`` says otherwise."""
@@ -159,7 +141,7 @@ def connect_practice(rest: str, **settings: Any) -> Engine:
     if rest not in ("", "practice"):
         raise CannotConnect(f"there is one practice model, without a name; drop {rest!r}")
     server = get_embedded_server()
-    settings.setdefault("scope", "practice")
+    settings.setdefault("scope", PRACTICE_SCOPE)
     settings.setdefault("known_server", KNOWN_IDENTITIES["kedge"])
     return _build_responses_engine("practice", "practice", server.base_url, None, **settings)
 

@@ -194,6 +194,6 @@ def create_app(settings: Settings | None = None, listener: Listener | None = Non
 async def _purge_periodically(service: ServerState) -> None:
     """Delete expired responses, at the start and then periodically, in small batches."""
     while True:
-        while service.responses.purge():
+        while service.purge():
             await checkpoint()
         await asyncio.sleep(service.settings.purge_every)

@@ -75,6 +75,8 @@ class Settings:
             ``ignore`` them, which is logged once and listed in the response header
             ``x-kedge-ignored-parameters``. None rejects them for the practice model and ignores them
             for any other model.
+        shared: Whether servers of other processes may use the database at the same time.
+        max_db_bytes: Size of the database above which the oldest responses are deleted, or None.
 
     Example:
         ``create_app(Settings(db="server.db", token="secret"))``
@@ -93,3 +95,5 @@ class Settings:
     clock: Callable[[], float] = time.time
     faults: Faults | None = None
     unknown_parameters: Literal["ignore", "reject"] | None = None
+    shared: bool = False
+    max_db_bytes: int | None = None

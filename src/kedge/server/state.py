@@ -57,7 +57,7 @@ class ServerState:
         """Ignored parameters that the log already names."""
         self.running: set[Stoppable] = set()
         self.sockets: set[SocketConnection] = set()
-        self._database = ServerDatabase(settings.db)
+        self._database = ServerDatabase(settings.db, shared=settings.shared)
         key = secrets.token_bytes(KEY_BYTES)
         self.cipher = ContentCipher(self._database.get_or_add_fact("sealing key", key) or key)
         cache = ContextCache(settings.limits.cache_bytes)
@@ -69,7 +69,9 @@ class ServerState:
             self._database, self.nodes, settings.clock, count_items
         )
         self.item_lookup = StoredItemLookup(self.nodes, settings.clock)
-        if self._database.unclean_shutdown:
+        if self._database.shared:
+            self.responses.fail_unfinished(settings.limits.answer_seconds)
+        elif self._database.unclean_shutdown:
             self.responses.fail_unfinished()
 
     def expand_items(self, items: Sequence[Item]) -> Sequence[Item]:
@@ -81,6 +83,17 @@ class ServerState:
         self.responses.delete_all()
         for socket in self.sockets:
             socket.forget()
+
+    def purge(self) -> int:
+        """Delete one batch of expired responses, or of the oldest ones if there are too many bytes.
+
+        Returns:
+            How many objects were deleted; 0 if there is nothing left to delete.
+        """
+        deleted, limit = self.responses.purge(), self.settings.max_db_bytes
+        if deleted or limit is None or self._database.used_bytes() <= limit:
+            return deleted
+        return self.responses.delete_oldest() or self.conversations.delete_unused()
 
     def decrypt_reasoning(self, encrypted: str) -> Any:
         """Return the data that a model attached to its reasoning, or None."""

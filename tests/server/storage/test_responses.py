@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from kedge.errors import CannotServe
-from kedge.server.settings import DAY
+from kedge.server.prepare import _load_context
+from kedge.server.settings import DAY, Settings
 from kedge.server.state import ServerState
+from kedge.server.storage.ids import new_key
+from kedge.server.storage.responses import ResponseEntry
 from kedge.testing import TestServer, serve
 
 SECRET = "the-unmistakable-words-of-a-user"
@@ -219,6 +223,66 @@ def test_a_database_has_one_server_at_a_time(tmp_path: Path, running: RunServer)
         serve(db=db),
     ):
         pass
+
+
+def test_several_servers_can_share_a_database(tmp_path: Path, running: RunServer) -> None:
+    """Each continues the responses of the other, and a deleted response is gone for both."""
+    shared: dict[str, Any] = {"db": str(tmp_path / "server.db"), "shared": True}
+    with running(**shared) as (_, one), running(**shared) as (server, other):
+        made = [one.responses.create(model="m", input="My name is Ada.") for _ in range(3)]
+        again = [
+            client.responses.create(
+                model="m", input="What is my name?", previous_response_id=response.id
+            )
+            for response in made
+            for client in (one, other)
+        ]
+        assert len({response.id for response in (*made, *again)}) == 9
+        assert all("Ada" in response.output_text for response in again)
+        one.responses.delete(made[0].id)
+        with pytest.raises(NotFoundError):
+            other.responses.retrieve(made[0].id)
+        # Between finding a response and reading its context another process may delete it.
+        assert server.call(lambda service: _load_context(service, 999)) is None
+
+
+def test_unfinished_responses_of_other_processes_are_failed_later(tmp_path: Path) -> None:
+    """A shared database does not fail what another process may still be writing."""
+    settings = Settings(db=str(tmp_path / "server.db"), shared=True)
+
+    def read_statuses(now: float) -> list[str]:
+        state = ServerState(replace(settings, clock=lambda: now))
+        rows = state.nodes._execute("SELECT status FROM nodes").fetchall()
+        state.close()
+        return [status for (status,) in rows]
+
+    state = ServerState(replace(settings, clock=lambda: 1000.0))
+    entry = ResponseEntry(new_key(1), None, None, b"{}", b"[]")
+    state.responses.begin(entry, barrier=False)
+    state.close()
+    assert read_statuses(1000.0 + settings.limits.answer_seconds - 1) == ["in_progress"]
+    assert read_statuses(1000.0 + settings.limits.answer_seconds) == ["failed"]
+
+
+def test_the_oldest_responses_of_a_large_database_are_deleted(running: RunServer) -> None:
+    """The limit is on the content: conversation objects without a response are deleted as well."""
+    with running(max_db_bytes=100_000) as (server, client):
+        conversation = client.conversations.create(
+            items=[{"type": "message", "role": "user", "content": "x" * 50_000}]
+        )
+        old = client.responses.create(model="m", input="x" * 50_000)
+        assert server.call(lambda service: service.purge()) == 1
+        with pytest.raises(NotFoundError):
+            client.responses.retrieve(old.id)
+        assert server.call(lambda service: service.purge()) == 0
+        assert client.conversations.retrieve(conversation.id).id == conversation.id
+        client.conversations.items.create(
+            conversation.id, items=[{"type": "message", "role": "user", "content": "y" * 90_000}]
+        )
+        assert server.call(lambda service: service.purge()) == 1
+        with pytest.raises(NotFoundError):
+            client.conversations.retrieve(conversation.id)
+        assert server.call(count_nodes) == 0
 
 
 def test_what_is_no_database_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from kedge.server.json_codec import Item, decode, encode
 from kedge.server.storage.database import ServerDatabase
 from kedge.server.storage.ids import new_key
 from kedge.server.storage.items import ItemCounter, NodeRepository
-from kedge.server.storage.responses import Clock
+from kedge.server.storage.responses import PURGE_BATCH_SIZE, Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,18 @@ class ConversationRepository:
             self._execute("DELETE FROM conversations WHERE id = ?", (conversation.id,))
             self._nodes.delete_unused(conversation.node)
         self._database.checkpoint()
+
+    def delete_unused(self) -> int:
+        """Delete one batch of conversations of which no response is stored; return how many."""
+        rows = self._execute(
+            "SELECT id FROM conversations c WHERE NOT EXISTS "
+            "(SELECT 1 FROM nodes WHERE conversation = c.id AND expires_at IS NOT NULL) LIMIT ?",
+            (PURGE_BATCH_SIZE,),
+        ).fetchall()
+        for (id,) in rows:
+            if found := self.find(id):
+                self.delete(found)
+        return len(rows)
 
     def items(self, conversation: StoredConversation) -> list[Item]:
         """List every item, oldest first."""

@@ -1,4 +1,4 @@
-"""The server's database: one SQLite file, used by one process.
+"""The server's database: one SQLite file, used by one process unless it is shared.
 
 A *node* has what one request added to a chain: its input and output items, encoded once, and its
 response. Nodes refer to their parent, so a chain is read by one recursive query and branches share
@@ -8,17 +8,25 @@ node; the items are deleted when no child and no conversation needs them.
 The file is in WAL mode and locked by this process, because conversation locks, node numbers and the
 rule that an unfinished response has failed require a single owner. A commit does not wait for the
 disk: a crash of the process loses nothing, a power failure may lose the newest turns.
+
+A *shared* database may be used by several processes at once: it is not locked between statements,
+node numbers are reserved in the file, and an unfinished response belongs to another process until it
+is older than any response can be. Only locks of conversation objects are per process then.
 """
 
 import os
 import sqlite3
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 from kedge.errors import CannotServe
 
 SCHEMA_VERSION = 1
+SHARED_WAIT_MS = 10_000
+"""How long a statement waits for another process that writes to a shared database."""
+NUMBERS_PER_RESERVATION = 64
 
 _SCHEMA = """
 CREATE TABLE nodes (
@@ -49,6 +57,12 @@ CREATE INDEX conversations_node ON conversations (node) WHERE node IS NOT NULL;
 CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 """
 
+_RESERVE_NUMBERS = """
+INSERT INTO facts (name, value)
+VALUES ('numbers', (SELECT coalesce(max(id), 0) FROM nodes) + :count)
+ON CONFLICT (name) DO UPDATE SET value = value + :count RETURNING value
+"""
+
 IN_MEMORY = ":memory:"
 
 
@@ -59,13 +73,15 @@ class ServerDatabase:
 
     Args:
         path: The file, or ``:memory:``.
+        shared: Whether other processes may use the file at the same time.
 
     Raises:
         CannotServe: If the file cannot be opened, is in use, or was written by a newer version.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, shared: bool = False) -> None:
         self.path = path
+        self.shared = shared
         # Opened in the thread that creates the app, used in the thread of its loop.
         try:
             self._connection = sqlite3.connect(
@@ -76,7 +92,7 @@ class ServerDatabase:
         self.execute = self._connection.execute
         try:
             self._prepare()
-            self.unclean_shutdown = self.get_or_add_fact("open", b"1") is not None
+            self.unclean_shutdown = not shared and self.get_or_add_fact("open", b"1") is not None
         except sqlite3.Error as error:
             self._connection.close()
             raise _build_open_error(path, error) from error
@@ -86,8 +102,9 @@ class ServerDatabase:
 
     def _prepare(self) -> None:
         run = self.execute
-        run("PRAGMA busy_timeout = 0")
-        run("PRAGMA locking_mode = EXCLUSIVE")
+        run(f"PRAGMA busy_timeout = {SHARED_WAIT_MS if self.shared else 0}")
+        if not self.shared:
+            run("PRAGMA locking_mode = EXCLUSIVE")
         run("PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = NORMAL")
         run("PRAGMA secure_delete = ON")
@@ -122,6 +139,22 @@ class ServerDatabase:
             return row[0]
         self.execute("INSERT INTO facts (name, value) VALUES (?, ?)", (name, default))
         return None
+
+    def reserve_numbers(self) -> Iterable[int]:
+        """Return numbers for new nodes: all that follow, or some if the database is shared."""
+        if not self.shared:
+            (last,) = self.execute("SELECT coalesce(max(id), 0) FROM nodes").fetchone()
+            return count(last + 1)
+        values = {"count": NUMBERS_PER_RESERVATION}
+        (last,) = self.execute(_RESERVE_NUMBERS, values).fetchone()
+        return range(last - NUMBERS_PER_RESERVATION + 1, last + 1)
+
+    def used_bytes(self) -> int:
+        """Return the size of the content, without free pages."""
+        (pages,) = self.execute("PRAGMA page_count").fetchone()
+        (free,) = self.execute("PRAGMA freelist_count").fetchone()
+        (page_size,) = self.execute("PRAGMA page_size").fetchone()
+        return (pages - free) * page_size
 
     def checkpoint(self) -> None:
         """Write the WAL to the file, so that deleted content is overwritten on disk."""

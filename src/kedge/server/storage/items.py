@@ -5,7 +5,7 @@ context is cached. A node with a compaction is a *barrier*: its children do not 
 the newest compaction item.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,12 +65,16 @@ class NodeRepository:
         self._execute = database.execute
         self._cache = cache
         self._expand = expand
-        (self._last_number,) = database.execute("SELECT coalesce(max(id), 0) FROM nodes").fetchone()
+        self._reserve_numbers = database.reserve_numbers
+        self._numbers: Iterator[int] = iter(())
 
     def next_number(self) -> int:
         """Return the number for a new node; it is unique while the server runs."""
-        self._last_number += 1
-        return self._last_number
+        number = next(self._numbers, None)
+        if number is None:
+            self._numbers = iter(self._reserve_numbers())
+            number = next(self._numbers)
+        return number
 
     def add(
         self,

@@ -5,8 +5,9 @@ in one step afterwards. So a crash leaves a finished response, or one that the n
 failed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from math import inf
 
 from kedge.server.errors import ApiError
 from kedge.server.json_codec import encode, join_response
@@ -17,7 +18,7 @@ from kedge.server.response_object import (
     build_failed_fields,
 )
 from kedge.server.storage.database import ServerDatabase
-from kedge.server.storage.ids import parse_node_number, parse_response_key
+from kedge.server.storage.ids import make_response_id, parse_node_number, parse_response_key
 from kedge.server.storage.items import NodeRepository
 
 Clock = Callable[[], float]
@@ -167,12 +168,19 @@ class ResponseRepository:
             (status, encode(build_failed_fields(status, cause)), node),
         )
 
-    def fail_unfinished(self) -> None:
-        """Mark responses that an earlier process left unfinished as failed."""
+    def fail_unfinished(self, min_age: float = -inf) -> None:
+        """Mark responses that another process left unfinished as failed.
+
+        Args:
+            min_age: Seconds for which another process may still be working on a response.
+        """
         self._execute(
             "UPDATE nodes SET status = 'failed', became = ? "
-            "WHERE status IN ('in_progress', 'queued')",
-            (encode(build_failed_fields("failed", RESTARTED_MESSAGE)),),
+            "WHERE status IN ('in_progress', 'queued') AND expires_at <= ?",
+            (
+                encode(build_failed_fields("failed", RESTARTED_MESSAGE)),
+                self._clock() + self._retention - min_age,
+            ),
         )
 
     def delete(self, node: int) -> None:
@@ -183,6 +191,22 @@ class ResponseRepository:
         """Delete every response."""
         rows = self._execute("SELECT id FROM nodes WHERE expires_at IS NOT NULL").fetchall()
         self._delete_nodes([node for (node,) in rows])
+
+    def delete_others(self, retained: Collection[str]) -> None:
+        """Delete every finished response, except those with these ids."""
+        rows = self._execute(
+            "SELECT id, key FROM nodes WHERE status NOT IN ('in_progress', 'queued')"
+        ).fetchall()
+        self._delete_nodes([node for node, key in rows if make_response_id(key) not in retained])
+
+    def delete_oldest(self) -> int:
+        """Delete one batch of the oldest responses; return how many."""
+        rows = self._execute(
+            "SELECT id FROM nodes WHERE expires_at IS NOT NULL ORDER BY expires_at LIMIT ?",
+            (PURGE_BATCH_SIZE,),
+        ).fetchall()
+        self._delete_nodes([node for (node,) in rows])
+        return len(rows)
 
     def purge(self) -> int:
         """Delete one batch of expired responses; return how many."""
@@ -197,8 +221,10 @@ class ResponseRepository:
             return
         with self._database.transaction():
             for node in nodes:
-                (conversation,) = self._execute(_CLEAR_RESPONSE, (node,)).fetchone()
-                if conversation is None:
+                row = self._execute(_CLEAR_RESPONSE, (node,)).fetchone()
+                if row is None:  # another process of a shared database deleted it
+                    continue
+                if row[0] is None:
                     self._nodes.drop_before_compaction(node)
                 self._nodes.delete_unused(node)
         self._database.checkpoint()

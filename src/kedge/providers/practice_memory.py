@@ -1,0 +1,126 @@
+"""The embedded server of the practice model, and the file in which it stores responses.
+
+Without a file its memory ends with the process. The commands store it next to their store, so that a later
+process continues on the same responses, as it does with a hosted provider. Several processes may use one
+file at once.
+"""
+
+import atexit
+import logging
+import threading
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kedge.errors import CannotServe
+from kedge.server.settings import Settings
+from kedge.server.state import ServerState
+from kedge.server.storage.database import IN_MEMORY
+from kedge.server.thread_server import ServerThread
+
+PRACTICE_SCOPE = "practice"
+"""The scope of the practice model's responses."""
+MAX_MEMORY_BYTES = 64_000_000
+"""The size of a file above which the oldest responses are deleted."""
+PURGE_SECONDS = 60.0
+
+_logger = logging.getLogger("kedge.providers")
+
+
+def _log_problem(problem: str) -> None:
+    _logger.warning(problem)
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Where responses are stored, and what is called if that is not possible."""
+
+    file: str = IN_MEMORY
+    report: Callable[[str], None] = _log_problem
+
+
+_lock = threading.Lock()
+_memory = _Memory()
+_servers: dict[str, ServerThread] = {}
+"""The running servers, by their files."""
+
+
+def get_embedded_server() -> ServerThread:
+    """Return the embedded server of this process, and start it when it is first needed."""
+    with _lock:
+        file = _memory.file
+        if file not in _servers:
+            _servers[file] = _start_server(_memory)
+        return _servers[file]
+
+
+def _start_server(memory: _Memory) -> ServerThread:
+    try:
+        server = ServerThread(_file_settings(memory.file))
+    except CannotServe as error:
+        memory.report(
+            f"the practice model remembers this conversation only while this process runs: {error}"
+        )
+        server = ServerThread(Settings())
+    server.start()
+    atexit.register(server.stop)
+    return server
+
+
+def _file_settings(file: str) -> Settings:
+    if file == IN_MEMORY:
+        return Settings()
+    return Settings(db=file, shared=True, max_db_bytes=MAX_MEMORY_BYTES, purge_every=PURGE_SECONDS)
+
+
+@contextmanager
+def store_practice_memory(
+    file: Path | None, report: Callable[[str], None] = _log_problem
+) -> Generator[None]:
+    """Store the responses of the practice model in a file, for engines connected within this block.
+
+    Args:
+        file: The file, or None for memory.
+        report: Called with a sentence if the file cannot be used; the memory then ends with the process.
+    """
+    global _memory  # the embedded server serves the process
+    before, _memory = _memory, _Memory(str(file) if file else IN_MEMORY, report)
+    try:
+        yield
+    finally:
+        own, _memory = _memory.file, before
+        server = None if own == IN_MEMORY else _servers.pop(own, None)
+        if server is not None:
+            atexit.unregister(server.stop)
+            server.stop()
+
+
+def find_missing_responses(ids: Collection[str]) -> set[str]:
+    """Return those of these responses that the practice model does not remember."""
+
+    def find(state: ServerState) -> set[str]:
+        return {each for each in ids if state.responses.find(each) is None}
+
+    return get_embedded_server().call(find)
+
+
+def erase_practice_memory(file: Path, retained: Collection[str]) -> None:
+    """Erase every response in a file except some, and the conversation objects without a response.
+
+    Args:
+        file: The file; it need not exist.
+        retained: The ids of the responses to retain.
+
+    Raises:
+        CannotServe: If the file cannot be opened.
+    """
+    if not file.exists():
+        return
+    state = ServerState(_file_settings(str(file)))
+    try:
+        state.responses.delete_others(retained)
+        while state.conversations.delete_unused():
+            pass
+    finally:
+        state.close()
