@@ -8,7 +8,7 @@ import click
 from kedge.cli.serve import command
 from kedge.server.app import ROUTES
 from kedge.server.models import DEFAULT_WINDOW
-from kedge.server.response_object import MIN_CACHED_TOKENS
+from kedge.server.prompt_cache import MIN_CACHED_TOKENS
 from kedge.server.schema.base import MAX_DEPTH
 from kedge.server.schema.content import MAX_TEXT_LENGTH
 from kedge.server.settings import DAY, Limits, Settings

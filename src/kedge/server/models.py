@@ -69,13 +69,15 @@ class OutputTruncated:
 class ModelUsage:
     """The tokens of the complete answer, if the model counts them itself.
 
-    ``cached`` is part of ``input``, ``reasoning`` is part of ``output``.
+    ``cached`` and ``cache_write`` (tokens written to an explicit cache) are part of ``input``, ``reasoning``
+    is part of ``output``.
     """
 
     input: int
     output: int
     cached: int = 0
     reasoning: int = 0
+    cache_write: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ events that close it. Without streaming the same writer builds the items only.
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 from kedge.server.encrypted_content import ReasoningPayload
@@ -324,10 +324,10 @@ async def precount_output(writer: OutputWriter) -> None:
     await precount((writer.items, writer.reasoning_texts), count)
 
 
-def count_usage(writer: OutputWriter, input: int, cached: int = 0) -> ModelUsage:
-    """Return the usage that the model reported, or else count the answer."""
+def count_usage(writer: OutputWriter, input: ModelUsage) -> ModelUsage:
+    """Return the usage that the model reported, or else that of its input with the counted answer."""
     if writer.usage is not None:
         return writer.usage
     reasoning = sum(map(count_text, writer.reasoning_texts))
     output = count_items(item for item in writer.items if item["type"] != "reasoning")
-    return ModelUsage(input, reasoning + output, cached, reasoning)
+    return replace(input, output=reasoning + output, reasoning=reasoning)

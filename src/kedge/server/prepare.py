@@ -24,6 +24,13 @@ from kedge.server.compaction import (
 from kedge.server.item_forms import normalize_items
 from kedge.server.json_codec import Item
 from kedge.server.models import Model, Prompt
+from kedge.server.prompt_cache import (
+    DEFAULT_LIFETIME,
+    RETENTIONS,
+    Prefix,
+    hash_settings,
+    list_prefixes,
+)
 from kedge.server.state import ServerState
 from kedge.server.storage.context import Context, UnstoredResponses, truncate_history
 from kedge.server.storage.ids import make_response_id, new_key
@@ -58,11 +65,16 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """The items that a model sees, their tokens, and the tokens of the new items among them."""
+    """The items that a model sees, their tokens, and the tokens of each new item among them."""
 
     items: Sequence[Item]
     tokens: int
-    new_tokens: int = 0
+    new_counts: tuple[int, ...] = ()
+
+    @property
+    def new_tokens(self) -> int:
+        """The tokens of the new items."""
+        return sum(self.new_counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +128,10 @@ def prepare_response(
         input=items,
         new_tokens=model_input.new_tokens,
         input_tokens=seen.tokens if compacted is None else model_input.tokens,
-        cached_tokens=0
-        if has_compaction(items)
-        else _count_cached_tokens(truncate_history(history.context).tokens, seen.tokens),
+        # A prompt that was compacted or truncated has another prefix.
+        cached_tokens=read_prompt_cache(service, body, history.context, items, seen)
+        if seen is model_input and not has_compaction(items)
+        else 0,
         store=store,
         prompt=Prompt(
             ask=build_ask(body, seen.items),
@@ -247,8 +260,9 @@ def build_model_input(
         seen = service.expand_items(slice_from_compaction(items))
         return ModelInput(seen, settings + count_items(seen))
     context = truncate_history(history.context)
-    new = count_items(items)
-    return ModelInput([*context.list_model_items(), *items], settings + context.tokens + new, new)
+    counts = tuple(count_items((item,)) for item in items)
+    tokens = settings + context.tokens + sum(counts)
+    return ModelInput([*context.list_model_items(), *items], tokens, counts)
 
 
 def count_instruction_tokens(body: Body) -> int:
@@ -317,12 +331,24 @@ def _compact_if_needed(
     return None
 
 
-def _count_cached_tokens(history_tokens: int, input_tokens: int) -> int:
-    return (
-        min(history_tokens, input_tokens)
-        if history_tokens >= response_object.MIN_CACHED_TOKENS
-        else 0
+def read_prompt_cache(
+    service: ServerState,
+    body: Body,
+    context: Context,
+    items: Sequence[Item],
+    model_input: ModelInput,
+) -> int:
+    """Cache a prompt automatically; return how many of its tokens were cached before."""
+    context = truncate_history(context)
+    settings = model_input.tokens - context.tokens - model_input.new_tokens
+    prefixes = list_prefixes(
+        Prefix(hash_settings(body), settings),
+        context.list_prefixes(),
+        items,
+        model_input.new_counts,
     )
+    retention = body.get("prompt_cache_retention") or ""
+    return service.prompt_cache.read(prefixes, RETENTIONS.get(retention, DEFAULT_LIFETIME))
 
 
 def build_ask(body: Body, items: Sequence[Item]) -> PracticeRequest:

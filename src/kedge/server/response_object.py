@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kedge.server.errors import INTERNAL_ERROR, ApiError
+from kedge.server.prompt_cache import MIN_CACHED_TOKENS
 
 Body = Mapping[str, Any]
 
@@ -31,9 +32,6 @@ DEFAULTS: Mapping[str, Any] = {
 
 SERVICE_TIERS = {"auto": "default", "fast": "priority"}
 """Tiers that are echoed under another name."""
-
-MIN_CACHED_TOKENS = 1024
-"""The hosted API does not cache shorter prompts, so they are not counted as cached."""
 
 IN_PROGRESS_FIELDS: Mapping[str, Any] = {
     "status": "in_progress",

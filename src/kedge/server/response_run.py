@@ -15,7 +15,7 @@ from kedge.server.compaction import build_compaction_item
 from kedge.server.deadline import Deadline
 from kedge.server.generation import Emit, Generation, OnWait
 from kedge.server.json_codec import Item, encode, join_response
-from kedge.server.models import OutputEvent
+from kedge.server.models import ModelUsage, OutputEvent
 from kedge.server.output_writer import OutputWriter, StreamEvent, count_usage
 from kedge.server.prepare import ResponseDraft, add_summary
 from kedge.server.request_log import RecordedRequest
@@ -218,7 +218,7 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
 
     def _complete(self) -> None:
         draft, writer = self.draft, self._writer
-        counted = count_usage(writer, draft.input_tokens, draft.cached_tokens)
+        counted = count_usage(writer, ModelUsage(draft.input_tokens, 0, draft.cached_tokens))
         self._result_fields = response_object.build_finished_fields(
             reason=writer.incomplete_reason,
             now=int(self._service.clock()),

@@ -9,6 +9,7 @@ from kedge.server.encrypted_content import KEY_BYTES, ContentCipher, parse_reaso
 from kedge.server.errors import MODEL_NOT_FOUND
 from kedge.server.json_codec import Item
 from kedge.server.models import Model, PracticeModel
+from kedge.server.prompt_cache import PromptCache
 from kedge.server.settings import Settings
 from kedge.server.storage.context import ContextCache
 from kedge.server.storage.conversations import ConversationRepository
@@ -49,6 +50,7 @@ class ServerState:
         self.model = settings.model
         self.models = dict(settings.models) or {settings.model.name: settings.model}
         self.clock = settings.clock
+        self.prompt_cache = PromptCache(settings.clock)
         self.ignores_unknown = settings.unknown_parameters == "ignore" or (
             settings.unknown_parameters is None
             and not all(isinstance(model, PracticeModel) for model in self.models.values())

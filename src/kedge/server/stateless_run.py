@@ -10,8 +10,15 @@ from kedge.server.item_forms import normalize_items
 from kedge.server.json_codec import Item
 from kedge.server.models import Model, ModelUsage, OutputEvent, Prompt
 from kedge.server.output_writer import OutputWriter, count_usage
-from kedge.server.prepare import ModelInput, build_ask, count_instruction_tokens, truncate_to_window
+from kedge.server.prepare import (
+    ModelInput,
+    build_ask,
+    count_instruction_tokens,
+    read_prompt_cache,
+    truncate_to_window,
+)
 from kedge.server.state import ServerState
+from kedge.server.storage.context import EMPTY_CONTEXT
 from kedge.server.storage.ids import new_key
 from kedge.server.token_counting import count_items, precount
 
@@ -39,20 +46,29 @@ class PreparedRequest:
     model: Model
     prompt: Prompt
     input_tokens: int
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
 
 
-async def prepare(service: ServerState, request: StatelessRequest) -> PreparedRequest:
-    """Prepare a request for the model that it names, or raise an error if it is too long for it."""
+async def prepare(
+    service: ServerState, request: StatelessRequest, *, automatic_cache: bool = False
+) -> PreparedRequest:
+    """Prepare a request for the model that it names, or raise an error if it is too long for it.
+
+    With ``automatic_cache`` its prompt is cached without breakpoints.
+    """
     body = request.body
     model = service.find_model(body["model"])
     key = new_key(0)
     items = normalize_items(request.input, key)
 
-    def count() -> int:
-        return count_instruction_tokens(body) + count_items(items)
+    def count() -> ModelInput:
+        counts = tuple(count_items((item,)) for item in items)
+        return ModelInput(items, count_instruction_tokens(body) + sum(counts), counts)
 
     await precount((items, body.get("instructions"), body.get("tools")), count)
-    model_input = truncate_to_window(ModelInput(items, count()), body, model.window)
+    counted = count()
+    model_input = truncate_to_window(counted, body, model.window)
     prompt = Prompt(
         ask=build_ask(body, model_input.items),
         body=body,
@@ -61,7 +77,10 @@ async def prepare(service: ServerState, request: StatelessRequest) -> PreparedRe
         stop=request.stop,
         decrypt_reasoning=service.decrypt_reasoning,
     )
-    return PreparedRequest(key, model, prompt, model_input.tokens)
+    cached = 0
+    if automatic_cache and model_input is counted:
+        cached = read_prompt_cache(service, body, EMPTY_CONTEXT, items, counted)
+    return PreparedRequest(key, model, prompt, model_input.tokens, cached)
 
 
 class Serializer(Protocol):
@@ -70,7 +89,7 @@ class Serializer(Protocol):
     The bytes are frames of a stream; ``writer`` has the output so far, including the newest piece.
     """
 
-    def start(self, input_tokens: int) -> bytes:
+    def start(self, usage: ModelUsage) -> bytes:
         """Return the frames that open the stream."""
         ...
 
@@ -102,7 +121,12 @@ class StatelessRun(Generation[bytes]):
         serializer: Serializer,
     ) -> None:
         super().__init__(service, request.model, request.prompt, writer)
-        self._input_tokens = request.input_tokens
+        self._input_usage = ModelUsage(
+            request.input_tokens,
+            output=1,
+            cached=request.cached_tokens,
+            cache_write=request.cache_write_tokens,
+        )
         self._serializer = serializer
 
     @property
@@ -122,7 +146,7 @@ class StatelessRun(Generation[bytes]):
         await self._stream(send, on_wait)
 
     def _start(self) -> bytes:
-        return self._serializer.start(self._input_tokens)
+        return self._serializer.start(self._input_usage)
 
     def _render(self, piece: OutputEvent) -> bytes:
         self._writer.consume(piece)
@@ -134,4 +158,4 @@ class StatelessRun(Generation[bytes]):
         return self._serializer.error(self.error or INTERNAL_ERROR())
 
     def _count_usage(self) -> ModelUsage:
-        return count_usage(self._writer, self._input_tokens)
+        return count_usage(self._writer, self._input_usage)

@@ -177,8 +177,8 @@ def test_usage_counts_the_whole_context(client: OpenAI) -> None:
     assert more.usage.input_tokens > second.usage.input_tokens + 10
 
 
-def test_a_long_remembered_context_counts_as_cached(client: OpenAI) -> None:
-    """From 1024 tokens on, what the parent held is a cached prefix."""
+def test_cached_tokens_are_the_previous_prompt_in_steps(client: OpenAI) -> None:
+    """From 1024 tokens on, the input of the previous response is a cached prefix, in steps of 128."""
     first = client.responses.create(model="practice", input="word " * 2000)
     second = client.responses.create(model="practice", input="two", previous_response_id=first.id)
     assert first.usage
@@ -186,7 +186,7 @@ def test_a_long_remembered_context_counts_as_cached(client: OpenAI) -> None:
     assert first.usage.input_tokens_details.cached_tokens == 0
     assert first.usage.input_tokens_details.cache_write_tokens == first.usage.input_tokens
     details = second.usage.input_tokens_details
-    assert details.cached_tokens > 2000
+    assert details.cached_tokens == first.usage.input_tokens // 128 * 128
     assert details.cached_tokens + details.cache_write_tokens == second.usage.input_tokens
 
 

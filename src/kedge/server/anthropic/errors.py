@@ -64,6 +64,13 @@ THREAD_UNSUPPORTED = ErrorTemplate(
     "thread: this server holds no Threads. Send the full conversation without `thread`.",
     code="thread_unsupported_request",
 )
+TOO_MANY_BREAKPOINTS = ErrorTemplate(
+    "A maximum of 4 blocks with cache_control may be provided. Found {count}."
+)
+BREAKPOINT_ORDER = ErrorTemplate(
+    "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block. Note that "
+    "blocks are processed in the following order: `tools`, `system`, `messages`."
+)
 DUPLICATE_TOOL = ErrorTemplate("tools: Tool names must be unique.")
 
 # Not from the hosted API: about the model, not the request.

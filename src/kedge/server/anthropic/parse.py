@@ -199,7 +199,7 @@ def _build_request(body: Body, decrypt: Decrypt) -> StatelessRequest:
     check_order(messages)
     params = _convert_parameters(body)
     check_tool_choice(params, ())
-    items = [item for message in messages for item in _iter_items(message, decrypt)]
+    items = [item for message in messages for item in iter_items(message, decrypt)]
     return StatelessRequest(items, params)
 
 
@@ -226,9 +226,9 @@ def _convert_parameters(body: Body) -> dict[str, Any]:
     """Convert the parameters to those of the Responses API."""
     params: dict[str, Any] = {"model": body["model"], "truncation": "disabled"}
     if body.get("system"):
-        params["instructions"] = _join_system(body["system"])
+        params["instructions"] = join_system(body["system"])
     if body.get("tools"):
-        params["tools"] = [_convert_tool(tool) for tool in body["tools"]]
+        params["tools"] = [convert_tool(tool) for tool in body["tools"]]
     choice = body.get("tool_choice")
     if choice is not None:
         params["tool_choice"] = _convert_tool_choice(choice)
@@ -246,11 +246,13 @@ def _convert_parameters(body: Body) -> dict[str, Any]:
     return params
 
 
-def _join_system(system: str | Sequence[Body]) -> str:
+def join_system(system: str | Sequence[Body]) -> str:
+    """Return system text as one string."""
     return system if isinstance(system, str) else "\n\n".join(block["text"] for block in system)
 
 
-def _convert_tool(tool: Body) -> dict[str, Any]:
+def convert_tool(tool: Body) -> dict[str, Any]:
+    """Convert a tool to a function of the Responses API."""
     read: dict[str, Any] = {
         "type": "function",
         "name": tool["name"],
@@ -267,7 +269,7 @@ def _convert_tool_choice(choice: Body) -> str | dict[str, Any]:
     return "required" if kind == "any" else kind
 
 
-def _iter_items(merged: MergedMessage, decrypt: Decrypt) -> Iterator[Item]:
+def iter_items(merged: MergedMessage, decrypt: Decrypt) -> Iterator[Item]:
     """Convert merged messages to items; adjacent parts become one message."""
     parts: list[Item] = []
 

@@ -58,10 +58,10 @@ class MessageSerializer:
         self._kind = ""
         self._index = -1
 
-    def start(self, input_tokens: int) -> bytes:
+    def start(self, usage: ModelUsage) -> bytes:
         """Return the first events, with the empty message."""
         empty: MessageEvent = {"content": [], "stop_reason": None, "stop_sequence": None}
-        message = {**self._header, **empty, "usage": format_usage(ModelUsage(input_tokens, 1))}
+        message = {**self._header, **empty, "usage": format_usage(usage)}
         return encode_event({"type": "message_start", "message": message}) + encode_event(
             {"type": "ping"}
         )
@@ -170,8 +170,8 @@ def format_stop(writer: OutputWriter) -> dict[str, Any]:
 def format_usage(usage: ModelUsage) -> dict[str, Any]:
     """Format the token usage; this API counts cached input separately."""
     return {
-        "input_tokens": usage.input - usage.cached,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": usage.input - usage.cached - usage.cache_write,
+        "cache_creation_input_tokens": usage.cache_write,
         "cache_read_input_tokens": usage.cached,
         "output_tokens": usage.output,
     }

@@ -39,7 +39,7 @@ class CompletionSerializer:
         self._kind = "text"
         self._call_index = -1
 
-    def start(self, input_tokens: int) -> bytes:
+    def start(self, usage: ModelUsage) -> bytes:
         """Return the first chunk, with the role."""
         return self._encode_delta({"role": "assistant", "content": "", "refusal": None})
 

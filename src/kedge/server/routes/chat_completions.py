@@ -35,7 +35,7 @@ async def _prepare(service: ServerState, request: StatelessRequest) -> PreparedR
     """Prepare the request; errors of all endpoints get the messages of this API."""
     model: str = request.body["model"]
     try:
-        return await prepare(service, request)
+        return await prepare(service, request, automatic_cache=True)
     except errors.ApiError as error:
         if error.template is errors.MODEL_NOT_FOUND and model:
             raise errors.MODEL_NOT_ACCESSIBLE(model=model) from None

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kedge.server.anthropic import errors
+from kedge.server.anthropic.cache_breakpoints import apply_breakpoints, check_breakpoints
 from kedge.server.anthropic.parse import (
     API_VERSIONS,
     check_thinking_blocks,
@@ -28,9 +29,11 @@ async def create(request: Request) -> Any:
     body: Any = await read_json(request)
     service = get_service(request)
     parsed = validate(request, parse_request, body, service.cipher.decrypt, version)
+    check_breakpoints(body)
     prepared = await prepare(service, parsed)
     if isinstance(prepared.model, PracticeModel):  # other models may not have reasoned at all
         check_thinking_blocks(body)
+    prepared = apply_breakpoints(service.prompt_cache, body, prepared, service.cipher.decrypt)
     response_id = f"msg_{prepared.key}"
     writer = OutputWriter(
         prepared.key,

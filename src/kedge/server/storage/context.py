@@ -19,6 +19,7 @@ from typing import Protocol
 
 from kedge.server.coherence import EMPTY_COHERENCE, Coherence
 from kedge.server.json_codec import Item
+from kedge.server.prompt_cache import EMPTY_DIGEST, Prefix, hash_items
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +28,7 @@ class Context:
 
     ``model_items`` is what a model sees of ``items``: the same, except that a compaction is replaced
     by the items in it. ``tokens`` and ``coherence`` are those of the complete context, ``size`` that
-    of this part alone.
+    of this part alone. ``digests`` identify the context up to each of the items, for the prompt cache.
     """
 
     parent: "Context | None"
@@ -36,6 +37,7 @@ class Context:
     tokens: int
     coherence: Coherence
     size: int
+    digests: tuple[bytes, ...] = ()
 
     @property
     def own_tokens(self) -> int:
@@ -49,6 +51,14 @@ class Context:
     def list_model_items(self) -> list[Item]:
         """Return every item as a model sees it, oldest first."""
         return list(chain.from_iterable(part.model_items for part in self._parts()))
+
+    def list_prefixes(self) -> list[Prefix]:
+        """Return the prefixes of this context, shortest first; tokens are known for those of parts."""
+        prefixes: list[Prefix] = []
+        for part in self._parts():
+            prefixes += [Prefix(digest) for digest in part.digests[:-1]]
+            prefixes += [Prefix(digest, part.tokens) for digest in part.digests[-1:]]
+        return prefixes
 
     def total_size(self) -> int:
         """Return the approximate size of the complete context in bytes."""
@@ -87,7 +97,16 @@ def extend_context(
         tokens=parent.tokens + tokens,
         coherence=parent.coherence.extend(own),
         size=size + PART_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES * len(own),
+        digests=tuple(hash_items(_last_digest(parent), model_items)),
     )
+
+
+def _last_digest(context: Context | None) -> bytes:
+    while context is not None:
+        if context.digests:
+            return context.digests[-1]
+        context = context.parent
+    return EMPTY_DIGEST
 
 
 class UnstoredResponses(Protocol):

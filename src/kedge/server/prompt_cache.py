@@ -1,0 +1,174 @@
+"""Prompt caching by the rules of the hosted APIs: which prefix of a prompt was processed recently.
+
+A prompt is a sequence of segments: settings (model, cache key, instructions, tools, format), then items or content
+blocks. A prefix is identified by a rolling hash of its segments, so a prompt shares a cached prefix if
+it starts with exactly the same segments. Hosted APIs compare tokens; this server compares complete segments.
+
+- *Automatic* caching (Responses, Chat Completions): every prompt is cached. A prefix counts from 1,024
+  tokens on, rounded down to a multiple of 128, for ten minutes after its last use or for the
+  requested ``prompt_cache_retention``.
+- *Explicit* caching (Messages): only prefixes that end at a ``cache_control`` breakpoint are cached, from
+  the model's minimum length on and for the breakpoint's lifetime. A lookup starts at a breakpoint
+  and goes back at most 20 blocks.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import accumulate
+from json import dumps
+from typing import Any
+
+from kedge.server.json_codec import Item
+
+MIN_CACHED_TOKENS = 1024
+"""Tokens from which a prompt is cached automatically."""
+CACHED_TOKENS_STEP = 128
+"""The size in which automatically cached prefixes are counted."""
+DEFAULT_LIFETIME = 600.0
+RETENTIONS: Mapping[str, float] = {"24h": 86_400.0}
+"""Lifetimes by ``prompt_cache_retention``; others have the default."""
+MAX_LOOKBACK = 20
+"""Content blocks before a breakpoint that are compared with cached prefixes."""
+MAX_ENTRIES = 100_000
+
+EMPTY_DIGEST = b""
+_DIGEST_BYTES = 16
+_UNSEEN_MEMBERS = frozenset({"id", "status", "encrypted_content", "cache_control"})
+"""Members of a segment that are not part of the prompt."""
+_SETTINGS = ("model", "prompt_cache_key", "tools", "instructions", "text")
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A prefix of a prompt: its digest, and its length in tokens, if that is known."""
+
+    digest: bytes
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Breakpoint:
+    """A requested cache breakpoint: the index of its block, the tokens up to it, and its lifetime."""
+
+    index: int
+    tokens: int
+    lifetime: float
+
+
+@dataclass(slots=True)
+class _CachedPrefix:
+    tokens: int
+    lifetime: float
+    expires_at: float
+
+
+class PromptCache:
+    """The prefixes that were processed recently, in bounded memory.
+
+    Args:
+        clock: Returns Unix time.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._entries: OrderedDict[bytes, _CachedPrefix] = OrderedDict()
+
+    def read(self, prefixes: Sequence[Prefix], lifetime: float = DEFAULT_LIFETIME) -> int:
+        """Cache a prompt automatically; return how many of its tokens were cached before.
+
+        Args:
+            prefixes: The prefixes of the prompt, shortest first.
+            lifetime: Seconds for which they stay cached without use.
+        """
+        found = (self._find(prefix.digest) for prefix in reversed(prefixes))
+        tokens = next((entry.tokens for entry in found if entry), 0)
+        for prefix in prefixes:
+            if prefix.tokens >= MIN_CACHED_TOKENS:
+                self._store(prefix, lifetime)
+        return tokens - tokens % CACHED_TOKENS_STEP
+
+    def read_breakpoints(
+        self, digests: Sequence[bytes], breakpoints: Sequence[Breakpoint], minimum: int
+    ) -> tuple[int, int]:
+        """Cache a prompt at its breakpoints; return the tokens read from the cache and written to it.
+
+        Args:
+            digests: The digest of the prefix up to each block.
+            breakpoints: The breakpoints in order.
+            minimum: Tokens from which the model caches a prefix.
+        """
+        tokens = 0
+        for each in reversed(breakpoints):
+            start = max(each.index - MAX_LOOKBACK, -1)
+            found = (self._find(digests[index]) for index in range(each.index, start, -1))
+            entry = next((entry for entry in found if entry), None)
+            if entry is not None:
+                tokens = entry.tokens
+                break
+        cacheable = [each for each in breakpoints if each.tokens >= minimum]
+        for each in cacheable:
+            self._store(Prefix(digests[each.index], each.tokens), each.lifetime)
+        end = cacheable[-1].tokens if cacheable else 0
+        return tokens, max(end - tokens, 0)
+
+    def _find(self, digest: bytes) -> _CachedPrefix | None:
+        """Return a live entry; its lifetime starts again."""
+        entry, now = self._entries.get(digest), self._clock()
+        if entry is None or entry.expires_at <= now:
+            return None
+        entry.expires_at = now + entry.lifetime
+        return entry
+
+    def _store(self, prefix: Prefix, lifetime: float) -> None:
+        self._entries[prefix.digest] = _CachedPrefix(
+            prefix.tokens, lifetime, self._clock() + lifetime
+        )
+        self._entries.move_to_end(prefix.digest)
+        while len(self._entries) > MAX_ENTRIES:
+            self._entries.popitem(last=False)
+
+
+def hash_settings(body: Mapping[str, Any]) -> bytes:
+    """Return the digest of what comes before the items of a prompt."""
+    return _hash_segment(EMPTY_DIGEST, {name: body.get(name) for name in _SETTINGS})
+
+
+def hash_items(digest: bytes, items: Iterable[Item]) -> Iterator[bytes]:
+    """Yield the digest after each item; reasoning is not part of later prompts and changes none."""
+    for item in items:
+        if item.get("type") != "reasoning":
+            digest = _hash_segment(digest, item)
+        yield digest
+
+
+def list_prefixes(
+    start: Prefix, history: Sequence[Prefix], items: Sequence[Item], counts: Iterable[int]
+) -> list[Prefix]:
+    """Return the prefixes of a prompt, shortest first.
+
+    Args:
+        start: The settings.
+        history: The prefixes of the stored context.
+        items: The new items.
+        counts: The tokens of each of them.
+    """
+    last = history[-1] if history else Prefix(EMPTY_DIGEST)
+    totals = list(accumulate(counts, initial=last.tokens))[1:]
+    new = map(Prefix, hash_items(last.digest, items), totals)
+    return [
+        start,
+        *(
+            Prefix(start.digest + each.digest, each.tokens and start.tokens + each.tokens)
+            for each in (*history, *new)
+        ),
+    ]
+
+
+def _hash_segment(digest: bytes, segment: Mapping[str, Any]) -> bytes:
+    seen = {name: segment[name] for name in segment if name not in _UNSEEN_MEMBERS}
+    form = dumps(seen, sort_keys=True, ensure_ascii=False, default=str)
+    return blake2b(
+        digest + form.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES
+    ).digest()

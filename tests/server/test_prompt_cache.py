@@ -1,0 +1,102 @@
+"""The prompt cache: automatic prefixes, lifetimes, and what shares a prefix with what."""
+
+from typing import Any
+
+from openai import OpenAI
+
+from kedge.server import prompt_cache
+from kedge.server.prompt_cache import Breakpoint, Prefix, PromptCache
+from kedge.testing import TestServer
+
+LONG = "word " * 2000
+
+
+def cached(client: OpenAI, **members: Any) -> tuple[str, int]:
+    """The id of a response, and the tokens of its prompt that were cached."""
+    made = client.responses.create(model="practice", **members)
+    assert made.usage
+    return made.id, made.usage.input_tokens_details.cached_tokens
+
+
+def test_a_full_resend_shares_the_prefix_of_the_chain(client: OpenAI) -> None:
+    """What counts is the prompt, not how it was sent."""
+    first = client.responses.create(model="practice", input=LONG)
+    history: list[Any] = [
+        {"role": "user", "content": LONG},
+        {"role": "assistant", "content": first.output_text},
+    ]
+    _, chained = cached(client, input="Next?", previous_response_id=first.id)
+    _, resent = cached(client, input=[*history, {"role": "user", "content": "Next?"}])
+    _, other = cached(client, input=[*history, {"role": "user", "content": "Another?"}])
+    assert chained > 1900
+    assert resent >= chained
+    assert other >= chained
+
+
+def test_a_change_before_the_prompt_misses(client: OpenAI) -> None:
+    """Instructions, tools and the cache key come before everything else."""
+    tools: list[Any] = [
+        {"type": "function", "name": name, "parameters": {}, "strict": False} for name in "ab"
+    ]
+    settings: dict[str, Any] = {"instructions": "Be brief.", "tools": tools}
+    cached(client, input=LONG, **settings)
+    assert cached(client, input=LONG, **settings)[1] > 1900
+    assert cached(client, input=LONG, **{**settings, "instructions": "It is 12:01."})[1] == 0
+    assert cached(client, input=LONG, **{**settings, "tools": tools[::-1]})[1] == 0
+    assert cached(client, input=LONG, **settings, prompt_cache_key="k")[1] == 0
+    assert cached(client, input="x" + LONG, **settings)[1] == 0
+
+
+def test_prefixes_expire_without_use(client: OpenAI, server: TestServer) -> None:
+    """Ten minutes after the last use, or the requested retention later."""
+    cached(client, input=LONG)
+    server.clock.advance(seconds=500)
+    assert cached(client, input=LONG)[1] > 1900
+    server.clock.advance(seconds=500)
+    assert cached(client, input=LONG)[1] > 1900
+    server.clock.advance(seconds=601)
+    assert cached(client, input=LONG, prompt_cache_retention="24h")[1] == 0
+    server.clock.advance(seconds=80_000)
+    assert cached(client, input=LONG)[1] > 1900
+
+
+def test_short_prompts_are_not_cached(client: OpenAI) -> None:
+    """Below 1,024 tokens nothing is cached, whatever is repeated."""
+    cached(client, input="word " * 900)
+    assert cached(client, input="word " * 900)[1] == 0
+
+
+def test_chat_completions_are_cached_as_well(client: OpenAI) -> None:
+    """The same rules hold for the stateless API."""
+    counts: list[int] = []
+    messages: list[Any] = [{"role": "user", "content": LONG}]
+    for text in ("one", "two"):
+        made = client.chat.completions.create(model="practice", messages=messages)
+        assert made.usage
+        assert made.usage.prompt_tokens_details
+        counts.append(made.usage.prompt_tokens_details.cached_tokens or 0)
+        messages += [
+            {"role": "assistant", "content": made.choices[0].message.content},
+            {"role": "user", "content": text},
+        ]
+    assert counts[0] == 0
+    assert counts[1] > 1900
+
+
+def test_memory_is_bounded(monkeypatch: Any) -> None:
+    """The prefixes that were used least recently are dropped."""
+    monkeypatch.setattr(prompt_cache, "MAX_ENTRIES", 2)
+    cache = PromptCache(lambda: 0.0)
+    for name in (b"a", b"b", b"c"):
+        cache.read([Prefix(name, 2048)])
+    assert cache.read([Prefix(b"a", 2048)]) == 0
+    assert cache.read([Prefix(b"c", 2048)]) == 2048
+
+
+def test_a_breakpoint_looks_back_a_limited_number_of_blocks() -> None:
+    """A cached prefix is found from a breakpoint at most 20 blocks later."""
+    digests = [bytes([number]) for number in range(60)]
+    cache = PromptCache(lambda: 0.0)
+    assert cache.read_breakpoints(digests, [Breakpoint(5, 3000, 300)], 1024) == (0, 3000)
+    assert cache.read_breakpoints(digests, [Breakpoint(24, 5000, 300)], 1024) == (3000, 2000)
+    assert cache.read_breakpoints(digests, [Breakpoint(50, 9000, 300)], 1024) == (0, 9000)
