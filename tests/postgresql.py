@@ -95,12 +95,12 @@ class PostgresServer:
         """Stop at once: every connection breaks off, what was committed stays."""
         if self._process:
             self._process.send_signal(signal.SIGINT)
-            self._process.wait(30)
+            self._process.wait(300)
             self._process = None
 
     def _run(self, program: str, *arguments: str) -> None:
         command = [*_nobody_command(), str(self._bin / program), *arguments]
-        subprocess.run(command, check=True, capture_output=True, timeout=120, cwd=self.folder)
+        subprocess.run(command, check=True, capture_output=True, timeout=300, cwd=self.folder)
 
 
 @contextmanager
@@ -152,7 +152,7 @@ def _find_binaries(folder: Path) -> Path:
 
 def _can_run(program: Path) -> bool:
     command = [*_nobody_command(), str(program), "--version"]
-    return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+    return subprocess.run(command, capture_output=True, timeout=300, check=False).returncode == 0
 
 
 def _nobody_command() -> list[str]:

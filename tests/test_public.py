@@ -41,7 +41,7 @@ def type_checking_imports() -> dict[str, str]:
 def run_python(code: str) -> str:
     """What a new interpreter prints."""
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
 
 
 def test_the_list_is_what_type_checkers_see() -> None:

@@ -22,7 +22,11 @@ def serve_backend(upstream: TestServer, kind: str, **settings: Any) -> Generator
 
 
 def make_model(kind: str, base_url: str, **settings: Any) -> Model:
-    """Make a backend of this kind that asks the server at this address."""
+    """Make a backend of this kind that asks the server at this address.
+
+    The client's own limit for a connection, 5 seconds, is short for a busy machine.
+    """
+    settings.setdefault("timeout", 300)
     if kind == "anthropic":
         versions = {"anthropic-version": "2023-06-01"}  # which still samples
         own: Any = {"base_url": base_url, "api_key": "any", "default_headers": versions}

@@ -28,7 +28,7 @@ def run_kedge(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "kedge", *words],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
         env={**os.environ, **environ},
     )
@@ -173,7 +173,7 @@ def test_logs_are_shown_to_those_who_ask() -> None:
         input="Hello\n",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
         env={**os.environ, "KEDGE_LOG_FORMAT": "json"},
     )

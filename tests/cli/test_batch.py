@@ -104,7 +104,7 @@ def test_progress_is_drawn_on_a_terminal(folder: Path) -> None:
     running, controller = start_on_terminal("--json")
     drawn = read_terminal(controller, b"2/2")
     read_terminal(controller)
-    output, _ = running.communicate(timeout=60)
+    output, _ = running.communicate(timeout=300)
     assert b"2/2" in drawn
     assert running.returncode == 0
     assert json.loads(output)["completed"] == 2
@@ -119,7 +119,7 @@ def test_ctrl_c_ends_a_batch_that_can_be_resumed(folder: Path, kedge_server: Tes
     read_terminal(controller, rb"[1-9]\d*/40")
     running.send_signal(signal.SIGINT)
     shown = read_terminal(controller).decode()
-    running.communicate(timeout=60)
+    running.communicate(timeout=300)
     assert running.returncode == 130
     assert shown.splitlines()[-1].endswith("Interrupted. Run the same command again to continue.")
     kedge_server.faults.clear()

@@ -21,7 +21,7 @@ from kedge.cli.inspect import command as inspect_command
 from kedge.testing import TestServer
 
 KEDGE = [sys.executable, "-m", "kedge"]
-TIMEOUT = 60
+TIMEOUT = 300
 
 
 @pytest.fixture(autouse=True)

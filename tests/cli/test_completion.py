@@ -39,7 +39,7 @@ def complete(words: str, number: int) -> str:
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
         env={**os.environ, **environ},
     ).stdout

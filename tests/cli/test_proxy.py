@@ -43,5 +43,5 @@ def test_a_client_uses_the_proxy(tmp_path: Path) -> None:
                 response = client.responses.create(model="practice", input="What is 2+3?")
             assert response.output_text == "2+3 = 5."
             process.send_signal(signal.SIGTERM)
-            process.wait(60)
+            process.wait(300)
     assert index.exists()

@@ -19,7 +19,7 @@ from kedge.server.settings import Settings
 from kedge.server.uvicorn_server import bind
 
 KEDGE = [sys.executable, "-m", "kedge"]
-TIMEOUT = 30.0
+TIMEOUT = 300.0
 
 
 @contextmanager

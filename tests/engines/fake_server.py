@@ -33,7 +33,7 @@ def serve_handler(handler: Handler) -> Iterator[str]:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         finally:
             server.should_exit = True
-            thread.join(10)
+            thread.join(300)
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def serve_bytes(data: bytes, *, keep_open: bool = False) -> Iterator[str]:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         finally:
             listener.shutdown(socket.SHUT_RDWR)
-            thread.join(10)
+            thread.join(300)
             for connection in held:
                 connection.close()
 

@@ -167,13 +167,28 @@ async def test_a_stream_that_is_never_closed_does_not_hold_its_answer(ending: st
     body = f"data: {json.dumps(TERMINAL_EVENTS[ending])}\n\n".encode()
     chunk = b"%x\r\n%b\r\n" % (len(body), body)
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked"
-    with serve_bytes(head + b"\r\n\r\n" + chunk, keep_open=True) as url, anyio.fail_after(30):
+    with serve_bytes(head + b"\r\n\r\n" + chunk, keep_open=True) as url, anyio.fail_after(300):
         async with connect(f"responses:{url}#m", max_retries=0) as engine:
             if ending == "completed":
                 assert "Yes" in str((await engine.run(TURN, streaming=True)).blocks[-1])
             else:
                 with pytest.raises(ServerFailed):
                     await engine.run(TURN, streaming=True)
+
+
+@pytest.mark.parametrize("media_type", [None, "text/plain; charset=utf-8"])
+@pytest.mark.parametrize("form", ["events", "one body"])
+async def test_a_stream_without_its_content_type_is_read(media_type: str | None, form: str) -> None:
+    """Some servers do not label their streams, or answer a request for a stream with one body."""
+    ending = TERMINAL_EVENTS["completed"]
+    text = json.dumps(ending["response"])
+    if form == "events":
+        text = f"\n\n: comment\n\ndata: {json.dumps(ending)}\n\n"
+    response = make_handler(lambda: Response(text, media_type=media_type))
+    with serve_handler(response) as url:
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            turn = await engine.run(TURN, streaming=True)
+    assert turn.blocks[-1].text == "Yes"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 async def test_a_stream_beyond_its_bounds_is_told_with_the_turn(

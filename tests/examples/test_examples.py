@@ -25,7 +25,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestServer]:
 def run_hello(file: Path, text: str) -> str:
     """Run the example in a process of its own."""
     command = [sys.executable, str(EXAMPLES / "hello_with_state.py"), str(file), text]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert done.stderr == ""
     return done.stdout
 

@@ -154,7 +154,7 @@ async def test_a_cancelled_run_keeps_the_results_that_had_come() -> None:
     script = ScriptedServer(
         make_call_items(("c1", "endless", "{}"), ("c2", "quick", "{}")), FINAL_OUTPUT, FINAL_OUTPUT
     )
-    with serve_handler(script.handle) as url, anyio.fail_after(30):
+    with serve_handler(script.handle) as url, anyio.fail_after(300):
         async with connect(f"responses:{url}#m", max_retries=0) as engine:
             stack = with_middleware(engine, repair(), tools(endless, quick))
             stream = stack.stream(Turn([user("go")]))
@@ -194,7 +194,7 @@ async def test_results_are_told_as_they_come() -> None:
     script = ScriptedServer(
         make_call_items(("c1", "slow", "{}"), ("c2", "quick", "{}")), FINAL_OUTPUT
     )
-    with serve_handler(script.handle) as url, anyio.fail_after(30):
+    with serve_handler(script.handle) as url, anyio.fail_after(300):
         async with connect(f"responses:{url}#m", max_retries=0) as engine:
             finished: list[str] = []
             async with with_middleware(engine, tools(slow, quick)).stream(

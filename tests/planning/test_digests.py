@@ -185,7 +185,7 @@ def test_threads_that_plan_forks_of_one_turn_do_not_disturb_each_other() -> None
 
             def grow(name: int, base: Turn = base, start: threading.Barrier = start) -> list[Turn]:
                 turn, grown = base, [base]
-                start.wait(10)
+                start.wait(300)
                 for step in range(12):
                     turn = turn.append(BLOCK_FACTORIES[(name + step) % len(BLOCK_FACTORIES)]())
                     assert prefix_digest(turn) == naive_digests(turn)[-1]
@@ -209,7 +209,7 @@ def test_threads_that_plan_the_same_turn_agree() -> None:
             start = threading.Barrier(4)
 
             def ask(_: int, turn: Turn = turn, start: threading.Barrier = start) -> list[str]:
-                start.wait(10)
+                start.wait(300)
                 longer = turn.append(user("more"))
                 return [prefix_digest(turn), prefix_digest(longer), prefix_digest(turn)]
 

@@ -71,7 +71,7 @@ def test_the_next_request_sends_what_is_new() -> None:
     turn = make_exchanges(3).append(user("next"))
     planned = make_plan(turn)
     assert planned.previous_response_id == "R3"
-    assert [item["content"][0]["text"] for item in planned.input()] == ["next"]
+    assert [item["content"] for item in planned.input()] == ["next"]
     assert (planned.full_blocks, planned.delta_blocks) == (7, 1)
     assert 0 < planned.delta_bytes < planned.full_bytes
     assert planned.digest == prefix_digest(turn)

@@ -36,11 +36,11 @@ def serve_proxy(upstream: str, **options: Any) -> Iterator[str]:
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
         thread.start()
         try:
-            assert started.wait(60)
+            assert started.wait(300)
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join(60)
+            thread.join(300)
 
 
 @pytest.fixture

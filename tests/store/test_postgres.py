@@ -126,7 +126,7 @@ async def test_every_connection_busy(empty_url: str) -> None:
     def hold(tx: Tx) -> None:
         tx.rows("SELECT 1")
         held.set()
-        done.wait(60)
+        done.wait(300)
 
     async with anyio.create_task_group() as group:
         group.start_soon(store.database.read, hold)

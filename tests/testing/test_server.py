@@ -14,7 +14,7 @@ from kedge.errors import CannotServe
 from kedge.server.settings import Settings
 from kedge.testing import TestServer, serve
 
-TIMEOUT = 30.0
+TIMEOUT = 300.0
 
 
 def create_response(server: TestServer, **body: Any) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class GateRunner:
 
 
 async def run_at_gate(size: int, scenario: Callable[[GateRunner], Awaitable[None]]) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(300):
         async with anyio.create_task_group() as group:
             await scenario(GateRunner(ConcurrencyLimiter(size), group))
             group.cancel_scope.cancel()

@@ -42,7 +42,7 @@ async def test_results_stand_in_the_order_of_the_calls() -> None:
 
     finished: list[str] = []
     wanted = [tool_call("after", {"i": i}, call_id=f"c{i}") for i in range(3)]
-    with anyio.fail_after(30):
+    with anyio.fail_after(300):
         results = await run_calls(
             Toolbox(after), wanted, on_run=lambda run: finished.append(run.call_id)
         )
@@ -56,7 +56,7 @@ async def test_results_stand_in_the_order_of_the_calls() -> None:
 
 async def test_sync_functions_run_side_by_side_in_threads() -> None:
     """They meet at a barrier, which no two could in one thread; the context goes with them."""
-    barrier = threading.Barrier(2, timeout=30)
+    barrier = threading.Barrier(2, timeout=300)
     event_loop_thread = threading.get_ident()
 
     def meet() -> str:

@@ -430,6 +430,8 @@ def test_the_items_are_those_of_the_api() -> None:
         tool_call("f", "x", call_id="c", custom=True),
         reasoning("s", text="t", encrypted_content="e"),
         SystemBlock(""),
+        user("a"),
+        assistant("b"),
     ]
     assert [item_from_block(block) for block in made] == [
         {
@@ -441,7 +443,7 @@ def test_the_items_are_those_of_the_api() -> None:
                 {"type": "input_file", "file_url": "f", "filename": "n"},
             ],
         },
-        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "s"}]},
+        {"type": "message", "role": "developer", "content": "s"},
         {
             "type": "function_call_output",
             "call_id": "c",
@@ -457,5 +459,11 @@ def test_the_items_are_those_of_the_api() -> None:
             "content": [{"type": "reasoning_text", "text": "t"}],
             "encrypted_content": "e",
         },
-        {"type": "message", "role": "system", "content": [{"type": "input_text", "text": ""}]},
+        {"type": "message", "role": "system", "content": ""},
+        {"type": "message", "role": "user", "content": "a"},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "b"}],
+        },
     ]

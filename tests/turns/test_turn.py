@@ -355,7 +355,7 @@ def test_threads_that_continue_one_turn_do_not_disturb_each_other() -> None:
     def grow(number: int) -> list[Turn]:
         grown: list[Turn] = []
         for root in roots:
-            start.wait(10)
+            start.wait(300)
             line = root.append(shared).append(user("mine", id=f"{number}"))
             grown.append(line.insert(1, user("inserted", id="inserted")))
         return grown

@@ -52,7 +52,7 @@ class WatchedTab:
         self.url = url
         self.problems: list[str] = []
         self.tab: Page = context.new_page()
-        self.tab.set_default_timeout(15_000)
+        self.tab.set_default_timeout(120_000)
         self.tab.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
         self.tab.on("console", self._on_console)
         self.tab.on("dialog", self._on_dialog)

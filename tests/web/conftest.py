@@ -18,7 +18,7 @@ from kedge.web.serve import PageSettings, open_page_server
 from kedge.web.service import ConversationService
 
 T = TypeVar("T")
-TIMEOUT = 60.0
+TIMEOUT = 300.0
 
 
 def add(a: int, b: int) -> int:

@@ -24,7 +24,7 @@ from web.chromium import WatchedTab, launch_chromium
 from web.conftest import PageServer, serve_page
 from web.large_tree import create_large_tree
 
-expect.set_options(timeout=15_000)
+expect.set_options(timeout=120_000)
 
 
 @pytest.fixture(scope="module")

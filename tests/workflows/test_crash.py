@@ -26,7 +26,7 @@ def crash() -> None:
 def run_killed(kind: str, url: str, how: str, at: int, servers: list[str]) -> None:
     """Run a workflow in a process that dies on the way."""
     command = [sys.executable, str(SCRIPT), kind, url, how, str(at), *servers]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 

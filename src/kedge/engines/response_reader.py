@@ -29,14 +29,22 @@ async def read_response(
     A broken connection is raised last, after the events that arrived.
     """
     cut: StreamCut | None = None
+    started = False
     async with aclosing(raw):
         if not raw.is_stream:
-            for event in await _read_body(decoder, raw):
+            for event in _decode_body(await raw.body(), decoder, raw):
                 yield _redact_event(event, redact)
             return
         try:
             async with aclosing(raw.chunks()) as chunks:
                 async for chunk in chunks:
+                    if not started and chunk.lstrip().startswith(b"{"):
+                        # No event starts like this: the server ignored `stream` and did not say so.
+                        body = b"".join([chunk, *[rest async for rest in chunks]])
+                        for event in _decode_body(body, decoder, raw):
+                            yield _redact_event(event, redact)
+                        return
+                    started = started or bool(chunk.strip())
                     found = decoder.feed(chunk)
                     for event in found:
                         yield _redact_event(event, redact)
@@ -61,9 +69,8 @@ async def _drain(decoder: StreamDecoder, chunks: AsyncGenerator[bytes]) -> list[
     return found
 
 
-async def _read_body(decoder: StreamDecoder, raw: RawResponse) -> list[StreamEvent]:
-    """The events that a whole response amounts to."""
-    body = await raw.body()
+def _decode_body(body: bytes, decoder: StreamDecoder, raw: RawResponse) -> list[StreamEvent]:
+    """Return the events of a response that arrived as one JSON body."""
     whole = _parse_body(body, decoder, raw)
     # Only an escape can hide half a character; to look for one is cheaper than to walk the answer.
     return decoder.feed_whole(whole, repair=b"\\u" in body)

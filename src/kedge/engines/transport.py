@@ -43,6 +43,8 @@ _ROOT_ERRORS: dict[Sdk, str] = {"openai": "OpenAIError", "anthropic": "Anthropic
 """The root of each client's errors."""
 PLACEHOLDER_KEY = "none"
 """The placeholder key for a server without keys: the client requires one."""
+EVENT_STREAM = "text/event-stream"
+
 MAX_CODE_LENGTH = 200
 MAX_MESSAGE_LENGTH = 2_000
 """How much of a server's words goes into an error."""
@@ -120,8 +122,14 @@ class HttpResponse:
 
     @property
     def is_stream(self) -> bool:
-        """Whether the body is a stream of events."""
-        return self.response.headers.get("content-type", "").startswith("text/event-stream")
+        """Whether the body is a stream of events.
+
+        Some servers send the stream that was requested without a content type, or as plain text.
+        """
+        media_type = self.response.headers.get("content-type", "").partition(";")[0].strip()
+        if media_type in ("", "text/plain"):
+            return self.response.request.headers.get("accept") == EVENT_STREAM
+        return media_type == EVENT_STREAM
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         """The body as it comes."""
@@ -212,7 +220,7 @@ class Transport:
         client: Any = self._clients.get()
         headers = {"Content-Type": "application/json", **no_telemetry_headers(self.sdk)}
         if streaming:
-            headers["Accept"] = "text/event-stream"
+            headers["Accept"] = EVENT_STREAM
         options: Any = {"headers": headers, **({} if retry else {"max_retries": 0})}
         with tap_request(tap, body), self._make_translator(client):
             response = await client.post(

@@ -89,7 +89,7 @@ def item_from_block(block: Block) -> Item:
     """
     match block:
         case UserBlock():
-            return {"type": "message", "role": "user", "content": _encode_input_parts(block.parts)}
+            return {"type": "message", "role": "user", "content": _encode_content(block.parts)}
         case AssistantBlock():
             content = [_encode_output_part(part) for part in block.parts]
             return {
@@ -99,13 +99,13 @@ def item_from_block(block: Block) -> Item:
                 **_encode_resent_fields(block),
             }
         case SystemBlock():
-            content = [{"type": "input_text", "text": block.text}]
+            content = _encode_content((TextPart(block.text),))
             return {"type": "message", "role": block.role, "content": content}
         case ToolCallBlock():
             return {**_encode_call(block), **_encode_resent_fields(block)}
         case ToolResultBlock():
             kind = "custom_tool_call_output" if block.custom else "function_call_output"
-            return {"type": kind, "call_id": block.call_id, "output": _encode_output(block.parts)}
+            return {"type": kind, "call_id": block.call_id, "output": _encode_content(block.parts)}
         case ReasoningBlock():
             return _encode_reasoning(block)
         case OpaqueBlock():
@@ -233,7 +233,11 @@ def _encode_output_part(part: AssistantPart) -> Item:
             return thaw(drop_nulls(part.content))
 
 
-def _encode_output(parts: tuple[Part, ...]) -> str | list[Item]:
+def _encode_content(parts: tuple[Part, ...]) -> str | list[Item]:
+    """Return a single text as it is, which is shorter, and anything else as a list of parts.
+
+    Not used for messages of the model: llama.cpp reads their text as an ``input_text`` and rejects it.
+    """
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return parts[0].text
     return _encode_input_parts(parts)

@@ -77,4 +77,5 @@ def engine(engines: dict[str, Engine], name: str, server: TestServer) -> Engine:
 def open_engine(server: TestServer, name: str, **settings: Any) -> Engine:
     """An engine of this kind, with any settings."""
     model, own = ENGINES[name](server)
-    return connect(model, **{"max_retries": 0, **own, **settings})
+    # The client's own limit for a connection, 5 seconds, is short for a busy machine.
+    return connect(model, **{"max_retries": 0, "timeout": 300, **own, **settings})
