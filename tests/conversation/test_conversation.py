@@ -165,6 +165,75 @@ async def test_undo_edit_and_regenerate_leave_history(store: Store, talk: Conver
     assert await talk.pending() == []
 
 
+async def test_what_was_undone_is_redone(
+    store: Store, talk: Conversation, kedge_server: TestServer, connected: Connect
+) -> None:
+    """Step by step in one object; a conversation that was opened again takes the newest branch."""
+    await talk.send("My name is Ada.")
+    first = talk.head
+    await talk.send("What is my name?")
+    older = talk.head
+    await talk.regenerate()
+    newer = talk.head
+    await talk.goto(older)
+    await talk.undo()
+    await talk.undo()
+    assert (await talk.redo()).head == first
+    again = await Conversation.open(store, talk.id, connected())
+    assert (await talk.redo()).head == older
+    await talk.goto(first)
+    assert (await again.redo()).head == newer
+    with pytest.raises(NotInStore, match="nothing to redo"):
+        await again.redo()
+    kedge_server.faults.set("status=500", times=1)
+    with pytest.raises(KedgeError):
+        await again.send("What is 2+3?")
+    with pytest.raises(NotInStore, match="nothing to redo"):
+        await again.redo()
+
+
+async def test_blocks_are_inserted_removed_replaced_and_truncated(
+    talk: Conversation, kedge_server: TestServer
+) -> None:
+    """Each is a node of its own; what is sent next chains on what is unchanged."""
+    await talk.send("My name is Ada.")
+    await talk.send("My ship is the Erebus.")
+    one, two, three, four = talk.turn.blocks
+    await talk.insert(2, "My dog is Rex.", user("My cat is Tom."))
+    assert [b.text for b in talk.turn[2:4]] == ["My dog is Rex.", "My cat is Tom."]  # pyright: ignore[reportAttributeAccessIssue]
+    await talk.remove(talk.turn[2].id, three.id, four.id)
+    assert talk.turn.blocks == (one, two, user("My cat is Tom."))
+    await talk.replace(talk.turn[2].id, "My cat is Kit.")
+    reply = await talk.send("What is my cat?")
+    assert reply.text == "Your cat is Kit."
+    assert kedge_server.requests[-1].body["previous_response_id"] == two.response_id
+    await talk.truncate(two.id)
+    assert talk.turn.blocks == (one, two)
+    await talk.truncate(-1)
+    assert talk.turn.blocks == (one,)
+    assert node_kinds(await talk.path())[-2:] == ["edited", "edited"]
+    assert len(await talk.tree()) == len(await talk.path()) == 12
+
+
+async def test_the_head_goes_to_any_position(talk: Conversation) -> None:
+    """A node, a response or a block; what differs there is shown without going."""
+    first = await talk.send("My name is Ada.")
+    second = await talk.send("What is my name?")
+    assert (await talk.diff(first.node)).removed == talk.turn.blocks[2:]
+    await talk.goto(first.response_id)
+    assert talk.head == first.node
+    assert (await talk.diff(second.response_id)).added == second.turn.blocks[2:]
+    fork = await talk.fork()
+    await fork.edit(fork.turn[0].id, "My name is Bob.")
+    assert (await talk.diff(fork)).added == (fork.turn[0],)
+    await talk.goto(str(second.node))
+    await talk.goto(talk.turn[2].id)
+    assert talk.turn.blocks == second.turn.blocks[:3]
+    for nowhere in (1 << 70, 0, "resp_nothing", "9" * 30):
+        with pytest.raises(NotInStore):
+            await talk.goto(nowhere)
+
+
 async def test_a_question_is_asked_again_as_it_was_edited(
     store: Store, talk: Conversation, kedge_server: TestServer
 ) -> None:

@@ -205,6 +205,20 @@ def test_two_blocks_with_one_id_are_refused_everywhere(act: Any, twice: str) -> 
     assert len(turn) == 2
 
 
+def test_several_blocks_are_inserted_removed_and_cut_at_once() -> None:
+    """One call has the result of several."""
+    turn = Turn([user(name, id=name) for name in "abcd"])
+    more = turn.insert(1, user("x", id="x"), user("y", id="y"))
+    assert "".join(block.id for block in more) == "axybcd"
+    assert more.remove("x", "y", "x") == turn == turn.remove()
+    with pytest.raises(InvalidTurn, match="no block with the id 'z'"):
+        turn.remove("a", "z")
+    cuts = [turn.truncate(length) for length in ("b", 2, -2, 9, -9, 0)]
+    assert [len(cut) for cut in cuts] == [2, 2, 2, 4, 0, 0]
+    with pytest.raises(InvalidTurn, match="no block with the id 'z'"):
+        turn.truncate("z")
+
+
 def test_a_block_may_replace_itself_and_come_back_after_it_was_removed() -> None:
     """An id is free again once its block is gone."""
     block = user("a", id="a")

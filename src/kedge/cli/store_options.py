@@ -194,13 +194,7 @@ def _choose_by_title(titled: "list[ConversationRow]") -> "ConversationRow":
 
 async def find_node(store: "Store", row: "ConversationRow", at: str) -> "Node":
     """Find a node by its number, by the id of its response, or as ``head``."""
-    if at in ("", "head"):
-        return await store.node(row, row.head)
-    if at.isascii() and at.isdecimal():
-        return await store.node(row, int(at))
-    found = await store.node_of_response(row, at)
-    if found is None:
-        raise NotInStore(
-            f"there is no node or response {at!r} in this conversation; 'kedge tree' lists them"
-        )
-    return found
+    try:
+        return await store.find_node(row, at)
+    except NotInStore as error:
+        raise NotInStore(f"{error}; 'kedge tree' lists them") from None

@@ -21,7 +21,8 @@ from kedge.conversation.checkpoint import Checkpoint, limit_retention
 from kedge.conversation.navigation import (
     ResumePoint,
     find_last_question,
-    find_node,
+    find_position,
+    find_redo_target,
     find_resume_point,
     find_undo_target,
     truncate_to_question,
@@ -56,7 +57,7 @@ from kedge.store import Claim, ConversationRow, Hit, Node, ResponseRow, Store
 from kedge.store.records import NodeKind
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.tools import Approver
-from kedge.turns import Block, Turn, new_id, user
+from kedge.turns import Block, Turn, TurnDiff, diff, new_id, user
 from kedge.turns.frozen_json import EMPTY
 
 _TRANSPORT_OPTIONS = frozenset({"streaming", "tap", "candidates", "before_send"})
@@ -124,6 +125,8 @@ class Conversation:
         self.turn = turn
         """The conversation up to the head as it was last seen."""
         self._node = node
+        self._undone: tuple[Node, ...] = ()
+        """The heads before each ``undo`` since the last other change; the newest last."""
         self._base_engine = connect(engine) if isinstance(engine, str) else engine
         self.engine = with_default_middleware(
             self._base_engine,
@@ -382,6 +385,50 @@ class Conversation:
         self._set_position(loaded.node, loaded.turn(self.id))
         return self
 
+    async def tree(self) -> Sequence[Node]:
+        """Return every node of the conversation's tree in order, those of its forks included."""
+        return await self.store.tree(self.row)
+
+    async def path(self) -> Sequence[Node]:
+        """Return the nodes from the root to the head."""
+        return await self.store.path(self.row, self.head)
+
+    async def diff(self, other: "Conversation | int | str") -> TurnDiff:
+        """Return how another conversation or branch differs from this one.
+
+        Args:
+            other: Another conversation, or a node or response id of this one's tree.
+
+        Returns:
+            The blocks that are added, removed, modified and moved there.
+
+        Raises:
+            NotInStore: This conversation has no such node or response.
+        """
+        if isinstance(other, Conversation):
+            return diff(self.turn, other.turn)
+        node = await self.store.find_node(self.row, other)
+        return diff(self.turn, (await self.store.load(self.row, node.id)).turn())
+
+    async def goto(self, at: int | str) -> Self:
+        """Move the head to another node; what follows it remains in the tree.
+
+        Args:
+            at: A node, the id of a response, or the id of a block, which becomes the last one.
+
+        Returns:
+            This conversation.
+
+        Raises:
+            NotInStore: This conversation has no such node, response or block.
+            HeadConflict: Another process moved the head.
+        """
+        node, kept = await find_position(self.store, self.row, self.turn, at)
+        await self._move_to(node)
+        if kept < node.length:
+            await self._save_turn(self.turn.take(kept), "edited")
+        return self
+
     async def fork(self, at: int | str | None = None, *, title: str = "") -> Self:
         """Create a conversation that continues from here or from an earlier point.
 
@@ -395,7 +442,8 @@ class Conversation:
         Raises:
             NotInStore: This conversation has no such node, response or block.
         """
-        node, kept = await find_node(self.store, self.row, self._node, self.turn, at)
+        at = self.head if at is None else at
+        node, kept = await find_position(self.store, self.row, self.turn, at)
         row = await self.store.fork(self.row, node.id, title or self.title)
         loaded = await self.store.load(row)
         forked = self._clone(row, loaded.node, loaded.turn(row.id))
@@ -410,9 +458,81 @@ class Conversation:
             NotInStore: There is nothing to undo.
             HeadConflict: Another process moved the head.
         """
-        path = await self.store.path(self.row, self.head)
-        await self._move_to(find_undo_target(path))
+        undone = (*self._undone, self._node)
+        await self._move_to(find_undo_target(await self.path()))
+        self._undone = undone
         return self
+
+    async def redo(self) -> Self:
+        """Move the head to after the question or edit that was undone last.
+
+        A conversation that was opened again, or changed since, continues with the newest branch below
+        its head.
+
+        Raises:
+            NotInStore: There is nothing to redo.
+            HeadConflict: Another process moved the head.
+        """
+        if self._undone:
+            *undone, target = self._undone
+        else:
+            nodes = [n for n in await self.tree() if n.conversation == self.row.number]
+            undone, target = [], find_redo_target(nodes, self.head)
+        await self._move_to(target)
+        self._undone = tuple(undone)
+        return self
+
+    async def insert(self, index: int, *messages: Block | str) -> Node:
+        """Insert blocks before an index, as ``list.insert`` does; nothing is sent.
+
+        Args:
+            index: The index of the first new block.
+            *messages: Blocks or texts.
+
+        Returns:
+            The new node.
+
+        Raises:
+            HeadConflict: Another process moved the head; the change is stored on a branch.
+            Blocked: A guard rejects one of the blocks.
+        """
+        blocks = _filter_blocks(self.engine, map(_as_block, messages))
+        return await self._save_turn(self.turn.insert(index, *blocks), "edited")
+
+    async def remove(self, *block_ids: str) -> Node:
+        """Remove blocks; the other blocks remain.
+
+        Args:
+            *block_ids: The ids of the blocks to remove.
+
+        Returns:
+            The new node.
+
+        Raises:
+            InvalidTurn: The conversation has no such block.
+            HeadConflict: Another process moved the head; the change is stored on a branch.
+        """
+        return await self._save_turn(self.turn.remove(*block_ids), "edited")
+
+    async def truncate(self, length: int | str) -> Node:
+        """Remove all blocks after the first ones.
+
+        Args:
+            length: The number of blocks that remain, negative to count from the end; or the id of the
+                last block that remains.
+
+        Returns:
+            The new node.
+
+        Raises:
+            InvalidTurn: The conversation has no such block.
+            HeadConflict: Another process moved the head; the change is stored on a branch.
+        """
+        return await self._save_turn(self.turn.truncate(length), "edited")
+
+    async def replace(self, block_id: str, new: Block | str) -> Node:
+        """Replace a block; the same as ``edit``."""
+        return await self.edit(block_id, new)
 
     async def edit(self, block_id: str, new: Block | str) -> Node:
         """Replace a block; the blocks after it remain.
@@ -615,7 +735,7 @@ class Conversation:
 
     async def _build_regenerate_task(self) -> TurnTask:
         """Return the last question; if something was edited or added since, from the current Turn."""
-        question = find_last_question(await self.store.path(self.row, self.head))
+        question = find_last_question(await self.path())
         if question:
             return await self._build_resume_task(question)
         checkpoint = Checkpoint(self.store, self.row, self._node, self.turn)
@@ -653,6 +773,7 @@ class Conversation:
         """Continue from a node; returns the Turn with the conversation's retention applied."""
         self._node, self.turn = node, limit_retention(turn, self.row.retention)
         self.row = replace(self.row, head=node.id)
+        self._undone = ()
         return self.turn
 
     def _with_head(self, row: ConversationRow) -> ConversationRow:
@@ -663,7 +784,7 @@ class Conversation:
         """Return another conversation with the same engine."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other.row, other.turn, other._node = row, turn, node
+        other.row, other.turn, other._node, other._undone = row, turn, node, ()
         return other
 
 

@@ -20,23 +20,19 @@ class ResumePoint:
     done: bool
 
 
-async def find_node(
-    store: Store, row: ConversationRow, current: Node, turn: Turn, at: int | str | None
+async def find_position(
+    store: Store, row: ConversationRow, turn: Turn, at: int | str
 ) -> tuple[Node, int]:
-    """Return the node for a node number, response id or block id, and how many of its blocks."""
-    if at is None:
-        return current, current.length
-    if isinstance(at, int):
-        node = await store.node(row, at)
+    """Return the node for a node number, response id or block id, and how many of its blocks.
+
+    A block id refers to a block of the Turn at the head.
+    """
+    index = next((i for i, block in enumerate(turn.blocks) if block.id == at), None)
+    if index is None:
+        node = await store.find_node(row, at)
         return node, node.length
-    by_response = await store.node_of_response(row, at)
-    if by_response:
-        return by_response, by_response.length
-    indexes = [index for index, block in enumerate(turn.blocks) if block.id == at]
-    if not indexes:
-        raise NotInStore(f"there is no response and no block {at!r} in this conversation")
-    path = await store.path(row, current.id)
-    kept = indexes[0] + 1
+    path = await store.path(row)
+    kept = index + 1
     return next(
         node for node in path if node.length >= kept and _retains_prefix(path, node, kept)
     ), kept
@@ -73,6 +69,25 @@ def find_undo_target(path: Sequence[Node]) -> Node:
     if not index:
         raise NotInStore("there is nothing to undo")
     return path[index - 1]
+
+
+def find_redo_target(nodes: Sequence[Node], head: int) -> Node:
+    """Return the end of the newest step below the head: a question with its answer, or a change.
+
+    Args:
+        nodes: The nodes of the conversation, in order.
+        head: The node that the conversation continues from.
+    """
+    children: dict[int, list[Node]] = {}
+    for node in nodes:
+        if node.kind != "failed":
+            children.setdefault(node.parent, []).append(node)
+    for end in reversed(children.get(head, [])):
+        while following := [n for n in children.get(end.id, []) if n.kind in _FOLLOW_UP_KINDS]:
+            end = following[-1]  # noqa: PLW2901 - the end of the step
+        if end.kind != "asked":  # a question without an answer is continued by resume
+            return end
+    raise NotInStore("there is nothing to redo")
 
 
 async def find_resume_point(

@@ -410,6 +410,28 @@ class Store:
             conversation, lambda tx: nodes.select_node(tx, node, conversation.tree)
         )
 
+    async def find_node(self, conversation: ConversationRow, at: int | str = "") -> Node:
+        """Return the node at a position of the conversation's tree.
+
+        Args:
+            conversation: A conversation on the tree.
+            at: A node number, the provider's id of a response, or ``head``, which is the default: the head
+                when the row was read.
+
+        Raises:
+            NotInStore: The conversation was deleted, or its tree has no such node or response.
+        """
+        at = conversation.head if at in ("", "head") else at
+        if isinstance(at, str) and at.isascii() and at.isdecimal():
+            at = int(at)
+        if isinstance(at, str):
+            found = await self.node_of_response(conversation, at)
+        else:
+            found = await self.node(conversation, at) if abs(at) < 1 << 63 else None
+        if found is None:
+            raise NotInStore(f"there is no node or response {at!r} in this conversation")
+        return found
+
     async def tree(self, conversation: ConversationRow) -> list[Node]:
         """Return every node of the conversation's tree in order, those of its forks included."""
         return await self._read(conversation, lambda tx: nodes.select_tree(tx, conversation.tree))

@@ -140,12 +140,12 @@ class Turn:
             ids = _collect_unique_ids(together)
         return self._derive(together, ids, len(self.blocks))
 
-    def insert(self, index: int, block: Block) -> "Turn":
-        """Return the Turn with a block inserted.
+    def insert(self, index: int, *blocks: Block) -> "Turn":
+        """Return the Turn with blocks inserted.
 
         Args:
-            index: The index of the new block, as for ``list.insert``.
-            block: The block.
+            index: The index of the first new block, as for ``list.insert``.
+            *blocks: The blocks.
 
         Returns:
             The new Turn.
@@ -154,7 +154,7 @@ class Turn:
             InvalidTurn: If another block has the same id.
         """
         index = slice(op_index(index), None).indices(len(self.blocks))[0]
-        return self._splice(index, index, block)
+        return self._splice(index, index, *blocks)
 
     def replace(self, block_id: str, block: Block) -> "Turn":
         """Return the Turn with a block replaced.
@@ -172,11 +172,11 @@ class Turn:
         index = self.index(block_id)
         return self._splice(index, index + 1, block)
 
-    def remove(self, block_id: str) -> "Turn":
-        """Return the Turn without a block.
+    def remove(self, *block_ids: str) -> "Turn":
+        """Return the Turn without these blocks.
 
         Args:
-            block_id: The id of the block to remove.
+            *block_ids: The ids of the blocks to remove.
 
         Returns:
             The new Turn.
@@ -184,8 +184,26 @@ class Turn:
         Raises:
             InvalidTurn: If there is no such block.
         """
-        index = self.index(block_id)
-        return self._splice(index, index + 1)
+        turn = self
+        for index in sorted({self.index(block_id) for block_id in block_ids}, reverse=True):
+            turn = turn._splice(index, index + 1)
+        return turn
+
+    def truncate(self, length: int | str) -> "Turn":
+        """Return the Turn without the blocks after its first ones.
+
+        Args:
+            length: The number of blocks to retain, negative to count from the end; or the id of the last
+                block to retain.
+
+        Returns:
+            The new Turn.
+
+        Raises:
+            InvalidTurn: If there is no block with this id.
+        """
+        stop = self.index(length) + 1 if isinstance(length, str) else length
+        return self.take(len(self.blocks[:stop]))
 
     def take(self, count: int) -> "Turn":
         """Return the Turn with only its first blocks.

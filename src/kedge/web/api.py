@@ -20,7 +20,7 @@ from kedge.web.chain_graph import build_chain_graph
 from kedge.web.models import MODEL_KEY
 from kedge.web.openapi import ApiCall, Operation, build_openapi, encode_event
 from kedge.web.send import resolve_turn, send_turn, stream_turn, to_plan_shape
-from kedge.web.service import find_conversations, find_node, overview_status
+from kedge.web.service import find_conversations, overview_status
 
 DAY = 86_400.0
 JSONL = "application/jsonl"
@@ -161,8 +161,8 @@ async def fork_conversation(call: ApiCall) -> BaseModel:
     store = call.service.store
     row = await store.conversation(call.path_text("id"))
     at = given.previous_response_id or (str(given.at) if given.at is not None else "")
-    node = find_node(await read_tree(store, row), at) if at else row.head
-    return _to_conversation(await store.fork(row, node, given.title or row.title))
+    node = await store.find_node(row, at)
+    return _to_conversation(await store.fork(row, node.id, given.title or row.title))
 
 
 async def export_conversation(call: ApiCall) -> Response:
@@ -184,9 +184,7 @@ async def read_analytics(call: ApiCall) -> BaseModel:
 
 async def _resolve_node(call: ApiCall) -> tuple[ConversationRow, int]:
     row = await call.service.store.conversation(call.path_text("id"))
-    if not call.query.at:
-        return row, row.head
-    return row, find_node(await read_tree(call.service.store, row), call.query.at)
+    return row, (await call.service.store.find_node(row, call.query.at)).id
 
 
 def _to_conversation(row: ConversationRow) -> schemas.ConversationShape:

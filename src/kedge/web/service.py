@@ -101,7 +101,7 @@ class ConversationService:
         """
         row = await self.store.conversation(name)
         tree = await read_tree(self.store, row)
-        node = find_node(tree, at) if at else row.head
+        node = (await self.store.find_node(row, at)).id
         choice = self.models.select(row, newest_response(tree, node), model)
         opened = await Conversation.open(self.store, row.id, choice.engine, **self.settings)
         return OpenConversation(opened, tree, node, choice)
@@ -118,7 +118,7 @@ class ConversationService:
         row = await self.store.conversation(name)
         tree = await read_tree(self.store, row)
         chain = build_chain_graph(tree, self.clock())
-        node = find_node(tree, at) if at else row.head
+        node = (await self.store.find_node(row, at)).id
         blocks = (await self.store.load(row, node)).blocks
         spans, said = split_exchanges(path_to(tree, node), blocks, tree.responses)
         omitted = 0 if show_all else max(len(spans) - MAX_EXCHANGES, 0)
@@ -149,7 +149,7 @@ class ConversationService:
         row = await self.store.conversation(name)
         tree = await read_tree(self.store, row)
         chain = build_chain_graph(tree, self.clock())
-        ends = [find_node(tree, end) for end in (left, right)]
+        ends = [(await self.store.find_node(row, end)).id for end in (left, right)]
         blocks = [(await self.store.load(row, end)).blocks for end in ends]
         paths = [
             split_exchanges(path_to(tree, end), said, tree.responses)[0]
@@ -213,18 +213,6 @@ def newest_response(tree: StoredTree, node: int) -> ResponseRow | None:
     """Return the newest response on the path to a node."""
     found = (tree.responses.get(each.id) for each in reversed(path_to(tree, node)))
     return next((response for response in found if response), None)
-
-
-def find_node(tree: StoredTree, at: str) -> int:
-    """Find a node by its number or by the id of its response."""
-    if at.isascii() and at.isdecimal() and len(at) < 19:
-        if any(node.id == int(at) for node in tree.nodes):
-            return int(at)
-    else:
-        for node, row in tree.responses.items():
-            if row.provider_response_id == at:
-                return node
-    raise NotInStore(f"there is no node or response {at!r} in this conversation")
 
 
 def conversation_status(row: ConversationRow, tree: StoredTree, now: float) -> str:
