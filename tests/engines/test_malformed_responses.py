@@ -19,12 +19,13 @@ from engines.fake_server import (
     sse_response,
 )
 from kedge.engines import ResponsesEngine, responses
+from kedge.engines.response_reader import infer_tool_name
 from kedge.errors import EngineError, RequestRefused, ServerFailed, StreamTooLarge
 from kedge.events.responses import ResponsesDecoder
 from kedge.observe import TRACE, reset, snapshot
-from kedge.planning import ConversationState, record_response, set_state
+from kedge.planning import ConversationState, get_state, record_response, set_state
 from kedge.providers import connect
-from kedge.turns import Turn, assistant, user
+from kedge.turns import ToolCallBlock, Turn, assistant, user
 
 KEY = "sk-planted-in-this-test"
 USER_TEXT = "planted words of a user"
@@ -220,3 +221,71 @@ async def test_a_servers_own_codes_do_not_become_labels() -> None:
                     await engine.run(TURN)
     counted = snapshot()["responses_rejected_total"]
     assert counted == {(("code", "invalid_value"),): (1, 1.0), (("code", "other"),): (2, 2.0)}
+
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+            "required": ["a"],
+        },
+    },
+    {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}},
+    {"name": "search", "input_schema": {"properties": {"a": {"type": "string"}}}},
+    {"type": "function", "name": "broken", "parameters": {"$ref": "#/nowhere"}},
+    {"type": "custom", "name": "note"},
+    {"type": "web_search"},
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "custom", "expected"),
+    [
+        ('{"a": 1}', False, "add"),
+        ('{"a": "x"}', False, "search"),
+        ("{}", False, ""),
+        ('{"c": 1}', False, ""),
+        ("not JSON", False, ""),
+        ("[1]", False, ""),
+        ("free text", True, "note"),
+    ],
+)
+def test_a_name_is_inferred_if_exactly_one_tool_fits(
+    arguments: str, custom: bool, expected: str
+) -> None:
+    """By the schemas of the tools that the request offers, in any API's form."""
+    assert infer_tool_name(TOOLS, arguments, custom) == expected
+
+
+CHAT_CALL = {"id": "call_1", "type": "function", "function": {"arguments": '{"a": 1}'}}
+UNNAMED_CALLS: dict[str, dict[str, Any]] = {
+    "responses": {
+        "id": "resp_1",
+        "status": "completed",
+        "output": [
+            {"type": "function_call", "id": "fc_1", "call_id": "call_1", "arguments": '{"a": 1}'}
+        ],
+    },
+    "chat": {
+        "id": "c_1",
+        "choices": [
+            {"finish_reason": "tool_calls", "message": {"tool_calls": [CHAT_CALL], "content": None}}
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("kind", UNNAMED_CALLS)
+async def test_a_call_without_a_name_is_counted_and_is_no_anchor(kind: str) -> None:
+    """The Turn has the inferred name; the server's record has none, so nothing is chained on it."""
+    reset()
+    with serve_handler(make_handler(lambda: json_response(UNNAMED_CALLS[kind]))) as url:
+        async with connect(f"{kind}:{url}#m", max_retries=0) as engine:
+            turn = await engine.run(TURN, tools=TOOLS)
+    (call,) = (block for block in turn.blocks if isinstance(block, ToolCallBlock))
+    assert (call.name, call.call_id) == ("add", "call_1")
+    assert kind == "chat" or get_state(turn).anchors == ()
+    assert snapshot()["tool_call_names_inferred_total"] == {(): (1, 1.0)}

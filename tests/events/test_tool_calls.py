@@ -609,3 +609,32 @@ def test_no_stream_however_wrong_breaks_the_state(events: list[Message]) -> None
     result = assemble(found)
     ids = [block.call_id for block in result.blocks if isinstance(block, ToolCallBlock)]
     assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        [
+            item_added("fc_1", "call_1", name=""),
+            arguments_delta("fc_1", '{"a":1}'),
+            response_completed(),
+        ],
+        [item_done("fc_1", "call_1", name="", args='{"a":1}'), response_completed()],
+        [response_completed(call_item("fc_1", "call_1", name="", args='{"a":1}'))],
+    ],
+    ids=["deltas", "done", "listed"],
+)
+def test_a_call_without_a_name_is_completed_if_its_name_can_be_inferred(
+    stream: list[Message], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged with its call id, and the response is complete but no anchor."""
+    decoder = ResponsesDecoder()
+    decoder.calls.infer_name = lambda arguments, custom: (
+        "add" if (arguments, custom) == ('{"a":1}', False) else ""
+    )
+    result = assemble(decode(encode_sse(stream), decoder=decoder))
+    assert result.status == "completed"
+    assert [getattr(block, "name", "") for block in result.blocks] == ["add"]
+    assert decoder.calls.inferred == 1
+    assert "inferred" in result.anchor_problem
+    assert "'call_1' has no name" in caplog.text

@@ -3,6 +3,7 @@
 import anyio
 import pytest
 
+from kedge.engines import Request
 from kedge.errors import EngineError
 from kedge.events.run import ToolFinished, ToolStarted
 from kedge.middleware import find_open_calls, guard, redact, tools, with_middleware
@@ -225,3 +226,66 @@ async def test_images_are_described_for_an_api_that_takes_text_only() -> None:
     assert "[omitted: an image of type image/png, 12 bytes; this model's API takes" in result.text
     assert "[omitted: an image; this" in result.text
     assert "a file of type " in result.text
+
+
+async def test_a_toolbox_may_be_a_function_of_the_turn() -> None:
+    """It is called before each request, and the calls of an answer run with what it returned."""
+
+    def stop(reason: str) -> str:
+        return f"stopped: {reason}"
+
+    def select(turn: Turn) -> Toolbox:
+        return Toolbox(add) if len(turn) == 1 else Toolbox(stop)
+
+    engine = ScriptedEngine(
+        [make_call(1)], [make_call(2, "stop", '{"reason": "x"}')], [assistant("done")]
+    )
+    turn = await with_middleware(engine, tools(toolbox=select)).run(Turn([user("go")]))
+    assert result_texts(turn) == ["3", "stopped: x"]
+    offered = [[each["name"] for each in request.tools] for request in engine.requests]
+    assert offered == [["add"], ["stop"], ["stop"]]
+
+
+async def test_a_toolbox_function_may_return_functions_and_adds_to_those_given() -> None:
+    """The functions given to the middleware are always offered."""
+    engine = ScriptedEngine([assistant("done")])
+
+    def other() -> str:
+        return ""
+
+    await with_middleware(engine, tools(add, toolbox=lambda _: [other])).run(Turn([user("go")]))
+    assert [each["name"] for each in engine.requests[0].tools] == ["other", "add"]
+
+
+async def test_run_accepts_functions_toolboxes_and_definitions() -> None:
+    """Functions and toolboxes are run; calls of definitions are left to the caller."""
+
+    def double(a: int) -> int:
+        return 2 * a
+
+    mine = {"type": "function", "name": "mine", "parameters": {}}
+    engine = ScriptedEngine(
+        [make_call(1), make_call(2, "double", '{"a": 4}')], [make_call(3, "mine", "{}")]
+    )
+    turn = await engine.run(Turn([user("go")]), tools=[add, Toolbox(tool(double)), mine])
+    assert result_texts(turn) == ["3", "8"]
+    assert [each.name for each in find_open_calls(turn)] == ["mine"]
+    assert [each["name"] for each in engine.requests[0].tools] == ["mine", "add", "double"]
+
+
+async def test_run_accepts_a_toolbox_beside_the_tools_of_a_stack() -> None:
+    """Each loop runs its own tools."""
+
+    def double(a: int) -> int:
+        return 2 * a
+
+    engine = ScriptedEngine([make_call(1), make_call(2, "double", '{"a": 4}')], [assistant("done")])
+    stack = with_middleware(engine, tools(add))
+    turn = await stack.run(Turn([user("go")]), tools=Toolbox(double))
+    assert result_texts(turn) == ["3", "8"]
+    assert find_problems(turn) == ()
+
+
+def test_a_dry_run_accepts_functions() -> None:
+    """They become definitions of the request."""
+    assert [each["name"] for each in Request.of(tools=[add]).tools] == ["add"]

@@ -53,7 +53,7 @@ class Chat:
 
     Args:
         engine: An engine or a model string.
-        tools: Functions that the model may call, or a toolbox.
+        tools: Functions that the model may call, a toolbox, or a function that returns them for a Turn.
         approve: Is called before each tool call and may deny it or change its arguments.
         middleware: Middleware around the engine, the first one outermost.
         compactor: Keeps conversations short.

@@ -40,6 +40,7 @@ from kedge.engines import (
     ContentFilters,
     Engine,
     Middleware,
+    Request,
     ResponsesEngine,
     find_filters,
     unwrap,
@@ -87,7 +88,7 @@ class Conversation:
         node: The node at its head.
         turn: The Turn at that node.
         engine: An engine or a model string.
-        tools: Functions that the model may call, or a toolbox.
+        tools: Functions that the model may call, a toolbox, or a function that returns them for a Turn.
         approve: Is called before each tool call and may deny it or change its arguments.
         middleware: Middleware around the engine, the first one outermost.
         compactor: Keeps the conversation short.
@@ -801,6 +802,8 @@ def _filter_blocks(engine: Engine, blocks: Iterable[Block]) -> tuple[Block, ...]
 def _hash_request(blocks: Sequence[Block], options: Mapping[str, Any]) -> bytes:
     """Return a hash of a request: the messages as a model sees them, the model and all settings."""
     settings = {name: value for name, value in options.items() if name not in _TRANSPORT_OPTIONS}
+    if "tools" in settings:
+        settings["tools"] = Request.of(tools=settings["tools"]).tools
     described = json.dumps(settings, sort_keys=True, default=str).encode()
     return hashlib.sha256(b"request\n" + _hash_blocks(blocks) + described).digest()
 

@@ -12,9 +12,10 @@ wraps, so a stack of middleware is an engine too.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, Protocol, Self, TypeVar
+from importlib import import_module
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from kedge.engines.content_filter import ContentFilter, ContentFilters
 from kedge.engines.request_options import check_params
@@ -44,6 +45,9 @@ from kedge.turns import (
 WireTap = Callable[[bytes, bytes, int | None], None]
 """Is given the body of a request, the body of its reply, and the reply's status, if there was one."""
 
+
+OfferedTools = Mapping[str, Any] | Iterable[Any]
+"""A toolbox, or functions, tools, toolboxes and tool definitions."""
 
 BeforeSend = Callable[[Turn], Awaitable[None]]
 """Is awaited with each Turn exactly as it is about to be sent."""
@@ -90,7 +94,7 @@ class Request:
         *,
         model: str = "",
         mode: Mode | None = None,
-        tools: tuple[Mapping[str, Any], ...] = (),
+        tools: OfferedTools = (),
         candidates: tuple[AnchorRecord, ...] = (),
         streaming: bool = True,
         resend_limit: int | None = None,
@@ -103,7 +107,9 @@ class Request:
         Args:
             model: The model to use instead of the engine's.
             mode: The mode to use instead of the conversation's or the engine's.
-            tools: Tool definitions to offer.
+            tools: Tools to offer: a toolbox, or an iterable of functions, tools, toolboxes and
+                definitions in the form of the Responses API. ``run`` and ``stream`` run the calls of
+                functions, tools and toolboxes; calls of definitions are left to the caller.
             candidates: Further anchors that may be used, such as those of a store's index.
             streaming: Whether the answer is streamed.
             resend_limit: Raise ``ResendTooLong`` instead of healing by a full send of more bytes.
@@ -116,10 +122,11 @@ class Request:
             UnsupportedParameter: A parameter is decided by the plan, or has an unknown name.
         """
         check_params(params, known_options=_OPTION_NAMES)
+        functions, definitions = _split_tools(tools)
         return cls(
             model,
             mode,
-            tuple(tools),
+            (*definitions, *_describe_tools(functions)),
             params,
             tuple(candidates),
             streaming,
@@ -131,6 +138,29 @@ class Request:
     def with_tools(self, tools: tuple[Mapping[str, Any], ...]) -> "Request":
         """The same request, offering further tools."""
         return replace(self, tools=(*self.tools, *tools))
+
+
+def _split_tools(tools: OfferedTools) -> tuple[list[Any], tuple[Mapping[str, Any], ...]]:
+    """Return the tools and functions that a run calls, and the definitions that it only offers."""
+    functions: list[Any] = []
+    definitions: list[Mapping[str, Any]] = []
+    for each in (tools,) if isinstance(tools, Mapping) else tools:
+        if isinstance(each, Mapping) and not hasattr(each, "definitions"):
+            definitions.append(cast("Mapping[str, Any]", each))
+        else:  # a function, a tool or a toolbox
+            functions.append(each)
+    return functions, tuple(definitions)
+
+
+def _describe_tools(functions: Sequence[Any]) -> list[Mapping[str, Any]]:
+    """Return the definitions of functions and tools."""
+    return import_module("kedge.tools").Toolbox(*functions).definitions() if functions else []
+
+
+def _with_tools(engine: "Engine", functions: Sequence[Any]) -> "Engine":
+    """Return the engine in a tool loop: a middleware of a layer above, hence loaded by its name."""
+    middleware = import_module("kedge.middleware")
+    return middleware.with_middleware(engine, middleware.tools(*functions))
 
 
 _OPTION_NAMES = frozenset(each.name for each in fields(Request)) - {
@@ -165,6 +195,9 @@ class Engine(ABC):
 
     def stream(self, turn: Turn, **options: Any) -> "Stream":
         """Send the Turn and return its events; options are those of ``Request.of``."""
+        functions, options["tools"] = _split_tools(options.get("tools", ()))
+        if functions:
+            return _with_tools(self, functions).stream(turn, **options)
         request = replace(Request.of(**options), filters=ContentFilters(find_filters(self)))
         return Stream(lambda: self.events(turn, request), turn, request.filters)
 

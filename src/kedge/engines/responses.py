@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from kedge.config.settings import is_chaining_enabled
@@ -27,6 +28,7 @@ from kedge.engines.request_body import (
 from kedge.engines.request_options import check_params, combine_params
 from kedge.engines.response_reader import (
     attach_context,
+    infer_tool_name,
     raise_for_outcome,
     read_response,
     record_outcome,
@@ -279,6 +281,7 @@ class ResponsesEngine(Engine):
         body = await self._build_body(plan, request, options)
         summary = summarize_request(body, options)
         assembler, decoder, shown = Assembler(), ResponsesDecoder(), False
+        decoder.calls.infer_name = partial(infer_tool_name, request.tools)
         held: list[Event] | None = [] if self.memory.needs_verdict(plan, evidence) else None
         cut: StreamCut | None = None
         try:

@@ -11,12 +11,14 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kedge.engines.base import Engine, Events, Request
 from kedge.engines.request_options import check_params, combine_params, split_extra_body
 from kedge.engines.response_reader import (
     attach_context,
+    infer_tool_name,
     raise_for_outcome,
     read_response,
     record_outcome,
@@ -177,6 +179,7 @@ class StatelessEngine(Engine):
         content = _encode({k: v for k, v in body.items() if v is not None}).encode()
         record_request(plan, len(content))
         assembler, decoder = Assembler(), self._make_decoder()
+        decoder.calls.infer_name = partial(infer_tool_name, request.tools)
         cut: StreamCut | None = None
         try:
             async with self._open_response(decoder, content, request) as decoded:

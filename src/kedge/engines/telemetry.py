@@ -107,3 +107,5 @@ def record_completion(outcome: Outcome, calls: ToolCallState) -> None:
     ):
         if number:
             count("tool_call_ids_total", number, outcome=name)
+    if calls.inferred:
+        count("tool_call_names_inferred_total", calls.inferred)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kedge.events.types import (
+    AnomalyNoted,
     StreamEvent,
     ToolArgumentsDelta,
     ToolCallCompleted,
@@ -28,6 +29,9 @@ from kedge.events.types import (
     ToolCallStarted,
 )
 from kedge.turns import new_id
+
+NameResolver = Callable[[str, bool], str]
+"""Returns the name of a call by its arguments and by whether it is free-form; empty if it is not certain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +197,11 @@ class ToolCallState:
         fallen_back: How many calls got a fallback id.
         corrected: How many fallback ids were replaced by the provider's id later.
         failed: How many calls or arguments could not be resolved.
+        inferred: How many calls came without a name that could be inferred.
+        infer_name: Finds the name of a call that came without one.
     """
+
+    infer_name: NameResolver | None = None
 
     def __init__(self) -> None:
         self.calls: dict[str, ToolCall] = {}
@@ -202,6 +210,7 @@ class ToolCallState:
         self.fallen_back = 0
         self.corrected = 0
         self.failed = 0
+        self.inferred = 0
         self._pending: list[PendingArguments] = []
         self._by_index: dict[int, list[ToolCall]] = {}
 
@@ -502,11 +511,13 @@ class ToolCallState:
         call.final_arguments = arguments
 
     def _complete(self, call: ToolCall) -> list[StreamEvent]:
+        anomalies = [] if call.name or call.cut else self._infer_name(call)
         if not call.name or call.cut:
             return []
         call.completed = True
         log.debug("tool call %r is complete: tool %r", call.call_id, call.name)
         return [
+            *anomalies,
             ToolCallCompleted(
                 call.call_id,
                 call.name,
@@ -514,5 +525,18 @@ class ToolCallState:
                 call.item_id,
                 call.output_index,
                 call.custom,
-            )
+            ),
         ]
+
+    def _infer_name(self, call: ToolCall) -> list[StreamEvent]:
+        """Set the name of a call that came without one, if its arguments fit exactly one tool.
+
+        The server's stored call has no name, so the response must not become an anchor.
+        """
+        name = self.infer_name(call.arguments, call.custom) if self.infer_name else ""
+        if not name:
+            return []
+        call.name = name
+        self.inferred += 1
+        log.warning("tool call %r has no name; its arguments fit only %r", call.call_id, name)
+        return [AnomalyNoted("contradiction", f"the name of call {call.call_id!r} was inferred")]

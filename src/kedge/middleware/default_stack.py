@@ -10,12 +10,13 @@ from kedge.compaction import Compactor
 from kedge.engines import Engine, Middleware
 from kedge.middleware import compact, with_middleware
 from kedge.middleware.repair import repair as repairing
+from kedge.middleware.tools import ToolSelector
 from kedge.middleware.tools import tools as tooling
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.tools import AnyTool, Approver, Toolbox
 
-Tools = Toolbox | Iterable[AnyTool | Callable[..., Any] | Toolbox]
-"""A toolbox, or tools, functions and toolboxes."""
+Tools = Toolbox | Iterable[AnyTool | Callable[..., Any] | Toolbox] | ToolSelector
+"""A toolbox; tools, functions and toolboxes; or a function that returns them for a Turn."""
 
 
 def with_default_middleware(
@@ -31,13 +32,13 @@ def with_default_middleware(
     innermost: Sequence[Middleware] = (),
 ) -> Engine:
     """Return the engine in its stack; ``innermost`` middleware gets a Turn exactly as it is sent."""
-    toolbox = tools if isinstance(tools, Toolbox) else Toolbox(*tools)
+    toolbox = tools if isinstance(tools, Toolbox) or callable(tools) else Toolbox(*tools)
     stack = [*middleware]
     if compactor is not None:
         stack.insert(
             0, compact(compactor, engine=engine, counter=counter, resend_limit=resend_limit)
         )
-    if toolbox or toolbox.sources:
+    if not isinstance(toolbox, Toolbox) or toolbox or toolbox.sources:
         stack.append(tooling(toolbox=toolbox, approve=approve))
     if repair:
         stack.append(repairing())

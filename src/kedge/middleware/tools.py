@@ -3,10 +3,11 @@
 Every round sends the results of the last one; on a chained conversation that is all it sends. Every call
 gets a result: at the limit of rounds the open calls are answered with a text that says so, and the model is
 asked once more, without tools. Calls of tools that the caller offered and this toolbox does not have are
-the caller's to answer: the run ends there, with all other calls answered.
+the caller's to answer: the run ends there, with all other calls answered. A toolbox may be a function of the
+Turn; it is called before each request, and the calls of the answer run with what it returned.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -23,13 +24,16 @@ from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, tool_result
 
 log = get_logger(__name__)
 
+ToolSelector = Callable[[Turn], Toolbox | Iterable[AnyTool | Callable[..., Any] | Toolbox]]
+"""Returns the tools to offer for a Turn."""
+
 NAME = "tools"
 LIMIT_TEXT = "Not run: the limit of {rounds} rounds of tool calls is reached. Answer without tools."
 
 
 def tools(
     *functions: AnyTool | Callable[..., Any],
-    toolbox: Toolbox | None = None,
+    toolbox: Toolbox | ToolSelector | None = None,
     approve: Approver | None = None,
     max_rounds: int = 16,
 ) -> Middleware:
@@ -37,40 +41,62 @@ def tools(
 
     Args:
         *functions: Functions or tools to offer.
-        toolbox: A toolbox to offer, in addition to ``functions``.
+        toolbox: A toolbox to offer in addition to ``functions``, or a function that returns the toolbox
+            (or tools and functions) for a Turn, called before each request.
         approve: Is called before each call and may deny it or change its arguments.
         max_rounds: The maximum number of rounds of calls before the model must answer without tools.
 
     Returns:
         A middleware for ``with_middleware``.
     """
-    box = Toolbox(*([toolbox] if toolbox is not None else []), *functions)
+    if toolbox is None or isinstance(toolbox, Toolbox):
+        select = _select_always(Toolbox(*([] if toolbox is None else [toolbox]), *functions))
+    else:
+        select = _select_by_turn(toolbox, Toolbox(*functions))
 
     def wrap(engine: Engine) -> Engine:
-        return _ToolsMiddleware(engine, box, approve, max_rounds)
+        return _ToolsMiddleware(engine, select, approve, max_rounds)
 
     return wrap
+
+
+def _select_always(toolbox: Toolbox) -> Callable[[Turn], Toolbox]:
+    return lambda _: toolbox
+
+
+def _select_by_turn(selector: ToolSelector, own: Toolbox) -> Callable[[Turn], Toolbox]:
+    """Return a function that adds tools to those selected for a Turn."""
+
+    def select(turn: Turn) -> Toolbox:
+        found = selector(turn)
+        return Toolbox(*([found] if isinstance(found, Toolbox) else found), own)
+
+    return select
 
 
 class _ToolsMiddleware(BaseMiddleware):
     name = NAME
 
     def __init__(
-        self, inner: Engine, toolbox: Toolbox, approve: Approver | None, max_rounds: int
+        self,
+        inner: Engine,
+        select: Callable[[Turn], Toolbox],
+        approve: Approver | None,
+        max_rounds: int,
     ) -> None:
         super().__init__(inner)
-        self.toolbox, self.approve, self.max_rounds = toolbox, approve, max_rounds
+        self.select, self.approve, self.max_rounds = select, approve, max_rounds
         self.text_only = unwrap(inner).text_only_results
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the events of every round; the last event has the Turn."""
-        offered = {str(tool.get("name")) for tool in request.tools}
         foreign: set[str] = set()
         for rounds in range(self.max_rounds + 1):
-            # The tools of a source may have changed since the last round.
-            foreign = offered - set(self.toolbox)
-            with_ours = self._offer_tools(request)
-            async with aclosing(self.inner.events(turn, with_ours)) as events:
+            # The tools may depend on the Turn, and those of a source may have changed.
+            toolbox = self.select(turn)
+            foreign = {str(tool.get("name")) for tool in request.tools} - set(toolbox)
+            offered = _offer_tools(request, toolbox)
+            async with aclosing(self.inner.events(turn, offered)) as events:
                 async for event in events:
                     if isinstance(event, TurnFinished):
                         turn = event.turn
@@ -83,7 +109,7 @@ class _ToolsMiddleware(BaseMiddleware):
                 return
             if rounds == self.max_rounds:
                 break
-            async with aclosing(self._run_calls(turn, ours, request.filters)) as events:
+            async with aclosing(self._run_calls(turn, ours, toolbox, request.filters)) as events:
                 async for event in events:
                     if isinstance(event, TurnFinished):
                         turn = event.turn
@@ -92,19 +118,16 @@ class _ToolsMiddleware(BaseMiddleware):
             if len(ours) < len(calls):
                 break
             request = _release_tool_choice(request)
-        async with aclosing(
-            self._finish_at_limit(turn, self._offer_tools(request), foreign)
-        ) as events:
+        async with aclosing(self._finish_at_limit(turn, request, foreign)) as events:
             async for event in events:
                 yield event
 
-    def _offer_tools(self, request: Request) -> Request:
-        """Return the request with the current tools; descriptions that are not ours are filtered."""
-        edit = request.filters.edit_text if request.filters else None
-        return request.with_tools(tuple(self.toolbox.definitions(edit)))
-
     async def _run_calls(
-        self, turn: Turn, calls: Sequence[ToolCallBlock], filters: ContentFilters
+        self,
+        turn: Turn,
+        calls: Sequence[ToolCallBlock],
+        toolbox: Toolbox,
+        filters: ContentFilters,
     ) -> Events:
         """Run calls concurrently and yield each result as it arrives; the last event has the Turn.
 
@@ -116,7 +139,7 @@ class _ToolsMiddleware(BaseMiddleware):
             yield ToolStarted(filters.apply(call))
         results: dict[str, ToolResultBlock] = {}
         finished = iter_runs(
-            self.toolbox,
+            toolbox,
             calls,
             approve=self.approve,
             origin=NAME,
@@ -144,7 +167,8 @@ class _ToolsMiddleware(BaseMiddleware):
         if len(left) < len(calls):  # the model cannot go on before the caller has answered
             yield TurnFinished(turn)
             return
-        request = replace(request, params={**request.params, "tool_choice": "none"})
+        offered = _offer_tools(request, self.select(turn))
+        request = replace(offered, params={**request.params, "tool_choice": "none"})
         async with aclosing(self.inner.events(turn, request)) as events:
             async for event in events:
                 if not isinstance(event, TurnFinished):
@@ -158,6 +182,12 @@ class _ToolsMiddleware(BaseMiddleware):
         return turn.append(
             *(tool_result(c.call_id, text, custom=c.custom, origin=NAME) for c in calls)
         )
+
+
+def _offer_tools(request: Request, toolbox: Toolbox) -> Request:
+    """Return the request with these tools; descriptions that are not ours are filtered."""
+    edit = request.filters.edit_text if request.filters else None
+    return request.with_tools(tuple(toolbox.definitions(edit)))
 
 
 def find_open_calls(turn: Turn) -> list[ToolCallBlock]:

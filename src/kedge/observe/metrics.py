@@ -120,6 +120,11 @@ _TABLE = (
     Metric(
         "tool_call_ids_total", "counter", "Tool calls, by how their id was determined", ("outcome",)
     ),
+    Metric(
+        "tool_call_names_inferred_total",
+        "counter",
+        "Tool calls without a name, which was inferred from their arguments",
+    ),
     Metric("tool_runs_total", "counter", "Tool runs, by outcome", ("outcome",)),
     Metric("tool_duration_seconds", "histogram", "Seconds that a tool ran", buckets=_SECONDS),
     Metric("compactions_total", "counter", "Compactions, by compactor", ("by", "outcome")),

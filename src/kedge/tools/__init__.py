@@ -4,6 +4,7 @@
 of a model: validated, approved, in parallel, each with exactly one result.
 """
 
+from kedge.errors import ToolFailed
 from kedge.tools.approval import Allow, Approver, Decision, Deny, Edit
 from kedge.tools.call_runner import OnRun, ToolOutcome, ToolRun
 from kedge.tools.execute import run_calls
@@ -22,6 +23,7 @@ __all__ = [
     "Grammar",
     "OnRun",
     "Tool",
+    "ToolFailed",
     "ToolOutcome",
     "ToolRun",
     "ToolSource",
