@@ -144,8 +144,9 @@ def _split_tools(tools: OfferedTools) -> tuple[list[Any], tuple[Mapping[str, Any
     """Return the tools and functions that a run calls, and the definitions that it only offers."""
     functions: list[Any] = []
     definitions: list[Mapping[str, Any]] = []
-    for each in (tools,) if isinstance(tools, Mapping) else tools:
-        if isinstance(each, Mapping) and not hasattr(each, "definitions"):
+    offered: Iterable[Any] = [tools] if isinstance(tools, Mapping) else tools
+    for each in offered:
+        if not hasattr(each, "definitions") and isinstance(each, Mapping):
             definitions.append(cast("Mapping[str, Any]", each))
         else:  # a function, a tool or a toolbox
             functions.append(each)

@@ -128,7 +128,8 @@ def _fits_schema(function: Mapping[str, Any], arguments: str) -> bool:
     closed = {"additionalProperties": False, **schema}
     try:
         value = json.loads(arguments or "{}")
-        return isinstance(value, dict) and Draft202012Validator(closed).is_valid(value)
+        validator = Draft202012Validator(closed)
+        return isinstance(value, dict) and validator.is_valid(value)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
     except Exception:  # noqa: BLE001 - not JSON, or a schema that cannot be evaluated
         return False
 
