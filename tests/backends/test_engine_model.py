@@ -120,6 +120,16 @@ def test_an_answer_fits_its_schema(client: OpenAI) -> None:
     assert json.loads(made.output_text) == {"answer": 42}
 
 
+def test_a_developer_message_in_several_parts(client: OpenAI, upstream: TestServer) -> None:
+    """Codex sends its rules this way; not every API has such a message."""
+    first, second = ({"type": "input_text", "text": text} for text in ("Be brief.", "Be kind."))
+    rules: Any = {"type": "message", "role": "developer", "content": [first, second]}
+    made = client.responses.create(model="any", input=[rules, {"role": "user", "content": "Hi"}])
+    assert made.output_text.startswith('You said: "Hi"')
+    seen = json.dumps(upstream.requests[-1].body)
+    assert seen.index("Be brief.") < seen.index("Be kind.")
+
+
 def test_pictures_reach_the_model(client: OpenAI, upstream: TestServer) -> None:
     """Through both servers."""
     parts: Any = [

@@ -8,7 +8,7 @@ conversation, it is inserted with a record that lets the engine send it again; o
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from kedge.errors import InvalidTurn
 from kedge.planning import AnchorRecord, ConversationState, set_state
@@ -112,11 +112,23 @@ def _strip_id(item: Item) -> Item:
     return {name: value for name, value in item.items() if name != "id"}
 
 
+def _split_system_message(item: Item) -> list[Item]:
+    """Return a system message of several texts as one message for each, which every API has."""
+    parts = item.get("content")
+    if item.get("role") not in ("system", "developer") or not isinstance(parts, list):
+        return [item]
+    contents = cast("list[Item]", parts)
+    if not contents or any(part.get("type") != "input_text" for part in contents):
+        return [item]
+    return [{**item, "content": [part]} for part in contents]
+
+
 def build_turn(ask: PracticeRequest, decrypt_reasoning: DecryptReasoning, scope: str) -> Turn:
     """Build the Turn of a request; ``scope`` is the engine's."""
     builder = _TurnBuilder(decrypt_reasoning)
     for item in ask.items:
-        builder.add(item)
+        for part in _split_system_message(item):
+            builder.add(part)
     lead = [system(ask.instructions)] if ask.instructions else []
     turn = Turn([*lead, *builder.blocks])
     records = tuple(_build_records(turn, builder.spans, scope, len(lead)))
