@@ -142,6 +142,26 @@ def test_pictures_reach_the_model(client: OpenAI, upstream: TestServer) -> None:
     assert picture["image_url"] == IMAGE_URL
 
 
+@pytest.mark.parametrize("texts", [[], ["A picture:"]])
+def test_pictures_in_results_of_parallel_tools(
+    client: OpenAI, upstream: TestServer, texts: list[str]
+) -> None:
+    """Agents look at files this way; results of Chat Completions are text, so a message follows."""
+    more: Any = {"model": "any", "tools": [WEATHER]}
+    first = client.responses.create(input=TWO_CALLS, **more)
+    picture = {"type": "input_image", "image_url": IMAGE_URL}
+    output = [*({"type": "input_text", "text": text} for text in texts), picture]
+    results: Any = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": output}
+        for item in first.output
+        if item.type == "function_call"
+    ]
+    client.responses.create(input=results, previous_response_id=first.id, **more)
+    seen = json.dumps([*last_context(upstream)])
+    assert seen.count(IMAGE_URL) == len(results)
+    assert all(seen.count(text) == len(results) for text in texts)
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_an_answer_that_is_cut_short_says_so(client: OpenAI, streamed: bool) -> None:
     """It is incomplete, with the words that there were."""

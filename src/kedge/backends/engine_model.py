@@ -196,9 +196,8 @@ class EngineModel:
             The model's summary; empty if the model fails.
         """
         try:
-            turn = build_turn(PracticeRequest(items=items), _decrypt_nothing, self._scope).append(
-                user(SUMMARY_PROMPT)
-            )
+            context = self._build_turn(PracticeRequest(items=items), _decrypt_nothing)
+            turn = context.append(user(SUMMARY_PROMPT))
             params = {**self._params, "max_output_tokens": MAX_SUMMARY_TOKENS}
             finished = await self._engine.run(turn, mode="stateless", **params)
         except KedgeError as error:
@@ -215,7 +214,8 @@ class EngineModel:
         return str(getattr(unwrap(self._engine), "scope", ""))
 
     def _build_turn(self, ask: PracticeRequest, decrypt_reasoning: Any) -> Turn:
-        return build_turn(ask, decrypt_reasoning, self._scope)
+        text_results = isinstance(unwrap(self._engine), ChatCompletionsEngine)
+        return build_turn(ask, decrypt_reasoning, self._scope, text_results=text_results)
 
     def _build_request(self, prompt: Prompt, turn: Turn) -> Request:
         return Request(

@@ -34,6 +34,8 @@ DecryptReasoning = Callable[[str], Any]
 ID_PAIRED_TYPES = frozenset({"local_shell_call", "local_shell_call_output", "mcp_approval_request"})
 """Types of items that refer to each other by their ids, which are therefore retained."""
 
+RESULT_FOLLOWS = "The result follows as a message."
+
 
 def pack_reasoning(block: ReasoningBlock, prefix_digest: str) -> Any:
     """Return what to encrypt with a reasoning item; None if it cannot be sent again."""
@@ -112,22 +114,50 @@ def _strip_id(item: Item) -> Item:
     return {name: value for name, value in item.items() if name != "id"}
 
 
-def _split_system_message(item: Item) -> list[Item]:
-    """Return a system message of several texts as one message for each, which every API has."""
-    parts = item.get("content")
-    if item.get("role") not in ("system", "developer") or not isinstance(parts, list):
-        return [item]
-    contents = cast("list[Item]", parts)
-    if not contents or any(part.get("type") != "input_text" for part in contents):
-        return [item]
-    return [{**item, "content": [part]} for part in contents]
+def _split_item(item: Item, *, text_results: bool) -> list[Item]:
+    """Return what says the same as an item in forms that every API has."""
+    if item.get("role") in ("system", "developer"):
+        parts = _get_parts(item, "content")
+        if parts and all(part.get("type") == "input_text" for part in parts):
+            return [{**item, "content": [part]} for part in parts]
+    elif text_results and str(item.get("type")).endswith("_call_output"):
+        parts = _get_parts(item, "output")
+        texts = [part for part in parts if part.get("type") == "input_text"]
+        rest = [part for part in parts if part not in texts]
+        if rest:
+            output = texts or RESULT_FOLLOWS
+            message = {"type": "message", "role": "user", "content": rest}
+            return [{**item, "output": output}, message]
+    return [item]
 
 
-def build_turn(ask: PracticeRequest, decrypt_reasoning: DecryptReasoning, scope: str) -> Turn:
-    """Build the Turn of a request; ``scope`` is the engine's."""
+def _get_parts(item: Item, member: str) -> list[Item]:
+    parts = item.get(member)
+    return cast("list[Item]", parts) if isinstance(parts, list) else []
+
+
+def build_turn(
+    ask: PracticeRequest,
+    decrypt_reasoning: DecryptReasoning,
+    scope: str,
+    *,
+    text_results: bool = False,
+) -> Turn:
+    """Build the Turn of a request.
+
+    Args:
+        ask: The request.
+        decrypt_reasoning: Decrypts the reasoning of earlier answers.
+        scope: The engine's scope.
+        text_results: Whether results of tools can only be text; images and files in them then
+            become a user message behind the results.
+
+    Returns:
+        The Turn.
+    """
     builder = _TurnBuilder(decrypt_reasoning)
     for item in ask.items:
-        for part in _split_system_message(item):
+        for part in _split_item(item, text_results=text_results):
             builder.add(part)
     lead = [system(ask.instructions)] if ask.instructions else []
     turn = Turn([*lead, *builder.blocks])
