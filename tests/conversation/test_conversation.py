@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from kedge import Conversation, user
+from kedge import Conversation, assistant, user
 from kedge.engines import Engine, Events, Request
 from kedge.errors import (
     HeadConflict,
@@ -550,16 +550,53 @@ async def test_its_name_and_its_tags(store: Store, talk: Conversation) -> None:
     assert (row.title, row.tags, row.archived) == ("Weather", ("work",), True)
 
 
-async def test_a_stream_left_early_leaves_the_question(store: Store, talk: Conversation) -> None:
-    """The head stays; the question waits; nothing half-written."""
+async def read_first_text(talk: Conversation) -> str:
+    """Stop a turn at its first text, which is returned."""
     async with talk.stream("Count to 500") as stream:
         async for event in stream:
             if isinstance(event, TextDelta):
-                break
+                return event.delta
+    raise AssertionError("the stream ended without a text")
+
+
+async def test_a_stream_left_early_leaves_the_question(store: Store, talk: Conversation) -> None:
+    """The head stays; the partial answer is a cancelled node beside the path, which is no anchor."""
+    received = await read_first_text(talk)
     assert (await store.conversation(talk.id)).head == talk.head
     (asked,) = await talk.pending()
     assert asked.kind == "asked"
+    (stopped,) = await talk.responses()
+    assert (stopped.status, stopped.record, stopped.error) == ("cancelled", None, "")
+    loaded = await store.load(talk.row, stopped.node)
+    assert loaded.blocks == (user("Count to 500"), assistant(received))
+    assert loaded.state.anchors == ()
     assert (await talk.resume()).text.startswith("1 2 3")
+    assert [each.status for each in await talk.responses()] == ["cancelled", "completed"]
+
+
+async def test_a_partial_answer_is_sent_if_the_user_continues_from_it(
+    store: Store, talk: Conversation
+) -> None:
+    """In full, because it is no anchor; a message at the head does not send it."""
+    await read_first_text(talk)
+    (stopped,) = await talk.responses()
+    reply = await talk.send("How many messages?", at=stopped.node)
+    assert [block.kind for block in reply.turn.blocks] == ["user", "assistant"] * 2
+    assert reply.plan
+    assert (reply.plan.anchor, reply.plan.delta_blocks) == (None, 3)
+
+
+async def test_a_stored_question_can_be_streamed_again(talk: Conversation) -> None:
+    """With ``restart`` from the question, although an answer is stored by now."""
+    first = await talk.send("What is 2+3?")
+    (question,) = [node.id for node in await talk.store.tree(talk.row) if node.kind == "asked"]
+    async with talk.stream_resume(question) as stream:
+        assert [type(event) async for event in stream] == [TurnFinished]
+    assert (stream.reply.node, stream.reply.stored) == (first.node, True)
+    async with talk.stream_resume(question, restart=True) as stream:
+        await stream.finish()
+    assert stream.reply.text == first.text
+    assert stream.reply.node != first.node
 
 
 async def test_what_an_answer_cost_is_written_down(store: Store) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import httpx2
 import pytest
+from playwright.sync_api import Browser
 
 from kedge.conversation import Conversation
 from kedge.server.faults import Faults
@@ -16,6 +17,7 @@ from kedge.server.settings import Limits, Settings
 from kedge.server.uvicorn_server import UvicornServer, bind
 from kedge.web.serve import PageSettings, open_page_server
 from kedge.web.service import ConversationService
+from web.chromium import launch_chromium
 
 T = TypeVar("T")
 TIMEOUT = 300.0
@@ -29,9 +31,9 @@ def add(a: int, b: int) -> int:
 class PageServer:
     """A running page; ``do`` runs something in its loop, with its desk."""
 
-    def __init__(self, settings: Settings, page: PageSettings) -> None:
+    def __init__(self, settings: Settings, page: PageSettings, port: int = 0) -> None:
         self._settings, self._page = settings, page
-        self._listener = bind("127.0.0.1", 0)
+        self._listener = bind("127.0.0.1", port)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.faults = settings.faults or Faults()
         self._ready = threading.Event()
@@ -98,13 +100,15 @@ class PageServer:
 
 
 @contextmanager
-def serve_page(folder: Path, *, keep_bodies: bool = False, **changes: Any) -> Iterator[PageServer]:
+def serve_page(
+    folder: Path, *, keep_bodies: bool = False, port: int = 0, **changes: Any
+) -> Iterator[PageServer]:
     """A page for as long as the block lasts."""
     limits = Limits(shutdown_seconds=1.0)
     settings = Settings(limits=limits, faults=Faults(), **changes)
     store = f"sqlite:///{folder / 'kedge.db'}"
     page = PageServer(
-        settings, PageSettings(store, keep_bodies=keep_bodies, settings={"tools": [add]})
+        settings, PageSettings(store, keep_bodies=keep_bodies, settings={"tools": [add]}), port
     )
     page.start()
     try:
@@ -124,4 +128,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
 def fresh(tmp_path: Path) -> Iterator[PageServer]:
     """A page of its own for one test."""
     with serve_page(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for the tests of a module."""
+    with launch_chromium() as made:
         yield made

@@ -1,14 +1,12 @@
 """The page in a real Chromium: it loads, chats, forks, compares, moves, and lets nothing through."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, expect
 
 from kedge.conversation import Conversation
-from kedge.server.models import PracticeModel
 from kedge.turns import (
     assistant,
     image,
@@ -20,18 +18,11 @@ from kedge.turns import (
     user,
 )
 from kedge.web.service import ConversationService
-from web.chromium import WatchedTab, launch_chromium
+from web.chromium import WatchedTab
 from web.conftest import PageServer, serve_page
 from web.large_tree import create_large_tree
 
 expect.set_options(timeout=120_000)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One browser for all of them."""
-    with launch_chromium() as made:
-        yield made
 
 
 @pytest.fixture
@@ -84,21 +75,6 @@ def test_an_answer_streams_into_a_new_conversation(page: PageServer, watched: Wa
     expect(card.locator(".plan-words")).to_contain_text("Chained on resp_")
     expect(card.locator(".block.sent")).to_have_count(2)  # one block, and one in the key
     expect(tab.locator(".rows [aria-current]")).to_have_text("What did I say first?head")
-
-
-def test_words_are_shown_while_they_come(browser: Browser, tmp_path: Path) -> None:
-    """Before the answer is whole there is some of it, and it can be stopped."""
-    with serve_page(tmp_path, model=PracticeModel(pace=0.6)) as page:
-        watched = WatchedTab(browser.new_context(), page.url)
-        tab = watched.open(f"/conversations/{page.create_conversation()}")
-        tab.get_by_label("Your message").fill("Tell me a long story about the sea and its anchors")
-        tab.keyboard.press("Enter")
-        expect(tab.locator(".said.fresh .prose")).to_contain_text("You said")
-        tab.get_by_role("button", name="Stop").click()
-        expect(tab.get_by_text("Stopped.")).to_be_visible()
-        expect(tab.locator(".rows .chip.pending")).to_be_visible()
-        tab.context.close()
-        assert watched.problems == []
 
 
 def test_forking_and_editing_make_branches(page: PageServer, watched: WatchedTab) -> None:

@@ -346,10 +346,23 @@ class Conversation:
             NotInStore: There is no such question.
         """
         options.setdefault("streaming", False)
-        point = await find_resume_point(self.store, self.row, node)
-        if point.done:
-            return await self._adopt_answer(point.node)
-        return await self._finish_task(partial(self._build_resume_task, point.node), options)
+        async with self.stream_resume(node, **options) as stream:
+            return await stream.finish()
+
+    def stream_resume(
+        self, node: int | None = None, *, restart: bool = False, **options: Any
+    ) -> ConversationStream:
+        """Continue with a question that was stored and never answered, and return the events.
+
+        Args:
+            node: The node of the question; by default the newest one at the head.
+            restart: Whether to start again at the question, instead of after its last stored step.
+            **options: The options of an engine's ``run``.
+
+        Returns:
+            The stream; its iteration raises ``NotInStore`` if there is no such question.
+        """
+        return ConversationStream(partial(self._resume, node, restart, options))
 
     async def pending(self) -> Sequence[Node]:
         """Return the questions without an answer: in progress, or left by a crash."""
@@ -681,19 +694,40 @@ class Conversation:
             return
         async with request.maintain():
             point = await self._find_claimed_turn(claim.question) if claim.question else None
-            if point and point.done:
-                reply = await self._adopt_answer(point.node)
-                await self.store.settle(self.row, key, point.node.id)
-                yield TurnFinished(reply.turn)
-                yield reply
-                return
             if point:
-                events = self._run(partial(self._build_resume_task, point.node, key), options)
+                events = self._resume_at(point, key, options)
             else:
                 events = self._run(partial(self._build_task, blocks, at, key), options)
             async with aclosing(events):
                 async for event in events:
                     yield event
+
+    async def _resume(
+        self, node: int | None, restart: bool, options: dict[str, Any]
+    ) -> AsyncGenerator[Event | Reply]:
+        point = await find_resume_point(self.store, self.row, node)
+        if restart and node is not None:
+            point = ResumePoint(await self.store.node(self.row, node), done=False)
+        async with aclosing(self._resume_at(point, "", options)) as events:
+            async for event in events:
+                yield event
+
+    async def _resume_at(
+        self, point: ResumePoint, key: str, options: dict[str, Any]
+    ) -> AsyncGenerator[Event | Reply]:
+        """Run a stored question from this point, or return its answer if it has one."""
+        if point.done:
+            reply = await self._adopt_answer(point.node)
+            if key:
+                await self.store.settle(self.row, key, point.node.id)
+            yield TurnFinished(reply.turn)
+            yield reply
+            return
+        async with aclosing(
+            self._run(partial(self._build_resume_task, point.node, key), options)
+        ) as events:
+            async for event in events:
+                yield event
 
     async def _acquire(
         self, request: ClaimRequest, blocks: Sequence[Block], options: Mapping[str, Any]

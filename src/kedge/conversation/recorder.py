@@ -119,16 +119,20 @@ class RunRecorder:
 
     def build_failure_row(self, error: EngineError) -> ResponseRow | None:
         """Return the row of a failed request; None if no request was made."""
-        plan = error.plan or self.plan
+        message = self.filters.edit_text(str(error))[:MAX_ERROR_LENGTH]
+        return self._build_unfinished_row(error.plan or self.plan, _classify_error(error), message)
+
+    def build_cancelled_row(self) -> ResponseRow | None:
+        """Return the row of a request that was stopped; None if no request was made."""
+        return self._build_unfinished_row(self.plan, "cancelled")
+
+    def _build_unfinished_row(
+        self, plan: RequestPlan | None, status: ResponseStatus, error: str = ""
+    ) -> ResponseRow | None:
         if plan is None:
             return None
         self.healed = ""
-        return replace(
-            self._build_row(plan, None),
-            model=self.model,
-            status=_classify_error(error),
-            error=self.filters.edit_text(str(error))[:MAX_ERROR_LENGTH],
-        )
+        return replace(self._build_row(plan, None), model=self.model, status=status, error=error)
 
     def _build_row(self, plan: RequestPlan, usage: Usage | None) -> ResponseRow:
         return ResponseRow(

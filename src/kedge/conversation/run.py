@@ -3,11 +3,13 @@
 What is sent is durable before it leaves: the question as an ``asked`` node, later the results of tools.
 Every finished answer is a node before anything follows from it. The head moves once, at the end, if it
 is still where it was; after a failure at any earlier point everything reached so far is in the tree, and
-``resume`` continues from there.
+``resume`` continues from there. A run that is stopped early stores the partial answer beside the path, as a
+failed node whose response is ``cancelled``: it is no anchor, and is sent again only by a message that
+continues from it.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -20,12 +22,12 @@ from kedge.conversation.recorder import CostFunction, RunRecorder
 from kedge.engines import Engine, RunStream, Stream, unwrap
 from kedge.engines.base import answer_text, last_response_id
 from kedge.errors import EngineError, KedgeError, StoreError
-from kedge.events import Event, Usage
-from kedge.events.run import AnswerFinished, Healed, TurnFinished
+from kedge.events import Event, RefusalDelta, TextDelta, Usage
+from kedge.events.run import AnswerFinished, Healed, RequestPlanned, TurnFinished
 from kedge.observe import bind_fields
-from kedge.planning import RequestPlan
-from kedge.store import Claim, ConversationRow, Node, Store
-from kedge.turns import AssistantBlock, Turn
+from kedge.planning import RequestPlan, find_problems
+from kedge.store import Claim, ConversationRow, Node, ResponseRow, Store
+from kedge.turns import AssistantBlock, Turn, assistant, snapshot_block_ids
 
 if TYPE_CHECKING:
     from kedge.store.records import NodeKind
@@ -151,6 +153,8 @@ class ConversationRun:
         self.price = price
         self.on_finish = on_finish
         self.pending_answer: AnswerFinished | None = None
+        self.partial_text: list[str] | None = None
+        """The text received since the last request; None while no answer is awaited."""
         self.compacted = False
 
     async def events(self) -> AsyncGenerator[Event | Reply]:
@@ -170,6 +174,10 @@ class ConversationRun:
             raise
         except EngineError as error:
             await self._save_failure(error)
+            raise
+        except (GeneratorExit, anyio.get_cancelled_exc_class()):
+            with anyio.CancelScope(shield=True):
+                await self._save_cancelled()
             raise
         finally:
             if self.pending_answer:  # left early, or failed elsewhere: store the finished answer
@@ -196,7 +204,7 @@ class ConversationRun:
         self.recorder.record_event(event)
         match event:
             case AnswerFinished():
-                self.pending_answer = event
+                self.pending_answer, self.partial_text = event, None
             case Healed(reason, lost) if lost and self.recorder.plan and self.recorder.plan.anchor:
                 await self.store.mark_lost(self.recorder.plan.anchor, reason)
             case TurnCompacted():
@@ -204,6 +212,10 @@ class ConversationRun:
             case _:
                 if self.pending_answer:
                     await self._save_answer()
+        if isinstance(event, RequestPlanned):
+            self.partial_text = []
+        elif isinstance(event, TextDelta | RefusalDelta) and self.partial_text is not None:
+            self.partial_text.append(event.delta)
 
     async def _save_outgoing(self, turn: Turn) -> None:
         """Store what is about to be sent."""
@@ -256,13 +268,35 @@ class ConversationRun:
         )
 
     async def _save_failure(self, error: EngineError) -> None:
-        """Store a failed request, with the blocks that arrived nevertheless."""
+        """Store a failed request, with the blocks and the text that arrived nevertheless."""
         await self._save_answer()
         row = self.recorder.build_failure_row(error)
         if row is None:
             return
-        turn = self.filters.apply_to_turn(error.turn or self.checkpoint.turn)
-        # The failure is a node beside the path; the run continues from where it was.
+        turn = error.turn or self.checkpoint.turn
+        complete = snapshot_block_ids(turn)
+        texts = [
+            block.text or block.refusal
+            for block in error.partial
+            if isinstance(block, AssistantBlock) and block.id not in complete
+        ]
+        await self._save_unfinished(turn, texts, row)
+
+    async def _save_cancelled(self) -> None:
+        """Store the partial answer of a run that was stopped while it waited for an answer or a tool."""
+        received, self.partial_text = self.partial_text, None
+        with suppress(StoreError):  # for example because the conversation was deleted meanwhile
+            await self._save_answer()
+            if received is None and not find_problems(self.checkpoint.turn):
+                return
+            row = self.recorder.build_cancelled_row()
+            if row is not None and self.question_saved:
+                await self._save_unfinished(self.checkpoint.turn, ["".join(received or ())], row)
+
+    async def _save_unfinished(self, turn: Turn, texts: Sequence[str], row: ResponseRow) -> None:
+        """Store a node beside the path; the run continues from where it was."""
+        partial = [assistant(text, origin="engine") for text in texts if text]
+        turn = self.filters.apply_to_turn(turn.append(*partial))
         checkpoint = replace(self.checkpoint)
         accounts = self.recorder.drain_telemetry()
         await checkpoint.save(turn, "failed", response=row, telemetry=accounts)

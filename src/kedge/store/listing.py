@@ -33,7 +33,7 @@ _CONDITIONS: dict[ListFilter, str] = {
     "forked": "c.archived = 0 AND c.tree IN (SELECT tree FROM nodes WHERE kind <> 'failed' "
     "GROUP BY tree, parent HAVING COUNT(*) > 1)",
     "failed": "c.archived = 0 AND c.number IN (SELECT conversation FROM responses "
-    "WHERE status NOT IN ('completed', 'lost'))",
+    "WHERE status NOT IN ('completed', 'lost', 'cancelled'))",
     "archived": "c.archived = 1",
     "all": "1 = 1",
 }
@@ -232,7 +232,7 @@ def _build_summaries(tx: Tx, rows: Sequence[ConversationRow]) -> list[Conversati
 
 _SELECT_SUMS = (
     "SELECT conversation, COUNT(*), "
-    "SUM(CASE WHEN status NOT IN ('completed', 'lost') THEN 1 ELSE 0 END), "
+    "SUM(CASE WHEN status NOT IN ('completed', 'lost', 'cancelled') THEN 1 ELSE 0 END), "
     "SUM(CASE WHEN status = 'lost' THEN 1 ELSE 0 END), SUM(COALESCE(input_tokens, 0)), "
     "SUM(COALESCE(cached_tokens, 0)), SUM(COALESCE(output_tokens, 0)), SUM(cost), "
     "MAX(CASE WHEN status = 'completed' AND stored = 1 THEN expires_at END), MAX(model) "

@@ -59,7 +59,8 @@ NodeKind = Literal[
 they are sent; a failed request; blocks added without a request; an edit; a compaction; a summary of
 another branch."""
 
-ResponseStatus = Literal["completed", "incomplete", "failed", "refused", "cut", "lost"]
+ResponseStatus = Literal["completed", "incomplete", "failed", "refused", "cut", "cancelled", "lost"]
+"""How a request ended; ``cancelled`` is one that the user stopped."""
 
 
 @dataclass(frozen=True, slots=True)

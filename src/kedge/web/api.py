@@ -11,19 +11,30 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from kedge.analytics import Selection, analyse
 from kedge.conversation import Conversation
-from kedge.errors import InvalidSetting
+from kedge.errors import InvalidSetting, NotInStore
 from kedge.store import ConversationRow
 from kedge.store.listing import ConversationSummary, list_summaries, read_tree
 from kedge.turns import dump_block, system, user
 from kedge.web import schemas
 from kedge.web.chain_graph import build_chain_graph
 from kedge.web.models import MODEL_KEY
-from kedge.web.openapi import ApiCall, Operation, build_openapi, encode_event
-from kedge.web.send import resolve_turn, send_turn, stream_turn, to_plan_shape
+from kedge.web.openapi import ApiCall, Operation, RequestError, build_openapi, encode_event
+from kedge.web.runs import TurnRun
+from kedge.web.send import (
+    TurnRequest,
+    resolve_resume,
+    resolve_turn,
+    start_run,
+    to_plan_shape,
+    to_turn_shape,
+)
 from kedge.web.service import find_conversations, overview_status
 
 DAY = 86_400.0
 JSONL = "application/jsonl"
+EVENT_STREAM = "text/event-stream"
+RUN_HEADER = "x-kedge-run"
+"""The header of an event stream that holds the id of its run."""
 
 
 async def list_conversations(call: ApiCall) -> BaseModel:
@@ -76,8 +87,10 @@ async def change_conversation(call: ApiCall) -> BaseModel:
 
 
 async def delete_conversation(call: ApiCall) -> Response:
-    """Delete a conversation permanently."""
-    await call.service.store.delete(call.path_text("id"))
+    """Stop the runs of a conversation and delete it permanently."""
+    row = await call.service.store.conversation(call.path_text("id"))
+    await call.service.runs.stop_all(row.id)
+    await call.service.store.delete(row)
     return Response(status_code=204)
 
 
@@ -94,14 +107,66 @@ async def take_turn(call: ApiCall) -> BaseModel | Response:
     """Send a message and return the answer, complete or as server-sent events."""
     given: schemas.NewTurn = call.body
     request = await resolve_turn(call.service, call.path_text("id"), given)
-    if not given.stream:
-        return await send_turn(request)
+    return await _run(call, request, stream=given.stream)
+
+
+async def resume_turn(call: ApiCall) -> BaseModel | Response:
+    """Send a question without an answer again, and return the answer."""
+    given: schemas.NewResume = call.body
+    request = await resolve_resume(call.service, call.path_text("id"), given)
+    return await _run(call, request, stream=given.stream)
+
+
+async def _run(call: ApiCall, request: TurnRequest, *, stream: bool) -> BaseModel | Response:
+    run = start_run(call.service, request, streaming=stream)
+    if stream:
+        return _follow(run)
+    await run.wait()
+    if run.reply is not None:
+        return to_turn_shape(run.reply)
+    if run.error is not None:
+        raise run.error
+    if run.status == "failed":
+        raise RequestError(500, "bug", "internal error; the log has the details")
+    raise RequestError(409, "stopped", "the turn was stopped; what it stored is in the chain")
+
+
+def _follow(run: TurnRun) -> StreamingResponse:
+    """Return the events of a run from its first one, as server-sent events."""
 
     async def encoded_events() -> AsyncGenerator[bytes]:
-        async for event in stream_turn(request):
-            yield encode_event(event)
+        async for event in run.follow():
+            yield encode_event(event) if event else b": still running\n\n"
 
-    return StreamingResponse(encoded_events(), media_type="text/event-stream")
+    return StreamingResponse(
+        encoded_events(), media_type=EVENT_STREAM, headers={RUN_HEADER: run.id}
+    )
+
+
+async def list_runs(call: ApiCall) -> BaseModel:
+    """Return the running turns of a conversation, and its head."""
+    row = await call.service.store.conversation(call.path_text("id"))
+    data = [schemas.RunShape.model_validate(run) for run in call.service.runs.list(row.id)]
+    return schemas.RunList(head=row.head, data=data)
+
+
+async def follow_run(call: ApiCall) -> Response:
+    """Return the events of a turn from its first one, while it runs or after it has ended."""
+    return _follow(_find_run(call))
+
+
+async def stop_run(call: ApiCall) -> BaseModel:
+    """Stop a turn; the partial answer is stored."""
+    run = _find_run(call)
+    await run.stop()
+    return schemas.RunShape.model_validate(run)
+
+
+def _find_run(call: ApiCall) -> TurnRun:
+    run = call.service.runs.get(call.path_text("id"), call.path_text("run"))
+    if run is None:
+        raise NotInStore("there is no such run; it may have ended before the server was started")
+    return run
 
 
 async def read_chain(call: ApiCall) -> BaseModel:
@@ -253,7 +318,22 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "POST", f"{_CONVERSATION_PATH}/turns", take_turn, "Send a message and get the answer", schemas.TurnShape,
-        body=schemas.NewTurn, media_type="text/event-stream", errors=(404, 409, 502, 503),
+        body=schemas.NewTurn, media_type=EVENT_STREAM, errors=(404, 409, 502, 503),
+    ),
+    Operation(
+        "POST", f"{_CONVERSATION_PATH}/resume", resume_turn, "Send a question without an answer again",
+        schemas.TurnShape, body=schemas.NewResume, media_type=EVENT_STREAM, errors=(404, 409, 502, 503),
+    ),
+    Operation(
+        "GET", f"{_CONVERSATION_PATH}/runs", list_runs, "List the running turns", schemas.RunList, errors=(404,)
+    ),
+    Operation(
+        "GET", f"{_CONVERSATION_PATH}/runs/{{run}}", follow_run, "Follow the events of a turn",
+        media_type=EVENT_STREAM, errors=(404,),
+    ),
+    Operation(
+        "POST", f"{_CONVERSATION_PATH}/runs/{{run}}/stop", stop_run, "Stop a turn and store the partial answer",
+        schemas.RunShape, errors=(404,),
     ),
     Operation(
         "GET", f"{_CONVERSATION_PATH}/chain", read_chain, "Read the tree of responses", schemas.ChainShape,

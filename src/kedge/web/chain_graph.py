@@ -15,10 +15,13 @@ from kedge.store import Node as StoredNode
 from kedge.store import ResponseRow
 from kedge.store.listing import StoredTree
 
-Mark = Literal["head", "pending", "failed", "lost", "expired", "full", "edited", "compacted"]
+Mark = Literal[
+    "head", "pending", "cancelled", "failed", "lost", "expired", "full", "edited", "compacted"
+]
 MARK_DESCRIPTIONS: dict[Mark, str] = {
     "head": "the conversation's current position; the next message continues from here",
     "pending": "a question without an answer: still running, or stopped",
+    "cancelled": "the answer was stopped; its beginning is stored",
     "failed": "the request was rejected, failed or was cut off",
     "lost": "the server reported that it no longer has this response",
     "expired": "the server no longer stores this response, or soon will not",
@@ -300,6 +303,8 @@ def _response_marks(row: ResponseRow, now: float) -> set[Mark]:
     marks: set[Mark] = set()
     if row.status in _FAILED_STATUSES:
         marks.add("failed")
+    elif row.status == "cancelled":
+        marks.add("cancelled")
     elif row.status == "lost":
         marks.add("lost")
     elif row.stored and is_expired(row, now):

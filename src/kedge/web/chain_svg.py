@@ -19,6 +19,7 @@ RADIUS = 4.5
 
 _SHAPES: dict[Mark, str] = {
     "lost": "M{x0} {y0}L{x1} {y1}M{x0} {y1}L{x1} {y0}",
+    "cancelled": "M{x0} {y0}V{y1}M{x1} {y0}V{y1}",
     "failed": "M{x0} {y0}H{x1}V{y1}H{x0}Z",
     "expired": "M{x0} {y}A{r} {r} 0 1 1 {x1} {y}A{r} {r} 0 1 1 {x0} {y}M{x} {ym}V{y}H{xm}",
     "pending": "M{x0} {y}A{r} {r} 0 0 1 {x} {y0}M{x1} {y}A{r} {r} 0 0 1 {x} {y1}",

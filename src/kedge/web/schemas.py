@@ -125,6 +125,20 @@ class NewTurn(RequestBody):
     stream: bool = False
 
 
+class NewResume(RequestBody):
+    """A stored question without an answer, to send again."""
+
+    node: Number = Field(description="The node of the question.")
+    restart: bool = Field(
+        default=False,
+        description="Start again at the question, instead of after its last stored step.",
+    )
+    model: Name = Field(
+        "", description="A model of this server; the conversation's own model if empty."
+    )
+    stream: bool = False
+
+
 class NewFork(RequestBody):
     """The position to fork from."""
 
@@ -224,6 +238,24 @@ class TurnPage(ApiModel):
     conversation: str
     node: int
     blocks: list[dict[str, Any]]
+
+
+class RunShape(ApiModel):
+    """A turn that is running or has ended."""
+
+    id: str
+    conversation: str
+    at: int = Field(description="The node that it continues from.")
+    text: str
+    status: Literal["running", "done", "failed", "stopped"]
+    started_at: float
+
+
+class RunList(ApiModel):
+    """The running turns of a conversation, and its current head."""
+
+    head: int
+    data: list[RunShape]
 
 
 class ResponseShape(ApiModel):

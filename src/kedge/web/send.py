@@ -1,11 +1,13 @@
-"""Send a message in a conversation, and stream the events of the turn."""
+"""Send a message in a conversation as a run, and publish the events of the turn."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from kedge.conversation import Conversation, Reply
-from kedge.errors import InvalidSetting, KedgeError, NotInStore
+from kedge.conversation import ConversationStream, Reply
+from kedge.errors import InvalidSetting, KedgeError, NotInStore, StoreError
 from kedge.events import Event, ReasoningDelta, RefusalDelta, TextDelta
 from kedge.events.run import (
     AnswerFinished,
@@ -18,24 +20,40 @@ from kedge.events.run import (
 from kedge.formatting import HEALING_TEXTS
 from kedge.planning import RequestPlan
 from kedge.planning.explain import describe_rejection, format_headline
+from kedge.store.listing import read_tree
 from kedge.turns import Block, TextPart, UserBlock, user
-from kedge.web.schemas import NewTurn, PlanShape, RejectedShape, TurnShape, UsageShape
+from kedge.web.runs import TurnRun
+from kedge.web.schemas import NewResume, NewTurn, PlanShape, RejectedShape, TurnShape, UsageShape
 from kedge.web.service import ConversationService, OpenConversation, path_to
 from kedge.web.transcript import iter_block_ranges
 
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """A message, its conversation, and the node to continue from; None for the head.
+    """A message to send, or a stored question to send again, and the node to continue from.
 
     The head moves when the answer arrives, so a failed turn leaves it where it was.
     """
 
-    conversation: Conversation
-    blocks: Sequence[Block]
-    at: int | None
-    options: Mapping[str, Any]
+    opened: OpenConversation
+    blocks: Sequence[Block] = ()
+    at: int | None = None
+    """The node to continue from; None for the head."""
+    question: int = 0
+    """A stored question to continue with, instead of the message."""
+    restart: bool = False
+    """Whether to start again at the question, instead of after its last stored step."""
+    text: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The idempotency key and the options of the request."""
+
+    def stream(self, **options: Any) -> ConversationStream:
+        """Return the stream of the turn."""
+        conversation = self.opened.conversation
+        options |= self.options
+        if self.question:
+            return conversation.stream_resume(self.question, restart=self.restart, **options)
+        return conversation.stream(*self.blocks, at=self.at, **options)
 
 
 async def resolve_turn(service: ConversationService, name: str, given: NewTurn) -> TurnRequest:
@@ -49,9 +67,28 @@ async def resolve_turn(service: ConversationService, name: str, given: NewTurn) 
     options = {"key": given.key, **opened.options}
     if given.edit is not None:
         blocks, parent = await _edit_question(service, opened, given.edit, given.text)
-        return TurnRequest(opened.conversation, blocks, parent, options)
+        return TurnRequest(opened, blocks, parent, text=given.text, options=options)
+    node = opened.node if at else None
+    return TurnRequest(opened, [user(given.text)], node, text=given.text, options=options)
+
+
+async def resolve_resume(service: ConversationService, name: str, given: NewResume) -> TurnRequest:
+    """Resolve a stored question to send again.
+
+    Raises:
+        KedgeError: If there is no such question, or its model is not available; nothing was written.
+    """
+    opened = await service.open(name, str(given.node), given.model)
+    question = next(node for node in opened.tree.nodes if node.id == given.node)
+    if question.kind != "asked":
+        raise NotInStore(f"node {given.node} is not a question; give the node of a question")
     return TurnRequest(
-        opened.conversation, [user(given.text)], opened.node if at else None, options
+        opened,
+        at=question.parent,
+        question=given.node,
+        restart=given.restart,
+        text=opened.tree.questions.get(given.node, ""),
+        options=opened.options,
     )
 
 
@@ -76,27 +113,58 @@ def _replace_text(block: Block, text: str) -> Block:
     return replace(block, id="", parts=(TextPart(text), *rest))
 
 
-async def send_turn(request: TurnRequest) -> TurnShape:
-    """Send the message and return the answer."""
-    reply = await request.conversation.send(*request.blocks, at=request.at, **request.options)
-    return to_turn_shape(reply)
+def start_run(service: ConversationService, request: TurnRequest, *, streaming: bool) -> TurnRun:
+    """Start to send a message; the run continues if the client disconnects."""
+    opened = request.opened
+    run = TurnRun(
+        opened.conversation.id,
+        opened.node if request.at is None else request.at,
+        request.text,
+        request.question,
+        max((node.id for node in opened.tree.nodes), default=0),
+    )
+    return service.runs.start(run, partial(_run_turn, service, request, streaming))
 
 
-async def stream_turn(request: TurnRequest) -> AsyncGenerator[dict[str, Any]]:
-    """Send the message and yield events; the last one is ``done`` or ``error``."""
+async def _run_turn(
+    service: ConversationService, request: TurnRequest, streaming: bool, run: TurnRun
+) -> None:
+    """Send a message and publish the events; the last one is ``done``, ``stopped`` or ``error``."""
     try:
-        async with request.conversation.stream(
-            *request.blocks, at=request.at, **request.options
-        ) as stream:
+        async with request.stream(streaming=streaming) as stream:
             async for event in stream:
                 if encoded := _encode_event(event):
-                    yield encoded
-        reply = stream.reply
+                    run.publish(encoded)
+        run.reply = reply = stream.reply
+        turn = to_turn_shape(reply).model_dump(mode="json")
+        run.finish("done", {"type": "done", "url": _node_url(run, reply.node), "turn": turn})
+    except asyncio.CancelledError:
+        url = await _find_unfinished(service, run)
+        run.finish("stopped", {"type": "stopped", "url": url})
+        raise
     except KedgeError as error:
-        yield {"type": "error", "code": type(error).__name__, "message": str(error)}
-        return
-    url = f"/conversations/{request.conversation.id}?at={reply.node}"
-    yield {"type": "done", "url": url, "turn": to_turn_shape(reply).model_dump(mode="json")}
+        run.error = error
+        url = await _find_unfinished(service, run)
+        code, message = type(error).__name__, str(error)
+        run.finish("failed", {"type": "error", "code": code, "message": message, "url": url})
+
+
+async def _find_unfinished(service: ConversationService, run: TurnRun) -> str:
+    """Return the address of what a run stored before it ended early; empty if it stored nothing."""
+    try:
+        tree = await read_tree(service.store, await service.store.conversation(run.conversation))
+    except StoreError:
+        return ""
+    below, last = {run.question or run.at}, 0
+    for node in tree.nodes:  # parents come before their children
+        if node.parent in below and node.id > run.newest:
+            below.add(node.id)
+            last = max(last, node.id)
+    return _node_url(run, last) if last else ""
+
+
+def _node_url(run: TurnRun, node: int) -> str:
+    return f"/conversations/{run.conversation}?at={node}"
 
 
 def _encode_event(event: Event) -> dict[str, Any] | None:

@@ -42,7 +42,9 @@ async def open_page_server(
         models = ModelSelector(engine, model_names(settings), f"{url}/v1")
         stack.push_async_callback(models.aclose)
         auth = PageAuth(settings.token, settings.hosts)
-        app = create_page(ConversationService(store, models, page.settings), auth, f"{url}/v1")
+        service = ConversationService(store, models, page.settings)
+        stack.push_async_callback(service.runs.stop_all)
+        app = create_page(service, auth, f"{url}/v1")
         server = UvicornServer(PathDispatch(create_app(settings), app), on_started=started)
         app.state.stopping = lambda: server.should_exit
         yield server

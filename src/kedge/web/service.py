@@ -30,9 +30,16 @@ from kedge.web.chain_graph import (
 )
 from kedge.web.models import ModelChoice, ModelSelector
 from kedge.web.plan_card import build_plan_card, rebuild_plan
+from kedge.web.runs import RunRegistry, TurnRun
 from kedge.web.schemas import ListQuery
-from kedge.web.transcript import render_exchanges, render_ranges, split_exchanges, tool_names
-from kedge.web.views import Branch, Comparison, ConversationView, PlanCard
+from kedge.web.transcript import (
+    render_exchanges,
+    render_pending,
+    render_ranges,
+    split_exchanges,
+    tool_names,
+)
+from kedge.web.views import Branch, Comparison, ConversationView, ExchangeView, PlanCard
 
 MAX_HITS = 2000
 """The maximum number of search results."""
@@ -60,6 +67,8 @@ async def find_conversations(
 
 MAX_EXCHANGES = 40
 """The number of exchanges of a path that are shown by default."""
+MAX_UNANSWERED = 3
+"""The number of questions without an answer that are shown at a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +95,7 @@ class ConversationService:
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Settings of every Conversation: tools, middleware, price…"""
     clock: Callable[[], float] = time.time
+    runs: RunRegistry = field(default_factory=RunRegistry)
 
     async def open(self, name: str, at: str = "", model: str = "") -> OpenConversation:
         """Open a conversation with the model that answers at a position.
@@ -124,6 +134,10 @@ class ConversationService:
         omitted = 0 if show_all else max(len(spans) - MAX_EXCHANGES, 0)
         chosen = str(chain.shown_nodes.get(node, 0) or "")
         model, problem = self._describe_model(row, newest_response(tree, node))
+        path = render_exchanges(spans[omitted:], blocks)
+        pending = render_pending(path_to(tree, node), said, blocks)
+        runs = self.runs.list(row.id)
+        run = next((r for r in runs if chain.shown_nodes.get(r.at, 0) == int(chosen or 0)), None)
         layout = compute_layout(chain.nodes, chosen, unfold)
         return ConversationView(
             id=row.id,
@@ -137,12 +151,33 @@ class ConversationService:
             chosen=chosen,
             chosen_label=_node_label(chain, chosen),
             head=chain.head,
-            path=render_exchanges(spans[omitted:], blocks),
-            pending=render_ranges(said, blocks, tool_names(blocks)),
+            path=path,
+            pending=() if pending else render_ranges(said, blocks, tool_names(blocks)),
+            unanswered=(
+                *((pending,) if pending else ()),
+                *await self._load_unanswered(row, tree, node, runs),
+            ),
             branches=_list_branches(layout),
             sums=chain.sums,
             omitted=omitted,
+            run=run,
+            other_run=next(iter(runs), None) if run is None else None,
         )
+
+    async def _load_unanswered(
+        self, row: ConversationRow, tree: StoredTree, node: int, runs: Sequence[TurnRun]
+    ) -> list[ExchangeView]:
+        """Load the questions below a node that have no complete answer, without those that run."""
+        found: list[ExchangeView] = []
+        for question, tip in find_unanswered(tree, node)[-MAX_UNANSWERED:]:
+            if any(run.has_asked(question) for run in runs):
+                continue
+            path, blocks = path_to(tree, tip), (await self.store.load(row, tip)).blocks
+            spans, said = split_exchanges(path, blocks, tree.responses)
+            found += render_exchanges([s for s in spans if s.question == question], blocks)
+            pending = render_pending(path, said, blocks)
+            found += [pending] if pending else []
+        return found
 
     async def compare(self, name: str, left: str, right: str) -> Comparison:
         """Load two branches from where they diverge."""
@@ -213,6 +248,30 @@ def newest_response(tree: StoredTree, node: int) -> ResponseRow | None:
     """Return the newest response on the path to a node."""
     found = (tree.responses.get(each.id) for each in reversed(path_to(tree, node)))
     return next((response for response in found if response), None)
+
+
+def find_unanswered(tree: StoredTree, node: int) -> list[tuple[int, int]]:
+    """Return the questions directly below a node that have no complete answer.
+
+    Returns:
+        The node of each question, and the newest node of its turn, which may be a partial answer.
+    """
+    turns: dict[int, int] = {}
+    tips: dict[int, int] = {}
+    answers: dict[int, set[int]] = {}
+    for each in tree.nodes:  # parents come before their children
+        if each.kind == "asked" and each.parent == node:
+            question = each.id
+        elif each.parent in turns and each.kind in ("answered", "results", "failed"):
+            question = turns[each.parent]
+        else:
+            continue
+        turns[each.id], tips[question] = question, each.id
+        final = answers.setdefault(question, set())
+        final.discard(each.parent)  # a response with tool calls, which something follows
+        if each.kind == "answered":
+            final.add(each.id)
+    return [(question, tip) for question, tip in tips.items() if not answers[question]]
 
 
 def conversation_status(row: ConversationRow, tree: StoredTree, now: float) -> str:

@@ -60,6 +60,7 @@ class ExchangeSpan:
     before: int
     asked: tuple[BlockRange, ...]
     answered: tuple[int, int]
+    question: int = 0
 
 
 def split_exchanges(
@@ -75,15 +76,16 @@ def split_exchanges(
     }
     done: list[ExchangeSpan] = []
     said: list[BlockRange] = []
-    before = 0
+    before = question = 0
     for node, start, stop in iter_block_ranges(path):
-        before = node.parent if node.kind == "asked" else before
+        if node.kind == "asked":
+            before, question = node.parent, node.id
         row = responses.get(node.id)
         if row is None:
             found, said = _split_rewritten((node, start, stop), blocks, known, said)
             done += found
         elif stop > start or row.status not in ("completed", "lost"):
-            done.append(ExchangeSpan(node, row, before, tuple(said), (start, stop)))
+            done.append(ExchangeSpan(node, row, before, tuple(said), (start, stop), question))
             said, before = [], 0
     return tuple(done), tuple(said)
 
@@ -128,8 +130,31 @@ def render_exchanges(
             status=span.row.status,
             error=span.row.error,
             created_at=span.row.created_at or span.node.created_at,
+            question=span.question,
+            has_progress=any(node.kind == "results" for node, _, _ in span.asked),
         )
         for span in spans
+    )
+
+
+def render_pending(
+    path: Sequence[Node], ranges: Sequence[BlockRange], blocks: Sequence[Block]
+) -> ExchangeView | None:
+    """Render a path that ends with a question, or with the results of tools, without an answer."""
+    question = next((node for node in reversed(path) if node.kind == "asked"), None)
+    if question is None or path[-1].kind not in ("asked", "results"):
+        return None
+    return ExchangeView(
+        node=path[-1].id,
+        before=question.parent,
+        response_id="",
+        asked=render_ranges(ranges, blocks, tool_names(blocks)),
+        answered=(),
+        row=None,
+        status="pending",
+        created_at=path[-1].created_at,
+        question=question.id,
+        has_progress=path[-1].kind == "results",
     )
 
 

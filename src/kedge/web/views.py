@@ -6,6 +6,7 @@ from markupsafe import Markup
 
 from kedge.store import ResponseRow
 from kedge.web.chain_graph import Layout, Totals
+from kedge.web.runs import TurnRun
 
 EMPTY_MARKUP = Markup("")
 
@@ -145,7 +146,8 @@ class PlanCard:
 class ExchangeView:
     """A question and its answer.
 
-    ``node`` is the node of the answer, ``before`` the node before the question.
+    ``node`` is the node of the answer, ``question`` that of the question (0 if history was rewritten),
+    ``before`` the node before it. ``row`` is None while there is no response.
     """
 
     node: int
@@ -153,15 +155,33 @@ class ExchangeView:
     response_id: str
     asked: tuple[MessageView, ...]
     answered: tuple[MessageView, ...]
-    row: ResponseRow
+    row: ResponseRow | None
     status: str = "completed"
     error: str = ""
     created_at: float | None = None
+    question: int = 0
+    has_progress: bool = False
+    """Whether a part of the turn, such as the results of tools, is stored."""
 
     @property
     def is_trouble(self) -> bool:
-        """Whether the request failed."""
+        """Whether the question has no complete answer."""
         return self.status not in ("completed", "lost")
+
+    @property
+    def trouble(self) -> str:
+        """Why the question has no complete answer, as a sentence."""
+        return _TROUBLES.get(self.status, f"The request failed ({self.status}).")
+
+
+_TROUBLES = {
+    "pending": "This message has no answer yet.",
+    "cancelled": "This answer was stopped. It is sent again only if you continue from it.",
+    "refused": "The request was rejected.",
+    "cut": "The answer was cut off.",
+    "incomplete": "The answer is incomplete.",
+    "failed": "The request failed.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +213,16 @@ class ConversationView:
     head: str
     path: tuple[ExchangeView, ...]
     pending: tuple[MessageView, ...]
+    unanswered: tuple[ExchangeView, ...]
+    """Questions that were asked here and have no complete answer: stopped, failed or left by a crash."""
     branches: tuple[Branch, ...]
     sums: Totals
     omitted: int = 0
     """The number of older exchanges that are not shown."""
+    run: TurnRun | None = None
+    """The turn that is running at the selected node."""
+    other_run: TurnRun | None = None
+    """A turn that is running elsewhere in this conversation."""
 
 
 @dataclass(frozen=True, slots=True)

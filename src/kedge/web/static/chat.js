@@ -1,9 +1,15 @@
 // Chat: send a message from the selected response, show the answer while it streams, then load the page
 // that the server renders. Text is only set as text; markup comes from the server alone.
 import { events } from "./sse.js";
-import { call, request, toast } from "./tell.js";
+import { call, request, toast, Unreachable } from "./tell.js";
 
-let running = null;
+let running = null; // the id of the run that this page follows
+let lost = () => {}; // reports that the connection is lost
+
+export const isRunning = () => running !== null;
+export const onLost = (report) => {
+  lost = report;
+};
 
 export function resize(area) {
   if (CSS.supports("field-sizing", "content")) return;
@@ -21,7 +27,7 @@ export async function send(form) {
   const body = { text, stream: true };
   if (grid.dataset.chosen) body.at = Number(grid.dataset.chosen);
   addModel(body);
-  const left = await run(grid.dataset.conversation, body, text);
+  const left = await start(grid.dataset.conversation, "turns", body, text);
   if (left && !area.value) area.value = left;
 }
 
@@ -91,48 +97,90 @@ export function edit(button) {
     const grid = document.querySelector("[data-conversation]");
     const body = { text, stream: true, edit: button.dataset.block, at: Number(button.dataset.at) };
     addModel(body);
-    run(grid.dataset.conversation, body, text, button.closest("[data-exchange]"));
+    start(grid.dataset.conversation, "turns", body, text, button.closest("[data-exchange]"));
   });
   dialog.showModal();
 }
 
-export function stop() {
-  running?.abort();
+export function stop(button) {
+  const grid = document.querySelector("[data-conversation]");
+  if (!running || !grid) return;
+  button.disabled = true;
+  call("POST", `${base(grid.dataset.conversation)}/runs/${encodeURIComponent(running)}/stop`).catch((error) => toast(error.message));
 }
 
-// Run one turn; returns the text if it was not sent.
-async function run(conversation, body, text, instead) {
-  running = new AbortController();
-  const place = show(text, instead);
+// Send a stored question again; "retry" starts at the question, "resume" after its last stored step.
+export function again(button) {
+  const grid = document.querySelector("[data-conversation]");
+  const exchange = button.closest("[data-exchange]");
+  const text = [...exchange.querySelectorAll(".said.user .prose")].map((each) => each.textContent.trim()).join("\n");
+  const body = { node: Number(button.dataset.node), restart: button.dataset.do === "retry", stream: true };
+  addModel(body);
+  start(grid.dataset.conversation, "resume", body, text, exchange);
+}
+
+// Follow a run that was started before this page was loaded, or in another tab.
+export function attach() {
+  const grid = document.querySelector("[data-run]");
+  if (!grid || running) return;
+  const path = `${base(grid.dataset.conversation)}/runs/${encodeURIComponent(grid.dataset.run)}`;
+  follow(show(grid.dataset.runText), () => request("GET", path));
+}
+
+function base(conversation) {
+  return `/api/conversations/${encodeURIComponent(conversation)}`;
+}
+
+// Start a turn; returns the text if nothing was stored.
+function start(conversation, action, body, text, instead) {
+  return follow(show(text, instead), () => request("POST", `${base(conversation)}/${action}`, body), text);
+}
+
+// Show the events of a run. The run belongs to the server: if the connection is lost it continues, and the
+// page attaches to it again as soon as the server can be reached.
+async function follow(place, open, text = "") {
+  running = "starting";
   busy(true);
+  let next = "";
+  let left = "";
   try {
-    const path = `/api/conversations/${encodeURIComponent(conversation)}/turns`;
-    const answer = await request("POST", path, body, running.signal);
+    const answer = await open();
+    running = answer.headers.get("x-kedge-run") ?? "";
+    busy(true);
     for await (const event of events(answer.body)) {
       if (event.type === "text") place.say(event.delta);
       else if (event.type === "plan") place.note(event.words);
       else if (event.type === "tool") place.note(`calling ${event.name}`);
       else if (event.type === "healed") place.note(event.words);
-      else if (event.type === "error") throw new Error(event.message);
-      else if (event.type === "done") await visit(event.url, { end: true });
+      else if (event.type === "error") {
+        if (!event.url) place.fail(event.message);
+        left = event.url ? "" : text;
+        next = event.url;
+      } else if (event.type === "stopped") {
+        toast("Stopped. The beginning of the answer is stored.");
+        left = event.url ? "" : text;
+        next = event.url || location.href;
+      } else if (event.type === "done") next = event.url;
     }
-    return "";
   } catch (error) {
-    if (error.name === "AbortError") toast("Stopped.");
-    else place.fail(error.message);
-    if (error.name === "AbortError") await visit(location.href, { end: true });
-    return text;
+    if (error instanceof Unreachable || running !== "starting") lost();
+    else left = text;
+    place.fail(error.message);
   } finally {
     running = null;
     busy(false);
   }
+  if (next) await visit(next, { end: true }).catch((error) => toast(error.message));
+  return left;
 }
 
 function busy(on) {
   const form = document.querySelector("[data-composer]");
   if (!form) return;
   form.querySelector("[data-send]").hidden = on;
-  form.querySelector("[data-do=stop]").hidden = !on;
+  const stop = form.querySelector("[data-do=stop]");
+  stop.hidden = !on;
+  stop.disabled = !running || running === "starting";
 }
 
 function show(text, instead) {
@@ -209,6 +257,7 @@ export async function visit(url, { end = false } = {}) {
   if (side) side.scrollTop = chain;
   document.querySelector(".rows [aria-current]")?.scrollIntoView({ block: "nearest" });
   if (end) area?.focus({ preventScroll: true });
+  attach();
 }
 
 addEventListener("popstate", () => location.reload());

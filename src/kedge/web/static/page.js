@@ -1,6 +1,7 @@
 // What every page can do: act on buttons, copy, switch colours, listen to keys. Handlers hang on the
 // document, so whatever is drawn later works too.
-import { edit, fork, resize, send, showPlan, split, stop } from "./chat.js";
+import { again, attach, edit, fork, resize, send, showPlan, split, stop } from "./chat.js";
+import { watchConnection } from "./connection.js";
 import { press } from "./keys.js";
 import { watch } from "./live.js";
 import { call, toast } from "./tell.js";
@@ -14,6 +15,8 @@ const actions = {
   edit,
   split,
   stop,
+  retry: again,
+  resume: again,
 };
 
 function switchTheme() {
@@ -84,3 +87,5 @@ watch(document.querySelector("[data-live]"));
 const stream = document.getElementById("stream");
 if (stream && !location.hash) stream.scrollTop = stream.scrollHeight;
 document.querySelector(".rows [aria-current]")?.scrollIntoView({ block: "center" });
+attach();
+if (document.querySelector("nav")) watchConnection();

@@ -1,5 +1,7 @@
 // Talking with the API, and with the person: errors are the API's own words.
 
+export class Unreachable extends Error {}
+
 export async function call(method, path, body) {
   const answer = await request(method, path, body);
   return answer.status === 204 ? null : answer.json();
@@ -16,9 +18,9 @@ export async function request(method, path, body, signal) {
     answer = await fetch(path, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Error("The server cannot be reached. Is kedge serve still running?");
+    throw new Unreachable("The server cannot be reached. Is kedge serve still running?");
   }
-  if (!answer.ok) throw new Error(await words(answer));
+  if (!answer.ok) throw Object.assign(new Error(await words(answer)), { status: answer.status });
   return answer;
 }
 

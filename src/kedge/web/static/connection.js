@@ -1,0 +1,59 @@
+// The connection to the server: a banner while it is lost, and what changed in the conversation meanwhile.
+import { attach, isRunning, onLost, visit } from "./chat.js";
+import { call, Unreachable } from "./tell.js";
+
+const INTERVAL = 2000;
+const UNREACHABLE = "The server cannot be reached. Messages that were sent are stored; trying to reconnect…";
+let timer = 0;
+let isLost = false;
+let isOver = false;
+
+export function watchConnection() {
+  onLost(() => check());
+  document.addEventListener("visibilitychange", () => document.hidden || check());
+  schedule();
+}
+
+function schedule() {
+  clearTimeout(timer);
+  if (!isOver) timer = setTimeout(check, INTERVAL);
+}
+
+async function check() {
+  clearTimeout(timer);
+  try {
+    if (!document.hidden || isLost) await look();
+  } finally {
+    schedule();
+  }
+}
+
+async function look() {
+  const grid = document.querySelector("[data-conversation]");
+  const path = grid ? `/api/conversations/${encodeURIComponent(grid.dataset.conversation)}/runs` : "/healthz";
+  let state = null;
+  try {
+    state = await call("GET", path);
+  } catch (error) {
+    if (error instanceof Unreachable) return report(UNREACHABLE);
+    if (error.status === 404) {
+      report("This conversation was deleted.");
+      isOver = true;
+      return;
+    }
+  }
+  if (isLost) {
+    report("");
+    if (grid && !isRunning()) await visit(location.href).catch(() => {});
+  } else if (state?.data?.length && !isRunning() && !grid.dataset.run) {
+    await visit(location.href).catch(() => {}); // a turn was started in another tab
+  }
+  attach();
+}
+
+function report(text) {
+  isLost = Boolean(text);
+  const banner = document.getElementById("lost");
+  banner.hidden = !text;
+  banner.textContent = text;
+}

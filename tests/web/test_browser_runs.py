@@ -1,0 +1,120 @@
+"""Answers in a real Chromium: stopped, reloaded, followed from another tab, resumed after a crash."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from server.gated_model import GatedModel
+from web.chromium import WatchedTab
+from web.conftest import PageServer, serve_page
+
+expect.set_options(timeout=30_000)
+
+
+@contextmanager
+def open_context(browser: Browser) -> Iterator[BrowserContext]:
+    """A browser context that is closed at the end."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    try:
+        yield context
+    finally:
+        context.close()
+
+
+@contextmanager
+def reserve_port() -> Iterator[int]:
+    """A port that no other process gets while the server is restarted."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+@pytest.fixture
+def gate() -> GatedModel:
+    """A model that waits after its first text for a message that starts with "wait"."""
+    return GatedModel()
+
+
+@pytest.fixture
+def gated(tmp_path: Path, gate: GatedModel) -> Iterator[PageServer]:
+    """A page with that model."""
+    with serve_page(tmp_path, model=gate) as made:
+        yield made
+
+
+def send(tab: Page, text: str) -> None:
+    """Send a message."""
+    tab.get_by_label("Your message").fill(text)
+    tab.keyboard.press("Enter")
+
+
+def test_a_stopped_answer_stays_and_can_be_sent_again(
+    browser: Browser, gated: PageServer, gate: GatedModel
+) -> None:
+    """The beginning is stored and shown, also after a reload; Retry gets the complete answer."""
+    with open_context(browser) as context:
+        watched = WatchedTab(context, gated.url)
+        tab = watched.open(f"/conversations/{gated.create_conversation('Hello')}")
+        send(tab, "wait for me")
+        expect(tab.locator(".said.fresh .prose")).to_contain_text("answer")
+        tab.get_by_role("button", name="Stop").click()
+        expect(tab.get_by_text("The beginning of the answer is stored")).to_be_visible()
+        expect(tab.get_by_text("This answer was stopped.")).to_be_visible()
+        expect(tab.locator(".said.assistant .prose").last).to_have_text("answer")
+        expect(tab.locator(".rows .chip.cancelled")).to_be_visible()
+        tab.goto(tab.url.partition("?")[0])
+        expect(tab.get_by_text("This answer was stopped.")).to_be_visible()
+        gate.open_gate()
+        tab.get_by_role("button", name="Retry").click()
+        expect(tab.locator(".said.assistant .prose").last).to_have_text("answer to wait for me")
+        expect(tab.get_by_text("This answer was stopped.")).to_have_count(0)
+        expect(tab.locator(".rows [aria-current]")).to_contain_text("head")
+        assert watched.problems == []
+
+
+def test_a_reload_does_not_end_an_answer_and_any_tab_can_stop_it(
+    browser: Browser, gated: PageServer, gate: GatedModel
+) -> None:
+    """The page attaches to the run again; a second tab shows it, too."""
+    with open_context(browser) as context:
+        watched = WatchedTab(context, gated.url)
+        tab = watched.open(f"/conversations/{gated.create_conversation()}")
+        send(tab, "wait for me")
+        expect(tab.locator(".said.fresh .prose")).to_contain_text("answer")
+        tab.reload()
+        expect(tab.locator(".said.fresh .prose")).to_contain_text("answer")
+        expect(tab.locator(".said.user .prose")).to_have_text("wait for me")
+        other = WatchedTab(context, gated.url)
+        other.open(tab.url.removeprefix(gated.url))
+        expect(other.tab.locator(".said.fresh .prose")).to_contain_text("answer")
+        other.tab.get_by_role("button", name="Stop").click()
+        for each in (tab, other.tab):
+            expect(each.get_by_text("This answer was stopped.")).to_be_visible()
+        assert gate.cancelled == ["wait for me"]
+        assert (watched.problems, other.problems) == ([], [])
+
+
+def test_an_answer_survives_a_restart_of_the_server(
+    browser: Browser, tmp_path: Path, gate: GatedModel
+) -> None:
+    """A banner while the server is away; then the message is there, with Retry."""
+    with open_context(browser) as context, reserve_port() as port:
+        with serve_page(tmp_path, port=port, model=gate) as page:
+            watched = WatchedTab(context, page.url)
+            tab = watched.open(f"/conversations/{page.create_conversation('Hello')}")
+            send(tab, "wait for me")
+            expect(tab.locator(".said.fresh .prose")).to_contain_text("answer")
+        expect(tab.get_by_text("The server cannot be reached. Messages")).to_be_visible()
+        with serve_page(tmp_path, port=port, model=GatedModel()):
+            expect(tab.get_by_text("The server cannot be reached. Messages")).to_be_hidden()
+            expect(tab.locator(".said.user .prose").last).to_have_text("wait for me")
+            expect(tab.get_by_role("button", name="Retry")).to_be_visible()
+            tab.get_by_role("button", name="Edit").last.click()
+            tab.get_by_role("dialog").get_by_label("Your message").fill("go on")
+            tab.get_by_role("button", name="Send as a new branch").click()
+            expect(tab.locator(".said.assistant .prose").last).to_have_text("answer to go on")

@@ -1,0 +1,145 @@
+"""Runs of the API: they belong to the server, can be followed and stopped, and lose nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from server.gated_model import GatedModel
+from web.conftest import PageServer, serve_page
+from web.test_api import parse_events
+
+
+@pytest.fixture
+def gate() -> GatedModel:
+    """A model that waits after its first text for a message that starts with "wait"."""
+    return GatedModel()
+
+
+@pytest.fixture
+def gated(tmp_path: Path, gate: GatedModel) -> Iterator[PageServer]:
+    """A page with that model."""
+    with serve_page(tmp_path, model=gate) as made:
+        yield made
+
+
+def start_turn(page: PageServer, name: str, text: str, **members: Any) -> str:
+    """Start a turn, read its first text and close the connection; return the id of its run."""
+    body = {"text": text, "stream": True, **members}
+    path = f"/api/conversations/{name}/turns"
+    with page.client.stream("POST", path, json=body) as answer:
+        _read_first_text(answer)
+        return answer.headers["x-kedge-run"]
+
+
+def _read_first_text(answer: httpx2.Response) -> None:
+    for line in answer.iter_lines():
+        if '"type": "text"' in line:
+            return
+    raise AssertionError("the stream ended without a text")
+
+
+def test_a_turn_continues_without_its_client(gated: PageServer, gate: GatedModel) -> None:
+    """The connection is closed in the middle; another client gets all events from the first one."""
+    name = gated.create_conversation()
+    run = start_turn(gated, name, "wait for me")
+    runs = gated.get(f"/api/conversations/{name}/runs")
+    assert [(each["id"], each["status"], each["text"]) for each in runs["data"]] == [
+        (run, "running", "wait for me")
+    ]
+    gate.open_gate()
+    events = parse_events(gated.client.get(f"/api/conversations/{name}/runs/{run}").text)
+    assert "".join(each.get("delta", "") for each in events) == "answer to wait for me"
+    assert events[-1]["type"] == "done"
+    runs = gated.get(f"/api/conversations/{name}/runs")
+    assert runs == {"head": events[-1]["turn"]["node"], "data": []}
+    assert gate.cancelled == []
+
+
+def test_a_stopped_turn_stores_the_partial_answer(gated: PageServer, gate: GatedModel) -> None:
+    """As a node that is no anchor, beside the head; the question can be sent again."""
+    name = gated.create_conversation("Hello")
+    head = gated.get(f"/api/conversations/{name}")["head"]
+    run = start_turn(gated, name, "wait for me")
+    path = f"/api/conversations/{name}/runs/{run}"
+    assert gated.post(f"{path}/stop")["status"] == "stopped"
+    last = parse_events(gated.client.get(path).text)[-1]
+    assert last["type"] == "stopped"
+    chain = gated.get(f"/api/conversations/{name}/chain")
+    assert chain["head"] == head
+    stopped = chain["nodes"][-1]
+    assert (stopped["marks"], stopped["response"]["status"]) == (["cancelled"], "cancelled")
+    assert last["url"] == f"/conversations/{name}?at={stopped['node']}"
+    blocks = gated.get(f"/api/conversations/{name}/turns", at=stopped["node"])["blocks"]
+    assert blocks[-1]["parts"][0]["text"] == "answer "
+    html = gated.client.get(f"/conversations/{name}").text
+    assert "This answer was stopped." in html
+    assert gate.cancelled == ["wait for me"]
+    question = stopped["node"] - 1
+    gate.open_gate()
+    again = gated.post(f"/api/conversations/{name}/resume", node=question)
+    assert again["text"] == "answer to wait for me"
+    assert again["plan"]["delta_blocks"] == 1
+    assert "This answer was stopped." not in gated.client.get(f"/conversations/{name}").text
+
+
+def test_a_run_ends_with_its_conversation(gated: PageServer, gate: GatedModel) -> None:
+    """Deleting stops the model; nothing of the conversation is written again."""
+    name = gated.create_conversation()
+    run = start_turn(gated, name, "wait for me")
+    assert gated.client.delete(f"/api/conversations/{name}").status_code == 204
+    events = parse_events(gated.client.get(f"/api/conversations/{name}/runs/{run}").text)
+    assert events[-1]["type"] == "stopped"
+    assert gate.cancelled == ["wait for me"]
+    assert gated.get("/api/conversations", show="all")["total"] == 0
+
+
+def test_a_turn_that_waits_reports_that_it_was_stopped(gated: PageServer, gate: GatedModel) -> None:
+    """The client of a turn without a stream gets an error that says so."""
+    name = gated.create_conversation()
+    path = f"/api/conversations/{name}"
+    run = start_turn(gated, name, "wait for me")
+    gated.post(f"{path}/runs/{run}/stop")
+    question = gated.get(f"{path}/chain")["nodes"][-1]["node"] - 1
+    with httpx2.Client(base_url=gated.url, timeout=60) as other:
+        with other.stream(
+            "POST", f"{path}/resume", json={"node": question, "stream": True, "restart": True}
+        ) as answer:
+            _read_first_text(answer)
+        (running,) = gated.get(f"{path}/runs")["data"]
+        assert (running["at"], running["text"]) == (1, "wait for me")
+        gated.post(f"{path}/runs/{running['id']}/stop")
+    gate.open_gate()
+    marks = [node["marks"] for node in gated.get(f"{path}/chain")["nodes"]]
+    assert marks == [["cancelled"], ["cancelled"]]
+
+
+def test_runs_and_questions_that_do_not_exist(page: PageServer) -> None:
+    """Are reported as not found."""
+    name = page.create_conversation("Hello")
+    path = f"/api/conversations/{name}"
+    assert page.client.get(f"{path}/runs/run_none").status_code == 404
+    assert page.client.post(f"{path}/runs/run_none/stop").status_code == 404
+    assert page.client.get("/api/conversations/none/runs").status_code == 404
+    assert page.client.post(f"{path}/resume", json={"node": 10**6}).status_code == 404
+    head = page.get(path)["head"]
+    wrong = page.client.post(f"{path}/resume", json={"node": head})
+    assert "is not a question" in wrong.json()["error"]["message"]
+
+
+def test_a_failed_message_is_shown_with_what_can_be_done(fresh: PageServer) -> None:
+    """At its position, with the reason, until it is answered."""
+    name = fresh.create_conversation("Hello")
+    fresh.faults.set("status=500")
+    turns = f"/api/conversations/{name}/turns"
+    failed = parse_events(fresh.client.post(turns, json={"text": "Go on", "stream": True}).text)
+    assert failed[-1]["url"].startswith(f"/conversations/{name}?at=")
+    fresh.faults.clear()
+    html = fresh.client.get(f"/conversations/{name}").text
+    assert 'data-do="retry"' in html
+    assert 'data-do="edit"' in html
+    assert 'data-do="resume"' not in html
+    assert "The request failed." in html
+    assert fresh.client.get(failed[-1]["url"]).text.count("The request failed.") == 1
