@@ -10,13 +10,12 @@ the server's memory begins with a compaction, what it may still list from before
 no model sees it any more.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
-from kedge.engines.transport import Transport
 from kedge.errors import EngineError, InvalidTurn
-from kedge.planning import RequestPlan
+from kedge.planning import AnchorRecord, RequestPlan
 from kedge.planning.canonical import canonical_json
 from kedge.planning.digests import is_compaction
 from kedge.turns import Block, ReasoningBlock, Turn, block_from_item
@@ -46,8 +45,16 @@ class Audit:
         return f"{self.response_id}: {self.difference}"
 
 
+class JsonSource(Protocol):
+    """Fetches JSON objects from a server."""
+
+    async def request_json(self, method: str, path: str, **query: Any) -> dict[str, Any]:
+        """Send a request without a body and return the object that comes back."""
+        ...
+
+
 async def audit(
-    transport: Transport, turn: Turn, plan: RequestPlan, *, lists_items: bool = False
+    transport: JsonSource, turn: Turn, plan: RequestPlan, *, lists_items: bool = False
 ) -> Audit:
     """Compare what the server holds for the plan's anchor with the Turn.
 
@@ -60,8 +67,27 @@ async def audit(
     """
     if plan.anchor is None:
         return Audit(None, difference="there is no anchor: everything would be sent")
-    anchor = plan.anchor
-    ours = [block for block in turn.body if not isinstance(block, ReasoningBlock)]
+    return await audit_blocks(transport, turn.body, plan.anchor, lists_items=lists_items)
+
+
+async def audit_blocks(
+    transport: JsonSource,
+    blocks: Sequence[Block],
+    anchor: AnchorRecord,
+    *,
+    lists_items: bool = False,
+    normalize: Callable[[Block], Block] = lambda block: block,
+) -> Audit:
+    """Compare what the server holds for an anchor with blocks that begin with its context.
+
+    Args:
+        transport: The connection to the server.
+        blocks: The conversation, without a leading system text that is sent with every request.
+        anchor: The record of the response.
+        lists_items: As for `audit`.
+        normalize: Applied to the blocks of the server before they are compared.
+    """
+    ours = [block for block in blocks if not isinstance(block, ReasoningBlock)]
     ours = ours[anchor.barrier or 0 : anchor.block_count]
     checked, response_id = 0, anchor.response_id
     for _ in range(MAX_ANCESTORS):
@@ -75,7 +101,7 @@ async def audit(
             return Audit(None, anchor.response_id, checked, words)
         if anchor.barrier is not None:
             held = _trim_to_compaction(held)
-        found = _find_difference(ours, held)
+        found = _find_difference(ours, [normalize(block) for block in held])
         if found:
             return Audit(False, anchor.response_id, checked, found)
         checked += len(held)
@@ -92,7 +118,7 @@ def _is_missing(error: Exception) -> bool:
     return isinstance(error, EngineError) and error.status in (404, 410)
 
 
-async def _fetch_context(transport: Transport, response_id: str) -> tuple[list[Block], str]:
+async def _fetch_context(transport: JsonSource, response_id: str) -> tuple[list[Block], str]:
     """What the server lists for a response: its input and its output, and its parent."""
     response = await transport.request_json("get", f"/responses/{response_id}")
     items = [*await _fetch_input_items(transport, response_id), *response["output"]]
@@ -101,7 +127,7 @@ async def _fetch_context(transport: Transport, response_id: str) -> tuple[list[B
     return held, response.get("previous_response_id") or ""
 
 
-async def _fetch_input_items(transport: Transport, response_id: str) -> list[Mapping[str, Any]]:
+async def _fetch_input_items(transport: JsonSource, response_id: str) -> list[Mapping[str, Any]]:
     items: list[Mapping[str, Any]] = []
     after: dict[str, str] = {}
     while True:

@@ -28,6 +28,8 @@ Doubt = Literal["", "forgot", "never_stores", "reused_ids", "no_verdict", "unsup
 BASE_COOLDOWN = 60.0
 MAX_COOLDOWN = 3_600.0
 """Seconds for which a server is not chained on after a loss: the first time, and at most."""
+CONTRADICTION_SECONDS = 24 * 3_600.0
+"""How long no audit is taken for a proof after token counts contradicted one."""
 MAX_OVERHEADS = 64
 MIN_MATCHED_TOKENS = 32
 """Tokens of requests whose counts agreed with ours before a server is taken to count as we do."""
@@ -70,6 +72,9 @@ class ServerEvidence:
     """Responses made earlier are not relied on: the server has issued their ids again."""
     audits: bool = False
     """Whether the server has listed stored items before."""
+    next_probe_at: float = 0.0
+    """Until then no audit is made to find a proof: one found nothing, or token counts contradicted it."""
+    failed_probes: int = 0
     echoes: bool = False
     """Whether the server has named the previous response in an answer before."""
     counts: bool = True
@@ -182,6 +187,19 @@ class ServerEvidence:
             self.record_success("audit")
         else:
             self.record_loss(now)
+
+    def record_probe(self, *, agrees: bool | None, now: float) -> None:
+        """Record the result of an audit that was made to find a proof; None if it compared nothing."""
+        if agrees is not None:
+            self.record_audit(agrees=agrees, now=now)
+            self.failed_probes = 0
+            return
+        self.next_probe_at = now + min(BASE_COOLDOWN * 2.0**self.failed_probes, MAX_COOLDOWN)
+        self.failed_probes = min(self.failed_probes + 1, 16)
+
+    def record_contradiction(self, now: float) -> None:
+        """Record that token counts show a loss on a server that an audit has proved."""
+        self.next_probe_at = now + CONTRADICTION_SECONDS
 
     def _limit_depth(self, depth: int) -> None:
         self.max_depth = depth if self.max_depth is None else min(self.max_depth, depth)

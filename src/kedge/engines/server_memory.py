@@ -142,9 +142,24 @@ class ServerMemory:
         return replace(full, mode=plan.mode, rejected=(*plan.rejected, untrusted))
 
     def judge(
-        self, outcome: Outcome, plan: RequestPlan, sent: SentTokens | None, evidence: ServerEvidence
+        self,
+        outcome: Outcome,
+        plan: RequestPlan,
+        sent: SentTokens | None,
+        evidence: ServerEvidence,
+        *,
+        counts_outweigh_audits: bool = False,
     ) -> Verdict:
-        """Judge an answer to a chained request, and learn from it; losses are left to the caller."""
+        """Judge an answer to a chained request, and learn from it; losses are left to the caller.
+
+        Args:
+            outcome: The answer.
+            plan: The plan of the request.
+            sent: The bounds of what the request sent.
+            evidence: What is known about the server.
+            counts_outweigh_audits: Whether a count that shows a loss holds against an audit. Otherwise
+                the audit holds, and the counts of this server are not used any more.
+        """
         if plan.anchor is None or plan.conversation_id or outcome.status in ("failed", "cut"):
             return ""
         silent = evidence.echoes and not outcome.echoed
@@ -152,12 +167,16 @@ class ServerMemory:
             return "lost"
         evidence.echoes = evidence.echoes or outcome.echoed
         if self.trust == "always" or not evidence.counts:
+            evidence.record_chained()
             return ""
         base = self._with_counts(plan.anchor).counted
         overhead = evidence.overheads.get(sent.settings) if sent else None
         verdict = judge_usage(outcome.usage, base, sent, overhead)
         if verdict in ("lost", "partial"):
             if evidence.proof != "audit":
+                return verdict
+            if counts_outweigh_audits:
+                evidence.record_contradiction(self._clock())
                 return verdict
             evidence.counts = (
                 False  # it was seen to hold the items, so that its counts mean nothing

@@ -16,7 +16,7 @@ count still grows falls only a few tokens short.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -107,11 +107,20 @@ def measure_request(
         The bounds, or None where a count would say nothing: hosted tools, pictures, replayed
         reasoning, truncation, compaction.
     """
-    if _changes_count(body):
-        return None
     omitted = {block.id for block in plan.left_out}
     sent = [block for block in plan.delta if block.id not in omitted]
-    texts = _collect_texts(sent)
+    return measure_blocks(sent, body, share=share, crude=crude)
+
+
+def measure_blocks(
+    sent: Sequence[Block],
+    body: Mapping[str, Any],
+    *,
+    share: float = UNKNOWN_SHARE,
+    crude: bool = False,
+) -> SentTokens | None:
+    """Bound the tokens of these blocks; the other arguments are those of ``measure_request``."""
+    texts = None if _changes_count(body) else _collect_texts(sent)
     if texts is None:
         return None
     settings, blocks = _hash_settings(body), len(sent)

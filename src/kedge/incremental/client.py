@@ -10,11 +10,15 @@ goes out as the program wrote it.
 """
 
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from functools import cache
+from contextlib import closing, suppress
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, Literal, TypeVar
 
+from anyio import to_thread
+
 from kedge.engines.evidence import Trust
+from kedge.errors import RequestRefused, ServerFailed
 from kedge.incremental.exchange import Chainer, Exchange, ResponseObserver
 from kedge.incremental.index import AnchorIndex
 from kedge.incremental.report import ChainedRequest, ChainReport
@@ -24,7 +28,11 @@ from kedge.planning import DEFAULT_RETENTION
 log = get_logger("kedge.incremental")
 
 ClientT = TypeVar("ClientT")
+T = TypeVar("T")
 _CHAINER = "_kedge_chainer"
+PROBE_SECONDS = 10.0
+"""How long a probe waits for the server at each step."""
+_PATH = "/responses"
 EXCHANGE = "kedge.exchange"
 """The response extension under which the HTTP client passes the exchange on."""
 
@@ -52,8 +60,9 @@ def chain(
             let them share it.
         retention: How many seconds the server stores a response; None if it does not expire.
         max_depth: How many responses of a chain the server passes to the model, if it is limited.
-        trust: Which servers are chained on: `earned` for those known to remember (OpenAI, Azure, xAI
-            and `kedge serve`), `always` for all, `never` for none. Requests to others go out as the program wrote them.
+        trust: Which servers are chained on: `earned` for those known to remember (OpenAI, Azure, xAI and
+            `kedge serve`) and those that prove it by their token counts or the items they list, `always`
+            for all, `never` for none. Requests to others go out as the program wrote them.
         on_request: Called after each request with what was sent and why.
 
     Returns:
@@ -148,82 +157,180 @@ def _make_hooked_class(cls: type) -> type:
 
 def _make_sync_send(library: Any, cls: Any) -> Any:
     def send(self: Any, request: Any, *, stream: bool = False, **options: Any) -> Any:
-        exchange = _begin(self, library, request, options)
-        if exchange is None:
+        if (begin := _prepare(self, library, request, options)) is None:
             return cls.send(self, request, stream=stream, **options)
-        steps, result = _send_steps(library, request, exchange), None
-        while True:
-            action, target = steps.send(result)
-            match action:
-                case "send":
-                    result = cls.send(self, target, stream=True, **options)
-                case "read":
-                    result = target.read()
-                case "open":
-                    result = iter(target)
-                case "next":
-                    result = next(target, None)
-                case "close":
-                    result = target.close()
-                case "done":
-                    break
+        result, sender = None, partial(cls.send, self, **options)
+        with closing(_send_steps(library, request, begin)) as steps:
+            while (step := steps.send(result))[0] != "done":
+                result = _perform(library, sender, *step)
+        response = step[1]
+        if response is None:
+            return cls.send(self, request, stream=stream, **options)
         try:
             if not stream:
-                target.read()
+                response.read()
         except BaseException:
-            target.close()
+            response.close()
             raise
-        return target
+        return response
 
     return send
+
+
+def _perform(library: Any, send: Any, action: "Action", target: Any) -> Any:
+    """Carry out one step."""
+    match action:
+        case "call":
+            return target()
+        case "fetch":
+            with suppress(library.HTTPError):
+                return send(target)
+        case "send":
+            return send(target, stream=True)
+        case "read":
+            return target.read()
+        case "open":
+            return iter(target)
+        case "next":
+            return next(target, None)
+        case _:
+            return target.close()
 
 
 def _make_async_send(library: Any, cls: Any) -> Any:
     async def send(self: Any, request: Any, *, stream: bool = False, **options: Any) -> Any:
-        exchange = _begin(self, library, request, options)
-        if exchange is None:
+        if (begin := _prepare(self, library, request, options)) is None:
             return await cls.send(self, request, stream=stream, **options)
-        steps, result = _send_steps(library, request, exchange), None
-        while True:
-            action, target = steps.send(result)
-            match action:
-                case "send":
-                    result = await cls.send(self, target, stream=True, **options)
-                case "read":
-                    result = await target.aread()
-                case "open":
-                    result = aiter(target)
-                case "next":
-                    result = await anext(target, None)
-                case "close":
-                    result = await target.aclose()
-                case "done":
-                    break
+        result, sender = None, partial(cls.send, self, **options)
+        with closing(_send_steps(library, request, begin)) as steps:
+            while (step := steps.send(result))[0] != "done":
+                result = await _perform_async(library, sender, _get_chainer(self), *step)
+        response = step[1]
+        if response is None:
+            return await cls.send(self, request, stream=stream, **options)
         try:
             if not stream:
-                await target.aread()
+                await response.aread()
         except BaseException:
-            await target.aclose()
+            await response.aclose()
             raise
-        return target
+        return response
 
     return send
 
 
-Action = Literal["send", "read", "open", "next", "close", "done"]
+async def _perform_async(
+    library: Any, send: Any, chainer: Chainer | None, action: "Action", target: Any
+) -> Any:
+    """Carry out one step."""
+    match action:
+        case "call":
+            return await _call_in_thread(chainer, target)
+        case "fetch":
+            with suppress(library.HTTPError):
+                return await send(target)
+        case "send":
+            return await send(target, stream=True)
+        case "read":
+            return await target.aread()
+        case "open":
+            return aiter(target)
+        case "next":
+            return await anext(target, None)
+        case _:
+            return await target.aclose()
+
+
+async def _call_in_thread(chainer: Chainer | None, work: Callable[[], T]) -> T:
+    """Run bookkeeping: in a worker thread if the index waits for a disk or a network."""
+    if chainer is None or not chainer.index.is_blocking:
+        return work()
+    return await to_thread.run_sync(work)
+
+
+Action = Literal["call", "fetch", "send", "read", "open", "next", "close", "done"]
 Steps = Generator[tuple[Action, Any], Any, Any]
 
 
-def _send_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
+def _send_steps(library: Any, request: Any, begin: Callable[[], Exchange | None]) -> Steps:
     """Send a request and, if its anchor is rejected or ignored, the original one.
 
     The steps are the same for synchronous and asynchronous clients: each is yielded to the caller, which
-    carries it out and sends the result back. The last one, `done`, carries the response.
+    carries it out and sends the result back. The last one, `done`, carries the response, or None if the
+    request is to be sent as it is.
     """
-    response = yield from _attempt_steps(library, request, exchange)
-    if response is None:
-        response = yield from _attempt_steps(library, request, exchange)
+    exchange = yield "call", begin
+    response = None
+    if exchange is not None:
+        try:
+            if exchange.needs_probe:
+                yield from _probe_steps(request, exchange)
+            response = yield from _attempt_steps(library, request, exchange)
+            if response is None:
+                response = yield from _attempt_steps(library, request, exchange)
+        except GeneratorExit:  # the request failed or was cancelled
+            _finish(exchange, None)
+            raise
     yield "done", response
+
+
+def _probe_steps(request: Any, exchange: Exchange) -> Steps:
+    """Ask the server what it stores for the anchor. Nothing that happens here reaches the program."""
+    try:
+        yield from exchange.probe(_ProbeSource(request)).__await__()
+    except Exception:
+        log.exception("the server could not be probed")
+        exchange.decision = "untrusted"
+
+
+class _ProbeSource:
+    """Fetches JSON from below the URL of a request, with its credentials.
+
+    The coroutine does not wait for an event loop: each `await` is a step of the caller.
+    """
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+
+    async def request_json(self, method: str, path: str, **query: Any) -> dict[str, Any]:
+        request = self._request
+        url = request.url.copy_with(path=request.url.path.rstrip("/") + path.removeprefix(_PATH))
+        headers = [(k, v) for k, v in request.headers.multi_items() if _describes_account(k)]
+        timeout = dict.fromkeys(("connect", "read", "write", "pool"), PROBE_SECONDS)
+        response = await _Step(
+            "fetch",
+            type(request)(
+                method.upper(),
+                url.copy_merge_params(query) if query else url,
+                headers=headers,
+                extensions={"timeout": timeout},
+            ),
+        )
+        if response is None:
+            raise ServerFailed("the server could not be reached")
+        if response.status_code != 200:
+            raise RequestRefused(f"HTTP {response.status_code}", status=response.status_code)
+        return response.json()
+
+
+class _Step:
+    """An awaitable that passes one step to the code that drives the steps."""
+
+    def __init__(self, action: "Action", target: Any) -> None:
+        self._step = action, target
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return (yield self._step)
+
+
+def _describes_account(header: str) -> bool:
+    """Whether a header belongs to the client rather than to one request."""
+    name = header.lower()
+    return not name.startswith(("content-", "x-stainless-", "idempotency-")) and name not in (
+        "accept",
+        "expect",
+        "transfer-encoding",
+    )
 
 
 def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
@@ -234,9 +341,9 @@ def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
     if response.status_code >= 400:
         body = yield "read", response
         if exchange.is_chain_error(response.status_code, body):
-            exchange.heal("rejected")
+            yield "call", partial(_heal, exchange)
             return None
-        exchange.finish()
+        yield "call", partial(_finish, exchange, None)
         return response
     observer = exchange.observe({k.lower(): v for k, v in response.headers.items()})
     source = response.stream
@@ -246,13 +353,13 @@ def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
     while observer.verdict == "waiting" or response.is_stream_consumed:
         chunk = yield "next", chunks
         if chunk is None:
-            _finish(exchange, observer)
+            yield "call", partial(_finish, exchange, observer)
             break
         held.append(chunk)
         _feed(observer, chunk)
     if observer.verdict == "resend":
         yield "close", response
-        exchange.heal("forgot")
+        yield "call", partial(_heal, exchange)
         return None
     if not response.is_stream_consumed:
         response.stream = _make_stream_class(library)(held, chunks, source, exchange)
@@ -262,43 +369,50 @@ def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
 @cache
 def _make_stream_class(library: Any) -> Any:
     """Return the class of response bodies that are observed while they are passed on."""
-
-    class ObservedStream(library.AsyncByteStream, library.SyncByteStream):
-        """First the chunks that were held back, then the rest as they arrive."""
-
-        def __init__(self, held: list[bytes], chunks: Any, source: Any, exchange: Exchange) -> None:
-            self.held, self.chunks, self.source, self.exchange = held, chunks, source, exchange
-
-        def __iter__(self) -> Iterator[bytes]:
-            yield from self.held
-            for chunk in self.chunks:
-                _feed(self.exchange.observer, chunk)
-                yield chunk
-            _finish(self.exchange, self.exchange.observer)
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            for chunk in self.held:
-                yield chunk
-            async for chunk in self.chunks:
-                _feed(self.exchange.observer, chunk)
-                yield chunk
-            _finish(self.exchange, self.exchange.observer)
-
-        def close(self) -> None:
-            _finish_early(self.exchange)
-            self.source.close()
-
-        async def aclose(self) -> None:
-            _finish_early(self.exchange)
-            await self.source.aclose()
-
-    return ObservedStream
+    bases = (_ObservedBody, library.AsyncByteStream, library.SyncByteStream)
+    return type("ObservedStream", bases, {})
 
 
-def _begin(
+class _ObservedBody:
+    """First the chunks that were held back, then the rest as they arrive."""
+
+    def __init__(self, held: list[bytes], chunks: Any, source: Any, exchange: Exchange) -> None:
+        self.held, self.chunks, self.source, self.exchange = held, chunks, source, exchange
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self.held
+        for chunk in self.chunks:
+            if _feed(self.exchange.observer, chunk):
+                _finish(self.exchange, self.exchange.observer)
+            yield chunk
+        _finish(self.exchange, self.exchange.observer)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self.held:
+            yield chunk
+        async for chunk in self.chunks:
+            if _feed(self.exchange.observer, chunk):
+                await self._call(_finish, self.exchange, self.exchange.observer)
+            yield chunk
+        await self._call(_finish, self.exchange, self.exchange.observer)
+
+    def close(self) -> None:
+        _finish_early(self.exchange)
+        self.source.close()
+
+    async def aclose(self) -> None:
+        await self._call(_finish_early, self.exchange)
+        await self.source.aclose()
+
+    async def _call(self, work: Callable[..., None], *values: Any) -> None:
+        if not self.exchange.is_finished:
+            await _call_in_thread(self.exchange.chainer, partial(work, *values))
+
+
+def _prepare(
     http_client: Any, library: Any, request: Any, options: dict[str, Any]
-) -> Exchange | None:
-    """Start an exchange for a request; None if it is sent as it is."""
+) -> Callable[[], Exchange | None] | None:
+    """Return how to start an exchange for a request; None if it is sent as it is."""
     chainer = _get_chainer(http_client)
     # Credentials that are added while the request is sent are not known here.
     auth = options.get("auth")
@@ -308,6 +422,10 @@ def _begin(
         return None
     if not isinstance(request.stream, library.ByteStream):
         return None
+    return partial(_begin, chainer, request)
+
+
+def _begin(chainer: Chainer, request: Any) -> Exchange | None:
     try:
         headers = {name.lower(): value for name, value in request.headers.items()}
         return chainer.begin(request.method, str(request.url), headers, b"".join(request.stream))
@@ -330,16 +448,32 @@ def _rebuild(request: Any, content: bytes) -> Any:
     )
 
 
-def _feed(observer: ResponseObserver | None, chunk: bytes) -> None:
+def _feed(observer: ResponseObserver | None, chunk: bytes) -> bool:
+    """Read a chunk; return whether it was the last one of the response.
+
+    The response is recorded before its last chunk is passed on, because the next request may follow that
+    at once, and may come to another process.
+    """
     try:
         if observer is not None:
             observer.feed(chunk)
+            return observer.is_complete
     except Exception:
         log.exception("a response could not be read")
+    return False
+
+
+def _heal(exchange: Exchange) -> None:
+    try:
+        exchange.heal()
+    except Exception:
+        log.exception("a lost response could not be recorded")
 
 
 def _finish(exchange: Exchange, observer: ResponseObserver | None) -> None:
     """Record a response that was passed on completely, or report one that was not."""
+    if exchange.is_finished:
+        return
     try:
         outcome = observer.finish() if observer else None
         if observer is None or observer.verdict != "resend":

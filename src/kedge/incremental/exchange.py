@@ -1,18 +1,18 @@
 """One request and its response on their way through: rewrite, judge, observe, report.
 
 The entry points own the connection; this module owns the decisions. They hand over what they are about to
-send and what arrives, and are details what to do:
+send and what arrives:
 
 1. `Chainer.begin` gives the body to send first.
-2. For a rewritten request, `Exchange.is_chain_error` and `ResponseObserver.verdict` say whether the server
+2. Where the server has not shown yet that it remembers, `Exchange.probe` looks at what it lists.
+3. For a rewritten request, `Exchange.is_chain_error` and `ResponseObserver.verdict` say whether the server
    rejected the chain or answered without it. Nothing has been passed to the program at that point, so the
    body that the program wrote is sent instead, once.
-3. The rest of the response is passed on byte for byte and observed. `Exchange.finish` records it.
+4. The rest of the response is passed on byte for byte and observed. `Exchange.finish` records it.
 """
 
 import hashlib
 import json
-import secrets
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -21,14 +21,10 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from kedge.config.settings import is_chaining_enabled
+from kedge.engines.audit import JsonSource, audit_blocks
 from kedge.engines.evidence import Trust
 from kedge.engines.healing import RequestSummary, classify_error
-from kedge.engines.known_servers import (
-    KNOWN_IDENTITIES,
-    KnownServer,
-    find_known_host,
-    read_identity,
-)
+from kedge.engines.telemetry import record_healing, record_lost_context
 from kedge.engines.transport import parse_error
 from kedge.errors import RequestRefused
 from kedge.events import (
@@ -43,16 +39,18 @@ from kedge.events import (
 from kedge.events.assembler import Assembler
 from kedge.events.responses import ResponsesDecoder
 from kedge.incremental.index import AnchorIndex, MemoryIndex
+from kedge.incremental.memory import MemoryCheck, Problem, ServerMemories
 from kedge.incremental.report import ChainedRequest, ChainReport, ReportBuilder
 from kedge.incremental.rewrite import (
     ParsedRequest,
     PassThroughReason,
     Rewritten,
+    normalize_block,
     parse_request,
     record_response,
     rewrite,
 )
-from kedge.observe import count, get_logger
+from kedge.observe import get_logger
 from kedge.planning import DEFAULT_RETENTION
 
 log = get_logger("kedge.incremental")
@@ -72,8 +70,8 @@ class Chainer:
         index: Where responses are looked up by content; in memory by default.
         retention: How many seconds a server stores a response; None if it does not expire.
         max_depth: How many responses of a chain the server passes to the model, if it is limited.
-        trust: Which servers are chained on: `earned` for those known to remember, `always` for all,
-            `never` for none.
+        trust: Which servers are chained on: `earned` for those that are known or proved to remember,
+            `always` for all, `never` for none.
         on_request: Called with a `ChainedRequest` after each `POST /responses`.
         clock: Returns Unix time.
     """
@@ -91,11 +89,9 @@ class Chainer:
         self.index: AnchorIndex = MemoryIndex() if index is None else index
         self.retention = retention
         self.max_depth = max_depth
-        self.trust: Trust = trust
         self.clock = clock
-        # An index that several processes share has a key of its own, so that their scopes agree.
-        self._hash_key: bytes = getattr(self.index, "hash_key", None) or secrets.token_bytes(32)
-        self._identified: dict[str, KnownServer] = {}
+        self.memories = ServerMemories(self.index, trust, clock)
+        self._hash_key = self.index.hash_key
         self._report = ReportBuilder(on_request)
 
     @property
@@ -129,8 +125,9 @@ class Chainer:
         parsed = self._parse(headers, content)
         if not isinstance(parsed, ParsedRequest):
             return Exchange(self, scope, content, None, parsed)
-        decision = self._decide(parsed, scope, url, headers)
-        return Exchange(self, scope, content, parsed, decision)
+        check = self.memories.open(scope, url, parsed.model, streaming=parsed.streaming)
+        decision = self._decide(parsed, scope, headers, check)
+        return Exchange(self, scope, content, parsed, decision, check)
 
     def _parse(
         self, headers: Mapping[str, str], content: bytes
@@ -142,7 +139,7 @@ class Chainer:
         return parse_request(content)
 
     def _decide(
-        self, parsed: ParsedRequest, scope: str, url: str, headers: Mapping[str, str]
+        self, parsed: ParsedRequest, scope: str, headers: Mapping[str, str], check: MemoryCheck
     ) -> Rewritten | PassThroughReason:
         if not is_chaining_enabled():
             return "switched_off"
@@ -151,27 +148,27 @@ class Chainer:
         # A chained attempt may have been what failed: the client's own retry goes out as written.
         if headers.get("x-stainless-retry-count", "0") != "0":
             return "retry"
-        known = find_known_host(url) or self._identified.get(scope, KnownServer())
-        if self.trust == "never" or (self.trust == "earned" and not known.remembers):
+        if self.memories.trust == "never":
             return "untrusted"
-        depths = [depth for depth in (self.max_depth, known.max_depth) if depth is not None]
-        return rewrite(
+        if doubt := check.doubt:
+            return doubt
+        rewritten = rewrite(
             parsed,
             self.index,
             scope=scope,
             now=self.clock(),
-            max_depth=min(depths, default=None),
+            max_depth=check.get_max_depth(self.max_depth),
+            not_before=check.not_before,
         )
-
-    def identify(self, scope: str, headers: Mapping[str, str]) -> None:
-        """Learn from response headers whether the server is one whose memory is known."""
-        if known := KNOWN_IDENTITIES.get(read_identity(headers)):
-            self._identified[scope] = known
+        if not isinstance(rewritten, Rewritten):
+            return rewritten
+        way = check.choose_way(rewritten.anchor.record, rewritten.sent, parsed.values)
+        return "untrusted" if way == "untrusted" else rewritten
 
     def scope(self, url: str, headers: Mapping[str, str], path: str) -> str:
         """Return the name of what shares one memory: endpoint, organization, project and account.
 
-        Credentials are hashed with a key of this process, which is never logged or stored.
+        Credentials are hashed with the key of the index, which is never logged.
         """
         parts = urlsplit(url)
         secret = "\0".join(f"{name}={headers.get(name, '')}" for name in CREDENTIAL_HEADERS)
@@ -196,6 +193,7 @@ class Exchange:
         original: The body that the program wrote.
         parsed: The same, parsed; None if it could not be read.
         decision: The rewritten request, or why there is none.
+        check: Judges what the server remembers; None if the request could not be read.
         healed: Why the original body was sent after a rewritten one; empty if it was not.
     """
 
@@ -204,8 +202,11 @@ class Exchange:
     original: bytes
     parsed: ParsedRequest | None
     decision: Rewritten | PassThroughReason
+    check: MemoryCheck | None = None
     healed: str = ""
     observer: "ResponseObserver | None" = field(default=None, init=False)
+    _rejection: str = field(default="", init=False)
+    _is_judged: bool = field(default=False, init=False)
     _is_finished: bool = field(default=False, init=False)
 
     @property
@@ -218,6 +219,37 @@ class Exchange:
     def rewritten(self) -> Rewritten | None:
         """The rewritten request, unless it was healed."""
         return self.decision if isinstance(self.decision, Rewritten) and not self.healed else None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the request was reported."""
+        return self._is_finished
+
+    @property
+    def needs_probe(self) -> bool:
+        """Whether the server must first show that it stores what the request relies on."""
+        return bool(self.rewritten and self.check and self.check.way == "probed")
+
+    async def probe(self, source: JsonSource) -> None:
+        """Compare what the server lists for the anchor with the program's items.
+
+        If it does not list them, the request goes out as written.
+
+        Args:
+            source: Fetches JSON from below the URL of the responses.
+        """
+        if self.parsed is None or self.check is None or self.rewritten is None:
+            return
+        found = await audit_blocks(
+            source,
+            self.parsed.blocks,
+            self.rewritten.anchor.record,
+            lists_items=self.check.evidence.audits,
+            normalize=normalize_block,
+        )
+        if not self.check.record_probe(found):
+            log.info("the server is not chained on: %s", found)
+            self.decision = self.check.doubt or "untrusted"
 
     def is_chain_error(self, status: int, body: bytes) -> bool:
         """Whether this error response rejects the anchor rather than the request.
@@ -233,29 +265,52 @@ class Exchange:
             details["message"], status=status, code=details["code"], param=details["param"]
         )
         summary = RequestSummary(previous_response_id=self.rewritten.anchor.record.response_id)
-        return classify_error(error, summary) is not None
+        self._rejection = classify_error(error, summary) or ""
+        return bool(self._rejection)
 
-    def heal(self, reason: str) -> bytes:
+    def heal(self) -> bytes:
         """Give up the anchor and return the body that the program wrote.
 
-        Args:
-            reason: `rejected` if the server refused to chain, `forgot` if it answered without the
-                stored context.
+        The reason is `rejected` if the server rejected the anchor, `forgot` if it answered without the
+        stored context, and `unproven` if it did not show that it used it.
         """
-        if self.rewritten:
-            record = self.rewritten.anchor.record
-            self.chainer.index.mark_lost(self.scope, record.response_id)
-            log.info("resending in full: %s", reason, response_id=record.response_id)
-            count("responses_healed_total", reason=reason)
-        self.healed = reason
+        observer = self.observer
+        reason = (observer.reason if observer else "") or "rejected"
+        rejection = self._rejection or (observer.rejection if observer else "")
+        rewritten, check, was_judged = self.rewritten, self.check, self._is_judged
+        self.healed, self.observer, self._is_judged = reason, None, False
+        if rewritten and check:
+            lost = [rewritten.anchor.record.response_id]
+            record_healing(reason, lost[0])
+            if reason == "rejected":
+                # After a total loss, each older response would cost another rejected request.
+                lost += rewritten.shorter if rejection == "gone" else ()
+                check.record_rejection(rejection)
+            elif reason == "forgot" and not was_judged:
+                check.record_forgotten()
+            if reason != "unproven":
+                self.chainer.index.mark_lost(self.scope, *lost)
         return self.original
 
     def observe(self, headers: Mapping[str, str]) -> "ResponseObserver":
         """Start reading a successful response with these headers (lower-case names)."""
-        self.chainer.identify(self.scope, headers)
-        expected = self.rewritten.anchor.record.response_id if self.rewritten else ""
-        self.observer = ResponseObserver(headers, expected)
+        if self.check:
+            self.check.identify(headers)
+        if self.rewritten and self.check:
+            self.observer = ResponseObserver(
+                headers,
+                self.rewritten.anchor.record.response_id,
+                judge=self._judge,
+                must_judge=self.check.way == "judged",
+            )
+        else:
+            self.observer = ResponseObserver(headers)
         return self.observer
+
+    def _judge(self, outcome: Outcome) -> Problem:
+        """Return why an answer is not relied on; called once."""
+        self._is_judged = True
+        return self.check.find_problem(outcome) if self.check else ""
 
     def finish(self, outcome: Outcome | None = None) -> None:
         """Record the response, if it became an anchor, and report the request. Later calls do nothing."""
@@ -263,19 +318,7 @@ class Exchange:
             return
         self._is_finished = True
         rewritten = self.rewritten
-        entry = None
-        if outcome is not None and self.parsed is not None:
-            entry = record_response(
-                self.parsed,
-                outcome,
-                self.chainer.index,
-                scope=self.scope,
-                now=self.chainer.clock(),
-                anchor=rewritten.anchor if rewritten else None,
-                retention=self.chainer.retention,
-            )
-            if entry is not None:
-                self.chainer.index.add(entry)
+        is_lost = outcome is not None and not self._record(outcome) and rewritten is not None
         items = len(self.parsed.items) if self.parsed else 0
         self.chainer.complete(
             ChainedRequest(
@@ -283,14 +326,46 @@ class Exchange:
                 model=self.parsed.model if self.parsed else "",
                 previous_response_id=rewritten.anchor.record.response_id if rewritten else "",
                 response_id=outcome.response_id if outcome else "",
-                sent_items=rewritten.sent_items if rewritten else items,
+                sent_items=len(rewritten.sent) if rewritten else items,
                 full_items=items,
                 sent_bytes=len(self.content),
                 full_bytes=len(self.original),
                 reason=self.decision if isinstance(self.decision, str) else "",
                 healed=self.healed,
+                is_lost=is_lost,
             )
         )
+
+    def _record(self, outcome: Outcome) -> bool:
+        """Index the response and learn from its token counts; return False if its context was lost."""
+        parsed, check, index = self.parsed, self.check, self.chainer.index
+        if parsed is None or check is None or not parsed.is_observable:
+            return True
+        parent = self.rewritten.anchor if self.rewritten else None
+        if parent is None:
+            if parsed.previous_response_id:
+                parent = index.get(self.scope, parsed.previous_response_id)
+            check.describe(parent.record if parent else None, parsed.blocks, parsed.values)
+        if not self._is_judged and self._judge(outcome):
+            if self.rewritten and parent:
+                index.mark_lost(self.scope, parent.record.response_id)
+                record_lost_context(outcome.response_id)
+            return False
+        entry = record_response(
+            parsed,
+            outcome,
+            scope=self.scope,
+            now=self.chainer.clock(),
+            parent=parent,
+            retention=self.chainer.retention,
+            counted=check.count(outcome),
+        )
+        if entry is not None and index.add(entry):
+            # Which of the two the server means by this id cannot be known.
+            index.mark_lost(self.scope, entry.record.response_id)
+            check.record_reused_id(entry.record.response_id)
+        check.save()
+        return True
 
 
 class ResponseObserver:
@@ -299,12 +374,33 @@ class ResponseObserver:
     Args:
         headers: The response headers, with lower-case names.
         expected: The `previous_response_id` that was sent in place of the program's history, if any.
+        judge: Returns why a complete response is not relied on, or an empty string.
+        must_judge: Whether nothing may be passed on before that.
+
+    Attributes:
+        verdict: `waiting` while nothing may be passed on, `release` once it may be, `resend` if the
+            program's own request must be sent instead.
+        reason: Why it must be sent: `rejected`, `forgot` or `unproven`.
+        rejection: How the server rejected the anchor; see `kedge.engines.healing`.
     """
 
-    def __init__(self, headers: Mapping[str, str], expected: str = "") -> None:
+    def __init__(
+        self,
+        headers: Mapping[str, str],
+        expected: str = "",
+        *,
+        judge: Callable[[Outcome], Problem] | None = None,
+        must_judge: bool = False,
+    ) -> None:
         self.is_stream = "text/event-stream" in headers.get("content-type", "")
         self.verdict: Verdict = "waiting" if expected else "release"
+        self.reason = ""
+        self.rejection = ""
         self._expected = expected
+        self._judge = judge
+        self._must_judge = must_judge
+        length = headers.get("content-length", "")
+        self._missing_bytes = int(length) if length.isdigit() else None
         self._decoder = ResponsesDecoder()
         self._assembler = Assembler()
         self._body = bytearray()
@@ -317,16 +413,17 @@ class ResponseObserver:
             chunk: Bytes of the body, compressed if the server compresses it.
 
         Returns:
-            `waiting` while nothing may be passed on, `release` once it may be, `resend` if the server
-            rejected the anchor or started without it.
+            The verdict.
         """
+        if self._missing_bytes is not None:
+            self._missing_bytes -= len(chunk)
         if self._inflate is None:  # a compression that is not read here: no verdict, no record
-            return self._settle("release")
+            return self._give_up()
         try:
             data = self._inflate(chunk)
         except zlib.error:
             self._inflate = None
-            return self._settle("release")
+            return self._give_up()
         if self.is_stream:
             for event in self._decoder.feed(data):
                 self._handle(event)
@@ -336,12 +433,13 @@ class ResponseObserver:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the end of the response has been read; clients may stop reading a stream there."""
-        return self.is_stream and self._decoder.ended
+        """Whether the end of the response has been read; clients may stop reading there."""
+        return self._decoder.ended if self.is_stream else self._missing_bytes == 0
 
     def finish(self) -> Outcome | None:
         """Return the complete response, or None if it could not be read."""
         if self._inflate is None:
+            self._give_up()
             return None
         if self.is_stream:
             events = self._decoder.close()
@@ -349,40 +447,58 @@ class ResponseObserver:
             try:
                 response: Any = json.loads(bytes(self._body))
             except ValueError:
-                return None
+                response = None
             if not isinstance(response, dict):
+                self._give_up()
                 return None
             events = self._decoder.feed_whole(response)  # pyright: ignore[reportUnknownArgumentType]
         for event in events:
             self._handle(event)
         outcome = self._assembler.finish()
-        if self._expected and outcome.echoed and outcome.previous_response_id != self._expected:
-            self._settle("resend")
+        if (
+            self.verdict == "waiting"
+            and self._judge is not None
+            and (problem := self._judge(outcome))
+        ):
+            self._resend(problem)
             return None
-        self._settle("release")
+        if self.verdict == "waiting":
+            self.verdict = "release"
         return None if self._decoder.calls.has_fallback_ids else outcome
 
     def _handle(self, event: StreamEvent) -> None:
         self._assembler.feed(event)
         if isinstance(event, ResponseStarted):
             if event.echoed and self._expected and event.previous_response_id != self._expected:
-                self._settle("resend")
-        elif isinstance(event, StreamFailed | ResponseFailed):
-            # Gateways report errors of the upstream inside the stream.
-            self._settle("resend" if self._rejects_chain(event) else "release")
+                self._resend("forgot")
+        elif isinstance(event, StreamFailed | ResponseFailed) and self._rejects_chain(event):
+            self._resend("rejected")  # gateways report errors of the upstream inside the stream
         elif not isinstance(event, OpaqueEvent | AnomalyNoted):  # progress before any output
-            self._settle("release")
+            self._release()
 
     def _rejects_chain(self, event: StreamFailed | ResponseFailed) -> bool:
         error = RequestRefused(event.message, code=event.code)
         if isinstance(event, StreamFailed):
             error.status, error.param = event.status, event.param
         summary = RequestSummary(previous_response_id=self._expected)
-        return bool(self._expected) and classify_error(error, summary) is not None
+        self.rejection = (classify_error(error, summary) or "") if self._expected else ""
+        return bool(self.rejection)
 
-    def _settle(self, verdict: Verdict) -> Verdict:
+    def _release(self) -> None:
+        # What is not streamed is judged when it is complete, which costs nothing.
+        if self.verdict == "waiting" and self.is_stream and not self._must_judge:
+            self.verdict = "release"
+
+    def _resend(self, reason: str) -> None:
         if self.verdict == "waiting":
-            self.verdict = verdict
+            self.verdict, self.reason = "resend", reason
+
+    def _give_up(self) -> Verdict:
+        """Pass on what cannot be read, unless it had to be judged."""
+        if self._must_judge:
+            self._resend("unproven")
+        if self.verdict == "waiting":
+            self.verdict = "release"
         return self.verdict
 
 

@@ -5,11 +5,12 @@ lookup takes the digests of all prefixes of a request at once. The index is a ca
 missing costs one full send.
 """
 
+import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from kedge.planning import AnchorRecord
 
@@ -32,7 +33,17 @@ class IndexedResponse:
 
 
 class AnchorIndex(Protocol):
-    """Where stored responses are looked up by content."""
+    """Where stored responses are looked up by content, and what is known about their servers."""
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether calls wait for a disk or a network; asynchronous clients make them in worker threads."""
+        ...
+
+    @property
+    def hash_key(self) -> bytes:
+        """The key under which credentials are hashed into scopes, the same for all users of the index."""
+        ...
 
     def find(self, scope: str, digests: Sequence[str]) -> list[IndexedResponse]:
         """Return the responses of this scope whose content has one of these digests."""
@@ -42,12 +53,20 @@ class AnchorIndex(Protocol):
         """Return the response with this id."""
         ...
 
-    def add(self, entry: IndexedResponse) -> None:
-        """Add a response; one with the same scope and id is replaced."""
+    def add(self, entry: IndexedResponse) -> bool:
+        """Add a response; return whether its id was there with other content, which is replaced."""
         ...
 
-    def mark_lost(self, scope: str, response_id: str) -> None:
-        """Do not use this response again: the server no longer has it."""
+    def mark_lost(self, scope: str, *response_ids: str) -> None:
+        """Do not use these responses again: the server no longer has them."""
+        ...
+
+    def load_evidence(self, key: str) -> Mapping[str, Any] | None:
+        """Return what is known about the memory of a server; see `kedge.engines.evidence`."""
+        ...
+
+    def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
+        """Store what is known about the memory of a server, in the place of what was there."""
         ...
 
 
@@ -58,11 +77,20 @@ class MemoryIndex:
         max_entries: How many responses to retain.
     """
 
+    is_blocking = False
+
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
         self._max_entries = max_entries
         self._by_id: OrderedDict[tuple[str, str], IndexedResponse] = OrderedDict()
         self._by_digest: dict[tuple[str, str], tuple[str, str]] = {}
+        self._evidence: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
+        self._hash_key = secrets.token_bytes(32)
         self._lock = threading.Lock()
+
+    @property
+    def hash_key(self) -> bytes:
+        """The key under which credentials are hashed into scopes."""
+        return self._hash_key
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -77,28 +105,50 @@ class MemoryIndex:
         """Return the response with this id."""
         return self._by_id.get((scope, response_id))
 
-    def add(self, entry: IndexedResponse) -> None:
-        """Add a response; one with the same scope and id is replaced."""
+    def add(self, entry: IndexedResponse) -> bool:
+        """Add a response; return whether its id was there with other content, which is replaced."""
         record = entry.record
         key = (record.scope, record.response_id)
         with self._lock:
-            if key in self._by_id:
+            older = self._by_id.get(key)
+            if older is not None:
                 self._drop(key)
             self._by_id[key] = entry
             self._by_digest[record.scope, record.digest] = key
             while len(self._by_id) > self._max_entries:
                 self._drop(next(iter(self._by_id)))
+        return is_reissued(older, entry)
 
-    def mark_lost(self, scope: str, response_id: str) -> None:
-        """Do not use this response again: the server no longer has it."""
+    def mark_lost(self, scope: str, *response_ids: str) -> None:
+        """Do not use these responses again: the server no longer has them."""
         with self._lock:
-            entry = self._by_id.get((scope, response_id))
-            if entry is not None:
-                lost = replace(entry.record, status="lost")
-                self._by_id[scope, response_id] = replace(entry, record=lost)
+            for response_id in response_ids:
+                entry = self._by_id.get((scope, response_id))
+                if entry is not None:
+                    lost = replace(entry.record, status="lost")
+                    self._by_id[scope, response_id] = replace(entry, record=lost)
+
+    def load_evidence(self, key: str) -> Mapping[str, Any] | None:
+        """Return what is known about the memory of a server."""
+        return self._evidence.get(key)
+
+    def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
+        """Store what is known about the memory of a server, in the place of what was there."""
+        with self._lock:
+            self._evidence[key] = form
+            self._evidence.move_to_end(key)
+            while len(self._evidence) > self._max_entries:
+                self._evidence.popitem(last=False)
 
     def _drop(self, key: tuple[str, str]) -> None:
         entry = self._by_id.pop(key)
         digest = (entry.record.scope, entry.record.digest)
         if self._by_digest.get(digest) == key:
             del self._by_digest[digest]
+
+
+def is_reissued(older: IndexedResponse | None, entry: IndexedResponse) -> bool:
+    """Return whether a server has issued the id of a response before, for other content."""
+    if older is None or older.record.status != "completed":
+        return False
+    return older.record.digest != entry.record.digest

@@ -28,6 +28,8 @@ class ChainedRequest:
         full_bytes: The size of the body that the program wrote.
         reason: Why the request went out as written; empty if it was rewritten.
         healed: Why it was sent again in full after the anchor was tried; empty if it was not.
+        is_lost: Whether the answer was passed on before its token count showed that the server had not
+            used the stored context.
     """
 
     at: float
@@ -40,6 +42,7 @@ class ChainedRequest:
     full_bytes: int
     reason: str = ""
     healed: str = ""
+    is_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class ChainReport:
         chained: How many were sent on an anchor.
         passed_through: How many went out as written, by reason.
         healed: How many were sent again in full, by reason.
+        lost: How many answers were passed on although the server had not used the stored context.
         sent_bytes: Bytes of the bodies that were answered.
         full_bytes: Bytes of the bodies that the program wrote.
         recent: The newest requests, oldest first.
@@ -60,6 +64,7 @@ class ChainReport:
     chained: int
     passed_through: Mapping[str, int]
     healed: Mapping[str, int]
+    lost: int
     sent_bytes: int
     full_bytes: int
     recent: tuple[ChainedRequest, ...]
@@ -82,6 +87,7 @@ class ReportBuilder:
     _chained: int = 0
     _sent: int = 0
     _full: int = 0
+    _lost: int = 0
     _passed: Counter[str] = field(default_factory=Counter[str])
     _healed: Counter[str] = field(default_factory=Counter[str])
     _lock: Lock = field(default_factory=Lock)
@@ -93,6 +99,7 @@ class ReportBuilder:
             self._chained += bool(request.previous_response_id)
             self._sent += request.sent_bytes
             self._full += request.full_bytes
+            self._lost += request.is_lost
             if request.reason:
                 self._passed[request.reason] += 1
             if request.healed:
@@ -124,6 +131,7 @@ class ReportBuilder:
                 self._chained,
                 dict(self._passed),
                 dict(self._healed),
+                self._lost,
                 self._sent,
                 self._full,
                 tuple(self._recent),

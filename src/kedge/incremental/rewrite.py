@@ -27,7 +27,7 @@ from kedge.incremental.json_splice import (
     scan_elements,
     scan_object,
 )
-from kedge.planning import DEFAULT_RETENTION, AnchorRecord
+from kedge.planning import DEFAULT_RETENTION, AnchorRecord, TokenCounts
 from kedge.planning.anchors import unavailable_reason
 from kedge.planning.digests import PrefixIndex, is_compaction
 from kedge.turns import (
@@ -63,6 +63,11 @@ PassThroughReason = Literal[
     "no_history",
     "no_anchor",
     "untrusted",
+    "forgot",
+    "never_stores",
+    "reused_ids",
+    "no_verdict",
+    "unsupported",
 ]
 
 PASS_THROUGH_REASONS: dict[PassThroughReason, str] = {
@@ -83,6 +88,11 @@ PASS_THROUGH_REASONS: dict[PassThroughReason, str] = {
     "no_history": "the input is new: there is nothing to leave out",
     "no_anchor": "no stored response is known to remember a prefix of the input",
     "untrusted": "the server has not shown that it remembers",
+    "forgot": "the server answered without the context it was asked to continue",
+    "never_stores": "the server does not store responses",
+    "reused_ids": "the server issued the same response id twice",
+    "no_verdict": "the server's token counts do not show whether it remembers",
+    "unsupported": "the server rejected chaining as unsupported",
 }
 """Every reason for sending a request exactly as the program wrote it."""
 
@@ -109,6 +119,11 @@ class ParsedRequest:
         return str(self.scanned.get("model") or "")
 
     @property
+    def values(self) -> dict[str, Any]:
+        """The members of the body."""
+        return {name: member.value for name, member in self.scanned.members.items()}
+
+    @property
     def streaming(self) -> bool:
         """Whether a stream is requested."""
         return self.scanned.get("stream") is True
@@ -132,14 +147,14 @@ class Rewritten:
     Attributes:
         content: The body to send.
         anchor: The stored response that remembers the rest.
-        sent_items: How many input items are sent.
-        full_items: How many the program wrote.
+        sent: The blocks that are sent.
+        shorter: The ids of other responses that remember a part of it.
     """
 
     content: bytes
     anchor: IndexedResponse
-    sent_items: int
-    full_items: int
+    sent: tuple[Block, ...]
+    shorter: tuple[str, ...] = ()
 
 
 def parse_request(content: bytes) -> ParsedRequest | PassThroughReason:
@@ -160,10 +175,12 @@ def parse_request(content: bytes) -> ParsedRequest | PassThroughReason:
     given = scanned.get("input")
     try:
         if isinstance(given, str):
-            items, blocks = (), (_to_block(user(given)),)
+            items, blocks = (), (normalize_block(user(given)),)
         elif isinstance(given, list):
             items = tuple(scan_elements(scanned.text, scanned.members["input"].span))
-            blocks = tuple(_to_block(block_from_item(item)) for item in cast("list[Any]", given))
+            blocks = tuple(
+                normalize_block(block_from_item(item)) for item in cast("list[Any]", given)
+            )
         else:
             return "input"
     except (KedgeError, ValueError, TypeError, RecursionError):
@@ -193,7 +210,7 @@ def _find_obstacle(
     return ""
 
 
-def _to_block(block: Block) -> Block:
+def normalize_block(block: Block) -> Block:
     """Normalize tool arguments: frameworks parse and write them again before they replay them."""
     if isinstance(block, ToolCallBlock) and not block.custom:
         return replace(block, arguments=normalize_json(block.arguments))
@@ -207,6 +224,7 @@ def rewrite(
     scope: str,
     now: float,
     max_depth: int | None = None,
+    not_before: float = 0.0,
 ) -> Rewritten | PassThroughReason:
     """Leave out the part of the input that a stored response provably remembers.
 
@@ -216,6 +234,7 @@ def rewrite(
         scope: The endpoint and account that the request goes to.
         now: The current Unix time.
         max_depth: How many responses of a chain this server passes to the model, if it is limited.
+        not_before: Responses that were created earlier are not used.
 
     Returns:
         The new request, or the reason for sending the one that the program wrote.
@@ -237,23 +256,25 @@ def rewrite(
     usable = [
         entry
         for entry in found
-        if unavailable_reason(entry.record, scope=scope, now=now, max_depth=max_depth) is None
+        if entry.record.created_at >= not_before
+        and unavailable_reason(entry.record, scope=scope, now=now, max_depth=max_depth) is None
         and by_digest.get(entry.record.digest) == entry.record.block_count
     ]
     if not usable:
         return "no_anchor"
     anchor = max(usable, key=lambda entry: (entry.record.block_count, entry.record.created_at))
     start = prefixes.end_position(anchor.record.block_count)
-    elements = [
-        span
+    remaining = [
+        (span, block)
         for span, block in zip(request.items[start:], request.blocks[start:], strict=True)
         if not (isinstance(block, ReasoningBlock) and block.item_id in anchor.reasoning_ids)
     ]
-    if not elements:
+    if not remaining:
         return "no_anchor"
     added = {"previous_response_id": anchor.record.response_id}
-    content = replace_array(request.scanned, "input", elements, added)
-    return Rewritten(content, anchor, len(elements), len(request.items))
+    content = replace_array(request.scanned, "input", [span for span, _ in remaining], added)
+    shorter = tuple(entry.record.response_id for entry in usable if entry is not anchor)
+    return Rewritten(content, anchor, tuple(block for _, block in remaining), shorter)
 
 
 _OUTPUT_BLOCKS = (AssistantBlock, ToolCallBlock, OpaqueBlock)
@@ -267,42 +288,42 @@ def _may_end(blocks: Sequence[Block], end: int) -> bool:
 def record_response(
     request: ParsedRequest,
     outcome: Outcome,
-    index: AnchorIndex,
     *,
     scope: str,
     now: float,
-    anchor: IndexedResponse | None = None,
+    parent: IndexedResponse | None = None,
     retention: float | None = DEFAULT_RETENTION,
+    counted: TokenCounts | None = None,
 ) -> IndexedResponse | None:
     """Describe what the server remembers after a response.
 
     Args:
         request: The request as the program wrote it.
         outcome: The decoded response.
-        index: Known responses; needed where the client chained by itself.
         scope: The endpoint and account that the request went to.
         now: The current Unix time.
-        anchor: The response that the request was rewritten to, if it was.
+        parent: The response that the request was chained on, by Kedge or by the client itself.
         retention: How many seconds the server stores a response; None if it does not expire.
+        counted: What the server counted for it.
 
     Returns:
         The entry for the index, or None if what the server remembers is not known.
     """
     if not (outcome.completed and outcome.response_id and outcome.blocks):
         return None
+    if outcome.anchor_problem or outcome.stored is False:
+        return None
     if not request.is_observable or any(map(is_compaction, outcome.blocks)):
         return None
-    parent = anchor
     prefixes = _index_blocks(request.blocks)
     base = 0
     if request.previous_response_id:
-        parent = index.get(scope, request.previous_response_id)
         if parent is None or parent.record.status != "completed":
             return None
         base = parent.record.block_count
         prefixes = _continue_digest(parent.record)
         prefixes.extend(request.blocks)
-    output = [_to_block(block) for block in outcome.blocks]
+    output = [normalize_block(block) for block in outcome.blocks]
     prefixes.extend(output)
     covered = prefixes.count(len(request.blocks) + len(output))
     parent_record = parent.record if parent else None
@@ -315,6 +336,7 @@ def record_response(
         root_created_at=parent_record.root_created_at if parent_record else now,
         created_at=now,
         expires_at=None if retention is None else now + retention,
+        counted=counted,
     )
     reasoning = (block.item_id for block in output if isinstance(block, ReasoningBlock))
     return IndexedResponse(record, frozenset(name for name in reasoning if name))

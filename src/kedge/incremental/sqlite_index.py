@@ -8,10 +8,11 @@ import json
 import secrets
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from kedge.incremental.index import MAX_ENTRIES, IndexedResponse
+from kedge.incremental.index import MAX_ENTRIES, IndexedResponse, is_reissued
 from kedge.planning.state import dump_record, load_record
 
 _SCHEMA = """
@@ -24,6 +25,7 @@ CREATE TABLE IF NOT EXISTS responses (
 );
 CREATE INDEX IF NOT EXISTS responses_by_digest ON responses (scope, digest);
 CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS evidence (name TEXT PRIMARY KEY, form TEXT NOT NULL);
 """
 _BUSY_SECONDS = 5.0
 _CHUNK = 500
@@ -40,6 +42,8 @@ class SqliteIndex:
     Raises:
         sqlite3.Error: The file cannot be opened or is not a SQLite database.
     """
+
+    is_blocking = True
 
     def __init__(self, path: str | Path, max_entries: int = MAX_ENTRIES) -> None:
         self._max_entries = max_entries
@@ -86,9 +90,10 @@ class SqliteIndex:
             ).fetchone()
         return _decode(row[0]) if row else None
 
-    def add(self, entry: IndexedResponse) -> None:
-        """Add a response; one with the same scope and id is replaced."""
+    def add(self, entry: IndexedResponse) -> bool:
+        """Add a response; return whether its id was there with other content, which is replaced."""
         record = entry.record
+        older = self.get(record.scope, record.response_id)
         with self._lock:
             self._db.execute(
                 "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?)",
@@ -100,12 +105,27 @@ class SqliteIndex:
                     "DELETE FROM responses WHERE rowid <= (SELECT MAX(rowid) FROM responses) - ?",
                     (self._max_entries,),
                 )
+        return is_reissued(older, entry)
 
-    def mark_lost(self, scope: str, response_id: str) -> None:
-        """Do not use this response again: the server no longer has it."""
+    def mark_lost(self, scope: str, *response_ids: str) -> None:
+        """Do not use these responses again: the server no longer has them."""
+        with self._lock:
+            self._db.executemany(
+                "DELETE FROM responses WHERE scope = ? AND response_id = ?",
+                [(scope, response_id) for response_id in response_ids],
+            )
+
+    def load_evidence(self, key: str) -> Mapping[str, Any] | None:
+        """Return what is known about the memory of a server."""
+        with self._lock:
+            row = self._db.execute("SELECT form FROM evidence WHERE name = ?", (key,)).fetchone()
+        return json.loads(row[0]) if row else None
+
+    def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
+        """Store what is known about the memory of a server, in the place of what was there."""
         with self._lock:
             self._db.execute(
-                "DELETE FROM responses WHERE scope = ? AND response_id = ?", (scope, response_id)
+                "INSERT OR REPLACE INTO evidence VALUES (?, ?)", (key, json.dumps(dict(form)))
             )
 
     def close(self) -> None:

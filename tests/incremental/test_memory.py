@@ -1,0 +1,295 @@
+"""Chaining on servers of an unknown kind, judged by what the model read."""
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from engines.fake_server import serve_handler
+from engines.memory_server import MemoryServer
+from kedge.engines.evidence import BASE_COOLDOWN
+from kedge.incremental import AnchorIndex, ChainReport, MemoryIndex, chain, chain_report
+from kedge.incremental.client import _get_chainer  # pyright: ignore[reportPrivateUsage]
+from kedge.incremental.exchange import Chainer, ResponseObserver
+from normalization import normalize_items
+
+ORDINARY = "Please tell me a little more about the rivers of the north, and about number {}."
+STREAMING = pytest.mark.parametrize("streaming", [True, False])
+
+
+class FakeClock:
+    """A clock that a test moves; every reading is a little later than the one before."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+class Program:
+    """A program that replays its history, and the server it talks to."""
+
+    def __init__(self, server: MemoryServer, client: OpenAI, clock: FakeClock) -> None:
+        self.server, self.client, self.clock = server, client, clock
+        chainer = _get_chainer(client._client)  # pyright: ignore[reportPrivateUsage]
+        assert isinstance(chainer, Chainer)
+        chainer.clock = chainer.memories.clock = clock
+        self.history: list[Any] = []
+        self.wrong = 0
+        """Answers that were made without the context the program wrote."""
+
+    def send(self, text: str, *, streaming: bool, **options: Any) -> Any:
+        """Replay everything with a new message, and judge what the model read."""
+        self.history.append({"type": "message", "role": "user", "content": text})
+        written: Any = {"model": "m", "input": self.history, **options}
+        if streaming:
+            stream = self.client.responses.create(**written, stream=True)
+            response = [event for event in stream if event.type == "response.completed"][
+                -1
+            ].response
+        else:
+            response = self.client.responses.create(**written)
+        self.wrong += normalize_items(self.server.contexts[-1]) != normalize_items(self.history)
+        self.history += [item.model_dump(exclude_none=True) for item in response.output]
+        return response
+
+    def talk(self, count: int, *, streaming: bool) -> None:
+        """Send messages of ordinary length."""
+        for number in range(count):
+            self.send(ORDINARY.format(number), streaming=streaming)
+
+    @property
+    def chained(self) -> list[bool]:
+        """Whether each request relied on the server's memory."""
+        return ["previous_response_id" in body for body in self.server.bodies]
+
+    @property
+    def report(self) -> ChainReport:
+        return chain_report(self.client)
+
+
+@contextmanager
+def run_program(
+    server: MemoryServer, index: AnchorIndex | None = None, **settings: Any
+) -> Iterator[Program]:
+    """A chained client of a server of an unknown kind."""
+    clock = FakeClock()
+    with (
+        serve_handler(server.handle) as url,
+        OpenAI(base_url=url, api_key="k", max_retries=0) as client,
+    ):
+        chain(client, index=index, **settings)
+        yield Program(server, client, clock)
+
+
+@STREAMING
+@pytest.mark.parametrize("usage", ["honest", "llama"])
+def test_an_honest_server_is_soon_chained_on(streaming: bool, usage: str) -> None:
+    """By its counts, or where the answers are streamed by the items it lists; nothing is sent twice."""
+    server = MemoryServer(usage=usage, hidden_prompt=300)
+    with run_program(server) as program:
+        program.talk(10, streaming=streaming)
+        assert (program.wrong, len(server.bodies)) == (0, 10)
+        assert all(program.chained[4:])
+        assert program.report.healed == {}
+
+
+def test_a_stream_of_a_server_that_lists_nothing_is_never_chained() -> None:
+    """A stream is not held back for a verdict, so its counts come too late."""
+    server = MemoryServer(lists=False)
+    with run_program(server) as program:
+        program.talk(5, streaming=True)
+        assert not any(program.chained)
+        assert program.report.passed_through == {"no_history": 1, "untrusted": 4}
+
+
+def test_a_probe_that_found_nothing_is_repeated_after_a_delay_that_doubles() -> None:
+    """Each attempt is two requests at most, and none of it reaches the program."""
+    server = MemoryServer(lists=False)
+    with run_program(server) as program:
+        probes = 0
+        fetch = server._fetch  # pyright: ignore[reportPrivateUsage]
+
+        def count(path: str) -> Any:
+            nonlocal probes
+            probes += 1
+            return fetch(path)
+
+        server._fetch = count  # pyright: ignore[reportPrivateUsage]
+        program.talk(4, streaming=True)
+        assert probes == 1
+        program.clock.now += BASE_COOLDOWN
+        program.talk(2, streaming=True)
+        assert probes == 2
+        server.lists = True
+        program.clock.now += 2 * BASE_COOLDOWN
+        program.talk(2, streaming=True)
+        assert program.chained[-1]
+
+
+@STREAMING
+def test_a_gateway_without_memory_never_shows_a_wrong_answer(streaming: bool) -> None:
+    """It stores nothing and repeats the requested id."""
+    server = MemoryServer(stores=False)
+    with run_program(server) as program:
+        program.talk(6, streaming=streaming)
+        assert program.wrong == 0
+        assert sum(program.chained) == (0 if streaming else 1)
+        if not streaming:
+            assert program.report.healed == {"forgot": 1}
+            assert program.report.passed_through["forgot"] >= 2
+
+
+@STREAMING
+def test_counts_that_contradict_a_probe_end_chaining(streaming: bool) -> None:
+    """The server lists every item and lets the model read none: one streamed answer is flagged."""
+    server = MemoryServer(cap=0)
+    with run_program(server) as program:
+        program.talk(8, streaming=streaming)
+        assert program.wrong == program.report.lost == (1 if streaming else 0)
+        assert sum(program.chained) == 1
+        assert program.report.passed_through["forgot"] >= 4
+        program.clock.now += BASE_COOLDOWN
+        program.talk(3, streaming=True)
+        assert program.wrong <= 1
+
+
+@STREAMING
+def test_the_cap_of_a_chain_is_learned(streaming: bool) -> None:
+    """The count falls short by the oldest exchange."""
+    server = MemoryServer(cap=4)
+    with run_program(server) as program:
+        program.talk(14, streaming=streaming)
+        assert program.wrong == program.report.lost == (1 if streaming else 0)
+        assert sum(program.chained) >= 4
+
+
+@pytest.mark.parametrize("usage", ["none", "constant", "new"])
+@pytest.mark.parametrize("stores", [True, False])
+def test_without_usable_counts_a_probe_decides(usage: str, stores: bool) -> None:
+    """A server that counts only new tokens, or a constant, contradicts it and is not chained on."""
+    server = MemoryServer(usage=usage, stores=stores)
+    with run_program(server) as program:
+        program.talk(6, streaming=False)
+        assert program.wrong == 0
+        assert sum(program.chained) <= 2 or usage == "none"
+        assert all(program.chained[1:]) == (stores and usage == "none")
+
+
+@STREAMING
+def test_a_server_that_never_stores_is_learned_once(streaming: bool) -> None:
+    """One rejected request, then none until the delay is over."""
+    server = MemoryServer(stores=False, rejects_unknown=True)
+    with run_program(server, trust="always") as program:
+        program.talk(6, streaming=streaming)
+        assert (program.wrong, len(server.bodies)) == (0, 7)
+        assert program.report.passed_through["never_stores"] == 4
+        program.clock.now += BASE_COOLDOWN
+        program.talk(1, streaming=streaming)
+        assert len(server.bodies) == 9
+
+
+def test_a_response_that_the_server_did_not_store_is_no_anchor() -> None:
+    """`"store": false` in a response costs no rejected request."""
+    server = MemoryServer(stores=False, rejects_unknown=True, reports_unstored=True)
+    with run_program(server, trust="always") as program:
+        program.talk(4, streaming=False)
+        assert (program.wrong, len(server.bodies)) == (0, 4)
+
+
+def test_after_a_restart_older_responses_are_not_tried_one_by_one() -> None:
+    """An edit that leads back to an older response costs no further rejected request."""
+    server = MemoryServer(rejects_unknown=True)
+    with run_program(server, trust="always") as program:
+        program.talk(4, streaming=False)
+        server.restart()
+        program.send("Five", streaming=False)
+        assert program.report.healed == {"rejected": 1}
+        program.clock.now += BASE_COOLDOWN
+        del program.history[4:]
+        program.send("Another way", streaming=False)
+        assert program.report.healed == {"rejected": 1}
+        assert program.wrong == 0
+
+
+@STREAMING
+def test_an_id_that_is_issued_twice_is_no_anchor(streaming: bool) -> None:
+    """Neither is the older response."""
+    server = MemoryServer(counter_ids=True)
+    with run_program(server, trust="always") as program:
+        program.send("One", streaming=streaming)
+        one = list(program.history)
+        server.restart()
+        program.history = []
+        program.send("Something else", streaming=streaming)
+        other = list(program.history)
+        for history in (one, other):
+            program.history = history
+            program.send("And?", streaming=streaming)
+        assert program.wrong == 0
+        assert not any(program.chained)
+        assert program.report.passed_through["reused_ids"] == 2
+
+
+@STREAMING
+@pytest.mark.parametrize("echo", ["null", "late"])
+def test_a_wrong_echo_disproves_whenever_it_comes(streaming: bool, echo: str) -> None:
+    """At the start of an answer, or only at its end; the answer is no anchor."""
+    server = MemoryServer(echo=echo, stores=False)
+    with run_program(server, trust="always") as program:
+        program.send("One", streaming=streaming)
+        program.send("Two", streaming=streaming)
+        assert program.wrong == program.report.lost
+        assert program.wrong == (1 if streaming and echo == "late" else 0)
+        program.send("Three", streaming=streaming)
+        assert program.wrong == program.report.lost
+        assert program.report.passed_through["forgot"] == 1
+
+
+def test_evidence_is_shared_through_the_index() -> None:
+    """A second client chains at once on what the first one proved."""
+    server, index = MemoryServer(lists=False), MemoryIndex()
+    with run_program(server, index) as program:
+        program.talk(6, streaming=False)
+        assert program.chained[-1]
+        url, before = str(program.client.base_url), len(server.bodies)
+        with OpenAI(base_url=url, api_key="k", max_retries=0) as other:
+            second = Program(server, chain(other, index=index), program.clock)
+            second.history = list(program.history)
+            second.send("Short?", streaming=False)
+            assert second.chained[before:] == [True]
+
+
+def test_requests_that_a_program_chains_by_itself_are_evidence() -> None:
+    """Their counts prove a server whose streams cannot be probed."""
+    server = MemoryServer(lists=False)
+    with run_program(server) as program:
+        first = program.send(ORDINARY.format(1), streaming=True)
+        given: Any = [{"type": "message", "role": "user", "content": "More?"}]
+        stream = program.client.responses.create(
+            model="m", input=given, previous_response_id=first.id, stream=True
+        )
+        second = [event for event in stream if event.type == "response.completed"][-1].response
+        program.history += [*given, *(item.model_dump() for item in second.output)]
+        program.send("And more?", streaming=True)
+        assert program.chained == [False, True, True]
+        assert program.wrong == 0
+
+
+def test_a_response_that_must_be_judged_is_not_passed_on_unread() -> None:
+    """Neither if its compression is unknown or broken, nor if it is not JSON."""
+    options: Any = {"judge": lambda _: "", "must_judge": True}
+    for encoding, data in (("br", b"x"), ("gzip", b"not gzip"), ("", b"not json")):
+        observer = ResponseObserver({"content-encoding": encoding}, "resp_1", **options)
+        observer.feed(data)
+        assert observer.finish() is None
+        assert (observer.verdict, observer.reason) == ("resend", "unproven")
+    observer = ResponseObserver({"content-encoding": "deflate"}, "resp_1", **options)
+    observer.feed(zlib.compress(b'{"id": "resp_2", "status": "completed", "output": []}'))
+    assert observer.finish() is not None
+    assert observer.verdict == "release"
