@@ -42,6 +42,8 @@ MAX_FRAME_TOKENS = 24
 """Tokens that the frame around one block can take at most."""
 UNKNOWN_SHARE = 0.75
 """The share of our own count of a text that any other tokenizer needs at least."""
+CACHE_STEP = 128
+"""The size in which prompt caches count tokens."""
 _FRAME_TOKENS = 4
 _CRUDE_TOKEN_CHARS = 12
 _MAX_CHAR_BYTES = 4
@@ -123,7 +125,7 @@ def measure_blocks(
     texts = None if _changes_count(body) else _collect_texts(sent)
     if texts is None:
         return None
-    settings, blocks = _hash_settings(body), len(sent)
+    settings, blocks = hash_settings(body), len(sent)
     if crude:
         size = sum(len("".join(text.split())) for text in texts)
         upper = sum(map(len, texts)) * _MAX_CHAR_BYTES + MAX_FRAME_TOKENS * blocks
@@ -194,6 +196,7 @@ def judge_usage(
     missing = False
     if base is not None and base.settings == sent.settings:
         missing = _count_with_cached(usage, base) < expected_tokens(base, sent)
+        missing = missing and not _read_from_cache(usage, base)
     if missing:
         return "partial" if remembers else "lost"
     return "remembered" if remembers else ""
@@ -227,6 +230,15 @@ def _count_with_cached(usage: Usage, base: TokenCounts) -> int:
     if usage.cached_tokens > usage.input_tokens:
         return usage.input_tokens + usage.cached_tokens
     return usage.input_tokens + max(usage.cached_tokens - base.cached, 0)
+
+
+def _read_from_cache(usage: Usage, base: TokenCounts) -> bool:
+    """Return whether the server read the complete prompt of the anchor from its prompt cache.
+
+    Caches count in steps, and hold prefixes only: a prompt from which something is missing has another
+    prefix. So this proves the context even where the count of the input is wrong.
+    """
+    return usage.cached_tokens >= base.input - base.input % CACHE_STEP > 0
 
 
 def _changes_count(body: Mapping[str, Any]) -> bool:
@@ -279,7 +291,8 @@ def _count_bytes(text: str) -> int:
     return max(len(text.encode("utf-8", "surrogatepass")), len(json.dumps(text)) - 2)
 
 
-def _hash_settings(body: Mapping[str, Any]) -> int:
+def hash_settings(body: Mapping[str, Any]) -> int:
+    """Return a fingerprint of the members of a body that change how many tokens a server counts."""
     relevant = {name: body[name] for name in sorted(body) if name not in _UNCOUNTED_MEMBERS}
     form = json.dumps(relevant, default=str, sort_keys=True).encode()
     return int.from_bytes(hashlib.blake2b(form, digest_size=6).digest())
