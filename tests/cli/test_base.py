@@ -2,17 +2,20 @@
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from kedge.cli import COMMANDS, base, group, module_name
-from kedge.cli.base import command, print_table, setting_option
+from kedge.cli.base import command, print_table, setting_option, wrap_text
 from kedge.errors import CannotConnect, KedgeError
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -43,6 +46,162 @@ def load_commands() -> list[tuple[str, click.Command]]:
         if isinstance(made, click.Group):
             found += [(f"{name} {inner}", each) for inner, each in made.commands.items()]
     return found
+
+
+@pytest.fixture
+def read_only_folder() -> Iterator[Path]:
+    """A folder in which this process cannot write, also if it runs as root."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        previous = os.geteuid()
+        try:
+            yield folder
+        finally:
+            if os.geteuid() != previous:
+                os.seteuid(previous)
+            folder.chmod(0o755)
+
+
+def lock(folder: Path) -> None:
+    """Make a folder and its files read-only, and give up the right to write there anyway."""
+    for path in folder.iterdir():
+        path.chmod(0o444)
+    folder.chmod(0o555)
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+    if not os.access(base.__file__, os.R_OK, effective_ids=True):
+        pytest.skip("other users cannot read the source code")
+
+
+def test_a_read_only_store_can_be_read(
+    read_only_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything but writing works, and the doctor finds out."""
+    monkeypatch.setenv("KEDGE_STORE", str(read_only_folder / "kedge.db"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(read_only_folder))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(read_only_folder))
+
+    def run(*words: str, text: str | None = None) -> Result:
+        return CliRunner().invoke(group, words, input=text)
+
+    reading = [("conversations",), *((name, "quay") for name in ("show", "tree", "inspect"))]
+    assert run("chat", "-c", "quay", text="My name is Ada.\n").exit_code == 0
+    assert all(run(*words).exit_code == 0 for words in reading)  # imports what is needed
+    lock(read_only_folder)
+    for words in reading:
+        result = run(*words)
+        assert result.exit_code == 0, result.output
+        assert "quay" in result.output or "Ada" in result.output
+    failed = run("chat", "-c", "quay", text="What is my name?\n")
+    assert failed.exit_code == 1
+    assert "the database may only be read" in failed.stderr
+    assert "Hint: Check the permissions" in failed.stderr
+    assert run("chat", text="Hello\n").exit_code == 0
+    checks = json.loads(run("doctor", "--json").stdout)["checks"]
+    wrong = {check["name"]: check["found"] for check in checks if check["state"] == "wrong"}
+    assert "cannot be written" in wrong["folder"]
+    assert "read-only" in wrong["store"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["chat", "-c", "quay"], "Not a directory"),
+        (["serve", "--port", "0"], "Not a directory"),
+        (["import", "-"], "the text is not UTF-8"),
+        (["export", "--out", "/no/such/folder/file"], "No such file or directory"),
+    ],
+)
+def test_problems_of_the_environment_are_not_internal_errors(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names the file, and the hint says what to do."""
+    blocked = tmp_path / "file"
+    blocked.touch()
+    monkeypatch.delenv("KEDGE_STORE", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_HOME", str(blocked if "export" not in words else tmp_path))
+    if "export" in words:
+        CliRunner().invoke(group, ["chat", "-c", "quay"], input="Hello\n")
+    result = CliRunner().invoke(group, words, input=b"caf\xe9\n")
+    assert result.exit_code == 1
+    error, hint = result.stderr.splitlines()[-2:]
+    assert message in error
+    assert "internal" not in error
+    assert hint.startswith("Hint: ")
+
+
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
+    """Also if it holds the standard output."""
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full")
+    environ = {**os.environ, "XDG_DATA_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "kedge", "config"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+            env=environ,
+        )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "Error: No space left on device\nHint: Free some space, or use another disk.\n"
+    )
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "iso-8859-1"])
+def test_output_that_is_not_utf_8_has_replacements(
+    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Marks and lines become ASCII, other text a question mark; JSON is escaped."""
+    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "kedge.db"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    lines = "Grüße von der Küste \u4e16\n/undo\nHello\n".encode()
+    assert CliRunner().invoke(group, ["chat", "-c", "quay"], input=lines).exit_code == 0
+    runner = CliRunner(charset=encoding)
+
+    def run(*words: str) -> str:
+        result = runner.invoke(group, words)
+        assert result.exit_code == 0, result.output
+        return result.stdout_bytes.decode(encoding)
+
+    assert "+ python" in run("doctor")
+    tree = run("tree", "quay")
+    assert "* " in tree
+    assert "Grüße von der Küste ?" in tree
+    assert "> would be sent" in run("inspect", "quay")
+    assert "#" in run("stats")
+    assert "\\u4e16" in run("show", "quay", "--at", "3", "--json")
+    assert "\u4e16" in runner.invoke(group, ["export"]).stdout_bytes.decode("utf-8")
+
+
+def test_lines_are_broken_between_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long word is not broken; without a terminal nothing is."""
+    text = "the conversation is stored\nunder " + "x" * 50
+    assert wrap_text(text) == text
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "20")
+    assert wrap_text(text, indent="  ").split("\n") == [
+        "the conversation is",
+        "  stored",
+        "under",
+        "  " + "x" * 50,
+    ]
+
+
+def test_sqlite_errors_are_not_internal_errors() -> None:
+    """An error of a database that nothing translates still has a message."""
+
+    @command()
+    def broken(as_json: bool) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    result = CliRunner().invoke(broken)
+    assert "SQLite reports: disk I/O error" in result.stderr
 
 
 def test_help_lists_every_command_and_loads_none_of_them() -> None:

@@ -62,7 +62,7 @@ def test_a_piped_conversation_remembers_and_shows_what_was_sent() -> None:
     assert "2+3 = 5." in done.stdout
     assert 'You said first: "What is 2+3?"' in done.stdout
     told = [line for line in done.stdout.splitlines() if line.startswith("[chained")]
-    assert "no anchor, sent 1 of 1 blocks" in told[0]
+    assert "no anchor, sent 1 of 1 block," in told[0]
     assert "on resp_" in told[1]
     assert "sent 1 of 3 blocks" in told[1]
     assert done.stderr == ""
@@ -121,6 +121,12 @@ def test_commands_inside_the_chat() -> None:
     assert "not reached" not in done.stdout
 
 
+def test_tracing_without_an_exporter_is_reported() -> None:
+    """Spans that go nowhere would look like a broken exporter."""
+    assert "Note: --trace has no effect" in invoke_chat("Hello\n", "--trace").stderr
+    assert invoke_chat("Hello\n").stderr == ""
+
+
 def test_errors_are_one_line_with_a_hint() -> None:
     """A missing key says what to set; the exit code is 1, and there is no traceback."""
     environment = {k: v for k, v in os.environ.items() if k != "OPENAI_API_KEY"}
@@ -141,8 +147,10 @@ def test_errors_are_one_line_with_a_hint() -> None:
 
 def test_an_error_in_the_middle_keeps_the_conversation() -> None:
     """A dead server is told, and the chat goes on to the next line."""
-    done = invoke_chat("hi\n/show\n", "--model", "responses:http://127.0.0.1:9/v1#x", code=1)
-    assert "could not reach the server" in done.stderr
+    model = "responses:http://ada:secret-words@127.0.0.1:9/v1?key=secret-words#x"
+    done = invoke_chat("hi\n/show\n", "--model", model, code=1)
+    assert "could not reach the server at http://127.0.0.1:9/v1" in done.stderr
+    assert "secret-words" not in done.output
     assert "Hint: Is the server running?" in done.stderr
     assert "0 blocks" in done.stdout
 

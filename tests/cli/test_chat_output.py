@@ -1,11 +1,11 @@
 """How a chat tells what happens besides the answer."""
 
+import click
 import pytest
 
 from kedge.cli.chat_output import TextOutput, format_event, format_status
 from kedge.cli.chat_tools import load_tool
 from kedge.cli.show import print_blocks
-from kedge.errors import CannotConnect
 from kedge.events import RefusalDelta, TextDelta
 from kedge.events.run import FellBack, Healed, ServerForgot, ToolFinished
 from kedge.turns import assistant, opaque, reasoning, tool_call, tool_result, user
@@ -81,10 +81,11 @@ def test_show_folds_and_unfolds(capsys: pytest.CaptureFixture[str]) -> None:
         (":f", "module:function"),
         ("no_such_module_here:f", "cannot import"),
         ("json:nothing", "has no function"),
+        ("json:dump_", "did you mean 'dumps'|did you mean 'dump'"),
         ("json:__name__", "has no function"),
     ],
 )
 def test_a_wrong_tool_is_refused_in_plain_words(path: str, words: str) -> None:
     """What is missing, and how a tool is named."""
-    with pytest.raises(CannotConnect, match=words):
+    with pytest.raises(click.BadParameter, match=words):
         load_tool(path)

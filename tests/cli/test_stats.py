@@ -52,7 +52,7 @@ def test_numbers_for_scripts(filled: None) -> None:
 def test_charts_for_people(filled: None) -> None:
     """Tables, bars and lines of blocks."""
     shown = run_stats().stdout
-    for words in ("4 in 1 conversations", "longest 3", "Healed by reason", "gone", "practice", "█"):
+    for words in ("4 in 1 conversation ", "longest 3", "Healed by reason", "gone", "practice", "█"):
         assert words in shown
 
 

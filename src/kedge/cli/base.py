@@ -1,10 +1,12 @@
 """Shared parts of all commands: ``--json``, ``-v``, settings as options, and one-line errors.
 
-A command is defined with ``@command()``. A ``KedgeError`` becomes one line, a hint and exit code 1; a usage
-error has exit code 2 (click's own). ``-v`` adds the traceback and log records. With ``--json`` results and
-errors are JSON.
+A command is defined with ``@command()``. A ``KedgeError`` or an error of the operating system becomes one
+line, a hint and exit code 1; a usage error has exit code 2 (click's own). ``-v`` adds the traceback and log
+records. With ``--json`` results and errors are JSON. Characters that the output cannot encode are replaced.
 """
 
+import codecs
+import errno
 import json
 import os
 import sys
@@ -26,13 +28,28 @@ HINTS: dict[type[BaseException], str] = {
     errors.Unreachable: "Is the server running? 'kedge doctor --online' checks.",
     errors.ServerFailed: "Try again later; the conversation is unchanged.",
     errors.StreamCut: "Try again later; the conversation is unchanged.",
-    errors.InvalidJSON: "Is the text UTF-8? 'iconv -f latin1 -t utf-8' converts it.",
     errors.InvalidSetting: "'kedge doctor' checks all settings.",
+    errors.StoreFull: "Free some space, or use another disk with --store.",
+    errors.StoreReadOnly: "Check the permissions of the file and its folder, or use another --store.",
+    errors.CannotOpenStore: "'kedge doctor' checks the store; --store uses another.",
 }
+ENCODING_HINT = "Is the text UTF-8? 'iconv -f latin1 -t utf-8' converts it."
+_SYSTEM_HINTS: dict[int, str] = {
+    errno.ENOSPC: "Free some space, or use another disk.",
+    errno.EDQUOT: "Free some space, or use another disk.",
+    errno.ENOENT: "Check the path; the folder must exist.",
+}
+_PERMISSION_HINT = (
+    "Check the permissions, or use another folder; 'kedge doctor' shows which folders are used."
+)
 
 
 def find_hint(error: BaseException) -> str:
     """Return a line of advice for an error, or an empty string."""
+    if isinstance(error, UnicodeError) or "surrogate" in str(error):
+        return ENCODING_HINT
+    if isinstance(error, OSError):
+        return _SYSTEM_HINTS.get(error.errno or 0, _PERMISSION_HINT)
     for kind in type(error).__mro__:
         if kind in HINTS:
             return HINTS[kind]
@@ -47,10 +64,64 @@ def echo(text: str = "") -> None:
     click.echo(text)
 
 
+def wrap_text(text: str, *, indent: str = "", err: bool = False) -> str:
+    """Break lines between words at the width of the terminal; without a terminal return the text.
+
+    Args:
+        text: The text, without styles.
+        indent: What precedes the second and later parts of a line.
+        err: Whether it is printed on standard error.
+    """
+    width = _terminal_width(sys.stderr if err else sys.stdout)
+    if not width:
+        return text
+    from textwrap import wrap
+
+    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    options |= {"subsequent_indent": indent, "replace_whitespace": False, "drop_whitespace": True}
+    lines = [wrap(line, max(width, 20), **options) or [""] for line in text.split("\n")]
+    return "\n".join(part for line in lines for part in line)
+
+
 def echo_json(value: Any) -> None:
     """Print a value as JSON: indented on a terminal, else on one line."""
     indent = 2 if sys.stdout.isatty() else None
-    click.echo(json.dumps(value, ensure_ascii=False, indent=indent, default=str))
+    click.echo(format_json(value, indent=indent, default=str))
+
+
+def format_json(value: Any, *, to_stderr: bool = False, **options: Any) -> str:
+    """Format a value as JSON; other than ASCII only if the output is UTF-8."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    return json.dumps(value, ensure_ascii=not _is_utf8(stream), **options)
+
+
+def _is_utf8(stream: IO[str]) -> bool:
+    return (stream.encoding or "").lower().replace("-", "").replace("_", "") == "utf8"
+
+
+_ASCII_FORMS = {
+    "…": "...", "\N{EN DASH}": "-", "—": "-", "→": ">", "·": ".", "✓": "+", "✗": "x", "●": "*", "◇": "o",
+    "│": "|", "├": "+", "─": "-", "┘": "'", "╯": "'", "└": "`", "┴": "+", "█": "#", "µ": "u",
+    "▁": ".", "▂": ":", "▃": "-", "▄": "=", "▅": "+", "▆": "*", "▇": "%",
+    "“": '"', "”": '"', "\u2018": "'", "\u2019": "'",
+}  # fmt: skip
+"""What is printed for a character that the output cannot encode; others become a question mark."""
+
+
+def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    return "".join(_ASCII_FORMS.get(char, "?") for char in text), error.end
+
+
+def make_output_tolerant() -> None:
+    """Replace characters that standard output or standard error cannot encode."""
+    codecs.register_error("kedge", _replace_unencodable)
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure: Any = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="kedge")
 
 
 def dim(text: str) -> str:
@@ -86,9 +157,9 @@ def _format_row(cells: Sequence[str], plain: Sequence[str], widths: Sequence[int
     return COLUMN_GAP.join(padded).rstrip()
 
 
-def _terminal_width() -> int:
+def _terminal_width(stream: IO[str] | None = None) -> int:
     """Return the width of the terminal, or 0 if there is none."""
-    if not sys.stdout.isatty():
+    if not (stream or sys.stdout).isatty():
         return 0
     from shutil import get_terminal_size
 
@@ -127,16 +198,28 @@ class CommandError(click.ClickException):
             click.echo("".join(traceback.format_exception(self.error)), err=True, nl=False)
         if self.as_json:
             report = {"error": self.message, "kind": type(self.error).__name__, "hint": self.hint}
-            click.echo(json.dumps(report, ensure_ascii=False), err=True)
+            click.echo(format_json(report, to_stderr=True), err=True)
             return
-        click.echo(f"{click.style('Error', fg='red')}: {self.message}", err=True)
-        if self.hint:
-            click.echo(click.style(f"Hint: {self.hint}", dim=True), err=True)
+        echo_error("Error", self.message, self.hint)
+
+
+def echo_error(label: str, message: str, hint: str) -> None:
+    """Print an error and a hint on standard error."""
+    text = wrap_text(f"{label}: {message}", err=True).removeprefix(label)
+    click.echo(f"{click.style(label, fg='red')}{text}", err=True)
+    if hint:
+        click.echo(click.style(wrap_text(f"Hint: {hint}", err=True), dim=True), err=True)
 
 
 def _error_message(error: BaseException) -> str:
     if isinstance(error, KedgeError):
         return " ".join(str(error).split())
+    if isinstance(error, OSError) and error.strerror:
+        return ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+    if type(error).__module__ == "sqlite3":
+        return f"SQLite reports: {error}; 'kedge doctor' checks the databases"
+    if isinstance(error, UnicodeDecodeError):
+        return f"the text is not {error.encoding.upper()}: {error.reason} at byte {error.start}"
     return f"internal error: {type(error).__name__}; run the command again with -v and report it"
 
 
@@ -152,17 +235,21 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
+        make_output_tolerant()
         try:
             self._configure_logging(ctx)
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # a full disk is reported here, not by the interpreter
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except BrokenPipeError:
-            # The reader of our output has closed the pipe: do not let the interpreter flush into it.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_output()  # the reader of our output has closed the pipe
             raise click.exceptions.Exit(1) from None
         except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
+                _discard_output()
             raise _command_error(ctx, error) from error
+        return result
 
     def _configure_logging(self, ctx: click.Context) -> None:
         """Show log records as ``-v``, the settings or the command's default require."""
@@ -178,6 +265,11 @@ class Command(click.Command):
             from kedge.observe import log_to_stderr
 
             log_to_stderr(level, form)
+
+
+def _discard_output() -> None:
+    """Do not let the interpreter flush into an output that cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def command(

@@ -14,6 +14,7 @@ from kedge.cli.base import command as kedge_command
 from kedge.cli.base import dim, echo, echo_json, setting_option
 from kedge.cli.store_options import store_practice_responses
 from kedge.config.paths import store_url
+from kedge.formatting import pluralize
 
 
 @kedge_command("batch", short_help="Run prompts from a file; resumable.")
@@ -143,6 +144,6 @@ def _print_summary(summary: Summary) -> None:
     echo(f"{summary.completed} of {summary.total} completed, {summary.failed} failed{skipped}")
     for kind, count in sorted(summary.errors.items()):
         echo(f"  {count} {kind}")
-    tokens = f"{summary.input_tokens} tokens in, {summary.output_tokens} out"
+    tokens = f"{pluralize(summary.input_tokens, 'token')} in, {summary.output_tokens:,} out"
     unpriced = f" ({summary.unpriced} without a price)" if summary.unpriced else ""
     echo(dim(f"[{tokens}, ${summary.cost:.4f}{unpriced}, {summary.seconds:.1f} s]"))

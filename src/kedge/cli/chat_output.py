@@ -1,6 +1,5 @@
 """Output of a chat: text in a pipe, Markdown on a terminal, JSON for scripts."""
 
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -11,12 +10,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.markdown import Markdown
 
-from kedge.cli.base import find_hint
+from kedge.cli.base import echo_error, find_hint, format_json, wrap_text
 from kedge.conversation import Reply
 from kedge.errors import KedgeError
 from kedge.events import Event, ReasoningDelta, RefusalDelta, TextDelta
 from kedge.events.run import FellBack, Healed, ServerForgot, ToolFinished
-from kedge.formatting import HEALING_TEXTS, format_size, sanitize_text, shorten_id
+from kedge.formatting import HEALING_TEXTS, format_size, pluralize, sanitize_text, shorten_id
 from kedge.planning import RequestPlan
 
 MAX_RESULT_CHARS = 60
@@ -72,7 +71,7 @@ class TextOutput:
             self._reasoning_words += len(event.delta.split())
             return
         if self._reasoning_words and isinstance(event, TextDelta | RefusalDelta | ToolFinished):
-            self.write_note(f"[reasoning: about {self._reasoning_words} words]")
+            self.write_note(f"[reasoning: about {pluralize(self._reasoning_words, 'word')}]")
             self._reasoning_words = 0
         if isinstance(event, TextDelta | RefusalDelta):
             self.write_text(event.delta)
@@ -87,6 +86,7 @@ class TextOutput:
     def write_note(self, line: str, *, warn: bool = False) -> None:
         """Print a line that is not part of the answer."""
         self.stop()
+        line = wrap_text(line)
         click.echo(click.style(line, fg="yellow") if warn else click.style(line, dim=True))
 
     def stop(self) -> None:
@@ -97,21 +97,19 @@ class TextOutput:
 
     def show_end(self, status: str, report: dict[str, Any]) -> None:
         """Print what was sent."""
-        click.echo(click.style(status, dim=True))
+        click.echo(click.style(wrap_text(status), dim=True))
 
     def show_output(self, command: str, text: str) -> None:
-        """Print it."""
-        click.echo(text)
+        """Print it; the lines of a tree or of a list are not wrapped."""
+        click.echo(text if command in ("/tree", "/show") else wrap_text(text))
 
     def show_error(self, error: KedgeError) -> None:
         """Print one line and a hint on standard error."""
-        click.echo(f"{click.style('error', fg='red')}: {error}", err=True)
-        if hint := find_hint(error):
-            click.echo(click.style(f"Hint: {hint}", dim=True), err=True)
+        echo_error("error", str(error), find_hint(error))
 
     def show_interrupt(self, message: str) -> None:
         """Print a line in parentheses."""
-        click.echo(f"\n({message})")
+        click.echo(wrap_text(f"({message})"))
 
 
 class JsonOutput:
@@ -125,20 +123,20 @@ class JsonOutput:
 
     def show_end(self, status: str, report: dict[str, Any]) -> None:
         """Print the turn."""
-        click.echo(json.dumps(report, ensure_ascii=False))
+        click.echo(format_json(report))
 
     def show_output(self, command: str, text: str) -> None:
         """Print the output of a command."""
-        click.echo(json.dumps({"command": command, "output": text}, ensure_ascii=False))
+        click.echo(format_json({"command": command, "output": text}))
 
     def show_error(self, error: KedgeError) -> None:
         """Print the error."""
         report = {"error": str(error), "kind": type(error).__name__, "hint": find_hint(error)}
-        click.echo(json.dumps(report, ensure_ascii=False))
+        click.echo(format_json(report))
 
     def show_interrupt(self, message: str) -> None:
         """Print the interruption as an error."""
-        click.echo(json.dumps({"error": message, "kind": "KeyboardInterrupt", "hint": ""}))
+        click.echo(format_json({"error": message, "kind": "KeyboardInterrupt", "hint": ""}))
 
 
 def format_event(event: Event) -> str:
@@ -174,8 +172,9 @@ def format_status(plans: Sequence[RequestPlan]) -> str:
     sent_bytes = sum(plan.delta_bytes for plan in plans)
     full_bytes = sum(plan.full_bytes for plan in plans)
     requests = f", {len(plans)} requests" if len(plans) > 1 else ""
-    saved = f"sent {sent} of {full} blocks, {format_size(sent_bytes)} of {format_size(full_bytes)}"
-    return f"[{last.mode}, {anchor}, {saved}{requests}]"
+    blocks = f"sent {sent} of {pluralize(full, 'block')}"
+    saved = f"{format_size(sent_bytes)} of {format_size(full_bytes)}"
+    return f"[{last.mode}, {anchor}, {blocks}, {saved}{requests}]"
 
 
 def reply_to_json(reply: Reply, plans: Sequence[RequestPlan]) -> dict[str, Any]:
@@ -238,7 +237,7 @@ class MarkdownOutput(TextOutput):
         """Draw text, and fold other events into a line."""
         super().show_event(event)
         if isinstance(event, ReasoningDelta):
-            self._draw(f"*reasoning, about {self._reasoning_words} words*")
+            self._draw(f"*reasoning, about {pluralize(self._reasoning_words, 'word')}*")
 
     def write_text(self, delta: str) -> None:
         """Draw a piece of the answer."""

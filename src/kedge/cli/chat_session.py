@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kedge.cli import chat_tools
+from kedge.cli.base import wrap_text
 from kedge.cli.chat_output import ChatOutput, create_output, format_status, reply_to_json
 from kedge.cli.chat_tools import load_tool
 from kedge.cli.confirmations import model_references, remember
@@ -124,6 +125,12 @@ INTERRUPTED_MESSAGE = (
 )
 
 
+NO_EXPORTER_MESSAGE = (
+    "Note: --trace has no effect: no OpenTelemetry SDK is set up in this process. Start the command with "
+    "'opentelemetry-instrument' (package opentelemetry-distro) to export spans."
+)
+
+
 class Quit(Exception):
     """Raised by ``/quit``."""
 
@@ -135,7 +142,7 @@ def run_chat(options: ChatOptions) -> None:
         try:
             session = runner.run(_open_session(options, stack))
             if sys.stdin.isatty() and not options.as_json:
-                click.echo(session.format_greeting())
+                click.echo(wrap_text(session.format_greeting()))
             with suppress(Quit):
                 for line in read_lines(echo=not options.as_json, completions=tuple(SLASH_COMMANDS)):
                     session.handle_line(line, runner)
@@ -150,6 +157,8 @@ async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSes
     store = await stack.enter_async_context(use_store(address, make=True, connects=True))
     row = await lookup_conversation(store, options.name) if options.name else None
     model = resolve_model(row, options.model if options.is_model_given else None)
+    if options.trace and not options.as_json and not _has_exporter():
+        click.echo(wrap_text(NO_EXPORTER_MESSAGE, err=True), err=True)
     functions = [load_tool(path) for path in options.tools] or [*chat_tools.DEFAULT_TOOLS]
     settings: dict[str, Any] = {"tools": functions, "middleware": _build_middleware(options)}
     if row is None:
@@ -162,6 +171,15 @@ async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSes
     session = ChatSession(store, conversation, model, settings, options)
     stack.push_async_callback(session.aclose)
     return session
+
+
+def _has_exporter() -> bool:
+    """Return whether spans go anywhere; without the extra ``otel`` the middleware reports it."""
+    try:
+        trace = import_module("opentelemetry.trace")
+    except ImportError:
+        return True
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
 def _build_middleware(options: ChatOptions) -> Sequence[Middleware]:

@@ -6,6 +6,7 @@ and 0 if there are only notes.
 
 import os
 import platform
+import shutil
 import sqlite3
 import stat
 import sys
@@ -18,12 +19,13 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 import click
 
-from kedge.cli.base import CommandError, dim, echo, echo_json, get_config
+from kedge.cli.base import CommandError, dim, echo, echo_json, get_config, wrap_text
 from kedge.cli.base import command as kedge_command
 from kedge.config import (
     SETTINGS,
@@ -171,10 +173,12 @@ def check_keys(environ: Mapping[str, str]) -> Iterator[Check]:
 
 
 def check_databases(config: Config) -> Iterator[Check]:
-    """Check the server's database and the store."""
-    yield check_sqlite("server.db", Path(config["serve.db"] or data_dir() / "server.db"))
+    """Check the folders, the server's database and the store."""
     address = store_url(config["store"], create=False)
     file = store_file(address)
+    folders = {data_dir().absolute(), *([file.absolute().parent] if file else [])}
+    yield from map(check_folder, sorted(folders))
+    yield check_sqlite("server.db", Path(config["serve.db"] or data_dir() / "server.db"))
     if file is None:
         yield _check_version(address, mask_url(address))
         return
@@ -190,6 +194,26 @@ def check_databases(config: Config) -> Iterator[Check]:
     yield _check_version(f"{address}?mode=ro", str(file)) if sound else found
 
 
+MIN_FREE_BYTES = 50_000_000
+
+
+def check_folder(folder: Path) -> Check:
+    """Check that files can be created in a folder, or that the folder can be created."""
+    existing = next((each for each in (folder, *folder.parents) if each.exists()), folder)
+    advice = "Fix its permissions, or set XDG_DATA_HOME to another folder."
+    try:
+        with TemporaryFile(dir=existing) as file:
+            file.write(b" ")
+            file.flush()
+        free = shutil.disk_usage(existing).free
+    except OSError as error:
+        return Check("folder", "wrong", f"{folder} cannot be written: {error.strerror}", advice)
+    if free < MIN_FREE_BYTES:
+        advice = "Free some space: conversations cannot be stored on a full disk."
+        return Check("folder", "wrong", f"{folder}, only {format_size(free)} free", advice)
+    return Check("folder", "ok", f"{folder}, {format_size(free)} free")
+
+
 def check_sqlite(name: str, path: Path) -> Check:
     """Check an SQLite file, read-only."""
     if str(path) == ":memory:":
@@ -197,16 +221,33 @@ def check_sqlite(name: str, path: Path) -> Check:
     if not path.exists():
         return Check(name, "ok", f"{path} does not exist yet; it is created on first use")
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            (version,) = database.execute("PRAGMA user_version").fetchone()
-            (sound,) = database.execute("PRAGMA quick_check(1)").fetchone()
+        try:
+            version, sound = _read_sqlite(path)
+        except sqlite3.OperationalError:  # no journal can be created in a read-only folder
+            version, sound = _read_sqlite(path, "&immutable=1")
     except sqlite3.Error as error:
         advice = "Move it away to start with an empty one, or restore a backup."
         return Check(name, "wrong", f"{path} cannot be read: {error}", advice)
     if sound != "ok":
         advice = "Restore a backup; 'sqlite3 FILE .recover' may save the rest."
         return Check(name, "wrong", f"{path} is damaged: {sound}", advice)
+    if not (_is_writable(path) and _is_writable(path.absolute().parent)):
+        advice = "It can be read but not written: fix the permissions of the file and its folder."
+        return Check(name, "wrong", f"{path} is read-only", advice)
     return Check(name, "ok", f"{path}, {format_size(path.stat().st_size)}, schema {version}")
+
+
+def _is_writable(path: Path) -> bool:
+    return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _read_sqlite(path: Path, options: str = "") -> tuple[int, str]:
+    """Return the schema version and the result of a check."""
+    address = f"{path.absolute().as_uri()}?mode=ro{options}"
+    with closing(sqlite3.connect(address, uri=True)) as database:
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        (sound,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    return version, sound
 
 
 def _check_version(address: str, shown: str) -> Check:
@@ -370,9 +411,11 @@ def _print_checks(checks: list[Check]) -> None:
     width = max(len(check.name) for check in checks)
     for check in checks:
         mark, color = STATE_MARKS[check.state]
-        echo(f"{click.style(mark, fg=color)} {check.name:<{width}}  {check.found}")
+        indent = " " * (width + 4)
+        text = wrap_text(f"{mark} {check.name:<{width}}  {check.found}", indent=indent)
+        echo(f"{click.style(mark, fg=color)}{text.removeprefix(mark)}")
         if check.advice:
-            echo(f"  {'':<{width}}  {dim(check.advice)}")
+            echo(dim(wrap_text(f"{indent}{check.advice}", indent=indent)))
 
 
 def _print_summary(wrong: list[Check], online: bool) -> None:

@@ -45,7 +45,7 @@ def command(conversations: tuple[str, ...], out: Path | None, store: str, as_jso
 
     written = run_with_store(work, given=store)
     if out is None:
-        click.echo("".join(written), nl=False)
+        click.echo("".join(written).encode(), nl=False)  # UTF-8, so that it can be imported
         return
     out.write_text("".join(written), encoding="utf-8", newline="\n")
     lines = sum(text.count("\n") for text in written)

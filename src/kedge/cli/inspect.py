@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from kedge.cli.base import command as kedge_command
-from kedge.cli.base import dim, echo, echo_json, print_table
+from kedge.cli.base import dim, echo, echo_json, print_table, wrap_text
 from kedge.cli.store_options import (
     conversation_argument,
     find_conversation,
@@ -152,8 +152,8 @@ def command(
         return
     _print_blocks(found)
     echo()
-    echo(found.plan.explain())
-    echo(dim(_format_savings(found)))
+    echo(wrap_text(found.plan.explain()))
+    echo(dim(wrap_text(_format_savings(found))))
 
 
 def _print_blocks(found: "Inspection") -> None:

@@ -13,7 +13,7 @@ from kedge.cli.store_options import (
     run_with_store,
     store_option,
 )
-from kedge.formatting import sanitize_text
+from kedge.formatting import pluralize, sanitize_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,8 @@ def command(conversation: str, at: str, full: bool, store: str, as_json: bool) -
         return
     echo(
         dim(
-            f"{sanitize_text(row.title or row.id)}, node {loaded.node.id}, {len(loaded.blocks)} blocks"
+            f"{sanitize_text(row.title or row.id)}, node {loaded.node.id}, "
+            f"{pluralize(len(loaded.blocks), 'block')}"
         )
     )
     print_blocks(loaded.blocks, full=full)

@@ -26,7 +26,14 @@ from kedge.cli.base import command as kedge_command
 from kedge.cli.base import echo_json, setting_option
 from kedge.cli.store_options import IN_MEMORY, find_conversation
 from kedge.config import store_file, store_url
-from kedge.formatting import NO_VALUE, format_cost, format_duration, format_percent, format_size
+from kedge.formatting import (
+    NO_VALUE,
+    format_cost,
+    format_duration,
+    format_percent,
+    format_size,
+    pluralize,
+)
 from kedge.store import Store, open_store
 
 SPARK_BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -71,15 +78,19 @@ def _build_overview(stats: Analytics) -> Table:
     statuses = ", ".join(_format_count(each) for each in requests.statuses)
     sent = f"{format_size(requests.sent_bytes)}; {format_size(requests.saved_bytes)} saved"
     cached = f"{stats.tokens.input} in ({_format_share(stats.tokens.cached_share)} cached)"
+    points, forks = pluralize(branching.points, "point"), pluralize(branching.forks, "fork")
     chained = f"{requests.chained} ({_format_share(requests.chained_share)})"
     rows = (
-        ("requests", f"{requests.total} in {requests.conversations} conversations ({statuses})"),
+        (
+            "requests",
+            f"{requests.total} in {pluralize(requests.conversations, 'conversation')} ({statuses})",
+        ),
         ("answered", _format_share(requests.success_rate)),
         ("chained", f"{chained}, {requests.full} in full"),
         ("rejected", f"{requests.rejections}; {requests.forgotten} answered without context"),
         ("without id", str(requests.without_id)),
         ("chains", f"{chains.count}, mean {chains.mean or 0:.1f}, longest {chains.longest}"),
-        ("branches", f"{branching.branches} at {branching.points} points, {branching.forks} forks"),
+        ("branches", f"{branching.branches} at {points}, {forks}"),
         ("sent", f"{sent} ({_format_share(requests.saved_share)})"),
         ("tokens", f"{cached}, {stats.tokens.output} out"),
         ("cost", _format_cost(stats.cost.dollars, stats.cost.unpriced)),

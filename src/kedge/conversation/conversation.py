@@ -49,6 +49,7 @@ from kedge.engines.base import answer_text
 from kedge.errors import HeadConflict, InvalidSetting, KeyReused
 from kedge.events import Event, Usage
 from kedge.events.run import TurnFinished
+from kedge.formatting import pluralize
 from kedge.middleware import with_middleware
 from kedge.middleware.default_stack import Tools, with_default_middleware
 from kedge.planning import Mode, RequestPlan
@@ -655,7 +656,7 @@ class Conversation:
         await self.aclose()
 
     def __repr__(self) -> str:
-        return f"<Conversation {self.id} at node {self.head}, {len(self.turn)} blocks>"
+        return f"<Conversation {self.id} at node {self.head}, {pluralize(len(self.turn), 'block')}>"
 
     # Implementation
 

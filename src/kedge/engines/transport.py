@@ -263,7 +263,7 @@ class Transport:
         return self._make_translator(self.client).build_error(status, text, headers)
 
     def _make_translator(self, client: "Client", *, streaming: bool = False) -> "_ErrorTranslator":
-        return _ErrorTranslator(self.provider, client.api_key, streaming, self.sdk)
+        return _ErrorTranslator(self.provider, client, streaming, self.sdk)
 
 
 @cache
@@ -276,9 +276,10 @@ def no_telemetry_headers(sdk: Sdk) -> dict[str, Any]:
 class _ErrorTranslator:
     """Turns what the client raises into errors of ours."""
 
-    def __init__(self, provider: str, secret: object, streaming: bool, sdk: Sdk) -> None:
+    def __init__(self, provider: str, client: "Client", streaming: bool, sdk: Sdk) -> None:
         self.provider = provider
-        self.secret = secret
+        self.secret: object = client.api_key
+        self._client = client
         self.streaming = streaming
         self.sdk: Sdk = sdk
 
@@ -326,10 +327,13 @@ class _ErrorTranslator:
         first = _find_root_cause(exc)
         late = isinstance(exc, import_module(self.sdk).APITimeoutError)
         broken = isinstance(first, OSError | aiohttp.ClientError)
-        words = f"could not reach the server ({type(first).__name__})"
+        # The query and the user name may be secret; scheme, host and path are not.
+        url = self._client.base_url
+        address = self.redact(str(url.copy_with(query=None, fragment=None, userinfo=b"")))
+        message = f"could not reach the server at {address} ({type(first).__name__})"
         if isinstance(first, TimeoutError) or (late and not broken):
-            words = "the server did not answer in time"
-        return Unreachable(words, provider=self.provider, retryable=True)
+            message = f"the server at {address} did not answer in time"
+        return Unreachable(message, provider=self.provider, retryable=True)
 
     def build_error(self, status: int, text: str, headers: Mapping[str, str]) -> EngineError:
         """The error that a refusal in these words is."""

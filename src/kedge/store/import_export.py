@@ -166,6 +166,9 @@ def _encode_value(value: Any) -> Any:
     return base64.b64encode(bytes(value)).decode() if isinstance(value, bytes) else value
 
 
+NOT_AN_EXPORT = "not a JSON object; import a file that 'kedge export' wrote"
+
+
 def import_lines(tx: Tx, lines: Iterable[str]) -> list[str]:
     """Create the conversations of exported lines and return their ids; an id in use is replaced."""
     made: list[str] = []
@@ -206,7 +209,7 @@ def _parse_line(line: str, number: int) -> Json:
     except ValueError:
         form = None
     if not isinstance(form, dict):
-        raise InvalidJSON(f"line {number}", "not a JSON object")
+        raise InvalidJSON(f"line {number}", NOT_AN_EXPORT)
     return cast("Json", form)
 
 

@@ -106,6 +106,7 @@ class SQLiteDatabase(Database):
         self.path = path
         self._wait_seconds = wait_seconds
         self._read_only = read_only
+        self._options = "mode=ro" if read_only else "mode=rwc"
         self._writer = ThreadPoolExecutor(1, "kedge-store-writer")
         alone = path == MEMORY
         self._readers = (
@@ -221,12 +222,21 @@ class SQLiteDatabase(Database):
         return connection
 
     def _connect(self) -> sqlite3.Connection:
-        target = self.path
-        if target != MEMORY:
-            mode = "ro" if self._read_only else "rwc"
-            if not self._read_only:
-                _create_private_file(target)
-            target = f"{Path(target).absolute().as_uri()}?mode={mode}"
+        if self.path == MEMORY:
+            return self._open(MEMORY)
+        uri = Path(self.path).absolute().as_uri()
+        is_new = not self._read_only and _create_private_file(self.path)
+        try:
+            return self._open(f"{uri}?{self._options}")
+        except sqlite3.OperationalError as error:
+            # A WAL cannot be created in a folder that is read-only. Nothing else can write there, so the
+            # file may be read as it is, unless a journal was left that has newer content.
+            if is_new or _primary_code(error) not in _READ_ONLY_CODES or _has_journal(self.path):
+                raise
+            self._read_only, self._options = True, "mode=ro&immutable=1"
+            return self._open(f"{uri}?{self._options}")
+
+    def _open(self, target: str) -> sqlite3.Connection:
         connection = sqlite3.connect(
             target,
             uri=True,
@@ -238,6 +248,7 @@ class SQLiteDatabase(Database):
         try:
             if not self._read_only:
                 connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA user_version").fetchone()  # opens the journal
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA secure_delete = ON")
             connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
@@ -247,17 +258,38 @@ class SQLiteDatabase(Database):
         return connection
 
 
-def _create_private_file(path: str) -> None:
+def _create_private_file(path: str) -> bool:
     """Create the file so that only its owner can read it; SQLite's other files get the same mode.
 
     An existing file is not opened: closing it would drop every lock that this process has on it.
+
+    Returns:
+        Whether the file did not exist.
     """
-    with suppress(OSError):  # SQLite reports it with more detail
+    try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        return False
+    except OSError:  # SQLite reports it with more detail
+        return not os.access(path, os.F_OK)
+    return True
+
+
+def _has_journal(path: str) -> bool:
+    try:
+        return Path(f"{path}-wal").stat().st_size > 0
+    except OSError:
+        return False
+
+
+_READ_ONLY_CODES = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def _to_store_error(error: sqlite3.Error, path: str) -> StoreError:
     """Return the `StoreError` for an error of SQLite."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    kind, message = _ERRORS.get(code, (StoreError, f"SQLite reports: {error}"))
+    kind, message = _ERRORS.get(_primary_code(error), (StoreError, f"SQLite reports: {error}"))
     return kind(f"{path}: {message}")
