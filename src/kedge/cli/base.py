@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TextIO, TypeVar
 
 import click
 
@@ -95,8 +95,8 @@ def format_json(value: Any, *, to_stderr: bool = False, **options: Any) -> str:
     return json.dumps(value, ensure_ascii=not _is_utf8(stream), **options)
 
 
-def _is_utf8(stream: IO[str]) -> bool:
-    return (stream.encoding or "").lower().replace("-", "").replace("_", "") == "utf8"
+def _is_utf8(stream: TextIO) -> bool:
+    return stream.encoding.lower().replace("-", "").replace("_", "") == "utf8"
 
 
 _ASCII_FORMS = {
