@@ -18,6 +18,7 @@ HOMES: dict[str, str] = {
     "chain": "kedge.incremental",
     "chain_report": "kedge.incremental",
     "connect": "kedge.providers",
+    "mcp_tools": "kedge.mcp",
     "open_store": "kedge.store",
     "run_sync": "kedge.event_loops",
     "unchain": "kedge.incremental",
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
     from kedge.incremental import chain as chain
     from kedge.incremental import chain_report as chain_report
     from kedge.incremental import unchain as unchain
+    from kedge.mcp import mcp_tools as mcp_tools
     from kedge.middleware import with_middleware as with_middleware
     from kedge.providers import connect as connect
     from kedge.store import open_store as open_store

@@ -58,6 +58,7 @@ OPTIONAL_PACKAGES = {
     "psycopg": ("postgres", "conversations in PostgreSQL"),
     "opentelemetry-api": ("otel", "traces"),
     "dbos": ("dbos", "batches over many machines"),
+    "mcp": ("mcp", "tools of MCP servers"),
 }
 KEY_VARIABLES = {
     "OPENAI_API_KEY": "openai:…",

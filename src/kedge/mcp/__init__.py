@@ -1,0 +1,85 @@
+"""Model Context Protocol: tools of MCP servers for Kedge, and Kedge's store as an MCP server.
+
+``mcp_tools`` connects to a server and gives a toolbox; ``kedge.mcp.server`` serves a store. Both use the official
+package (extra ``mcp``), which is imported when one of them is used.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from kedge.errors import CannotConnect
+from kedge.tools import Toolbox
+
+DEFAULT_TIMEOUT = 60.0
+DEFAULT_CONNECT_TIMEOUT = 30.0
+
+__all__ = ["mcp_tools"]
+
+
+def mcp_tools(
+    server: str | Sequence[str],
+    *,
+    name: str = "",
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout: float | None = DEFAULT_TIMEOUT,
+    connect_timeout: float = DEFAULT_CONNECT_TIMEOUT,
+    approval: bool | None = None,
+    concurrency: int | None = None,
+) -> AbstractAsyncContextManager[Toolbox]:
+    """Connect to an MCP server and use its tools.
+
+    A command is started as a child process, without a shell and with a minimal environment; it ends with the
+    context. The toolbox follows the server: when the server changes its tools, the next request offers the new
+    ones. What a server sends is not trusted: names, descriptions and results are bounded in size, and the rules
+    of a ``guard`` apply to them.
+
+    Args:
+        server: A command (``"npx -y some-server"`` or ``["npx", "-y", "some-server"]``), or the address of a
+            server for streamable HTTP (``"https://example.com/mcp"``).
+        name: The prefix of its tools where names are used twice; by default from the command or the address.
+        env: Further environment variables of the command.
+        cwd: The working directory of the command.
+        headers: HTTP headers, such as ``Authorization``.
+        timeout: Maximum seconds of one call; the server is notified of the cancellation.
+        connect_timeout: Maximum seconds until the server has listed its tools.
+        approval: As for ``kedge.tools.tool``: True requires approval of every call, False never does, None does
+            if an approver is configured.
+        concurrency: Maximum number of concurrent calls of each tool.
+
+    Returns:
+        An async context manager that gives a toolbox for ``tools=``.
+
+    Raises:
+        CannotConnect: The extra ``mcp`` is missing, or, on entering, the server could not be reached.
+        InvalidSetting: The command or an option is invalid.
+
+    Example:
+        ```python
+        async with mcp_tools("npx -y @modelcontextprotocol/server-filesystem .") as files:
+            chat = Chat("openai:gpt-5.1", tools=files)
+        ```
+    """
+    require_mcp()
+    from kedge.mcp.client import McpOptions, open_tools
+    from kedge.mcp.transports import parse_address
+
+    address = parse_address(server, env=env, cwd=cwd, headers=headers)
+    options = McpOptions(
+        name or address.default_name, timeout, connect_timeout, approval, concurrency
+    )
+    return open_tools(address, options)
+
+
+def require_mcp() -> None:
+    """Check that the official package is installed.
+
+    Raises:
+        CannotConnect: It is not.
+    """
+    try:
+        from mcp import Client as _  # noqa: F401 - versions before 2 do not have it
+    except ImportError as error:
+        raise CannotConnect("MCP needs a package: pip install 'kedge[mcp]'") from error

@@ -1,0 +1,319 @@
+"""A connection to an MCP server, as a source of tools.
+
+The connection lives in a task of its own. The contexts of the official client belong to the task that entered
+them, whereas a toolbox is used from many: a chat runs each line in another task, and parallel calls have one task
+each. And a caller that is cancelled, even twice, must not interrupt the end of a child process.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import anyio
+import mcp_types as types
+from mcp import Client, MCPError
+from mcp.client.session import IncomingMessage
+from mcp.client.subscriptions import SubscriptionLost
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import TypeAdapter, ValidationError
+
+from kedge.errors import CannotConnect, InvalidSetting, ToolFailed
+from kedge.mcp.content import MAX_TOOLS, clean_text, convert_result, convert_tools
+from kedge.mcp.transports import ConnectionNotes, ServerAddress
+from kedge.observe import get_logger
+from kedge.tools import Toolbox, ToolSource
+from kedge.tools.error_text import redact_secrets
+from kedge.turns import Part
+
+log = get_logger("kedge.mcp")
+
+MAX_PAGES = 100
+MAX_ERROR_CHARS = 2_000
+CLOSE_SECONDS = 5.0
+"""How long closing an HTTP session may take; a child process has limits of its own."""
+REFRESH_SECONDS = 0.1
+"""Minimum time between two listings, however many changes a server reports."""
+LISTEN_SECONDS = 5.0
+"""Time before a lost subscription to changes is opened again."""
+ENDED = "it ended the connection"
+RESULT_ADAPTER: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
+    types.CallToolResult | types.InputRequiredResult
+)
+
+
+@dataclass(frozen=True, slots=True)
+class McpOptions:
+    """The options of a connection; see ``mcp_tools``.
+
+    Raises:
+        InvalidSetting: A timeout is not a positive number.
+    """
+
+    name: str
+    timeout: float | None
+    connect_timeout: float
+    approval: bool | None
+    concurrency: int | None
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "connect_timeout"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise InvalidSetting(f"{name} must be a positive number of seconds")
+
+
+@asynccontextmanager
+async def open_tools(address: ServerAddress, options: McpOptions) -> AsyncGenerator[Toolbox]:
+    """Connect to a server and give its tools; see ``mcp_tools``."""
+    connection = McpConnection(address, options)
+    task = asyncio.create_task(connection.run(), name=f"kedge.mcp {options.name}")
+    try:
+        await connection.wait_until_ready()
+        yield Toolbox(connection)
+    finally:
+        connection.stop()
+        await _join(task)
+
+
+async def _join(task: asyncio.Task[None]) -> None:
+    """Wait until a task has ended, also if this task is cancelled meanwhile."""
+    interrupted: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                interrupted = error
+    if interrupted:
+        raise interrupted
+
+
+class McpConnection(ToolSource):
+    """A connection to a server: its current tools, and their calls."""
+
+    def __init__(self, address: ServerAddress, options: McpOptions) -> None:
+        self.name = options.name
+        self.address = address
+        self.options = options
+        self._loop = asyncio.get_running_loop()
+        self._client: Client | None = None
+        self._settled = asyncio.Event()
+        """Set while it is known whether there is a connection."""
+        self._wake = asyncio.Event()
+        """Set when the task of the connection has something to do: to stop, or to connect again."""
+        self._changed = asyncio.Event()
+        self._stopping = False
+        self._scope: anyio.CancelScope | None = None
+        self._failure = ""
+        self.notes = ConnectionNotes(self._wake.set)
+
+    async def run(self) -> None:
+        """Hold the connection until it is stopped; over HTTP, connect again when a call needs it."""
+        _silence_loggers()
+        try:
+            while not self._stopping:
+                try:
+                    await self._connect()
+                except* Exception as errors:  # noqa: BLE001 - any failure ends the connection only
+                    self._failure = self._describe_failure(errors)
+                if not self.address.is_reusable:
+                    self.tools = ()
+                    return
+                if self._stopping:
+                    return
+                if not self._wake.is_set():
+                    self._settled.set()
+                await self._wake.wait()
+        finally:
+            self._settled.set()
+
+    async def wait_until_ready(self) -> None:
+        """Wait for the first listing.
+
+        Raises:
+            CannotConnect: The server could not be started or reached, or does not speak MCP.
+        """
+        await self._settled.wait()
+        if self._client is None:
+            raise CannotConnect(f"the MCP server {self.address} is not available: {self._failure}")
+
+    def stop(self) -> None:
+        """End the connection."""
+        self._stopping = True
+        self._wake.set()
+        if self._client is None and self._scope is not None:
+            self._scope.cancel()
+
+    async def _connect(self) -> None:
+        """Open a connection, and hold it until it ends or is stopped."""
+        self.notes = ConnectionNotes(self._wake.set)
+        self._wake.clear()
+        with anyio.CancelScope(deadline=self._deadline(self.options.connect_timeout)) as scope:
+            self._scope = scope
+            async with Client(
+                self.address.open(self.notes),
+                message_handler=self._handle_message,
+                client_info=types.Implementation(name="kedge", version=version("kedge")),
+                cache=None,
+            ) as client:
+                self.tools = await self._list_tools(client)
+                scope.deadline = math.inf
+                try:
+                    await self._hold(client)
+                finally:
+                    self._client = None
+                    self._settled.clear()
+                    self._wake.clear()
+                    scope.deadline = self._deadline(CLOSE_SECONDS)
+        self._failure = self.notes.describe() or ENDED
+        if scope.cancelled_caught and not self._stopping:
+            self._failure = f"no answer within {self.options.connect_timeout:g} s"
+            if self.notes.describe():
+                self._failure += f"; {self.notes.describe()}"
+
+    async def _hold(self, client: Client) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._follow_changes, client)
+            self._client = client
+            self._failure = ""
+            self._settled.set()
+            log.debug("connected to the MCP server %s, %d tools", self.name, len(self.tools))
+            await self._wake.wait()
+            group.cancel_scope.cancel()
+
+    def _deadline(self, seconds: float) -> float:
+        return anyio.current_time() + seconds
+
+    def _describe_failure(self, errors: BaseExceptionGroup[Exception]) -> str:
+        """Return what is known about a failed connection, in one line."""
+        error: BaseException = errors
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        match error:
+            case MCPError(code=types.CONNECTION_CLOSED):
+                reason = ""
+            case ValidationError():
+                reason = "it sent an invalid message"
+            case _:
+                reason = str(error) or type(error).__name__
+        text = "; ".join(filter(None, (reason, self.notes.describe())))
+        return " ".join(clean_text(redact_secrets(text)).split())[:MAX_ERROR_CHARS] or ENDED
+
+    async def _list_tools(self, client: Client) -> tuple[Any, ...]:
+        listed: list[types.Tool] = []
+        cursor: str | None = None
+        if client.server_capabilities.tools is None:
+            return ()
+        for _ in range(MAX_PAGES):
+            params = types.PaginatedRequestParams(cursor=cursor)
+            page = await client.session.list_tools(params=params)
+            listed += page.tools
+            cursor = page.next_cursor
+            if not cursor or len(listed) > MAX_TOOLS:
+                break
+        options = {
+            "timeout": self.options.timeout,
+            "approval": self.options.approval,
+            "concurrency": self.options.concurrency,
+        }
+        return convert_tools(listed, self.call_tool, options, self.name)
+
+    async def _handle_message(self, message: IncomingMessage) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            self._changed.set()
+
+    async def _follow_changes(self, client: Client) -> None:
+        """List the tools again after each change that the server reports."""
+        tools = client.server_capabilities.tools
+        async with anyio.create_task_group() as group:
+            if tools and tools.list_changed and client.protocol_version in MODERN_PROTOCOL_VERSIONS:
+                group.start_soon(self._subscribe, client)
+            while True:
+                await self._changed.wait()
+                self._changed.clear()
+                try:
+                    with anyio.fail_after(self.options.connect_timeout):
+                        self.tools = await self._list_tools(client)
+                except (MCPError, TimeoutError, ValidationError) as error:
+                    log.warning("the MCP server %s did not list its tools: %r", self.name, error)
+                else:
+                    log.info("the MCP server %s changed its tools: %d", self.name, len(self.tools))
+                await anyio.sleep(REFRESH_SECONDS)
+
+    async def _subscribe(self, client: Client) -> None:
+        """Receive changes from servers of the current protocol, which report them to subscribers only."""
+        while True:
+            try:
+                async with client.listen(tools_list_changed=True) as changes:
+                    async for _ in changes:
+                        self._changed.set()
+            except (MCPError, SubscriptionLost, TimeoutError) as error:
+                log.debug("the subscription to the MCP server %s ended: %r", self.name, error)
+            await anyio.sleep(LISTEN_SECONDS)
+            self._changed.set()  # changes in between were not reported
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> list[Part]:
+        """Call a tool of the server, from any event loop.
+
+        Raises:
+            ToolFailed: The call failed; the message is for the model.
+        """
+        if asyncio.get_running_loop() is self._loop:
+            return await self._call_tool(name, arguments)
+        if not self._loop.is_running():
+            raise ToolFailed("The MCP connection belongs to an event loop that has ended.")
+        return await asyncio.wrap_future(
+            asyncio.run_coroutine_threadsafe(self._call_tool(name, arguments), self._loop)
+        )
+
+    async def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> list[Part]:
+        client = await self._get_client()
+        params = types.CallToolRequestParams(name=name, arguments=dict(arguments))
+        try:
+            result = await client.session.send_request(
+                types.CallToolRequest(params=params), RESULT_ADAPTER
+            )
+        except MCPError as error:
+            raise ToolFailed(await self._describe_call_error(error, client)) from error
+        except ValidationError as error:
+            raise ToolFailed("The server returned an invalid result.") from error
+        if isinstance(result, types.InputRequiredResult):
+            raise ToolFailed("The server requires input from the user, which is not supported.")
+        return convert_result(result)
+
+    async def _get_client(self) -> Client:
+        """Return the client; connect again first if the connection can be opened again."""
+        if self._client is None and not self._stopping:
+            if self.address.is_reusable:
+                self._settled.clear()
+                self._wake.set()
+            await self._settled.wait()
+        if self._client is None:
+            raise ToolFailed(f"The MCP server is not available: {self._failure or ENDED}")
+        return self._client
+
+    async def _describe_call_error(self, error: MCPError, client: Client) -> str:
+        if error.code != types.CONNECTION_CLOSED:
+            return (
+                f"The MCP server rejected the call: {clean_text(error.message[:MAX_ERROR_CHARS])}"
+            )
+        if self._client is client:  # the task of the connection does not know yet
+            self._settled.clear()
+            self._wake.set()
+        await self._settled.wait()  # the reason is known when the process has ended
+        return (
+            f"The call failed, it may have had an effect. The MCP server: {self._failure or ENDED}"
+        )
+
+
+def _silence_loggers() -> None:
+    """Do not let the official package write to standard error where logging is not configured."""
+    for name in ("mcp", "client"):
+        logger = logging.getLogger(name)
+        if not any(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
+            logger.addHandler(logging.NullHandler())

@@ -1,0 +1,177 @@
+"""Convert the tools and results of an MCP server. Everything a server sends is untrusted and bounded here.
+
+Schemas are sent to the model and not evaluated: a pattern in a schema could take exponential time. For the same
+reason, structured results are not checked against the output schema that the server declares for them.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import mcp_types as types
+
+from kedge.errors import KedgeError, ToolFailed
+from kedge.formatting import sanitize_text
+from kedge.observe import get_logger
+from kedge.tools import AnyTool, tool
+from kedge.tools.registry import edit_descriptions
+from kedge.tools.tool import MAX_NAME_CHARS
+from kedge.turns import Part, TextPart, image
+
+log = get_logger("kedge.mcp")
+
+MAX_TOOLS = 128
+"""Maximum number of tools of one server; providers accept about as many."""
+MAX_DESCRIPTION_CHARS = 4_000
+MAX_SCHEMA_CHARS = 40_000
+MAX_CONTENT_ITEMS = 100
+MAX_LINK_CHARS = 500
+IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+"""The types of images that models accept."""
+
+# Control characters except tab and line breaks, and Unicode tags, which are invisible but which models read.
+CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\U000e0000-\U000e007f]")
+
+CallFunction = Callable[[str, Mapping[str, Any]], Awaitable[list[Part]]]
+
+
+def convert_tools(
+    listed: Iterable[types.Tool], call: CallFunction, options: Mapping[str, Any], server: str
+) -> tuple[AnyTool, ...]:
+    """Return the tools of a server.
+
+    Names get the form that providers accept. Of two tools with one name, the first is used. A tool whose
+    schema is too large or invalid is left out.
+
+    Args:
+        listed: The tools as the server lists them.
+        call: Calls a tool by its name at the server.
+        options: Execution options for ``kedge.tools.tool``.
+        server: The name of the server, for the log.
+    """
+    found: dict[str, AnyTool] = {}
+    for each in listed:
+        name = re.sub(r"[^a-zA-Z0-9_-]", "_", each.name)[:MAX_NAME_CHARS]
+        if not name or name in found or len(found) == MAX_TOOLS:
+            log.warning(
+                "a tool of the MCP server %s is left out: no free name, or too many", server
+            )
+            continue
+        try:
+            found[name] = _convert_tool(name, each, call, options)
+        except (KedgeError, ValueError, TypeError, RecursionError) as error:
+            reason = sanitize_text(str(error))[:MAX_LINK_CHARS]
+            log.warning("the tool %s of the MCP server %s is left out: %s", name, server, reason)
+    return tuple(found.values())
+
+
+def _convert_tool(
+    name: str, listed: types.Tool, call: CallFunction, options: Mapping[str, Any]
+) -> AnyTool:
+    schema = edit_descriptions({**listed.input_schema, "type": "object"}, _clean_description)
+    if len(json.dumps(schema)) > MAX_SCHEMA_CHARS:
+        raise ValueError(f"its schema has more than {MAX_SCHEMA_CHARS:,} characters")
+
+    async def call_remote(**arguments: Any) -> list[Part]:
+        return await call(listed.name, arguments)
+
+    return tool(
+        call_remote,
+        name=name,
+        description=_clean_description(listed.description or listed.title or ""),
+        parameters=schema,
+        **options,
+    )
+
+
+def _clean_description(text: str) -> str:
+    shown = sanitize_text(text[: MAX_DESCRIPTION_CHARS + 1]).strip()
+    return shown if len(text) <= MAX_DESCRIPTION_CHARS else f"{shown[:MAX_DESCRIPTION_CHARS]}…"
+
+
+def clean_text(text: str) -> str:
+    """Return the text of a result with control characters replaced."""
+    return CONTROL_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def convert_result(result: types.CallToolResult) -> list[Part]:
+    """Return the parts of a result.
+
+    A structured result is added as JSON, unless a text of the result is that JSON already, as the protocol
+    recommends.
+
+    Raises:
+        ToolFailed: The result is an error; the message is its text.
+    """
+    items = result.content[:MAX_CONTENT_ITEMS]
+    parts: list[Part] = [part for item in items for part in _convert_item(item)]
+    if len(items) < len(result.content):
+        parts.append(TextPart(f"[omitted: {len(result.content) - len(items):,} further items]"))
+    structured = result.structured_content
+    if structured is not None and not _has_same_json(items, structured):
+        parts.append(TextPart(clean_text(json.dumps(structured, ensure_ascii=False))))
+    if result.is_error:
+        texts = [part.text for part in parts if isinstance(part, TextPart)]
+        raise ToolFailed("\n".join(texts) or "The tool failed without a message.")
+    return parts or [TextPart("")]
+
+
+def _has_same_json(items: Iterable[types.ContentBlock], structured: Any) -> bool:
+    """Return whether a text is the structured result, or what it wraps as ``{"result": …}``."""
+    inner = structured.get("result") if isinstance(structured, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    for item in items:
+        if isinstance(item, types.TextContent):
+            if item.text == inner:
+                return True
+            try:
+                value = json.loads(item.text)
+            except (ValueError, RecursionError):
+                continue
+            if value == structured or (inner is not None and value == inner):
+                return True
+    return False
+
+
+def _convert_item(item: types.ContentBlock) -> Iterator[Part]:
+    match item:
+        case types.TextContent():
+            yield TextPart(clean_text(item.text))
+        case types.ImageContent():
+            yield _convert_image(item.data, item.mime_type)
+        case types.AudioContent():
+            yield _describe_content("audio", item.mime_type, item.data)
+        case types.ResourceLink():
+            yield TextPart(f"[link: {_shorten(item.name)} <{_shorten(item.uri)}>]")
+        case types.EmbeddedResource(resource=types.TextResourceContents() as resource):
+            yield TextPart(f"[resource: <{_shorten(resource.uri)}>]\n{clean_text(resource.text)}")
+        case types.EmbeddedResource(resource=types.BlobResourceContents() as resource):
+            media_type = resource.mime_type or "unknown"
+            if media_type in IMAGE_TYPES:
+                yield _convert_image(resource.blob, media_type)
+            else:
+                kind = f"the resource <{_shorten(resource.uri)}>"
+                yield _describe_content(kind, media_type, resource.blob)
+        case _:
+            yield TextPart("[omitted: content of an unknown type]")
+
+
+def _convert_image(data: str, media_type: str) -> Part:
+    if media_type not in IMAGE_TYPES:
+        return _describe_content("an image", media_type, data)
+    try:
+        return image(base64.b64decode(data, validate=True), media_type=media_type)
+    except ValueError:
+        return TextPart("[omitted: an image that is not valid base64]")
+
+
+def _describe_content(kind: str, media_type: str, data: str) -> Part:
+    size = f"{len(data) * 3 // 4:,} bytes"
+    return TextPart(
+        f"[omitted: {kind} of type {_shorten(media_type)}, {size}; models do not take it]"
+    )
+
+
+def _shorten(text: str) -> str:
+    return sanitize_text(text[:MAX_LINK_CHARS])

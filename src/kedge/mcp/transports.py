@@ -1,0 +1,366 @@
+"""Connections to MCP servers: a child process with messages on its standard streams, or streamable HTTP.
+
+A server is not trusted. The standard streams are handled here rather than by the official transport, which reads a
+line of any length into memory and writes lines that are no messages, and the server's standard error, where a
+terminal shows them. The process is the leader of a process group, so that everything it starts ends with it: first
+its input is closed, then the group is terminated, then killed. Each wait is bounded and shielded from cancellation.
+"""
+
+import os
+import shlex
+import signal
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from subprocess import PIPE
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+import httpx2
+from anyio.abc import ObjectReceiveStream, ObjectSendStream, Process
+from mcp.client._transport import TransportStreams
+from mcp.client.stdio import get_default_environment
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.message import SessionMessage
+from mcp_types import jsonrpc_message_adapter
+
+from kedge.errors import InvalidSetting
+from kedge.formatting import sanitize_text
+from kedge.observe import get_logger
+from kedge.tools.error_text import redact_secrets
+
+log = get_logger("kedge.mcp")
+
+MAX_MESSAGE_BYTES = 32_000_000
+"""Maximum size of one message; an image of 20 MB fits into it."""
+MAX_NOTE_CHARS = 500
+MAX_NAME_CHARS = 32
+GRACE_SECONDS = 2.0
+"""How long a process may take to exit after its input is closed, after SIGTERM, and after SIGKILL."""
+POLL_SECONDS = 0.01
+INHERITED_VARIABLES = ("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ")
+LAUNCHERS = frozenset(
+    {
+        "bunx",
+        "deno",
+        "docker",
+        "node",
+        "npx",
+        "pipx",
+        "pnpx",
+        "python",
+        "python3",
+        "run",
+        "uv",
+        "uvx",
+    }
+)
+"""Programs and their subcommands that start another program, which is the better name."""
+
+
+@dataclass(slots=True)
+class ConnectionNotes:
+    """What happened on a connection, for error messages; ``on_end`` is called when the server ends it."""
+
+    on_end: Callable[[], None]
+    stopping: bool = False
+    ended: bool = False
+    """Whether the server ended the connection before it was stopped."""
+    exit_code: int | None = None
+    stderr: str = ""
+    stderr_ended: bool = False
+    stray_output: str = ""
+    problem: str = ""
+
+    def describe(self) -> str:
+        """Return what went wrong, as far as it is known."""
+        if self.problem:
+            return self.problem
+        shown = " ".join(sanitize_text(redact_secrets(self.stderr)).split())[-MAX_NOTE_CHARS:]
+        stray = " ".join(sanitize_text(redact_secrets(self.stray_output)).split())
+        known = [
+            f"it exited with code {self.exit_code}" if self.ended else "",
+            f"its standard output is not MCP: {stray[:MAX_NOTE_CHARS]!r}" if stray else "",
+            f"its standard error: {shown!r}" if shown else "",
+        ]
+        return "; ".join(filter(None, known))
+
+
+@dataclass(frozen=True, slots=True)
+class StdioAddress:
+    """A command whose standard streams carry messages."""
+
+    command: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    cwd: str | Path | None = None
+
+    is_reusable = False
+    """Whether a connection that ended can be opened again."""
+
+    def __str__(self) -> str:
+        return self.default_name
+
+    @property
+    def default_name(self) -> str:
+        """The name of the program, after any launcher and its options."""
+        words = (PurePath(word).name for word in self.command if not word.startswith("-"))
+        found = next((word for word in words if word and word not in LAUNCHERS), self.command[0])
+        return to_prefix(found.removesuffix(".py"))
+
+    def open(self, notes: ConnectionNotes) -> AbstractAsyncContextManager[TransportStreams]:
+        """Start the process and return its streams."""
+        return open_stdio(self, notes)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAddress:
+    """The address of a server for streamable HTTP."""
+
+    url: str = field(repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+
+    is_reusable = True
+
+    def __str__(self) -> str:
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+    @property
+    def default_name(self) -> str:
+        """The host name."""
+        return to_prefix(urlsplit(self.url).hostname or "")
+
+    def open(self, notes: ConnectionNotes) -> AbstractAsyncContextManager[TransportStreams]:
+        """Open a client and return its streams."""
+        return open_http(self)
+
+
+ServerAddress = StdioAddress | HttpAddress
+
+
+def parse_address(
+    server: str | Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> ServerAddress:
+    """Parse a command line, a list of arguments or a URL.
+
+    Raises:
+        InvalidSetting: It is empty or malformed, or an option does not apply to it.
+    """
+    if isinstance(server, str) and server.startswith(("http://", "https://")):
+        if env or cwd:
+            raise InvalidSetting("env and cwd are for a command; a URL takes headers")
+        if not urlsplit(server).hostname:
+            raise InvalidSetting("the URL of the MCP server has no host name")
+        return HttpAddress(server, dict(headers or {}))
+    if headers:
+        raise InvalidSetting("headers are for a URL; a command takes env")
+    try:
+        command = tuple(shlex.split(server) if isinstance(server, str) else map(str, server))
+    except ValueError as error:
+        raise InvalidSetting(f"the command of the MCP server is malformed: {error}") from error
+    if not command or not command[0]:
+        raise InvalidSetting("the command of the MCP server is empty; give a command or a URL")
+    return StdioAddress(command, dict(env or {}), cwd)
+
+
+def to_prefix(text: str) -> str:
+    """Return a text as a prefix of tool names: letters, digits, ``_`` and ``-``."""
+    allowed = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in text)
+    return allowed.strip("_-")[:MAX_NAME_CHARS] or "mcp"
+
+
+def build_environment(added: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a server: paths, user, terminal and language, and what is added.
+
+    API keys and other settings of this process are not part of it.
+    """
+    language = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
+    return {**get_default_environment(), **language, **added}
+
+
+@asynccontextmanager
+async def open_stdio(
+    address: StdioAddress, notes: ConnectionNotes
+) -> AsyncGenerator[TransportStreams]:
+    """Run a command and exchange messages with it; the process has ended when this is left.
+
+    Raises:
+        OSError: The command cannot be started.
+    """
+    process = await anyio.open_process(
+        list(address.command),
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+        env=build_environment(address.env),
+        cwd=address.cwd,
+        start_new_session=True,
+    )
+    # No await before the task group is entered: a cancellation in between would leave the process behind.
+    received, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    outgoing, to_send = anyio.create_memory_object_stream[SessionMessage](0)
+    async with anyio.create_task_group() as group, received, incoming, outgoing, to_send:
+        group.start_soon(_read_messages, process, received, notes)
+        group.start_soon(_read_errors, process, notes)
+        group.start_soon(_write_messages, process, to_send)
+        try:
+            yield incoming, outgoing
+        finally:
+            notes.stopping = True
+            incoming.close()
+            with anyio.CancelScope(shield=True):
+                await stop_process(process)
+                await _wait_until(lambda: notes.stderr_ended)
+                _close_transport(process)
+            notes.exit_code = process.returncode
+            group.cancel_scope.cancel()
+
+
+async def _read_messages(
+    process: Process,
+    received: ObjectSendStream[SessionMessage | Exception],
+    notes: ConnectionNotes,
+) -> None:
+    """Pass on the messages on standard output; other lines are recorded and skipped."""
+    buffer = bytearray()
+    with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
+        async for chunk in process.stdout or ():
+            searched = len(buffer)
+            buffer += chunk
+            while (end := buffer.find(b"\n", searched)) >= 0:
+                message = _parse_message(bytes(buffer[:end]), notes)
+                del buffer[: end + 1]
+                searched = 0
+                # Without a receiver, at the end, output is discarded: a server that cannot write cannot exit.
+                with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+                    if message:
+                        await received.send(message)
+            if len(buffer) > MAX_MESSAGE_BYTES:
+                notes.problem = f"it sent a message of more than {MAX_MESSAGE_BYTES:,} bytes"
+                break
+    with suppress(ProcessLookupError):
+        if notes.problem:
+            process.kill()
+    await received.aclose()
+    notes.ended = not notes.stopping
+    notes.on_end()
+
+
+def _parse_message(line: bytes, notes: ConnectionNotes) -> SessionMessage | None:
+    if not line.strip():
+        return None
+    try:
+        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+    except ValueError:
+        notes.stray_output = notes.stray_output or line[:MAX_NOTE_CHARS].decode(errors="replace")
+        log.debug("an MCP server wrote a line that is not a message, %d bytes", len(line))
+        return None
+
+
+async def _read_errors(process: Process, notes: ConnectionNotes) -> None:
+    """Read standard error, so that the server does not block, and retain its end."""
+    try:
+        with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
+            async for chunk in process.stderr or ():
+                text = notes.stderr + chunk.decode(errors="replace")
+                notes.stderr = text[-4 * MAX_NOTE_CHARS :]
+    finally:
+        notes.stderr_ended = True
+
+
+async def _write_messages(process: Process, to_send: ObjectReceiveStream[SessionMessage]) -> None:
+    """Write messages until the process no longer reads; the reader reports the end."""
+    with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
+        async for each in to_send:
+            line = each.message.model_dump_json(by_alias=True, exclude_unset=True)
+            if process.stdin:
+                await process.stdin.send(line.encode() + b"\n")
+
+
+async def stop_process(process: Process) -> None:
+    """End a process and everything in its group; return when it has exited."""
+    with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
+        if process.stdin:
+            await process.stdin.aclose()
+    await _wait_until(lambda: process.returncode is not None)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if not _signal_group(process, number):
+            break
+        await _wait_until(lambda: not _signal_group(process, 0))
+    await _wait_until(lambda: process.returncode is not None)
+
+
+def _close_transport(process: Process) -> None:
+    """Close the pipes, which a process that left the group may hold open."""
+    transport = getattr(getattr(process, "_process", None), "_transport", None)
+    with suppress(PermissionError):
+        if transport is not None:
+            transport.close()
+
+
+async def _wait_until(is_true: Callable[[], bool]) -> None:
+    with anyio.move_on_after(GRACE_SECONDS):
+        while not is_true():  # noqa: ASYNC110 - the death of a process group is no event
+            await anyio.sleep(POLL_SECONDS)
+
+
+def _signal_group(process: Process, number: int) -> bool:
+    """Send a signal to the process group and return whether the group still exists."""
+    if not hasattr(os, "killpg"):  # pragma: no cover - Windows has no process groups
+        if number and process.returncode is None:
+            process.kill()
+        return process.returncode is None
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # a member runs as another user, or is a zombie on macOS
+        return process.returncode is None
+    return True
+
+
+@asynccontextmanager
+async def open_http(address: HttpAddress) -> AsyncGenerator[TransportStreams]:
+    """Open a client for streamable HTTP whose responses are bounded."""
+    headers = {**address.headers, "accept-encoding": "identity"}
+    timeout = httpx2.Timeout(30, read=300)
+    hooks: dict[str, list[Callable[..., Any]]] = {"response": [_limit_response]}
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks=hooks) as client,
+        streamable_http_client(
+            address.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES
+        ) as streams,
+    ):
+        yield streams
+
+
+async def _limit_response(response: httpx2.Response) -> None:
+    """Bound the body of a response; the events of a stream have a limit of their own."""
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise httpx2.DecodingError("the server compressed its response", request=response.request)
+    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        response.stream = _LimitedStream(response.stream)
+
+
+class _LimitedStream(httpx2.AsyncByteStream):
+    """A body that fails when it exceeds the maximum size of a message."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    async def __aiter__(self) -> AsyncGenerator[bytes]:
+        size = 0
+        async for chunk in self.stream:
+            size += len(chunk)
+            if size > MAX_MESSAGE_BYTES:
+                raise httpx2.StreamError(f"it sent more than {MAX_MESSAGE_BYTES:,} bytes")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()

@@ -1,0 +1,83 @@
+"""Servers for the tests of MCP: in this process over HTTP, and as child processes."""
+
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import uvicorn
+
+from kedge import mcp_tools
+from kedge.server.uvicorn_server import bind
+from kedge.tools import Toolbox
+
+HERE = Path(__file__).parent
+RAW_SERVER = [sys.executable, str(HERE / "raw_server.py")]
+TOOL_SERVER = [sys.executable, str(HERE / "tool_server.py")]
+
+OpenRaw = Callable[..., AbstractAsyncContextManager[Toolbox]]
+
+
+def is_running(pid: str) -> bool:
+    """Whether a process exists and is no zombie, which only its parent can remove."""
+    command = ["ps", "-o", "stat=", "-p", pid]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return bool(found) and not found.startswith("Z")
+
+
+def read_pids(file: Path) -> list[str]:
+    """Return the processes of a test."""
+    return file.read_text().split() if file.exists() else []
+
+
+@pytest.fixture
+def pid_file(tmp_path: Path) -> Iterator[Path]:
+    """The file with the processes of a test; all must have ended at its end."""
+    file = tmp_path / "pids"
+    yield file
+    for pid in read_pids(file):
+        deadline = time.monotonic() + 60
+        while is_running(pid):
+            assert time.monotonic() < deadline, f"process {pid} is still running"
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def open_raw(pid_file: Path) -> OpenRaw:
+    """Return a function that connects to the server without a library, in a mode."""
+
+    def open_server(mode: str, **options: Any) -> AbstractAsyncContextManager[Toolbox]:
+        env = {"PID_FILE": str(pid_file), **options.pop("env", {})}
+        return mcp_tools([*RAW_SERVER, mode], env=env, **options)
+
+    return open_server
+
+
+@asynccontextmanager
+async def serve_app(app: Any, port: int = 0) -> AsyncGenerator[str]:
+    """Serve an app in this event loop and give its address."""
+    config = uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    with bind("127.0.0.1", port) as listener:
+        async with anyio.create_task_group() as group:
+            # Signals belong to pytest.
+            group.start_soon(server._serve, [listener])
+            try:
+                with anyio.fail_after(60):
+                    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+                        await anyio.sleep(0.01)
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+            finally:
+                server.should_exit = True
+
+
+async def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds."""
+    with anyio.fail_after(60):
+        while not condition():  # noqa: ASYNC110 - the tools of a server have no event
+            await anyio.sleep(0.01)

@@ -1,0 +1,148 @@
+"""An MCP server without a library, for servers that misbehave: ``python raw_server.py MODE``.
+
+It starts fast, and can do what the official package does not allow. It writes its process id, and those of
+its children, to the file in ``PID_FILE``, so that a test can check that they have ended.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+MODE = sys.argv[1] if len(sys.argv) > 1 else "plain"
+SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
+HUGE = 3_000_000
+
+
+def write(message: dict[str, Any]) -> None:
+    """Write one message."""
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+    sys.stdout.flush()
+
+
+def record_pid(pid: int) -> None:
+    """Add a process to the file of the test."""
+    with Path(os.environ["PID_FILE"]).open("a", encoding="utf-8") as file:
+        file.write(f"{pid}\n")
+
+
+def list_tools() -> list[dict[str, Any]]:
+    """Return the tools of the mode."""
+    names = ["echo"]
+    match MODE:
+        case "duplicates":
+            names = ["echo", "echo", "a.b", "a/b", "", "x" * 100]
+        case "many":
+            names = [f"tool_{number}" for number in range(300)]
+        case "schemas":
+            big = {"type": "object", "properties": {"x" * HUGE: {"type": "string"}}}
+            deep = '{"a":' * 150 + "1" + "}" * 150
+            return [
+                {"name": "big", "inputSchema": big},
+                {"name": "deep", "inputSchema": {"type": "object", "x": json.loads(deep)}},
+                {"name": "long", "inputSchema": SCHEMA, "description": "d" * HUGE},
+            ]
+        case "control":
+            hidden = "echo\x1b]0;x\x07 \U000e0041\U000e0042 \x00end"
+            named = {"type": "object", "properties": {"text": {"description": "a\x1bb"}}}
+            return [{"name": "e\x1bcho", "description": hidden, "inputSchema": named}]
+    return [{"name": name, "description": "Echo.", "inputSchema": SCHEMA} for name in names]
+
+
+def call_tool(params: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the result of a call; None for no answer."""
+    match MODE:
+        case "crash":
+            sys.stderr.write("fatal: password=hunter22 \x1b[31m\n")
+            sys.stderr.flush()
+            os._exit(7)
+        case "hang":
+            Path(os.environ["PID_FILE"] + ".called").touch()
+            return None
+        case "huge":
+            return {"content": [{"type": "text", "text": "z" * HUGE}]}
+        case "endless":
+            while True:
+                sys.stdout.write("x" * 1_000_000)
+        case "control":
+            return {"content": [{"type": "text", "text": "a\x1b[2Jb\x00c\u200dd\te\n\U000e0041"}]}
+        case "items":
+            return {"content": [{"type": "text", "text": str(n)} for n in range(5_000)]}
+        case "invalid":
+            return {"content": "not a list"}
+        case "environment":
+            text = json.dumps(dict(os.environ))
+            return {"content": [{"type": "text", "text": text}]}
+        case _:
+            text = json.dumps(params.get("arguments"))
+            return {"content": [{"type": "text", "text": text}]}
+
+
+def answer(request: dict[str, Any]) -> None:
+    """Answer a request; ``server/discover`` is unknown, as to every server before it existed."""
+    number, params = request["id"], request.get("params", {})
+    match request["method"]:
+        case "initialize":
+            listed = {"tools": {"listChanged": True}}
+            info = {"name": "raw", "version": "1"}
+            result: dict[str, Any] | None = {
+                "protocolVersion": params["protocolVersion"],
+                "capabilities": {} if MODE == "toolless" else listed,
+                "serverInfo": info,
+            }
+        case "tools/list" if MODE == "pages":
+            cursor = int(params.get("cursor", 0))
+            tools = [{"name": f"t{cursor}", "inputSchema": SCHEMA}]
+            result = {"tools": tools, "nextCursor": str(cursor + 1)}
+        case "tools/list":
+            result = {"tools": list_tools()}
+        case "tools/call":
+            result = call_tool(params)
+        case _:
+            write({"id": number, "error": {"code": -32601, "message": "no such method"}})
+            return
+    if result is not None:
+        write({"id": number, "result": result})
+
+
+def misbehave_at_startup() -> None:
+    """Do what the mode does before the first message."""
+    match MODE:
+        case "exit":
+            sys.stderr.write("cannot start: token=abcdefgh \x1b[31mbad\n")
+            sys.exit(3)
+        case "garbage":
+            sys.stdout.write("Welcome to the \x1b[31mserver!\n\n")
+        case "garbage_only":
+            sys.stdout.write("not json\n")
+            sys.stdout.flush()
+            sys.exit(4)
+        case "silent":
+            time.sleep(600)
+        case "stubborn":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            sleeper = "import time; time.sleep(600)"
+            record_pid(subprocess.Popen([sys.executable, "-c", sleeper]).pid)
+
+
+def main() -> None:
+    """Serve in one of the modes."""
+    record_pid(os.getpid())
+    misbehave_at_startup()
+    for line in sys.stdin:
+        message = json.loads(line)
+        if message["method"] == "notifications/cancelled":
+            with Path(os.environ["PID_FILE"] + ".cancelled").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(message["params"]))
+        elif "id" in message:
+            answer(message)
+    if MODE == "stubborn":
+        time.sleep(600)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Results of MCP servers as parts, within their limits."""
+
+import base64
+import json
+from typing import Any
+
+import mcp_types as types
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kedge import Chat, mcp_tools
+from kedge.errors import CannotConnect, ToolFailed
+from kedge.mcp import transports
+from kedge.mcp.client import McpConnection, McpOptions
+from kedge.mcp.content import MAX_LINK_CHARS, convert_result
+from kedge.mcp.transports import HttpAddress
+from kedge.middleware import guard, redact
+from kedge.turns import ImagePart, Part, TextPart, ToolResultBlock
+from mcp_tools.conftest import OpenRaw, serve_app
+from mcp_tools.tool_server import PNG
+
+DATA = base64.b64encode(PNG).decode()
+
+
+def convert(*content: Any, **members: Any) -> list[Part]:
+    """Convert a result with this content."""
+    return convert_result(types.CallToolResult(content=list(content), **members))
+
+
+def convert_text(*content: Any, **members: Any) -> str:
+    """Convert a result of one text."""
+    [part] = convert(*content, **members)
+    assert isinstance(part, TextPart)
+    return part.text
+
+
+def text(value: str) -> types.TextContent:
+    """A text of a result."""
+    return types.TextContent(text=value)
+
+
+def test_images_that_models_accept_are_image_parts() -> None:
+    """Others are described by their type and size."""
+    [part] = convert(types.ImageContent(data=DATA, mime_type="image/png"))
+    assert isinstance(part, ImagePart)
+    assert part.url == f"data:image/png;base64,{DATA}"
+    blob = types.BlobResourceContents(uri="file:///a.png", mime_type="image/png", blob=DATA)
+    assert convert(types.EmbeddedResource(resource=blob)) == [part]
+    drawing = convert_text(types.ImageContent(data="AAAA", mime_type="image/svg+xml"))
+    assert drawing == "[omitted: an image of type image/svg+xml, 3 bytes; models do not take it]"
+    broken = convert_text(types.ImageContent(data="?", mime_type="image/png"))
+    assert broken == "[omitted: an image that is not valid base64]"
+
+
+def test_other_content_is_text() -> None:
+    """Links, resources and sound; addresses are shortened and cleaned."""
+    sound = types.AudioContent(data="AAAA", mime_type="audio/wav")
+    assert "audio of type audio/wav, 3 bytes" in convert_text(sound)
+    link = types.ResourceLink(name="a\x1b", uri="file:///" + "a" * 1_000)
+    assert convert_text(link) == f"[link: a� <{('file:///' + 'a' * 1_000)[:MAX_LINK_CHARS]}>]"
+    written = types.TextResourceContents(uri="file:///a.txt", text="hello\x07")
+    shown = convert_text(types.EmbeddedResource(resource=written))
+    assert shown == "[resource: <file:///a.txt>]\nhello�"
+    blob = types.BlobResourceContents(uri="file:///a.bin", blob="AAAA")
+    shown = convert_text(types.EmbeddedResource(resource=blob))
+    assert shown.startswith("[omitted: the resource <file:///a.bin> of type unknown, 3 bytes")
+
+
+@pytest.mark.parametrize(
+    ("content", "structured", "expected"),
+    [
+        ([], None, [""]),
+        ([], {"a": "é"}, ['{"a": "é"}']),
+        (['{"a":1}'], {"a": 1}, ['{"a":1}']),
+        (["3"], {"result": 3}, ["3"]),
+        (["three"], {"result": "three"}, ["three"]),
+        (["It is 3."], {"result": 3}, ["It is 3.", '{"result": 3}']),
+        (["x"], [1], ["x", "[1]"]),
+    ],
+)
+def test_a_structured_result_is_sent_once(
+    content: list[str], structured: Any, expected: list[str]
+) -> None:
+    """As JSON, unless a text has the same value."""
+    parts = convert(*map(text, content), structured_content=structured)
+    assert parts == [TextPart(each) for each in expected]
+
+
+def test_an_error_is_a_failed_tool() -> None:
+    """Its text is the message."""
+    with pytest.raises(ToolFailed, match="no paper\nno ink"):
+        convert(text("no paper"), text("no ink"), is_error=True)
+    with pytest.raises(ToolFailed, match="without a message"):
+        convert(is_error=True)
+
+
+async def test_the_rules_of_a_guard_apply_to_results(open_raw: OpenRaw) -> None:
+    """As to those of any other tool."""
+    async with open_raw("plain") as box:
+        chat = Chat("practice", tools=box, middleware=[guard(redact("sk-[0-9]+"))])
+        answer = await chat.chat_with_state(None, 'Call echo with {"text": "sk-123"}')
+    [result] = [block for block in answer.turn.blocks if isinstance(block, ToolResultBlock)]
+    assert "[redacted]" in result.text
+    assert "sk-123" not in str(answer.turn)
+
+
+def respond(request_id: Any, mode: str, method: str) -> Response:
+    """Return the response of a hostile HTTP server."""
+    body: dict[str, Any] = {"jsonrpc": "2.0", "id": request_id}
+    if method == "server/discover" and mode != "large":
+        return Response(json.dumps({**body, "error": {"code": -32601, "message": "unknown"}}))
+    body["result"] = {"x": "y" * 3_000_000}
+    headers = {"content-encoding": "gzip"} if mode == "compressed" else {}
+    return Response(json.dumps(body), media_type="application/json", headers=headers)
+
+
+@pytest.mark.parametrize(("mode", "problem"), [("large", "bytes"), ("compressed", "compressed")])
+async def test_http_responses_are_bounded(
+    mode: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large response is not read to its end, and a compressed one is not expanded."""
+    monkeypatch.setattr(transports, "MAX_MESSAGE_BYTES", 1_000_000)
+
+    async def answer(request: Request) -> Response:
+        message = await request.json()
+        return respond(message.get("id"), mode, message["method"])
+
+    app = Starlette(routes=[Route("/mcp", answer, methods=["POST"])])
+    async with serve_app(app) as url:
+        with pytest.raises(CannotConnect, match=problem):
+            async with mcp_tools(url):
+                pass
+
+
+async def test_a_server_that_requires_input_fails_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no one to ask."""
+    options = McpOptions("x", None, 1, None, None)
+    connection = McpConnection(HttpAddress("http://localhost/mcp"), options)
+
+    class Session:
+        """A session whose server requires input."""
+
+        async def send_request(self, *_: object) -> types.InputRequiredResult:
+            return types.InputRequiredResult(request_state="x")
+
+    class Stub:
+        """A client with that session."""
+
+        session = Session()
+
+    monkeypatch.setattr(connection, "_client", Stub())
+    with pytest.raises(ToolFailed, match="requires input from the user"):
+        await connection.call_tool("x", {})

@@ -1,0 +1,262 @@
+"""Servers that misbehave: every failure is bounded and reported, and no process remains."""
+
+import asyncio
+import json
+import logging
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from kedge import mcp_tools
+from kedge.errors import CannotConnect
+from kedge.mcp import content, transports
+from kedge.tools import MAX_OUTPUT, Toolbox, run_calls
+from kedge.turns import ToolResultBlock, tool_call
+from mcp_tools.conftest import RAW_SERVER, OpenRaw, read_pids, wait_for
+
+
+async def call(box: Toolbox, name: str = "echo", **arguments: Any) -> ToolResultBlock:
+    """Run one call."""
+    [result] = await run_calls(box, [tool_call(name, arguments)])
+    return result
+
+
+async def test_a_server_before_the_current_protocol_is_used(open_raw: OpenRaw) -> None:
+    """Text on standard output that is no message is skipped."""
+    async with open_raw("garbage") as box:
+        assert list(box) == ["echo"]
+        assert (await call(box, text="hi")).text == '{"text": "hi"}'
+
+
+async def test_a_server_without_tools_has_none(open_raw: OpenRaw) -> None:
+    """An empty toolbox is no error."""
+    async with open_raw("toolless") as box:
+        assert list(box) == []
+
+
+async def test_the_environment_is_minimal(
+    open_raw: OpenRaw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of this process are not passed on; ``env`` is."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    monkeypatch.setenv("TZ", "UTC")
+    async with open_raw("environment", env={"GIVEN": "yes"}) as box:
+        environment = json.loads((await call(box)).text)
+    assert "OPENAI_API_KEY" not in environment
+    assert environment["GIVEN"] == "yes"
+    assert environment["TZ"] == "UTC"
+    assert environment["PATH"]
+
+
+async def test_the_command_does_not_run_in_a_shell(pid_file: Path, tmp_path: Path) -> None:
+    """Quotes and operators of a shell are ordinary arguments."""
+    with pytest.raises(CannotConnect, match="exited with code"):
+        async with mcp_tools(f"ls {tmp_path} ; touch {tmp_path}/made && true"):
+            pass
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("mode", "problem"),
+    [
+        ("exit", r"it exited with code 3; its standard error: 'cannot start: token=\[redacted\]"),
+        ("garbage_only", r"it exited with code 4; its standard output is not MCP: 'not json'"),
+        ("silent", r"no answer within 0\.5 s$"),
+    ],
+)
+async def test_a_server_that_does_not_start_is_reported(
+    open_raw: OpenRaw, mode: str, problem: str, pid_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error has what is known: the exit code, the output, the time limit. Secrets are redacted."""
+    monkeypatch.setattr(transports, "GRACE_SECONDS", 0.2)
+    timeout = 0.5 if mode == "silent" else 60.0
+    with pytest.raises(CannotConnect, match=problem) as error:
+        async with open_raw(mode, connect_timeout=timeout):
+            pass
+    assert "\x1b" not in str(error.value)
+
+
+async def test_a_crash_fails_the_call_and_removes_the_tools(open_raw: OpenRaw) -> None:
+    """Calls under way and later ones have a result; the tools are no longer offered."""
+    async with open_raw("crash") as box:
+        first, second = await run_calls(box, [tool_call("echo", {}), tool_call("echo", {})])
+        for result in (first, second):
+            assert result.metadata["outcome"] == "failed"
+            assert "it exited with code 7" in result.text
+            assert "hunter22" not in result.text
+        assert list(box) == []
+        crashed = box.sources[0]
+        with pytest.raises(Exception, match="not available: it exited with code 7"):
+            await crashed.call_tool("echo", {})  # type: ignore[attr-defined]
+
+
+async def test_a_call_without_an_answer_times_out(open_raw: OpenRaw) -> None:
+    """The model gets a text instead."""
+    async with open_raw("hang", timeout=0.2) as box:
+        assert (await call(box)).metadata["outcome"] == "timeout"
+
+
+async def test_the_server_is_notified_of_a_cancelled_call(
+    open_raw: OpenRaw, pid_file: Path
+) -> None:
+    """By the id of its request."""
+    called, cancelled = (Path(f"{pid_file}.{suffix}") for suffix in ("called", "cancelled"))
+    async with open_raw("hang") as box:
+        waiting = asyncio.create_task(call(box))
+        await wait_for(called.exists)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await wait_for(lambda: cancelled.exists() and "requestId" in cancelled.read_text())
+
+
+async def test_a_large_result_is_truncated(open_raw: OpenRaw) -> None:
+    """As the result of any other tool is."""
+    async with open_raw("huge") as box:
+        text = (await call(box)).text
+        assert len(text) < MAX_OUTPUT + 100
+        assert "truncated" in text
+
+
+async def test_a_result_of_many_items_is_cut(open_raw: OpenRaw) -> None:
+    """The rest is counted."""
+    async with open_raw("items") as box:
+        result = await call(box)
+        assert len(result.parts) == content.MAX_CONTENT_ITEMS + 1
+        assert result.text.endswith("[omitted: 4,900 further items]")
+
+
+async def test_a_message_without_end_ends_the_connection(
+    open_raw: OpenRaw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not read into memory."""
+    monkeypatch.setattr(transports, "MAX_MESSAGE_BYTES", 2_000_000)
+    async with open_raw("endless") as box:
+        assert "it sent a message of more than 2,000,000 bytes" in (await call(box)).text
+
+
+async def test_control_characters_are_replaced(open_raw: OpenRaw) -> None:
+    """In names, descriptions, schemas and results; invisible tags that a model would read are, too."""
+    async with open_raw("control") as box:
+        [definition] = box.definitions()
+        assert definition["name"] == "e_cho"
+        assert definition["description"] == "echo�]0;x� �� �end"
+        assert definition["parameters"]["properties"]["text"]["description"] == "a�b"
+        assert (await call(box, "e_cho")).text == "a�[2Jb�c\u200dd\te\n�"
+
+
+async def test_names_are_made_unique_and_valid(
+    open_raw: OpenRaw, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of two tools with one name the first is used."""
+    async with open_raw("duplicates") as box:
+        assert list(box) == ["echo", "a_b", "x" * 64]
+    assert "no free name" in caplog.text
+
+
+async def test_the_number_of_tools_is_bounded(open_raw: OpenRaw) -> None:
+    """Also when the pages of a list never end."""
+    async with open_raw("many") as box:
+        assert len(box) == content.MAX_TOOLS
+    async with open_raw("pages") as box:
+        assert len(box) == 100
+
+
+async def test_large_schemas_and_descriptions_are_bounded(open_raw: OpenRaw) -> None:
+    """A schema that is too large or too deep is left out; a description is cut."""
+    async with open_raw("schemas") as box:
+        assert list(box) == ["long"]
+        assert len(box["long"].description) == content.MAX_DESCRIPTION_CHARS + 1
+
+
+async def test_an_invalid_result_is_a_failed_call(open_raw: OpenRaw) -> None:
+    """The model gets a text instead."""
+    async with open_raw("invalid") as box:
+        assert (await call(box)).text == "The server returned an invalid result."
+
+
+async def test_a_stubborn_server_and_its_children_are_killed(
+    open_raw: OpenRaw, pid_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ignores the end of its input and SIGTERM, and has started another process."""
+    monkeypatch.setattr(transports, "GRACE_SECONDS", 0.2)
+    async with open_raw("stubborn") as box:
+        assert (await call(box)).text == "{}"
+    assert len(read_pids(pid_file)) == 2
+
+
+async def test_the_server_ends_when_its_owner_fails(open_raw: OpenRaw) -> None:
+    """An exception in the block leaves no process behind."""
+
+    async def fail() -> None:
+        async with open_raw("hang"):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+
+
+async def test_the_server_ends_when_its_owner_is_cancelled_twice(
+    open_raw: OpenRaw, pid_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second cancellation does not interrupt the end of the process."""
+    monkeypatch.setattr(transports, "GRACE_SECONDS", 0.5)
+    entered = asyncio.Event()
+
+    async def own() -> None:
+        async with open_raw("stubborn") as box:
+            entered.set()
+            await call(box)
+            await asyncio.Event().wait()
+
+    owner = asyncio.create_task(own())
+    await entered.wait()
+    while not owner.done():
+        owner.cancel()
+        await asyncio.wait([owner], timeout=0.05)
+    with pytest.raises(asyncio.CancelledError):
+        await owner
+    assert len(read_pids(pid_file)) == 2
+
+
+async def test_the_server_ends_when_its_owner_is_cancelled_at_startup(
+    open_raw: OpenRaw, pid_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also before it has answered."""
+    monkeypatch.setattr(transports, "GRACE_SECONDS", 0.2)
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as group:
+
+            async def connect() -> None:
+                async with open_raw("silent"):
+                    pass
+
+            group.start_soon(connect)
+            await wait_for(pid_file.exists)
+            scope.cancel()
+
+
+def test_the_server_ends_with_the_event_loop(open_raw: OpenRaw) -> None:
+    """A connection that is never closed ends with its loop."""
+    boxes: list[Any] = []
+
+    async def forget() -> None:
+        context = open_raw("plain")
+        boxes.append(context)
+        boxes.append(await context.__aenter__())
+
+    asyncio.run(forget())
+    with suppress(RuntimeError):
+        asyncio.run(boxes[0].__aexit__(None, None, None))
+
+
+async def test_the_library_writes_nothing_to_standard_error(
+    pid_file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Neither the server's output nor the official package's log reaches a terminal."""
+    logging.getLogger("mcp").debug("configured")
+    async with mcp_tools([*RAW_SERVER, "crash"], env={"PID_FILE": str(pid_file)}) as box:
+        await call(box)
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,190 @@
+"""Tools of MCP servers from the official package, over both transports."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from kedge import Chat, mcp_tools
+from kedge.errors import CannotConnect, InvalidSetting
+from kedge.mcp.transports import parse_address
+from kedge.tools import Deny, Toolbox, run_calls
+from kedge.turns import ImagePart, TextPart, ToolResultBlock, tool_call
+from mcp_tools.conftest import TOOL_SERVER, serve_app, wait_for
+from mcp_tools.tool_server import ServerCalls, build_server
+
+TRANSPORTS = ("stdio", "http")
+
+
+@asynccontextmanager
+async def open_official(transport: str, **options: Any) -> AsyncGenerator[Toolbox]:
+    """Connect to the official server."""
+    if transport == "stdio":
+        async with mcp_tools(TOOL_SERVER, **options) as box:
+            yield box
+        return
+    async with (
+        serve_app(build_server().streamable_http_app()) as url,
+        mcp_tools(url, **options) as box,
+    ):
+        yield box
+
+
+async def call(box: Toolbox, name: str, arguments: dict[str, Any] | None = None) -> ToolResultBlock:
+    """Run one call."""
+    [result] = await run_calls(box, [tool_call(name, arguments or {})])
+    return result
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_tools_of_a_server_are_listed_and_called(transport: str) -> None:
+    """Definitions, values, structured results, images, errors and a changed list, in one connection."""
+    async with open_official(transport, connect_timeout=120, timeout=120) as box:
+        names = ["add", "weather", "report", "picture", "fail", "wait", "grow"]
+        assert list(box) == names
+        definition = box["add"].definition()
+        assert definition["description"] == "Add two numbers."
+        assert definition["parameters"]["properties"]["b"]["description"] == "The second number."
+        assert (await call(box, "add", {"a": 1, "b": 2})).text == "3"
+        assert '"celsius": 21' in (await call(box, "weather", {"city": "Rome"})).text
+        assert (await call(box, "report")).text == 'It is warm.{"celsius": 21}'
+        caption, picture = (await call(box, "picture")).parts
+        assert caption == TextPart("a dot:")
+        assert isinstance(picture, ImagePart)
+        assert picture.url.startswith("data:image/png;base64,iVBOR")
+        failed = await call(box, "fail", {"text": "out of paper"})
+        assert failed.metadata["outcome"] == "failed"
+        assert "out of paper" in failed.text
+        wrong = await call(box, "add", {"a": "x", "b": 2})
+        assert wrong.metadata["outcome"] == "failed"
+        parallel = await run_calls(
+            box, [tool_call("add", {"a": number, "b": 1}) for number in range(5)]
+        )
+        assert [result.text for result in parallel] == ["1", "2", "3", "4", "5"]
+        more = Toolbox(box)
+        assert (await call(box, "grow")).text == "grown"
+        await wait_for(lambda: "extra" in more)
+        assert (await call(more, "extra")).text == "extra"
+
+
+async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
+    """The server is notified when the caller is cancelled; the connection remains usable."""
+    calls = ServerCalls()
+    async with (
+        serve_app(build_server(calls).streamable_http_app()) as url,
+        mcp_tools(url, timeout=None) as box,
+    ):
+        waiting = asyncio.create_task(call(box, "wait"))
+        await calls.started.wait()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        with anyio.fail_after(60):
+            await calls.cancelled.wait()
+        assert (await call(box, "add", {"a": 1, "b": 2})).text == "3"
+
+
+async def test_an_http_server_that_restarts_is_connected_again() -> None:
+    """Calls fail while the server is away; a later one opens a new connection."""
+    async with AsyncExitStack() as stack:
+        async with serve_app(build_server().streamable_http_app()) as url:
+            box = await stack.enter_async_context(mcp_tools(url, connect_timeout=60))
+            assert (await call(box, "add", {"a": 1, "b": 2})).text == "3"
+        for _ in range(2):
+            away = await call(box, "add", {"a": 1, "b": 2})
+            assert away.metadata["outcome"] == "failed"
+            assert "The MCP server" in away.text
+        port = int(url.rpartition(":")[2].removesuffix("/mcp"))
+        async with serve_app(build_server().streamable_http_app(), port):
+            assert (await call(box, "add", {"a": 1, "b": 2})).text == "3"
+            await stack.aclose()
+
+
+async def test_a_model_uses_the_tools_of_a_server() -> None:
+    """The toolbox is what Chat takes; a denied call does not reach the server."""
+    async with open_official("http", approval=True) as box:
+        chat = Chat("practice", tools=[box], approve=lambda _: Deny("not today"))
+        answer = await chat.chat_with_state(None, 'Call add with {"a": 1, "b": 2}')
+        results = [b for b in answer.turn.blocks if isinstance(b, ToolResultBlock)]
+        assert [block.text for block in results] == [
+            "The call was denied and did not run: not today"
+        ]
+
+
+async def test_calls_from_another_event_loop_reach_the_server() -> None:
+    """A toolbox may be used by a program's other loop; after its own has ended, calls fail."""
+    async with open_official("http") as box:
+        result = await anyio.to_thread.run_sync(
+            lambda: asyncio.run(call(box, "add", {"a": 2, "b": 2}))
+        )
+        assert result.text == "4"
+
+
+def test_a_toolbox_whose_loop_has_ended_fails_with_a_reason() -> None:
+    """The connection ended with its loop."""
+
+    async def open_box() -> Toolbox:
+        async with open_official("http") as box:
+            return box
+
+    box = asyncio.run(open_box())
+    assert "event loop that has ended" in asyncio.run(call(box, "add", {"a": 1, "b": 1})).text
+
+
+@pytest.mark.parametrize(
+    ("server", "options", "problem"),
+    [
+        ("", {}, "is empty"),
+        ([], {}, "is empty"),
+        ("echo 'x", {}, "is malformed"),
+        ("http:///mcp", {}, "no host name"),
+        ("http://localhost", {"env": {"A": "b"}}, "env and cwd are for a command"),
+        ("server", {"headers": {"A": "b"}}, "headers are for a URL"),
+        ("server", {"timeout": 0}, "timeout must be a positive number"),
+        ("server", {"connect_timeout": -1}, "connect_timeout must be a positive number"),
+    ],
+)
+def test_invalid_settings_are_rejected(
+    server: str | Sequence[str], options: dict[str, Any], problem: str
+) -> None:
+    """Before anything is started."""
+    with pytest.raises(InvalidSetting, match=problem):
+        mcp_tools(server, **options)
+
+
+async def test_a_server_that_cannot_be_reached_is_reported() -> None:
+    """A command that does not exist, and an address where nothing listens."""
+    with pytest.raises(CannotConnect, match="no-such-command"):
+        async with mcp_tools("no-such-command --flag"):
+            pass
+    with pytest.raises(CannotConnect, match=r"http://127\.0\.0\.1:9/mcp is not available"):
+        async with mcp_tools("http://user:secret@127.0.0.1:9/mcp") as _:
+            pass
+
+
+def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the extra."""
+    monkeypatch.setitem(__import__("sys").modules, "mcp", None)
+    with pytest.raises(CannotConnect, match=r"pip install 'kedge\[mcp\]'"):
+        mcp_tools("server")
+
+
+@pytest.mark.parametrize(
+    ("server", "name"),
+    [
+        ("npx -y @modelcontextprotocol/server-filesystem /tmp", "server-filesystem"),
+        (["/usr/bin/python3", "tools/my server.py"], "my_server"),
+        ("uv run weather", "weather"),
+        ("uvx", "uvx"),
+        ("///", "mcp"),
+        ("https://user:secret@mcp.example.com:8000/mcp?key=1", "mcp_example_com"),
+    ],
+)
+def test_the_prefix_comes_from_the_command_or_the_address(server: Any, name: str) -> None:
+    """It names the program that a launcher starts, or the host; secrets are not part of it."""
+    address = parse_address(server)
+    assert address.default_name == name
+    assert "secret" not in f"{address} {address!r}"
