@@ -20,7 +20,7 @@ from kedge.testing import serve
     [
         (["--upstream", "ftp://x"], "must be an http or https URL"),
         (["--host", "0.0.0.0"], "can be reached from other machines"),  # noqa: S104 - rejected
-        (["--index", "/dev/null/x.db"], "cannot be opened"),
+        (["--db", "/dev/null/x.db"], "cannot be opened"),
     ],
 )
 def test_wrong_use_is_explained(options: list[str], message: str) -> None:
@@ -35,7 +35,7 @@ def test_a_client_uses_the_proxy(tmp_path: Path) -> None:
     index = tmp_path / "index.db"
     with serve() as server:
         command = [sys.executable, "-m", "kedge", "proxy", "--json", "--port", "0"]
-        command += ["--upstream", server.base_url, "--index", str(index), "--trust", "always"]
+        command += ["--upstream", server.base_url, "--db", str(index), "--trust", "always"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=dict(os.environ)) as process:
             assert process.stdout is not None
             facts = json.loads(process.stdout.readline())

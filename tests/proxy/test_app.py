@@ -14,7 +14,7 @@ import uvicorn
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 from websockets.asyncio.client import connect as connect_socket
 
-from kedge.incremental import SqliteIndex
+from kedge.incremental import StoreIndex
 from kedge.proxy import create_proxy_app
 from kedge.server.uvicorn_server import bind
 from kedge.testing import TestServer, serve
@@ -147,8 +147,8 @@ def test_a_foreign_host_name_and_a_wrong_token_are_rejected(server: TestServer) 
 def test_two_proxies_share_an_index_file(server: TestServer, tmp_path: Path) -> None:
     """What one replica saw another chains on, also after a restart; two keys share nothing."""
     history: list[Any] = []
-    for number, key in enumerate(["one", "one", "two"]):
-        index = SqliteIndex(tmp_path / "index.db")
+    for number, key in enumerate(["secret-1", "secret-1", "secret-2"]):
+        index = StoreIndex(str(tmp_path / "index.db"))
         with (
             serve_proxy(server.base_url, index=index) as proxy,
             OpenAI(base_url=f"{proxy}/v1", api_key=key, max_retries=0) as client,
@@ -156,7 +156,7 @@ def test_two_proxies_share_an_index_file(server: TestServer, tmp_path: Path) -> 
             send(client, history, f"Say {number}")
         index.close()
     assert input_sizes(server) == [1, 1, 5]
-    assert b"one" not in (tmp_path / "index.db").read_bytes()
+    assert b"secret-" not in (tmp_path / "index.db").read_bytes()
 
 
 async def test_websockets_are_forwarded(server: TestServer, proxy: str) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @setting_option("proxy.upstream", metavar="URL")
 @setting_option("proxy.host")
 @setting_option("proxy.port")
-@setting_option("proxy.index", metavar="FILE")
+@setting_option("proxy.db", metavar="FILE|URL")
 @setting_option("proxy.token")
 @setting_option("proxy.trust")
 @setting_option("proxy.allow_remote")
@@ -33,7 +33,7 @@ def command(
     upstream: str,
     host: str,
     port: int,
-    index: str,
+    db: str,
     token: str,
     trust: "Trust",
     allow_remote: bool,
@@ -55,7 +55,7 @@ def command(
     from kedge.server.uvicorn_server import bind
 
     app = create_proxy_app(
-        upstream, index=_open_index(index), trust=trust, token=token, any_host=allow_remote
+        upstream, index=_open_index(db), trust=trust, token=token, any_host=allow_remote
     )
     with bind(host, port) as listener:
         address, bound = listener.getsockname()[:2]
@@ -77,19 +77,12 @@ async def _serve(app: Any, listener: Any) -> None:
     await uvicorn.Server(config).serve(sockets=[listener])
 
 
-def _open_index(path: str) -> "AnchorIndex":
-    """Open the index file, or one in memory for ``:memory:``."""
-    import sqlite3
+def _open_index(given: str) -> "AnchorIndex":
+    """Open the index at an address, or one in memory for ``:memory:``."""
+    from kedge.incremental import MemoryIndex, StoreIndex
 
-    from kedge.errors import CannotOpenStore
-    from kedge.incremental import MemoryIndex, SqliteIndex
-
-    if path == ":memory:":
+    if given == ":memory:":
         return MemoryIndex()
-    file = path or str(data_dir() / "proxy.db")
-    try:
-        return SqliteIndex(file)
-    except (OSError, sqlite3.Error) as error:
-        raise CannotOpenStore(
-            f"the index {file} cannot be opened ({error}): name another file with --index, or ':memory:'"
-        ) from error
+    if not given:
+        data_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+    return StoreIndex(given or str(data_dir() / "proxy.db"))

@@ -234,10 +234,11 @@ _TABLE = (
         "proxy.port", "integer", 8485, "Port to listen on; 0 for any.", minimum=0, maximum=65535
     ),
     Setting(
-        "proxy.index",
+        "proxy.db",
         "text",
         "",
-        "File with the digests of known responses; ':memory:' for none.",
+        "Store with the digests of known responses: a file or an address; ':memory:' for none.",
+        secret="url",
         default_label="proxy.db in the user's data folder",
     ),
     Setting(

@@ -4,7 +4,7 @@ from kedge.incremental.client import chain, chain_report, unchain
 from kedge.incremental.index import AnchorIndex, IndexedResponse, MemoryIndex
 from kedge.incremental.report import ChainedRequest, ChainReport
 from kedge.incremental.rewrite import PASS_THROUGH_REASONS
-from kedge.incremental.sqlite_index import SqliteIndex
+from kedge.incremental.store_index import StoreIndex
 
 __all__ = [
     "PASS_THROUGH_REASONS",
@@ -13,7 +13,7 @@ __all__ = [
     "ChainedRequest",
     "IndexedResponse",
     "MemoryIndex",
-    "SqliteIndex",
+    "StoreIndex",
     "chain",
     "chain_report",
     "unchain",

@@ -22,14 +22,17 @@ from kedge.errors import RequestRefused, ServerFailed
 from kedge.incremental.exchange import Chainer, Exchange, ResponseObserver
 from kedge.incremental.index import AnchorIndex
 from kedge.incremental.report import ChainedRequest, ChainReport
+from kedge.incremental.store_index import StoreIndex
 from kedge.observe import get_logger
 from kedge.planning import DEFAULT_RETENTION
+from kedge.store import Store
 
 log = get_logger("kedge.incremental")
 
 ClientT = TypeVar("ClientT")
 T = TypeVar("T")
 _CHAINER = "_kedge_chainer"
+_OPENED = "_kedge_opened_index"
 PROBE_SECONDS = 10.0
 """How long a probe waits for the server at each step."""
 _PATH = "/responses"
@@ -40,6 +43,7 @@ EXCHANGE = "kedge.exchange"
 def chain(
     client: ClientT,
     *,
+    store: Store | str | None = None,
     index: AnchorIndex | None = None,
     retention: float | None = DEFAULT_RETENTION,
     max_depth: int | None = None,
@@ -56,8 +60,10 @@ def chain(
     Args:
         client: An `OpenAI` or `AsyncOpenAI` client (Azure variants too), or the `httpx2` client that it
             or another library uses. It is changed in place.
-        index: Where responses are looked up; in memory by default. Pass one index to several clients to
-            let them share it.
+        store: Where responses are looked up: a SQLite file, the address of a store (`sqlite:///…` or
+            `postgresql://…`), or an open `kedge.Store`. Every process that uses it chains on what the
+            others saw. By default they are remembered in this process only.
+        index: An index, in the place of `store`. Pass one to several clients to let them share it.
         retention: How many seconds the server stores a response; None if it does not expire.
         max_depth: How many responses of a chain the server passes to the model, if it is limited.
         trust: Which servers are chained on: `earned` for those known to remember (OpenAI, Azure, xAI and
@@ -69,7 +75,8 @@ def chain(
         The same client.
 
     Raises:
-        TypeError: The client is of no kind that can be chained.
+        TypeError: The client is of no kind that can be chained, or both `store` and `index` are given.
+        StoreError: The store cannot be opened.
 
     Example:
         ```python
@@ -79,17 +86,23 @@ def chain(
         ```
     """
     http_client = _get_http_client(client)
+    if store is not None and index is not None:
+        raise TypeError("kedge.chain takes a store or an index, not both")
+    opened = None if store is None else StoreIndex(store)
+    index = opened or index
     chainer = Chainer(
         index, retention=retention, max_depth=max_depth, trust=trust, on_request=on_request
     )
-    if _get_chainer(http_client) is None:
-        http_client.__class__ = _make_hooked_class(http_client.__class__)
-    http_client.__dict__[_CHAINER] = chainer
+    unchain(client)
+    http_client.__class__ = _make_hooked_class(http_client.__class__)
+    http_client.__dict__ |= {_CHAINER: chainer, _OPENED: opened}
     return client
 
 
 def unchain(client: ClientT) -> ClientT:
     """Undo `chain`: from now on the client sends what the program writes.
+
+    A store that `chain` opened is closed.
 
     Args:
         client: A client that was given to `chain`; any other is left as it is.
@@ -100,6 +113,9 @@ def unchain(client: ClientT) -> ClientT:
     http_client = _get_http_client(client)
     if http_client.__dict__.pop(_CHAINER, None) is not None:
         http_client.__class__ = type(http_client).__mro__[1]
+    opened: StoreIndex | None = http_client.__dict__.pop(_OPENED, None)
+    if opened is not None:
+        opened.close()
     return client
 
 

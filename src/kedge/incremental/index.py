@@ -9,7 +9,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kedge.planning import AnchorRecord
@@ -99,7 +99,7 @@ class MemoryIndex:
         """Return the responses of this scope whose content has one of these digests."""
         with self._lock:
             keys = [self._by_digest.get((scope, digest)) for digest in digests]
-            return [self._by_id[key] for key in keys if key in self._by_id]
+            return [self._by_id[key] for key in keys if key is not None]
 
     def get(self, scope: str, response_id: str) -> IndexedResponse | None:
         """Return the response with this id."""
@@ -123,10 +123,8 @@ class MemoryIndex:
         """Do not use these responses again: the server no longer has them."""
         with self._lock:
             for response_id in response_ids:
-                entry = self._by_id.get((scope, response_id))
-                if entry is not None:
-                    lost = replace(entry.record, status="lost")
-                    self._by_id[scope, response_id] = replace(entry, record=lost)
+                if (scope, response_id) in self._by_id:
+                    self._drop((scope, response_id))
 
     def load_evidence(self, key: str) -> Mapping[str, Any] | None:
         """Return what is known about the memory of a server."""

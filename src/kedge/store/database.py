@@ -4,6 +4,7 @@ Everything a store does is a plain function of a `Tx`, the same for both databas
 them is in `Dialect` and in the two modules that implement `Database`. SQL uses ``?`` for values.
 """
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -115,6 +116,14 @@ class Database(ABC):
         """
 
     @abstractmethod
+    def read_sync(self, work: Callable[[Tx], T]) -> T:
+        """Run queries from synchronous code; the calling thread waits."""
+
+    @abstractmethod
+    def write_sync(self, work: Callable[[Tx], T]) -> T:
+        """Run a transaction from synchronous code; the calling thread waits."""
+
+    @abstractmethod
     async def reclaim(self, *, index: bool = True, vacuum: bool = False) -> None:
         """Overwrite deleted data in the files.
 
@@ -124,8 +133,12 @@ class Database(ABC):
         """
 
     @abstractmethod
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """Stop the threads and close the connections."""
+
+    async def aclose(self) -> None:
+        """Do the same without blocking the event loop."""
+        await asyncio.get_running_loop().run_in_executor(None, self.close)
 
 
 class OperationTimer:

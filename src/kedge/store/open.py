@@ -61,6 +61,19 @@ def open_database(url: str, wait_seconds: float = 10.0) -> Database:
         raise CannotOpenStore(f"invalid store address; use one of {URL_FORMATS}") from None
 
 
+def open_current_database(url: str, wait_seconds: float = 10.0) -> Database:
+    """Return the database at an address with the current schema; the calling thread waits."""
+    database = open_database(url, wait_seconds)
+    try:
+        newest = len(load_migrations(database.dialect.name))
+        if database.read_sync(read_schema_version) != newest:
+            database.write_sync(migrate)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
 async def _upgrade_schema(database: Database) -> None:
     """Upgrade the schema if it is old; a current one is not written to."""
     newest = len(load_migrations(database.dialect.name))

@@ -220,21 +220,28 @@ class PostgresDatabase(Database):
     async def read(self, work: Callable[[Tx], T]) -> T:
         """Run queries against one consistent state."""
         with OperationTimer("read"):
-            return await self._run_in_thread(self._read_sync, work)
+            return await self._run_in_thread(self._run_read, work)
 
     async def write(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction."""
         with OperationTimer("write"):
-            return await self._run_in_thread(self._write_sync, work)
+            return await self._run_in_thread(self._run_write, work)
+
+    def read_sync(self, work: Callable[[Tx], T]) -> T:
+        """Run queries in the calling thread."""
+        with OperationTimer("read"):
+            return self._run_read(work)
+
+    def write_sync(self, work: Callable[[Tx], T]) -> T:
+        """Run a transaction in the calling thread."""
+        with OperationTimer("write"):
+            return self._run_write(work)
 
     async def reclaim(self, *, index: bool = True, vacuum: bool = False) -> None:
         """Do nothing: the server reuses space by itself."""
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """Close the connections, then stop the threads."""
-        await asyncio.get_running_loop().run_in_executor(None, self._close)
-
-    def _close(self) -> None:
         self._executor.shutdown()
         self._pool.close()
 
@@ -247,10 +254,10 @@ class PostgresDatabase(Database):
             raise StoreError("the store is closed; open it again") from None
         return await future
 
-    def _read_sync(self, work: Callable[[Tx], T]) -> T:
+    def _run_read(self, work: Callable[[Tx], T]) -> T:
         return self._translate_errors(lambda: self._retry(work, read_only=True))
 
-    def _write_sync(self, work: Callable[[Tx], T]) -> T:
+    def _run_write(self, work: Callable[[Tx], T]) -> T:
         return self._translate_errors(lambda: self._retry(work, read_only=False))
 
     def _retry(self, work: Callable[[Tx], T], *, read_only: bool) -> T:

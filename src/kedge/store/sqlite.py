@@ -10,7 +10,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -119,16 +119,26 @@ class SQLiteDatabase(Database):
     async def read(self, work: Callable[[Tx], T]) -> T:
         """Run queries in a reader thread."""
         with OperationTimer("read"):
-            result: T = await self._run_in_thread(self._readers, self._read_sync, work)
+            result: T = await self._run_in_thread(self._readers, self._run_read, work)
         await self._retry_empty_journal()
         return result
 
     async def write(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction in the writer thread."""
         with OperationTimer("write"):
-            result: T = await self._run_in_thread(self._writer, self._write_sync, work)
+            result: T = await self._run_in_thread(self._writer, self._run_write, work)
         await self._retry_empty_journal()
         return result
+
+    def read_sync(self, work: Callable[[Tx], T]) -> T:
+        """Run queries in a reader thread, and wait for it."""
+        with OperationTimer("read"):
+            return self._submit(self._readers, self._run_read, work).result()
+
+    def write_sync(self, work: Callable[[Tx], T]) -> T:
+        """Run a transaction in the writer thread, and wait for it."""
+        with OperationTimer("write"):
+            return self._submit(self._writer, self._run_write, work).result()
 
     async def reclaim(self, *, index: bool = True, vacuum: bool = False) -> None:
         """Overwrite deleted data in the file, the search index and the journal."""
@@ -163,11 +173,6 @@ class SQLiteDatabase(Database):
             with suppress(StoreBusy):  # the next operation tries again
                 await self._run_in_thread(self._writer, self._translate_errors, work)
 
-    async def aclose(self) -> None:
-        """Stop the threads, then close their connections."""
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self.close)
-
     def close(self) -> None:
         """Stop the threads, then close their connections."""
         self._writer.shutdown()
@@ -178,16 +183,20 @@ class SQLiteDatabase(Database):
     async def _run_in_thread(
         self, executor: ThreadPoolExecutor, runner: Callable[[Callable[..., T]], T], work: Any
     ) -> T:
+        return await asyncio.wrap_future(self._submit(executor, runner, work))
+
+    def _submit(
+        self, executor: ThreadPoolExecutor, runner: Callable[[Callable[..., T]], T], work: Any
+    ) -> Future[T]:
         try:
-            future = asyncio.get_running_loop().run_in_executor(executor, runner, work)
+            return executor.submit(runner, work)
         except RuntimeError:
             raise StoreError("the store is closed; open it again") from None
-        return await future
 
-    def _read_sync(self, work: Callable[[Tx], T]) -> T:
+    def _run_read(self, work: Callable[[Tx], T]) -> T:
         return self._translate_errors(lambda: self._run_transaction("BEGIN", work))
 
-    def _write_sync(self, work: Callable[[Tx], T]) -> T:
+    def _run_write(self, work: Callable[[Tx], T]) -> T:
         try:
             try:
                 return self._run_transaction("BEGIN IMMEDIATE", work)

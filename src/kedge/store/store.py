@@ -5,7 +5,6 @@ No transaction waits for a model. SQL lives in the modules of the tables; this c
 and checks that the conversation of a given row still exists.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar
@@ -27,6 +26,7 @@ from kedge.store import (
     idempotency,
     import_export,
     nodes,
+    response_index,
     responses,
     search,
     telemetry,
@@ -105,22 +105,12 @@ class Store:
 
     async def load_evidence(self, key: str) -> dict[str, Any] | None:
         """Return what is known about the memory of a server; see `kedge.engines.evidence`."""
-        rows = await self.database.read(
-            lambda tx: tx.rows("SELECT form FROM evidence WHERE name = ?", (key,))
-        )
-        return json.loads(rows[0][0]) if rows else None
+        return await self.database.read(lambda tx: response_index.select_evidence(tx, key))
 
     async def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
         """Store what is known about the memory of a server, in the place of what was there."""
-        written, now = json.dumps(dict(form)), self.clock()
-        await self.database.write(
-            lambda tx: tx.run(
-                "INSERT INTO evidence (name, form, updated_at) VALUES (?, ?, ?) "
-                "ON CONFLICT (name) DO UPDATE SET form = excluded.form, "
-                "updated_at = excluded.updated_at",
-                (key, written, now),
-            )
-        )
+        now = self.clock()
+        await self.database.write(lambda tx: response_index.put_evidence(tx, key, form, now))
 
     # Conversations
 

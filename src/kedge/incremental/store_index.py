@@ -1,0 +1,146 @@
+"""An index of stored responses in a Kedge store, shared by the processes that use it.
+
+The store may be a SQLite file, for the processes of one machine, or a PostgreSQL database, for several
+machines. It holds digests and response ids, no content and no keys. The index is a cache: while the
+database does not answer, nothing is found and nothing is recorded, and requests go out as written.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from kedge.config import store_url
+from kedge.errors import StoreError
+from kedge.incremental.index import MAX_ENTRIES, IndexedResponse, is_reissued
+from kedge.observe import get_logger
+from kedge.planning.state import dump_record, load_record
+from kedge.store import Store, response_index
+from kedge.store.database import Tx
+from kedge.store.open import open_current_database
+
+log = get_logger("kedge.incremental")
+
+T = TypeVar("T")
+
+WAIT_SECONDS = 2.0
+"""How long a request waits for a lock or a connection of a store that was opened for the index."""
+RETRY_SECONDS = 5.0
+"""How long a database that failed is left alone."""
+_PRUNE_EVERY = 256
+
+
+class StoreIndex:
+    """An index in a Kedge store.
+
+    Args:
+        store: A file, the address of a store as for `kedge.open_store`, or an open store.
+        max_entries: How many responses to retain; the oldest are dropped first.
+
+    Raises:
+        CannotOpenStore: The address or the password is wrong, or the database is not a store.
+        StoreUnreachable: The database server does not answer.
+    """
+
+    is_blocking = True
+
+    def __init__(self, store: Store | str, max_entries: int = MAX_ENTRIES) -> None:
+        self._max_entries = max_entries
+        self._added = 0
+        self._retry_at = 0.0
+        self._is_owner = isinstance(store, str)
+        if isinstance(store, str):
+            self._database = open_current_database(store_url(store), WAIT_SECONDS)
+        else:
+            self._database = store.database
+        self._hash_key = self._database.write_sync(response_index.get_scope_key)
+
+    @property
+    def hash_key(self) -> bytes:
+        """The key under which credentials are hashed into scopes, the same for every process."""
+        return self._hash_key
+
+    def find(self, scope: str, digests: Sequence[str]) -> list[IndexedResponse]:
+        """Return the responses of this scope whose content has one of these digests."""
+        found = self._run(
+            self._database.read_sync,
+            lambda tx: response_index.find_entries(tx, scope, digests),
+            list[str](),
+        )
+        return [entry for text in found if (entry := _decode(text)) is not None]
+
+    def get(self, scope: str, response_id: str) -> IndexedResponse | None:
+        """Return the response with this id."""
+        text = self._run(
+            self._database.read_sync,
+            lambda tx: response_index.select_entry(tx, scope, response_id),
+            None,
+        )
+        return _decode(text) if text else None
+
+    def add(self, entry: IndexedResponse) -> bool:
+        """Add a response; return whether its id was there with other content, which is replaced."""
+        record, text = entry.record, _encode(entry)
+        self._added += 1
+        is_pruned = self._added % _PRUNE_EVERY == 1
+
+        def work(tx: Tx) -> str | None:
+            older = response_index.put_entry(
+                tx, record.scope, record.response_id, record.digest, text, record.created_at
+            )
+            if is_pruned:
+                response_index.prune_entries(tx, self._max_entries)
+            return older
+
+        older = self._run(self._database.write_sync, work, None)
+        return is_reissued(_decode(older) if older else None, entry)
+
+    def mark_lost(self, scope: str, *response_ids: str) -> None:
+        """Do not use these responses again: the server no longer has them."""
+        self._run(
+            self._database.write_sync,
+            lambda tx: response_index.delete_entries(tx, scope, response_ids),
+            None,
+        )
+
+    def load_evidence(self, key: str) -> Mapping[str, Any] | None:
+        """Return what is known about the memory of a server."""
+        return self._run(
+            self._database.read_sync, lambda tx: response_index.select_evidence(tx, key), None
+        )
+
+    def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
+        """Store what is known about the memory of a server, in the place of what was there."""
+        now = time.time()
+        self._run(
+            self._database.write_sync,
+            lambda tx: response_index.put_evidence(tx, key, form, now),
+            None,
+        )
+
+    def close(self) -> None:
+        """Close the database, unless the store was given open."""
+        if self._is_owner:
+            self._database.close()
+
+    def _run(self, run: Callable[[Callable[[Tx], T]], T], work: Callable[[Tx], T], missing: T) -> T:
+        """Run a transaction; return `missing` if the database does not answer."""
+        if time.monotonic() < self._retry_at:
+            return missing
+        try:
+            return run(work)
+        except StoreError as error:
+            log.warning("the index is not used for %g s: %s", RETRY_SECONDS, error)
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+            return missing
+
+
+def _encode(entry: IndexedResponse) -> str:
+    form = {"record": dump_record(entry.record), "reasoning_ids": sorted(entry.reasoning_ids)}
+    return json.dumps(form)
+
+
+def _decode(text: str) -> IndexedResponse | None:
+    form = json.loads(text)
+    record = load_record(form["record"])
+    return IndexedResponse(record, frozenset(form["reasoning_ids"])) if record else None

@@ -1,0 +1,90 @@
+"""Known responses by the content they remember, and what is known about the memory of servers.
+
+These are functions of a transaction; `kedge.incremental.StoreIndex` and `Store` call them.
+"""
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kedge.store.database import Tx
+
+_CHUNK = 500
+
+
+def find_entries(tx: Tx, scope: str, digests: Sequence[str]) -> list[str]:
+    """Return the entries of a scope whose content has one of these digests."""
+    found: list[str] = []
+    for start in range(0, len(digests), _CHUNK):
+        some = digests[start : start + _CHUNK]
+        marks = ",".join("?" * len(some))
+        rows = tx.rows(
+            f"SELECT entry FROM response_index WHERE scope = ? AND digest IN ({marks})",
+            (scope, *some),
+        )
+        found += [entry for (entry,) in rows]
+    return found
+
+
+def select_entry(tx: Tx, scope: str, response_id: str) -> str | None:
+    """Return the entry of a response, if there is one."""
+    rows = tx.rows(
+        "SELECT entry FROM response_index WHERE scope = ? AND response_id = ?", (scope, response_id)
+    )
+    return rows[0][0] if rows else None
+
+
+def put_entry(
+    tx: Tx, scope: str, response_id: str, digest: str, entry: str, created_at: float
+) -> str | None:
+    """Store the entry of a response, and return the one it replaces."""
+    older = select_entry(tx, scope, response_id)
+    tx.run(
+        "INSERT INTO response_index (scope, response_id, digest, entry, created_at) "
+        "VALUES (?, ?, ?, ?, ?) ON CONFLICT (scope, response_id) DO UPDATE SET "
+        "digest = excluded.digest, entry = excluded.entry, created_at = excluded.created_at",
+        (scope, response_id, digest, entry, created_at),
+    )
+    return older
+
+
+def delete_entries(tx: Tx, scope: str, response_ids: Sequence[str]) -> None:
+    """Delete the entries of responses."""
+    tx.run_many(
+        "DELETE FROM response_index WHERE scope = ? AND response_id = ?",
+        [(scope, response_id) for response_id in response_ids],
+    )
+
+
+def prune_entries(tx: Tx, retained: int) -> None:
+    """Delete all but the newest entries."""
+    tx.run(
+        "DELETE FROM response_index WHERE created_at <= (SELECT created_at FROM response_index "
+        "ORDER BY created_at DESC LIMIT 1 OFFSET ?)",
+        (retained,),
+    )
+
+
+def get_scope_key(tx: Tx) -> bytes:
+    """Return the key under which credentials are hashed, which is created at its first use."""
+    tx.run(
+        "INSERT INTO scope_keys (name, value) VALUES ('scope', ?) ON CONFLICT (name) DO NOTHING",
+        (secrets.token_bytes(32),),
+    )
+    return bytes(tx.rows("SELECT value FROM scope_keys WHERE name = 'scope'")[0][0])
+
+
+def select_evidence(tx: Tx, key: str) -> dict[str, Any] | None:
+    """Return what is known about the memory of a server; see `kedge.engines.evidence`."""
+    rows = tx.rows("SELECT form FROM evidence WHERE name = ?", (key,))
+    return json.loads(rows[0][0]) if rows else None
+
+
+def put_evidence(tx: Tx, key: str, form: Mapping[str, Any], now: float) -> None:
+    """Store what is known about the memory of a server, in the place of what was there."""
+    tx.run(
+        "INSERT INTO evidence (name, form, updated_at) VALUES (?, ?, ?) "
+        "ON CONFLICT (name) DO UPDATE SET form = excluded.form, updated_at = excluded.updated_at",
+        (key, json.dumps(dict(form)), now),
+    )

@@ -1,0 +1,215 @@
+"""The contract of an index, for each of its implementations, and programs that share one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from kedge.incremental import (
+    AnchorIndex,
+    IndexedResponse,
+    MemoryIndex,
+    StoreIndex,
+    chain,
+    chain_report,
+    unchain,
+)
+from kedge.planning import AnchorRecord, TokenCounts
+from kedge.store import open_store
+from kedge.testing import serve
+from postgresql import create_schema, run_server
+
+MakeIndex = Callable[..., AnchorIndex]
+COUNTED = TokenCounts(10, 0, 3, 0, 0, 7)
+ENTRY = IndexedResponse(
+    AnchorRecord("resp_1", "scope", "sha256:1", 2, created_at=5.0, counted=COUNTED),
+    frozenset({"rs_1"}),
+)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The address of an empty store that processes may share."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/index.db"
+        return
+    with create_schema(request.getfixturevalue("postgres_url")) as url:
+        yield url
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def make_index(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeIndex]:
+    """Open an empty index."""
+    with ExitStack() as stack:
+        url = f"{tmp_path}/index.db"
+        if request.param == "postgresql":
+            url = stack.enter_context(create_schema(request.getfixturevalue("postgres_url")))
+
+        def make(**options: Any) -> AnchorIndex:
+            if request.param == "memory":
+                return MemoryIndex(**options)
+            made = StoreIndex(url, **options)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+def test_a_response_is_found_by_its_content(make_index: MakeIndex) -> None:
+    """In its scope, with everything that was stored, until it is lost."""
+    index = make_index()
+    assert index.add(ENTRY) is False
+    digests = [f"sha256:{number}" for number in range(1_200)]
+    assert index.find("scope", digests) == [ENTRY]
+    assert index.find("other", digests) == []
+    assert index.get("scope", "resp_1") == ENTRY
+    assert index.get("scope", "resp_2") is None
+    index.mark_lost("scope", "resp_1", "resp_2")
+    assert index.find("scope", digests) == []
+    assert index.get("scope", "resp_1") is None
+
+
+def test_an_id_with_other_content_is_reported_and_replaced(make_index: MakeIndex) -> None:
+    """The same content again is not: a client may repeat a request."""
+    index = make_index()
+    index.add(ENTRY)
+    assert index.add(ENTRY) is False
+    changed = replace(ENTRY, record=replace(ENTRY.record, digest="sha256:2"))
+    assert index.add(changed) is True
+    assert index.find("scope", ["sha256:1", "sha256:2"]) == [changed]
+
+
+def test_the_oldest_responses_are_dropped(make_index: MakeIndex) -> None:
+    """An index is bounded; a database is pruned now and then."""
+    index = make_index(max_entries=20)
+    for number in range(300):
+        record = replace(ENTRY.record, response_id=f"resp_{number}", digest=f"sha256:{number}")
+        index.add(IndexedResponse(replace(record, created_at=float(number))))
+    assert index.get("scope", "resp_100") is None
+    assert index.get("scope", "resp_299") is not None
+
+
+def test_evidence_is_stored_and_replaced(make_index: MakeIndex) -> None:
+    """By key."""
+    index = make_index()
+    assert index.load_evidence("key") is None
+    index.save_evidence("key", {"proof": "count"})
+    index.save_evidence("key", {"proof": "audit"})
+    assert index.load_evidence("key") == {"proof": "audit"}
+    assert len(index.hash_key) == 32
+
+
+def test_users_of_one_store_share_everything(store_url: str) -> None:
+    """Responses, evidence, and the key that hashes credentials."""
+    first, second = StoreIndex(store_url), StoreIndex(store_url)
+    first.add(ENTRY)
+    first.save_evidence("key", {"proof": "count"})
+    assert second.get("scope", "resp_1") == ENTRY
+    assert second.load_evidence("key") == {"proof": "count"}
+    assert first.hash_key == second.hash_key
+    first.close()
+    second.close()
+
+
+def send(client: OpenAI, history: list[Any], text: str) -> str:
+    """Replay the history with a new message."""
+    history.append({"role": "user", "content": text})
+    response = client.responses.create(model="practice", input=history)
+    history += [item.model_dump(exclude_none=True) for item in response.output]
+    return response.output_text
+
+
+def test_clients_that_share_a_store_chain_on_each_other(store_url: str) -> None:
+    """Only with the same key; the store holds neither the key nor any content."""
+    with serve() as server:
+        history: list[Any] = []
+        chained: list[int] = []
+        for key in ("secret-one", "secret-one", "secret-two"):
+            with OpenAI(base_url=server.base_url, api_key=key, max_retries=0) as client:
+                chain(client, store=store_url, trust="always")
+                send(client, history, "My name is Ada.")
+                chained.append(chain_report(client).chained)
+                unchain(client)
+        assert chained == [0, 1, 0]
+    if store_url.startswith("sqlite"):
+        data = Path(store_url.removeprefix("sqlite:///")).read_bytes()
+        assert b"secret" not in data
+        assert b"Ada" not in data
+
+
+async def test_an_open_store_and_an_asynchronous_client(store_url: str) -> None:
+    """The store stays open; its calls are made in worker threads."""
+    with serve() as server:
+        async with await open_store(store_url) as store:
+            for _ in range(2):
+                async with AsyncOpenAI(
+                    base_url=server.base_url, api_key="k", max_retries=0
+                ) as client:
+                    chain(client, store=store, trust="always")
+                    text: Any = {"role": "user", "content": "Hello"}
+                    history: list[Any] = [text]
+                    for _ in range(2):
+                        async with client.responses.stream(
+                            model="practice", input=history
+                        ) as events:
+                            response = await events.get_final_response()
+                        history += [*response.output, text]
+                    assert chain_report(client).chained == 1
+                    unchain(client)
+            assert await store.load_evidence("missing") is None
+
+
+def test_a_store_and_an_index_exclude_each_other() -> None:
+    """One of them decides."""
+    with (
+        OpenAI(api_key="k") as client,
+        pytest.raises(TypeError, match="a store or an index"),
+    ):
+        chain(client, store=":memory:", index=MemoryIndex())
+
+
+def test_a_database_that_goes_away_costs_only_chaining() -> None:
+    """Requests go out as written, and nothing is raised."""
+    with serve() as server, run_server() as database:
+        index = StoreIndex(database.url)
+        with OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client:
+            chain(client, index=index, trust="always")
+            history: list[Any] = []
+            send(client, history, "My name is Ada.")
+            database.stop()
+            assert send(client, history, "What is my name?") == "Your name is Ada."
+            assert send(client, history, "What is my name?") == "Your name is Ada."
+            assert chain_report(client).chained == 0
+        index.close()
+
+
+def test_replicas_of_the_proxy_lose_nothing(postgres_url: str, tmp_path: Path) -> None:
+    """One is killed; the other chains on what it saw."""
+    with serve() as server, create_schema(postgres_url) as url:
+        history: list[Any] = []
+        environment = {**os.environ, "HOME": str(tmp_path), "KEDGE_PROXY_DB": url}
+        command = [sys.executable, "-m", "kedge", "proxy", "--upstream", server.base_url]
+        command += ["--port", "0", "--trust", "always", "--json"]
+        for number in range(2):
+            process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+            try:
+                assert process.stdout is not None
+                base_url = json.loads(process.stdout.readline())["base_url"]
+                with OpenAI(base_url=base_url, api_key="k", max_retries=0) as client:
+                    send(client, history, f"Say {number}")
+            finally:
+                process.send_signal(signal.SIGKILL)
+                process.communicate()
+        sizes = [
+            len(json.loads(request.raw)["input"]) for request in server.requests if request.raw
+        ]
+        assert sizes == [1, 1]
