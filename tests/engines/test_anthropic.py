@@ -180,7 +180,7 @@ def test_images_and_files_become_blocks_also_in_results() -> None:
         ([user([file(b"x", media_type="application/zip")])], "a file of type application/zip"),
         ([user([ImagePart("data:image/png,raw")])], "an image of type unknown"),
         ([user([OpaquePart(FrozenMap(type="input_audio"))])], "a foreign part"),
-        ([user(" ")], "it is empty; give it words"),
+        ([user(" ")], "it is empty; give it text"),
         ([user("x"), opaque({"type": "web_search_call", "id": "w"})], "opaque web_search_call"),
         (
             [user("x"), opaque({"type": "compaction", "encrypted_content": "s"}), user("y")],

@@ -1,6 +1,6 @@
 """The law on servers that forget, cap, reuse ids or miscount: judged by what the model read."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from engines.memory_server import MemoryServer
 from kedge.engines import Engine, ResponsesEngine
 from kedge.engines.evidence import BASE_COOLDOWN
 from kedge.engines.known_servers import KnownServer
-from kedge.errors import InvalidSetting
+from kedge.errors import InvalidSetting, StoreError
 from kedge.events import Event, TextDelta
 from kedge.events.run import Healed, ServerForgot
 from kedge.middleware import tools, with_middleware
@@ -383,3 +383,34 @@ def test_an_unknown_level_of_trust_is_rejected() -> None:
     """With the levels that there are."""
     with pytest.raises(InvalidSetting, match="earned, always, never"):
         connect("responses:http://127.0.0.1:9/v1#m", trust="sometimes")
+
+
+class BrokenStore:
+    """A store that is closed after its first use."""
+
+    def __init__(self) -> None:
+        self.saved: dict[str, Mapping[str, Any]] = {}
+        self.is_closed = False
+
+    async def load_evidence(self, key: str) -> Mapping[str, Any] | None:
+        """Return what was saved."""
+        return self.saved.get(key)
+
+    async def save_evidence(self, key: str, evidence: Mapping[str, Any]) -> None:
+        """Save, unless it is closed."""
+        if self.is_closed:
+            raise StoreError("the store is closed; open it again")
+        self.saved[key] = evidence
+
+
+async def test_an_engine_outlives_the_stores_of_its_evidence() -> None:
+    """A closed store does not cost the answer, and the next conversation's store takes its place."""
+    first, second = BrokenStore(), BrokenStore()
+    async with open_memory_engine(MemoryServer()) as engine:
+        await engine.memory.attach(first, engine.model)
+        first.is_closed = True
+        turn, _ = await send(engine, Turn(), ORDINARY.format(1))
+        assert (len(turn), first.saved) == (2, {})
+        await engine.memory.attach(second, engine.model)
+        await send(engine, turn, ORDINARY.format(2))
+    assert second.saved

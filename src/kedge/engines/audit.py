@@ -5,9 +5,9 @@ a cap on the length of a chain lists every item and leaves the oldest out of the
 (``kedge.engines.token_accounting``) sees that.
 
 Servers differ in what they list as the input of a chained response: all of it, or only what was sent
-with that request. Both are understood: where the list is short, the rest is asked of the parent. Where
+with that request. Both are handled: where the list is short, the rest is fetched from the parent. Where
 the server's memory begins with a compaction, what it may still list from before that is not compared:
-no model sees it any more.
+a model no longer sees it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ class Audit:
     agrees: bool | None
     response_id: str = ""
     checked: int = 0
-    """How many blocks were compared, from the newest back."""
+    """How many blocks were compared, newest first."""
     difference: str = ""
 
     def __str__(self) -> str:
@@ -97,8 +97,8 @@ async def audit_blocks(
             if _is_missing(error) and (lists_items or checked):
                 missing = f"the server no longer has {response_id}"
                 return Audit(False, anchor.response_id, checked, missing)
-            words = f"the server did not list what it holds ({error})"
-            return Audit(None, anchor.response_id, checked, words)
+            detail = f"the server did not list what it stores ({error})"
+            return Audit(None, anchor.response_id, checked, detail)
         if anchor.barrier is not None:
             held = _trim_to_compaction(held)
         found = _find_difference(ours, [normalize(block) for block in held])
@@ -109,8 +109,8 @@ async def audit_blocks(
         if not ours:
             return Audit(True, anchor.response_id, checked)
         if not response_id or not held:
-            words = f"the server holds none of the first {len(ours)} blocks"
-            return Audit(False, anchor.response_id, checked, words)
+            detail = f"the server stores none of the first {len(ours)} blocks"
+            return Audit(False, anchor.response_id, checked, detail)
     return Audit(None, anchor.response_id, checked, "the chain is too long to check")
 
 
@@ -119,7 +119,7 @@ def _is_missing(error: Exception) -> bool:
 
 
 async def _fetch_context(transport: JsonSource, response_id: str) -> tuple[list[Block], str]:
-    """What the server lists for a response: its input and its output, and its parent."""
+    """Return what the server lists for a response: its input and output, and its parent."""
     response = await transport.request_json("get", f"/responses/{response_id}")
     items = [*await _fetch_input_items(transport, response_id), *response["output"]]
     blocks = [block_from_item(item) for item in items]
@@ -139,7 +139,7 @@ async def _fetch_input_items(transport: JsonSource, response_id: str) -> list[Ma
         if not page.get("has_more") or not data:
             return items
         last = {"after": page.get("last_id") or data[-1]["id"]}
-        if last == after:  # from a server that cannot page
+        if last == after:  # from a server without paging
             return items
         after = last
 
@@ -150,7 +150,7 @@ def _trim_to_compaction(blocks: list[Block]) -> list[Block]:
 
 
 def _find_difference(local: Sequence[Block], remote: Sequence[Block]) -> str:
-    """What differs between the end of our blocks and what is held; nothing if they agree."""
+    """Return the difference between the end of the local blocks and the stored ones; empty if they agree."""
     if len(remote) > len(local):
         return f"the server holds {len(remote)} blocks where the Turn has {len(local)}"
     start = len(local) - len(remote)

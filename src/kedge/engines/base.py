@@ -43,14 +43,14 @@ from kedge.turns import (
 )
 
 WireTap = Callable[[bytes, bytes, int | None], None]
-"""Is given the body of a request, the body of its reply, and the reply's status, if there was one."""
+"""Called with the body of a request, the body of its reply, and the reply's status, if there was one."""
 
 
 OfferedTools = Mapping[str, Any] | Iterable[Any]
 """A toolbox, or functions, tools, toolboxes and tool definitions."""
 
 BeforeSend = Callable[[Turn], Awaitable[None]]
-"""Is awaited with each Turn exactly as it is about to be sent."""
+"""Awaited with each Turn exactly as it is about to be sent."""
 
 
 @dataclass(slots=True)
@@ -64,9 +64,9 @@ class TurnProbe:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What goes with a Turn: how to send it, and with which tools.
+    """The options of a request: how to send a Turn, and with which tools.
 
-    ``params`` are further members of the request's body, as the provider names them.
+    ``params`` are further members of the request body, by the names of the provider's API.
     """
 
     model: str = ""
@@ -74,15 +74,15 @@ class Request:
     tools: tuple[Mapping[str, Any], ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
     candidates: tuple[AnchorRecord, ...] = ()
-    """Further anchors that may be tried, such as those of a store's index."""
+    """Further anchors that may be used, such as those of a store's index."""
     streaming: bool = True
     resend_limit: int | None = None
-    """Refuse, rather than heal, when everything would be sent again and is more bytes than this."""
+    """Raise, rather than heal, if a full send would be more bytes than this."""
     probe: TurnProbe | None = None
     tap: WireTap | None = None
-    """Receives each request and its reply, as they went over the wire."""
+    """Called with each request and its reply, as they were transmitted."""
     before_send: BeforeSend | None = None
-    """Is awaited before each request of the run, for example to store what is sent."""
+    """Awaited before each request of the run, for example to store what is sent."""
     filters: ContentFilters = field(default_factory=ContentFilters, compare=False, repr=False)
     """The content filters of the complete stack, for components that send or store content."""
     applied: tuple[ContentFilter, ...] = ()
@@ -136,7 +136,7 @@ class Request:
         )
 
     def with_tools(self, tools: tuple[Mapping[str, Any], ...]) -> "Request":
-        """The same request, offering further tools."""
+        """Return the request with further tools."""
         return replace(self, tools=(*self.tools, *tools))
 
 
@@ -175,11 +175,11 @@ Events = AsyncGenerator[Event, None]
 
 
 class Engine(ABC):
-    """Takes a Turn to a model."""
+    """Sends Turns to a model."""
 
     name: str = ""
     text_only_results: bool = False
-    """Whether the API takes only text in tool results; images and files are described there."""
+    """Whether the API accepts only text in tool results; images and files are described there."""
 
     @property
     def content_filters(self) -> tuple[ContentFilter, ...]:
@@ -192,7 +192,7 @@ class Engine(ABC):
 
     @abstractmethod
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        """What would be sent now, and why: a dry run."""
+        """Return what would be sent now, and why, without sending it."""
 
     def stream(self, turn: Turn, **options: Any) -> "Stream":
         """Send the Turn and return its events; options are those of ``Request.of``."""
@@ -208,8 +208,8 @@ class Engine(ABC):
         async with self.stream(turn, **options) as stream:
             return await stream.finish()
 
-    async def aclose(self) -> None:  # noqa: B027 - most engines hold nothing
-        """Let go of connections; the engine may be used again afterwards."""
+    async def aclose(self) -> None:  # noqa: B027 - most engines have nothing to close
+        """Close connections; the engine may be used again afterwards."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -223,7 +223,7 @@ Middleware = Callable[[Engine], Engine]
 
 
 _UNINHERITED_IDS = frozenset({"turn_id", "response_id"})
-"""Ids that a run inside another one (of a tool, of a compactor) does not inherit."""
+"""Ids that a nested run (of a tool, of a compactor) does not inherit."""
 
 
 def unwrap(engine: Engine) -> Engine:
@@ -361,10 +361,10 @@ class Stream(RunStream[Turn]):
 
     @property
     def reached(self) -> Turn:
-        """The Turn as far as it got, at any time: with every finished answer and tool result.
+        """The Turn so far, at any time: with every finished answer and tool result.
 
-        After a run that was cancelled this is what to go on from; calls that have no result yet are
-        for the middleware ``repair`` to complete.
+        Continue from it after a run that was cancelled; the middleware ``repair`` completes calls that
+        have no result yet.
         """
         return self._turn or self._partial_turn.append(*self._tool_results)
 
@@ -423,7 +423,7 @@ class Stream(RunStream[Turn]):
 
 
 def _build_log_context(turn: Turn) -> dict[str, str]:
-    """What a log calls this run by: its own ids, and what is bound around it."""
+    """Return the ids for log records of this run: its own, and those bound around it."""
     conversation = get_state(turn).conversation_id
     own = {"turn_id": turn.id, **({"conversation_id": conversation} if conversation else {})}
     around = {

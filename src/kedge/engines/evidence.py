@@ -225,12 +225,12 @@ class ServerEvidence:
 
 
 class EvidenceStore(Protocol):
-    """Where evidence outlives a process."""
+    """Stores evidence beyond the life of a process."""
 
     async def load_evidence(self, key: str) -> Mapping[str, Any] | None:
         """Return what was saved under a key."""
         ...
 
     async def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
-        """Save the evidence of a key, in the place of what was there."""
+        """Save the evidence of a key, replacing what was saved before."""
         ...

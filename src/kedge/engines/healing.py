@@ -1,8 +1,8 @@
-"""When a server refuses a request that another way of sending might save.
+"""Decide whether a rejected request can be sent in another form.
 
-Servers say "I do not remember that response" in many shapes. The decision goes by status, code and
-param first and by wording last, because wording changes without notice. Everything here concerns a
-request that was sent on a server's memory; any other refusal is an error.
+Servers report an unknown response in many forms. The decision uses status, code and param first and
+wording last, because wording changes without notice. It concerns only requests that rely on a server's
+memory; any other rejection is an error.
 """
 
 import re
@@ -27,7 +27,7 @@ def detect_echo_mismatch(response: ResponseFacts | Outcome, plan: RequestPlan) -
 
 @dataclass(frozen=True, slots=True)
 class RequestSummary:
-    """What matters of the request that was refused."""
+    """The properties of the rejected request that matter for healing."""
 
     previous_response_id: str = ""
     conversation_id: str = ""
@@ -79,7 +79,7 @@ def _is_response_missing(error: EngineError, summary: RequestSummary) -> bool:
     if error.status == 404:
         return error.code not in _UNRELATED_404_CODES and error.param != "model"
     named = summary.previous_response_id in error.message
-    # A chain that adds up here and not there is one that the server remembers only in part.
+    # A chain that is valid here and not there is one that the server remembers only in part.
     return named or bool(
         _CHAIN_PATTERN.search(error.message) or _PAIRING_PATTERN.search(error.message)
     )
@@ -92,8 +92,8 @@ def _is_conversation_missing(error: EngineError, summary: RequestSummary) -> boo
 
 
 def _is_reasoning_rejected(error: EngineError, summary: RequestSummary) -> bool:
-    refused = error.code == "invalid_encrypted_content"
-    return summary.has_reasoning and (refused or bool(_ENCRYPTED_PATTERN.search(error.message)))
+    rejected = error.code == "invalid_encrypted_content"
+    return summary.has_reasoning and (rejected or bool(_ENCRYPTED_PATTERN.search(error.message)))
 
 
 def _is_include_rejected(error: EngineError, summary: RequestSummary) -> bool:
@@ -113,11 +113,11 @@ HEAL_RULES: tuple[tuple[HealReason, HealRule], ...] = (
     ("gone", _is_response_missing),
     ("conversation", _is_conversation_missing),
 )
-"""Every refusal that can be healed, in the order in which they are looked for."""
+"""Every rejection that can be healed, in the order in which they are checked."""
 
 
 def classify_error(error: EngineError, summary: RequestSummary) -> HealReason | None:
-    """How to heal this refusal, or ``None`` if it is an error like any other."""
+    """Return how to heal this rejection, or ``None`` if it cannot be healed."""
     if error.status is not None and error.status not in _CLIENT_ERRORS:
         return None
     for reason, applies in HEAL_RULES:

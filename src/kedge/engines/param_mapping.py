@@ -1,8 +1,8 @@
-"""Parameters, from the names of the Responses API into those of another.
+"""Convert parameters from the names of the Responses API to those of another API.
 
-Common parameters are given to every engine in one language, and each engine has a table that says how its
-provider puts them. A parameter that is not in the table is not known to Kedge and goes through as it
-is; a known one that cannot be expressed raises, because omitting it would change the answer silently.
+Every engine accepts the parameters of the Responses API, and has a table that converts them for its
+provider. A parameter that is not in the table is sent unchanged; a known one that cannot be expressed
+raises, because omitting it would change the answer silently.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,12 +12,12 @@ from kedge.errors import UnsupportedParameter
 
 Members = dict[str, Any]
 ParamRule = Callable[[Any], Members]
-"""From the value of a parameter to the members of the body that say the same."""
+"""Converts the value of a parameter to members of the body."""
 ParamRules = Mapping[str, ParamRule]
 
 
 def map_params(params: Mapping[str, Any], rules: ParamRules) -> Members:
-    """The members of the body that say what these parameters say; ``None`` is like nothing given."""
+    """Return the members of the body for these parameters; ``None`` counts as not given."""
     body: Members = {}
     for name, value in params.items():
         if value is not None:
@@ -26,7 +26,7 @@ def map_params(params: Mapping[str, Any], rules: ParamRules) -> Members:
 
 
 def merge(body: Members, more: Mapping[str, Any]) -> None:
-    """Add members; objects of one name become one object."""
+    """Add members; objects with the same name are merged."""
     for name, value in more.items():
         there = body.get(name)
         if isinstance(there, dict) and isinstance(value, Mapping):
@@ -36,7 +36,7 @@ def merge(body: Members, more: Mapping[str, Any]) -> None:
 
 
 def rename(name: str) -> ParamRule:
-    """The same value under another name."""
+    """Return a conversion that only renames."""
     return lambda value: {name: value}
 
 
@@ -80,7 +80,7 @@ def map_by_type(param: str, rules: ParamRules) -> ParamRule:
 
 
 def omit(value: Mapping[str, Any], *names: str) -> Members:
-    """The members of an object but for these and for nulls."""
+    """Return the members of an object except these and nulls."""
     return {k: v for k, v in value.items() if k not in names and v is not None}
 
 

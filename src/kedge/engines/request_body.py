@@ -1,4 +1,4 @@
-"""In which way a request is sent, and the body that this makes."""
+"""Build the body of a request from its plan and how it is sent."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
 @dataclass(frozen=True, slots=True)
 class SendOptions:
-    """In which way a request is sent: what healing changes."""
+    """How a request is sent; healing changes these options."""
 
     mode: Mode
     full: bool = False
-    """Send everything, whatever anchors there are."""
+    """Send everything, without an anchor."""
     reasoning: bool = True
-    """Send encrypted reasoning along."""
+    """Include encrypted reasoning."""
     include: bool = True
-    """Ask for encrypted reasoning where the server will not keep its own."""
+    """Request encrypted reasoning if the server does not store the response."""
     reason: str = ""
-    """Why the mode differs from the one asked for."""
+    """Why the mode differs from the requested one."""
 
 
 def build_request_body(
@@ -76,7 +76,7 @@ def build_settings(
 
 
 def summarize_request(body: Mapping[str, Any], options: SendOptions) -> RequestSummary:
-    """What decides whether a refusal of this request can be healed."""
+    """Return the properties that decide whether a rejection of this request can be healed."""
     items = body["input"]
     return RequestSummary(
         previous_response_id=body.get("previous_response_id", ""),

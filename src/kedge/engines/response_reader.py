@@ -1,4 +1,4 @@
-"""What becomes of an answer: blocks and an anchor in the Turn, or an error that loses nothing."""
+"""Read a response into blocks and an anchor of the Turn, or into an error with the partial content."""
 
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from kedge.planning import RequestPlan, Status, TokenCounts, record_response, ta
 from kedge.turns import Turn
 
 DRAIN_SECONDS = 0.1
-"""Seconds that a server has to end its stream after the answer's end, to keep the connection."""
+"""Seconds that a server has to close its stream after the last event; later the connection is dropped."""
 
 
 async def read_response(
@@ -61,7 +61,7 @@ async def read_response(
 
 
 async def _drain(decoder: StreamDecoder, chunks: AsyncGenerator[bytes]) -> list[StreamEvent]:
-    """What follows the end of the answer, from a server that does not take its time over it."""
+    """Return the events after the end of the response that arrive within a short time."""
     found: list[StreamEvent] = []
     with move_on_after(DRAIN_SECONDS):
         async for chunk in chunks:
@@ -71,13 +71,13 @@ async def _drain(decoder: StreamDecoder, chunks: AsyncGenerator[bytes]) -> list[
 
 def _decode_body(body: bytes, decoder: StreamDecoder, raw: RawResponse) -> list[StreamEvent]:
     """Return the events of a response that arrived as one JSON body."""
-    whole = _parse_body(body, decoder, raw)
-    # Only an escape can hide half a character; to look for one is cheaper than to walk the answer.
-    return decoder.feed_whole(whole, repair=b"\\u" in body)
+    response = _parse_body(body, decoder, raw)
+    # Only an escape can contain half a character; searching for one is cheaper than a walk over the response.
+    return decoder.feed_whole(response, repair=b"\\u" in body)
 
 
 def _redact_event(event: StreamEvent, redact: Callable[[str], str]) -> StreamEvent:
-    """The event, without the key where a server repeats it."""
+    """Return the event without the API key, which some servers repeat."""
     if not isinstance(event, StreamFailed | ResponseFailed):
         return event
     return replace(event, message=redact(event.message), code=redact(event.code))
@@ -88,11 +88,13 @@ def _parse_body(body: bytes, decoder: StreamDecoder, raw: RawResponse) -> dict[s
         response = json.loads(body)
     except ValueError:
         response = None
-    # What holds nothing of an answer is none, not even an empty one: some gateways report their
-    # troubles in an object of their own, with status 200.
+    # An object without any member of a response is not an empty response: some gateways report
+    # errors in an object of their own, with status 200.
     if not isinstance(response, dict) or not response.keys() & decoder.RESPONSE_FIELDS:
-        words = "the server answered with something that is not a response"
-        raise ServerFailed(words, provider=raw.provider, request_id=raw.request_id, retryable=True)
+        message = "the server answered with something that is not a response"
+        raise ServerFailed(
+            message, provider=raw.provider, request_id=raw.request_id, retryable=True
+        )
     return response  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -148,10 +150,10 @@ def record_outcome(
     stateful: bool = True,
     counted: TokenCounts | None = None,
 ) -> Turn:
-    """The Turn with the answer's blocks; its response becomes an anchor only if it can be one.
+    """Return the Turn with the blocks of the response, and its anchor if it can be one.
 
-    ``lost`` means that the server's context differs from the Turn, ``remembered`` whether the
-    API has a memory at all.
+    ``lost`` means that the server's context differs from the Turn, ``stateful`` that the API stores
+    responses at all.
     """
     blocks = outcome.blocks if outcome.completed else outcome.whole_blocks
     if outcome.status not in ("completed", "incomplete"):
@@ -186,28 +188,28 @@ def record_outcome(
 def raise_for_outcome(
     outcome: Outcome, provider: str, turn: Turn, cut: StreamCut | None = None
 ) -> None:
-    """Raise unless the answer is complete; ``broken`` is the error that ended its connection, if any."""
+    """Raise unless the response is complete; ``cut`` is the error that ended its connection, if any."""
     error: EngineError
     match outcome.status:
         case "completed":
             return
         case "incomplete":
-            words = f"the answer stopped before its end ({outcome.reason or 'no reason given'})"
-            error = AnswerIncomplete(words, provider=provider, code=outcome.reason)
+            message = f"the response stopped before its end ({outcome.reason or 'no reason given'})"
+            error = AnswerIncomplete(message, provider=provider, code=outcome.reason)
         case "failed":
-            words = outcome.message or "the server gave up on the response"
-            retryable = not is_permanent_failure(outcome.code, words)
-            error = ServerFailed(words, provider=provider, code=outcome.code, retryable=retryable)
+            message = outcome.message or "the server reported a failure"
+            retryable = not is_permanent_failure(outcome.code, message)
+            error = ServerFailed(message, provider=provider, code=outcome.code, retryable=retryable)
         case "cut":
-            words = "the stream ended before the answer did; nothing of the Turn is lost"
-            error = cut or StreamCut(words, provider=provider, retryable=True)
+            message = "the stream ended before the response was complete; the Turn is unchanged"
+            error = cut or StreamCut(message, provider=provider, retryable=True)
     error.turn = turn
     error.partial = outcome.blocks
     raise error
 
 
 def attach_context(error: EngineError, turn: Turn, plan: RequestPlan) -> EngineError:
-    """The error with the Turn to go on from and the plan, unless it has them."""
+    """Return the error with the Turn to continue from and the plan, unless it has them."""
     error.plan = error.plan or plan
     error.turn = error.turn or turn
     return error

@@ -1,8 +1,8 @@
 """ResponsesEngine: the Responses API, chained by proof and healed when the server forgets.
 
-Each request follows a plan. What the server says is checked against it: a refusal to chain is healed
-once by a full send, as long as nothing was shown; an answer given without the memory that was asked for
-is sent again, or at least reported and never used as an anchor. Only a finished response becomes an anchor.
+Each request follows a plan, and the server's answer is checked against it: a rejected anchor is healed
+once by a full send, as long as no output was shown; a request that was answered without the requested
+context is sent again, or at least reported and never used as an anchor. Only a finished response becomes an anchor.
 """
 
 import time
@@ -82,7 +82,7 @@ log = get_logger(__name__)
 
 
 class _HealableError(Exception):
-    """The server refused or forgot, and nothing was shown yet: the request may be healed."""
+    """The server rejected the anchor or forgot it before any output: the request may be healed."""
 
     def __init__(self, reason: HealReason, error: EngineError, turn: Turn | None = None) -> None:
         super().__init__(reason)
@@ -95,8 +95,8 @@ class _HealableError(Exception):
 class ResponsesEngine(Engine):
     """An engine for any server of the Responses API.
 
-    ``make_client`` makes the openai client that carries requests. ``scope`` names what shares one memory.
-    ``retention`` is how many seconds the server keeps a response (``None``: for good), ``max_depth`` how
+    ``make_client`` returns the openai client that sends requests. ``scope`` names what shares one memory.
+    ``retention`` is how many seconds the server stores a response (``None``: no limit), ``max_depth`` how
     many responses of a chain it is known to remember. With ``verify_every=n`` every n-th chained
     request is preceded by an audit of what the server holds.
 
@@ -159,19 +159,19 @@ class ResponsesEngine(Engine):
         await self.transport.aclose()
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        """What would be sent now, and why: a dry run."""
+        """Return what would be sent now, and why, without sending it."""
         request = Request.of(**options)
         mode, _, reason = self._resolve_mode(turn, request)
         return self._build_plan(turn, request, SendOptions(mode, reason=reason))
 
     async def verify(self, turn: Turn) -> Audit:
-        """Fetch what the server holds for the anchor, and compare it with the Turn."""
+        """Fetch what the server stores for the anchor, and compare it with the Turn."""
         request = Request()
         plan = self._plan_chain(turn, request)
         return await self._audit(turn, plan, self._get_evidence(request))
 
     async def count_tokens(self, turn: Turn, **options: Any) -> int:
-        """Ask the server how many tokens this Turn is."""
+        """Return how many tokens the server counts for this Turn."""
         request = Request.of(**options)
         tools = {"tools": list(request.tools)} if request.tools else {}
         model = request.model or self.model
@@ -180,13 +180,13 @@ class ResponsesEngine(Engine):
         )
 
     async def compact(self, turn: Turn) -> tuple[list[Block], Usage]:
-        """Have the server compact this Turn; return the replacement blocks and the usage."""
+        """Request a compaction of this Turn; return the replacement blocks and the usage."""
         return await responses_endpoints.compact(
             self.transport, self._plan_out_of_band(turn), model=self.model
         )
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """Send the Turn, healing what can be healed; see the module."""
+        """Send the Turn, healing what can be healed; see the module docstring."""
         evidence = await self.memory.load(
             request.model or self.model, streaming=self._is_streaming(request)
         )
@@ -202,17 +202,17 @@ class ResponsesEngine(Engine):
                     async for event in events:
                         yield event
                     return
-            except _HealableError as refused:
-                if refused.reason in healed:
-                    raise refused.error from None
-                healed.add(refused.reason)
-                turn, way, event = self._heal(refused.turn or turn, way, refused, evidence)
+            except _HealableError as failure:
+                if failure.reason in healed:
+                    raise failure.error from None
+                healed.add(failure.reason)
+                turn, way, event = self._heal(failure.turn or turn, way, failure, evidence)
                 await self.memory.save(evidence)
-                self._check_resend_limit(turn, request, way, refused.error)
+                self._check_resend_limit(turn, request, way, failure.error)
                 yield event
                 if way.mode != mode:
-                    record_mode_change(way.mode, mode, refused.reason)
-                    yield ModeChanged(way.mode, mode, refused.reason)
+                    record_mode_change(way.mode, mode, failure.reason)
+                    yield ModeChanged(way.mode, mode, failure.reason)
 
     @asynccontextmanager
     async def _attempt(
@@ -239,8 +239,8 @@ class ResponsesEngine(Engine):
                 self._send_request(turn, plan, request, options, evidence)
             ) as events:
                 yield events
-        except _HealableError as refused:
-            attach_context(refused.error, turn, plan)
+        except _HealableError as failure:
+            attach_context(failure.error, turn, plan)
             raise
         except EngineError as error:
             attach_context(error, turn, plan)
@@ -453,13 +453,13 @@ class ResponsesEngine(Engine):
         if options.full and request.resend_limit is not None:
             plan = self._build_plan(turn, request, options)
             if plan.full_bytes > request.resend_limit:
-                words = f"the server forgot, and everything is about {plan.full_bytes} bytes"
+                message = f"the server no longer has the context, and a full send is about {plan.full_bytes} bytes"
                 raise attach_context(
-                    ResendTooLong(words, provider=self.name), turn, plan
+                    ResendTooLong(message, provider=self.name), turn, plan
                 ) from error
 
     def _resolve_mode(self, turn: Turn, request: Request) -> tuple[Mode, Mode, str]:
-        """The mode to send in, the one that was asked for, and why they differ."""
+        """Return the mode to send in, the requested one, and why they differ."""
         wanted = request.mode or get_state(turn).mode or self.mode
         enabled = is_chaining_enabled()
         measure("responses_chained_mode_enabled", int(enabled))
@@ -483,7 +483,7 @@ class ResponsesEngine(Engine):
     def _build_plan(
         self, turn: Turn, request: Request, options: SendOptions, *, out_of_band: bool = False
     ) -> RequestPlan:
-        """Plan a request: on an anchor that proves, if the server may be relied on."""
+        """Plan a request: on a proved anchor, if the server may be relied on."""
         start = time.perf_counter()
         if options.full or options.mode != "chained":
             plan = self._plan_mode(turn, request, "stateless" if options.full else options.mode)
@@ -551,7 +551,7 @@ class ResponsesEngine(Engine):
             await self._audit(turn, plan, evidence)
 
     def _plan_out_of_band(self, turn: Turn) -> tuple[RequestPlan, ...]:
-        """How to send a Turn beside the conversation: on its anchor, if it has one, or whole."""
+        """Return how to send a Turn outside of the conversation: on its anchor, if it has one, or in full."""
         mode: Mode = (
             "chained" if self._resolve_mode(turn, Request())[0] == "chained" else "stateless"
         )
@@ -607,7 +607,7 @@ def _find_lost(
 
 
 def _is_live_only(state: ConversationState, plan: RequestPlan | None) -> bool:
-    """Whether the anchor was remembered by a connection and never stored."""
+    """Return whether the anchor was remembered by a connection only and never stored."""
     if plan is None or plan.anchor is None:
         return False
     record = state.anchor(plan.anchor.response_id, plan.anchor.scope)
@@ -630,12 +630,12 @@ def _describe_plan(plan: RequestPlan) -> list[Event]:
 
 
 def _lost_context_error(provider: str) -> EngineError:
-    words = "the server answered without the memory it was asked for, even when sent everything"
-    return ChainRefused(words, provider=provider)
+    message = "the server answered without the requested context, even after a full send"
+    return ChainRefused(message, provider=provider)
 
 
 def _as_chain_refused(error: EngineError) -> EngineError:
-    refused = ChainRefused(
+    rejection = ChainRefused(
         error.message,
         provider=error.provider,
         status=error.status,
@@ -644,5 +644,5 @@ def _as_chain_refused(error: EngineError) -> EngineError:
         request_id=error.request_id,
         body=error.body,
     )
-    refused.__cause__ = error.__cause__
-    return refused
+    rejection.__cause__ = error.__cause__
+    return rejection

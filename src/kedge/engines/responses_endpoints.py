@@ -18,9 +18,9 @@ from kedge.turns import Block, ReasoningBlock, Turn, block_from_item
 
 
 async def count_tokens(transport: Transport, plans: tuple[RequestPlan, ...], **params: Any) -> int:
-    """Ask how many tokens the context of the first plan that the server takes has."""
-    told = await _post(transport, "/responses/input_tokens", plans, params)
-    tokens = told.get("input_tokens")
+    """Return the token count of the first plan that the server accepts."""
+    answer = await _post(transport, "/responses/input_tokens", plans, params)
+    tokens = answer.get("input_tokens")
     if not isinstance(tokens, int):
         raise ServerFailed("the server did not say how many tokens", provider=transport.provider)
     return tokens
@@ -30,16 +30,16 @@ async def compact(
     transport: Transport, plans: tuple[RequestPlan, ...], **params: Any
 ) -> tuple[list[Block], Usage]:
     """Request the compacted items of the first plan that the server accepts."""
-    told = await _post(transport, "/responses/compact", plans, params)
-    output = told.get("output")
+    answer = await _post(transport, "/responses/compact", plans, params)
+    output = answer.get("output")
     if not isinstance(output, list) or not output:
         raise ServerFailed("the server gave nothing back", provider=transport.provider)
     blocks = [block_from_item(item) for item in cast("list[dict[str, Any]]", output)]
-    return blocks, fields.read_usage(told) or Usage()
+    return blocks, fields.read_usage(answer) or Usage()
 
 
 async def identify_server(transport: Transport) -> None:
-    """Have the server identify itself, which it does in the headers of any answer."""
+    """Send a small request, so that the server identifies itself in the response headers."""
     try:
         await transport.request_json("get", "/models")
     except EngineError:
@@ -74,7 +74,7 @@ class ConversationObjects:
         self._transport = transport
 
     async def create(self) -> str:
-        """Make an empty object."""
+        """Create an empty object."""
         try:
             made = await self._transport.request_json("post", "/conversations", json={})
         except RequestRefused as error:
@@ -86,7 +86,7 @@ class ConversationObjects:
         return made["id"]
 
     async def detach_if_changed(self, turn: Turn) -> Turn:
-        """Return the Turn; without its object, if that is no longer what we know."""
+        """Return the Turn, without its object if that has changed."""
         state = get_state(turn)
         if not state.conversation_id:
             return turn
@@ -114,7 +114,7 @@ class ConversationObjects:
 
 
 def _find_last_block(turn: Turn, response_id: str) -> Block | None:
-    """The last block that the object should hold: the end of the newest response in it."""
+    """Return the last block that the object should have: the end of the newest response in it."""
     for block in reversed(turn.blocks):
         if block.response_id == response_id and not isinstance(block, ReasoningBlock):
             return block

@@ -1,4 +1,4 @@
-"""What one engine knows about the memory of its server, and what it makes of each answer.
+"""What one engine knows about the memory of its server, updated with each response.
 
 ``ServerMemory`` applies the pure rules of ``kedge.engines.evidence`` and
 ``kedge.engines.token_accounting`` to the plans and answers of an engine.
@@ -27,11 +27,14 @@ from kedge.engines.token_accounting import (
     judge_usage,
     measure_request,
 )
-from kedge.errors import InvalidSetting
+from kedge.errors import InvalidSetting, KedgeError
 from kedge.events import Outcome
+from kedge.observe import get_logger
 from kedge.planning import AnchorRecord, RejectedAnchor, RequestPlan, TokenCounts
 
 MAX_REMEMBERED_RESPONSES = 4_096
+
+log = get_logger("kedge.engines.server_memory")
 
 
 class ServerMemory:
@@ -51,6 +54,7 @@ class ServerMemory:
             raise InvalidSetting(f"trust must be one of {', '.join(TRUST_LEVELS)}, not {trust!r}")
         self.trust: Trust = trust
         self._store = store
+        self._is_configured = store is not None
         self._saved: dict[EvidenceKey, Mapping[str, Any] | None] = {}
         self._scope = scope
         self._transport = transport
@@ -62,8 +66,14 @@ class ServerMemory:
         self._not_before = 0.0
 
     async def attach(self, store: EvidenceStore, model: str) -> None:
-        """Use a store for the evidence, unless there is one, and read what it has on a model."""
-        self._store = self._store or store
+        """Use a store for the evidence, unless one is configured, and read what it has on a model.
+
+        An engine outlives the stores of its conversations: the newest one replaces the others, which
+        may be closed.
+        """
+        if not self._is_configured and self._store is not store:
+            self._store = store
+            self._saved.clear()
         for streaming in (True, False):
             await self.load(model, streaming=streaming)
 
@@ -88,13 +98,20 @@ class ServerMemory:
         return evidence
 
     async def save(self, evidence: ServerEvidence) -> None:
-        """Write evidence to the store, if there is one."""
+        """Write evidence to the store, if there is one.
+
+        An error is logged and not raised: the response that brought the evidence is worth more.
+        """
         if self._store is None:
             return
         for key, held in self._evidence.items():
             if held is evidence and self._saved.get(key) != (form := evidence.to_json()):
+                try:
+                    await self._store.save_evidence(str(key), form)
+                except KedgeError as error:
+                    log.warning("evidence about a server was not stored: %s", error)
+                    return
                 self._saved[key] = form
-                await self._store.save_evidence(str(key), form)
 
     def identify(self, identity: str) -> None:
         """Apply what is known about a server of this name to all evidence."""
@@ -178,9 +195,7 @@ class ServerMemory:
             if counts_outweigh_audits:
                 evidence.record_contradiction(self._clock())
                 return verdict
-            evidence.counts = (
-                False  # it was seen to hold the items, so that its counts mean nothing
-            )
+            evidence.counts = False  # it listed the items before, so its counts prove nothing
             return ""
         evidence.record_chained()
         if verdict == "remembered":
@@ -230,7 +245,7 @@ class ServerMemory:
         return reused
 
     def _with_counts(self, anchor: AnchorRecord) -> AnchorRecord:
-        """The record with its counts, which not every store carries along."""
+        """Return the record with its counts, which not every store saves."""
         if anchor.counted is None and (counted := self._counts.get(anchor.response_id)):
             return replace(anchor, counted=counted)
         return anchor

@@ -1,8 +1,8 @@
 """Engines for APIs that remember nothing: every request sends everything.
 
-The plan is that of a stateless mode, with a true account of what is sent and what is left out. An answer
-is recorded like any other, as not stored: no request can be based on it, but what the provider sealed
-in it (reasoning with its signature) can be proved later, and is sent again while it is proved.
+The plan is that of the stateless mode, with what is sent and what is left out. A response is recorded as
+not stored: no request can be chained on it, but what the provider encrypted or signed in it (reasoning)
+can be proved later, and is sent again while it is proved.
 """
 
 import json
@@ -44,23 +44,23 @@ if TYPE_CHECKING:
     from kedge.engines.transport import Client
 
 MODE_CHANGE_REASON = "stateless_api"
-"""Why a request goes out stateless although another mode was asked for."""
+"""Why a request is stateless although another mode was requested."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What a person can do where a server is not there, or does not have the model."""
+    """What to do if a server is not running, or does not have the model."""
 
     unreachable: str = ""
     no_model: str = ""
 
 
 class StatelessEngine(Engine):
-    """What the engines of stateless APIs share; a subclass knows how its API puts things.
+    """The base of engines for stateless APIs; a subclass renders requests for its API.
 
-    ``mode`` is only a wish: another than ``stateless`` is reported as changed with every request.
+    A ``mode`` other than ``stateless`` is reported as changed with every request.
     """
 
     path: ClassVar[str]
@@ -93,16 +93,16 @@ class StatelessEngine(Engine):
 
     @abstractmethod
     def _make_decoder(self) -> StreamDecoder:
-        """A decoder for one answer."""
+        """Return a decoder for one response."""
 
     @abstractmethod
     def _build_body(
         self, plan: RequestPlan, request: Request, params: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The body of the request; members that are ``None`` are not sent."""
+        """Return the body of the request; members that are ``None`` are not sent."""
 
     def _heal(self, error: RequestRefused, turn: Turn, plan: RequestPlan) -> RequestPlan | None:
-        """Another plan for a request that was refused because of reasoning, in it or missing."""
+        """Return another plan for a request that was rejected because of reasoning, included or missing."""
         if self._is_reasoning_rejected(error) and _has_reasoning(plan):
             return plan.without_reasoning()
         if self._is_reasoning_missing(error) and not self._replay_reasoning:
@@ -111,11 +111,11 @@ class StatelessEngine(Engine):
         return None
 
     def _is_reasoning_rejected(self, error: EngineError) -> bool:
-        """Whether the server refused a request because of the reasoning in it."""
+        """Return whether the server rejected a request because of the reasoning in it."""
         return False
 
     def _is_reasoning_missing(self, error: EngineError) -> bool:
-        """Whether the server refused a request because it lacks the reasoning of earlier answers."""
+        """Return whether the server rejected a request because reasoning of earlier responses is missing."""
         return False
 
     async def aclose(self) -> None:
@@ -123,7 +123,7 @@ class StatelessEngine(Engine):
         await self.transport.aclose()
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        """What would be sent now, and why: everything, always."""
+        """Return what would be sent now, and why; it is always everything."""
         start = time.perf_counter()
         plan = plan_request(
             turn,
@@ -136,7 +136,7 @@ class StatelessEngine(Engine):
         return plan
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """Send the Turn; once more, with less or more of its reasoning, if the server wants that."""
+        """Send the Turn; once more, with less or more of its reasoning, if the server requires that."""
         wanted = request.mode or get_state(turn).mode or self.mode
         if wanted != "stateless":
             record_mode_change("stateless", wanted, MODE_CHANGE_REASON)
@@ -216,7 +216,7 @@ class StatelessEngine(Engine):
             raise self._add_advice(error) from error.__cause__
 
     def _add_advice(self, error: EngineError) -> EngineError:
-        """The error, with what a person can do about it."""
+        """Return the error, with what to do about it."""
         advice = ""
         if isinstance(error, Unreachable):
             advice = self._advice.unreachable
@@ -229,5 +229,5 @@ class StatelessEngine(Engine):
 
 def _has_reasoning(plan: RequestPlan) -> bool:
     left_out = {block.id for block in plan.left_out}
-    thoughts = (block for block in plan.delta if isinstance(block, ReasoningBlock))
-    return any(block.id not in left_out for block in thoughts)
+    reasoning = (block for block in plan.delta if isinstance(block, ReasoningBlock))
+    return any(block.id not in left_out for block in reasoning)

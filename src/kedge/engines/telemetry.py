@@ -29,14 +29,14 @@ KNOWN_CODES = frozenset(
         "unsupported_value",
     }
 )
-"""The codes that are counted by name. A server may write anything there, and labels must be few."""
+"""The codes that are counted by name. Servers may send any code, and labels must be few."""
 
 
 def record_plan(plan: RequestPlan, seconds: float) -> None:
     """A plan was made."""
     measure("responses_anchor_detection_duration_ms", seconds * 1000)
     for each in plan.rejected:
-        log.trace("candidate refused: %s", each.reason, response_id=each.response_id)
+        log.trace("candidate rejected: %s", each.reason, response_id=each.response_id)
     log.debug(
         "anchor %s; delta of %d among %d blocks",
         plan.previous_response_id or "none",
@@ -61,13 +61,13 @@ def record_request(plan: RequestPlan, size: int) -> None:
 
 
 def record_mode_change(mode: str, requested: str, reason: str) -> None:
-    """A request goes out in another mode than was asked for."""
+    """A request is sent in another mode than the requested one."""
     count("responses_mode_changed_total", reason=reason)
     log.warning("mode %s instead of %s: %s", mode, requested, reason)
 
 
 def record_error(error: EngineError) -> None:
-    """The server refused a request, failed at it, or could not be reached."""
+    """The server rejected a request, failed, or could not be reached."""
     kind = type(error).__name__
     code = error.code or str(error.status or kind)
     known = not error.code or error.code in KNOWN_CODES
@@ -78,13 +78,13 @@ def record_error(error: EngineError) -> None:
 
 
 def record_healing(reason: str, response_id: str) -> None:
-    """A refused request is sent again in another way."""
+    """A rejected request is sent again in another form."""
     count("responses_healed_total", reason=reason)
     log.warning("healing a request: %s", reason, response_id=response_id)
 
 
 def record_lost_context(response_id: str) -> None:
-    """The server answered without the memory it was asked for, and the answer was shown."""
+    """The server answered without the requested context, and the answer was shown."""
     count("responses_forgotten_total")
     log.warning(
         "the server answered without the memory it was asked for; the answer may be wrong, and "
@@ -94,7 +94,7 @@ def record_lost_context(response_id: str) -> None:
 
 
 def record_completion(outcome: Outcome, calls: ToolCallState) -> None:
-    """An answer is over."""
+    """A response has ended."""
     log.info("answer %s", outcome.status, response_id=outcome.response_id)
     if outcome.usage:
         count("tokens_total", outcome.usage.input_tokens, kind="input")

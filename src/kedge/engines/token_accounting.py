@@ -1,6 +1,6 @@
 """Token accounting: what a server's count of input tokens says about its memory.
 
-A request that is chained on an anchor sends only the delta, but an honest server counts the whole
+A request that is chained on an anchor sends only the delta, but an honest server counts the full
 context. Two bounds follow, and they are not the same bound. Above the *upper* bound of what this request
 alone can amount to, the server must have read more than it was sent: it remembers. Below what it counted
 for the anchor, plus the anchor's output, plus the *lower* bound of the delta, something is missing. Counts

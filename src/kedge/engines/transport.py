@@ -1,9 +1,9 @@
-"""The way to a server: a provider's client for authentication, retries and timeouts, bytes for the rest.
+"""HTTP transport: a provider's client for authentication, retries and timeouts, with raw bodies.
 
-Requests go out as plain JSON through the client's low-level ``post`` and answers come back as bytes: the
-typed layer of the client costs a millisecond for each item of input. Whatever the client raises becomes
-an ``EngineError`` here, with the server's own words and without the key. The clients of openai and of
-anthropic are two prints of one pattern, so that one transport serves both.
+Requests are sent as JSON through the client's low-level ``post``, and responses are read as bytes: the
+typed layer of the client costs a millisecond for each item of input. Exceptions of the client become
+an ``EngineError`` here, with the server's message and without the API key. The clients of openai and
+anthropic are generated from the same template, so that one transport serves both.
 """
 
 import json
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 Sdk = Literal["openai", "anthropic"]
 _ROOT_ERRORS: dict[Sdk, str] = {"openai": "OpenAIError", "anthropic": "AnthropicError"}
-"""The root of each client's errors."""
+"""The base class of each client's errors."""
 PLACEHOLDER_KEY = "none"
 """The placeholder key for a server without keys: the client requires one."""
 EVENT_STREAM = "text/event-stream"
 
 MAX_CODE_LENGTH = 200
 MAX_MESSAGE_LENGTH = 2_000
-"""How much of a server's words goes into an error."""
+"""The maximum length of a server's code and message in an error."""
 _PERMANENT_CODES = re.compile(
     r"^(invalid|unsupported|empty|image)_|policy|content_filter|moderation|_not_found|quota|billing"
     r"|context_length|_too_(large|small|long)|max_tokens"
@@ -71,16 +71,16 @@ _TELEMETRY_HEADERS = (
 
 
 class RawResponse(Protocol):
-    """An answer whose body is still on its way, however it travels; close it when done with it."""
+    """A response whose body is not read yet, over any transport; it must be closed."""
 
     @property
     def provider(self) -> str:
-        """Whose answer it is."""
+        """The provider of the response."""
         ...
 
     @property
     def request_id(self) -> str:
-        """The server's name for the request."""
+        """The server's id of the request."""
         ...
 
     @property
@@ -89,21 +89,21 @@ class RawResponse(Protocol):
         ...
 
     def chunks(self) -> AsyncGenerator[bytes]:
-        """The body as it comes."""
+        """Yield the body as it arrives."""
         ...
 
     async def body(self) -> bytes:
-        """The whole body."""
+        """Return the complete body."""
         ...
 
     async def aclose(self) -> None:
-        """Give the connection back."""
+        """Release the connection."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """An answer whose body is still on its way; close it when done with it."""
+    """A response whose body is not read yet; it must be closed."""
 
     response: "httpx2.Response"
     translator: "_ErrorTranslator"
@@ -112,12 +112,12 @@ class HttpResponse:
 
     @property
     def provider(self) -> str:
-        """Whose answer it is."""
+        """The provider of the response."""
         return self.translator.provider
 
     @property
     def request_id(self) -> str:
-        """The server's name for the request."""
+        """The server's id of the request."""
         return get_request_id(self.response.headers)
 
     @property
@@ -132,7 +132,7 @@ class HttpResponse:
         return media_type == EVENT_STREAM
 
     async def chunks(self) -> AsyncGenerator[bytes]:
-        """The body as it comes."""
+        """Yield the body as it arrives."""
         came: list[bytes] = []
         try:
             with self.translator:
@@ -145,7 +145,7 @@ class HttpResponse:
             self._notify_tap(b"".join(came))
 
     async def body(self) -> bytes:
-        """The whole body."""
+        """Return the complete body."""
         with self.translator:
             body = await self.response.aread()
         self._notify_tap(body)
@@ -153,11 +153,11 @@ class HttpResponse:
 
     def _notify_tap(self, body: bytes) -> None:
         if self.tap:
-            words = self.translator.redact(body.decode("utf-8", "replace"))
-            self.tap(self.request_body, words.encode(), self.response.status_code)
+            text = self.translator.redact(body.decode("utf-8", "replace"))
+            self.tap(self.request_body, text.encode(), self.response.status_code)
 
     async def aclose(self) -> None:
-        """Give the connection back."""
+        """Release the connection."""
         await self.response.aclose()
 
 
@@ -165,7 +165,7 @@ class Transport:
     """Sends requests to one server."""
 
     always_streams: ClassVar[bool] = False
-    """Whether answers are streamed however they were asked for."""
+    """Whether responses are always streamed."""
 
     def __init__(
         self, make_client: "Callable[[], Client]", provider: str, sdk: Sdk = "openai"
@@ -186,11 +186,11 @@ class Transport:
         return self._clients.get()
 
     def serialize(self, body: dict[str, Any]) -> bytes:
-        """A request for a response, as it is sent."""
+        """Return the bytes of a request body."""
         return _encode(body).encode()
 
     def live_anchors(self, records: Iterable[AnchorRecord]) -> tuple[AnchorRecord, ...]:
-        """The unstored records that a live connection makes good: over HTTP there are none."""
+        """Return the unstored records that a live connection remembers: over HTTP there are none."""
         return ()
 
     async def create_response(
@@ -224,7 +224,7 @@ class Transport:
         options: Any = {"headers": headers, **({} if retry else {"max_retries": 0})}
         with tap_request(tap, body), self._make_translator(client):
             response = await client.post(
-                # The whole address: the client is slow at joining it to its own.
+                # The complete URL: the client is slow at joining it to its base URL.
                 str(client.base_url).rstrip("/") + path,
                 cast_to=httpx2.Response,
                 content=body,
@@ -237,7 +237,7 @@ class Transport:
         return HttpResponse(answer, self._make_translator(client, streaming=True), body, tap)
 
     async def request_json(self, method: str, path: str, **query: Any) -> dict[str, Any]:
-        """Send a small request and return the object that comes back; ``json`` is its body."""
+        """Send a request and return the JSON object of the response; ``json`` is its body."""
         import httpx2
 
         client: Any = self._clients.get()
@@ -250,16 +250,16 @@ class Transport:
         self.identity = read_identity(response.headers)
         found = _parse_object(response.text)
         if not found:
-            words = "the server answered with something that is not what was asked for"
-            raise ServerFailed(words, provider=self.provider, retryable=True)
+            message = "the server did not answer with a JSON object"
+            raise ServerFailed(message, provider=self.provider, retryable=True)
         return found
 
     def redact(self, text: str) -> str:
-        """The words of a server, without the key."""
+        """Return a text of the server without the API key."""
         return _redact_secret(self._clients.get().api_key, text)
 
     def build_error(self, status: int, text: str, headers: Mapping[str, str]) -> EngineError:
-        """The error that a refusal in these words is."""
+        """Return the error for a response with an error status."""
         return self._make_translator(self.client).build_error(status, text, headers)
 
     def _make_translator(self, client: "Client", *, streaming: bool = False) -> "_ErrorTranslator":
@@ -268,13 +268,13 @@ class Transport:
 
 @cache
 def no_telemetry_headers(sdk: Sdk) -> dict[str, Any]:
-    """Headers with which the client would describe this machine to every server; they are removed."""
+    """Return the headers with which the client would describe this machine, so that they are omitted."""
     omit = import_module(sdk).Omit
     return {f"X-Stainless-{name}": omit() for name in _TELEMETRY_HEADERS}
 
 
 class _ErrorTranslator:
-    """Turns what the client raises into errors of ours."""
+    """Converts exceptions of the client to errors of Kedge."""
 
     def __init__(self, provider: str, client: "Client", streaming: bool, sdk: Sdk) -> None:
         self.provider = provider
@@ -291,7 +291,7 @@ class _ErrorTranslator:
             return
         error = self._translate(exc)
         if error is not None:
-            # A traceback shows the cause in its own words, and those may hold the key.
+            # A traceback shows the text of the cause, which may contain the key.
             raise error from (exc if self._is_secret_free(exc) else None)
 
     def _translate(self, exc: Exception) -> EngineError | None:
@@ -300,13 +300,13 @@ class _ErrorTranslator:
 
         sdk: Any = import_module(self.sdk)
         if isinstance(exc, sdk.APIStatusError):
-            refused = cast("APIStatusError", exc)
+            failed = cast("APIStatusError", exc)
             return self.build_error(
-                refused.status_code, refused.response.text, refused.response.headers
+                failed.status_code, failed.response.text, failed.response.headers
             )
         if self.streaming and isinstance(exc, httpx2.HTTPError | aiohttp.ClientError):
-            words = f"the connection broke in the middle of the answer ({type(exc).__name__})"
-            return StreamCut(words, provider=self.provider, retryable=True)
+            message = f"the connection broke in the middle of the response ({type(exc).__name__})"
+            return StreamCut(message, provider=self.provider, retryable=True)
         if isinstance(exc, sdk.APIConnectionError | aiohttp.ClientError):
             return self._build_unreachable(exc)
         if isinstance(exc, getattr(sdk, _ROOT_ERRORS[self.sdk])):
@@ -323,7 +323,7 @@ class _ErrorTranslator:
     def _build_unreachable(self, exc: Exception) -> Unreachable:
         import aiohttp
 
-        # The client takes some broken connections for timeouts; their first cause knows better.
+        # The client reports some broken connections as timeouts; the root cause shows which they are.
         first = _find_root_cause(exc)
         late = isinstance(exc, import_module(self.sdk).APITimeoutError)
         broken = isinstance(first, OSError | aiohttp.ClientError)
@@ -336,15 +336,17 @@ class _ErrorTranslator:
         return Unreachable(message, provider=self.provider, retryable=True)
 
     def build_error(self, status: int, text: str, headers: Mapping[str, str]) -> EngineError:
-        """The error that a refusal in these words is."""
-        # Before it is cut to a length as well, which could leave a piece of the key.
-        words = {name: self.redact(said) for name, said in parse_error(self.redact(text)).items()}
-        message = words.pop("message")
+        """Return the error for a response with an error status."""
+        # Before it is truncated, too, which could leave a part of the key.
+        fields = {
+            name: self.redact(value) for name, value in parse_error(self.redact(text)).items()
+        }
+        message = fields.pop("message")
         facts: dict[str, Any] = {
             "provider": self.provider,
             "status": status,
             "request_id": get_request_id(headers),
-            **words,
+            **fields,
         }
         match status:
             case 401 | 403:
@@ -354,19 +356,19 @@ class _ErrorTranslator:
                 return RateLimited(message, **facts, retryable=True, retry_after=after)
             case status if status >= 500:
                 after = _parse_retry_after(headers)
-                permanent = status == 501 or is_permanent_failure(words["code"], message)
+                permanent = status == 501 or is_permanent_failure(fields["code"], message)
                 return ServerFailed(message, **facts, retryable=not permanent, retry_after=after)
             case status:
                 return RequestRefused(message, **facts, retryable=status in (408, 409))
 
     def redact(self, text: str) -> str:
-        """The words of a server, without the key."""
+        """Return a text of the server without the API key."""
         return _redact_secret(self.secret, text)
 
 
 @contextmanager
 def tap_request(tap: "WireTap | None", request_body: bytes) -> Generator[None]:
-    """Reports a request without a reply, with the message of the error."""
+    """Report a request without a reply, with the message of the error."""
     try:
         yield
     except EngineError as error:
@@ -388,12 +390,12 @@ def _redact_secret(secret: object, text: str) -> str:
 
 
 def is_permanent_failure(code: str, message: str) -> bool:
-    """Whether a reported failure is caused by the request, so that the same request fails again."""
+    """Return whether a failure is caused by the request, so that the same request would fail again."""
     return bool(_PERMANENT_CODES.search(code) or _PERMANENT_REASONS.search(message))
 
 
 def parse_error(text: str) -> dict[str, str]:
-    """What a server says of an error, in whichever shape it says it: message, code, param."""
+    """Return the message, code and param of an error body, whatever its form."""
     members = _parse_object(text)
     inner = members.get("error")
     if isinstance(inner, dict):
@@ -413,7 +415,7 @@ def parse_error(text: str) -> dict[str, str]:
 
 
 def get_request_id(headers: Mapping[str, str]) -> str:
-    """The server's name for a request."""
+    """Return the server's id of a request."""
     return headers.get("x-request-id") or headers.get("request-id", "")
 
 

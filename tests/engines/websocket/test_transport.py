@@ -375,7 +375,7 @@ async def test_a_closed_door_is_told_at_once() -> None:
             api_key="right",
         )
         async with engine:
-            with pytest.raises(RequestRefused, match="takes no WebSocket"):
+            with pytest.raises(RequestRefused, match="has no WebSocket endpoint"):
                 await engine.run(Turn([user("x")]))
         gone = f"responses:{server.base_url}#m"
     async with connect(gone, transport="websocket", max_retries=0) as engine:
@@ -386,7 +386,7 @@ async def test_a_closed_door_is_told_at_once() -> None:
 async def test_silence_has_an_end(gated: TestServer, model: GatedModel) -> None:
     """As long as the client's patience, before the answer and within it."""
     async with open_engine(gated, transport="websocket", timeout=0.05) as engine:
-        with pytest.raises((StreamCut, Unreachable), match=r"fell silent|in time"):
+        with pytest.raises((StreamCut, Unreachable), match=r"in time"):
             await engine.run(Turn([user("wait")]))
         gated.faults.set("slow_first_byte=30", times=1)
         with pytest.raises(Unreachable, match="in time"):

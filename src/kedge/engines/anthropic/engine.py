@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
 
 COUNTED_MEMBERS = ("model", "messages", "system", "tools", "tool_choice", "thinking")
-"""What of a request is sent to have its tokens counted."""
+"""The members of a request that are sent to count its tokens."""
 
 
 class AnthropicEngine(StatelessEngine):
-    """An engine for the Messages API of Anthropic, or for a server that speaks it.
+    """An engine for the Messages API of Anthropic, or for another server of this API.
 
-    ``make_client`` makes the anthropic client that carries requests. ``sampling`` means that the client
-    asks for a version of the API that still takes ``temperature``, ``top_p`` and ``top_k``.
+    ``make_client`` returns the anthropic client that sends requests. ``sampling`` means that the client
+    requests a version of the API that still accepts ``temperature``, ``top_p`` and ``top_k``.
     """
 
     path = "/v1/messages"
@@ -45,14 +45,14 @@ class AnthropicEngine(StatelessEngine):
         self._param_rules = PARAM_RULES if sampling else {**PARAM_RULES, **SAMPLING_RULES}
 
     async def count_tokens(self, turn: Turn, **options: Any) -> int:
-        """Ask the server how many tokens this Turn is."""
+        """Return how many tokens the server counts for this Turn."""
         body = self._build_body(self.plan(turn), Request.of(**options), self.params)
-        asked = {name: body[name] for name in COUNTED_MEMBERS if body.get(name) is not None}
-        if asked["messages"] and asked["messages"][-1]["role"] == "assistant":
-            # The API counts only what it would answer; a word of the user's costs next to nothing.
-            asked["messages"].append({"role": "user", "content": "."})
-        told = await self.transport.request_json("post", f"{self.path}/count_tokens", json=asked)
-        tokens = told.get("input_tokens")
+        body = {name: body[name] for name in COUNTED_MEMBERS if body.get(name) is not None}
+        if body["messages"] and body["messages"][-1]["role"] == "assistant":
+            # The API counts only what it could answer, so a short user message is added.
+            body["messages"].append({"role": "user", "content": "."})
+        answer = await self.transport.request_json("post", f"{self.path}/count_tokens", json=body)
+        tokens = answer.get("input_tokens")
         if not isinstance(tokens, int):
             raise ServerFailed("the server did not say how many tokens", provider=self.name)
         return tokens
@@ -77,5 +77,5 @@ class AnthropicEngine(StatelessEngine):
         return reconcile_body(body)
 
     def _is_reasoning_rejected(self, error: EngineError) -> bool:
-        words = error.message
-        return error.status == 400 and "Invalid" in words and "thinking" in words
+        message = error.message
+        return error.status == 400 and "Invalid" in message and "thinking" in message

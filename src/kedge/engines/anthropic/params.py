@@ -1,4 +1,4 @@
-"""Tools and common parameters, as the Messages API of Anthropic puts them."""
+"""Convert tools and common parameters to the Messages API of Anthropic."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ from kedge.engines.param_mapping import (
 from kedge.errors import UnsupportedParameter
 
 DEFAULT_MAX_TOKENS = 16_384
-"""The limit of an answer that gives none: this API wants one. All models since Claude 4 allow it."""
+"""The default output limit: this API requires one. All models since Claude 4 allow it."""
 
 NO_SERVER_STATE = "this API has no memory: leave it out"
 NO_SAMPLING = (
@@ -24,16 +24,16 @@ NO_SAMPLING = (
     "default_headers={'anthropic-version': '2023-06-01'}"
 )
 NO_SAMPLING_VERSION = "2026-10-21"
-"""The version of the API that no longer takes sampling parameters."""
+"""The version of the API that no longer accepts sampling parameters."""
 
 
 def map_tool(definition: Mapping[str, Any]) -> Members:
-    """A function of the Responses API; a tool in this API's own shape goes as it is."""
+    """Convert a function of the Responses API; a tool in this API's own form is sent unchanged."""
     match definition.get("type"):
         case "function":
-            told = omit(definition, "type", "parameters", "strict")
-            told["input_schema"] = definition.get("parameters") or {"type": "object"}
-            return {**told, "strict": True} if definition.get("strict") else told
+            converted = omit(definition, "type", "parameters", "strict")
+            converted["input_schema"] = definition.get("parameters") or {"type": "object"}
+            return {**converted, "strict": True} if definition.get("strict") else converted
         case "custom" if "input_schema" not in definition:
             name = definition.get("name")
             raise UnsupportedParameter(f"the free-form tool {name!r}", "make it a function")
@@ -54,15 +54,15 @@ def _map_parallel_calls(allowed: Any) -> Members:
 
 
 def _map_format(text_format: Mapping[str, Any]) -> Members:
-    told = {"type": "json_schema", "schema": text_format.get("schema")}
-    return {"output_config": {"format": told}}
+    converted = {"type": "json_schema", "schema": text_format.get("schema")}
+    return {"output_config": {"format": converted}}
 
 
 def _map_effort(effort: Any) -> Members:
     if effort == "none":
         return {"thinking": {"type": "disabled"}}
-    told = "low" if effort == "minimal" else effort
-    return {"output_config": {"effort": told}, "thinking": {"type": "adaptive"}}
+    converted = "low" if effort == "minimal" else effort
+    return {"output_config": {"effort": converted}, "thinking": {"type": "adaptive"}}
 
 
 def _map_budget(tokens: Any) -> Members:
@@ -127,15 +127,15 @@ PARAM_RULES: ParamRules = {
     "max_tool_calls": reject_unless("max_tool_calls", "limit the rounds of the middleware tools"),
     "top_logprobs": reject_unless("top_logprobs", "leave it out", 0),
 }
-"""How each parameter is put."""
+"""How each parameter is converted."""
 SAMPLING_RULES: ParamRules = {
     name: reject_unless(name, NO_SAMPLING, 1, 1.0) for name in ("temperature", "top_p", "top_k")
 }
-"""Parameters that only older versions of the API take."""
+"""Parameters that only older versions of the API accept."""
 
 
 def reconcile_body(body: Members) -> Members:
-    """The body with what its parts ask of each other."""
+    """Return the body with the members that depend on each other."""
     choice: Members = {"type": "auto", **(body.get("tool_choice") or {})}
     thinking: Members = {"type": "adaptive", **(body.get("thinking") or {})}
     budget = thinking.get("budget_tokens")
@@ -148,7 +148,7 @@ def reconcile_body(body: Members) -> Members:
         )
     if "tool_choice" in body:
         idle = not body.get("tools") and choice["type"] in ("auto", "none")
-        fit["tool_choice"] = None if idle else choice  # which the API refuses without tools
+        fit["tool_choice"] = None if idle else choice  # which the API rejects without tools
     if "thinking" in body:
         if budget is not None:
             thinking["type"] = "enabled"

@@ -1,8 +1,8 @@
-"""A plan as the messages of Anthropic's API.
+"""Render a plan as the messages of Anthropic's API.
 
 Messages alternate: output of the model is one assistant message, its input one user message,
 results first. Leading system text is a member of its own. A later system block is a message of its own
-behind the user's words, where this API takes one (since Claude Opus 4.8; older models refuse it); one
+after the user's message, where this API accepts one (since Claude Opus 4.8; older models reject it); one
 without a user block beside it cannot be expressed.
 
 Reasoning is sent only with its signature, and only where the plan proves it.
@@ -44,10 +44,10 @@ Content = dict[str, Any]
 Message = dict[str, Any]
 
 CALL_ID_PATTERN = r"[a-zA-Z0-9_-]+"
-"""The call ids that the API takes, each only once; others go by another."""
+"""The call ids that the API accepts, each only once; others are replaced."""
 IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 NATIVE_PART_TYPES = ("document", "search_result", "container_upload", "image", "text")
-"""Parts of the user's content that may be given in this API's own shape."""
+"""Parts of the user's content that may be given in this API's own form."""
 
 
 def render_messages(plan: RequestPlan, provider: str) -> list[Message]:
@@ -98,15 +98,17 @@ class _AnthropicRenderer:
                 self._render_input_part(part, block) for part in block.parts if _has_content(part)
             ]
             if not parts:
-                raise unsupported_block(block, self.provider, "give it words", "it is empty")
+                raise unsupported_block(block, self.provider, "give it text", "it is empty")
             content += parts
         if not content:
             remedy = "move it directly before or behind a user block"
             raise unsupported_block(
                 group.inputs[0], self.provider, remedy, "it is not beside a user block"
             )
-        said = {"role": "user", "content": content}
-        return [said, {"role": "system", "content": "\n\n".join(system)}] if system else [said]
+        message = {"role": "user", "content": content}
+        return (
+            [message, {"role": "system", "content": "\n\n".join(system)}] if system else [message]
+        )
 
     def _render_call(self, block: ToolCallBlock) -> Content:
         return {
@@ -130,12 +132,12 @@ class _AnthropicRenderer:
         raise unsupported_block(block, self.provider, remedy, "its arguments are no JSON object")
 
     def _render_native(self, block: OpaqueBlock) -> Content:
-        """A block of a kind that only this API knows."""
+        """Convert a block of a kind that only this API has."""
         known = block.type == "server_tool_use" or block.type.endswith("_tool_result")
         summary = block.type == "compaction" and "encrypted_content" not in block.item
         if known or summary or block.type in NATIVE_PART_TYPES:
             return thaw(block.item)
-        raise unsupported_block(block, self.provider, "remove it or say it in words")
+        raise unsupported_block(block, self.provider, "remove it or write it as text")
 
     def _render_result(self, block: ToolResultBlock) -> Content:
         content: str | list[Content]
@@ -153,9 +155,12 @@ class _AnthropicRenderer:
             case TextPart():
                 return {"type": "text", "text": part.text, **_render_citations(part)}
             case RefusalPart():
-                return {"type": "text", "text": part.text}  # to refuse, this API has only words
+                return {
+                    "type": "text",
+                    "text": part.text,
+                }  # this API has no form for a refusal but text
             case _:
-                raise unsupported_block(block, self.provider, "say it in words")
+                raise unsupported_block(block, self.provider, "write it as text")
 
     def _render_input_part(self, part: Part, block: Block) -> Content:
         match part:
@@ -198,7 +203,7 @@ class _AnthropicRenderer:
         if media_type.startswith("text/"):
             try:
                 text = base64.b64decode("".join(data.split()), validate=True).decode()
-            except ValueError:  # no base64, or no UTF-8
+            except ValueError:  # not base64, or not UTF-8
                 raise self._unsupported_part(
                     block, "it holds a file whose text cannot be read"
                 ) from None
@@ -212,8 +217,8 @@ class _AnthropicRenderer:
 def _render_reasoning(block: ReasoningBlock) -> Content:
     if _get_native_item(block) == REDACTED_REASONING:
         return {"type": "redacted_thinking", "data": block.encrypted_content}
-    thought = "".join(block.texts)
-    return {"type": "thinking", "thinking": thought, "signature": block.encrypted_content}
+    text = "".join(block.texts)
+    return {"type": "thinking", "thinking": text, "signature": block.encrypted_content}
 
 
 def _get_native_members(block: Block) -> Content:
@@ -233,12 +238,12 @@ def _render_citations(part: TextPart) -> Content:
 
 
 def _has_content(part: Part) -> bool:
-    """Whether a part says anything: this API takes no text without words."""
+    """Return whether a part is not empty: this API rejects empty text."""
     return not isinstance(part, TextPart) or bool(part.text.strip())
 
 
 def _parse_data_url(url: str) -> tuple[str, str]:
-    """The media type and the content of ``data:<type>;base64,<content>``; no type if it is none."""
+    """Return the media type and the content of ``data:<type>;base64,<content>``; an empty type for other text."""
     head, comma, data = url.partition(",")
     if not comma or not head.startswith("data:") or not head.endswith(";base64"):
         return "", ""

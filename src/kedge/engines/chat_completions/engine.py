@@ -20,18 +20,18 @@ TOOL_ONLY_PARAMS: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("auto", "none"),
     "parallel_tool_calls": (True, False),
 }
-"""What says nothing without tools, and what servers refuse without them."""
+"""Members without a meaning unless there are tools, which servers reject without them."""
 
 
 class ChatCompletionsEngine(StatelessEngine):
     """An engine for any server of the Chat Completions API.
 
-    ``make_client`` makes the openai client that carries requests. ``max_tokens`` is the name under which
-    the server takes the limit of an answer: nearly all go by ``max_tokens``, OpenAI's newer models only
-    by ``max_completion_tokens``. ``max_call_id`` is how long the ids of calls may be (at OpenAI 40
-    characters); longer ones go by another. With ``replay_reasoning`` the reasoning of earlier answers goes
-    back as ``reasoning_content``, as DeepSeek, Kimi and others want it between calls; a server that
-    refuses a request for the lack of them gets them from then on.
+    ``make_client`` returns the openai client that sends requests. ``max_tokens`` is the server's name for
+    the output limit: nearly all servers use ``max_tokens``, OpenAI's newer models only
+    ``max_completion_tokens``. ``max_call_id`` is the maximum length of call ids (40 characters at
+    OpenAI); longer ones are replaced. With ``replay_reasoning`` the reasoning of earlier answers is sent
+    as ``reasoning_content``, as DeepSeek, Kimi and others require between calls; a server that rejects
+    a request because it is missing receives it from then on.
     """
 
     path = "/chat/completions"
@@ -90,7 +90,7 @@ class ChatCompletionsEngine(StatelessEngine):
 
     @staticmethod
     def _build_stream_options(body: Any, more: Any, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a stream, with ours among them, unless the caller wants none."""
+        """Return the options of a stream with usage included, unless the caller disabled it."""
         if "stream_options" not in body:
             return {}
         if "stream_options" in params and params["stream_options"] is None:

@@ -1,4 +1,4 @@
-"""Tools and common parameters, as the Chat Completions API puts them."""
+"""Convert tools and common parameters to the Chat Completions API."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,13 +18,13 @@ NO_SERVER_STATE = "this API has no memory: leave it out"
 
 
 def map_tool(definition: Mapping[str, Any]) -> Members:
-    """A tool of the Responses API; one in this API's own shape goes as it is."""
+    """Convert a tool of the Responses API; one in this API's own form is sent unchanged."""
     match definition.get("type"):
         case "function" if "function" not in definition:
-            told = omit(definition, "type")
-            if not told.get("strict"):
-                told.pop("strict", None)
-            return {"type": "function", "function": told}
+            function = omit(definition, "type")
+            if not function.get("strict"):
+                function.pop("strict", None)
+            return {"type": "function", "function": function}
         case "custom" if "custom" not in definition:
             return {"type": "custom", "custom": _map_custom_tool(omit(definition, "type"))}
         case _:
@@ -39,7 +39,7 @@ def _map_custom_tool(definition: Members) -> Members:
 
 
 def _map_named_choice(choice: Mapping[str, Any]) -> Members:
-    """A tool that is chosen by name, in the shape of either API."""
+    """Convert a tool choice by name, in the form of either API."""
     kind = choice["type"]
     return dict(choice) if kind in choice else {"type": kind, kind: {"name": choice.get("name")}}
 
@@ -81,7 +81,7 @@ _FORMATS: ParamRules = {
 
 
 def build_param_rules(max_tokens: str) -> ParamRules:
-    """How each parameter is put; ``max_tokens`` is what this server calls that one."""
+    """Return how each parameter is converted; ``max_tokens`` is the server's name for the output limit."""
     return {
         "max_output_tokens": rename(max_tokens),
         "tool_choice": map_by_type("tool_choice", _CHOICES),
@@ -116,6 +116,6 @@ NO_SUMMARY = "this API has no summaries of reasoning: leave it out"
 
 
 def check_choice_count(params: Mapping[str, Any]) -> None:
-    """Refuse to ask for several answers: a Turn goes on with one."""
+    """Reject a request for several answers: a Turn continues with one."""
     if params.get("n") not in (None, 1):
         raise UnsupportedParameter("n", "a Turn goes on with one answer: send it several times")

@@ -1,8 +1,8 @@
-"""A plan as the messages of the Chat Completions API.
+"""Render a plan as the messages of the Chat Completions API.
 
 Consecutive output of the model is one message with its calls, because this API requires the results directly
-behind it; two texts without a call between them stay two messages. Content that is only text goes as a
-string, which every server understands.
+after it; two texts without a call between them stay two messages. Content that is only text is sent as a
+string, which every server accepts.
 """
 
 from typing import Any
@@ -74,10 +74,10 @@ class _ChatRenderer:
                     message.setdefault("tool_calls", []).append(self._render_call(block))
                 case ReasoningBlock():
                     message = _open_message(found, "tool_calls")
-                    thought = message.get("reasoning_content", "") + "".join(block.texts)
-                    message["reasoning_content"] = thought
+                    reasoning = message.get("reasoning_content", "") + "".join(block.texts)
+                    message["reasoning_content"] = reasoning
                 case _:
-                    raise unsupported_block(block, self.provider, "remove it or say it in words")
+                    raise unsupported_block(block, self.provider, "remove it or write it as text")
         for message in found:
             if "content" in message:
                 message["content"] = _simplify_content(message["content"])
@@ -86,10 +86,10 @@ class _ChatRenderer:
     def _render_call(self, block: ToolCallBlock) -> Message:
         call_id = self.ids.assign(block)
         if block.custom:
-            told = {"name": block.name, "input": block.arguments}
-            return {"id": call_id, "type": "custom", "custom": told}
-        told = {"name": block.name, "arguments": block.arguments}
-        return {"id": call_id, "type": "function", "function": told}
+            function = {"name": block.name, "input": block.arguments}
+            return {"id": call_id, "type": "custom", "custom": function}
+        function = {"name": block.name, "arguments": block.arguments}
+        return {"id": call_id, "type": "function", "function": function}
 
     def _render_result(self, block: ToolResultBlock) -> Message:
         for part in block.parts:
@@ -112,7 +112,7 @@ class _ChatRenderer:
             case RefusalPart():
                 return {"type": "refusal", "refusal": part.text}
             case _:
-                raise unsupported_block(block, self.provider, "say it in words")
+                raise unsupported_block(block, self.provider, "write it as text")
 
     def _render_input_part(self, part: Part, block: Block) -> Message:
         match part:
@@ -144,20 +144,20 @@ class _ChatRenderer:
 
 
 def _open_message(messages: list[Message], *members: str) -> Message:
-    """The message that goes on: the last one if it has any of these members, else a new one."""
+    """Return the message to extend: the last one if it has any of these members, else a new one."""
     if not messages or not any(name in messages[-1] for name in members):
         messages.append({"role": "assistant"})
     return messages[-1]
 
 
 def _is_native(part: OpaquePart) -> bool:
-    """Whether an unknown part may be of this API: those of the Responses API have names of their own."""
+    """Return whether an unknown part may be of this API: those of the Responses API have other names."""
     kind = str(part.content.get("type"))
     return kind == "input_audio" or not kind.startswith(("input_", "output_", "computer_"))
 
 
 def _simplify_content(parts: list[Message]) -> str | list[Message]:
-    """A string, where there is one text and nothing else."""
+    """Return a string if the content is one text, else the list of parts."""
     if len(parts) == 1 and parts[0].keys() == {"type", "text"}:
         return parts[0]["text"]
     return parts

@@ -1,4 +1,4 @@
-"""One connection: its lanes, and the reader that gives each message to the lane it belongs to."""
+"""One connection: its lanes, and the reader that passes each message to its lane."""
 
 import asyncio
 import json
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 log = get_logger("kedge.engines.websocket.connection")
 
 CONNECTION_LIMIT_CODE = "websocket_connection_limit_reached"
-"""What a server says of a connection that has lived for as long as it may."""
+"""The error code for a connection that has reached its maximum age."""
 
 
 class SocketConnection:
-    """A live connection with up to ``most`` lanes; with one, the lane has no name."""
+    """An open connection with a maximum number of lanes; a single lane has no name."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class SocketConnection:
         self.lanes: list[Lane] = []
         self.created_at = created_at
         self.retired = False
-        """Whether it takes no new requests, because it is old or dead."""
+        """Whether it accepts no new requests, because it is old or closed."""
         self._socket = socket
         self._max_lanes = max_lanes
         self._on_change = on_change
@@ -38,7 +38,7 @@ class SocketConnection:
 
     @property
     def in_flight(self) -> int:
-        """How many responses are on it."""
+        """How many responses are running on it."""
         return sum(lane.busy for lane in self.lanes)
 
     @property
@@ -47,21 +47,21 @@ class SocketConnection:
         return len(self.lanes) < self._max_lanes
 
     def add_lane(self) -> Lane:
-        """Make another lane."""
+        """Add a lane."""
         lane = Lane(f"k{len(self.lanes)}" if self._max_lanes > 1 else "")
         self.lanes.append(lane)
         return lane
 
     async def send(self, lane: Lane, body: bytes) -> None:
-        """Send a request on a lane; ``body`` is the JSON object of it."""
+        """Send a request on a lane; ``body`` is its JSON object."""
         name = f'"stream_id":"{lane.name}",' if lane.name else ""
         await self._socket.send_raw(f'{{"type":"response.create",{name}{body[1:].decode()}')
 
     async def close(self) -> None:
-        """Close it; whatever runs on it is given up, here and on the server."""
+        """Close it; running responses are cancelled, here and on the server."""
         self._fail("the connection was closed")
         if self._reader.cancelled():
-            # The loop is about to end: it has cancelled its tasks, and there is no time for goodbyes.
+            # The loop is about to end and has cancelled its tasks: there is no time for a close handshake.
             getattr(self._socket, "_connection").transport.close()  # noqa: B009 - the SDK hides it
             await asyncio.sleep(0)
             return
@@ -75,9 +75,9 @@ class SocketConnection:
         try:
             while True:
                 data = await self._socket.recv_bytes()
-                said = json.loads(data)
-                if isinstance(said, dict):
-                    self._dispatch(SocketMessage(data, cast("dict[str, Any]", said)))
+                payload = json.loads(data)
+                if isinstance(payload, dict):
+                    self._dispatch(SocketMessage(data, cast("dict[str, Any]", payload)))
         except (WebSocketException, OSError, ValueError, RecursionError) as error:
             log.debug("a connection ended: %s", type(error).__name__)
             self._fail(f"the connection broke ({type(error).__name__})")
@@ -100,11 +100,11 @@ class SocketConnection:
         for lane in busy:
             if lane.name == name:
                 return lane
-        # What names no lane belongs to the only one there is.
+        # A message without a lane belongs to the only lane.
         return busy[0] if not name and len(busy) == 1 else None
 
     def release(self, lane: Lane) -> None:
-        """Say that a lane is free."""
+        """Signal that a lane is free."""
         lane.busy = False
         self._on_change(self)
 

@@ -1,7 +1,7 @@
-"""One lane of a connection: a response at a time, its messages, and what the server remembers of it.
+"""One lane of a connection: one response at a time, its messages, and what the server remembers of it.
 
 The server remembers the newest response of each lane for as long as the connection lives, stored or not.
-A continuation that fails on the lane of its parent makes it forget that; so do we.
+A continuation that fails on the lane of its parent makes the server forget that parent, and the lane too.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any, cast
 
 @dataclass(frozen=True, slots=True)
 class SocketMessage:
-    """One message of a server: its bytes, and what it says."""
+    """One message of a server: its bytes and its parsed content."""
 
     data: bytes
     payload: dict[str, Any]
@@ -24,12 +24,12 @@ class SocketMessage:
 
     @property
     def is_rejection(self) -> bool:
-        """Whether it refuses a request; an error within a stream has its number there."""
+        """Whether it rejects a request; an error within a stream has a sequence number."""
         return self.kind == "error" and "sequence_number" not in self.payload
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing follows of its response."""
+        """Whether it is the last message of its response."""
         return self.kind in TERMINAL_TYPES or self.is_rejection
 
     @property
@@ -41,13 +41,13 @@ class SocketMessage:
 
     @property
     def error(self) -> dict[str, Any]:
-        """What is wrong, if it is an error."""
+        """The error object, if it is an error."""
         error = self.payload.get("error") if self.kind == "error" else None
         return cast("dict[str, Any]", error) if isinstance(error, dict) else {}
 
 
 MAX_BUFFERED_BYTES = 32 * 1024 * 1024
-"""Bytes that may wait for a reader. One who is further behind is cut off, so that others may go on."""
+"""Bytes that may be buffered for a reader. A slower reader is disconnected, so that others can continue."""
 TERMINAL_TYPES = frozenset(
     {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
 )
@@ -69,7 +69,7 @@ class Lane:
         self.abandoned = False
         """Whether the running response has no reader."""
         self.finished = False
-        """Whether the last message of that response has come."""
+        """Whether the last message of that response has arrived."""
         self._overflowed = False
         self._started = False
         self._previous_id = ""
@@ -80,14 +80,14 @@ class Lane:
         self._failure = ""
 
     def begin(self, parent_id: str) -> None:
-        """Take a request that continues ``after``, or nothing."""
+        """Start a request that continues ``after``, or nothing."""
         self.busy, self.abandoned, self.finished, self._overflowed = True, False, False, False
         self._parent_id, self._failure, self._started = parent_id, "", False
         self._inbox.clear()
         self._buffered_bytes = 0
 
     def receive(self, message: SocketMessage) -> None:
-        """Take a message from the server."""
+        """Process a message from the server."""
         if self._is_stale(message):
             return
         self._update_state(message)
@@ -100,12 +100,12 @@ class Lane:
             self._wakeup.set()
 
     def fail(self, reason: str) -> None:
-        """Say that no more messages will come."""
+        """Signal that no more messages will arrive."""
         self._failure = reason
         self._wakeup.set()
 
     async def next_message(self) -> SocketMessage:
-        """The next message; raises ``Lost``."""
+        """Return the next message; raise ``LaneFailed`` if there will be none."""
         while not self._inbox:
             if self._failure:
                 raise LaneFailed(self._failure)
@@ -116,14 +116,14 @@ class Lane:
         return message
 
     def _is_stale(self, message: SocketMessage) -> bool:
-        """Whether an event belongs to the previous response: a repeated one may arrive late."""
+        """Return whether an event belongs to the previous response: a repeated one may arrive late."""
         if not self._started:
             known = bool(message.response_id) and message.response_id == self._previous_id
             self._started = message.kind == "error" or ("response" in message.payload and not known)
         return not self._started
 
     def _update_state(self, message: SocketMessage) -> None:
-        """Keep up with what the server remembers, and with how far it is."""
+        """Update what the server remembers and whether the response has ended."""
         if message.is_last:
             self.finished, self._previous_id = True, message.response_id
         if message.kind in REMEMBERED_TYPES:

@@ -1,8 +1,8 @@
-"""Which lane a request takes: that of its parent if it can, else one where nothing is lost.
+"""Choose the lane of a request: that of its parent if possible, else one where nothing is lost.
 
-A few connections, each with a few lanes, all of one event loop. Where all of them are busy, a request
-waits. A lane that remembers a response which was not stored is taken for another conversation only
-when there is no other.
+A few connections, each with a few lanes, all of one event loop. If all of them are busy, a request
+waits. A lane that remembers a response which was not stored is used for another conversation only
+if there is no other.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class ConnectionPool:
         self._close_tasks: set[asyncio.Task[None]] = set()
 
     def live_response_ids(self) -> set[str]:
-        """The responses that the server remembers on a connection of ours."""
+        """Return the responses that the server remembers on an open connection."""
         return {lane.latest_id for one in self._connections for lane in one.lanes if lane.latest_id}
 
     async def acquire(self, parent_id: str) -> Lease:
@@ -57,14 +57,14 @@ class ConnectionPool:
             await task
 
     def release(self, connection: SocketConnection, lane: Lane) -> None:
-        """Give a lane back; one whose response has not ended is first waited for, or given up."""
+        """Release a lane; if its response has not ended, wait for it or cancel it."""
         if lane.finished or connection.retired:
             connection.release(lane)
             return
         lane.abandoned = True
         others = [each for each in connection.lanes if each is not lane]
         if not any(each.busy or each.latest_id for each in others):
-            # Nothing else is lost with the connection, and only its end stops the model's work.
+            # Nothing else is lost with the connection, and only closing it stops the model.
             self._close(connection)
 
     def _find_lane(self, parent_id: str) -> Lease | None:
@@ -122,7 +122,7 @@ class ConnectionPool:
 
 
 def _find_free_lane(connection: SocketConnection) -> Lane | None:
-    """A lane of this connection that is free: one that remembers nothing, a new one, or any."""
+    """Return a free lane of this connection: one that remembers nothing, a new one, or any."""
     free = [lane for lane in connection.lanes if not lane.busy]
     for lane in free:
         if not lane.latest_id:

@@ -1,7 +1,7 @@
-"""A transport with the face of the other one, which sends responses over WebSocket.
+"""A transport that sends responses over WebSocket, with the interface of the HTTP transport.
 
-Everything else (objects, audits, counting) goes over HTTP as before. A refusal that comes as a message is
-the same error as one that comes with a status; a connection that ends in the middle of an answer is a cut
+Everything else (conversation objects, audits, token counts) is sent over HTTP. An error message is
+the same error as a response with an error status; a connection that ends in the middle of an answer is a cut
 stream. What only a connection remembered is lost with it: the next plan sends everything.
 """
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from kedge.engines.base import WireTap
 
 DEFAULT_CONNECTIONS, DEFAULT_LANES = 4, 16
-"""How many connections there are at most, and how many responses at once on each of them."""
+"""The maximum number of connections, and of concurrent responses on each of them."""
 MAX_RECORDS_CHECKED = 256
-"""How many of a Turn's newest records are looked through for what a connection remembers."""
+"""How many of a Turn's newest records are searched for what a connection remembers."""
 INITIAL_BACKOFF, MAX_BACKOFF = 0.5, 8.0
 MAX_RETRY_AFTER = 60.0
-"""Seconds that a server may ask us to wait for, as with the official client over HTTP."""
+"""The longest delay in seconds that a server may request, as with the official client over HTTP."""
 MAX_ROTATIONS = 3
-"""How often a request is taken to a younger connection because the server found one too old."""
+"""How often a request is moved to a new connection because the old one reached its maximum age."""
 
 
 @dataclass(slots=True)
 class SocketResponse:
-    """An answer on a lane; close it when done with it."""
+    """A response on a lane; it must be closed."""
 
     pool: ConnectionPool
     connection: SocketConnection
@@ -52,7 +52,7 @@ class SocketResponse:
     is_stream: bool = True
 
     async def chunks(self) -> AsyncGenerator[bytes]:
-        """The messages as they come, up to the last, each as an event of a stream."""
+        """Yield the messages as they arrive, up to the last, each as a server-sent event."""
         message, came = self.first_message, list[bytes]()
         try:
             while True:
@@ -67,11 +67,11 @@ class SocketResponse:
                 self.on_body(b"\n".join(came))
 
     async def body(self) -> bytes:
-        """Nothing: there are no whole answers here."""
+        """Return nothing: responses are always streamed."""
         return b""
 
     async def aclose(self) -> None:
-        """Give the lane back."""
+        """Release the lane."""
         self.pool.release(self.connection, self.lane)
 
     async def _next_message(self) -> SocketMessage:
@@ -79,8 +79,8 @@ class SocketResponse:
             async with timeout(self.read_timeout):
                 return await self.lane.next_message()
         except (LaneFailed, TimeoutError) as error:
-            words = f"the answer broke off: {str(error) or 'the server fell silent'}"
-            raise StreamCut(words, provider=self.provider, retryable=True) from None
+            message = f"the response was cut: {str(error) or 'no message arrived in time'}"
+            raise StreamCut(message, provider=self.provider, retryable=True) from None
 
 
 class SocketTransport(Transport):
@@ -112,7 +112,7 @@ class SocketTransport(Transport):
         return super().serialize({name: body[name] for name in body if name != "stream"})
 
     def live_anchors(self, records: Iterable[AnchorRecord]) -> tuple[AnchorRecord, ...]:
-        """The unstored records that a live connection makes good, as if they were stored."""
+        """Return the unstored records that an open connection remembers, as if they were stored."""
         pool = self._pools.get_existing()
         live = pool.live_response_ids() if pool else frozenset[str]()
         newest = (record for record, _ in zip(records, range(MAX_RECORDS_CHECKED), strict=False))
@@ -186,21 +186,21 @@ class SocketTransport(Transport):
                 await connection.send(lane, content)
                 return await lane.next_message()
         except TimeoutError:
-            words = "the server did not answer in time"
-            raise Unreachable(words, provider=self.provider, retryable=True) from None
+            message = "the server did not answer in time"
+            raise Unreachable(message, provider=self.provider, retryable=True) from None
         except LaneFailed as lost:
-            words = f"nothing came of the answer: {lost}"
-            raise StreamCut(words, provider=self.provider, retryable=True) from None
+            message = f"there was no response: {lost}"
+            raise StreamCut(message, provider=self.provider, retryable=True) from None
         except (WebSocketException, OSError) as error:
-            words = f"the connection ended before the request was sent ({type(error).__name__})"
-            raise Unreachable(words, provider=self.provider, retryable=True) from None
+            message = f"the connection ended before the request was sent ({type(error).__name__})"
+            raise Unreachable(message, provider=self.provider, retryable=True) from None
 
     def _error_from_message(self, message: SocketMessage) -> EngineError:
         status = message.payload.get("status")
         given = message.error.get("headers")
         headers = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
-        words = json.dumps({"error": message.payload.get("error")})
-        return self.build_error(status if isinstance(status, int) else 400, words, headers)
+        text = json.dumps({"error": message.payload.get("error")})
+        return self.build_error(status if isinstance(status, int) else 400, text, headers)
 
     async def _open_socket(self) -> "AsyncResponsesConnection":
         from websockets.exceptions import InvalidStatus, WebSocketException
@@ -211,8 +211,8 @@ class SocketTransport(Transport):
         except InvalidStatus as error:
             raise self._error_from_handshake(error) from None
         except (WebSocketException, OSError, TimeoutError) as error:
-            words = f"could not open a WebSocket to the server ({type(error).__name__})"
-            raise Unreachable(words, provider=self.provider, retryable=True) from None
+            message = f"could not open a WebSocket to the server ({type(error).__name__})"
+            raise Unreachable(message, provider=self.provider, retryable=True) from None
         handshake = getattr(socket, "_connection").response  # noqa: B009 - the SDK hides it
         self.identity = read_identity(handshake.headers) if handshake else ""
         return socket
@@ -220,16 +220,18 @@ class SocketTransport(Transport):
     def _error_from_handshake(self, error: Any) -> EngineError:
         response = error.response
         status: int = response.status_code
-        words = (response.body or b"").decode("utf-8", "replace")
-        refused = self.build_error(status, words, response.headers)
-        # Many answer to a path that takes no sockets with 403 and without a word.
-        if type(refused) is RequestRefused or (status == 403 and not words):
-            said = f"this server takes no WebSocket ({status}): leave transport='websocket' out"
-            return RequestRefused(said, provider=self.provider, status=status)
-        return refused
+        text = (response.body or b"").decode("utf-8", "replace")
+        error = self.build_error(status, text, response.headers)
+        # Many servers answer with 403 and without a message on a path without WebSockets.
+        if type(error) is RequestRefused or (status == 403 and not text):
+            message = (
+                f"this server has no WebSocket endpoint ({status}): omit transport='websocket'"
+            )
+            return RequestRefused(message, provider=self.provider, status=status)
+        return error
 
     def _read_timeout(self) -> float | None:
-        """Seconds of silence after which an answer is given up: as long as the client waits."""
+        """Return the seconds without a message after which a response fails: the read timeout of the client."""
         given = self.client.timeout
         seconds = getattr(given, "read", given)
         return float(seconds) if isinstance(seconds, int | float) else None
