@@ -42,8 +42,6 @@ MAX_FRAME_TOKENS = 24
 """Tokens that the frame around one block can take at most."""
 UNKNOWN_SHARE = 0.75
 """The share of our own count of a text that any other tokenizer needs at least."""
-CACHE_STEP = 128
-"""The size in which prompt caches count tokens."""
 _FRAME_TOKENS = 4
 _CRUDE_TOKEN_CHARS = 12
 _MAX_CHAR_BYTES = 4
@@ -196,7 +194,6 @@ def judge_usage(
     missing = False
     if base is not None and base.settings == sent.settings:
         missing = _count_with_cached(usage, base) < expected_tokens(base, sent)
-        missing = missing and not _read_from_cache(usage, base)
     if missing:
         return "partial" if remembers else "lost"
     return "remembered" if remembers else ""
@@ -230,15 +227,6 @@ def _count_with_cached(usage: Usage, base: TokenCounts) -> int:
     if usage.cached_tokens > usage.input_tokens:
         return usage.input_tokens + usage.cached_tokens
     return usage.input_tokens + max(usage.cached_tokens - base.cached, 0)
-
-
-def _read_from_cache(usage: Usage, base: TokenCounts) -> bool:
-    """Return whether the server read the complete prompt of the anchor from its prompt cache.
-
-    Caches count in steps, and hold prefixes only: a prompt from which something is missing has another
-    prefix. So this proves the context even where the count of the input is wrong.
-    """
-    return usage.cached_tokens >= base.input - base.input % CACHE_STEP > 0
 
 
 def _changes_count(body: Mapping[str, Any]) -> bool:
