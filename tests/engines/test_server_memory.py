@@ -396,11 +396,11 @@ class BrokenStore:
         """Return what was saved."""
         return self.saved.get(key)
 
-    async def save_evidence(self, key: str, evidence: Mapping[str, Any]) -> None:
+    async def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
         """Save, unless it is closed."""
         if self.is_closed:
             raise StoreError("the store is closed; open it again")
-        self.saved[key] = evidence
+        self.saved[key] = form
 
 
 async def test_an_engine_outlives_the_stores_of_its_evidence() -> None:
