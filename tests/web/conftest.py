@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import httpx2
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, BrowserContext
 
 from kedge.conversation import Conversation
 from kedge.server.faults import Faults
@@ -136,3 +136,13 @@ def browser() -> Iterator[Browser]:
     """One browser for the tests of a module."""
     with launch_chromium() as made:
         yield made
+
+
+@contextmanager
+def open_context(browser: Browser, **settings: Any) -> Iterator[BrowserContext]:
+    """A browser context that is closed at the end."""
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **settings})
+    try:
+        yield context
+    finally:
+        context.close()

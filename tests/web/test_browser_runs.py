@@ -6,23 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from server.gated_model import GatedModel
 from web.chromium import WatchedTab
-from web.conftest import PageServer, serve_page
+from web.conftest import PageServer, open_context, serve_page
 
 expect.set_options(timeout=30_000)
-
-
-@contextmanager
-def open_context(browser: Browser) -> Iterator[BrowserContext]:
-    """A browser context that is closed at the end."""
-    context = browser.new_context(viewport={"width": 1280, "height": 800})
-    try:
-        yield context
-    finally:
-        context.close()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ One query selects, sorts and limits a page of conversations; totals are read for
 lists stay fast at ten thousand conversations.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ LIST_ORDERS: tuple[ListOrder, ...] = get_args(ListOrder)
 FIRST_BLOCKS, LAST_BLOCKS = 4, 4
 """How many blocks are read for the first question and for the last answer."""
 
+PREVIEW_CHARS = 4000
+"""How much of a block is read for a preview: a block with attachments may be large."""
+
 _CONDITIONS: dict[ListFilter, str] = {
     "active": "c.archived = 0",
     "forked": "c.archived = 0 AND c.tree IN (SELECT tree FROM nodes WHERE kind <> 'failed' "
@@ -51,7 +55,8 @@ _SORTS: dict[ListOrder, tuple[str, str]] = {
     "cost": (_SUMS_JOIN.format(what="SUM(cost)"), "COALESCE(sums.much, 0) DESC, c.number DESC"),
 }
 _SELECT_PATH_BLOCKS = (
-    PATH_CTE + "SELECT l.place, b.body FROM path CROSS JOIN links l CROSS JOIN blocks b "
+    PATH_CTE
+    + f"SELECT l.place, SUBSTR(b.body, 1, {PREVIEW_CHARS}) FROM path CROSS JOIN links l CROSS JOIN blocks b "
     "WHERE l.branch = path.branch AND l.place < path.stop AND b.id = l.block AND l.place {where} "
     "ORDER BY l.place"
 )
@@ -131,17 +136,18 @@ async def read_tree(store: Store, conversation: ConversationRow) -> StoredTree:
         tree = (conversation.tree,)
         responses = select_responses(tx, "WHERE n.tree = ?", tree)
         asked = tx.rows(
-            "SELECT n.id, b.body FROM nodes n JOIN links l ON l.branch = n.branch "
+            f"SELECT n.id, SUBSTR(b.body, 1, {PREVIEW_CHARS}) "
+            "FROM nodes n JOIN links l ON l.branch = n.branch "
             "AND l.place = n.length - 1 JOIN blocks b ON b.id = l.block "
             "WHERE n.tree = ? AND n.kind = 'asked' AND n.length > n.kept",
             tree,
         )
-        blocks = decode_blocks([body for _, body in asked])
+        texts = _preview_bodies([body for _, body in asked], (UserBlock, AssistantBlock))
         return StoredTree(
             conversation,
             tuple(select_tree(tx, conversation.tree)),
             {row.node: row for row in responses},
-            {node: preview_text(block) for (node, _), block in zip(asked, blocks, strict=True)},
+            {node: text or "" for (node, _), text in zip(asked, texts, strict=True)},
         )
 
     return await store.database.read(checked(conversation, work))
@@ -190,6 +196,22 @@ async def load_exchanges(store: Store, node: int) -> list[StoredExchange]:
     return await store.database.read(lambda tx: select_exchanges(tx, node=node))
 
 
+async def load_attached(store: Store, conversation: ConversationRow, block_id: str) -> list[Block]:
+    """Return the blocks of a tree that have this id; an edit can leave several."""
+    quoted = re.sub(r"([!%_])", r"!\1", json.dumps(block_id, ensure_ascii=False))
+    query = (
+        "SELECT DISTINCT b.id, b.body FROM links l JOIN blocks b ON b.id = l.block "
+        "WHERE l.branch IN (SELECT branch FROM nodes WHERE tree = ?) "
+        "AND SUBSTR(b.body, 1, 400) LIKE ? ESCAPE '!' ORDER BY b.id"
+    )
+
+    def work(tx: Tx) -> list[Row]:
+        return tx.rows(query, (conversation.tree, f'%"id":{quoted}%'))
+
+    rows = await store.database.read(checked(conversation, work))
+    return [block for block in decode_blocks([body for _, body in rows]) if block.id == block_id]
+
+
 async def get_revision(store: Store) -> tuple[int, int]:
     """Return two numbers that change with every new response or incident."""
 
@@ -203,7 +225,10 @@ async def get_revision(store: Store) -> tuple[int, int]:
 
 def preview_text(block: Block) -> str:
     """Return the beginning of a block's text, on one line."""
-    text = block.text if isinstance(block, UserBlock | AssistantBlock) else ""
+    return _shorten(block.text if isinstance(block, UserBlock | AssistantBlock) else "")
+
+
+def _shorten(text: str) -> str:
     return " ".join(text[:400].split())[:200]
 
 
@@ -258,8 +283,8 @@ def _build_summary(
     count, failed, lost, sent, cached, output = (int(each) for each in counts)
     return ConversationSummary(
         row,
-        _first_preview(decode_blocks([body for _, body in first]), UserBlock),
-        _first_preview(decode_blocks([body for _, body in reversed(last)]), AssistantBlock),
+        _first_preview([body for _, body in first], UserBlock),
+        _first_preview([body for _, body in reversed(last)], AssistantBlock),
         count,
         failed,
         lost,
@@ -291,5 +316,31 @@ def _compute_relied_until(row: ConversationRow, times: list[Row]) -> float | Non
     return max((end for end in ends if end is not None), default=None)
 
 
-def _first_preview(blocks: Sequence[Block], kind: type[Block]) -> str:
-    return next((preview_text(block) for block in blocks if isinstance(block, kind)), "")
+def _first_preview(bodies: Sequence[str], kind: type[Block]) -> str:
+    return next((text for text in _preview_bodies(bodies, (kind,)) if text is not None), "")
+
+
+_FIRST_TEXT = re.compile(r'"type":"text","text":"((?:[^"\\]|\\.)*)')
+
+
+def _preview_bodies(bodies: Sequence[str], kinds: tuple[type[Block], ...]) -> list[str | None]:
+    """Return the preview of each block of these kinds, from the beginning of its stored form."""
+    complete = [body for body in bodies if len(body) < PREVIEW_CHARS]
+    blocks = iter(decode_blocks(complete))
+    found: list[str | None] = []
+    for body in bodies:
+        if len(body) < PREVIEW_CHARS:
+            block = next(blocks)
+            found.append(preview_text(block) if isinstance(block, kinds) else None)
+        else:
+            found.append(_preview_start(body, {kind.kind for kind in kinds}))
+    return found
+
+
+def _preview_start(body: str, kinds: set[str]) -> str | None:
+    """Return the preview of a block of which only the beginning was read."""
+    if not any(body.startswith(f'{{"kind":"{kind}"') for kind in kinds):
+        return None
+    text = _FIRST_TEXT.search(body)
+    shown = re.sub(r"\\u.{0,3}$", "", text[1]) if text else ""
+    return _shorten(json.loads(f'"{shown}"'))

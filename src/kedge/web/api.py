@@ -33,6 +33,8 @@ from kedge.web.service import find_conversations, overview_status
 DAY = 86_400.0
 JSONL = "application/jsonl"
 EVENT_STREAM = "text/event-stream"
+MAX_TURN_BYTES = 14_000_000
+"""The maximum size of a request body with a message and its attachments."""
 RUN_HEADER = "x-kedge-run"
 """The header of an event stream that holds the id of its run."""
 
@@ -318,7 +320,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "POST", f"{_CONVERSATION_PATH}/turns", take_turn, "Send a message and get the answer", schemas.TurnShape,
-        body=schemas.NewTurn, media_type=EVENT_STREAM, errors=(404, 409, 502, 503),
+        body=schemas.NewTurn, media_type=EVENT_STREAM, errors=(404, 409, 502, 503), max_bytes=MAX_TURN_BYTES,
     ),
     Operation(
         "POST", f"{_CONVERSATION_PATH}/resume", resume_turn, "Send a question without an answer again",

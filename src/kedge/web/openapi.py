@@ -66,6 +66,7 @@ class Operation:
     status: int = 200
     media_type: str = "application/json"
     errors: tuple[int, ...] = ()
+    max_bytes: int = MAX_BODY_BYTES
 
     @property
     def route(self) -> Route:
@@ -76,7 +77,11 @@ class Operation:
         """Validate a request, run the handler and build the response."""
         try:
             query = self.query.model_validate(_read_query(request)) if self.query else None
-            body = self.body.model_validate_json(await _read_json(request)) if self.body else None
+            body = (
+                self.body.model_validate_json(await _read_json(request, self.max_bytes))
+                if self.body
+                else None
+            )
             answer = await self.handler(ApiCall(request.app.state.service, request, query, body))
         except RequestError as error:
             return error_response(error.status, error.code, error.message)
@@ -118,10 +123,10 @@ def _read_query(request: Request) -> dict[str, str]:
     return dict(request.query_params)
 
 
-async def _read_json(request: Request) -> bytes:
+async def _read_json(request: Request, max_bytes: int) -> bytes:
     if not is_json(request.headers):
         raise RequestError(415, "not_json", "send the body as application/json")
-    return await read_body(request)
+    return await read_body(request, max_bytes)
 
 
 async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:

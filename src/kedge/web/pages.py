@@ -10,7 +10,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from kedge import formatting
-from kedge.store.listing import ConversationSummary
+from kedge.store.listing import ConversationSummary, load_attached
+from kedge.web.attachments import serve_attachment
 from kedge.web.dashboard import (
     DEFAULT_RANGE,
     RANGES,
@@ -139,6 +140,14 @@ async def conversation(request: Request) -> Response:
     return render_page("conversation.html", here="conversations", view=view)
 
 
+async def attachment(request: Request) -> Response:
+    """Serve an attachment of a message."""
+    service = get_service(request)
+    row = await service.store.conversation(request.path_params["id"])
+    blocks = await load_attached(service.store, row, request.path_params["block"])
+    return serve_attachment(blocks, request.path_params["block"], request.path_params["index"])
+
+
 async def compare(request: Request) -> Response:
     """Render two branches side by side."""
     asked = request.query_params
@@ -218,6 +227,7 @@ async def static(request: Request) -> Response:
 ROUTES = [
     Route("/", conversations),
     Route("/conversations/{id}", conversation),
+    Route("/conversations/{id}/attachments/{block}/{index:int}", attachment),
     Route("/conversations/{id}/compare", compare),
     Route("/conversations/{id}/plans/{node:int}", plan),
     Route("/dashboard", dashboard),

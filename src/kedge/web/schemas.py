@@ -18,6 +18,12 @@ from kedge.analytics import (
 Text = Annotated[str, StringConstraints(max_length=400_000)]
 Name = Annotated[str, StringConstraints(max_length=400)]
 Number = Annotated[int, Field(ge=0, lt=2**62)]
+MAX_ATTACHMENTS = 8
+"""The maximum number of attachments of a message."""
+MAX_ATTACHMENT_BYTES = 5_000_000
+"""The maximum size of an attachment."""
+MAX_ATTACHMENT_CHARS = MAX_ATTACHMENT_BYTES * 4 // 3 + 200
+"""The maximum length of the data URL of an attachment."""
 
 
 class ApiModel(BaseModel):
@@ -109,32 +115,53 @@ class ConversationUpdate(RequestBody):
     archived: bool | None = None
 
 
-class NewTurn(RequestBody):
+class NewAttachment(RequestBody):
+    """An image or a file of a message."""
+
+    data: Annotated[str, StringConstraints(max_length=MAX_ATTACHMENT_CHARS)] = Field(
+        description="A data URL with base64 content: PNG, JPEG, GIF, WebP, PDF or text."
+    )
+    filename: Name = ""
+
+
+class RequestSettings(RequestBody):
+    """Settings of a request; those that are absent are left to the conversation and the model."""
+
+    model: Name = Field(
+        "", description="A model of this server; the conversation's own model if empty."
+    )
+    system: Text | None = Field(
+        None, description="A new system prompt of the conversation, from this message on."
+    )
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="The reasoning effort."
+    )
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+
+
+class NewTurn(RequestSettings):
     """A message to send. It continues from the head, or branches off at the given position."""
 
     text: Text = Field(min_length=1)
+    attachments: list[NewAttachment] = Field(
+        default_factory=list[NewAttachment], max_length=MAX_ATTACHMENTS
+    )
     previous_response_id: Name | None = Field(None, description="A response to branch from.")
     at: Number | None = Field(None, description="A node to branch from.")
     edit: Name | None = Field(
         None, description="A block on the path to `at` that the text replaces."
     )
-    model: Name = Field(
-        "", description="A model of this server; the conversation's own model if empty."
-    )
     key: Name = Field("", description="Idempotency key: the same key runs once.")
     stream: bool = False
 
 
-class NewResume(RequestBody):
+class NewResume(RequestSettings):
     """A stored question without an answer, to send again."""
 
     node: Number = Field(description="The node of the question.")
     restart: bool = Field(
         default=False,
         description="Start again at the question, instead of after its last stored step.",
-    )
-    model: Name = Field(
-        "", description="A model of this server; the conversation's own model if empty."
     )
     stream: bool = False
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from kedge.conversation import ConversationStream, Reply
+from kedge.engines import Engine, Middleware
 from kedge.errors import InvalidSetting, KedgeError, NotInStore, StoreError
 from kedge.events import Event, ReasoningDelta, RefusalDelta, TextDelta
 from kedge.events.run import (
@@ -18,13 +19,23 @@ from kedge.events.run import (
     ToolStarted,
 )
 from kedge.formatting import HEALING_TEXTS
+from kedge.middleware import BaseMiddleware
 from kedge.planning import RequestPlan
 from kedge.planning.explain import describe_rejection, format_headline
 from kedge.store.listing import read_tree
-from kedge.turns import Block, TextPart, UserBlock, user
+from kedge.turns import Block, Part, TextPart, Turn, UserBlock, system, user
+from kedge.web.attachments import parse_attachment
 from kedge.web.runs import TurnRun
-from kedge.web.schemas import NewResume, NewTurn, PlanShape, RejectedShape, TurnShape, UsageShape
-from kedge.web.service import ConversationService, OpenConversation, path_to
+from kedge.web.schemas import (
+    NewResume,
+    NewTurn,
+    PlanShape,
+    RejectedShape,
+    RequestSettings,
+    TurnShape,
+    UsageShape,
+)
+from kedge.web.service import ConversationService, OpenConversation, path_to, read_instructions
 from kedge.web.transcript import iter_block_ranges
 
 
@@ -63,13 +74,15 @@ async def resolve_turn(service: ConversationService, name: str, given: NewTurn) 
         KedgeError: If one of them is not available; nothing was written.
     """
     at = given.previous_response_id or ("" if given.at is None else str(given.at))
-    opened = await service.open(name, at, given.model)
-    options = {"key": given.key, **opened.options}
+    parts = [parse_attachment(each) for each in given.attachments]
+    opened = await service.open(name, at, given.model, _build_middleware(given))
+    options = {"key": given.key, **_build_options(given), **opened.options}
     if given.edit is not None:
-        blocks, parent = await _edit_question(service, opened, given.edit, given.text)
+        blocks, parent = await _edit_question(service, opened, given.edit, given.text, parts)
         return TurnRequest(opened, blocks, parent, text=given.text, options=options)
     node = opened.node if at else None
-    return TurnRequest(opened, [user(given.text)], node, text=given.text, options=options)
+    message = user([given.text, *parts])
+    return TurnRequest(opened, [message], node, text=given.text, options=options)
 
 
 async def resolve_resume(service: ConversationService, name: str, given: NewResume) -> TurnRequest:
@@ -78,7 +91,7 @@ async def resolve_resume(service: ConversationService, name: str, given: NewResu
     Raises:
         KedgeError: If there is no such question, or its model is not available; nothing was written.
     """
-    opened = await service.open(name, str(given.node), given.model)
+    opened = await service.open(name, str(given.node), given.model, _build_middleware(given))
     question = next(node for node in opened.tree.nodes if node.id == given.node)
     if question.kind != "asked":
         raise NotInStore(f"node {given.node} is not a question; give the node of a question")
@@ -88,29 +101,68 @@ async def resolve_resume(service: ConversationService, name: str, given: NewResu
         question=given.node,
         restart=given.restart,
         text=opened.tree.questions.get(given.node, ""),
-        options=opened.options,
+        options={**_build_options(given), **opened.options},
     )
 
 
+def _build_options(given: RequestSettings) -> dict[str, Any]:
+    """Return the options of a request; each provider's engine maps their names."""
+    options: dict[str, Any] = {}
+    if given.effort is not None:
+        options["reasoning"] = {"effort": given.effort}
+    if given.temperature is not None:
+        options["temperature"] = given.temperature
+    return options
+
+
+def _build_middleware(given: RequestSettings) -> tuple[Middleware, ...]:
+    text = given.system
+    return () if text is None else (lambda engine: _InstructionsMiddleware(engine, text),)
+
+
+class _InstructionsMiddleware(BaseMiddleware):
+    """Replaces the leading system text of a Turn; it is in no digest, so anchors remain valid."""
+
+    name = "settings"
+
+    def __init__(self, inner: Engine, text: str) -> None:
+        super().__init__(inner)
+        self.text = text
+
+    def enter(self, turn: Turn) -> Turn:
+        if read_instructions(turn.blocks) == self.text:
+            return turn
+        for block in turn.leading:
+            turn = turn.remove(block.id)
+        return turn.insert(0, system(self.text)) if self.text else turn
+
+
 async def _edit_question(
-    service: ConversationService, opened: OpenConversation, block_id: str, text: str
+    service: ConversationService,
+    opened: OpenConversation,
+    block_id: str,
+    text: str,
+    added: Sequence[Part] = (),
 ) -> tuple[list[Block], int]:
     """Return the question that a block is part of, with new text, and the node before it."""
     blocks = (await service.store.load(opened.conversation.row, opened.node)).blocks
     for question, start, stop in iter_block_ranges(path_to(opened.tree, opened.node)):
         old = blocks[start:stop]
         if any(block.id == block_id for block in old):
-            new = [_replace_text(block, text) if block.id == block_id else block for block in old]
+            new = [
+                _replace_text(block, text, added) if block.id == block_id else block
+                for block in old
+            ]
             return new, question.parent
     raise NotInStore(f"there is no block {block_id!r} on the path to node {opened.node}")
 
 
-def _replace_text(block: Block, text: str) -> Block:
+def _replace_text(block: Block, text: str, added: Sequence[Part]) -> Block:
     """Replace the text of a user block; images and files are retained."""
     if not isinstance(block, UserBlock):
         raise InvalidSetting("only user messages can be edited and sent again")
     rest = (part for part in block.parts if not isinstance(part, TextPart))
-    return replace(block, id="", parts=(TextPart(text), *rest))
+    return replace(block, id="", parts=(TextPart(text), *rest, *added))
 
 
 def start_run(service: ConversationService, request: TurnRequest, *, streaming: bool) -> TurnRun:

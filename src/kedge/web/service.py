@@ -6,9 +6,11 @@ Every view is read in a few queries; requests to a model are in ``send``.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from kedge.conversation import Conversation
+from kedge.engines import Middleware
 from kedge.errors import KedgeError, NotInStore
 from kedge.planning.anchors import is_expired
 from kedge.store import ConversationRow, Node, ResponseRow, Store
@@ -20,6 +22,8 @@ from kedge.store.listing import (
     load_exchanges,
     read_tree,
 )
+from kedge.turns import Block, SystemBlock
+from kedge.web.attachments import FILE_TYPES, IMAGE_TYPES
 from kedge.web.chain_graph import (
     ChainGraph,
     Layout,
@@ -97,13 +101,16 @@ class ConversationService:
     clock: Callable[[], float] = time.time
     runs: RunRegistry = field(default_factory=RunRegistry)
 
-    async def open(self, name: str, at: str = "", model: str = "") -> OpenConversation:
+    async def open(
+        self, name: str, at: str = "", model: str = "", middleware: Sequence[Middleware] = ()
+    ) -> OpenConversation:
         """Open a conversation with the model that answers at a position.
 
         Args:
             name: The id of the conversation.
             at: A node or the id of a response; the head by default.
             model: A model of the server to use instead of the conversation's own.
+            middleware: Middleware around that of the settings.
 
         Raises:
             NotInStore: If there is no such conversation or position.
@@ -113,7 +120,9 @@ class ConversationService:
         tree = await read_tree(self.store, row)
         node = (await self.store.find_node(row, at)).id
         choice = self.models.select(row, newest_response(tree, node), model)
-        opened = await Conversation.open(self.store, row.id, choice.engine, **self.settings)
+        settings = dict(self.settings)
+        settings["middleware"] = (*middleware, *settings.get("middleware", ()))
+        opened = await Conversation.open(self.store, row.id, choice.engine, **settings)
         return OpenConversation(opened, tree, node, choice)
 
     async def load_view(
@@ -152,6 +161,8 @@ class ConversationService:
             chosen_label=_node_label(chain, chosen),
             head=chain.head,
             path=path,
+            accepted=",".join((*IMAGE_TYPES, *FILE_TYPES)),
+            system=read_instructions(blocks),
             pending=() if pending else render_ranges(said, blocks, tool_names(blocks)),
             unanswered=(
                 *((pending,) if pending else ()),
@@ -248,6 +259,12 @@ def newest_response(tree: StoredTree, node: int) -> ResponseRow | None:
     """Return the newest response on the path to a node."""
     found = (tree.responses.get(each.id) for each in reversed(path_to(tree, node)))
     return next((response for response in found if response), None)
+
+
+def read_instructions(blocks: Sequence[Block]) -> str:
+    """Return the leading system text of a path."""
+    leading = takewhile(lambda block: isinstance(block, SystemBlock), blocks)
+    return "\n\n".join(block.text for block in leading if isinstance(block, SystemBlock))
 
 
 def find_unanswered(tree: StoredTree, node: int) -> list[tuple[int, int]]:

@@ -30,6 +30,7 @@ from kedge.turns import (
     dump_block,
 )
 from kedge.turns.frozen_json import thaw
+from kedge.web.attachments import IMAGE_TYPES
 from kedge.web.markdown import is_safe_link, to_html
 from kedge.web.views import Attachment, ExchangeView, MessageView
 
@@ -37,8 +38,7 @@ HINT_LENGTH = 120
 """The maximum number of characters in the line of a folded block."""
 BlockRange = tuple[Node, int, int]
 """The blocks that a node added: node, start index, end index."""
-IMAGE_PREFIXES = ("data:image/png;", "data:image/jpeg;", "data:image/gif;", "data:image/webp;")
-"""Image types that are shown; remote images are not fetched."""
+IMAGE_PREFIXES = tuple(f"data:{name};" for name in IMAGE_TYPES)
 
 
 def tool_names(blocks: Sequence[Block]) -> dict[str, str]:
@@ -204,7 +204,7 @@ def _render_block(block: Block, names: Mapping[str, str]) -> MessageView:
             )
         case ToolResultBlock():
             name = names.get(block.call_id, block.call_id)
-            images = tuple(_render_parts(block.parts))
+            images = tuple(_render_parts(block, block.parts))
             text = format_json(block.text)
             return MessageView(
                 block.id,
@@ -234,7 +234,7 @@ def _render_text(block: Block, title: str, text: str, parts: Sequence[Part]) -> 
         title,
         to_html(said),
         text,
-        images=tuple(_render_parts(parts)),
+        images=tuple(_render_parts(block, parts)),
         tags=origin,
     )
 
@@ -249,14 +249,16 @@ def _render_reasoning(block: ReasoningBlock) -> MessageView:
     return MessageView(block.id, "reasoning", "Reasoning", to_html(text), text, note)
 
 
-def _render_parts(parts: Sequence[Part]) -> Iterator[Attachment]:
-    for part in parts:
+def _render_parts(block: Block, parts: Sequence[Part]) -> Iterator[Attachment]:
+    for index, part in enumerate(parts):
+        stored = f"attachments/{block.id}/{index}"
         match part:
             case ImagePart():
-                yield _render_image("Image", part.url or part.file_id)
+                yield _render_image("Image", part.url or part.file_id, stored)
             case FilePart():
                 name = part.filename or part.file_id or "without a name"
-                yield Attachment(f"File: {name}", link=part.url if is_safe_link(part.url) else "")
+                link = part.url if is_safe_link(part.url) else ""
+                yield Attachment(f"File: {name}", link=link, stored=stored if part.data else "")
             case OpaquePart():
                 yield Attachment(f"A part of type {part.content.get('type', 'unknown')}")
             case TextPart() | RefusalPart():
@@ -265,9 +267,9 @@ def _render_parts(parts: Sequence[Part]) -> Iterator[Attachment]:
                 assert_never(part)
 
 
-def _render_image(alt: str, url: str) -> Attachment:
+def _render_image(alt: str, url: str, stored: str) -> Attachment:
     if url.startswith(IMAGE_PREFIXES):
-        return Attachment(alt, src=url)
+        return Attachment(alt, src=stored)
     if is_safe_link(url):
         return Attachment(f"{alt} at {url}", link=url)
     return Attachment(f"{alt}: {url[:80]}")

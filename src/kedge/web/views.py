@@ -63,11 +63,15 @@ class ConversationList:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """An image of a message: shown if its bytes are stored, else linked."""
+    """An image or file of a message: shown or offered if its content is stored, else linked.
+
+    ``src`` and ``stored`` are addresses below that of the conversation.
+    """
 
     alt: str
     src: str = ""
     link: str = ""
+    stored: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +216,10 @@ class ConversationView:
     chosen_label: str
     head: str
     path: tuple[ExchangeView, ...]
+    accepted: str
+    """The media types that can be attached."""
+    system: str
+    """The system prompt at the selected node."""
     pending: tuple[MessageView, ...]
     unanswered: tuple[ExchangeView, ...]
     """Questions that were asked here and have no complete answer: stopped, failed or left by a crash."""

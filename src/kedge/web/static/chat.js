@@ -1,5 +1,6 @@
 // Chat: send a message from the selected response, show the answer while it streams, then load the page
 // that the server renders. Text is only set as text; markup comes from the server alone.
+import { restoreAttachments, showAttachments, takeAttachments } from "./attachments.js";
 import { events } from "./sse.js";
 import { call, request, toast, Unreachable } from "./tell.js";
 
@@ -26,15 +27,46 @@ export async function send(form) {
   resize(area);
   const body = { text, stream: true };
   if (grid.dataset.chosen) body.at = Number(grid.dataset.chosen);
-  addModel(body);
+  addSettings(body);
+  const attached = takeAttachments();
+  if (attached.length) body.attachments = attached;
   const left = await start(grid.dataset.conversation, "turns", body, text);
-  if (left && !area.value) area.value = left;
+  if (left && !area.value) {
+    area.value = left;
+    restoreAttachments(attached);
+  }
 }
 
-// The conversation's own model is the first option; only another one is named in the request.
-function addModel(body) {
+// The conversation's own model is the first option, and its own system prompt is in the form: only what was
+// changed is named in the request.
+function addSettings(body) {
   const models = document.querySelector("#model");
   if (models && models.selectedIndex > 0) body.model = models.value;
+  const given = readSettings();
+  if (!given) return;
+  if (given.system !== given.initial) body.system = given.system;
+  if (given.effort) body.effort = given.effort;
+  if (given.temperature !== "") body.temperature = Number(given.temperature);
+}
+
+function readSettings() {
+  const form = document.querySelector("[data-settings]");
+  if (!form) return null;
+  const system = form.querySelector("[name=system]");
+  return {
+    system: system.value,
+    initial: system.dataset.initial,
+    effort: form.querySelector("[name=effort]").value,
+    temperature: form.querySelector("[name=temperature]").value,
+  };
+}
+
+function restoreSettings(given) {
+  const form = document.querySelector("[data-settings]");
+  if (!form || !given) return;
+  form.querySelector("[name=effort]").value = given.effort;
+  form.querySelector("[name=temperature]").value = given.temperature;
+  if (given.system !== given.initial) form.querySelector("[name=system]").value = given.system;
 }
 
 export function fork(button) {
@@ -96,7 +128,7 @@ export function edit(button) {
     if (dialog.returnValue !== "send" || !text) return;
     const grid = document.querySelector("[data-conversation]");
     const body = { text, stream: true, edit: button.dataset.block, at: Number(button.dataset.at) };
-    addModel(body);
+    addSettings(body);
     start(grid.dataset.conversation, "turns", body, text, button.closest("[data-exchange]"));
   });
   dialog.showModal();
@@ -115,7 +147,7 @@ export function again(button) {
   const exchange = button.closest("[data-exchange]");
   const text = [...exchange.querySelectorAll(".said.user .prose")].map((each) => each.textContent.trim()).join("\n");
   const body = { node: Number(button.dataset.node), restart: button.dataset.do === "retry", stream: true };
-  addModel(body);
+  addSettings(body);
   start(grid.dataset.conversation, "resume", body, text, exchange);
 }
 
@@ -170,7 +202,7 @@ async function follow(place, open, text = "") {
     running = null;
     busy(false);
   }
-  if (next) await visit(next, { end: true }).catch((error) => toast(error.message));
+  if (next) await visit(next, { end: true, sent: true }).catch((error) => toast(error.message));
   return left;
 }
 
@@ -237,12 +269,13 @@ function said(kind, who, text) {
 }
 
 // Load another state of the page and retain the draft, the scroll position and the focus.
-export async function visit(url, { end = false } = {}) {
+export async function visit(url, { end = false, sent = false } = {}) {
   const answer = await request("GET", url);
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   const main = document.getElementById("main");
   const draft = document.querySelector("[data-say]")?.value ?? "";
   const model = document.querySelector("#model")?.value;
+  const settings = sent ? { ...readSettings(), system: "", initial: "" } : readSettings();
   const chain = document.querySelector(".chain")?.scrollTop ?? 0;
   main.replaceChildren(...fresh.getElementById("main").childNodes);
   document.title = fresh.title;
@@ -251,6 +284,8 @@ export async function visit(url, { end = false } = {}) {
   if (area) area.value = draft;
   const models = document.querySelector("#model");
   if (models && model) models.value = model;
+  restoreSettings(settings);
+  showAttachments();
   const stream = document.getElementById("stream");
   if (stream) stream.scrollTop = stream.scrollHeight;
   const side = document.querySelector(".chain");

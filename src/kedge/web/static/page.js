@@ -1,5 +1,6 @@
 // What every page can do: act on buttons, copy, switch colours, listen to keys. Handlers hang on the
 // document, so whatever is drawn later works too.
+import "./attachments.js";
 import { again, attach, edit, fork, resize, send, showPlan, split, stop } from "./chat.js";
 import { watchConnection } from "./connection.js";
 import { press } from "./keys.js";

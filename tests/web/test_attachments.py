@@ -1,0 +1,124 @@
+"""Attachments and request settings: accepted within limits, stored with the message, out of lists."""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from web.conftest import PageServer, serve_page
+
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+
+def data_url(content: bytes, media_type: str = "image/png") -> str:
+    """A data URL."""
+    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
+
+
+def send(page: PageServer, name: str, **body: Any) -> Any:
+    """Send a message; its answer must be a success."""
+    return page.post(f"/api/conversations/{name}/turns", **body)
+
+
+def test_attachments_are_stored_with_the_message_and_served(fresh: PageServer) -> None:
+    """An image is shown, a file is a download; both are gone with the conversation."""
+    name = fresh.create_conversation()
+    attached = [
+        {"data": data_url(PNG), "filename": "dot.png"},
+        {"data": data_url(b"a,b", "text/csv"), "filename": "tästa.csv"},
+    ]
+    send(fresh, name, text="What is this?", attachments=attached)
+    (question, _) = fresh.get(f"/api/conversations/{name}/turns")["blocks"]
+    assert [part["type"] for part in question["parts"]] == ["text", "image", "file"]
+    path = f"/conversations/{name}/attachments/{question['id']}"
+    html = fresh.client.get(f"/conversations/{name}").text
+    assert f'src="{path}/1"' in html
+    assert f'href="{path}/2" download' in html
+    assert "base64" not in html
+    shown = fresh.client.get(f"{path}/1")
+    assert (shown.content, shown.headers["content-type"]) == (PNG, "image/png")
+    saved = fresh.client.get(f"{path}/2")
+    assert saved.content == b"a,b"
+    assert saved.headers["content-disposition"] == "attachment; filename*=UTF-8''t%C3%A4sta.csv"
+    assert fresh.client.get(f"{path}/0").status_code == 404
+    assert fresh.client.get(f"{path}/9").status_code == 404
+    assert fresh.client.get(f"/conversations/{name}/attachments/none%25/1").status_code == 404
+    fresh.client.delete(f"/api/conversations/{name}")
+    assert fresh.client.get(f"{path}/1").status_code == 404
+
+
+def test_lists_show_the_text_of_a_message_with_a_large_attachment(fresh: PageServer) -> None:
+    """Only the beginning of its block is read, which holds the text."""
+    name = fresh.create_conversation()
+    large = {"data": data_url(PNG + bytes(20_000))}
+    send(fresh, name, text='What "is" this?\n\tA \u2028 dot', attachments=[large])
+    (row,) = fresh.get("/api/conversations")["data"]
+    assert row["first_words"] == 'What "is" this? A dot'
+    (node,) = fresh.get(f"/api/conversations/{name}/chain")["nodes"]
+    assert node["label"] == 'What "is" this? A dot'
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "message"),
+    [
+        (data_url(b"MZ", "application/x-msdownload"), 400, "are not accepted"),
+        (data_url(b"<svg/>", "image/svg+xml"), 400, "are not accepted"),
+        ("https://example.com/x.png", 400, "must be a data URL"),
+        ("data:image/png;base64,???", 400, "is invalid"),
+        (data_url(bytes(5_000_001)), 400, "limited to 5,000,000 bytes"),
+        (data_url(bytes(6_000_000)), 422, "at most"),
+    ],
+)
+def test_attachments_that_are_rejected(
+    page: PageServer, data: str, status: int, message: str
+) -> None:
+    """With a reason; nothing is written."""
+    name = page.create_conversation()
+    body = {"text": "Hello", "attachments": [{"data": data}]}
+    answer = page.client.post(f"/api/conversations/{name}/turns", json=body)
+    assert (answer.status_code, message in answer.json()["error"]["message"]) == (status, True)
+    assert page.get(f"/api/conversations/{name}/chain")["nodes"] == []
+
+
+def test_an_edited_message_retains_its_attachments(page: PageServer) -> None:
+    """And gets those that are added."""
+    name = page.create_conversation()
+    first = send(page, name, text="What is this?", attachments=[{"data": data_url(PNG)}])
+    (question, _) = page.get(f"/api/conversations/{name}/turns")["blocks"]
+    more = [{"data": data_url(b"x", "text/plain"), "filename": "x.txt"}]
+    members = {"edit": question["id"], "at": first["node"], "attachments": more}
+    send(page, name, text="And this?", **members)
+    (edited, _) = page.get(f"/api/conversations/{name}/turns")["blocks"]
+    assert [part["type"] for part in edited["parts"]] == ["text", "image", "file"]
+
+
+def test_the_system_prompt_changes_without_losing_the_chain(page: PageServer) -> None:
+    """From the message on; the next one uses it as well. An empty text removes it."""
+    made = page.post("/api/conversations", system="Be brief.")
+    name = made["id"]
+    first = send(page, name, text="Hello")
+    second = send(page, name, text="What is 2+3?", system="Answer in French.")
+    assert second["plan"]["previous_response_id"] == first["response_id"]
+    send(page, name, text="Thanks")
+    blocks = page.get(f"/api/conversations/{name}/turns")["blocks"]
+    assert [block["text"] for block in blocks if block["kind"] == "system"] == ["Answer in French."]
+    assert ">Answer in French.</textarea>" in page.client.get(f"/conversations/{name}").text
+    send(page, name, text="And now?", system="")
+    blocks = page.get(f"/api/conversations/{name}/turns")["blocks"]
+    assert "system" not in {block["kind"] for block in blocks}
+
+
+def test_effort_and_temperature_are_sent(tmp_path: Path) -> None:
+    """As the provider names them; invalid ones are rejected."""
+    with serve_page(tmp_path, keep_bodies=True) as page:
+        name = page.create_conversation()
+        turn = send(page, name, text="Hello", effort="high", temperature=0.5)
+        card = page.client.get(f"/conversations/{name}/plans/{turn['node']}").text
+        assert "&#34;effort&#34;: &#34;high&#34;" in card
+        assert "&#34;temperature&#34;: 0.5" in card
+        path = f"/api/conversations/{name}/turns"
+        for wrong in ({"effort": "extreme"}, {"temperature": 3}):
+            assert page.client.post(path, json={"text": "x", **wrong}).status_code == 422

@@ -1,0 +1,103 @@
+"""The composer in a real Chromium: attachments, request settings, and conversations of another provider."""
+
+import pytest
+from playwright.sync_api import Browser, FilePayload, Page, expect
+
+from kedge.conversation import Conversation
+from kedge.web.service import ConversationService
+from web.chromium import WatchedTab
+from web.conftest import PageServer, open_context
+from web.test_attachments import PNG
+
+expect.set_options(timeout=30_000)
+
+DROP_FILE = """([type, name, text]) => {
+  const data = new DataTransfer();
+  data.items.add(new File([text], name, { type: "text/plain" }));
+  const members = { bubbles: true, cancelable: true };
+  const event = type === "paste"
+    ? new ClipboardEvent(type, { ...members, clipboardData: data })
+    : new DragEvent(type, { ...members, dataTransfer: data });
+  document.querySelector("[data-say]").dispatchEvent(event);
+}"""
+
+
+def send(tab: Page, text: str) -> None:
+    """Send a message."""
+    tab.get_by_label("Your message").fill(text)
+    tab.keyboard.press("Enter")
+
+
+def test_images_and_files_are_attached(browser: Browser, page: PageServer) -> None:
+    """Chosen, pasted and dropped; one can be removed, and a type that is not accepted is reported."""
+    with open_context(browser) as context:
+        watched = WatchedTab(context, page.url)
+        tab = watched.open(f"/conversations/{page.create_conversation()}")
+        tab.wait_for_load_state()
+        chosen: list[FilePayload] = [
+            {"name": "dot.png", "mimeType": "image/png", "buffer": PNG},
+            {"name": "setup.exe", "mimeType": "application/x-msdownload", "buffer": b"MZ"},
+        ]
+        tab.get_by_label("Attach files").set_input_files(chosen)
+        expect(tab.get_by_text("setup.exe: files of this type cannot be attached.")).to_be_visible()
+        tab.evaluate(DROP_FILE, ["paste", "pasted.txt", "from the clipboard"])
+        tab.evaluate(DROP_FILE, ["drop", "dropped.txt", "from a folder"])
+        expect(tab.locator("[data-attached] li")).to_have_count(3)
+        tab.get_by_role("button", name="Remove pasted.txt").click()
+        expect(tab.locator("[data-attached] li")).to_have_count(2)
+        send(tab, "What is this?")
+        question = tab.locator("[data-exchange] .said.user")
+        expect(question.get_by_role("link", name="File: dropped.txt")).to_be_visible()
+        image = question.get_by_role("img", name="Image")
+        expect(image).to_be_visible()
+        expect(image).to_have_js_property("naturalWidth", 1)
+        expect(tab.locator("[data-attached]")).to_be_hidden()
+        assert watched.problems == []
+
+
+def test_settings_of_a_request_are_sent_and_stay(browser: Browser, page: PageServer) -> None:
+    """The system prompt belongs to the conversation from then on; effort and temperature to the form."""
+    name = page.create_conversation("Hello")
+    with open_context(browser) as context:
+        watched = WatchedTab(context, page.url)
+        tab = watched.open(f"/conversations/{name}")
+        tab.wait_for_load_state()
+        tab.locator("summary", has_text="Request settings").click()
+        tab.get_by_label("System prompt").fill("Be brief.")
+        tab.get_by_label("Reasoning effort").select_option("high")
+        tab.get_by_label("Temperature").fill("0.5")
+        send(tab, "What is 2+3?")
+        expect(tab.locator(".said.assistant .prose").last).to_have_text("2+3 = 5.")
+        tab.locator("summary", has_text="Request settings").click()
+        expect(tab.get_by_label("System prompt")).to_have_value("Be brief.")
+        expect(tab.get_by_label("Reasoning effort")).to_have_value("high")
+        tab.reload()
+        expect(tab.locator("[name=system]")).to_have_value("Be brief.")
+        assert watched.problems == []
+    blocks = page.get(f"/api/conversations/{name}/turns")["blocks"]
+    assert blocks[0]["text"] == "Be brief."
+
+
+async def _create_with_anthropic(service: ConversationService) -> str:
+    """A conversation that was held with another provider than this server."""
+    async with await Conversation.create(service.store, "anthropic:practice") as made:
+        await made.send("My name is Ada.")
+        return made.id
+
+
+def test_a_conversation_of_another_provider_continues_with_it(
+    browser: Browser, page: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The composer names the model, and its provider answers, with the key of the environment."""
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", page.url)
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "a key")
+    name = page.run(_create_with_anthropic)
+    with open_context(browser) as context:
+        watched = WatchedTab(context, page.url)
+        tab = watched.open(f"/conversations/{name}")
+        expect(tab.locator(".composer-end")).to_contain_text("anthropic:practice")
+        send(tab, "What is my name?")
+        expect(tab.locator(".said.assistant .prose").last).to_have_text("Your name is Ada.")
+        assert watched.problems == []
+    chain = page.get(f"/api/conversations/{name}/chain")["nodes"]
+    assert [node["response"]["provider"] for node in chain] == ["anthropic", "anthropic"]
