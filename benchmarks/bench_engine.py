@@ -73,6 +73,7 @@ def run() -> list[Row]:
         Row("turn 60 against turn 10", late / early, 1.05, detail=f"{early:.2f} -> {late:.2f} ms"),
         Row("full resend at turn 60", full / base, 0.8, detail=f"{full:.2f} ms"),
         Row("bare client, a turn", base, unit="ms"),
+        _measure_sync(),
         _measure_import(),
     ]
 
@@ -165,6 +166,37 @@ def _median_near(rounds: list[list[float]], index: int) -> float:
     """The typical cost of the plain (one request) turns around a place, over all rounds."""
     near = [n for n in range(max(0, index - 8), min(TURNS, index + 9)) if n % 3 != 2]
     return median(min(times[n] for times in rounds) for n in near)
+
+
+def _measure_sync() -> Row:
+    """CPU of a turn by ``engine.sync.run`` against ``await engine.run``, in alternating rounds."""
+    from kedge.event_loops import run_sync
+    from kedge.providers import connect
+    from kedge.turns import Turn, user
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        run_kedge(str(Path(folder) / "bench.sqlite3")) as server,
+    ):
+        engine = connect(f"responses:http://127.0.0.1:{server.port}/v1#practice")
+
+        async def run_async() -> float:
+            turn, start = Turn(), time.process_time_ns()
+            for number in range(TURNS):
+                turn = await engine.run(turn.append(user(make_question(number))))
+            return (time.process_time_ns() - start) / 1e6 / TURNS
+
+        def run_blocking() -> float:
+            turn, start = Turn(), time.process_time_ns()
+            for number in range(TURNS):
+                turn = engine.sync.run(turn.append(user(make_question(number))))
+            return (time.process_time_ns() - start) / 1e6 / TURNS
+
+        times = [(run_sync(run_async()), run_blocking()) for _ in range(ROUNDS + 1)][1:]
+        engine.sync.close()
+    awaited, blocking = (min(column) for column in zip(*times, strict=True))
+    detail = f"{blocking:.2f} ms against {awaited:.2f} ms"
+    return Row("turn of sync code, against await", blocking / awaited, 1.2, detail=detail)
 
 
 def _measure_import() -> Row:

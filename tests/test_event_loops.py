@@ -1,11 +1,19 @@
 """One way from sync code into async code, and things that live as long as a loop."""
 
 import asyncio
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 
 import pytest
 
 from kedge import KedgeError, run_sync
-from kedge.event_loops import PerLoop
+from kedge.event_loops import PerLoop, SyncCall
+
+name: ContextVar[str] = ContextVar("name")
 
 
 class Resource:
@@ -33,22 +41,24 @@ def test_a_coroutine_is_run_to_its_end() -> None:
         run_sync(fail())
 
 
-def test_each_loop_has_a_thing_of_its_own_and_closes_it() -> None:
-    """What a loop opened is closed before the loop ends."""
+def test_sync_calls_share_one_loop_and_its_resources() -> None:
+    """A resource that one call opened is reused by the next one, also from another thread."""
     made: list[Resource] = []
 
     def make() -> Resource:
         made.append(Resource())
         return made[-1]
 
-    things = PerLoop(make, lambda thing: thing.close())
+    resources = PerLoop(make, lambda resource: resource.close())
 
     async def use() -> None:
-        assert things.get() is things.get()
+        resources.get()
 
     run_sync(use())
-    run_sync(use())
-    assert [thing.closed for thing in made] == [True, True]
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(run_sync, use()).result()
+    run_sync(resources.aclose())
+    assert [resource.closed for resource in made] == [True]
 
 
 def test_a_loop_closes_what_nobody_closed() -> None:
@@ -85,11 +95,122 @@ async def test_what_is_closed_is_made_anew_when_asked_for() -> None:
     assert things.get() is not first
 
 
-async def test_inside_a_loop_await_is_the_way() -> None:
-    """run_sync says so instead of blocking the loop."""
+async def test_a_sync_call_works_inside_a_running_loop() -> None:
+    """It blocks that loop, with the context variables of the caller."""
+    name.set("Ada")
 
-    async def work() -> None:
-        pass
+    async def work() -> tuple[str, bool]:
+        return name.get(), asyncio.get_running_loop() is outer
+
+    outer = asyncio.get_running_loop()
+    assert run_sync(work()) == ("Ada", False)
+
+
+def test_a_sync_call_inside_a_sync_call_is_an_error_unless_a_thread_makes_it() -> None:
+    """On the background loop it would wait for itself."""
+
+    async def work() -> int:
+        return 5
+
+    async def nest() -> int:
+        return run_sync(work())
+
+    async def nest_in_thread() -> int:
+        return await asyncio.to_thread(run_sync, work())
 
     with pytest.raises(KedgeError, match="use await"):
-        run_sync(work())
+        run_sync(nest())
+    assert run_sync(nest_in_thread()) == 5
+
+
+def test_an_exit_in_a_coroutine_is_raised_by_the_call() -> None:
+    """It does not end the loop."""
+
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            run_sync(leave())
+
+
+def test_a_call_that_is_cancelled_before_it_starts_has_an_end() -> None:
+    """Its coroutine is closed."""
+
+    async def work() -> None:
+        raise AssertionError
+
+    first = SyncCall(asyncio.sleep(0))
+    first.wait()
+    blocked, release = threading.Event(), threading.Event()
+    first.loop.call_soon_threadsafe(lambda: (blocked.set(), release.wait()))
+    blocked.wait()
+    call = SyncCall(work())
+    call.loop.call_soon_threadsafe(call.cancel)
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        call.wait()
+
+
+def run_script(code: str) -> str:
+    """Run a script in a new process and return what it prints."""
+    source = f"import asyncio, os, signal\nfrom kedge import run_sync\n{textwrap.dedent(code)}"
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_a_forked_process_has_a_loop_of_its_own() -> None:
+    """The parent's loop continues."""
+    printed = run_script(
+        """
+        async def work():
+            return os.getpid()
+        assert run_sync(work()) == os.getpid()
+        if child := os.fork():
+            assert os.waitpid(child, 0)[1] == 0
+            assert run_sync(work()) == os.getpid()
+            print("done")
+        else:
+            os._exit(0 if run_sync(work()) == os.getpid() else 1)
+        """
+    )
+    assert printed == "done\n"
+
+
+def test_an_interrupt_cancels_the_coroutine_and_waits_for_its_end() -> None:
+    """Its cleanup is complete before KeyboardInterrupt is raised; the loop can be used again."""
+    printed = run_script(
+        """
+        async def work():
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                print("cleaned up")
+        try:
+            run_sync(work())
+        except KeyboardInterrupt:
+            print("interrupted")
+        run_sync(asyncio.sleep(0))
+        """
+    )
+    assert printed == "cleaned up\ninterrupted\n"
+
+
+def test_the_end_of_a_program_closes_what_sync_calls_opened() -> None:
+    """Nothing is left to the garbage collector."""
+    printed = run_script(
+        """
+        from kedge.event_loops import PerLoop
+        async def close(resource):
+            print("closed", resource)
+        async def use():
+            resources.get()
+        resources = PerLoop(lambda: "it", close)
+        run_sync(use())
+        """
+    )
+    assert printed == "closed it\n"

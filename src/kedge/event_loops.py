@@ -1,21 +1,26 @@
 """Call async code from sync code, and manage resources that belong to one event loop.
 
+Sync calls run on one background loop per process, so that they reuse connections.
+
 A connection pool belongs to the loop that opened it, so ``PerLoop`` holds one per loop. Every loop closes its async
 generators before it ends. Each resource is therefore owned by such a generator: it is closed in its own loop,
 by ``run_sync``, ``asyncio.run`` and servers alike, even if the program never closes it.
 """
 
 import asyncio
+import atexit
+import os
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-import anyio
-
 from kedge.errors import KedgeError
 
 T = TypeVar("T")
+V = TypeVar("V")
 Finalizer = AsyncGenerator[None]
 
 
@@ -95,8 +100,127 @@ def _schedule_close(finalizer: Finalizer) -> None:
     task.add_done_callback(_close_tasks.discard)
 
 
+class BackgroundLoop:
+    """An event loop in a thread of its own, started on first use, for calls from sync code."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    def get(self) -> asyncio.AbstractEventLoop:
+        """Return the running loop.
+
+        Raises:
+            KedgeError: If this is called on that loop, which would wait for itself.
+        """
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="kedge-sync", daemon=True)
+                self._thread.start()
+        if self._thread is threading.current_thread():
+            raise KedgeError("a sync call was made by async code that a sync call runs; use await")
+        return self._started.result()[0]
+
+    def stop(self) -> None:
+        """End the loop, which closes its connections first."""
+        if self._thread is not None:
+            loop, stopped = self._started.result()
+            loop.call_soon_threadsafe(stopped.set)
+            self._thread.join(MAX_STOP_SECONDS)
+
+    def _run(self) -> None:
+        async def serve() -> None:
+            stopped = asyncio.Event()
+            self._started.set_result((asyncio.get_running_loop(), stopped))
+            await stopped.wait()
+
+        asyncio.run(serve())
+
+
+MAX_STOP_SECONDS = 5.0
+"""How long the end of a program waits for connections to close."""
+_background = BackgroundLoop()
+
+
+def _forget_parent_loop() -> None:
+    """Start with a new loop in a forked process, in which the thread of the old one does not exist."""
+    global _background  # noqa: PLW0603 - one per process
+    _background = BackgroundLoop()
+
+
+os.register_at_fork(after_in_child=_forget_parent_loop)
+atexit.register(lambda: _background.stop())  # noqa: PLW0108 - that of the process which ends
+
+
+class SyncCall(Generic[T]):
+    """A coroutine that runs on the background loop, with the context variables of the caller.
+
+    Args:
+        work: The coroutine.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self._result: Future[T] = Future()
+        self._work = work
+        try:
+            self.loop = _background.get()
+        except BaseException:
+            work.close()
+            raise
+        self.loop.call_soon_threadsafe(self._start)  # copies the context of this thread
+
+    @property
+    def done(self) -> bool:
+        """Whether the coroutine has ended."""
+        return self._result.done()
+
+    def wait(self) -> T:
+        """Return the result of the coroutine, or raise its error."""
+        return self.wait_for(self._result)
+
+    def wait_for(self, future: "Future[V]") -> V:
+        """Return the result of something that the coroutine does.
+
+        An exception that ends the waiting itself, such as ``KeyboardInterrupt``, cancels the coroutine and
+        is raised once that has ended.
+        """
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done():
+                self.loop.call_soon_threadsafe(self.cancel)
+                self._result.exception()
+            raise
+
+    def cancel(self) -> None:
+        """Cancel the coroutine; call this on the loop."""
+        self._task.cancel()
+
+    def _start(self) -> None:
+        self._task = self.loop.create_task(self._run())
+        self._task.add_done_callback(self._finish)
+
+    async def _run(self) -> None:
+        try:
+            value = await self._work
+        except BaseException as error:  # noqa: BLE001 - raised where the call was made
+            self._result.set_exception(error)
+        else:
+            self._result.set_result(value)
+
+    def _finish(self, _: asyncio.Task[None]) -> None:
+        if not self._result.done():  # cancelled before its first step
+            self._work.close()
+            self._result.set_exception(asyncio.CancelledError())
+
+
 def run_sync(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine from sync code: ``run_sync(engine.run(turn))``.
+
+    All calls of a process run on one event loop in a background thread, so connections are reused. Context
+    variables of the caller are visible to the coroutine. Inside a running event loop the call blocks
+    that loop; use ``await`` there if you can. Ctrl-C cancels the coroutine.
 
     Args:
         work: The coroutine.
@@ -105,15 +229,6 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
         Its result.
 
     Raises:
-        KedgeError: If an event loop is already running in this thread.
+        KedgeError: If it is called by async code that a sync call runs.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return anyio.run(_await, work)
-    work.close()
-    raise KedgeError("run_sync was called inside a running event loop; use await instead")
-
-
-async def _await(work: Coroutine[Any, Any, T]) -> T:
-    return await work
+    return SyncCall(work).wait()

@@ -22,6 +22,7 @@ from kedge.chat.state import (
 )
 from kedge.compaction import Compactor, compact_turn
 from kedge.engines import ContentFilters, Engine, Middleware, find_filters, unwrap
+from kedge.engines.sync import SyncFacade, wrap_method, wrap_stream
 from kedge.middleware.default_stack import Tools, with_default_middleware
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan
@@ -194,6 +195,11 @@ class Chat:
         start, _ = self._load_state(state)
         return self.engine.plan(_build_turn(start, blocks), **options)
 
+    @property
+    def sync(self) -> "SyncChat":
+        """The async methods for sync code: ``chat.sync.chat_with_state(state, "Hello")``."""
+        return SyncChat(self)
+
     async def aclose(self) -> None:
         """Close the engine's connections."""
         await self.engine.aclose()
@@ -232,6 +238,15 @@ class Chat:
     def _encode_state(self, state: ChatState) -> bytes:
         data = encode_state(state)
         return self.cipher.encrypt(data) if self.cipher else data
+
+
+class SyncChat(SyncFacade[Chat]):
+    """The async methods of ``Chat`` for sync code; see ``Chat.sync``."""
+
+    chat_with_state = wrap_method(Chat.chat_with_state)
+    stream_with_state = wrap_stream(Chat.stream_with_state)
+    compact_pending = wrap_method(Chat.compact_pending)
+    close = wrap_method(Chat.aclose)
 
 
 def _build_turn(start: ChatState, given: Sequence[Block | str]) -> Turn:

@@ -140,7 +140,7 @@ def run_with_store(
     connects: bool = False,
 ) -> T:
     """Open the store as `use_store` does, and run an async function on it."""
-    from kedge.event_loops import run_sync
+    import anyio
 
     address: str = get_config()["store"] if given is None else given
 
@@ -148,7 +148,7 @@ def run_with_store(
         async with use_store(address, make=make, connects=connects) as store:
             return await work(store)
 
-    return run_sync(run())
+    return anyio.run(run)  # in this thread, to which the context of click belongs
 
 
 async def find_conversation(store: "Store", name: str) -> "ConversationRow":

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from kedge.compaction import Compactor
 from kedge.compaction.summarize import SUMMARY_PROMPT, build_summary_block
@@ -61,6 +61,9 @@ from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.tools import Approver
 from kedge.turns import Block, Turn, TurnDiff, diff, new_id, user
 from kedge.turns.frozen_json import EMPTY
+
+if TYPE_CHECKING:
+    from kedge.conversation.sync import SyncConversation
 
 _TRANSPORT_OPTIONS = frozenset({"streaming", "tap", "candidates", "before_send"})
 """Options of a run that do not change what is requested."""
@@ -271,6 +274,13 @@ class Conversation:
             The new conversations; one whose id exists already gets a new one.
         """
         return await store.import_(lines)
+
+    @property
+    def sync(self) -> "SyncConversation":
+        """The methods of this conversation for sync code: ``conversation.sync.send("Hello")``."""
+        from kedge.conversation.sync import SyncConversation  # imports this module
+
+        return SyncConversation(self)
 
     @property
     def id(self) -> str:

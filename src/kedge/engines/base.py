@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
-from typing import Any, Generic, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
 from kedge.engines.content_filter import ContentFilter, ContentFilters
 from kedge.engines.request_options import check_params
@@ -41,6 +41,9 @@ from kedge.turns import (
     UserBlock,
     snapshot_block_ids,
 )
+
+if TYPE_CHECKING:
+    from kedge.engines.sync import SyncEngine
 
 WireTap = Callable[[bytes, bytes, int | None], None]
 """Called with the body of a request, the body of its reply, and the reply's status, if there was one."""
@@ -207,6 +210,13 @@ class Engine(ABC):
         options.setdefault("streaming", False)
         async with self.stream(turn, **options) as stream:
             return await stream.finish()
+
+    @property
+    def sync(self) -> "SyncEngine":
+        """The methods of this engine for sync code: ``engine.sync.run(turn)``."""
+        from kedge.engines.sync import SyncEngine  # imports this module
+
+        return SyncEngine(self)
 
     async def aclose(self) -> None:  # noqa: B027 - most engines have nothing to close
         """Close connections; the engine may be used again afterwards."""

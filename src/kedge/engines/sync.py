@@ -1,0 +1,143 @@
+"""Sync versions of async methods, on the background loop of the process.
+
+A facade lists the methods of a class; each has the signature and the docstring of its async method:
+
+    class SyncEngine(SyncFacade["Engine"]):
+        run = wrap_method(Engine.run)
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+
+from kedge.engines.base import Engine, RunStream
+from kedge.event_loops import SyncCall, run_sync
+from kedge.events import Event
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+T = TypeVar("T")
+_Request = tuple[Callable[[], Awaitable[Any]], "Future[Any]"]
+
+
+class SyncFacade(Generic[S]):
+    """The sync methods of an object.
+
+    Args:
+        target: The object with the async methods.
+    """
+
+    def __init__(self, target: S) -> None:
+        self._target = target
+
+
+def wrap_method(
+    method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[SyncFacade[S], P], T]:
+    """Return the sync version of a coroutine method, for a facade."""
+
+    @wraps(method)
+    def call(facade: SyncFacade[S], *args: P.args, **kwargs: P.kwargs) -> T:
+        return run_sync(method(facade._target, *args, **kwargs))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+    return call
+
+
+def wrap_stream(
+    method: Callable[Concatenate[S, P], RunStream[R]],
+) -> "Callable[Concatenate[SyncFacade[S], P], SyncStream[R]]":
+    """Return the sync version of a method that returns a stream, for a facade."""
+
+    @wraps(method)
+    def call(facade: SyncFacade[S], *args: P.args, **kwargs: P.kwargs) -> SyncStream[R]:
+        return SyncStream(method(facade._target, *args, **kwargs))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+    return call
+
+
+class SyncStream(Generic[R]):
+    """The events of a run, for sync code.
+
+    The run continues only when the next event is requested. It is one task of the background loop: cancel
+    scopes and timeouts inside a run belong to the task that entered them.
+
+    Args:
+        source: The async stream. Its properties can be used, such as ``plan`` or ``reply``.
+
+    Example:
+        ```python
+        with conversation.sync.stream("Hello") as stream:
+            for event in stream:
+                ...
+        print(stream.source.reply.text)
+        ```
+    """
+
+    def __init__(self, source: RunStream[R]) -> None:
+        self.source = source
+        self._requests: asyncio.Queue[_Request | None] = asyncio.Queue()
+        self._call: SyncCall[None] | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Event:
+        source = self.source  # the run must not refer to this object, which ends it when dropped
+        event = self._request(lambda: anext(source, None))
+        if event is None:
+            raise StopIteration
+        return event
+
+    def finish(self) -> R:
+        """Consume the remaining events and return the result."""
+        return self._request(self.source.finish)
+
+    def close(self) -> None:
+        """Close the run; events that were not consumed are lost."""
+        call, self._call = self._call, None
+        if call is not None and not call.done:  # an interrupt has ended it already
+            call.loop.call_soon_threadsafe(self._requests.put_nowait, None)
+            call.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._call is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._call.loop.call_soon_threadsafe(self._requests.put_nowait, None)
+
+    def _request(self, work: Callable[[], Awaitable[T]]) -> T:
+        if self._call is None or self._call.done:
+            self._call = SyncCall(_serve(self.source, self._requests))
+        answer: Future[T] = Future()
+        self._call.loop.call_soon_threadsafe(self._requests.put_nowait, (work, answer))
+        return self._call.wait_for(answer)
+
+
+async def _serve(source: RunStream[Any], requests: "asyncio.Queue[_Request | None]") -> None:
+    """Run what is requested of a stream, and close the stream at the end."""
+    async with source:
+        while request := await requests.get():
+            work, answer = request
+            try:
+                answer.set_result(await work())
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised where the event was requested
+                answer.set_exception(error)
+
+
+class SyncEngine(SyncFacade[Engine]):
+    """The methods of an engine for sync code; see ``Engine.sync``."""
+
+    run = wrap_method(Engine.run)
+    stream = wrap_stream(Engine.stream)
+    close = wrap_method(Engine.aclose)

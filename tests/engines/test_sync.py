@@ -1,0 +1,125 @@
+"""The methods of engines, Chat and Conversation for sync code."""
+
+import inspect
+import subprocess
+import sys
+import textwrap
+from typing import assert_type
+
+import pytest
+
+from kedge import Chat, Conversation, Turn, connect, open_store, run_sync, user
+from kedge.chat import Answer
+from kedge.conversation import Reply
+from kedge.conversation.sync import SyncConversation
+from kedge.engines import Engine
+from kedge.engines.sync import SyncStream
+from kedge.errors import KedgeError
+from kedge.events import TextDelta
+from kedge.testing import TestServer
+
+
+@pytest.fixture
+def engine(kedge_server: TestServer) -> Engine:
+    """An engine of the test's server."""
+    return connect(f"responses:{kedge_server.base_url}#practice", max_retries=0)
+
+
+def test_an_engine_runs_and_streams(engine: Engine) -> None:
+    """With the signatures and results of the async methods."""
+    turn = engine.sync.run(Turn([user("My name is Ada.")]))
+    assert_type(turn, Turn)
+    with engine.sync.stream(turn.append(user("What is my name?"))) as stream:
+        text = "".join(event.delta for event in stream if isinstance(event, TextDelta))
+    assert text == "Your name is Ada."
+    engine.sync.close()
+
+
+def test_a_chat_continues_with_its_state(engine: Engine) -> None:
+    """A stream that is finished at once has its answer."""
+    chat = Chat(engine)
+    first = chat.sync.chat_with_state(None, "My name is Ada.")
+    assert_type(first, Answer)
+    with chat.sync.stream_with_state(first.state, "What is my name?") as stream:
+        assert_type(stream, SyncStream[Answer])
+        assert stream.finish().text == "Your name is Ada."
+    assert chat.sync.compact_pending(first.state) == first.state
+    chat.sync.close()
+
+
+def test_a_conversation_is_used_without_await(engine: Engine) -> None:
+    """Events come one by one; leaving early closes the run, and the question can be resumed."""
+    store = run_sync(open_store("sqlite://:memory:"))
+    conversation = run_sync(Conversation.create(store, engine))
+    reply = conversation.sync.send("My name is Ada.")
+    assert_type(reply, Reply)
+    with conversation.sync.stream("What is my name?") as stream:
+        next(stream)
+    assert conversation.sync.resume().text == "Your name is Ada."
+    assert conversation.sync.undo() is conversation
+    assert len(conversation.turn) == 2
+    conversation.sync.close()
+    run_sync(store.aclose())
+
+
+def test_an_error_is_raised_by_the_step_that_fails(
+    engine: Engine, kedge_server: TestServer
+) -> None:
+    """The stream can be closed afterwards, once or twice."""
+    kedge_server.faults.set("status=500")
+    with engine.sync.stream(Turn([user("Hello")])) as stream:
+        with pytest.raises(KedgeError):
+            list(stream)
+        stream.close()
+
+
+def test_a_stream_that_is_dropped_closes_its_run(engine: Engine) -> None:
+    """Its task on the background loop ends."""
+    stream = engine.sync.stream(Turn([user("Count to 5")]))
+    next(stream)
+    call = stream._call  # pyright: ignore[reportPrivateUsage]
+    assert call is not None
+    del stream
+    call.wait()
+
+
+def test_every_async_method_of_a_conversation_has_a_sync_version() -> None:
+    """Constructors and listings are called with run_sync."""
+    methods = {
+        name
+        for name, value in vars(Conversation).items()
+        if inspect.iscoroutinefunction(value) and not name.startswith("_")
+    }
+    assert methods - {"aclose"} <= vars(SyncConversation).keys()
+
+
+def test_an_interrupt_closes_a_stream() -> None:
+    """Ctrl-C between two events ends the run before KeyboardInterrupt is raised."""
+    code = """
+    import os, signal
+    from kedge.engines import RunStream
+    from kedge.engines.sync import SyncStream
+
+    async def events():
+        try:
+            yield "first"
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            print("closed")
+
+    class Numbers(RunStream):
+        def _result(self):
+            return None
+
+    try:
+        with SyncStream(Numbers(events)) as stream:
+            for event in stream:
+                print(event)
+    except KeyboardInterrupt:
+        print("interrupted")
+    print(list(stream))
+    """
+    command = [sys.executable, "-c", "import asyncio\n" + textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr) == ("first\nclosed\ninterrupted\n[]\n", "")
