@@ -2,8 +2,6 @@
 
 import json
 import random
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import httpx2
@@ -17,8 +15,10 @@ from openai import (
     OpenAI,
 )
 
+from incremental.conftest import MakeClient
+from incremental.programs import ask, bodies, check_contexts, message, replay, typed
 from kedge.incremental import PASS_THROUGH_REASONS, MemoryIndex, chain, chain_report, unchain
-from kedge.testing import TestServer, serve
+from kedge.testing import TestServer
 from normalization import normalize_items
 
 TOOL: Any = {
@@ -32,68 +32,6 @@ TOOL: Any = {
     },
     "strict": True,
 }
-
-
-@pytest.fixture
-def server() -> Iterator[TestServer]:
-    """A strict server."""
-    with serve() as running:
-        yield running
-
-
-MakeClient = Callable[..., OpenAI]
-
-
-@pytest.fixture
-def make_client(server: TestServer) -> Iterator[MakeClient]:
-    """Make bare clients, closed after the test."""
-    with ExitStack() as stack:
-
-        def make(api_key: str = "key", **options: Any) -> OpenAI:
-            settings = {"max_retries": 0, **options}
-            client = OpenAI(base_url=server.base_url, api_key=api_key, **settings)
-            return stack.enter_context(client)
-
-        yield make
-
-
-@pytest.fixture
-def client(make_client: MakeClient) -> OpenAI:
-    """A chained client."""
-    return chain(make_client(), trust="always")
-
-
-def message(text: str, role: str = "user") -> dict[str, Any]:
-    """An input message as programs write it."""
-    return {"role": role, "content": text}
-
-
-def replay(response: Any) -> list[dict[str, Any]]:
-    """The output of a response as programs send it back."""
-    return [item.model_dump(exclude_none=True) for item in response.output]
-
-
-def ask(client: OpenAI, history: list[Any], text: str, **options: Any) -> Any:
-    """Add a message to the history, send all of it, and add the output."""
-    history.append(message(text))
-    response = client.responses.create(model="practice", input=history, **options)
-    history += replay(response)
-    return response
-
-
-def check_contexts(server: TestServer, sent: list[list[Any]]) -> None:
-    """For each answered request, the model saw exactly the history that the program wrote."""
-    seen = [request.context for request in server.requests if request.context is not None]
-    assert [normalize_items(each) for each in seen] == [normalize_items(_typed(x)) for x in sent]
-
-
-def _typed(items: list[Any]) -> list[Any]:
-    return [{"type": "message", **item} if "role" in item else item for item in items]
-
-
-def bodies(server: TestServer) -> list[dict[str, Any]]:
-    """The bodies that reached the server."""
-    return [json.loads(request.raw) for request in server.requests if request.raw]
 
 
 def test_a_replayed_history_is_sent_as_a_delta(server: TestServer, client: OpenAI) -> None:
@@ -123,7 +61,7 @@ def test_an_edited_history_falls_back_to_an_older_anchor(
     sent = [*history, message("What did I say first?")]
     client.responses.create(model="practice", input=sent)
     assert len(bodies(server)[-1]["input"]) == 5
-    assert normalize_items(server.requests[-1].context) == normalize_items(_typed(sent))
+    assert normalize_items(server.requests[-1].context) == normalize_items(typed(sent))
     sent[0] = message("Be verbose.", "system")
     client.responses.create(model="practice", input=sent)
     assert "previous_response_id" not in bodies(server)[-1]

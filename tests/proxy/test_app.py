@@ -1,46 +1,19 @@
 """`kedge proxy`: real clients, through the proxy, to a real server."""
 
-import asyncio
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-import uvicorn
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 from websockets.asyncio.client import connect as connect_socket
 
 from kedge.incremental import StoreIndex
-from kedge.proxy import create_proxy_app
 from kedge.server.uvicorn_server import bind
 from kedge.testing import TestServer, serve
-
-
-@contextmanager
-def serve_proxy(upstream: str, **options: Any) -> Iterator[str]:
-    """Run a proxy in a thread; give its base URL."""
-    app = create_proxy_app(upstream, **{"trust": "always", **options})
-    with bind("127.0.0.1", 0) as listener:
-        started = threading.Event()
-
-        class Server(uvicorn.Server):
-            async def main_loop(self) -> None:
-                started.set()
-                await super().main_loop()
-
-        server = Server(uvicorn.Config(app, log_config=None, ws="websockets-sansio"))
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
-        thread.start()
-        try:
-            assert started.wait(300)
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(300)
+from proxy.running import serve_proxy
 
 
 @pytest.fixture

@@ -38,13 +38,14 @@ from kedge.events import (
 )
 from kedge.events.assembler import Assembler
 from kedge.events.responses import ResponsesDecoder
-from kedge.incremental.index import AnchorIndex, MemoryIndex
+from kedge.incremental.index import AnchorIndex, IndexedResponse, MemoryIndex
 from kedge.incremental.memory import MemoryCheck, Problem, ServerMemories
 from kedge.incremental.report import ChainedRequest, ChainReport, ReportBuilder
 from kedge.incremental.rewrite import (
     ParsedRequest,
     PassThroughReason,
     Rewritten,
+    complete_response,
     normalize_block,
     parse_request,
     record_response,
@@ -111,7 +112,8 @@ class Chainer:
             content: The body, uncompressed.
 
         Returns:
-            The exchange, or None for a request that is not `POST …/responses`.
+            The exchange, or None for a request that is neither `POST …/responses` nor a `GET` of a
+            response that is generated in the background.
         """
         parts = urlsplit(url)
         path = parts.path.rstrip("/")
@@ -119,6 +121,12 @@ class Chainer:
         if method == "DELETE" and scope_path.endswith("/responses"):
             self.index.mark_lost(self.scope(url, headers, scope_path), response_id)
             return None
+        if method == "GET" and scope_path.endswith("/responses"):
+            scope = self.scope(url, headers, scope_path)
+            pending = self.index.get(scope, response_id)
+            if pending is None or pending.record.status != "incomplete":
+                return None
+            return Exchange(self, scope, content, None, "background", pending=pending)
         if method != "POST" or not path.endswith("/responses"):
             return None
         scope = self.scope(url, headers, path)
@@ -194,6 +202,7 @@ class Exchange:
         parsed: The same, parsed; None if it could not be read.
         decision: The rewritten request, or why there is none.
         check: Judges what the server remembers; None if the request could not be read.
+        pending: The entry of the response that is fetched, for a `GET`; such a request is not reported.
         healed: Why the original body was sent after a rewritten one; empty if it was not.
     """
 
@@ -203,6 +212,7 @@ class Exchange:
     parsed: ParsedRequest | None
     decision: Rewritten | PassThroughReason
     check: MemoryCheck | None = None
+    pending: IndexedResponse | None = None
     healed: str = ""
     observer: "ResponseObserver | None" = field(default=None, init=False)
     _rejection: str = field(default="", init=False)
@@ -317,6 +327,11 @@ class Exchange:
         if self._is_finished:
             return
         self._is_finished = True
+        if self.pending is not None:
+            entry = complete_response(self.pending, outcome) if outcome else None
+            if entry is not None:
+                self.chainer.index.add(entry)
+            return
         rewritten = self.rewritten
         is_lost = outcome is not None and not self._record(outcome) and rewritten is not None
         items = len(self.parsed.items) if self.parsed else 0

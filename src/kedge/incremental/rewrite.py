@@ -83,7 +83,7 @@ PASS_THROUGH_REASONS: dict[PassThroughReason, str] = {
     "not_stored": "the client asked the server not to store the response",
     "background": "the response is generated in the background",
     "item_reference": "the input refers to stored items",
-    "compaction": "the input contains a compaction item",
+    "compaction": "the input asks the server to compact it",
     "input": "the input is of a form that is not understood",
     "no_history": "the input is new: there is nothing to leave out",
     "no_anchor": "no stored response is known to remember a prefix of the input",
@@ -137,7 +137,7 @@ class ParsedRequest:
     @property
     def is_observable(self) -> bool:
         """Whether the response's context is known, so that it can become an anchor."""
-        return self.blocked in ("", "previous_response_id")
+        return self.blocked in ("", "previous_response_id", "background")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,16 +198,14 @@ def _find_obstacle(
         return "prompt"
     if scanned.get("store") is False:
         return "not_stored"
-    if scanned.get("background") is True:
-        return "background"
     kinds = {block.type for block in blocks if isinstance(block, OpaqueBlock)}
     if "item_reference" in kinds:
         return "item_reference"
-    if "compaction" in kinds:
+    if "compaction_trigger" in kinds:
         return "compaction"
     if scanned.get("previous_response_id") is not None:
         return "previous_response_id"
-    return ""
+    return "background" if scanned.get("background") is True else ""
 
 
 def normalize_block(block: Block) -> Block:
@@ -309,11 +307,11 @@ def record_response(
     Returns:
         The entry for the index, or None if what the server remembers is not known.
     """
-    if not (outcome.completed and outcome.response_id and outcome.blocks):
+    # A response that is generated in the background becomes an anchor when a later GET shows its output.
+    is_pending = outcome.status == "cut" and request.scanned.get("background") is True
+    if not (is_pending and outcome.response_id) and not _is_usable(outcome):
         return None
-    if outcome.anchor_problem or outcome.stored is False:
-        return None
-    if not request.is_observable or any(map(is_compaction, outcome.blocks)):
+    if not request.is_observable:
         return None
     prefixes = _index_blocks(request.blocks)
     base = 0
@@ -323,23 +321,57 @@ def record_response(
         base = parent.record.block_count
         prefixes = _continue_digest(parent.record)
         prefixes.extend(request.blocks)
-    output = [normalize_block(block) for block in outcome.blocks]
-    prefixes.extend(output)
-    covered = prefixes.count(len(request.blocks) + len(output))
     parent_record = parent.record if parent else None
     record = AnchorRecord(
         response_id=outcome.response_id,
         scope=scope,
-        digest=prefixes.digest(covered),
+        digest=prefixes.digest(covered := prefixes.count(len(request.blocks))),
         block_count=base + covered,
+        status="incomplete",
         depth=parent_record.depth + 1 if parent_record else 1,
         root_created_at=parent_record.root_created_at if parent_record else now,
         created_at=now,
         expires_at=None if retention is None else now + retention,
         counted=counted,
     )
+    pending = IndexedResponse(record)
+    return pending if is_pending else complete_response(pending, outcome)
+
+
+def complete_response(pending: IndexedResponse, outcome: Outcome) -> IndexedResponse | None:
+    """Add the output of a response to the entry of its request.
+
+    Args:
+        pending: The entry of the request.
+        outcome: The decoded response.
+
+    Returns:
+        The entry for the index, or None if the response cannot be used.
+    """
+    if not _is_usable(outcome) or outcome.response_id != pending.record.response_id:
+        return None
+    output = [normalize_block(block) for block in outcome.blocks]
+    prefixes = _continue_digest(pending.record)
+    prefixes.extend(output)
+    covered = prefixes.count(len(output))
+    record = replace(
+        pending.record,
+        digest=prefixes.digest(covered),
+        block_count=pending.record.block_count + covered,
+        status="completed",
+    )
     reasoning = (block.item_id for block in output if isinstance(block, ReasoningBlock))
     return IndexedResponse(record, frozenset(name for name in reasoning if name))
+
+
+def _is_usable(outcome: Outcome) -> bool:
+    """Whether a response can become an anchor."""
+    if not (outcome.completed and outcome.response_id and outcome.blocks):
+        return False
+    if outcome.anchor_problem or outcome.stored is False:
+        return False
+    # What the server remembers then starts at the compaction; the next replay starts a new chain.
+    return not any(map(is_compaction, outcome.blocks))
 
 
 def _index_blocks(blocks: Sequence[Block]) -> PrefixIndex:

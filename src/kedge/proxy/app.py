@@ -200,7 +200,7 @@ class _Proxy:
         decoded = ("content-encoding", "content-length") if incoming.is_stream_consumed else ()
         headers = _filter_headers(incoming.headers.multi_items(), *decoded)
         exchange = incoming.extensions.get(EXCHANGE)
-        if isinstance(exchange, Exchange):
+        if isinstance(exchange, Exchange) and exchange.pending is None:
             headers.append((PLAN_HEADER, _format_plan(exchange)))
         response = _PassedOn(incoming, self._errors)
         response.raw_headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers]

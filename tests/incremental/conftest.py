@@ -1,0 +1,40 @@
+"""A strict server and its clients."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from kedge.incremental import chain
+from kedge.testing import TestServer, serve
+
+
+@pytest.fixture
+def server() -> Iterator[TestServer]:
+    """A strict server."""
+    with serve() as running:
+        yield running
+
+
+MakeClient = Callable[..., OpenAI]
+
+
+@pytest.fixture
+def make_client(server: TestServer) -> Iterator[MakeClient]:
+    """Make bare clients, closed after the test."""
+    with ExitStack() as stack:
+
+        def make(api_key: str = "key", **options: Any) -> OpenAI:
+            settings = {"max_retries": 0, **options}
+            client = OpenAI(base_url=server.base_url, api_key=api_key, **settings)
+            return stack.enter_context(client)
+
+        yield make
+
+
+@pytest.fixture
+def client(make_client: MakeClient) -> OpenAI:
+    """A chained client."""
+    return chain(make_client(), trust="always")
