@@ -3,7 +3,7 @@
 # make chromium  install Debian's browser for the tests of the web page, if it is missing and can be installed
 # make check  the fast part: format, lint, types, layers
 # make bench  the benchmarks, as ratios, with a JSON copy (ONLY=name for one)
-# make test-clients  agent frameworks through kedge.chain and kedge proxy, in an environment of their own
+# make test-clients  real agents and SDKs on kedge serve, kedge proxy and kedge.chain (ONLY="Codex" for one)
 # make fuzz   test the invariant over HTTP with random conversations (N=6000 actions, SEED=0)
 # make fmt    apply ruff's formatting and automatic fixes
 # make lock   update constraints.txt
@@ -12,6 +12,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
+LITELLM := .venv-litellm
+NODE_CLIENTS := .node-clients
 WORKERS ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
@@ -50,12 +52,24 @@ chromium:
 chat: $(VENV)/.ready
 	@$(BIN)/kedge chat
 
-test-clients: $(CLIENTS)/.ready
-	$(CLIENTS)/bin/python tests/clients/check_frameworks.py
+test-clients: $(CLIENTS)/.ready $(LITELLM)/.ready $(NODE_CLIENTS)/.ready
+	$(CLIENTS)/bin/python tests/clients/check_clients.py $(if $(ONLY),"$(ONLY)")
 
 $(CLIENTS)/.ready: pyproject.toml tests/clients/requirements.txt
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/pip install --quiet -e . -r tests/clients/requirements.txt
+	@touch $@
+
+$(LITELLM)/.ready: tests/clients/requirements-litellm.txt
+	$(PYTHON) -m venv $(LITELLM)
+	$(LITELLM)/bin/pip install --quiet -r tests/clients/requirements-litellm.txt
+	@touch $@
+
+$(NODE_CLIENTS)/.ready: tests/clients/package.json
+	@command -v npm > /dev/null || { echo "make test-clients needs Node.js 20 or newer, with npm"; exit 1; }
+	mkdir -p $(NODE_CLIENTS)
+	cp tests/clients/package.json $(NODE_CLIENTS)
+	npm install --prefix $(NODE_CLIENTS) --no-package-lock --no-audit --no-fund --loglevel=error
 	@touch $@
 
 fuzz: $(VENV)/.ready

@@ -1,0 +1,218 @@
+"""Real clients, unmodified, on Kedge: the commands and files of ``docs/clients.md``, and frameworks.
+
+Run by ``make test-clients``, which installs the clients in environments of their own. Each section of the page
+is run as a reader would: a block that begins with a comment naming a file is written to that file, a ``sh``
+block is executed, and the ``text`` block behind it is what it prints. This is done on the practice model, in
+front of a model of each API, and through ``kedge proxy``. A table shows the results; the exit code is the
+number of failures.
+
+    check_clients.py [SECTION ...]   only these sections
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import distributions, version
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from check_frameworks import check_frameworks, serve_proxy
+
+from kedge.backends import open_model
+from kedge.testing import serve
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "clients.md"
+NODE = ROOT / ".node-clients" / "node_modules"
+VENV = ROOT / ".venv-clients"
+LITELLM_VENV = ROOT / ".venv-litellm"
+ADDRESS = "http://127.0.0.1:8484"
+TIMEOUT = 300
+SECTIONS = {
+    "Codex": "@openai/codex",
+    "Claude Code": "@anthropic-ai/claude-code",
+    "openai for Python": "openai",
+    "openai for Node": "npm:openai",
+    "Vercel AI SDK": "npm:ai",
+    "anthropic for Python": "anthropic",
+    "pydantic-ai": "pydantic-ai-slim",
+    "openai-agents": "openai-agents",
+    "LangChain": "langchain-openai",
+    "agent-framework": "agent-framework-openai",
+    "llm": "llm",
+    "LiteLLM": "litellm",
+}
+"""Sections of the page that are run, each with the package that it is about."""
+BLOCK = re.compile(r"^```(?P<lang>\w+)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+FILE_COMMENT = re.compile(r"(?:#|//) (?P<path>\S+\.\w+)\n")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    client: str
+    version: str
+    what: str
+    passed: bool
+
+
+def find_version(package: str) -> str:
+    """Return the installed version of a package of either registry."""
+    if package.startswith(("@", "npm:")):
+        manifest = NODE / package.removeprefix("npm:") / "package.json"
+        return json.loads(manifest.read_text())["version"]
+    if package == "litellm":
+        found = distributions(name=package, path=[str(*LITELLM_VENV.glob("lib/*/site-packages"))])
+        return next(iter(found)).version
+    return version(package)
+
+
+def read_sections(page: str) -> dict[str, list[tuple[str, str]]]:
+    """Return the blocks of each section, as language and text."""
+    return {
+        section.partition("\n")[0]: [(m["lang"], m["text"]) for m in BLOCK.finditer(section)]
+        for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]
+    }
+
+
+@contextmanager
+def serve_practice() -> Iterator[tuple[str, Callable[[], str]]]:
+    """Serve the practice model, which ignores unknown parameters."""
+    with serve(unknown_parameters="ignore") as server:
+        yield server.url, lambda: "practice"
+
+
+@contextmanager
+def serve_front(kind: str) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Serve in front of a second server, through an engine of this kind."""
+    with serve() as upstream:
+        settings: dict[str, Any] = {}
+        name = f"{kind}:{upstream.base_url}#practice"
+        if kind == "anthropic":
+            name, settings = "anthropic:practice", {"base_url": upstream.url, "api_key": "any"}
+        with serve(model=open_model(name, **settings)) as server:
+            yield server.url, lambda: kind
+
+
+@contextmanager
+def serve_behind_proxy() -> Iterator[tuple[str, Callable[[], str]]]:
+    """Serve the practice model through ``kedge proxy``; report how many requests were chained."""
+    with serve(unknown_parameters="ignore") as upstream, serve_proxy(upstream.base_url) as base_url:
+        url = base_url.removesuffix("/v1")
+
+        def describe() -> str:
+            totals = httpx2.get(f"{url}/report").json()
+            return f"proxy ({totals['chained']} of {totals['requests']} chained)"
+
+        yield url, describe
+
+
+WAYS = {
+    "practice": serve_practice,
+    "responses": lambda: serve_front("responses"),
+    "chat": lambda: serve_front("chat"),
+    "anthropic": lambda: serve_front("anthropic"),
+    "proxy": serve_behind_proxy,
+}
+
+
+def run_blocks(blocks: list[tuple[str, str]], url: str, package: str) -> str:
+    """Write and run the blocks of a section; return what went wrong, or nothing."""
+    printed = ""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        home = Path(folder)
+        work = home / "work"
+        work.mkdir()
+        (work / "node_modules").symlink_to(NODE)
+        subprocess.run(["git", "init", "-q", work], check=True)
+        for lang, written in blocks:
+            text = written.replace(ADDRESS, url)
+            if lang == "text":
+                if printed.strip() != text.strip():
+                    return f"printed {printed!r}, not {text!r}"
+            elif lang == "sh":
+                done = run_shell(text, home, package)
+                if done.returncode:
+                    return f"exit code {done.returncode}\n{done.stdout}\n{done.stderr[-3000:]}"
+                printed = done.stdout
+            elif found := FILE_COMMENT.match(text):
+                path = work / found["path"].replace("~", str(home))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            else:
+                return f"a block of {lang} does not name its file"
+    return ""
+
+
+def run_shell(script: str, home: Path, package: str) -> "subprocess.CompletedProcess[str]":
+    """Run a block of commands, with the clients on the path and an empty home."""
+    python = LITELLM_VENV if package == "litellm" else VENV
+    path = [str(NODE / ".bin"), str(python / "bin"), os.environ["PATH"]]
+    environment = {
+        "HOME": str(home),
+        "PATH": os.pathsep.join(path),
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # instead of downloading it
+    }
+    return subprocess.run(
+        ["bash", "-e", "-o", "pipefail", "-c", script],
+        cwd=home / "work",
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+
+
+def check_page(page: str, chosen: list[str]) -> Iterator[Row]:
+    """Run the sections of the page in every way."""
+    blocks = read_sections(page)
+    for section in chosen:
+        package = SECTIONS[section]
+        installed = find_version(package)
+        failures = "" if f"| {installed} |" in page else "the page names another version\n"
+        names: list[str] = []
+        for make in WAYS.values():
+            with make() as (url, describe):
+                failure = run_blocks(blocks[section], url, package)
+                names.append(f"{describe()}{': failed' if failure else ''}")
+                failures += f"{describe()}: {failure}\n" if failure else ""
+        if failures:
+            print(f"{section} failed:\n{failures}", file=sys.stderr)
+        yield Row(section, installed, f"docs/clients.md on {', '.join(names)}", not failures)
+
+
+def check_all(chosen: list[str]) -> Iterator[Row]:
+    """Run the page, and the frameworks unless sections were chosen."""
+    yield from check_page(PAGE.read_text(encoding="utf-8"), chosen or list(SECTIONS))
+    if not chosen:
+        for package, what, passed in check_frameworks():
+            yield Row(package, find_version(package), what, passed)
+
+
+def main() -> int:
+    """Run everything, print the table and return the number of failures."""
+    rows = list(check_all(sys.argv[1:]))
+    cells = [("client", "version", "what was run", "result")]
+    cells += [(r.client, r.version, r.what, "passed" if r.passed else "FAILED") for r in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        )
+    failures = sum(not row.passed for row in rows)
+    print(f"{len(rows) - failures} passed, {failures} failed")
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(main())
