@@ -71,6 +71,8 @@ class BatchContext:
         self.work = work
         self.store = store
         self.rate_limiter = rate_limiter
+        self.settings: dict[str, Any] = {}
+        """Settings of every conversation, such as its tools."""
         self._engines: dict[str, Engine] = {}
 
     @classmethod
@@ -99,7 +101,11 @@ class BatchContext:
         layers = [retry(self.work.attempts), self.rate_limiter]
         if line.system:
             layers.insert(0, system_prompt(line.system))
-        settings: dict[str, Any] = {"middleware": layers, "lease": self.work.lease}
+        settings: dict[str, Any] = {
+            **self.settings,
+            "middleware": layers,
+            "lease": self.work.lease,
+        }
         engine = self._get_engine(line.model or self.work.model)
         fingerprint = self.work.fingerprint(line)
         data = {"name": self.work.name, "line": line.id, "fingerprint": fingerprint}

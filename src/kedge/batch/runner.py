@@ -14,6 +14,8 @@ import anyio
 from kedge.batch.conversation_task import BatchContext, BatchJob, run_conversation
 from kedge.batch.input_file import BatchLine
 from kedge.batch.results import LineResult
+from kedge.middleware.default_stack import Tools
+from kedge.tools import Approver
 
 __all__ = ["AsyncioRunner", "BatchJob", "Runner"]
 
@@ -27,13 +29,23 @@ class Runner(Protocol):
 
 
 class AsyncioRunner:
-    """Runs lines as tasks in this process, at most ``work.concurrency`` at the same time."""
+    """Runs lines as tasks in this process, at most ``work.concurrency`` at the same time.
+
+    Args:
+        tools: Tools that the models of all lines may call: a toolbox, or functions and toolboxes. They are
+            not part of what identifies a line: a finished line does not run again with other tools.
+        approve: Is called before each tool call and may deny it or change its arguments.
+    """
+
+    def __init__(self, *, tools: Tools = (), approve: Approver | None = None) -> None:
+        self.tools, self.approve = tools, approve
 
     async def run(
         self, lines: Sequence[BatchLine], work: BatchJob
     ) -> AsyncGenerator[LineResult, None]:
         """Yield the results as they arrive."""
         desk = await BatchContext.open(work)
+        desk.settings = {"tools": self.tools, "approve": self.approve}
         try:
             async with aclosing(_run_all(desk, lines)) as results:
                 async for result in results:

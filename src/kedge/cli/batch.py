@@ -1,8 +1,8 @@
 """``kedge batch``: run prompts from a file, with progress; run it again to resume."""
 
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict
 
 import anyio
@@ -12,9 +12,11 @@ from kedge.batch import AsyncioRunner, Progress, Runner, Summary, run_batch
 from kedge.batch.run import ProgressCallback
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import dim, echo, echo_json, setting_option
+from kedge.cli.chat_tools import mcp_option, open_mcp_servers
 from kedge.cli.store_options import store_practice_responses
 from kedge.config.paths import store_url
 from kedge.formatting import pluralize
+from kedge.tools import Toolbox
 
 
 @kedge_command("batch", short_help="Run prompts from a file; resumable.")
@@ -55,6 +57,7 @@ from kedge.formatting import pluralize
     type=click.IntRange(1),
     help="Worker processes (dbos).",
 )
+@mcp_option
 def command(
     *,
     prompts: str,
@@ -68,6 +71,7 @@ def command(
     attempts: int,
     runner: str,
     workers: int,
+    mcp_servers: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Run the prompts of a JSONL file and append a result for each line to --out.
@@ -75,15 +79,22 @@ def command(
     Run the same command again to resume: finished lines are skipped, and stored answers are not
     requested again. The exit code is 1 if a line failed.
     """
+    if mcp_servers and runner != "asyncio":
+        raise click.UsageError("--mcp is for --runner asyncio: workers do not start MCP servers")
 
     async def work(watch: ProgressCallback | None) -> Summary:
+        async with AsyncExitStack() as stack:
+            boxes = await open_mcp_servers(mcp_servers, stack)
+            return await run_lines(_create_runner(runner, workers, boxes), watch)
+
+    async def run_lines(chosen: Runner, watch: ProgressCallback | None) -> Summary:
         return await run_batch(
             prompts,
             out,
             store_url=store_url(store),
             model=model,
             name=name,
-            runner=_create_runner(runner, workers),
+            runner=chosen,
             concurrency=concurrency,
             requests_per_minute=requests_per_minute,
             tokens_per_minute=tokens_per_minute,
@@ -105,9 +116,9 @@ def command(
         raise click.exceptions.Exit(1)
 
 
-def _create_runner(name: str, workers: int) -> Runner:
+def _create_runner(name: str, workers: int, boxes: Sequence[Toolbox]) -> Runner:
     if name == "asyncio":
-        return AsyncioRunner()
+        return AsyncioRunner(tools=boxes)
     from kedge.batch.dbos_runner import DbosRunner
 
     return DbosRunner(workers)

@@ -10,6 +10,7 @@ import click
 
 from kedge.cli.base import SOURCES_KEY, setting_option
 from kedge.cli.base import command as kedge_command
+from kedge.cli.chat_tools import mcp_option
 from kedge.cli.store_options import complete_names, store_option
 
 
@@ -30,6 +31,8 @@ from kedge.cli.store_options import complete_names, store_option
     metavar="MODULE:FUNCTION",
     help="Offer a function as a tool. Repeatable.",
 )
+@mcp_option
+@click.option("--approve", is_flag=True, help="Ask before each tool call.")
 @setting_option("mode")
 @setting_option("trace")
 @store_option
@@ -40,6 +43,8 @@ def command(
     conversation: str | None,
     system_text: str,
     tool_paths: tuple[str, ...],
+    mcp_servers: tuple[str, ...],
+    approve: bool,
     mode: str,
     trace: bool,
     store: str,
@@ -56,6 +61,8 @@ def command(
             store=store,
             system=system_text,
             tools=tool_paths,
+            mcp=mcp_servers,
+            approve=approve,
             mode=mode,
             trace=trace,
             as_json=as_json,

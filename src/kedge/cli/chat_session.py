@@ -17,7 +17,7 @@ import click
 from kedge.cli import chat_tools
 from kedge.cli.base import wrap_text
 from kedge.cli.chat_output import ChatOutput, create_output, format_status, reply_to_json
-from kedge.cli.chat_tools import load_tool
+from kedge.cli.chat_tools import ask_approval, load_tool, open_mcp_servers
 from kedge.cli.confirmations import model_references, remember
 from kedge.cli.store_options import (
     IN_MEMORY,
@@ -115,6 +115,8 @@ class ChatOptions:
     store: str = ""
     system: str = ""
     tools: tuple[str, ...] = ()
+    mcp: tuple[str, ...] = ()
+    approve: bool = False
     mode: str = ""
     trace: bool = False
     as_json: bool = False
@@ -159,8 +161,13 @@ async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSes
     model = resolve_model(row, options.model if options.is_model_given else None)
     if options.trace and not options.as_json and not _has_exporter():
         click.echo(wrap_text(NO_EXPORTER_MESSAGE, err=True), err=True)
-    functions = [load_tool(path) for path in options.tools] or [*chat_tools.DEFAULT_TOOLS]
-    settings: dict[str, Any] = {"tools": functions, "middleware": _build_middleware(options)}
+    functions = [load_tool(path) for path in options.tools]
+    boxes = await open_mcp_servers(options.mcp, stack)
+    settings: dict[str, Any] = {
+        "tools": [*functions, *boxes] or chat_tools.DEFAULT_TOOLS,
+        "approve": ask_approval if options.approve else None,
+        "middleware": _build_middleware(options),
+    }
     if row is None:
         data = model_data(model)
         conversation = await Conversation.create(

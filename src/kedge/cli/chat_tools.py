@@ -1,16 +1,74 @@
-"""The default tools of ``kedge chat``, and loading of tools by name."""
+"""The tools of the command line: default ones, functions by name, MCP servers, and approval of calls."""
 
+import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from datetime import UTC, date, datetime
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 
 from kedge.errors import ToolFailed
+from kedge.formatting import sanitize_text
+
+if TYPE_CHECKING:
+    from kedge.tools import Decision, Toolbox
+    from kedge.turns import ToolCallBlock
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MAX_SHOWN_ARGUMENTS = 2_000
+"""Maximum characters of a call's arguments in a question to the user."""
+
+
+def mcp_option(function: F) -> F:
+    """Add ``--mcp``."""
+    return click.option(
+        "--mcp",
+        "mcp_servers",
+        multiple=True,
+        metavar="COMMAND|URL",
+        help="Offer the tools of an MCP server (extra mcp). Repeatable.",
+    )(function)
+
+
+async def open_mcp_servers(servers: Sequence[str], stack: AsyncExitStack) -> "list[Toolbox]":
+    """Connect to MCP servers until the stack is closed, and return a toolbox for each."""
+    if not servers:
+        return []
+    from kedge.mcp import mcp_tools
+
+    return [await stack.enter_async_context(mcp_tools(server)) for server in servers]
+
+
+async def ask_approval(call: "ToolCallBlock") -> "Decision":
+    """Ask at the terminal whether a call may run; without a terminal it is denied."""
+    from kedge.tools import Allow, Deny
+
+    if not sys.stdin.isatty():
+        return Deny("there is no terminal at which it could be approved")
+    shown = sanitize_text(call.arguments)
+    if len(shown) > MAX_SHOWN_ARGUMENTS:
+        shown = f"{shown[:MAX_SHOWN_ARGUMENTS]}… ({len(shown):,} characters)"
+    click.echo(f"\nRun {sanitize_text(call.name)} {shown}? [y/N]: ", nl=False, err=True)
+    line = await _read_line()
+    return Allow() if line.strip().lower() in ("y", "yes") else Deny("the user denied it")
+
+
+async def _read_line() -> str:
+    """Read a line of standard input; a thread that reads could not be cancelled by Ctrl-C."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(sys.stdin, readable.set)
+    try:
+        await readable.wait()
+        return sys.stdin.readline()
+    finally:
+        loop.remove_reader(sys.stdin)
 
 
 def load_tool(path: str) -> Callable[..., Any]:

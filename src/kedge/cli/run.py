@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar, assert_never, cast
@@ -12,6 +12,7 @@ import click
 
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import dim, echo, echo_json, get_config, setting_option
+from kedge.cli.chat_tools import mcp_option, open_mcp_servers
 from kedge.cli.confirmations import model_references, remember, require_confirmed
 from kedge.cli.store_options import use_store
 from kedge.errors import InvalidWorkflow, KedgeError
@@ -110,6 +111,7 @@ def _workflow_options(function: F) -> F:
     """Add the options of every workflow."""
     for option in (
         setting_option("store"),
+        mcp_option,
         click.option(
             "--resume", metavar="ID", default="", help="Continue the workflow with this id."
         ),
@@ -135,6 +137,7 @@ def refine(
     resume: str,
     name: str,
     store: str,
+    mcp_servers: tuple[str, ...],
     as_json: bool,
     model: str | None,
     task: str | None,
@@ -147,7 +150,7 @@ def refine(
     """Ask a model, judge its answer, and ask again with the critique until it passes."""
     judge = _drop_none(function=function, schema=schema, rubric=rubric, model=judge_model)
     spec = _build_spec(file, model=model, task=task, rounds=rounds, judge=judge or None)
-    _run_workflow("refine", spec, resume, name, store, as_json=as_json)
+    _run_workflow("refine", spec, resume, name, store, mcp_servers, as_json=as_json)
 
 
 @kedge_command("debate", short_help="Let models debate, and a judge decide.")
@@ -166,6 +169,7 @@ def debate(
     resume: str,
     name: str,
     store: str,
+    mcp_servers: tuple[str, ...],
     as_json: bool,
     model: str | None,
     question: str | None,
@@ -186,7 +190,7 @@ def debate(
         sides=named or None,
         judge=judge or None,
     )
-    _run_workflow("debate", spec, resume, name, store, as_json=as_json)
+    _run_workflow("debate", spec, resume, name, store, mcp_servers, as_json=as_json)
 
 
 @kedge_command("steps", short_help="Run prompts one after another.")
@@ -204,6 +208,7 @@ def steps(
     resume: str,
     name: str,
     store: str,
+    mcp_servers: tuple[str, ...],
     as_json: bool,
     model: str | None,
     inputs: tuple[str, ...],
@@ -213,7 +218,7 @@ def steps(
     if inputs:
         given = dict(_parse_input(each) for each in inputs)
         spec["inputs"] = {**spec.get("inputs", {}), **given}
-    _run_workflow("steps", spec, resume, name, store, as_json=as_json)
+    _run_workflow("steps", spec, resume, name, store, mcp_servers, as_json=as_json)
 
 
 for each in (refine, debate, steps):
@@ -266,7 +271,14 @@ def _as_table(value: object) -> dict[str, Any]:
 
 
 def _run_workflow(
-    kind: WorkflowKind, spec: WorkflowSpec, resume: str, name: str, store: str, *, as_json: bool
+    kind: WorkflowKind,
+    spec: WorkflowSpec,
+    resume: str,
+    name: str,
+    store: str,
+    mcp_servers: tuple[str, ...],
+    *,
+    as_json: bool,
 ) -> None:
     if resume and (name or spec):
         raise InvalidWorkflow(
@@ -284,10 +296,15 @@ def _run_workflow(
             watch(event)
 
         async def work() -> WorkflowResult:
-            async with use_store(store, make=True, connects=True) as opened:
+            async with (
+                use_store(store, make=True, connects=True) as opened,
+                AsyncExitStack() as stack,
+            ):
                 known = await _load_spec(opened, resume) if resume else spec
+                boxes = await open_mcp_servers(mcp_servers, stack)
+                workflow = resume or name
                 return await run_spec(
-                    kind, known, opened, workflow=resume or name, watch=record_start
+                    kind, known, opened, workflow=workflow, watch=record_start, tools=boxes
                 )
 
         try:

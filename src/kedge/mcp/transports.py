@@ -46,6 +46,7 @@ LAUNCHERS = frozenset(
         "bunx",
         "deno",
         "docker",
+        "env",
         "node",
         "npx",
         "pipx",
@@ -105,7 +106,9 @@ class StdioAddress:
     @property
     def default_name(self) -> str:
         """The name of the program, after any launcher and its options."""
-        words = (PurePath(word).name for word in self.command if not word.startswith("-"))
+        words = (
+            PurePath(word).name for word in self.command if word[:1] != "-" and "=" not in word
+        )
         found = next((word for word in words if word and word not in LAUNCHERS), self.command[0])
         return to_prefix(found.removesuffix(".py"))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kedge.errors import InvalidWorkflow
+from kedge.middleware.default_stack import Tools
 from kedge.store import Store
 from kedge.workflows.debate import debate
 from kedge.workflows.events import WorkflowCallback, WorkflowKind, ignore_event
@@ -82,12 +83,12 @@ async def run_spec(
     *,
     workflow: str = "",
     watch: WorkflowCallback = ignore_event,
+    tools: Tools = (),
 ) -> WorkflowResult:
-    """Run a workflow from its specification."""
+    """Run a workflow from its specification; tools are never part of it, as it may come from a store."""
     check_spec(kind, spec)
-    return await _RUNNERS[kind](
-        spec, store, {"workflow": workflow, "watch": watch, "spec": {"file": spec}}
-    )
+    common = {"workflow": workflow, "watch": watch, "spec": {"file": spec}, "tools": tools}
+    return await _RUNNERS[kind](spec, store, common)
 
 
 async def _run_refine(spec: WorkflowSpec, store: Store, common: dict[str, Any]) -> WorkflowResult:

@@ -1,0 +1,170 @@
+"""``--mcp`` of ``kedge chat``, ``kedge batch`` and ``kedge run``, and ``--approve``."""
+
+import asyncio
+import io
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kedge.cli import group
+from kedge.cli.chat_tools import ask_approval
+from kedge.testing import TestServer
+from kedge.tools import Allow, Deny
+from kedge.turns import tool_call
+from mcp_tools.conftest import RAW_SERVER, read_pids
+
+ECHO = 'Call echo with {"text": "hi"}'
+STEPS = """
+[[steps]]
+name = "a"
+prompt = 'Call echo with {{"text": "hi"}}'
+"""
+ECHOED = '{"text": "hi"}'
+
+
+@pytest.fixture
+def folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestServer, pid_file: Path
+) -> Path:
+    """A folder with a store and a model; servers write their process ids to a file of the test."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.toml").touch()
+    monkeypatch.setenv("KEDGE_CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store.db"))
+    monkeypatch.setenv("KEDGE_MODEL", f"responses:{kedge_server.base_url}#practice")
+    return tmp_path
+
+
+@pytest.fixture
+def server(pid_file: Path) -> str:
+    """The command line of a server; ``env`` sets the variable that it needs."""
+    return shlex.join(["env", f"PID_FILE={pid_file}", *RAW_SERVER, "plain"])
+
+
+def run(*arguments: str, given: str = "") -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(group, list(arguments), input=given)
+
+
+def test_a_chat_uses_the_tools_of_servers(folder: Path, server: str, pid_file: Path) -> None:
+    """The option may be repeated; names that are used twice are prefixed."""
+    done = run("chat", "--mcp", server, given=ECHO)
+    assert done.exit_code == 0, done.output
+    assert ECHOED in done.output
+    second = ECHO.replace("echo", "raw_server_echo_2")
+    twice = run("chat", "--mcp", server, "--mcp", server, given=second)
+    assert f"raw_server_echo_2 says: {ECHOED}" in twice.output
+    assert len(read_pids(pid_file)) == 3
+
+
+def test_a_server_that_cannot_be_started_is_reported(folder: Path) -> None:
+    """In one line."""
+    done = run("chat", "--mcp", "no-such-command", given="hi")
+    assert done.exit_code == 1
+    assert "the MCP server no-such-command is not available" in done.output
+    assert "Traceback" not in done.output
+
+
+def test_a_missing_package_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that installs it."""
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    done = run("chat", "--mcp", "server", given="hi")
+    assert done.exit_code == 1
+    assert "pip install 'kedge[mcp]'" in done.output
+
+
+def test_a_batch_uses_the_tools_of_servers(folder: Path, server: str) -> None:
+    """In this process; workers do not start servers."""
+    (folder / "prompts.jsonl").write_text(json.dumps({"id": "a", "prompt": ECHO}))
+    batch = ("batch", "prompts.jsonl", "--out", "out.jsonl", "--mcp", server)
+    done = run(*batch)
+    assert done.exit_code == 0, done.output
+    assert ECHOED in json.loads((folder / "out.jsonl").read_text())["answers"][0]
+    workers = run(*batch, "--runner", "dbos")
+    assert workers.exit_code == 2
+    assert "--mcp is for --runner asyncio" in workers.output
+
+
+def test_a_workflow_uses_the_tools_of_servers(folder: Path, server: str) -> None:
+    """They are given on the command line, also on resuming; the store does not name them."""
+    (folder / "flow.toml").write_text(STEPS)
+    done = run("run", "steps", "flow.toml", "--mcp", server, "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert ECHOED in report["results"]["a"]
+    again = run("run", "steps", "--resume", report["workflow"], "--mcp", server, "--json")
+    assert again.exit_code == 0, again.output
+    (folder / "flow.toml").write_text('mcp = ["x"]\n[[steps]]\nname = "a"\nprompt = "b"\n')
+    rejected = run("run", "steps", "flow.toml")
+    assert "unknown member 'mcp'" in rejected.output
+
+
+def test_without_a_terminal_calls_are_denied(folder: Path) -> None:
+    """The model gets the reason."""
+    done = run("chat", "--approve", given="Call clock with {}")
+    assert "there is no terminal at which it could be approved" in done.output
+
+
+@pytest.mark.parametrize(
+    ("line", "decision"),
+    [("y\n", Allow()), ("YES\n", Allow()), ("n\n", Deny("the user denied it")), ("\n", None)],
+)
+async def test_a_user_approves_calls_at_the_terminal(
+    line: str,
+    decision: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The question shows the arguments, without control characters and within a length."""
+    answers = Terminal(line)
+    monkeypatch.setattr(sys, "stdin", answers)
+    call = tool_call("rm\x1b", json.dumps({"path": "x" * 3_000}))
+    assert await ask_approval(call) == (decision or Deny("the user denied it"))
+    asked = capsys.readouterr().err
+    assert asked.startswith("\nRun rm� {")
+    assert asked.endswith("… (3,012 characters)? [y/N]: ")
+    answers.close()
+
+
+async def test_a_question_at_the_terminal_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is typed later is not read by it."""
+    answers = Terminal("")
+    monkeypatch.setattr(sys, "stdin", answers)
+    asking = asyncio.create_task(ask_approval(tool_call("rm", {})))
+    await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    answers.type("y\n")
+    assert answers.readline() == "y\n"
+    answers.close()
+
+
+class Terminal(io.TextIOWrapper):
+    """A standard input that is a pipe and claims to be a terminal."""
+
+    def __init__(self, text: str) -> None:
+        source, self.typed = os.pipe()
+        super().__init__(os.fdopen(source, "rb", buffering=0))  # type: ignore[arg-type]
+        self.type(text)
+
+    def type(self, text: str) -> None:
+        """Write to the other end."""
+        os.write(self.typed, text.encode())
+
+    def isatty(self) -> bool:
+        """Return that it is a terminal."""
+        return True
+
+    def close(self) -> None:
+        """Close both ends."""
+        if not self.closed:
+            os.close(self.typed)
+        super().close()
