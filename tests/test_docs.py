@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import inspect
 import io
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,14 @@ def test_every_snippet_runs_and_prints_what_the_page_shows(
 ) -> None:
     """One after the other, as a reader would type them; every snippet of the page is found."""
     monkeypatch.chdir(tmp_path)
-    assert run_page(page) == page.read_text(encoding="utf-8").count("```python")
+    logger = logging.getLogger("kedge")
+    monkeypatch.setattr(logger, "handlers", logger.handlers.copy())
+    level = logger.level
+    try:
+        count = run_page(page)
+    finally:
+        logger.setLevel(level)
+    assert count == page.read_text(encoding="utf-8").count("```python")
 
 
 GOOD = """

@@ -19,6 +19,7 @@ from kedge.engines.base import Engine, Events, Request, WireTap
 from kedge.engines.evidence import EvidenceStore, ServerEvidence, Trust
 from kedge.engines.healing import RequestSummary, classify_error, detect_echo_mismatch
 from kedge.engines.known_servers import KnownServer
+from kedge.engines.prompt_cache import PromptMonitor
 from kedge.engines.request_body import (
     SendOptions,
     build_request_body,
@@ -66,6 +67,7 @@ from kedge.observe import get_logger, measure
 from kedge.planning import (
     DEFAULT_RETENTION,
     AnchorRecord,
+    CacheRules,
     ConversationState,
     Mode,
     RequestPlan,
@@ -79,6 +81,10 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 log = get_logger(__name__)
+
+
+RETENTIONS = {"24h": 86_400.0}
+"""Seconds for which a prompt stays cached, by ``prompt_cache_retention``."""
 
 
 class _HealableError(Exception):
@@ -103,6 +109,9 @@ class ResponsesEngine(Engine):
     With ``transport="websocket"`` responses travel over a few WebSocket ``connections``, each with
     ``lanes`` for several at once (1 for a server that knows no lanes), and what is not stored can be
     continued for as long as its connection lives.
+
+    With ``prompt_cache`` requests carry a ``prompt_cache_key`` that is the same for all requests of a
+    conversation, and plans predict what the provider reads from its cache.
     """
 
     def __init__(
@@ -124,6 +133,7 @@ class ResponsesEngine(Engine):
         trust: Trust = "earned",
         known_server: KnownServer | None = None,
         evidence_store: EvidenceStore | None = None,
+        prompt_cache: bool = False,
     ) -> None:
         self.name = provider
         self.model = model
@@ -151,6 +161,8 @@ class ResponsesEngine(Engine):
             known=known_server,
             store=evidence_store,
         )
+        self.prompt_cache = prompt_cache
+        self._prompts = PromptMonitor()
         self._skip_include = False
         self._chained_count = 0
 
@@ -253,6 +265,7 @@ class ResponsesEngine(Engine):
         conversation_id = plan.conversation_id
         if options.mode == "conversation" and not conversation_id:
             conversation_id = await self._conversation_objects.create()
+        self._prompts.record(plan, model=request.model or self.model, tools=request.tools)
         return build_request_body(
             plan,
             options,
@@ -493,6 +506,17 @@ class ResponsesEngine(Engine):
             plan = self._check_trust(turn, request, plan)
         if not options.reasoning:
             plan = plan.without_reasoning()
+        if self.prompt_cache:
+            params = combine_params(self.params, request.params)
+            retention = str(params.get("prompt_cache_retention"))
+            plan = self._prompts.plan(
+                turn,
+                plan,
+                CacheRules(lifetime=RETENTIONS.get(retention, CacheRules().lifetime)),
+                model=request.model or self.model,
+                tools=request.tools,
+                params=params,
+            )
         record_plan(plan, time.perf_counter() - start)
         return plan
 

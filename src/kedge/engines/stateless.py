@@ -10,11 +10,12 @@ import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kedge.engines.base import Engine, Events, Request
+from kedge.engines.prompt_cache import PromptMonitor, count_prompt
 from kedge.engines.request_options import check_params, combine_params, split_extra_body
 from kedge.engines.response_reader import (
     attach_context,
@@ -37,7 +38,14 @@ from kedge.events import StreamEvent
 from kedge.events.assembler import Assembler
 from kedge.events.decoder import StreamDecoder
 from kedge.events.run import AnswerFinished, Healed, ModeChanged, RequestPlanned, TurnFinished
-from kedge.planning import Mode, RequestPlan, get_state, plan_request
+from kedge.planning import (
+    CachePlan,
+    CacheRules,
+    Mode,
+    RequestPlan,
+    get_state,
+    plan_request,
+)
 from kedge.turns import ReasoningBlock, Turn
 
 if TYPE_CHECKING:
@@ -61,6 +69,7 @@ class StatelessEngine(Engine):
     """The base of engines for stateless APIs; a subclass renders requests for its API.
 
     A ``mode`` other than ``stateless`` is reported as changed with every request.
+    With ``prompt_cache`` requests use the provider's prompt cache, and plans predict what is read from it.
     """
 
     path: ClassVar[str]
@@ -74,6 +83,7 @@ class StatelessEngine(Engine):
         scope: str,
         provider: str,
         mode: Mode = "stateless",
+        prompt_cache: bool = False,
         params: Mapping[str, Any] | None = None,
         advice: Advice | None = None,
         clock: Callable[[], float] = time.time,
@@ -90,6 +100,8 @@ class StatelessEngine(Engine):
             False  # whether reasoning is sent that the provider did not encrypt
         )
         self._clock = clock
+        self.prompt_cache = prompt_cache
+        self._prompts = PromptMonitor()
 
     @abstractmethod
     def _make_decoder(self) -> StreamDecoder:
@@ -107,7 +119,7 @@ class StatelessEngine(Engine):
             return plan.without_reasoning()
         if self._is_reasoning_missing(error) and not self._replay_reasoning:
             self._replay_reasoning = True
-            return self.plan(turn)
+            return replace(self.plan(turn), cache=plan.cache)
         return None
 
     def _is_reasoning_rejected(self, error: EngineError) -> bool:
@@ -118,12 +130,22 @@ class StatelessEngine(Engine):
         """Return whether the server rejected a request because reasoning of earlier responses is missing."""
         return False
 
+    def _cache_rules(self, model: str) -> CacheRules:
+        """Return the rules of the provider's prompt cache."""
+        return CacheRules()
+
+    def _request_caching(self, body: dict[str, Any], plan: RequestPlan, cache: CachePlan) -> None:
+        """Add to a body what makes the provider cache it."""
+
     async def aclose(self) -> None:
         """Close the connections of the running loop."""
         await self.transport.aclose()
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
         """Return what would be sent now, and why; it is always everything."""
+        return self._build_plan(turn, Request.of(**options))
+
+    def _build_plan(self, turn: Turn, request: Request) -> RequestPlan:
         start = time.perf_counter()
         plan = plan_request(
             turn,
@@ -132,6 +154,16 @@ class StatelessEngine(Engine):
             now=self._clock(),
             unsealed=self._replay_reasoning,
         )
+        if self.prompt_cache:
+            model = request.model or self.model
+            plan = self._prompts.plan(
+                turn,
+                plan,
+                self._cache_rules(model),
+                model=model,
+                tools=request.tools,
+                params=combine_params(self.params, request.params),
+            )
         record_plan(plan, time.perf_counter() - start)
         return plan
 
@@ -141,7 +173,7 @@ class StatelessEngine(Engine):
         if wanted != "stateless":
             record_mode_change("stateless", wanted, MODE_CHANGE_REASON)
             yield ModeChanged("stateless", wanted, MODE_CHANGE_REASON)
-        plan = self.plan(turn)
+        plan = self._build_plan(turn, request)
         try:
             async with self._attempt(turn, request, plan) as events:
                 async for event in events:
@@ -176,6 +208,9 @@ class StatelessEngine(Engine):
         yield RequestPlanned(plan)
         params, extra = split_extra_body(combine_params(self.params, request.params))
         body = {**self._build_body(plan, request, params), **extra}
+        if plan.cache:
+            self._request_caching(body, plan, plan.cache)
+            self._prompts.record(plan, model=body["model"], tools=request.tools)
         content = _encode({k: v for k, v in body.items() if v is not None}).encode()
         record_request(plan, len(content))
         assembler, decoder = Assembler(), self._make_decoder()
@@ -189,8 +224,16 @@ class StatelessEngine(Engine):
         except StreamCut as error:
             cut = error  # which matters only if the answer had not ended
         outcome = assembler.finish()
+        counted = count_prompt(outcome, plan.cache) if plan.cache else None
         finished = record_outcome(
-            turn, outcome, plan, now=self._clock(), stored=False, retention=None, stateful=False
+            turn,
+            outcome,
+            plan,
+            now=self._clock(),
+            stored=False,
+            retention=None,
+            stateful=False,
+            counted=counted,
         )
         record_completion(outcome, decoder.calls)
         raise_for_outcome(outcome, self.name, finished, cut)

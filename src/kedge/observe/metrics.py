@@ -131,6 +131,12 @@ _TABLE = (
     Metric("compaction_blocks_removed_total", "counter", "Blocks that compaction removed"),
     Metric("compaction_tokens_saved_total", "counter", "Tokens that compaction saved"),
     Metric("states_discarded_total", "counter", "Chat states that were discarded", ("reason",)),
+    Metric(
+        "prompt_cache_hints_total",
+        "counter",
+        "Requests that changed something which prevents prompt caching",
+        ("hint",),
+    ),
     Metric("tokens_total", "counter", "Tokens reported by servers", ("kind",)),
     Metric(
         "store_duration_seconds",

@@ -18,6 +18,7 @@ from kedge.planning.anchors import (
 from kedge.planning.canonical import canonical
 from kedge.planning.digests import covered_count, prefix_digest
 from kedge.planning.plan import RequestPlan, find_problems, plan_request
+from kedge.planning.prompt_cache import CACHE_HINTS, CacheHint, CachePlan, CacheRules, plan_cache
 from kedge.planning.record import record_response, tag_blocks
 from kedge.planning.render import build_input_from_blocks, get_instructions, render
 from kedge.planning.state import (
@@ -33,10 +34,14 @@ from kedge.planning.state import (
 from kedge.planning.tool_pairing import Problem
 
 __all__ = [
+    "CACHE_HINTS",
     "DEFAULT_RETENTION",
     "MODES",
     "REASONS",
     "AnchorRecord",
+    "CacheHint",
+    "CachePlan",
+    "CacheRules",
     "ConversationState",
     "Mode",
     "Problem",
@@ -58,6 +63,7 @@ __all__ = [
     "get_state",
     "is_valid_anchor",
     "load_record",
+    "plan_cache",
     "plan_request",
     "prefix_digest",
     "record_response",

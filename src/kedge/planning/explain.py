@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kedge.planning.anchors import REASONS, RejectedAnchor
+from kedge.planning.prompt_cache import CACHE_HINTS, CachePlan
 
 if TYPE_CHECKING:
     from kedge.planning.plan import RequestPlan
@@ -33,6 +34,12 @@ _MODE_REASONS = {
     "never": "this server was connected with trust='never'",
 }
 
+_CACHE_MISSES = {
+    "expired": "the last request is too long ago for this provider",
+    "settings": "the instructions, the tools or the model changed",
+    "edited": "the history changed near its start",
+}
+
 _KIND_NAMES = {"reasoning": "reasoning"}
 
 
@@ -45,6 +52,7 @@ def explain(plan: "RequestPlan") -> str:
     if plan.fallback in _ADVICE:
         lines.append(_ADVICE[plan.fallback])
     lines += _describe_omitted(plan)
+    lines += _describe_cache(plan.cache) if plan.cache else ()
     lines += [f"Cannot be sent: {problem}." for problem in plan.problems[:MAX_LISTED]]
     if len(plan.problems) > MAX_LISTED:
         lines.append(f"Cannot be sent: {len(plan.problems) - MAX_LISTED} more of these.")
@@ -101,6 +109,23 @@ def _describe_omitted(plan: "RequestPlan") -> Iterator[str]:
             f"Left out: {_format_block_count(count)} of {kind}. It is sent only to the provider that generated "
             "it, and only while the conversation it was generated from is unchanged."
         )
+
+
+def _describe_cache(cache: CachePlan) -> Iterator[str]:
+    """Describe what is read from the prompt cache, and what an edit or a changed setting costs."""
+    if cache.cached_tokens:
+        yield (
+            f"Prompt cache: about {cache.cached_tokens:,} of {cache.input_tokens:,} input tokens "
+            f"({cache.share:.0%}) are expected from the provider's cache."
+        )
+    elif cache.reason in _CACHE_MISSES:
+        yield f"Prompt cache: nothing is expected, because {_CACHE_MISSES[cache.reason]}."
+    if cache.reason == "edited":
+        yield (
+            f"The history changed after block {cache.intact_blocks}: about {cache.lost_tokens:,} tokens that "
+            "were cached are billed in full again."
+        )
+    yield from (f"Prevents prompt caching: {CACHE_HINTS[hint]}." for hint in cache.hints)
 
 
 def _format_block_count(count: int) -> str:

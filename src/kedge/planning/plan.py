@@ -8,6 +8,7 @@ never raises: problems of the Turn are listed in ``plan.problems``, and only sen
 import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from kedge.errors import Unsendable
 from kedge.planning.anchors import (
@@ -28,6 +29,9 @@ from kedge.planning.state import ConversationState, Mode, anchor_sort_key, get_s
 from kedge.planning.tool_pairing import Problem
 from kedge.turns import Block, ReasoningBlock, Turn
 from kedge.turns.responses_items import Item
+
+if TYPE_CHECKING:
+    from kedge.planning.prompt_cache import CachePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ class RequestPlan:
         planned_at: The time of planning, in seconds since the epoch.
         unsealed: Whether reasoning may be sent that its provider did not encrypt.
         mode_reason: Why the request is sent in another mode than requested.
+        cache: What is expected of the provider's prompt cache; None if the engine does not use one.
     """
 
     mode: Mode
@@ -74,6 +79,7 @@ class RequestPlan:
     planned_at: float = 0.0
     unsealed: bool = False
     mode_reason: str = ""
+    cache: "CachePlan | None" = None
 
     @property
     def previous_response_id(self) -> str:

@@ -19,6 +19,9 @@ DEFAULT_OLLAMA_URL = "http://127.0.0.1:11434"
 DEFAULT_ANTHROPIC_URL = "https://api.anthropic.com"
 _OPENAI_HOSTS = ("api.openai.com", "openai.azure.com")
 """Where the Chat Completions API is OpenAI's own, which is particular in two things."""
+_OPENROUTER_HOST = "openrouter.ai"
+_CACHE_CONTROL_MODELS = ("anthropic/", "google/gemini", "qwen/")
+"""Models for which OpenRouter passes on ``cache_control`` breakpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class HostedProvider:
             )
         base_url = settings.pop("base_url", None) or self._resolve_url()
         settings.setdefault("lanes", self.lanes)
+        settings.setdefault("prompt_cache", True)
         return _build_responses_engine(self.name, model, base_url, api_key, **settings)
 
     def _resolve_url(self) -> str:
@@ -79,6 +83,9 @@ def connect_chat(rest: str, **settings: Any) -> Engine:
     )
     if host.endswith(_OPENAI_HOSTS):
         settings = {"max_tokens": "max_completion_tokens", "max_call_id": 40, **settings}
+        settings.setdefault("prompt_cache", True)
+    elif host.endswith(_OPENROUTER_HOST) and model.startswith(_CACHE_CONTROL_MODELS):
+        settings = {"prompt_cache": True, "cache_control": True, **settings}
     return _build_chat_engine("chat", model, base_url, api_key, advice, **settings)
 
 
@@ -143,6 +150,7 @@ def connect_practice(rest: str, **settings: Any) -> Engine:
     server = get_embedded_server()
     settings.setdefault("scope", PRACTICE_SCOPE)
     settings.setdefault("known_server", KNOWN_IDENTITIES["kedge"])
+    settings.setdefault("prompt_cache", True)
     return _build_responses_engine("practice", "practice", server.base_url, None, **settings)
 
 
@@ -165,6 +173,8 @@ def _build_responses_engine(
     provider: str, model: str, base_url: str, api_key: str | None, **settings: Any
 ) -> Engine:
     settings.setdefault("known_server", find_known_host(base_url))
+    if settings["known_server"] is not None:
+        settings.setdefault("prompt_cache", settings["known_server"].remembers)
     make_client, scope = prepare_openai_client(provider, base_url, api_key, settings)
     return ResponsesEngine(
         model, make_client=make_client, scope=scope, provider=provider, **settings

@@ -7,11 +7,12 @@ from kedge.engines.anthropic.params import PARAM_RULES, SAMPLING_RULES, map_tool
 from kedge.engines.anthropic.render import render_messages
 from kedge.engines.base import Request
 from kedge.engines.param_mapping import map_params, merge
+from kedge.engines.prompt_cache import CacheLifetime, anthropic_rules, place_breakpoints
 from kedge.engines.stateless import StatelessEngine
 from kedge.engines.transport import Sdk
 from kedge.errors import EngineError, ServerFailed
 from kedge.events.anthropic import AnthropicDecoder
-from kedge.planning import RequestPlan
+from kedge.planning import CachePlan, CacheRules, RequestPlan
 from kedge.turns import Turn
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ class AnthropicEngine(StatelessEngine):
     """An engine for the Messages API of Anthropic, or for another server of this API.
 
     ``make_client`` returns the anthropic client that sends requests. ``sampling`` means that the client
-    requests a version of the API that still accepts ``temperature``, ``top_p`` and ``top_k``.
+    requests a version of the API that still accepts ``temperature``, ``top_p`` and ``top_k``. Up to four
+    cache breakpoints are placed in each request, with a lifetime of ``cache_lifetime``, unless
+    ``prompt_cache`` is false.
     """
 
     path = "/v1/messages"
@@ -39,9 +42,19 @@ class AnthropicEngine(StatelessEngine):
         scope: str,
         provider: str = "anthropic",
         sampling: bool = False,
+        prompt_cache: bool = True,
+        cache_lifetime: CacheLifetime = "5m",
         **settings: Any,
     ) -> None:
-        super().__init__(model, make_client=make_client, scope=scope, provider=provider, **settings)
+        super().__init__(
+            model,
+            make_client=make_client,
+            scope=scope,
+            provider=provider,
+            prompt_cache=prompt_cache,
+            **settings,
+        )
+        self._cache_lifetime: CacheLifetime = cache_lifetime
         self._param_rules = PARAM_RULES if sampling else {**PARAM_RULES, **SAMPLING_RULES}
 
     async def count_tokens(self, turn: Turn, **options: Any) -> int:
@@ -75,6 +88,12 @@ class AnthropicEngine(StatelessEngine):
             body["stream"] = True
         merge(body, map_params(params, self._param_rules))
         return reconcile_body(body)
+
+    def _cache_rules(self, model: str) -> CacheRules:
+        return anthropic_rules(model, self._cache_lifetime)
+
+    def _request_caching(self, body: dict[str, Any], plan: RequestPlan, cache: CachePlan) -> None:
+        place_breakpoints(body, plan, self._cache_rules(body["model"]), self._cache_lifetime)
 
     def _is_reasoning_rejected(self, error: EngineError) -> bool:
         message = error.message

@@ -7,10 +7,11 @@ from kedge.engines.base import Request
 from kedge.engines.chat_completions.params import build_param_rules, check_choice_count, map_tool
 from kedge.engines.chat_completions.render import render_messages
 from kedge.engines.param_mapping import map_params
+from kedge.engines.prompt_cache import anthropic_rules, mark_chat_messages
 from kedge.engines.stateless import StatelessEngine
 from kedge.errors import EngineError
 from kedge.events.chat_completions import ChatDecoder
-from kedge.planning import RequestPlan
+from kedge.planning import CachePlan, CacheRules, RequestPlan
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -32,6 +33,9 @@ class ChatCompletionsEngine(StatelessEngine):
     OpenAI); longer ones are replaced. With ``replay_reasoning`` the reasoning of earlier answers is sent
     as ``reasoning_content``, as DeepSeek, Kimi and others require between calls; a server that rejects
     a request because it is missing receives it from then on.
+
+    With ``prompt_cache`` requests carry a ``prompt_cache_key``, or, with ``cache_control``, breakpoints as
+    Anthropic's API has them, for gateways that pass them on.
     """
 
     path = "/chat/completions"
@@ -47,12 +51,14 @@ class ChatCompletionsEngine(StatelessEngine):
         max_tokens: str = DEFAULT_LIMIT_PARAM,
         max_call_id: int | None = None,
         replay_reasoning: bool = False,
+        cache_control: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(model, make_client=make_client, scope=scope, provider=provider, **settings)
         self._param_rules = build_param_rules(max_tokens)
         self._max_call_id = max_call_id
         self._replay_reasoning = replay_reasoning
+        self._cache_control = cache_control
 
     def _make_decoder(self) -> ChatDecoder:
         return ChatDecoder()
@@ -77,6 +83,15 @@ class ChatCompletionsEngine(StatelessEngine):
                 if k not in TOOL_ONLY_PARAMS or v not in TOOL_ONLY_PARAMS[k]
             }
         return {**body, **more, **self._build_stream_options(body, more, params)}
+
+    def _cache_rules(self, model: str) -> CacheRules:
+        return anthropic_rules(model, "5m") if self._cache_control else CacheRules()
+
+    def _request_caching(self, body: dict[str, Any], plan: RequestPlan, cache: CachePlan) -> None:
+        if self._cache_control:
+            mark_chat_messages(body, plan, self._cache_rules(body["model"]), "5m")
+        else:
+            body.setdefault("prompt_cache_key", cache.key)
 
     def _is_reasoning_rejected(self, error: EngineError) -> bool:
         return self._replay_reasoning and self._mentions_reasoning(error)

@@ -1,0 +1,180 @@
+"""Predict which part of a request its provider reads from its prompt cache.
+
+Chaining saves no billed tokens; prompt caching does. A provider caches the prompts that it has read, so the next
+request of a conversation finds everything that the last one sent, as long as nothing in it changed and not too
+much time passed. The records of a Turn hold what the provider counted for each earlier prompt, and their digests
+show which of these prompts are still prefixes of the Turn. That is all that a prediction needs: no text is
+counted here.
+"""
+
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Literal
+
+from kedge.planning.anchors import AnchorRecord, TokenCounts, matches_prefix
+from kedge.planning.digests import PrefixIndex, get_prefix_index
+from kedge.planning.plan import RequestPlan
+from kedge.planning.state import ConversationState, get_state
+from kedge.turns import Turn
+
+CacheHint = Literal["clock", "instructions", "tool_order", "tools", "model"]
+CACHE_HINTS: dict[CacheHint, str] = {
+    "clock": (
+        "the instructions contain a time, date or number that changes between requests; put it into "
+        "the newest message instead"
+    ),
+    "instructions": "the instructions changed since the last request of this conversation",
+    "tool_order": "the tools are the same in another order; offer them in a fixed order",
+    "tools": "the tools changed since the last request of this conversation",
+    "model": "the model changed since the last request; every model has a cache of its own",
+}
+"""A description of everything that is detected to prevent prompt caching."""
+
+CacheMiss = Literal["", "first", "short", "expired", "settings", "edited"]
+
+BYTES_PER_TOKEN = 4
+"""The estimate for text that no server has counted yet."""
+KEY_BYTES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRules:
+    """When a provider reads a prompt from its cache.
+
+    Attributes:
+        minimum: Tokens from which a prefix is cached.
+        step: The size in which cached tokens are counted.
+        lifetime: Seconds for which a prompt stays cached after its last use.
+        explicit: Whether only complete prompts are cached, at breakpoints, and not every prefix.
+    """
+
+    minimum: int = 1024
+    step: int = 128
+    lifetime: float = 600.0
+    explicit: bool = False
+
+    def count_cached(self, tokens: int) -> int:
+        """Return how many tokens of a prompt are cached."""
+        return tokens - tokens % self.step if tokens >= self.minimum else 0
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """What is expected of the provider's prompt cache for one request.
+
+    Attributes:
+        key: A key that is equal for all requests of a conversation and contains nothing of it: a hash of
+            the first block. Forks and rebuilt Turns have the same one.
+        cached_tokens: The tokens that are expected to be read from the cache.
+        input_tokens: The estimated size of the complete prompt.
+        lost_tokens: Tokens that were cached before and are billed in full, because the history was
+            edited, or the instructions, tools or model changed.
+        intact_blocks: How many blocks are unchanged since they were cached.
+        reason: Why no more is expected; empty if everything cached can be used.
+        hints: What prevents caching, as found by comparison with the request before; ``CACHE_HINTS``
+            describes them.
+        settings: The fingerprint of model, instructions and tools.
+    """
+
+    key: str
+    cached_tokens: int = 0
+    input_tokens: int = 0
+    lost_tokens: int = 0
+    intact_blocks: int = 0
+    reason: CacheMiss = ""
+    hints: tuple[CacheHint, ...] = ()
+    settings: int = 0
+
+    @property
+    def share(self) -> float:
+        """The share of the input that is expected to be read from the cache."""
+        return min(self.cached_tokens / self.input_tokens, 1.0) if self.input_tokens else 0.0
+
+
+def plan_cache(
+    turn: Turn,
+    plan: RequestPlan,
+    *,
+    rules: CacheRules,
+    settings: int,
+) -> CachePlan:
+    """Predict the use of a prompt cache. Pure; never raises.
+
+    Args:
+        turn: The Turn.
+        plan: The plan of the request.
+        rules: The rules of the provider.
+        settings: The fingerprint of model, instructions and tools, as in ``TokenCounts``.
+
+    Returns:
+        The prediction.
+    """
+    index, state = get_prefix_index(turn), get_state(turn)
+    base, newest = _find_prompts(index, state, plan)
+    made = CachePlan(
+        key=make_cache_key(plan.scope, index.digest(1) if plan.block_count else ""),
+        input_tokens=_estimate_input(index, turn, plan, base),
+        intact_blocks=base.block_count if base else 0,
+        settings=settings,
+    )
+    if newest is None or newest.counted is None:
+        return replace(made, reason="first")
+    before = rules.count_cached(newest.counted.input)
+    if not before:
+        return replace(made, reason="short")
+    if plan.planned_at - newest.created_at >= rules.lifetime:
+        return replace(made, reason="expired")
+    if newest.counted.settings != settings:
+        return replace(made, reason="settings", lost_tokens=before)
+    cached = _count_cached(base, rules, is_newest=base is newest)
+    lost = min(before, made.input_tokens) - cached if base is not newest else 0
+    if lost < rules.step:
+        return replace(made, cached_tokens=cached)
+    return replace(made, cached_tokens=cached, lost_tokens=lost, reason="edited")
+
+
+def _count_cached(base: AnchorRecord | None, rules: CacheRules, *, is_newest: bool) -> int:
+    if base is None or base.counted is None:
+        return 0
+    # The output of an earlier response was part of the prompts after it.
+    output = 0 if is_newest or rules.explicit else base.counted.output
+    return rules.count_cached(base.counted.input + output)
+
+
+def make_cache_key(scope: str, digest: str) -> str:
+    """Return the key of the conversation whose first block has this digest."""
+    form = f"kedge.cache/1\0{scope}\0{digest}".encode()
+    return f"kedge-{blake2b(form, digest_size=KEY_BYTES).hexdigest()}"
+
+
+def _find_prompts(
+    index: PrefixIndex, state: ConversationState, plan: RequestPlan
+) -> tuple[AnchorRecord | None, AnchorRecord | None]:
+    """Return the records of the longest earlier prompt that is a prefix, and of the newest one."""
+    base: AnchorRecord | None = None
+    newest: AnchorRecord | None = None
+    for record in reversed(state.anchors):
+        if record.scope != plan.scope or record.counted is None:
+            continue
+        if newest is None or record.created_at > newest.created_at:
+            newest = record
+        is_prefix = record.barrier == plan.barrier and matches_prefix(
+            record, index, plan.block_count
+        )
+        if is_prefix and base is None:
+            base = record
+            if base is newest:
+                break  # the usual case: nothing was edited
+    return base, newest
+
+
+def _estimate_input(
+    index: PrefixIndex, turn: Turn, plan: RequestPlan, base: AnchorRecord | None
+) -> int:
+    length = len(turn.blocks) - turn.lead
+    counted: TokenCounts | None = base.counted if base else None
+    if base is None or counted is None:
+        size = plan.full_bytes + len((plan.instructions or "").encode("utf-8", "surrogatepass"))
+        return size // BYTES_PER_TOKEN
+    rest = index.byte_size(index.end_position(base.block_count), length)
+    return counted.input + counted.output + rest // BYTES_PER_TOKEN
