@@ -2,20 +2,18 @@
 
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from kedge.cli.chat import command
-from kedge.cli.chat_session import make_completer
+from kedge.cli.chat_session import ChatOptions
 from kedge.cli.delete import command as delete_command
 from kedge.cli.inspect import command as inspect_command
 from kedge.testing import TestServer
@@ -277,44 +275,44 @@ def test_commands_answer_scripts_in_json() -> None:
     assert failed["kind"] == "NotInStore"
 
 
-def test_commands_are_completed() -> None:
-    """As readline asks for it: one fitting word after the other, then nothing."""
-    complete = make_completer(("/plan", "/show", "/quit"))
-    assert complete("/p", 0) == "/plan"
-    assert complete("/p", 1) is None
-    assert complete("", 0) is None
+def test_a_chat_from_a_pipe_is_stored_when_it_is_saved(tmp_path: Path) -> None:
+    """/save moves it to the store under its name, which must be free; /redo goes forward."""
+    invoke_chat("Hello\n", "-c", "harbour")
+    lines = ["My name is Ada.", "/save", "/save harbour", "/save quay", "/undo", "/redo", "/redo"]
+    done = invoke_chat("\n".join(lines))
+    assert "usage: /save NAME; Model: practice, 2 blocks so far. Not saved" in done.stdout
+    assert "there is already a conversation 'harbour'" in done.stdout
+    assert "saved as quay; continue with: kedge chat -c quay" in done.stdout
+    assert "forward at node" in done.stdout
+    assert "there is nothing to redo" in done.stderr
+    again = invoke_chat("What is my name?\n/save pier\n", "-c", "quay")
+    assert "Your name is Ada." in again.stdout
+    assert "saved as pier" in again.stdout
+    assert "Your name is Ada." in invoke_chat("What is my name?\n", "-c", "pier").stdout
 
 
-def read_until(terminal: int, words: str, seen: str = "") -> str:
-    """What the terminal shows, up to these words."""
-    end = time.monotonic() + TIMEOUT
-    while words not in seen and time.monotonic() < end:
-        if select.select([terminal], [], [], 1)[0]:
-            try:
-                seen += os.read(terminal, 65536).decode(errors="replace")
-            except OSError:
-                break
-    assert words in seen, seen
-    return seen
+def test_a_conversation_in_which_nothing_was_sent_is_not_stored(tmp_path: Path) -> None:
+    """Only looking at a new conversation leaves nothing behind."""
+    invoke_chat("/help\n", "-c", "harbour")
+    assert CliRunner().invoke(inspect_command, ["harbour"]).exit_code == 1
 
 
-def test_a_terminal_gets_markdown_a_prompt_and_history(tmp_path: Path) -> None:
-    """Typed at a real terminal: answers are drawn, lines are remembered, Ctrl-D ends it."""
-    ours, theirs = pty.openpty()
-    environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"}
-    talk = subprocess.Popen(
-        [*KEDGE, "chat"], stdin=theirs, stdout=theirs, stderr=theirs, env=environ, close_fds=True
-    )
-    os.close(theirs)
-    read_until(ours, "> ")
-    os.write(ours, b"What is 2+3?\n")
-    seen = read_until(ours, "[chained")
-    assert "2+3 = 5." in seen
-    assert "\x1b[" in seen
-    read_until(ours, "> ", seen[seen.index("[chained") :])
-    os.write(ours, b"\x04")
-    assert talk.wait(TIMEOUT) == 0
-    os.close(ours)
-    history = tmp_path / "kedge" / "history"
-    assert "What is 2+3?" in history.read_text()
-    assert history.stat().st_mode & 0o077 == 0
+def test_a_message_can_be_written_in_an_editor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An editor that is left without saving sends nothing."""
+    texts = iter(["What is\n2+3?\n", None])
+    monkeypatch.setattr(click, "edit", lambda text: next(texts))
+    done = invoke_chat("/editor\n/editor What\n")
+    assert "2+3 = 5." in done.stdout
+    assert "nothing was sent" in done.stdout
+
+
+def test_a_chat_without_a_writable_folder_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person at a terminal is told; the chat works."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(ChatOptions, "is_saved", True)
+    done = invoke_chat("Hello\n")
+    assert "Note: this chat is not saved: " in done.stderr
+    assert "You said" in done.stdout

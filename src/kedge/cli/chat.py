@@ -1,10 +1,8 @@
 """``kedge chat``: chat with a model on a terminal or through a pipe.
 
 Answers are streamed. After each turn one line shows the mode, the anchor, and how much was sent compared
-with a full request. With ``--conversation`` the conversation is stored and can be continued.
+with a full request. On a terminal, and with ``--conversation``, the conversation is stored and can be continued.
 """
-
-from pathlib import Path
 
 import click
 
@@ -23,6 +21,7 @@ from kedge.cli.store_options import complete_names, store_option
     shell_complete=complete_names,
     help="Store the conversation under this name, or continue it.",
 )
+@click.option("--no-save", is_flag=True, help="Do not store a chat without a name.")
 @setting_option("system", "system_text")
 @click.option(
     "--tool",
@@ -41,6 +40,7 @@ def command(
     ctx: click.Context,
     model: str,
     conversation: str | None,
+    no_save: bool,
     system_text: str,
     tool_paths: tuple[str, ...],
     mcp_servers: tuple[str, ...],
@@ -66,12 +66,6 @@ def command(
             mode=mode,
             trace=trace,
             as_json=as_json,
+            save=not no_save,
         )
     )
-
-
-def history_file() -> Path:
-    """Return the file that holds the input history."""
-    from kedge.config import data_dir
-
-    return data_dir() / "history"

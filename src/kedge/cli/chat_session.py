@@ -1,12 +1,14 @@
 """The session behind ``kedge chat``: input lines, answers and slash commands.
 
 Every chat is a ``Conversation``, in the user's store or in memory. So nothing is lost by an error, a Ctrl-C,
-an ``/undo`` or an ``/edit``: earlier messages remain in the tree.
+an ``/undo`` or an ``/edit``: earlier messages remain in the tree. On a terminal a chat is stored; from a pipe
+only if it has a name.
 """
 
 import asyncio
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,6 +18,7 @@ import click
 
 from kedge.cli import chat_tools
 from kedge.cli.base import wrap_text
+from kedge.cli.chat_input import read_messages
 from kedge.cli.chat_output import ChatOutput, create_output, format_status, reply_to_json
 from kedge.cli.chat_tools import ask_approval, load_tool, open_mcp_servers
 from kedge.cli.confirmations import model_references, remember
@@ -29,80 +32,16 @@ from kedge.cli.store_options import (
 from kedge.config import mask_url
 from kedge.conversation import Conversation
 from kedge.engines import Middleware
-from kedge.errors import HeadConflict, KedgeError
+from kedge.errors import HeadConflict, KedgeError, StoreError
 from kedge.events import TextDelta
 from kedge.events.run import RequestPlanned
-from kedge.formatting import pluralize
+from kedge.formatting import pluralize, sanitize_text, shorten_id
 from kedge.middleware import system_prompt
 from kedge.middleware import trace as tracing
 from kedge.store import Store
 
 if TYPE_CHECKING:
     from kedge.planning import RequestPlan
-
-
-HISTORY_LENGTH = 1_000
-
-
-def read_lines(*, echo: bool, completions: tuple[str, ...]) -> Iterator[str]:
-    """Yield each non-empty line; lines of a pipe are echoed, so that the output is a transcript."""
-    interactive = sys.stdin.isatty()
-    readline = _setup_readline(completions) if interactive else None
-    try:
-        while True:
-            try:
-                line = input("> " if interactive else "")
-            except (EOFError, KeyboardInterrupt):
-                if interactive:
-                    click.echo()
-                return
-            if not line.strip():
-                continue
-            if not interactive and echo:
-                click.echo(f"> {line}")
-            yield line.strip()
-    finally:
-        if readline:
-            _save_history(readline)
-
-
-def _setup_readline(completions: tuple[str, ...]) -> Any:
-    """Set up history and completion, where the platform has readline."""
-    from kedge.cli.chat import history_file
-
-    try:
-        readline: Any = import_module("readline")
-    except ImportError:
-        return None
-    with suppress(OSError):
-        readline.read_history_file(history_file())
-    readline.set_history_length(HISTORY_LENGTH)
-    readline.set_completer(make_completer(completions))
-    readline.set_completer_delims(" \t\n")
-    libedit = "libedit" in (readline.__doc__ or "")
-    readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
-    return readline
-
-
-def make_completer(completions: tuple[str, ...]) -> Any:
-    """Return a readline completer for these words."""
-
-    def complete(text: str, number: int) -> str | None:
-        fitting = [word for word in completions if word.startswith(text)] if text else []
-        return fitting[number] if number < len(fitting) else None
-
-    return complete
-
-
-def _save_history(readline: Any) -> None:
-    """Save the input history, readable by its owner only."""
-    from kedge.cli.chat import history_file
-
-    path = history_file()
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-        readline.write_history_file(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +59,18 @@ class ChatOptions:
     mode: str = ""
     trace: bool = False
     as_json: bool = False
+    save: bool = True
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the conversation is stored: if it has a name, or if a person types at a terminal."""
+        typed = sys.stdin.isatty() and not self.as_json
+        return bool(self.name) or (self.save and typed)
 
 
 INTERRUPTED_MESSAGE = (
-    "interrupted; the conversation is as it was before your message. /resume sends it again"
+    "interrupted; the partial answer is stored beside the conversation, which is as it was before your "
+    "message. /resume asks again"
 )
 
 
@@ -143,11 +90,15 @@ def run_chat(options: ChatOptions) -> None:
         stack = AsyncExitStack()
         try:
             session = runner.run(_open_session(options, stack))
-            if sys.stdin.isatty() and not options.as_json:
+            typed = sys.stdin.isatty() and not options.as_json
+            if typed:
                 click.echo(wrap_text(session.format_greeting()))
             with suppress(Quit):
-                for line in read_lines(echo=not options.as_json, completions=tuple(SLASH_COMMANDS)):
+                commands = tuple(SLASH_COMMANDS)
+                for line in read_messages(runner, echo=not options.as_json, completions=commands):
                     session.handle_line(line, runner)
+            if typed and session.is_saved and len(session.conversation.turn):
+                click.echo(wrap_text(session.format_farewell()))
             if session.failed and not sys.stdin.isatty():
                 raise click.exceptions.Exit(1)
         finally:
@@ -155,8 +106,7 @@ def run_chat(options: ChatOptions) -> None:
 
 
 async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSession":
-    address = options.store if options.name else IN_MEMORY
-    store = await stack.enter_async_context(use_store(address, make=True, connects=True))
+    store, is_saved = await _open_store(options, stack)
     row = await lookup_conversation(store, options.name) if options.name else None
     model = resolve_model(row, options.model if options.is_model_given else None)
     if options.trace and not options.as_json and not _has_exporter():
@@ -175,9 +125,24 @@ async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSes
         )
     else:
         conversation = await Conversation.open(store, row.id, model, **settings)
-    session = ChatSession(store, conversation, model, settings, options)
+    session = ChatSession(store, conversation, model, settings, options, stack)
+    session.is_saved, session.is_new = is_saved, row is None
     stack.push_async_callback(session.aclose)
     return session
+
+
+async def _open_store(options: ChatOptions, stack: AsyncExitStack) -> tuple[Store, bool]:
+    """Open the user's store or one in memory; return it and whether the conversation is stored."""
+    if options.is_saved:
+        try:
+            opened = use_store(options.store, make=True, connects=True)
+            return await stack.enter_async_context(opened), True
+        except (OSError, StoreError) as error:
+            if options.name:
+                raise
+            click.echo(wrap_text(f"Note: this chat is not saved: {error}", err=True), err=True)
+    opened = use_store(IN_MEMORY, make=True, connects=True)
+    return await stack.enter_async_context(opened), False
 
 
 def _has_exporter() -> bool:
@@ -204,6 +169,7 @@ class ChatSession:
         model: str,
         settings: dict[str, Any],
         chat_options: ChatOptions,
+        stack: AsyncExitStack,
     ) -> None:
         self.store = store
         self.conversation = conversation
@@ -213,12 +179,30 @@ class ChatSession:
         self.send_options: dict[str, Any] = {"mode": chat_options.mode} if chat_options.mode else {}
         self.output: ChatOutput = create_output(as_json=chat_options.as_json)
         self.failed = False
+        self.is_saved = False
+        self.is_new = True
+        self._stack = stack
 
     def format_greeting(self) -> str:
-        """Return the first line on a terminal."""
+        """Return the first lines on a terminal."""
         count = len(self.conversation.turn)
         blocks = f", {pluralize(count, 'block')} so far" if count else ""
-        return f"Model: {mask_url(self.model)}{blocks}. /help lists commands, Ctrl-D ends the chat."
+        saved = (
+            f"Saved as {self._short_name()}; /save NAME renames it."
+            if self.is_saved
+            else "Not saved; /save NAME saves it."
+        )
+        return (
+            f"Model: {mask_url(self.model)}{blocks}. {saved}\n"
+            "/help lists commands, Alt+Enter starts a new line, Ctrl-D ends the chat."
+        )
+
+    def format_farewell(self) -> str:
+        """Return the last line on a terminal."""
+        return f"Saved. Continue with: kedge chat -c {shlex.quote(self._short_name())}"
+
+    def _short_name(self) -> str:
+        return sanitize_text(self.conversation.title) or shorten_id(self.conversation.id)
 
     def handle_line(self, line: str, runner: asyncio.Runner) -> None:
         """Handle one input line; errors are shown and do not end the chat."""
@@ -238,8 +222,10 @@ class ChatSession:
                 runner.run(self._refresh())
 
     async def aclose(self) -> None:
-        """Close the engine."""
+        """Close the engine; a conversation in which nothing was sent is not stored."""
         await self.conversation.aclose()
+        if self.is_saved and self.is_new and len(await self.conversation.tree()) == 1:
+            await self.conversation.delete()
 
     async def _refresh(self) -> None:
         await self.conversation.refresh()
@@ -283,7 +269,47 @@ class ChatSession:
     async def undo(self, _: str) -> str:
         """Go back to before the last question."""
         await self.conversation.undo()
-        return f"back at node {self.conversation.head}, {pluralize(len(self.conversation.turn), 'block')}"
+        return self._format_position("back at")
+
+    async def redo(self, _: str) -> str:
+        """Go forward again to what was undone."""
+        await self.conversation.redo()
+        return self._format_position("forward at")
+
+    def _format_position(self, verb: str) -> str:
+        blocks = pluralize(len(self.conversation.turn), "block")
+        return f"{verb} node {self.conversation.head}, {blocks}"
+
+    async def edit_message(self, text: str) -> str:
+        """Write a message in an editor and send it."""
+        message = (click.edit(text) or "").strip()
+        if not message:
+            return "nothing was sent: the text in the editor is empty or was not saved"
+        await self._send(message)
+        return ""
+
+    async def save(self, title: str) -> str:
+        """Store the conversation under a name."""
+        if not title:
+            return f"usage: /save NAME; {self.format_greeting().splitlines()[0]}"
+        if not self.is_saved:
+            await self._move_to_store()
+        known = await lookup_conversation(self.store, title)
+        if known is not None and known.id != self.conversation.id:
+            return f"there is already a conversation {title!r}; choose another name"
+        await self.conversation.rename(title)
+        self.is_new = False
+        return f"saved as {sanitize_text(title)}; continue with: kedge chat -c {shlex.quote(title)}"
+
+    async def _move_to_store(self) -> None:
+        """Copy a conversation in memory to the user's store and continue there."""
+        old, lines = self.conversation, await self.conversation.export()
+        opened = use_store(self.chat_options.store, make=True, connects=True)
+        self.store = await self._stack.enter_async_context(opened)
+        (row,) = await self.store.import_(lines)
+        self.conversation = await Conversation.open(self.store, row.id, self.model, **self.settings)
+        self.is_saved, self.is_new = True, False
+        await old.aclose()
 
     async def edit(self, text: str) -> str:
         """Replace the last question and ask again; the old one remains in the tree."""
@@ -324,9 +350,8 @@ class ChatSession:
         self.conversation = await Conversation.open(self.store, old.id, model, **self.settings)
         await old.aclose()
         self.model = model
-        if self.chat_options.name:
-            data = {**self.conversation.row.data, **model_data(model)}
-            await self.store.update(self.conversation.id, data=data)
+        data = {**self.conversation.row.data, **model_data(model)}
+        await self.store.update(self.conversation.id, data=data)
         return f"current model: {mask_url(model)}"
 
     async def help(self, _: str) -> str:
@@ -358,6 +383,11 @@ SLASH_COMMANDS: dict[str, SlashCommand] = {
         "/tree", "show the tree, with undone and forked branches", ChatSession.tree
     ),
     "/undo": SlashCommand("/undo", "go back to before your last message", ChatSession.undo),
+    "/redo": SlashCommand("/redo", "go forward again to what was undone", ChatSession.redo),
+    "/save": SlashCommand("/save NAME", "store the conversation under a name", ChatSession.save),
+    "/editor": SlashCommand(
+        "/editor [TEXT]", "write a message in $EDITOR", ChatSession.edit_message
+    ),
     "/edit": SlashCommand(
         "/edit TEXT", "replace your last message and ask again", ChatSession.edit
     ),

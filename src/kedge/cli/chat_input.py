@@ -1,0 +1,145 @@
+"""Input of a chat: messages of one or more lines on a terminal, lines of a pipe.
+
+On a terminal, a paste is one message, Alt+Enter or a backslash at the end of a line continues the message, and
+Ctrl-C clears it. prompt-toolkit is imported for terminals only: that takes longer than everything else at
+the start of a command.
+"""
+
+import asyncio
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kedge.cli.base import wrap_text
+from kedge.config import data_dir
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import History
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+EMPTY_INTERRUPT_MESSAGE = "(Ctrl-D or /quit ends the chat)"
+
+
+class InputInterrupted(Exception):
+    """Ctrl-C was pressed and there was no text to clear."""
+
+
+def history_file() -> Path:
+    """Return the file that holds the input history."""
+    return data_dir() / "chat_history"
+
+
+def read_messages(
+    runner: asyncio.Runner, *, echo: bool, completions: tuple[str, ...]
+) -> Iterator[str]:
+    """Yield each non-empty message until the input ends.
+
+    Args:
+        runner: Runs the prompt of a terminal.
+        echo: Whether lines of a pipe are printed, so that the output is a transcript.
+        completions: What Tab completes.
+    """
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    source = _read_terminal(runner, completions) if is_terminal else _read_lines(echo=echo)
+    for message in source:
+        if text := message.strip():
+            yield text
+
+
+def _read_lines(*, echo: bool) -> Iterator[str]:
+    is_terminal = sys.stdin.isatty()
+    while True:
+        try:
+            line = input("> " if is_terminal else "")
+        except (EOFError, KeyboardInterrupt):
+            return
+        if echo and not is_terminal and line.strip():
+            click.echo(f"> {line}")
+        yield line
+
+
+def _read_terminal(runner: asyncio.Runner, completions: tuple[str, ...]) -> Iterator[str]:
+    prompt = create_prompt(completions)
+    while True:
+        try:
+            yield runner.run(prompt.prompt_async("> "))
+        except EOFError:
+            return
+        except InputInterrupted:
+            click.echo(wrap_text(EMPTY_INTERRUPT_MESSAGE))
+
+
+def create_prompt(completions: tuple[str, ...]) -> "PromptSession[str]":
+    """Create the prompt of a terminal, with history and completion."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+
+    return PromptSession(
+        multiline=True,
+        prompt_continuation="  ",
+        history=_open_history(),
+        completer=WordCompleter([*completions], sentence=True),
+        complete_while_typing=False,
+        reserve_space_for_menu=0,
+        key_bindings=_create_key_bindings(),
+    )
+
+
+def _create_key_bindings() -> "KeyBindings":
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def accept(event: "KeyPressEvent") -> None:
+        """Send the message, or continue it after a backslash."""
+        buffer = event.current_buffer
+        if buffer.document.char_before_cursor == "\\" and buffer.document.is_cursor_at_the_end:
+            buffer.delete_before_cursor()
+            buffer.newline(copy_margin=False)
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def continue_message(event: "KeyPressEvent") -> None:
+        """Start a new line of the message."""
+        event.current_buffer.newline(copy_margin=False)
+
+    @keys.add("c-c")
+    def clear(event: "KeyPressEvent") -> None:
+        """Clear the message; without one, the reader of messages decides."""
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=InputInterrupted())
+
+    return keys
+
+
+def _open_history() -> "History":
+    """Open the history, readable by its owner only; in memory if it cannot be written."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    class PrivateHistory(FileHistory):
+        def load_history_strings(self) -> Iterable[str]:
+            yield from super().load_history_strings()
+            with suppress(OSError):  # the lines that version 0.1 stored
+                lines = path.with_name("history").read_text(errors="replace").splitlines()
+                yield from reversed(lines)
+
+        def store_string(self, string: str) -> None:
+            with suppress(OSError):
+                super().store_string(string)
+
+    path = history_file()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+    except OSError:
+        return InMemoryHistory()
+    return PrivateHistory(str(path))

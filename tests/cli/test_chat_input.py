@@ -1,0 +1,200 @@
+"""Input of a chat: keys in a prompt without a terminal, and a conversation at a real one."""
+
+import asyncio
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import PipeInput, create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from kedge.cli import group
+from kedge.cli.chat_input import EMPTY_INTERRUPT_MESSAGE, _read_terminal, history_file
+
+TIMEOUT = 60
+PASTE = "\x1b[200~{}\x1b[201~"
+PROMPT = "\x1b[?2004h"
+"""What a terminal is sent when the prompt is ready: pastes are to be marked."""
+ALT_ENTER, CTRL_C, CTRL_D = "\x1b\r", "\x03", "\x04"
+# Makes the terminal the one that Ctrl-C is for, then becomes the command.
+RUN_AT_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing of this machine's own is read or written."""
+    for name in ("KEDGE_CONFIG", "KEDGE_MODEL", "KEDGE_STORE", "VISUAL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def keys() -> Iterator[PipeInput]:
+    """Keys that are typed into prompts."""
+    with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
+        yield pipe
+
+
+def read(keys: PipeInput, *typed: str, completions: tuple[str, ...] = ()) -> list[str]:
+    """Type keys, a message at a time, and return the messages that arrive."""
+    with asyncio.Runner() as runner:
+        messages = _read_terminal(runner, completions)
+        found: list[str] = []
+        for text in typed:
+            keys.send_text(text)
+            found += [message for message in [next(messages, None)] if message is not None]
+    return found
+
+
+def test_keys_of_the_prompt(keys: PipeInput) -> None:
+    """A paste is one message; a backslash and Alt+Enter continue it; Ctrl-C clears it."""
+    typed = [
+        PASTE.format("first\nsecond") + "\r",
+        f"one\\\rtwo{ALT_ENTER}three\r",
+        f"half typed{CTRL_C}whole\r",
+        "a\\b\r",
+    ]
+    assert read(keys, *typed, CTRL_D) == ["first\nsecond", "one\ntwo\nthree", "whole", "a\\b"]
+
+
+def test_ctrl_c_without_text_says_how_to_end(
+    keys: PipeInput, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It does not end the chat: it may be the second of two that were to stop an answer."""
+    assert read(keys, f"{CTRL_C}next\r") == ["next"]
+    assert EMPTY_INTERRUPT_MESSAGE in capsys.readouterr().out
+
+
+def test_messages_are_remembered_privately(keys: PipeInput, tmp_path: Path) -> None:
+    """Arrow up recalls messages, also those of version 0.1; others cannot read them."""
+    history_file().parent.mkdir()
+    (history_file().parent / "history").write_text("an old line\n")
+    read(keys, "My name is Ada.\r")
+    assert history_file().stat().st_mode & 0o077 == 0
+    assert read(keys, "\x1b[A\r") == ["My name is Ada."]
+    assert read(keys, "\x1b[A\x1b[A\r") == ["an old line"]
+
+
+def test_a_history_that_cannot_be_written_is_in_memory(
+    keys: PipeInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chat works without a folder of its own."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
+    assert read(keys, "Hello\r") == ["Hello"]
+
+
+class Terminal:
+    """``kedge chat`` at a pseudo-terminal."""
+
+    def __init__(self, fd: int, process: "subprocess.Popen[bytes]") -> None:
+        self._fd = fd
+        self.process = process
+        self.seen = ""
+
+    def read_until(self, words: str) -> str:
+        """Return what is shown up to these words, which must come."""
+        end = time.monotonic() + TIMEOUT
+        while words not in self.seen and time.monotonic() < end:
+            if select.select([self._fd], [], [], 1)[0]:
+                try:
+                    self.seen += os.read(self._fd, 65536).decode(errors="replace")
+                except OSError:
+                    break
+        before, found, self.seen = self.seen.partition(words)
+        assert found, before
+        return before
+
+    def type(self, text: str) -> None:
+        """Wait for the prompt, then type."""
+        self.read_until(PROMPT)
+        self.press(text)
+
+    def press(self, text: str) -> None:
+        """Type at once."""
+        os.write(self._fd, text.encode())
+
+
+@contextmanager
+def open_terminal(*options: str, **environ: str) -> Iterator[Terminal]:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "kedge", "chat", *options]
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN_AT_TERMINAL, *command],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        close_fds=True,
+        env={
+            **os.environ,
+            "TERM": "xterm-256color",
+            "COLUMNS": "80",
+            "PROMPT_TOOLKIT_NO_CPR": "1",
+            **environ,
+        },
+    )
+    os.close(theirs)
+    try:
+        yield Terminal(ours, process)
+    finally:
+        process.kill()
+        process.wait(TIMEOUT)
+        os.close(ours)
+
+
+def test_a_conversation_at_a_terminal(tmp_path: Path) -> None:
+    """Paste, Ctrl-C, /editor, /save and Ctrl-D; another process continues it, chained."""
+    editor = tmp_path / "editor"
+    editor.write_text("#!/bin/sh\necho 'What is 3+4?' > \"$1\"\n")
+    editor.chmod(0o700)
+    with open_terminal(EDITOR=str(editor)) as terminal:
+        assert "Saved as conv_" in terminal.read_until("/save NAME")
+        terminal.type(PASTE.format("My name is Ada.\nMy boat is Argo.") + "\r")
+        assert "\x1b[" in terminal.read_until("sent 1 of 1 block,")
+        terminal.type("Very slowly write 400 words.\r")
+        terminal.read_until("The kedge")
+        terminal.press(CTRL_C)
+        shown = terminal.read_until("(interrupted; the partial answer is stored")
+        assert shown.endswith("\r\n")
+        terminal.type("/editor\r")
+        terminal.read_until("3+4 = 7.")
+        terminal.type("/sav\t")
+        terminal.read_until("/save")
+        terminal.press(" harbour\r")
+        terminal.read_until("saved as harbour")
+        terminal.type(CTRL_D)
+        terminal.read_until("Continue with: kedge chat -c harbour")
+        assert terminal.process.wait(TIMEOUT) == 0
+    with open_terminal("-c", "harbour") as terminal:
+        terminal.read_until("4 blocks so far")
+        terminal.type("What is my boat?\r")
+        terminal.read_until("Your boat is Argo.")
+        terminal.read_until("sent 1 of 5 blocks")
+        terminal.type("/quit\r")
+        assert terminal.process.wait(TIMEOUT) == 0
+    tree = CliRunner().invoke(group, ["tree", "harbour"]).output
+    assert "The kedge" in tree
+
+
+def test_a_chat_in_which_nothing_is_sent_is_not_stored() -> None:
+    """Ctrl-D at the first prompt leaves no empty conversation; --no-save stores nothing at all."""
+    with open_terminal() as terminal:
+        terminal.type(CTRL_D)
+        assert terminal.process.wait(TIMEOUT) == 0
+    with open_terminal("--no-save") as terminal:
+        terminal.read_until("Not saved; /save NAME saves it.")
+        terminal.type("Hello\r")
+        terminal.read_until("sent 1 of 1 block,")
+        terminal.type(CTRL_D)
+        assert terminal.process.wait(TIMEOUT) == 0
+    assert "There are no conversations yet" in CliRunner().invoke(group, ["conversations"]).output
