@@ -1,8 +1,11 @@
 """Full-text search: the same finds on every database."""
 
+from typing import Any, cast
+
 import pytest
 
-from kedge import assistant, tool_call, tool_result, user
+from kedge import Conversation, assistant, tool_call, tool_result, user
+from kedge.errors import InvalidSetting
 from kedge.store import Damage, Store
 from store.sample_conversations import count_rows, create_conversation
 
@@ -22,11 +25,103 @@ async def test_words_are_found_whatever_their_case_and_accents(store: Store) -> 
     assert await store.search("cafe missing") == []
 
 
-@pytest.mark.parametrize("query", ["", "  ", '"', "a OR", "NEAR(", "*", "col:x", "%_", "'; --"])
+@pytest.mark.parametrize(
+    "query", ["", "  ", '"', "OR", "NOT talk", "NEAR(", "*", "col:x", "%_", "'; --"]
+)
 async def test_no_query_is_an_error(store: Store, query: str) -> None:
-    """Punctuation and operators have no meaning."""
+    """Punctuation and operators without words find nothing."""
     await create_conversation(store, 1)
     assert await store.search(query) == []
+
+
+TEXTS = {
+    "a": "The sea is blue, the sky is blue",
+    "b": "blue sea and a storm in the North Sea, with much else that is not blue at all " * 5,
+    "c": "Seafarers sail; stormy weather",
+    "d": "红色的 sea 北京天气",
+}
+QUERIES = [
+    ("blue sea", "ba"),
+    ('"blue sea"', "b"),
+    ('"sea is BLUE"', "a"),
+    ('"sea blue"', ""),
+    ("sea*", "dcba"),
+    ("storm*", "cb"),
+    ('"north sea*', "b"),
+    ("storm", "b"),
+    ("sky OR stormy", "ca"),
+    ("sky OR stormy blue OR 天气", "da"),
+    ("sea -blue", "d"),
+    ("sea NOT blue", "d"),
+    ('blue AND sea NOT "north sea"', "a"),
+    ('sea -"sky is"', "db"),
+    ("storm* -stormy", "b"),
+    ('"sea 北京"', "d"),
+    ('"色的 sea"', "d"),
+    ("北京*", "d"),
+    ("blue OR", "ba"),
+    ("blue NOT", "ba"),
+    ("OR blue", "ba"),
+    ("-blue OR sky", "a"),
+    ("north-sea", "b"),
+]
+
+
+async def test_phrases_prefixes_alternatives_and_exclusions(store: Store) -> None:
+    """The same on every database; the excerpt shows the first match."""
+    row, nodes = await create_conversation(store, 0)
+    blocks = [user(text, id=name) for name, text in TEXTS.items()]
+    await store.append(row, nodes[-1], blocks)
+    for query, expected in QUERIES:
+        found = "".join(hit.block_id for hit in await store.search(query))
+        assert found == expected, query
+    (hit,) = await store.search('"blue at all blue"')
+    assert hit.excerpt.startswith("…")
+    assert "blue at all blue" in hit.excerpt
+
+
+async def test_hits_are_ranked_and_read_page_by_page(store: Store) -> None:
+    """By rank a text with more matches comes first; a page begins after the one before it."""
+    row, nodes = await create_conversation(store, 0)
+    blocks = [user(text, id=name) for name, text in TEXTS.items()]
+    await store.append(row, nodes[-1], blocks)
+    ranked = await store.search("blue OR sea", order="rank")
+    assert "".join(hit.block_id for hit in ranked) == "bad"
+    assert [hit.score for hit in ranked] == sorted((hit.score for hit in ranked), reverse=True)
+    pages = [await store.search("blue OR sea", limit=2, offset=offset) for offset in (0, 2, 4)]
+    assert ["".join(hit.block_id for hit in page) for page in pages] == ["db", "a", ""]
+    (second,) = await store.search("blue OR sea", order="rank", limit=1, offset=1)
+    assert second == ranked[1]
+    with pytest.raises(InvalidSetting, match="order must be one of newest, rank"):
+        await store.search("sea", order=cast("Any", "best"))
+    with pytest.raises(InvalidSetting, match="offset must be 0 or more"):
+        await store.search("sea", offset=-1)
+
+
+async def test_hits_are_selected_by_role_tag_and_time(store: Store) -> None:
+    """Also for a fork, whose tags are its own."""
+    row, nodes = await create_conversation(store, 1)
+    store.clock = lambda: 5000.0
+    await store.append(row, nodes[-1], [user("talk", id="new")])
+    fork = await store.fork(row, nodes[-1].id)
+    await store.update(fork, tags=["sea"])
+    assert {hit.kind for hit in await store.search("talk", role="user")} == {"user"}
+    assert {hit.conversation for hit in await store.search("talk", tag="sea")} == {fork.id}
+    assert await store.search("talk", tag="land") == []
+    (hit,) = await store.search("talk", since=5000.0, until=5001.0)
+    assert (hit.block_id, hit.created_at) == ("new", 5000.0)
+    assert "new" not in {hit.block_id for hit in await store.search("talk", until=5000.0)}
+
+
+async def test_conversations_are_listed_page_by_page_and_by_time(store: Store) -> None:
+    """Most recently changed first."""
+    for time in range(5):
+        store.clock = lambda time=time: float(time)
+        await store.create(str(time))
+    pages = [await store.conversations(limit=2, offset=offset) for offset in (0, 2, 4)]
+    assert [[row.title for row in page] for page in pages] == [["4", "3"], ["2", "1"], ["0"]]
+    rows = await Conversation.list(store, since=1.0, before=3.0)
+    assert [row.title for row in rows] == ["2", "1"]
 
 
 async def test_tools_and_ideographs_are_found(store: Store) -> None:

@@ -57,6 +57,7 @@ from kedge.planning.canonical import canonical_json
 from kedge.providers import connect
 from kedge.store import Claim, ConversationRow, Hit, Node, ResponseRow, Store
 from kedge.store.records import NodeKind
+from kedge.store.search import SearchOrder
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.tools import Approver
 from kedge.turns import Block, Turn, TurnDiff, diff, new_id, user
@@ -239,7 +240,14 @@ class Conversation:
 
     @staticmethod
     async def list(
-        store: Store, *, tag: str | None = None, archived: bool | None = False, limit: int = 100
+        store: Store,
+        *,
+        tag: str | None = None,
+        archived: bool | None = False,
+        limit: int = 100,
+        offset: int = 0,
+        since: float | None = None,
+        before: float | None = None,
     ) -> Sequence[ConversationRow]:
         """Return the conversations of a store, the most recently changed first.
 
@@ -248,19 +256,50 @@ class Conversation:
             tag: Return only conversations with this tag.
             archived: Whether to return archived conversations; None for both.
             limit: The maximum number of conversations.
+            offset: The number of conversations to skip.
+            since: Return only conversations that changed last at or after this time.
+            before: Return only conversations that changed last before this time.
         """
-        return await store.conversations(tag=tag, archived=archived, limit=limit)
+        return await store.conversations(
+            tag=tag, archived=archived, limit=limit, offset=offset, since=since, before=before
+        )
 
     @staticmethod
-    async def search(store: Store, words: str, *, limit: int = 20) -> Sequence[Hit]:
-        """Return the blocks of a store that contain all of these words, the newest first.
+    async def search(
+        store: Store,
+        words: str,
+        *,
+        limit: int = 20,
+        offset: int = 0,
+        role: str | None = None,
+        tag: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        order: SearchOrder = "newest",
+    ) -> Sequence[Hit]:
+        """Return the blocks of a store that match a search.
 
         Args:
             store: The store to search.
-            words: The words, separated by spaces.
+            words: The words, phrases and operators; see ``Store.search``.
             limit: The maximum number of blocks.
+            offset: The number of blocks to skip.
+            role: Return only blocks of this kind, such as ``user``.
+            tag: Return only blocks of conversations with this tag.
+            since: Return only blocks that were added at or after this time.
+            until: Return only blocks that were added before this time.
+            order: ``newest`` or ``rank``.
         """
-        return await store.search(words, limit=limit)
+        return await store.search(
+            words,
+            limit=limit,
+            offset=offset,
+            role=role,
+            tag=tag,
+            since=since,
+            until=until,
+            order=order,
+        )
 
     @staticmethod
     async def import_(store: Store, lines: str | Iterable[str]) -> Sequence[ConversationRow]:

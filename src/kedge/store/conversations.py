@@ -90,7 +90,14 @@ def select_conversation(tx: Tx, name: str, lock: str = "") -> ConversationRow:
 
 
 def select_conversations(
-    tx: Tx, *, tag: str | None, archived: bool | None, limit: int, before: float | None
+    tx: Tx,
+    *,
+    tag: str | None,
+    archived: bool | None,
+    limit: int,
+    offset: int = 0,
+    since: float | None = None,
+    before: float | None = None,
 ) -> list[ConversationRow]:
     """Return conversations, most recently changed first."""
     conditions, values = ["1 = 1"], list[Any]()
@@ -100,13 +107,16 @@ def select_conversations(
     if tag is not None:
         conditions.append("c.number IN (SELECT conversation FROM tags WHERE tag = ?)")
         values.append(tag)
+    if since is not None:
+        conditions.append("c.updated_at >= ?")
+        values.append(since)
     if before is not None:
         conditions.append("c.updated_at < ?")
         values.append(before)
     rows = tx.rows(
         f"SELECT {_COLUMNS} FROM conversations c WHERE {' AND '.join(conditions)} "
-        "ORDER BY c.updated_at DESC, c.number DESC LIMIT ?",
-        (*values, limit),
+        "ORDER BY c.updated_at DESC, c.number DESC LIMIT ? OFFSET ?",
+        (*values, limit, offset),
     )
     tags = _select_tags(tx, [row[-1] for row in rows])
     return [_conversation_from_row(row, tags) for row in rows]

@@ -91,8 +91,12 @@ class Dialect:
     """The condition that indexed text has all terms of a query."""
     quote_term: str
     """The form of one term in such a query."""
+    quote_prefix: str
+    """The form of the beginning of a term in such a query."""
     term_separator: str
     """What joins the terms of such a query."""
+    or_separator: str
+    """What joins the alternatives of such a query."""
     now: str
     """An expression for the database's own time, in seconds since 1970."""
     list_tables: str

@@ -57,7 +57,9 @@ POSTGRESQL = Dialect(
     "VALUES (?, array_to_tsvector(string_to_array(?, ' ')))",
     text_match="texts.words @@ ?::tsquery",
     quote_term="'{}'",
+    quote_prefix="'{}':*",
     term_separator=" & ",
+    or_separator=" | ",
     now="EXTRACT(EPOCH FROM clock_timestamp())::double precision",
     list_tables="SELECT tablename FROM pg_tables WHERE schemaname = current_schema()",
 )

@@ -272,6 +272,10 @@ class Hit:
     block_id: str
     kind: str
     excerpt: str
+    created_at: float = 0.0
+    """When the node was created."""
+    score: float = 1.0
+    """How well the block matches, if the search was ordered by rank."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,23 @@ in the tree when it is found: conversations share blocks, and come and go.
 Text is folded and split here, not by the databases, so that both find the same. Case and accents do not
 matter. Chinese, Japanese, Korean, Thai and other scripts without spaces between words are indexed by
 single characters and by pairs; a query in them matches as a contiguous piece of text.
+
+The index finds the blocks that have the terms of a query. Phrases, excluded words and ranks are decided on
+the text of those blocks, here, so that both databases agree.
 """
 
+import math
 import re
 import unicodedata
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import accumulate
+from typing import Literal, NamedTuple, get_args
 
+from kedge.errors import InvalidSetting
 from kedge.store.block_codec import decode_blocks, extract_text
-from kedge.store.database import Tx
+from kedge.store.database import Dialect, Tx
 from kedge.store.nodes import find_used_nodes, lock_links_shared, select_tree
 from kedge.store.records import Hit
 
@@ -28,6 +35,10 @@ OVERLAP = 1_000
 """How many nodes are indexed again: they get their numbers in one order and are committed in another."""
 EXCERPT_RADIUS = 60
 """Characters of an excerpt on each side of the match."""
+MAX_RANKED = 5_000
+"""How many of the newest matching blocks are ranked."""
+TYPICAL_LENGTH = 500
+"""The length of a text, in characters, at which its length does not change its rank."""
 MAX_WORD = 100
 """Longer words are indexed, and searched for, by their beginning."""
 MAX_INDEXED_BYTES = 500_000
@@ -55,6 +66,13 @@ SELECT l.block, f.tree, l.place, (
 ) AS node FROM links l JOIN nodes f ON f.id = l.branch WHERE l.block IN ({marks}) ORDER BY node
 """
 
+_SELECT_CONVERSATIONS = """
+SELECT c.id, c.number, c.head,
+    EXISTS (SELECT 1 FROM tags t WHERE t.conversation = c.number AND t.tag = ?) AS is_tagged
+FROM conversations c WHERE c.tree = ? ORDER BY c.number
+"""
+_QUERY_PART = re.compile(r'(?P<minus>(?<!\S)-)?(?:"(?P<phrase>[^"]*)"?|(?P<plain>[^\s"]+))')
+
 
 def fold_text(text: str) -> str:
     """Return a text without case and accents."""
@@ -67,42 +85,164 @@ def fold_text(text: str) -> str:
     return unicodedata.normalize("NFC", "".join(plain))
 
 
-@dataclass(frozen=True)
-class Query:
-    """The words of a search."""
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """Which hits of a search are returned; see `Store.search`."""
 
-    words: tuple[str, ...]
-    """Words of scripts with spaces; a text must contain each."""
-    runs: tuple[str, ...]
-    """Pieces of text in scripts without spaces; a text must contain each."""
+    limit: int = 20
+    offset: int = 0
+    role: str | None = None
+    tag: str | None = None
+    since: float | None = None
+    until: float | None = None
+    order: "SearchOrder" = "newest"
+
+    def __post_init__(self) -> None:
+        if self.order not in get_args(SearchOrder):
+            choices = ", ".join(get_args(SearchOrder))
+            raise InvalidSetting(f"order must be one of {choices}, not {self.order!r}")
+        if self.offset < 0:
+            raise InvalidSetting(f"offset must be 0 or more, not {self.offset}")
+
+
+SearchOrder = Literal["newest", "rank"]
+
+
+@dataclass(frozen=True, slots=True)
+class Atom:
+    """A word, a beginning of words, a phrase, or a piece of text in a script without spaces.
+
+    ``pattern`` occurs in the token text of every text that has the atom; see `to_token_text`. ``terms``
+    are the terms of the index that such a text has; of a prefix, the last one is the beginning of a term.
+    """
+
+    pattern: str
+    terms: tuple[str, ...]
+    is_prefix: bool = False
+
+    @classmethod
+    def build(cls, words: Sequence[re.Match[str]], *, is_prefix: bool = False) -> "Atom":
+        """Make an atom of adjacent words."""
+        first, last = words[0], words[-1]
+        is_prefix = is_prefix and not last[1]
+        start, end = "" if first[1] else " ", "" if last[1] or is_prefix else " "
+        tokens = [_get_token(match) for match in words]
+        terms: list[str] = []
+        for match, token in zip(words, tokens, strict=True):
+            terms += (_pairs(token) or [token]) if match[1] else [token]
+        return cls(f"{start}{' '.join(tokens)}{end}", tuple(terms), is_prefix)
+
+    @property
+    def is_word(self) -> bool:
+        """Whether the index alone decides whether a text has it."""
+        return len(self.terms) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Atoms that a text must have, and atoms that it must not have."""
+
+    required: tuple[Atom, ...]
+    excluded: tuple[Atom, ...] = ()
+
+    def matches(self, tokens: str) -> bool:
+        """Return whether a token text matches."""
+        has_all = all(atom.pattern in tokens for atom in self.required)
+        return has_all and not any(atom.pattern in tokens for atom in self.excluded)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """The alternatives of a search, of which a text must match one."""
+
+    alternatives: tuple[Alternative, ...]
 
     @classmethod
     def parse(cls, text: str) -> "Query":
-        """Split what a person typed; punctuation has no meaning."""
-        found = list(_WORD.finditer(fold_text(text)))
-        words = [match.group()[:MAX_WORD] for match in found if not match[1]]
-        return cls(tuple(words), tuple(match[1] for match in found if match[1]))
+        """Parse a search: words, ``"phrases"``, ``begin*``, ``-excluded`` or ``NOT``, and ``OR``.
 
-    @cached_property
-    def terms(self) -> tuple[str, ...]:
-        """The terms of the index that a matching block has."""
-        terms = [*self.words]
-        for run in self.runs:
-            terms += _pairs(run) or [run]
-        return tuple(dict.fromkeys(terms))
+        Other punctuation has no meaning. An alternative without anything to look for is left out.
+        """
+        found: list[tuple[list[Atom], list[Atom]]] = [([], [])]
+        is_negated = False
+        for match in _QUERY_PART.finditer(text):
+            plain, phrase = match["plain"], match["phrase"]
+            if plain == "OR":
+                found.append(([], []))
+            elif plain == "NOT":
+                is_negated = True
+            elif plain != "AND":
+                words = list(_WORD.finditer(fold_text(plain or phrase or "")))
+                is_prefix = bool(plain) and plain.endswith("*")
+                if words and (match["minus"] or is_negated):
+                    found[-1][1].append(Atom.build(words, is_prefix=is_prefix))
+                elif words and plain is None:
+                    found[-1][0].append(Atom.build(words))
+                else:
+                    for word in words:
+                        last = word is words[-1]
+                        found[-1][0].append(Atom.build([word], is_prefix=is_prefix and last))
+                is_negated = False
+        return cls(tuple(Alternative(tuple(need), tuple(avoid)) for need, avoid in found if need))
 
-    def matches(self, folded: str) -> bool:
-        """Whether a text that has all terms contains every run; pairs may come from several places."""
-        return all(run in folded for run in self.runs)
+    @property
+    def needs_text(self) -> bool:
+        """Whether the index alone does not decide whether a text matches."""
+        return any(
+            each.excluded or not all(atom.is_word for atom in each.required)
+            for each in self.alternatives
+        )
+
+    def matches(self, tokens: str) -> bool:
+        """Return whether a token text matches; see `to_token_text`."""
+        return any(each.matches(tokens) for each in self.alternatives)
+
+    def score(self, tokens: str) -> float:
+        """Return how well a token text matches: by BM25, but for the frequency of terms elsewhere.
+
+        It depends on the text alone, so that every database returns the same order.
+        """
+        length = 1.2 * (0.25 + 0.75 * len(tokens) / TYPICAL_LENGTH)
+        scores = [
+            sum(count / (count + length) for count in map(tokens.count, patterns))
+            for each in self.alternatives
+            if each.matches(tokens)
+            for patterns in [[atom.pattern for atom in each.required]]
+        ]
+        return max(scores, default=0.0)
 
     def find(self, folded: str) -> int:
-        """Return the position of the first match in a text."""
-        places = [folded.find(run) for run in self.runs]
-        for match in _WORD.finditer(folded) if self.words else ():
-            if match.group()[:MAX_WORD] in self.words:
-                places.append(match.start())
-                break
-        return min((place for place in places if place >= 0), default=0)
+        """Return the position of the first match in a folded text."""
+        words = list(_WORD.finditer(folded))
+        tokens = to_token_text(folded)
+        ends = list(accumulate(len(_get_token(word)) + 1 for word in words))
+        atoms = (atom for each in self.alternatives for atom in each.required)
+        starts = (tokens.find(atom.pattern) + atom.pattern.startswith(" ") for atom in atoms)
+        first = min((start for start in starts if start > 0), default=0)
+        index = bisect_left(ends, first)
+        return words[index].start() if index < len(words) else 0
+
+    def index_expression(self, dialect: Dialect) -> str:
+        """Return the query of the index for the blocks that may match."""
+        alternatives: list[str] = []
+        for each in self.alternatives:
+            terms: dict[str, None] = {}
+            for atom in each.required:
+                *plain, last = atom.terms
+                quoted = dialect.quote_prefix if atom.is_prefix else dialect.quote_term
+                terms |= dict.fromkeys(dialect.quote_term.format(term) for term in plain)
+                terms[quoted.format(last)] = None
+            alternatives.append(f"({dialect.term_separator.join(terms)})")
+        return dialect.or_separator.join(alternatives)
+
+
+def to_token_text(folded: str) -> str:
+    """Return the words of a folded text, with a space before and after each."""
+    return f" {' '.join(map(_get_token, _WORD.finditer(folded)))} "
+
+
+def _get_token(match: re.Match[str]) -> str:
+    return match[1] or match.group()[:MAX_WORD]
 
 
 def _pairs(run: str) -> list[str]:
@@ -154,30 +294,66 @@ def find_unindexed(tx: Tx, upto: int) -> list[int]:
     return [block for (block,) in tx.rows(f"SELECT DISTINCT b.id {_UNINDEXED}", (0, upto))]
 
 
-def find_blocks(tx: Tx, text: str, limit: int, *, index_is_complete: bool = True) -> list[Hit]:
-    """Return the blocks that match a query, newest first, once for each of their conversations.
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """A matching block as part of one conversation."""
+
+    body: str
+    use: "_Use"
+    score: float
+
+
+class _Use(NamedTuple):
+    """A conversation that has a block, and the first node that has it there."""
+
+    conversation: str
+    node: int
+    created_at: float
+
+
+def find_blocks(
+    tx: Tx, text: str, options: SearchOptions, *, index_is_complete: bool = True
+) -> list[Hit]:
+    """Return the blocks that match a query, once for each of their conversations.
 
     If the index could not be brought up to date, the blocks that are missing in it are read instead.
     """
     query = Query.parse(text)
-    if not query.terms:
+    if not query.alternatives:
         return []
-    hits: list[Hit] = []
-    conversations = _Conversations(tx)
+    matches: list[_Match] = []
+    conversations = _Conversations(tx, options)
     pages = _iter_pages(tx, query)
     if not index_is_complete:
         pages = iter([_scan_unindexed(tx, query), *pages])
-    for page in pages:
-        matching = [(block, body) for block, body in page if query.matches(_fold_body(body))]
-        users = conversations.find([block for block, _ in matching])
-        hits += [
-            _build_hit(name, node, body, query)
-            for block, body in matching
-            for name, node in users.get(block, {}).items()
+    last = options.offset + options.limit
+    is_ranked = options.order == "rank"
+    for scanned, page in enumerate(pages, 1):
+        selected = [row for row in page if options.role in (None, _get_kind(options, row[1]))]
+        scores = {block: _score(body, query, is_ranked=is_ranked) for block, body in selected}
+        uses = conversations.find([block for block, _ in selected if scores[block]])
+        matches += [
+            _Match(body, use, scores[block])
+            for block, body in selected
+            for use in uses.get(block, {}).values()
         ]
-        if len(hits) >= limit:
+        if scanned * PAGE_SIZE >= MAX_RANKED if is_ranked else len(matches) >= last:
             break
-    return hits[:limit]
+    if is_ranked:
+        matches.sort(key=lambda match: -match.score)
+    return [_build_hit(match, query) for match in matches[options.offset : last]]
+
+
+def _get_kind(options: SearchOptions, body: str) -> str | None:
+    return decode_blocks([body])[0].kind if options.role else None
+
+
+def _score(body: str, query: Query, *, is_ranked: bool) -> float:
+    """Return the score of a block that has all terms of a query; 0 if it does not match."""
+    if not is_ranked and not query.needs_text:
+        return 1.0
+    tokens = to_token_text(_fold_body(body))
+    return query.score(tokens) if is_ranked else float(query.matches(tokens))
 
 
 def _fold_body(body: str) -> str:
@@ -185,9 +361,9 @@ def _fold_body(body: str) -> str:
 
 
 def _iter_pages(tx: Tx, query: Query) -> Iterator[list[tuple[int, str]]]:
-    """Yield the blocks that have all terms of a query, newest first."""
+    """Yield the blocks that have all terms of an alternative, newest first."""
     dialect = tx.dialect
-    terms = dialect.term_separator.join(dialect.quote_term.format(term) for term in query.terms)
+    terms = query.index_expression(dialect)
     before = 1 << 62
     while True:
         page = tx.rows(
@@ -202,51 +378,72 @@ def _iter_pages(tx: Tx, query: Query) -> Iterator[list[tuple[int, str]]]:
 
 
 def _scan_unindexed(tx: Tx, query: Query) -> list[tuple[int, str]]:
-    """Return the blocks that are missing in the index and have all terms of a query."""
+    """Return the blocks that are missing in the index and match a query."""
     span = (get_index_position(tx), _newest_node(tx))
     rows = tx.rows(f"SELECT DISTINCT b.id, b.body {_UNINDEXED} ORDER BY b.id DESC", span)
-    wanted = set(query.terms)
-    return [(block, body) for block, body in rows if wanted <= {*index_terms(_fold_body(body))}]
+    return [(block, body) for block, body in rows if query.matches(to_token_text(_fold_body(body)))]
+
+
+_Tree = list[tuple[str, dict[int, int] | None]]
 
 
 class _Conversations:
     """Finds the conversations that blocks belong to, reading every tree once."""
 
-    def __init__(self, tx: Tx) -> None:
+    def __init__(self, tx: Tx, options: SearchOptions) -> None:
         self._tx = tx
-        self._trees: dict[int, list[tuple[str, dict[int, int] | None]]] = {}
+        self._options = options
+        self._trees: dict[int, _Tree] = {}
 
-    def find(self, blocks: Sequence[int]) -> dict[int, dict[str, int]]:
+    def find(self, blocks: Sequence[int]) -> dict[int, dict[str, _Use]]:
         """Return the conversations of each block by id, with the first node that has it."""
-        found: dict[int, dict[str, int]] = {}
+        found: dict[int, dict[str, _Use]] = {}
         if not blocks:
             return found
-        marks = ", ".join("?" * len(blocks))
-        for block, tree, place, node in self._tx.rows(_SELECT_NODES.format(marks=marks), blocks):
+        rows = self._tx.rows(_SELECT_NODES.format(marks=_marks(blocks)), blocks)
+        times = self._load_times([row[3] for row in rows])
+        for block, tree, place, node in rows:
+            if node not in times:
+                continue
             for name, used in self._load_tree(tree):
                 if used is None or used.get(node, 0) > place:
-                    found.setdefault(block, {}).setdefault(name, node)
+                    found.setdefault(block, {}).setdefault(name, _Use(name, node, times[node]))
         return found
 
-    def _load_tree(self, tree: int) -> list[tuple[str, dict[int, int] | None]]:
+    def _load_times(self, nodes: Sequence[int]) -> dict[int, float]:
+        """Return when nodes were created, of those in the time range of the search."""
+        since = -math.inf if self._options.since is None else self._options.since
+        until = math.inf if self._options.until is None else self._options.until
+        query = f"SELECT id, created_at FROM nodes WHERE id IN ({_marks(nodes)})"
+        rows = self._tx.rows(query, nodes) if nodes else []
+        return {node: created_at for node, created_at in rows if since <= created_at < until}
+
+    def _load_tree(self, tree: int) -> _Tree:
         """Return the conversations of a tree, with the nodes they use; None if one uses all."""
         if tree not in self._trees:
-            query = "SELECT id, number, head FROM conversations WHERE tree = ? ORDER BY number"
-            rows = self._tx.rows(query, (tree,))
+            tag = self._options.tag
+            rows = self._tx.rows(_SELECT_CONVERSATIONS, (tag or "", tree))
             nodes = select_tree(self._tx, tree) if len(rows) > 1 else []
             own: dict[int, list[int]] = {}
             for node in nodes:
                 own.setdefault(node.conversation, []).append(node.id)
             self._trees[tree] = [
                 (name, find_used_nodes(nodes, [*own.get(number, ()), head]) if nodes else None)
-                for name, number, head in rows
+                for name, number, head, is_tagged in rows
+                if tag is None or is_tagged
             ]
         return self._trees[tree]
 
 
-def _build_hit(conversation: str, node: int, body: str, query: Query) -> Hit:
-    (block,) = decode_blocks([body])
-    return Hit(conversation, node, block.id, block.kind, _build_excerpt(extract_text(body), query))
+def _marks(values: Sequence[object]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _build_hit(match: _Match, query: Query) -> Hit:
+    (block,) = decode_blocks([match.body])
+    name, node, created_at = match.use
+    excerpt = _build_excerpt(extract_text(match.body), query)
+    return Hit(name, node, block.id, block.kind, excerpt, created_at, match.score)
 
 
 def _build_excerpt(text: str, query: Query) -> str:

@@ -49,7 +49,9 @@ SQLITE = Dialect(
     insert_text="INSERT INTO texts (rowid, body) VALUES (?, ?)",
     text_match="texts MATCH ?",
     quote_term='"{}"',
-    term_separator=" ",
+    quote_prefix='"{}"*',
+    term_separator=" AND ",
+    or_separator=" OR ",
     now="((julianday('now') - 2440587.5) * 86400.0)",
     list_tables="SELECT name FROM sqlite_master WHERE type = 'table'",
 )

@@ -185,6 +185,8 @@ class Store:
         tag: str | None = None,
         archived: bool | None = False,
         limit: int = 100,
+        offset: int = 0,
+        since: float | None = None,
         before: float | None = None,
     ) -> list[ConversationRow]:
         """Return conversations, most recently changed first.
@@ -193,11 +195,20 @@ class Store:
             tag: Only those with this tag.
             archived: Only archived ones, or only others; None for all.
             limit: The maximum number to return.
-            before: Only those that changed before this time.
+            offset: The number to skip.
+            since: Only those that changed last at or after this time.
+            before: Only those that changed last before this time; with the time of the last row of a page,
+                the next page.
         """
         return await self.database.read(
             lambda tx: conversations.select_conversations(
-                tx, tag=tag, archived=archived, limit=limit, before=before
+                tx,
+                tag=tag,
+                archived=archived,
+                limit=limit,
+                offset=offset,
+                since=since,
+                before=before,
             )
         )
 
@@ -623,18 +634,41 @@ class Store:
 
     # Search, export, import, maintenance
 
-    async def search(self, words: str, *, limit: int = 20) -> list[Hit]:
+    async def search(
+        self,
+        words: str,
+        *,
+        limit: int = 20,
+        offset: int = 0,
+        role: str | None = None,
+        tag: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        order: search.SearchOrder = "newest",
+    ) -> list[Hit]:
         """Find blocks by their text, in all conversations.
 
         Case and accents do not matter. The search index is brought up to date first.
 
         Args:
-            words: What to look for; a block matches if it has all of the words.
+            words: What to look for; a block matches if it has all of the words. ``"a phrase"`` matches
+                adjacent words, ``begin*`` words with this beginning, ``-word`` or ``NOT word`` excludes
+                blocks, and ``OR`` separates alternatives.
             limit: The maximum number of hits.
+            offset: The number of hits to skip.
+            role: Only blocks of this kind: ``user``, ``assistant``, ``tool_result``, …
+            tag: Only conversations with this tag.
+            since: Only blocks that were added at or after this time.
+            until: Only blocks that were added before this time.
+            order: ``newest`` or ``rank``: the best matches first, among the newest 5,000 blocks.
 
         Returns:
-            The hits, newest block first; a block of several conversations is a hit in each of them.
+            The hits; a block of several conversations is a hit in each of them.
+
+        Raises:
+            InvalidSetting: The order or the offset is not allowed.
         """
+        options = search.SearchOptions(limit, offset, role, tag, since, until, order)
         after = await self.database.read(search.get_index_position)
         try:
             while after is not None:
@@ -644,7 +678,7 @@ class Store:
         except StoreReadOnly:  # blocks that are not indexed are read one by one
             pass
         return await self.database.read(
-            lambda tx: search.find_blocks(tx, words, limit, index_is_complete=after is None)
+            lambda tx: search.find_blocks(tx, words, options, index_is_complete=after is None)
         )
 
     async def export(self, conversation: ConversationRow) -> str:
