@@ -34,7 +34,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 def count_questions(server: TestServer) -> Counter[str]:
     """How often each question came to the server."""
-    return Counter(each.body["input"][-1]["content"][0]["text"] for each in server.requests)
+    return Counter(each.body["input"][-1]["content"] for each in server.requests)
 
 
 async def answered_questions(store: Store, name: str) -> set[str]:

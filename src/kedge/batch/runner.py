@@ -37,6 +37,9 @@ class AsyncioRunner:
         approve: Is called before each tool call and may deny it or change its arguments.
     """
 
+    tools: Tools = ()
+    approve: Approver | None = None
+
     def __init__(self, *, tools: Tools = (), approve: Approver | None = None) -> None:
         self.tools, self.approve = tools, approve
 
