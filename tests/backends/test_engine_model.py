@@ -715,3 +715,15 @@ def test_a_context_beyond_the_window_is_refused_or_cut(upstream: TestServer) -> 
             client.responses.create(model="any", input=words)
         assert caught.value.code == "context_length_exceeded"
         assert client.responses.create(model="any", input="many words here " * 50).output_text
+
+
+def test_tools_in_the_input_reach_a_responses_api_only(client: OpenAI, kind: str) -> None:
+    """Codex sends them for model names that it knows; without its tools it would do nothing."""
+    item: Any = {"type": "additional_tools", "role": "developer", "tools": [WEATHER]}
+    asked: Any = {"model": "any", "input": [item, {"role": "user", "content": "Hi"}]}
+    if kind.startswith("responses"):
+        assert client.responses.create(**asked).output_text.startswith('You said: "Hi"')
+        return
+    with pytest.raises(openai.BadRequestError, match="send the tools as 'tools'") as caught:
+        client.responses.create(**asked)
+    assert caught.value.param == "input"

@@ -139,11 +139,30 @@ async def run_langchain(base_url: str, chained: bool) -> list[str]:
     return texts
 
 
+async def run_agent_framework(base_url: str, chained: bool) -> list[str]:
+    """agent-framework with a history of its messages; in a tool loop it chains by itself."""
+    from agent_framework import Agent, Message
+    from agent_framework.openai import OpenAIChatClient
+
+    async with make_client(base_url, chained) as client:
+        chat = OpenAIChatClient(model="practice", async_client=client)
+        agent = Agent(client=chat, instructions="Be brief.", tools=[add])
+        history: list[Any] = []
+        texts: list[str] = []
+        for message in MESSAGES:
+            history.append(Message("user", [message]))
+            response = await agent.run(history)
+            history += response.messages
+            texts.append(response.text)
+    return texts
+
+
 FRAMEWORKS: dict[str, Run] = {
     "openai": run_bare,
     "pydantic-ai-slim": run_pydantic_ai,
     "openai-agents": run_openai_agents,
     "langchain-openai": run_langchain,
+    "agent-framework-openai": run_agent_framework,
 }
 
 

@@ -214,6 +214,15 @@ class EngineModel:
         return str(getattr(unwrap(self._engine), "scope", ""))
 
     def _build_turn(self, ask: PracticeRequest, decrypt_reasoning: Any) -> Turn:
+        if self._is_stateless_api and any(
+            item.get("type") == "additional_tools" for item in ask.items
+        ):
+            raise UnsupportedParameter(
+                "input",
+                "send the tools as 'tools' (Codex does so if its 'model' is a name that it does not "
+                "know)",
+                "the API of the model has no additional_tools items",
+            )
         text_results = isinstance(unwrap(self._engine), ChatCompletionsEngine)
         return build_turn(ask, decrypt_reasoning, self._scope, text_results=text_results)
 
