@@ -110,7 +110,9 @@ def test_two_branches_stand_side_by_side(page: PageServer, watched: WatchedTab) 
     tab.get_by_role("button", name="Compare").click()
     expect(tab.locator("[data-side=left] .said.user .prose")).to_have_text("To the right")
     expect(tab.locator("[data-side=right] .said.user .prose")).to_have_text("To the left")
-    left, right = (tab.locator(f"[data-side={side}]").bounding_box() for side in ("left", "right"))
+    left, right = (
+        tab.locator(f"[data-side={side}]").first.bounding_box() for side in ("left", "right")
+    )
     assert left
     assert right
     assert left["x"] + left["width"] <= right["x"]

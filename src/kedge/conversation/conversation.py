@@ -369,18 +369,23 @@ class Conversation:
             return await stream.finish()
 
     def stream(
-        self, *messages: Block | str, key: str = "", at: int | None = None, **options: Any
+        self,
+        *messages: Block | str,
+        key: str = "",
+        at: int | None = None,
+        keep: int | None = None,
+        **options: Any,
     ) -> ConversationStream:
         """Send messages and return the events of the turn; at its end it has the ``reply``.
 
-        Args and errors are those of ``send``; errors are raised by the iteration.
+        Args and errors are those of ``send``; errors are raised by the iteration. With ``keep``, the
+        messages follow the first ``keep`` blocks of the node, instead of all.
         """
         blocks = tuple(_as_block(each) for each in messages)
+        build_task = partial(self._build_task, blocks, at, keep, key)
         if key:
-            return ConversationStream(partial(self._stream_once, key, blocks, at, options))
-        return ConversationStream(
-            partial(self._run, partial(self._build_task, blocks, at), options)
-        )
+            return ConversationStream(partial(self._stream_once, key, blocks, build_task, options))
+        return ConversationStream(partial(self._run, build_task, options))
 
     async def resume(self, node: int | None = None, **options: Any) -> Reply:
         """Continue with a question that was stored and never answered.
@@ -723,15 +728,22 @@ class Conversation:
         async with ConversationStream(partial(self._run, build_task, options)) as stream:
             return await stream.finish()
 
-    async def _build_task(self, blocks: Sequence[Block], at: int | None, key: str = "") -> TurnTask:
+    async def _build_task(
+        self, blocks: Sequence[Block], at: int | None, keep: int | None, key: str
+    ) -> TurnTask:
         checkpoint = Checkpoint(self.store, self.row, self._node, self.turn)
         if at is not None and at != self.head:
             loaded = await self.store.load(self.row, at)
             checkpoint = Checkpoint(self.store, self.row, loaded.node, loaded.turn(self.id))
-        return TurnTask(checkpoint, checkpoint.turn.append(*blocks), self.head, key)
+        before = checkpoint.turn if keep is None else checkpoint.turn.take(keep)
+        return TurnTask(checkpoint, before.append(*blocks), self.head, key)
 
     async def _stream_once(
-        self, key: str, blocks: Sequence[Block], at: int | None, options: dict[str, Any]
+        self,
+        key: str,
+        blocks: Sequence[Block],
+        build_task: Callable[[], Awaitable[TurnTask]],
+        options: dict[str, Any],
     ) -> AsyncGenerator[Event | Reply]:
         """Run the turn with this key, unless it was run already."""
         request = ClaimRequest(self.store, self.row, key, new_id("run"), self.lease)
@@ -744,11 +756,8 @@ class Conversation:
             return
         async with request.maintain():
             point = await self._find_claimed_turn(claim.question) if claim.question else None
-            if point:
-                events = self._resume_at(point, key, options)
-            else:
-                events = self._run(partial(self._build_task, blocks, at, key), options)
-            async with aclosing(events):
+            resumed = self._resume_at(point, key, options) if point else None
+            async with aclosing(resumed or self._run(build_task, options)) as events:
                 async for event in events:
                     yield event
 

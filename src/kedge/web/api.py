@@ -22,6 +22,7 @@ from kedge.web.openapi import ApiCall, Operation, RequestError, build_openapi, e
 from kedge.web.runs import TurnRun
 from kedge.web.send import (
     TurnRequest,
+    edit_block,
     resolve_resume,
     resolve_turn,
     start_run,
@@ -117,6 +118,11 @@ async def resume_turn(call: ApiCall) -> BaseModel | Response:
     given: schemas.NewResume = call.body
     request = await resolve_resume(call.service, call.path_text("id"), given)
     return await _run(call, request, stream=given.stream)
+
+
+async def edit_conversation(call: ApiCall) -> BaseModel:
+    """Replace the text of a block; nothing is sent."""
+    return await edit_block(call.service, call.path_text("id"), call.body)
 
 
 async def _run(call: ApiCall, request: TurnRequest, *, stream: bool) -> BaseModel | Response:
@@ -325,6 +331,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "POST", f"{_CONVERSATION_PATH}/resume", resume_turn, "Send a question without an answer again",
         schemas.TurnShape, body=schemas.NewResume, media_type=EVENT_STREAM, errors=(404, 409, 502, 503),
+    ),
+    Operation(
+        "POST", f"{_CONVERSATION_PATH}/edit", edit_conversation, "Replace the text of a block without sending it",
+        schemas.EditShape, body=schemas.BlockEdit, errors=(404, 409),
     ),
     Operation(
         "GET", f"{_CONVERSATION_PATH}/runs", list_runs, "List the running turns", schemas.RunList, errors=(404,)

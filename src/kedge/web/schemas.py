@@ -127,6 +127,10 @@ class NewAttachment(RequestBody):
 class RequestSettings(RequestBody):
     """Settings of a request; those that are absent are left to the conversation and the model."""
 
+    head: Number | None = Field(
+        None, description="The head as the client knows it; the request fails if it has moved."
+    )
+
     model: Name = Field(
         "", description="A model of this server; the conversation's own model if empty."
     )
@@ -164,6 +168,16 @@ class NewResume(RequestSettings):
         description="Start again at the question, instead of after its last stored step.",
     )
     stream: bool = False
+
+
+class BlockEdit(RequestBody):
+    """A new text of a block; nothing is sent."""
+
+    block: Name = Field(description="The id of a block on the path to the head.")
+    text: Text = Field(min_length=1)
+    head: Number | None = Field(
+        None, description="The head as the client knows it; the request fails if it has moved."
+    )
 
 
 class NewFork(RequestBody):
@@ -265,6 +279,13 @@ class TurnPage(ApiModel):
     conversation: str
     node: int
     blocks: list[dict[str, Any]]
+
+
+class EditShape(ApiModel):
+    """The node of an edit, which is the new head."""
+
+    conversation: str
+    node: int
 
 
 class RunShape(ApiModel):

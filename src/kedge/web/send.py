@@ -1,8 +1,8 @@
 """Send a message in a conversation as a run, and publish the events of the turn."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,10 +23,24 @@ from kedge.middleware import BaseMiddleware
 from kedge.planning import RequestPlan
 from kedge.planning.explain import describe_rejection, format_headline
 from kedge.store.listing import read_tree
-from kedge.turns import Block, Part, TextPart, Turn, UserBlock, system, user
+from kedge.turns import (
+    AssistantBlock,
+    Block,
+    Part,
+    SystemBlock,
+    TextPart,
+    Turn,
+    UserBlock,
+    assistant,
+    system,
+    user,
+)
 from kedge.web.attachments import parse_attachment
+from kedge.web.openapi import RequestError
 from kedge.web.runs import TurnRun
 from kedge.web.schemas import (
+    BlockEdit,
+    EditShape,
     NewResume,
     NewTurn,
     PlanShape,
@@ -35,7 +49,13 @@ from kedge.web.schemas import (
     TurnShape,
     UsageShape,
 )
-from kedge.web.service import ConversationService, OpenConversation, path_to, read_instructions
+from kedge.web.service import (
+    EDITED_KEY,
+    ConversationService,
+    OpenConversation,
+    path_to,
+    read_instructions,
+)
 from kedge.web.transcript import iter_block_ranges
 
 
@@ -50,6 +70,8 @@ class TurnRequest:
     blocks: Sequence[Block] = ()
     at: int | None = None
     """The node to continue from; None for the head."""
+    keep: int | None = None
+    """The number of blocks of that node's path to continue after; None for all."""
     question: int = 0
     """A stored question to continue with, instead of the message."""
     restart: bool = False
@@ -64,7 +86,7 @@ class TurnRequest:
         options |= self.options
         if self.question:
             return conversation.stream_resume(self.question, restart=self.restart, **options)
-        return conversation.stream(*self.blocks, at=self.at, **options)
+        return conversation.stream(*self.blocks, at=self.at, keep=self.keep, **options)
 
 
 async def resolve_turn(service: ConversationService, name: str, given: NewTurn) -> TurnRequest:
@@ -76,10 +98,12 @@ async def resolve_turn(service: ConversationService, name: str, given: NewTurn) 
     at = given.previous_response_id or ("" if given.at is None else str(given.at))
     parts = [parse_attachment(each) for each in given.attachments]
     opened = await service.open(name, at, given.model, _build_middleware(given))
+    check_head(opened, given.head)
     options = {"key": given.key, **_build_options(given), **opened.options}
     if given.edit is not None:
-        blocks, parent = await _edit_question(service, opened, given.edit, given.text, parts)
-        return TurnRequest(opened, blocks, parent, text=given.text, options=options)
+        edit = partial(_replace_text, text=given.text, added=parts)
+        blocks, parent, keep = await _edit_question(service, opened, given.edit, edit)
+        return TurnRequest(opened, blocks, parent, keep, text=given.text, options=options)
     node = opened.node if at else None
     message = user([given.text, *parts])
     return TurnRequest(opened, [message], node, text=given.text, options=options)
@@ -92,6 +116,7 @@ async def resolve_resume(service: ConversationService, name: str, given: NewResu
         KedgeError: If there is no such question, or its model is not available; nothing was written.
     """
     opened = await service.open(name, str(given.node), given.model, _build_middleware(given))
+    check_head(opened, given.head)
     question = next(node for node in opened.tree.nodes if node.id == given.node)
     if question.kind != "asked":
         raise NotInStore(f"node {given.node} is not a question; give the node of a question")
@@ -137,32 +162,78 @@ class _InstructionsMiddleware(BaseMiddleware):
         return turn.insert(0, system(self.text)) if self.text else turn
 
 
+def check_head(opened: OpenConversation, head: int | None) -> None:
+    """Reject a request of a client that does not know the current head; nothing was written."""
+    now = opened.conversation.row.head
+    if head is not None and head != now:
+        raise RequestError(
+            409,
+            "head_conflict",
+            f"the conversation was continued elsewhere: its head is node {now}; read it, or send again "
+            f"with head {now} to continue from here on a new branch",
+        )
+
+
 async def _edit_question(
     service: ConversationService,
     opened: OpenConversation,
     block_id: str,
-    text: str,
-    added: Sequence[Part] = (),
-) -> tuple[list[Block], int]:
-    """Return the question that a block is part of, with new text, and the node before it."""
+    edit: Callable[[Block], Block],
+) -> tuple[list[Block], int, int | None]:
+    """Return an edited question, the node to continue from, and how many of its blocks remain.
+
+    A question that was appended by a node is sent again after the node before it, with its other
+    blocks. In a rewritten history the edited block follows the blocks before it.
+    """
+    path = path_to(opened.tree, opened.node)
+    lengths = {node.id: node.length for node in path}
     blocks = (await service.store.load(opened.conversation.row, opened.node)).blocks
-    for question, start, stop in iter_block_ranges(path_to(opened.tree, opened.node)):
-        old = blocks[start:stop]
-        if any(block.id == block_id for block in old):
-            new = [
-                _replace_text(block, text, added) if block.id == block_id else block
-                for block in old
-            ]
-            return new, question.parent
+    for node, start, stop in iter_block_ranges(path):
+        for index in range(start, stop):
+            if blocks[index].id != block_id:
+                continue
+            if node.kind == "asked" and start == lengths[node.parent]:
+                old = blocks[start:stop]
+                new = [edit(block) if block.id == block_id else block for block in old]
+                return new, node.parent, None
+            return [edit(blocks[index])], node.id, index
     raise NotInStore(f"there is no block {block_id!r} on the path to node {opened.node}")
 
 
-def _replace_text(block: Block, text: str, added: Sequence[Part]) -> Block:
+def _replace_text(block: Block, text: str, added: Sequence[Part] = ()) -> Block:
     """Replace the text of a user block; images and files are retained."""
     if not isinstance(block, UserBlock):
         raise InvalidSetting("only user messages can be edited and sent again")
     rest = (part for part in block.parts if not isinstance(part, TextPart))
-    return replace(block, id="", parts=(TextPart(text), *rest, *added))
+    metadata = {**block.metadata, EDITED_KEY: block.id}
+    return user([TextPart(text), *rest, *added], metadata=metadata)
+
+
+async def edit_block(service: ConversationService, name: str, given: BlockEdit) -> EditShape:
+    """Replace the text of a block on the path to the head; nothing is sent.
+
+    Raises:
+        InvalidSetting: The block has no text that can be replaced.
+        HeadConflict: The head has moved.
+    """
+    opened = await service.open(name)
+    check_head(opened, given.head)
+    conversation = opened.conversation
+    old = conversation.turn.blocks[conversation.turn.index(given.block)]
+    match old:
+        case UserBlock():
+            rest = (part for part in old.parts if not isinstance(part, TextPart))
+            new: Block = user([TextPart(given.text), *rest])
+        case AssistantBlock():
+            new = assistant(given.text)
+        case SystemBlock():
+            new = system(given.text, role=old.role)
+        case _:
+            raise InvalidSetting(
+                "only messages of the user, the model and the system can be edited"
+            )
+    node = await conversation.edit(given.block, new)
+    return EditShape(conversation=conversation.id, node=node.id)
 
 
 def start_run(service: ConversationService, request: TurnRequest, *, streaming: bool) -> TurnRun:

@@ -19,11 +19,13 @@ from kedge.store.listing import (
     StoredTree,
     find_by_title,
     list_summaries,
+    load_attached,
     load_exchanges,
     read_tree,
 )
 from kedge.turns import Block, SystemBlock
 from kedge.web.attachments import FILE_TYPES, IMAGE_TYPES
+from kedge.web.block_diff import block_text, build_diff, pair_edits
 from kedge.web.chain_graph import (
     ChainGraph,
     Layout,
@@ -37,6 +39,8 @@ from kedge.web.plan_card import build_plan_card, rebuild_plan
 from kedge.web.runs import RunRegistry, TurnRun
 from kedge.web.schemas import ListQuery
 from kedge.web.transcript import (
+    mark_edits,
+    mark_messages,
     render_exchanges,
     render_pending,
     render_ranges,
@@ -71,6 +75,10 @@ async def find_conversations(
 
 MAX_EXCHANGES = 40
 """The number of exchanges of a path that are shown by default."""
+MAX_EDITS = 5
+"""The number of edits of a path whose previous texts are shown."""
+EDITED_KEY = "edited_from"
+"""The metadata of an edited message: the id of the block that it replaced."""
 MAX_UNANSWERED = 3
 """The number of questions without an answer that are shown at a node."""
 
@@ -143,8 +151,10 @@ class ConversationService:
         omitted = 0 if show_all else max(len(spans) - MAX_EXCHANGES, 0)
         chosen = str(chain.shown_nodes.get(node, 0) or "")
         model, problem = self._describe_model(row, newest_response(tree, node))
-        path = render_exchanges(spans[omitted:], blocks)
-        pending = render_pending(path_to(tree, node), said, blocks)
+        nodes = path_to(tree, node)
+        previous = await self._load_previous_texts(row, nodes, blocks)
+        path = mark_edits(render_exchanges(spans[omitted:], blocks), previous)
+        pending = render_pending(nodes, said, blocks)
         runs = self.runs.list(row.id)
         run = next((r for r in runs if chain.shown_nodes.get(r.at, 0) == int(chosen or 0)), None)
         layout = compute_layout(chain.nodes, chosen, unfold)
@@ -157,13 +167,17 @@ class ConversationService:
             status=conversation_status(row, tree, self.clock()),
             tags=row.tags,
             layout=layout,
+            node=node,
+            head_node=row.head,
             chosen=chosen,
             chosen_label=_node_label(chain, chosen),
             head=chain.head,
             path=path,
             accepted=",".join((*IMAGE_TYPES, *FILE_TYPES)),
             system=read_instructions(blocks),
-            pending=() if pending else render_ranges(said, blocks, tool_names(blocks)),
+            pending=()
+            if pending
+            else mark_messages(render_ranges(said, blocks, tool_names(blocks)), previous),
             unanswered=(
                 *((pending,) if pending else ()),
                 *await self._load_unanswered(row, tree, node, runs),
@@ -191,36 +205,45 @@ class ConversationService:
         return found
 
     async def compare(self, name: str, left: str, right: str) -> Comparison:
-        """Load two branches from where they diverge."""
+        """Compare the paths to two nodes block by block."""
         row = await self.store.conversation(name)
         tree = await read_tree(self.store, row)
         chain = build_chain_graph(tree, self.clock())
         ends = [(await self.store.find_node(row, end)).id for end in (left, right)]
         blocks = [(await self.store.load(row, end)).blocks for end in ends]
-        paths = [
-            split_exchanges(path_to(tree, end), said, tree.responses)[0]
-            for end, said in zip(ends, blocks, strict=True)
-        ]
-        shared = _shared_length(
-            [each.node.id for each in paths[0]], [each.node.id for each in paths[1]]
-        )
-        own = [path[shared:] for path in paths]
-        added = [sum((response_totals(each.row) for each in path), Totals()) for path in own]
+        rows, common = build_diff(*blocks)
         labels = [_node_label(chain, str(chain.shown_nodes.get(end, end))) for end in ends]
+        own = [_own_totals(tree, end, other) for end, other in (ends, ends[::-1])]
         return Comparison(
             id=row.id,
             name=row.title or _first_question(tree) or "New conversation",
             left=str(ends[0]),
             right=str(ends[1]),
-            common=render_exchanges(paths[0][:shared][-MAX_EXCHANGES:], blocks[0]),
-            left_path=render_exchanges(own[0][:MAX_EXCHANGES], blocks[0]),
-            right_path=render_exchanges(own[1][:MAX_EXCHANGES], blocks[1]),
+            rows=rows,
             left_label=labels[0],
             right_label=labels[1],
-            left_sums=added[0],
-            right_sums=added[1],
-            common_count=shared,
+            left_sums=own[0],
+            right_sums=own[1],
+            common_count=common,
         )
+
+    async def _load_previous_texts(
+        self, row: ConversationRow, path: Sequence[Node], blocks: Sequence[Block]
+    ) -> dict[str, str]:
+        """Return the text before its last edit of each edited block, by block id."""
+        found: dict[str, str] = {}
+        for block in blocks:
+            edited = block.metadata.get(EDITED_KEY)
+            if isinstance(edited, str):
+                old = await load_attached(self.store, row, edited)
+                found[block.id] = block_text(old[-1]) if old else ""
+        parents = {node.id: node for node in path}
+        edits = [node for node in path if node.kind == "edited" and node.parent in parents]
+        for node in edits[-MAX_EDITS:]:
+            before = (await self.store.load(row, node.parent)).blocks
+            after = (await self.store.load(row, node.id)).blocks
+            found |= pair_edits(before, after)
+        return found
 
     async def load_plan_card(self, name: str, node: int) -> PlanCard:
         """Load the plan of the request that created a node."""
@@ -334,8 +357,8 @@ def _list_branches(layout: Layout) -> tuple[Branch, ...]:
     )
 
 
-def _shared_length(left: Sequence[int], right: Sequence[int]) -> int:
-    return next(
-        (index for index, (a, b) in enumerate(zip(left, right, strict=False)) if a != b),
-        min(len(left), len(right)),
-    )
+def _own_totals(tree: StoredTree, end: int, other: int) -> Totals:
+    """Return the totals of the responses that are on one path and not on the other."""
+    shared = {node.id for node in path_to(tree, other)}
+    own = (tree.responses.get(each.id) for each in path_to(tree, end) if each.id not in shared)
+    return sum((response_totals(each) for each in own if each), Totals())

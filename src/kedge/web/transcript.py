@@ -137,6 +137,27 @@ def render_exchanges(
     )
 
 
+def mark_messages(
+    messages: Sequence[MessageView], previous: Mapping[str, str]
+) -> tuple[MessageView, ...]:
+    """Add the previous texts of edited blocks, by block id."""
+    return tuple(replace(each, previous=previous.get(each.id)) for each in messages)
+
+
+def mark_edits(
+    exchanges: Sequence[ExchangeView], previous: Mapping[str, str]
+) -> tuple[ExchangeView, ...]:
+    """Add the previous texts of edited blocks to exchanges."""
+    return tuple(
+        replace(
+            each,
+            asked=mark_messages(each.asked, previous),
+            answered=mark_messages(each.answered, previous),
+        )
+        for each in exchanges
+    )
+
+
 def render_pending(
     path: Sequence[Node], ranges: Sequence[BlockRange], blocks: Sequence[Block]
 ) -> ExchangeView | None:

@@ -1,6 +1,7 @@
 """View models: plain values built from the store and rendered by the templates."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from markupsafe import Markup
 
@@ -87,6 +88,8 @@ class MessageView:
     images: tuple[Attachment, ...] = ()
     tags: tuple[str, ...] = ()
     sent: bool = False
+    previous: str | None = None
+    """The text before the block was edited; None if it was not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +215,9 @@ class ConversationView:
     status: str
     tags: tuple[str, ...]
     layout: Layout
+    node: int
+    """The selected node."""
+    head_node: int
     chosen: str
     chosen_label: str
     head: str
@@ -234,21 +240,29 @@ class ConversationView:
 
 
 @dataclass(frozen=True, slots=True)
+class DiffRow:
+    """Blocks of two paths: the same in both, changed, or only in one of them."""
+
+    kind: Literal["same", "changed", "left", "right"]
+    left: tuple[MessageView, ...] = ()
+    right: tuple[MessageView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two branches of a conversation, from where they diverge."""
+    """The differences of two paths of a conversation, block by block."""
 
     id: str
     name: str
     left: str
     right: str
-    common: tuple[ExchangeView, ...]
-    left_path: tuple[ExchangeView, ...]
-    right_path: tuple[ExchangeView, ...]
+    rows: tuple[DiffRow, ...]
     left_label: str
     right_label: str
     left_sums: Totals
     right_sums: Totals
     common_count: int
+    """The number of blocks that are the same."""
 
 
 @dataclass(frozen=True, slots=True)

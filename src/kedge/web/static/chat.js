@@ -40,6 +40,8 @@ export async function send(form) {
 // The conversation's own model is the first option, and its own system prompt is in the form: only what was
 // changed is named in the request.
 function addSettings(body) {
+  const grid = document.querySelector("[data-conversation]");
+  body.head = Number(grid.dataset.headNode);
   const models = document.querySelector("#model");
   if (models && models.selectedIndex > 0) body.model = models.value;
   const given = readSettings();
@@ -99,14 +101,45 @@ export async function showPlan(card) {
   }
 }
 
+// The conversation was continued elsewhere: nothing is sent until the user has chosen.
+export function showStale(head) {
+  const grid = document.querySelector("[data-conversation]");
+  const notice = document.querySelector("[data-stale]");
+  if (!grid || !notice || Number(grid.dataset.headNode) === head) return;
+  notice.dataset.stale = head;
+  notice.hidden = false;
+}
+
+export function newest() {
+  const grid = document.querySelector("[data-conversation]");
+  visit(`/conversations/${encodeURIComponent(grid.dataset.conversation)}`, { end: true });
+}
+
+export function branch() {
+  const grid = document.querySelector("[data-conversation]");
+  const here = grid.dataset.node;
+  visit(`/conversations/${encodeURIComponent(grid.dataset.conversation)}?at=${here}`, { end: true });
+}
+
+async function save(button, text) {
+  const grid = document.querySelector("[data-conversation]");
+  const body = { block: button.dataset.block, text, head: Number(grid.dataset.headNode) };
+  try {
+    const made = await call("POST", `${base(grid.dataset.conversation)}/edit`, body);
+    await visit(`/conversations/${encodeURIComponent(grid.dataset.conversation)}?at=${made.node}`);
+  } catch (error) {
+    toast(error.message);
+  }
+}
+
 export function edit(button) {
   const source = document.querySelector(`template[data-source="${CSS.escape(button.dataset.block)}"]`);
   const dialog = document.createElement("dialog");
-  dialog.setAttribute("aria-label", "Edit and send again");
+  dialog.setAttribute("aria-label", "Edit message");
   const form = document.createElement("form");
   form.method = "dialog";
   const title = document.createElement("h2");
-  title.textContent = "Edit and send again";
+  title.textContent = "Edit message";
   const area = document.createElement("textarea");
   area.value = source?.content.textContent ?? "";
   area.setAttribute("aria-label", "Your message");
@@ -118,14 +151,20 @@ export function edit(button) {
   again.className = "primary";
   again.value = "send";
   again.textContent = "Send as a new branch";
-  ends.append(cancel, again);
+  const keep = document.createElement("button");
+  keep.value = "save";
+  keep.textContent = "Save without sending";
+  ends.append(cancel, keep);
+  if (button.dataset.kind === "user") ends.append(again);
   form.append(title, area, ends);
   dialog.append(form);
   document.body.append(dialog);
   dialog.addEventListener("close", () => {
     const text = area.value.trim();
     dialog.remove();
-    if (dialog.returnValue !== "send" || !text) return;
+    if (!text) return;
+    if (dialog.returnValue === "save") save(button, text);
+    if (dialog.returnValue !== "send") return;
     const grid = document.querySelector("[data-conversation]");
     const body = { text, stream: true, edit: button.dataset.block, at: Number(button.dataset.at) };
     addSettings(body);
@@ -175,6 +214,7 @@ async function follow(place, open, text = "") {
   busy(true);
   let next = "";
   let left = "";
+  let stale = false;
   try {
     const answer = await open();
     running = answer.headers.get("x-kedge-run") ?? "";
@@ -185,7 +225,8 @@ async function follow(place, open, text = "") {
       else if (event.type === "tool") place.note(`calling ${event.name}`);
       else if (event.type === "healed") place.note(event.words);
       else if (event.type === "error") {
-        if (!event.url) place.fail(event.message);
+        if (event.url) toast(event.message);
+        else place.fail(event.message);
         left = event.url ? "" : text;
         next = event.url;
       } else if (event.type === "stopped") {
@@ -197,11 +238,15 @@ async function follow(place, open, text = "") {
   } catch (error) {
     if (error instanceof Unreachable || running !== "starting") lost();
     else left = text;
-    place.fail(error.message);
+    if (error.status === 409) {
+      place.remove();
+      stale = true;
+    } else place.fail(error.message);
   } finally {
     running = null;
     busy(false);
   }
+  if (stale) lost();
   if (next) await visit(next, { end: true, sent: true }).catch((error) => toast(error.message));
   return left;
 }
@@ -236,6 +281,9 @@ function show(text, instead) {
       const near = stream.scrollHeight - stream.scrollTop - stream.clientHeight < 80;
       prose.append(delta);
       if (near) stream.scrollTop = stream.scrollHeight;
+    },
+    remove() {
+      exchange.remove();
     },
     note(words) {
       note.textContent = words;

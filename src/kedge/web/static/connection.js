@@ -1,5 +1,5 @@
 // The connection to the server: a banner while it is lost, and what changed in the conversation meanwhile.
-import { attach, isRunning, onLost, visit } from "./chat.js";
+import { attach, isRunning, onLost, showStale, visit } from "./chat.js";
 import { call, Unreachable } from "./tell.js";
 
 const INTERVAL = 2000;
@@ -42,12 +42,14 @@ async function look() {
       return;
     }
   }
+  if (grid && !grid.isConnected) return; // another state was loaded meanwhile
   if (isLost) {
     report("");
     if (grid && !isRunning()) await visit(location.href).catch(() => {});
   } else if (state?.data?.length && !isRunning() && !grid.dataset.run) {
     await visit(location.href).catch(() => {}); // a turn was started in another tab
   }
+  if (grid && state && !isRunning() && !state.data.length) showStale(state.head);
   attach();
 }
 

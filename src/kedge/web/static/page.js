@@ -1,7 +1,7 @@
 // What every page can do: act on buttons, copy, switch colours, listen to keys. Handlers hang on the
 // document, so whatever is drawn later works too.
 import "./attachments.js";
-import { again, attach, edit, fork, resize, send, showPlan, split, stop } from "./chat.js";
+import { again, attach, branch, edit, fork, newest, resize, send, showPlan, split, stop } from "./chat.js";
 import { watchConnection } from "./connection.js";
 import { press } from "./keys.js";
 import { watch } from "./live.js";
@@ -16,6 +16,8 @@ const actions = {
   edit,
   split,
   stop,
+  newest,
+  branch,
   retry: again,
   resume: again,
 };

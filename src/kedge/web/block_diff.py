@@ -1,0 +1,113 @@
+"""Differences of two paths: blocks that are the same, changed, or only in one of them.
+
+Blocks are compared by content, so a block that was edited is never shown as shared, and one that was
+rewritten unchanged is. Changed texts are compared word by word.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from difflib import SequenceMatcher
+
+from markupsafe import Markup, escape
+
+from kedge.turns import AssistantBlock, Block, SystemBlock, UserBlock, dump_block
+from kedge.web.transcript import render_messages, tool_names
+from kedge.web.views import DiffRow, MessageView
+
+MAX_WORDS = 2_000
+"""The number of words above which a changed text is not compared word by word."""
+MAX_BLOCKS = 400
+"""The number of differing blocks on a side above which they are not aligned."""
+_WORDS = re.compile(r"\s+|\w+|[^\w\s]")
+_CHANGED = (Markup("<del>{}</del>"), Markup("<ins>{}</ins>"))
+Opcode = tuple[str, int, int, int, int]
+
+
+def block_text(block: Block) -> str:
+    """Return the text of a message; other blocks have none."""
+    return block.text if isinstance(block, UserBlock | AssistantBlock | SystemBlock) else ""
+
+
+def build_diff(left: Sequence[Block], right: Sequence[Block]) -> tuple[tuple[DiffRow, ...], int]:
+    """Return the differences of two paths, and the number of blocks that are the same."""
+    shown = [render_messages(blocks, tool_names(blocks)) for blocks in (left, right)]
+    rows: list[DiffRow] = []
+    common = 0
+    for tag, i1, i2, j1, j2 in _match_blocks(left, right):
+        if tag == "equal":
+            common += i2 - i1
+            rows.append(DiffRow("same", shown[0][i1:i2], shown[1][j1:j2]))
+            continue
+        paired = min(i2 - i1, j2 - j1)
+        for one, other in zip(shown[0][i1 : i1 + paired], shown[1][j1 : j1 + paired], strict=True):
+            rows.append(DiffRow("changed", *((each,) for each in _diff_messages(one, other))))
+        rows += [DiffRow("left", left=(each,)) for each in shown[0][i1 + paired : i2]]
+        rows += [DiffRow("right", right=(each,)) for each in shown[1][j1 + paired : j2]]
+    return tuple(rows), common
+
+
+def pair_edits(before: Sequence[Block], after: Sequence[Block]) -> dict[str, str]:
+    """Return the previous text of each edited message, by the id of the new block."""
+    return {
+        new.id: block_text(old)
+        for tag, i1, i2, j1, j2 in _match_blocks(before, after)
+        if tag == "replace" and i2 - i1 == j2 - j1
+        for old, new in zip(before[i1:i2], after[j1:j2], strict=True)
+        if old.kind == new.kind
+    }
+
+
+def _match_blocks(left: Sequence[Block], right: Sequence[Block]) -> list[Opcode]:
+    keys = [[_content_key(block) for block in blocks] for blocks in (left, right)]
+    start = _common_length(keys[0], keys[1])
+    rest = [each[start:] for each in keys]
+    end = _common_length(rest[0][::-1], rest[1][::-1])
+    rest = [each[: len(each) - end] for each in rest]
+    sizes = [len(each) for each in rest]
+    found: list[Opcode] = [("equal", 0, start, 0, start)] if start else []
+    if max(sizes) > MAX_BLOCKS:
+        found.append(("replace", start, start + sizes[0], start, start + sizes[1]))
+    else:
+        matcher = SequenceMatcher(None, *rest, autojunk=False)
+        found += [
+            (tag, i1 + start, i2 + start, j1 + start, j2 + start)
+            for tag, i1, i2, j1, j2 in matcher.get_opcodes()
+        ]
+    if end:
+        found.append(("equal", len(left) - end, len(left), len(right) - end, len(right)))
+    return found
+
+
+def _common_length(left: Sequence[str], right: Sequence[str]) -> int:
+    return next(
+        (index for index, (a, b) in enumerate(zip(left, right, strict=False)) if a != b),
+        min(len(left), len(right)),
+    )
+
+
+def _content_key(block: Block) -> str:
+    form = dump_block(block)
+    return json.dumps(
+        {name: form[name] for name in form if name not in ("id", "metadata", "origin")},
+        sort_keys=True,
+    )
+
+
+def _diff_messages(one: MessageView, other: MessageView) -> tuple[MessageView, MessageView]:
+    """Mark the words that differ, if both are texts of the same kind."""
+    if one.kind != other.kind or one.kind not in ("user", "assistant", "system"):
+        return one, other
+    words = [_WORDS.findall(each.text) for each in (one, other)]
+    if max(map(len, words)) > MAX_WORDS:
+        return one, other
+    sides: list[list[Markup]] = [[], []]
+    matcher = SequenceMatcher(None, *words, autojunk=False)
+    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+        texts = ("".join(words[0][i1:i2]), "".join(words[1][j1:j2]))
+        for side, element, text in zip(sides, _CHANGED, texts, strict=True):
+            if text:
+                side.append(escape(text) if tag == "equal" else element.format(text))
+    html = [Markup('<p class="words">{}</p>').format(Markup("").join(side)) for side in sides]
+    return replace(one, html=html[0]), replace(other, html=html[1])

@@ -1,0 +1,48 @@
+"""Differences of paths: by content, aligned, and word by word."""
+
+from kedge.turns import assistant, system, tool_call, tool_result, user
+from kedge.web.block_diff import MAX_BLOCKS, MAX_WORDS, build_diff, pair_edits
+
+
+def test_a_changed_message_is_not_in_common() -> None:
+    """Its words that differ are marked; what follows it unchanged is in common."""
+    left = [user("What is 2+3?"), assistant("5"), user("Thanks a lot")]
+    right = [user("What is 2+4?"), assistant("5"), user("Thanks a lot")]
+    (changed, same), common = build_diff(left, right)
+    assert (changed.kind, same.kind, common) == ("changed", "same", 2)
+    assert str(changed.left[0].html) == '<p class="words">What is 2+<del>3</del>?</p>'
+    assert str(changed.right[0].html) == '<p class="words">What is 2+<ins>4</ins>?</p>'
+
+
+def test_messages_of_one_side_are_aligned() -> None:
+    """Rewritten blocks with other ids are the same; HTML in texts is escaped."""
+    left = [system("Be brief."), user("a"), assistant("<b>"), user("c")]
+    right = [system("Be brief."), user("a"), user("c"), assistant("d")]
+    rows, common = build_diff(left, right)
+    assert [row.kind for row in rows] == ["same", "left", "same", "right"]
+    assert common == 3
+    assert "&lt;b&gt;" in str(rows[1].left[0].html)
+    assert build_diff([], []) == ((), 0)
+
+
+def test_other_blocks_and_very_long_ones_are_shown_as_they_are() -> None:
+    """Calls are not compared word by word, nor are texts or paths beyond the limits."""
+    left = [tool_call("add", {"a": 1}, call_id="c"), tool_result("c", "1")]
+    right = [tool_call("add", {"a": 2}, call_id="c"), tool_result("c", "1")]
+    (changed, _), _ = build_diff(left, right)
+    assert changed.kind == "changed"
+    long = " ".join(["word"] * MAX_WORDS)
+    (row,), _ = build_diff([user(long)], [user(long + " more")])
+    assert "<ins>" not in str(row.right[0].html)
+    many = [user(str(number)) for number in range(MAX_BLOCKS + 1)]
+    rows, common = build_diff(many, [user("x"), user("y")])
+    assert ([row.kind for row in rows[:3]], common) == (["changed", "changed", "left"], 0)
+
+
+def test_edits_are_paired_with_what_they_replaced() -> None:
+    """By their position between unchanged blocks; insertions are no edits."""
+    old, new = user("old"), user("new")
+    before = [user("a"), old, assistant("b")]
+    assert pair_edits(before, [before[0], new, before[2]]) == {new.id: "old"}
+    assert pair_edits(before, [*before, user("c")]) == {}
+    assert pair_edits(before, [before[0], assistant("x"), before[2]]) == {}

@@ -1,0 +1,77 @@
+"""Edits, comparison and two tabs in a real Chromium."""
+
+from playwright.sync_api import Browser, expect
+
+from web.chromium import WatchedTab
+from web.conftest import PageServer, open_context
+
+expect.set_options(timeout=30_000)
+
+
+def test_an_edit_is_marked_and_compared(browser: Browser, page: PageServer) -> None:
+    """The previous text is one click away; the comparison marks the words that differ."""
+    name = page.create_conversation("Hello", "What is 2+3?", "Thanks")
+    with open_context(browser) as context:
+        watched = WatchedTab(context, page.url)
+        tab = watched.open(f"/conversations/{name}")
+        tab.wait_for_load_state()
+        question = tab.locator(".said.user", has_text="What is 2+3?")
+        question.hover()
+        question.get_by_role("button", name="Edit").click()
+        tab.get_by_role("dialog").get_by_label("Your message").fill("What is 20+3?")
+        tab.get_by_role("button", name="Send as a new branch").click()
+        expect(tab.locator(".said.assistant .prose").last).to_have_text("20+3 = 23.")
+        edited = tab.locator(".said.user", has_text="20+3")
+        expect(edited.locator(".chip.edited")).to_be_visible()
+        edited.get_by_text("Text before the edit").click()
+        expect(edited.locator(".previous .words")).to_have_text("What is 2+3?")
+        tab.get_by_text("Compare").first.click()
+        tab.get_by_role("button", name="Compare").click()
+        expect(tab.get_by_text("2 messages in common", exact=True)).to_be_visible()
+        expect(tab.locator("[data-side=left] del").first).to_have_text("20")
+        expect(tab.locator("[data-side=right] ins").first).to_have_text("2")
+        assert watched.problems == []
+
+
+def test_an_answer_is_edited_without_sending(browser: Browser, page: PageServer) -> None:
+    """Saved as a change of the history."""
+    name = page.create_conversation("Hello")
+    with open_context(browser) as context:
+        watched = WatchedTab(context, page.url)
+        tab = watched.open(f"/conversations/{name}")
+        tab.wait_for_load_state()
+        answer = tab.locator(".said.assistant")
+        answer.hover()
+        answer.get_by_role("button", name="Edit").click()
+        expect(tab.get_by_role("button", name="Send as a new branch")).to_have_count(0)
+        tab.get_by_role("dialog").get_by_label("Your message").fill("Good morning")
+        tab.get_by_role("button", name="Save without sending").click()
+        expect(tab.locator(".said.assistant .prose").first).to_have_text("Good morning")
+        expect(tab.locator(".said.assistant .chip.edited")).to_be_visible()
+        assert watched.problems == []
+
+
+def test_a_stale_tab_asks_before_it_moves_the_head(browser: Browser, page: PageServer) -> None:
+    """Both options in plain words; the text that was typed remains."""
+    name = page.create_conversation("Hello")
+    with open_context(browser) as context:
+        stale, other = (WatchedTab(context, page.url) for _ in range(2))
+        tab = stale.open(f"/conversations/{name}")
+        tab.wait_for_load_state()
+        tab.get_by_label("Your message").fill("From the first tab")
+        page.post(f"/api/conversations/{name}/turns", text="From elsewhere")
+        head = page.get(f"/api/conversations/{name}")["head"]
+        expect(tab.get_by_text("was continued in another tab")).to_be_visible()
+        tab.get_by_role("button", name="Continue from here on a new branch").click()
+        expect(tab.get_by_text("Your message starts a new branch")).to_be_visible()
+        expect(tab.get_by_label("Your message")).to_have_value("From the first tab")
+        assert page.get(f"/api/conversations/{name}")["head"] == head
+        tab.get_by_label("Your message").press("Enter")
+        expect(tab.locator(".said.user .prose")).to_have_text(["Hello", "From the first tab"])
+        fresh = other.open(f"/conversations/{name}")
+        fresh.wait_for_load_state()
+        page.post(f"/api/conversations/{name}/turns", text="Once more")
+        expect(fresh.get_by_text("was continued in another tab")).to_be_visible()
+        fresh.get_by_role("button", name="Show the newest messages").click()
+        expect(fresh.locator(".said.user .prose").last).to_have_text("Once more")
+        assert (stale.problems, other.problems) == ([], [])

@@ -1,0 +1,75 @@
+"""Edits through the API and the page: on every message, visible, and never behind another client."""
+
+from kedge.conversation import Conversation
+from kedge.web.service import ConversationService
+from web.conftest import PageServer
+
+
+def test_a_message_before_an_edit_can_be_edited_and_sent(page: PageServer) -> None:
+    """In a rewritten history the edited message follows what was before it."""
+    name = page.create_conversation("Hello", "What is 2+3?", "Thanks")
+    path = f"/api/conversations/{name}"
+    blocks = page.get(f"{path}/turns")["blocks"]
+    node = page.post(f"{path}/edit", block=blocks[0]["id"], text="Good morning")["node"]
+    rewritten = page.get(f"{path}/turns")["blocks"]
+    texts = [block["parts"][0]["text"] for block in rewritten if block["kind"] == "user"]
+    assert texts == ["Good morning", "What is 2+3?", "Thanks"]
+    html = page.client.get(f"/conversations/{name}").text
+    assert html.count('data-do="edit"') == 6
+    assert '<p class="words">Hello</p>' in html
+    turn = page.post(f"{path}/turns", text="What is 20+3?", edit=rewritten[2]["id"], at=node)
+    assert turn["text"] == "20+3 = 23."
+    blocks = page.get(f"{path}/turns")["blocks"]
+    texts = [block["parts"][0]["text"] for block in blocks if block["kind"] == "user"]
+    assert texts == ["Good morning", "What is 20+3?"]
+    assert '<p class="words">What is 2+3?</p>' in page.client.get(f"/conversations/{name}").text
+
+
+def test_messages_of_the_model_and_the_system_are_edited_without_sending(page: PageServer) -> None:
+    """Other blocks cannot be edited; a block that is not on the path is reported."""
+    name = page.post("/api/conversations", system="Be brief.")["id"]
+    path = f"/api/conversations/{name}"
+    page.post(f"{path}/turns", text="Please call add with a=2 and b=3")
+    blocks = page.get(f"{path}/turns")["blocks"]
+    by_kind = {block["kind"]: block["id"] for block in blocks}
+    for kind in ("system", "assistant"):
+        page.post(f"{path}/edit", block=by_kind[kind], text="New text")
+    now = {block["kind"]: block for block in page.get(f"{path}/turns")["blocks"]}
+    assert now["system"]["text"] == "New text"
+    assert now["assistant"]["parts"][0]["text"] == "New text"
+    for block, status in ((by_kind["tool_call"], 400), ("blk_none", 400)):
+        answer = page.client.post(f"{path}/edit", json={"block": block, "text": "x"})
+        assert answer.status_code == status
+
+
+def test_a_client_that_does_not_know_the_head_is_asked_first(page: PageServer) -> None:
+    """Nothing is written; with the current head the request is accepted."""
+    name = page.create_conversation("Hello")
+    path = f"/api/conversations/{name}"
+    old = page.get(path)["head"]
+    page.post(f"{path}/turns", text="Elsewhere", head=old)
+    before = page.get(f"{path}/chain")
+    for action, body in (
+        ("turns", {"text": "Here", "at": old}),
+        ("resume", {"node": old}),
+        ("edit", {"block": "blk_none", "text": "x"}),
+    ):
+        answer = page.client.post(f"{path}/{action}", json={**body, "head": old})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "head_conflict")
+    assert page.get(f"{path}/chain") == before
+    turn = page.post(f"{path}/turns", text="Here", at=old, head=before["head"])
+    assert page.get(path)["head"] == turn["node"]
+
+
+def test_edits_of_other_programs_are_marked(page: PageServer) -> None:
+    """By comparing the paths before and after the edit."""
+
+    async def work(service: ConversationService) -> str:
+        made = await Conversation.create(service.store, service.models.engine)
+        await made.send("Hello")
+        await made.edit(made.turn.blocks[0].id, "Good morning")
+        return made.id
+
+    html = page.client.get(f"/conversations/{page.run(work)}").text
+    assert '<span class="chip edited">edited</span>' in html
+    assert '<p class="words">Hello</p>' in html
