@@ -458,6 +458,39 @@ async def test_options_go_to_the_engine(server: TestServer, open_chat: OpenChat)
     assert answer.plan.mode == "stateless"
 
 
+async def test_a_state_is_edited_and_chains_on_what_is_unchanged(
+    server: TestServer, open_chat: OpenChat, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anchors that still hold are retained, others are dropped; what follows them is sent."""
+    chat = open_chat()
+    first = await chat.chat_with_state(None, "My name is Ada.")
+    second = await chat.chat_with_state(first.state, "My ship is the Erebus.")
+    three = second.turn.blocks[2]
+    state = chat.replace_in_state(second.state, three.id, "My ship is the Terror.")
+    plan = chat.plan(state)
+    assert plan.previous_response_id == first.response_id
+    assert (plan.delta_blocks, plan.rejected) == (2, ())
+    assert (
+        await chat.chat_with_state(state, "What is my ship?")
+    ).text == "Your ship is the Terror."
+    state = chat.truncate_state(second.state, -2)
+    assert chat.plan(state, "Hello").delta_blocks == 1
+    state = chat.insert_in_state(second.state, 0, "My dog is Rex.")
+    assert chat.plan(state).previous_response_id == ""
+    answer = await chat.chat_with_state(state, "What is my dog?")
+    assert answer.text == "Your dog is Rex."
+    state = chat.remove_from_state(answer.state, *(block.id for block in answer.turn.blocks))
+    assert chat.read_state(state).blocks == ()
+    assert chat.read_state(second.state) == second.turn
+    assert chat.truncate_state(second.state, 9) == second.state
+    chat.insert_in_state(None, 0, system("Be brief."))
+    assert "leading system blocks are not stored" in caplog.text
+    with pytest.raises(InvalidTurn, match="no block with the id 'nothing'"):
+        chat.remove_from_state(first.state, "nothing")
+    with pytest.raises(InvalidSetting, match="a text can only replace a user block"):
+        chat.replace_in_state(first.state, first.turn.blocks[1].id, "no")
+
+
 async def test_a_refusal_is_no_text(open_chat: OpenChat) -> None:
     """The words of a refusal are told apart from those of an answer."""
     answer = await open_chat().chat_with_state(None, "Refuse to sing.")

@@ -26,10 +26,12 @@ from kedge.engines.sync import SyncFacade, wrap_method, wrap_stream
 from kedge.middleware.default_stack import Tools, with_default_middleware
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan
+from kedge.planning.anchor_lookup import drop_changed_anchors
 from kedge.providers import connect
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.tools import Approver
 from kedge.turns import Block, Turn, user
+from kedge.turns.constructors import build_replacement
 from kedge.turns.turn import count_leading
 
 log = get_logger("kedge.chat")
@@ -37,6 +39,7 @@ log = get_logger("kedge.chat")
 State = bytes | bytearray | memoryview | str | None
 """A state: the bytes of the last answer, or nothing for a new conversation."""
 
+UNSTORED_LEAD = "leading system blocks are not stored; give them with each call"
 EVENT_KEY = "event"
 """Metadata key of a block that describes an event."""
 
@@ -59,7 +62,8 @@ class Chat:
         middleware: Middleware around the engine, the first one outermost.
         compactor: Keeps conversations short.
         key: Encrypts state bytes; with several keys, the first one encrypts and all decrypt.
-        counter: Counts tokens for the compactor.
+        counter: Counts tokens for the compactor. Whether to compact is decided by the usage that the server
+            reported with its last answer, and by this counter where there is none.
         resend_limit: Bytes above which history is compacted before it is sent in full again.
         repair: Whether to complete tool calls that have no result.
 
@@ -144,13 +148,10 @@ class Chat:
             Blocked: A guard rejects one of the blocks.
         """
         start, _ = self._load_state(state)
-        filters = self._filters()
-        new = tuple(
-            filters.apply(block, ("input",)) for block in _with_fresh_ids(start.blocks, blocks)
-        )
+        new = self._filter_blocks(start.blocks, blocks)
         lead = 0 if start.blocks else count_leading(new)
         if lead:
-            log.warning("leading system blocks are not stored; give them with each call")
+            log.warning(UNSTORED_LEAD)
         return self._encode_state(replace(start, blocks=(*start.blocks, *new[lead:])))
 
     def update_state_after_event(self, state: State, text: str) -> bytes:
@@ -164,6 +165,89 @@ class Chat:
             The new state.
         """
         return self.append_to_state(state, user(text, metadata={EVENT_KEY: True}))
+
+    def read_state(self, state: State) -> Turn:
+        """Return the conversation of a state, for example to look up the ids of its blocks.
+
+        Args:
+            state: The state to read; one that cannot be used gives an empty Turn.
+        """
+        return self._load_state(state)[0].turn()
+
+    def insert_in_state(self, state: State, index: int, *blocks: Block | str) -> bytes:
+        """Insert blocks before an index, as ``list.insert`` does, without a request.
+
+        Like all edits of a state it retains the anchors that still hold, so that the next call chains
+        on the newest response before the change.
+
+        Args:
+            state: The state to change.
+            index: The index of the first new block.
+            *blocks: Blocks or texts.
+
+        Returns:
+            The new state.
+
+        Raises:
+            Blocked: A guard rejects one of the blocks.
+        """
+        return self._edit_state(
+            state, lambda turn: turn.insert(index, *self._filter_blocks(turn.blocks, blocks))
+        )
+
+    def remove_from_state(self, state: State, *block_ids: str) -> bytes:
+        """Remove blocks.
+
+        Args:
+            state: The state to change.
+            *block_ids: The ids of the blocks to remove; ``Answer.turn`` has them.
+
+        Returns:
+            The new state.
+
+        Raises:
+            InvalidTurn: The state has no such block.
+        """
+        return self._edit_state(state, lambda turn: turn.remove(*block_ids))
+
+    def replace_in_state(self, state: State, block_id: str, new: Block | str) -> bytes:
+        """Replace a block.
+
+        Args:
+            state: The state to change.
+            block_id: The id of the block to replace.
+            new: The new block, or the text of a user block.
+
+        Returns:
+            The new state.
+
+        Raises:
+            InvalidTurn: The state has no such block.
+            InvalidSetting: A text was given for a block that is not a user block.
+            Blocked: A guard rejects the new block.
+        """
+
+        def change(turn: Turn) -> Turn:
+            block = build_replacement(turn.blocks[turn.index(block_id)], new)
+            return turn.replace(block_id, self._filters().apply(block, ("input",)))
+
+        return self._edit_state(state, change)
+
+    def truncate_state(self, state: State, length: int | str) -> bytes:
+        """Remove all blocks after the first ones.
+
+        Args:
+            state: The state to change.
+            length: The number of blocks that remain, negative to count from the end; or the id of the
+                last block that remains.
+
+        Returns:
+            The new state.
+
+        Raises:
+            InvalidTurn: The state has no such block.
+        """
+        return self._edit_state(state, lambda turn: turn.truncate(length))
 
     async def compact_pending(self, state: State) -> bytes:
         """Compact now, before a call, if there are pending blocks and the compactor decides so.
@@ -209,6 +293,21 @@ class Chat:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    def _edit_state(self, state: State, change: Callable[[Turn], Turn]) -> bytes:
+        """Return a state with changed blocks and the anchors that still hold."""
+        start, _ = self._load_state(state)
+        turn = change(start.turn())
+        if turn.leading:
+            log.warning(UNSTORED_LEAD)
+        return self._make_writer(start)(drop_changed_anchors(turn), frozenset())
+
+    def _filter_blocks(
+        self, known: Sequence[Block], given: Sequence[Block | str]
+    ) -> tuple[Block, ...]:
+        """Return blocks as the guards let them into a state; known ids are replaced."""
+        filters = self._filters()
+        return tuple(filters.apply(block, ("input",)) for block in _with_fresh_ids(known, given))
 
     def _filters(self) -> ContentFilters:
         return ContentFilters(find_filters(self.engine))

@@ -104,7 +104,8 @@ class TokenLimitCompactor:
         max_tokens: The number of tokens above which it compacts.
         target_tokens: The maximum number of tokens that remain; by default 75 % of ``max_tokens``, so
             that compaction does not happen at every turn.
-        counter: A ``TokenCounter``, or a ``ProviderCounter`` to let the provider count.
+        counter: A ``TokenCounter``, or a ``ProviderCounter`` to let the provider count. Usage that the
+            server reported takes precedence over it when the limit is checked.
 
     Raises:
         InvalidSetting: A number is below 1, or the target above the maximum.

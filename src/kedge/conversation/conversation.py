@@ -61,6 +61,7 @@ from kedge.store.search import SearchOrder
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.tools import Approver
 from kedge.turns import Block, Turn, TurnDiff, diff, new_id, user
+from kedge.turns.constructors import build_replacement
 from kedge.turns.frozen_json import EMPTY
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ class Conversation:
         approve: Is called before each tool call and may deny it or change its arguments.
         middleware: Middleware around the engine, the first one outermost.
         compactor: Keeps the conversation short.
-        counter: Counts tokens for the compactor.
+        counter: Counts tokens for the compactor. Whether to compact is decided by the usage that the server
+            reported with its last answer, and by this counter where there is none.
         resend_limit: Bytes above which history is compacted before it is sent in full again.
         repair: Whether to complete tool calls that have no result.
         price: Computes the cost of a response, instead of the current prices (``kedge.prices``).
@@ -618,11 +620,8 @@ class Conversation:
             InvalidSetting: A text was given for a block that is not a user block.
             HeadConflict: Another process moved the head; the edit is stored on a branch.
         """
-        old = self.turn.blocks[self.turn.index(block_id)]
-        block = user(new) if isinstance(new, str) else new
-        if isinstance(new, str) and old.kind != "user":
-            raise InvalidSetting(f"a text can only replace a user block; give a {old.kind} block")
-        (block,) = _filter_blocks(self.engine, [block])
+        new = build_replacement(self.turn.blocks[self.turn.index(block_id)], new)
+        (block,) = _filter_blocks(self.engine, [new])
         return await self._save_turn(self.turn.replace(block_id, block), "edited")
 
     async def regenerate(self, **options: Any) -> Reply:

@@ -5,9 +5,11 @@ present and contiguous and, where a record exists, the record matches. Tags cann
 edited in place, so engines use records only.
 """
 
+from dataclasses import replace
+
 from kedge.planning.anchors import AnchorRecord, Reason, matches_prefix
-from kedge.planning.digests import get_prefix_index
-from kedge.planning.state import get_state
+from kedge.planning.digests import covered_count, get_prefix_index
+from kedge.planning.state import get_state, set_state
 from kedge.turns import Block, Turn
 
 
@@ -39,6 +41,25 @@ def find_best_anchor(turn: Turn) -> str:
         if _find_problem(turn, indices[response_id], records.get(response_id)) is None:
             return response_id
     return ""
+
+
+def drop_changed_anchors(turn: Turn) -> Turn:
+    """Return the Turn without the anchor records that no longer hold for its blocks.
+
+    Args:
+        turn: A Turn whose blocks were edited.
+
+    Returns:
+        The Turn with the records of responses whose context is a prefix of it.
+    """
+    state = get_state(turn)
+    index, covered = get_prefix_index(turn), covered_count(turn)
+    held = [record for record in state.anchors if matches_prefix(record, index, covered)]
+    if len(held) == len(state.anchors):
+        return turn
+    newest = max(held, key=lambda record: record.block_count, default=None)
+    previous = newest.response_id if newest else ""
+    return set_state(turn, replace(state, anchors=tuple(held), previous_response_id=previous))
 
 
 def blocks_after_response(turn: Turn, response_id: str) -> list[Block]:

@@ -7,9 +7,10 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict, Unpack, cast
 
-from kedge.errors import InvalidTurn
+from kedge.errors import InvalidSetting, InvalidTurn
 from kedge.turns.blocks import (
     AssistantBlock,
+    Block,
     OpaqueBlock,
     ReasoningBlock,
     Role,
@@ -189,6 +190,19 @@ def opaque(item: Mapping[str, Any], **identity: Unpack[Identity]) -> OpaqueBlock
         InvalidTurn: If the item is not a JSON object with a type.
     """
     return OpaqueBlock(freeze_map(item, "item"), **_drop_none(identity))
+
+
+def build_replacement(old: Block, new: Block | str) -> Block:
+    """Return the block that replaces another one; a text replaces a user block.
+
+    Raises:
+        InvalidSetting: If a text was given for a block that is not a user block.
+    """
+    if not isinstance(new, str):
+        return new
+    if old.kind != "user":
+        raise InvalidSetting(f"a text can only replace a user block; give a {old.kind} block")
+    return user(new)
 
 
 def _drop_none(identity: Identity) -> Any:
