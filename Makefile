@@ -1,10 +1,12 @@
 # make test   everything, on a fresh machine with Python 3.11+ and make
+# make test-fast  the tests without the browser, PostgreSQL and long campaigns
 # make chat   chat with the built-in model: no key, no network (interactive or piped)
 # make chromium  install Debian's browser for the tests of the web page, if it is missing and can be installed
 # make check  the fast part: format, lint, types, layers
 # make bench  the benchmarks, as ratios, with a JSON copy (ONLY=name for one)
 # make test-clients  real agents and SDKs on kedge serve, kedge proxy and kedge.chain (ONLY="Codex" for one)
 # make fuzz   test the invariant over HTTP with random conversations (N=6000 actions, SEED=0)
+# make docs   build the documentation site into site/, with warnings as errors
 # make fmt    apply ruff's formatting and automatic fixes
 # make lock   update constraints.txt
 
@@ -17,7 +19,7 @@ NODE_CLIENTS := .node-clients
 WORKERS ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: test test-clients chromium chat check fuzz bench fmt lock clean
+.PHONY: docs test test-fast test-clients chromium chat check fuzz bench fmt lock clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml constraints.txt requirements-dev.txt
@@ -33,11 +35,17 @@ check: $(VENV)/.ready
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
-test: check chromium
+docs: $(VENV)/.ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+test: check docs chromium
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadfile
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+test-fast: $(VENV)/.ready
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -k "not postgres and not browser and not campaign"
 
 # Where it cannot be installed (no root, no Debian), the tests of the web page are skipped.
 chromium:
@@ -91,4 +99,4 @@ lock:
 	touch $(VENV)/.ready
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .coverage* benchmarks/results
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .coverage* benchmarks/results site

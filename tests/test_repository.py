@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+APPLICATIONS = {"backends", "cli", "proxy", "server", "web"}
+"""Packages that are run and not imported; their options and routes are documented instead."""
 
 
 def test_every_test_says_in_one_line_what_it_shows() -> None:
@@ -24,11 +26,31 @@ def test_every_link_of_the_documents_leads_somewhere() -> None:
     """Links to files of the repository name files that are there."""
     broken = [
         f"{page.relative_to(ROOT)}: {target}"
-        for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+        for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
         for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text())
         if not (page.parent / target).exists()
     ]
     assert broken == []
+
+
+def test_the_site_contains_every_page() -> None:
+    """The navigation of the documentation site lists each page of ``docs`` once."""
+    listed = re.findall(
+        r"^ +- .*?: ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE
+    )
+    pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
+    assert sorted(listed) == sorted(pages)
+
+
+def test_every_public_package_has_a_reference_page() -> None:
+    """The API reference covers every package that exports names, and the errors."""
+    exporting = [
+        path.parent.name
+        for path in (ROOT / "src" / "kedge").glob("*/__init__.py")
+        if "__all__" in path.read_text() and path.parent.name not in APPLICATIONS
+    ]
+    pages = {path.stem for path in (ROOT / "docs" / "reference").glob("*.md")}
+    assert sorted(pages - {"attachments", "errors", "event_loops"}) == sorted(exporting)
 
 
 def test_the_readme_is_short() -> None:
