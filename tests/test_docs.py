@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import inspect
 import io
+import json
 import logging
 import re
 from pathlib import Path
@@ -61,6 +62,17 @@ def test_every_snippet_runs_and_prints_what_the_page_shows(
     finally:
         logger.setLevel(level)
     assert count == page.read_text(encoding="utf-8").count("```python")
+
+
+def test_the_page_of_clients_names_the_versions_that_are_run() -> None:
+    """Each row of its table names the version that ``make test-clients`` installs."""
+    folder = ROOT / "tests" / "clients"
+    pinned = set(json.loads((folder / "package.json").read_text())["dependencies"].values())
+    for path in folder.glob("requirements*.txt"):
+        pinned |= set(re.findall(r"==(\S+)$", path.read_text(), re.MULTILINE))
+    page = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| \[[^|]+\| ([^|]+) \|", page, re.MULTILINE))
+    assert named - pinned == {"not run"}
 
 
 GOOD = """

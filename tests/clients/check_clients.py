@@ -1,7 +1,7 @@
 """Real clients, unmodified, on Kedge: the commands and files of ``docs/clients.md``, and frameworks.
 
 Run by ``make test-clients``, which installs the clients in environments of their own. Each section of the page
-is run as a reader would: a block that begins with a comment naming a file is written to that file, a ``sh``
+is run as a reader would do it: a block that begins with a comment naming a file is written to that file, a ``sh``
 block is executed, and the ``text`` block behind it is what it prints. This is done on the practice model, in
 front of a model of each API, and through ``kedge proxy``. A table shows the results; the exit code is the
 number of failures.
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import distributions, version
 from pathlib import Path
@@ -84,10 +84,10 @@ def read_sections(page: str) -> dict[str, list[tuple[str, str]]]:
 
 
 @contextmanager
-def serve_practice() -> Iterator[tuple[str, Callable[[], str]]]:
-    """Serve the practice model, which ignores unknown parameters."""
-    with serve(unknown_parameters="ignore") as server:
-        yield server.url, lambda: "practice"
+def serve_practice(unknown_parameters: str) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Serve the practice model with this setting."""
+    with serve(unknown_parameters=unknown_parameters) as server:
+        yield server.url, lambda: f"practice ({unknown_parameters})"
 
 
 @contextmanager
@@ -115,13 +115,15 @@ def serve_behind_proxy() -> Iterator[tuple[str, Callable[[], str]]]:
         yield url, describe
 
 
-WAYS = {
-    "practice": serve_practice,
-    "responses": lambda: serve_front("responses"),
-    "chat": lambda: serve_front("chat"),
-    "anthropic": lambda: serve_front("anthropic"),
-    "proxy": serve_behind_proxy,
-}
+SENDS_UNKNOWN = frozenset({"@openai/codex", "@anthropic-ai/claude-code", "litellm"})
+"""Clients that send members of no published API, which the practice model rejects by default."""
+
+
+def list_ways(package: str) -> "list[AbstractContextManager[tuple[str, Callable[[], str]]]]":
+    """Return the servers to run a client on; each yields its address and a description."""
+    fronts = [serve_front(kind) for kind in ("responses", "chat", "anthropic")]
+    setting = "ignore" if package in SENDS_UNKNOWN else "reject"
+    return [serve_practice(setting), *fronts, serve_behind_proxy()]
 
 
 def run_blocks(blocks: list[tuple[str, str]], url: str, package: str) -> str:
@@ -181,8 +183,8 @@ def check_page(page: str, chosen: list[str]) -> Iterator[Row]:
         installed = find_version(package)
         failures = "" if f"| {installed} |" in page else "the page names another version\n"
         names: list[str] = []
-        for make in WAYS.values():
-            with make() as (url, describe):
+        for way in list_ways(package):
+            with way as (url, describe):
                 failure = run_blocks(blocks[section], url, package)
                 names.append(f"{describe()}{': failed' if failure else ''}")
                 failures += f"{describe()}: {failure}\n" if failure else ""
