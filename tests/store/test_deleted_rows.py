@@ -27,6 +27,7 @@ CALLS: dict[str, Call] = {
     "differences": lambda store, row, node: store.differences(row, node.id, node.id),
     "exchanges": lambda store, row, _: store.exchanges(row),
     "export": lambda store, row, _: store.export(row),
+    "find_node": lambda store, row, _: store.find_node(row),
     "fork": lambda store, row, node: store.fork(row, node.id),
     "list_tree_conversations": lambda store, row, _: list_tree_conversations(store, row),
     "load": lambda store, row, _: store.load(row),
