@@ -6,6 +6,7 @@
 # make bench  the benchmarks, as ratios, with a JSON copy (ONLY=name for one)
 # make test-clients  real agents and SDKs on kedge serve, kedge proxy and kedge.chain (ONLY="Codex" for one)
 # make fuzz   test the invariant over HTTP with random conversations (N=6000 actions, SEED=0)
+# make campaign  long random and destructive tests, with a JSON report (SCALE=0.1 for a tenth, ONLY=name)
 # make docs   build the documentation site into site/, with warnings as errors
 # make fmt    apply ruff's formatting and automatic fixes
 # make lock   update constraints.txt
@@ -19,7 +20,7 @@ NODE_CLIENTS := .node-clients
 WORKERS ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: docs test test-fast test-clients chromium chat check fuzz bench fmt lock clean
+.PHONY: docs test test-fast test-clients chromium chat check fuzz campaign bench fmt lock clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml constraints.txt requirements-dev.txt
@@ -82,6 +83,9 @@ $(NODE_CLIENTS)/.ready: tests/clients/package.json
 
 fuzz: $(VENV)/.ready
 	$(BIN)/python tests/law/fuzz.py $(or $(N),600) $(or $(SEED),0)
+
+campaign: $(VENV)/.ready
+	$(BIN)/python tests/campaign.py --scale $(or $(SCALE),1) --only "$(ONLY)"
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks $(ONLY)

@@ -1,0 +1,33 @@
+"""The campaign: its steps exist, and a failed step fails it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import campaign
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_every_step_names_files_that_exist() -> None:
+    """A renamed test would otherwise end a campaign after an hour."""
+    named = [part for step in campaign.STEPS for part in step.command if part.startswith("tests/")]
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_a_failed_step_fails_the_campaign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its output is in the report, and the steps after it run too."""
+    program = "import os, sys; print(os.environ['COUNT']); sys.exit({count} == 2)"
+    steps = [campaign.Step(name, ("-c", program), n, "COUNT") for name, n in (("a", 20), ("b", 30))]
+    monkeypatch.setattr(campaign, "STEPS", steps)
+    report = tmp_path / "report.json"
+    assert campaign.main(["--scale", "0.1", "--report", str(report)]) == 1
+    found = json.loads(report.read_text())
+    assert [(each["passed"], each["output"]) for each in found] == [(False, "2\n"), (True, "3\n")]
+    assert "FAILED  a" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        campaign.main(["--only", "nothing"])
