@@ -15,6 +15,7 @@ ERROR_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "InvalidJSON": ("$.blocks[0]", "missing"),
     "InvalidScript": ("script.toml", "is wrong"),
     "InvalidTool": ("f", "no types"),
+    "OutputInvalid": ("no", ["the answer is not valid JSON"]),
     "StreamTooLarge": ("line", 10),
     "UnknownTool": ("get_wether", ["get_weather"]),
     "UnsupportedParameter": ("n", "leave it out"),

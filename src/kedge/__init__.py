@@ -47,6 +47,7 @@ HOMES: dict[str, str] = {
     "InvalidTurn": "kedge.errors",
     "KedgeError": "kedge.errors",
     "NotAuthorised": "kedge.errors",
+    "OutputInvalid": "kedge.errors",
     "RateLimited": "kedge.errors",
     "RequestRefused": "kedge.errors",
     "ServerFailed": "kedge.errors",
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from kedge.errors import InvalidTurn as InvalidTurn
     from kedge.errors import KedgeError as KedgeError
     from kedge.errors import NotAuthorised as NotAuthorised
+    from kedge.errors import OutputInvalid as OutputInvalid
     from kedge.errors import RateLimited as RateLimited
     from kedge.errors import RequestRefused as RequestRefused
     from kedge.errors import ServerFailed as ServerFailed

@@ -37,6 +37,9 @@
     │   ├── UnknownTool            no tool has this name
     │   ├── InvalidArguments       the arguments of a call do not match the tool
     │   └── ToolFailed             raised by a tool; its message is sent to the model
+    ├── OutputError                an answer has no value of the requested type
+    │   ├── OutputInvalid          ... because it does not match, also after retries
+    │   └── OutputRefused          ... because the model refused to answer
     ├── BatchFailed                a batch stopped; completed work is stored
     ├── InvalidBatch               an invalid batch file
     ├── InvalidWorkflow            an invalid workflow
@@ -278,6 +281,58 @@ class InvalidArguments(ToolError, ValueError):
 
 class ToolFailed(ToolError):
     """Raised by a tool: its message is sent to the model unchanged, and the call is not retried."""
+
+
+class OutputError(KedgeError):
+    """An answer has no value of the requested type.
+
+    Attributes:
+        text: The text of the answer.
+        turn: The Turn with the answer.
+    """
+
+    def __init__(self, message: str, text: str = "", turn: "Turn | None" = None) -> None:
+        super().__init__(message)
+        self.text = text
+        self.turn = turn
+
+
+class OutputInvalid(OutputError):
+    """The answer does not match the requested type, also after retries.
+
+    Attributes:
+        text: The text of the last answer.
+        problems: What is wrong with it, one line each.
+        attempts: How many answers were requested.
+        turn: The Turn with all answers and the corrections between them.
+    """
+
+    def __init__(
+        self, text: str, problems: Sequence[str], attempts: int = 1, turn: "Turn | None" = None
+    ) -> None:
+        super().__init__(
+            f"the answer does not match the requested type after {attempts} attempt(s), with "
+            f"{len(problems)} problem(s): see the attributes problems and text; a clearer prompt, another "
+            "model or a larger output_retries may help",
+            text,
+            turn,
+        )
+        self.problems = tuple(problems)
+        self.attempts = attempts
+
+
+class OutputRefused(OutputError):
+    """The model refused to answer, so that there is no value of the requested type.
+
+    Attributes:
+        text: The text of the refusal.
+        turn: The Turn with the refusal.
+    """
+
+    def __init__(self, text: str, turn: "Turn | None" = None) -> None:
+        super().__init__(
+            "the model refused to answer: see the attribute text; change the prompt", text, turn
+        )
 
 
 class BatchFailed(KedgeError):

@@ -1,12 +1,12 @@
 """Chat on a real server: state in, answer and state out."""
 
 import logging
-from typing import Any
+from typing import Any, assert_type
 
 import pytest
 
 from chat.conftest import OpenChat, item_texts, request_bodies
-from kedge.chat import Chat, new_key
+from kedge.chat import Chat, ChatStream, new_key
 from kedge.compaction import (
     CompactionRequest,
     CompactionResult,
@@ -19,6 +19,7 @@ from kedge.errors import (
     InvalidSetting,
     InvalidTurn,
     KedgeError,
+    OutputInvalid,
     Unreachable,
 )
 from kedge.event_loops import run_sync
@@ -548,3 +549,37 @@ async def test_a_key_that_is_none_is_refused_without_quoting_it(
     with pytest.raises(InvalidSetting, match="new_key") as caught:
         open_chat(key=[key])
     assert "short" not in str(caught.value)
+
+
+async def test_an_answer_may_be_typed(open_chat: OpenChat, server: TestServer) -> None:
+    """The value is part of the answer; corrections are part of the state, and chained."""
+    chat = open_chat()
+    answer = await chat.chat_with_state(None, "First invalid: What is 2 + 3?", output=int)
+    assert_type(answer.output, int)
+    assert answer.output == 5
+    bodies = request_bodies(server)
+    assert bodies[1]["previous_response_id"] == server.requests[0].response_id
+    assert len(answer.turn) == 4
+    answer = await chat.chat_with_state(answer.state, "How many messages can you see?")
+    assert_type(answer.output, None)
+    assert answer.text.startswith("I can see 5 messages")
+
+
+async def test_a_typed_answer_that_never_matches_leaves_a_state_to_continue_with(
+    open_chat: OpenChat,
+) -> None:
+    """With everything that was sent and answered."""
+    chat = open_chat()
+    with pytest.raises(OutputInvalid) as caught:
+        await chat.chat_with_state(None, "Always invalid: Hello", output=int, output_retries=1)
+    answer = await chat.chat_with_state(caught.value.state, "How many messages can you see?")
+    assert answer.discarded is None
+    assert answer.text.startswith("I can see 5 messages")
+
+
+async def test_a_stream_of_a_typed_answer_has_partial_values(open_chat: OpenChat) -> None:
+    """And the value at its end."""
+    async with open_chat().stream_with_state(None, "What is 2 + 3?", output=list[int]) as stream:
+        assert_type(stream, ChatStream[list[int]])
+        values = [value async for value in stream.partial_outputs()]
+    assert values[-1] == stream.answer.output == [5, 2, 3]

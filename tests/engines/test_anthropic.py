@@ -299,7 +299,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
             },
             {
                 "output_config": {
-                    "format": {"type": "json_schema", "schema": SCHEMA},
+                    "format": {"type": "json_schema", "schema": {**SCHEMA, "additionalProperties": False}},
                     "effort": "low",
                 },
                 "thinking": {"type": "adaptive"},

@@ -113,3 +113,14 @@ def test_a_pipeline_hands_typed_results_on(capsys: pytest.CaptureFixture[str]) -
     assert printed[0] == "trip: Trip(city='Lisbon', days=3, mode='ship')"
     assert printed[2] == "note: '72 hours in Lisbon, by ship'"
     assert "I travel to Lisbon" in printed[3]
+
+
+def test_typed_output_prints_the_members_of_a_model(
+    server: TestServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the first answer is invalid."""
+    text = "First invalid: I travel to Lisbon for 3 days by ship."
+    monkeypatch.setattr("sys.argv", ["typed_output.py", text])
+    runpy.run_path(str(EXAMPLES / "typed_output.py"), run_name="__main__")
+    assert capsys.readouterr().out == "3 days in Lisbon, by ship\n"
+    assert len(server.requests) == 2

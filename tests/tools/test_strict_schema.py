@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
+from kedge.engines.strict_schema import DROPPED_KEYWORDS, UNSUPPORTED_KEYWORDS, iter_subschemas
 from kedge.errors import InvalidArguments, InvalidTool
 from kedge.tools.schema import FunctionSchema, build_function_schema
 from kedge.tools.signature import parse_signature
-from kedge.tools.strict_schema import DROPPED_KEYWORDS, UNSUPPORTED_KEYWORDS, iter_subschemas
 from kedge.turns import tool_call
 
 

@@ -22,7 +22,8 @@ from kedge.engines import (
     ResponsesEngine,
     find_filters,
 )
-from kedge.engines.base import Request, answer_text, unwrap
+from kedge.engines.base import Request, unwrap
+from kedge.engines.reply import answer_text
 from kedge.errors import AnswerIncomplete, KedgeError, UnsupportedParameter
 from kedge.events import Outcome
 from kedge.events.run import AnswerFinished, Healed

@@ -2,24 +2,30 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
 
 from kedge.chat.state import DiscardedState
 from kedge.compaction import CompactionResult, TurnCompacted
 from kedge.engines import RunStream, Stream
-from kedge.engines.base import answer_text, last_response_id
+from kedge.engines.reply import answer_text, find_refusal, last_response_id
 from kedge.errors import Blocked, EngineError, KedgeError
 from kedge.events import Usage
 from kedge.events.run import AnswerFinished, ToolFinished
 from kedge.events.types import Event
 from kedge.planning import RequestPlan
-from kedge.turns import AssistantBlock, Turn, snapshot_block_ids
+from kedge.turns import Turn, snapshot_block_ids
+
+AnswerT_co = TypeVar("AnswerT_co", covariant=True, default=None)
+OutputT = TypeVar("OutputT", default=None)
 
 StateWriter = Callable[[Turn, frozenset[str]], bytes]
 """Makes state bytes of a Turn and of the ids of the blocks that a model has seen."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Generic[AnswerT_co]):
     """The answer to one message, and the state to continue with.
 
     Attributes:
@@ -31,6 +37,8 @@ class Answer:
         compaction: What compaction changed, if it changed anything.
         discarded: Why the given state could not be used and a new conversation was started; None if
             it was used.
+        output: The typed value of the answer, if ``output=`` requested one. It is None if the answer
+            is a call of a tool that is left to the caller.
     """
 
     text: str
@@ -40,6 +48,7 @@ class Answer:
     plan: RequestPlan | None = field(default=None, repr=False)
     compaction: CompactionResult | None = field(default=None, repr=False)
     discarded: DiscardedState | None = None
+    output: AnswerT_co = None  # pyright: ignore[reportAssignmentType] - the default of its type
 
     @property
     def response_id(self) -> str:
@@ -49,11 +58,10 @@ class Answer:
     @property
     def refusal(self) -> str:
         """The text with which the model refused, if it did."""
-        last = next((b for b in reversed(self.turn.blocks) if isinstance(b, AssistantBlock)), None)
-        return last.refusal if last else ""
+        return find_refusal(self.turn)
 
 
-class ChatStream(RunStream[Answer]):
+class ChatStream(RunStream[Answer[OutputT]], Generic[OutputT]):
     """The events of one call, and at its end the answer.
 
     Example:
@@ -67,13 +75,13 @@ class ChatStream(RunStream[Answer]):
 
     def __init__(
         self,
-        stream: Stream,
+        stream: Stream[Any],
         turn: Turn,
         initial_state: bytes,
         write_state: StateWriter,
         discarded: DiscardedState | None = None,
     ) -> None:
-        super().__init__(lambda: stream)
+        super().__init__(lambda: stream, stream.schema)
         self._stream = stream
         self._write_state = write_state
         self._initial_state = initial_state
@@ -81,10 +89,10 @@ class ChatStream(RunStream[Answer]):
         self._sent_turn = self._turn = turn
         self._seen_ids: frozenset[str] = frozenset()
         self._compaction: CompactionResult | None = None
-        self._answer: Answer | None = None
+        self._answer: Answer[Any] | None = None
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> Answer[OutputT]:
         """The answer; available once the stream has ended.
 
         Raises:
@@ -102,7 +110,7 @@ class ChatStream(RunStream[Answer]):
         """The state reached so far, at any time, with all finished answers and tool results."""
         return self._answer.state if self._answer else self._write(self._turn)
 
-    def _result(self) -> Answer:
+    def _result(self) -> Answer[OutputT]:
         return self.answer
 
     def _handle_event(self, event: Event) -> None:
@@ -142,6 +150,7 @@ class ChatStream(RunStream[Answer]):
                 plan=stream.plan,
                 compaction=self._compaction,
                 discarded=self._discarded,
+                output=stream.output,
             )
 
     def _write(self, turn: Turn) -> bytes:

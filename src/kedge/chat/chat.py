@@ -7,7 +7,7 @@ branches of it.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar, overload
 
 from kedge.chat.answer import Answer, ChatStream, StateWriter
 from kedge.chat.encryption import Key, StateCipher
@@ -21,7 +21,7 @@ from kedge.chat.state import (
     state_from_turn,
 )
 from kedge.compaction import Compactor, compact_turn
-from kedge.engines import ContentFilters, Engine, Middleware, find_filters, unwrap
+from kedge.engines import ContentFilters, Engine, Middleware, OutputSchema, find_filters, unwrap
 from kedge.engines.sync import SyncFacade, wrap_method, wrap_stream
 from kedge.middleware.default_stack import Tools, with_default_middleware
 from kedge.observe import count, get_logger
@@ -35,6 +35,8 @@ from kedge.turns.constructors import build_replacement
 from kedge.turns.turn import count_leading
 
 log = get_logger("kedge.chat")
+
+T = TypeVar("T")
 
 State = bytes | bytearray | memoryview | str | None
 """A state: the bytes of the last answer, or nothing for a new conversation."""
@@ -104,34 +106,66 @@ class Chat:
             repair=repair,
         )
 
-    async def chat_with_state(self, state: State, *blocks: Block | str, **options: Any) -> Answer:
+    @overload
+    async def chat_with_state(
+        self, state: State, *blocks: Block | str, output: None = None, **options: Any
+    ) -> Answer[None]: ...
+    @overload
+    async def chat_with_state(
+        self, state: State, *blocks: Block | str, output: type[T] | OutputSchema[T], **options: Any
+    ) -> Answer[T]: ...
+    @overload
+    async def chat_with_state(
+        self, state: State, *blocks: Block | str, output: Any, **options: Any
+    ) -> Answer[Any]: ...
+    async def chat_with_state(
+        self, state: State, *blocks: Block | str, output: Any = None, **options: Any
+    ) -> Answer[Any]:
         """Send messages and return the answer with the state to continue with.
 
         Args:
             state: The state of the last answer, or None for a new conversation. A state that cannot be
                 used starts a new conversation; ``Answer.discarded`` has the reason.
             *blocks: Blocks or texts. Leading system blocks are sent with this call and not stored.
+            output: The type of the answer: any type that pydantic supports, or a JSON schema.
             **options: The options of an engine's ``run``, such as ``model``.
 
         Returns:
-            The answer.
+            The answer; ``answer.output`` is the typed value.
 
         Raises:
             EngineError: The request failed; ``error.state`` holds what was reached.
+            OutputInvalid: The answer does not match ``output``, also after retries; ``error.state`` holds
+                all answers.
+            OutputRefused: The model refused to answer, and ``output`` requests a value.
             Blocked: A guard rejected the message or the answer.
         """
         options.setdefault("streaming", False)
-        async with self.stream_with_state(state, *blocks, **options) as stream:
+        async with self.stream_with_state(state, *blocks, output=output, **options) as stream:
             return await stream.finish()
 
-    def stream_with_state(self, state: State, *blocks: Block | str, **options: Any) -> ChatStream:
+    @overload
+    def stream_with_state(
+        self, state: State, *blocks: Block | str, output: None = None, **options: Any
+    ) -> ChatStream[None]: ...
+    @overload
+    def stream_with_state(
+        self, state: State, *blocks: Block | str, output: type[T] | OutputSchema[T], **options: Any
+    ) -> ChatStream[T]: ...
+    @overload
+    def stream_with_state(
+        self, state: State, *blocks: Block | str, output: Any, **options: Any
+    ) -> ChatStream[Any]: ...
+    def stream_with_state(
+        self, state: State, *blocks: Block | str, output: Any = None, **options: Any
+    ) -> ChatStream[Any]:
         """Send messages and return the events of the call; at its end it has the ``answer``.
 
         Args and errors are those of ``chat_with_state``; errors are raised by the iteration.
         """
         start, discarded = self._load_state(state)
         turn = _build_turn(start, blocks)
-        stream = self.engine.stream(turn, **options)
+        stream = self.engine.stream(turn, output=output, **options)
         return ChatStream(stream, turn, as_bytes(state), self._make_writer(start), discarded)
 
     def append_to_state(self, state: State, *blocks: Block | str) -> bytes:

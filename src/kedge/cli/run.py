@@ -15,6 +15,7 @@ from kedge.cli.base import dim, echo, echo_json, get_config, setting_option
 from kedge.cli.chat_tools import mcp_option, open_mcp_servers
 from kedge.cli.confirmations import model_references, remember, require_confirmed
 from kedge.cli.store_options import use_store
+from kedge.engines.output_schema import to_json_value
 from kedge.errors import InvalidWorkflow, KedgeError
 from kedge.formatting import pluralize
 from kedge.store import Store
@@ -32,7 +33,6 @@ from kedge.workflows.events import (
     ignore_event,
 )
 from kedge.workflows.specs import WorkflowResult, WorkflowSpec, read_spec, run_spec
-from kedge.workflows.structured_output import to_json_value
 
 LINE_WIDTH = 72
 

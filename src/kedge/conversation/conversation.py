@@ -8,11 +8,11 @@ conversation.
 
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, overload
 
 from kedge.compaction import Compactor
 from kedge.compaction.summarize import SUMMARY_PROMPT, build_summary_block
@@ -33,21 +33,25 @@ from kedge.conversation.run import (
     ClaimRequest,
     ConversationRun,
     ConversationStream,
-    Reply,
+    ReplyEvents,
     TurnTask,
 )
 from kedge.engines import (
     ContentFilters,
     Engine,
     Middleware,
+    OutputSchema,
+    Reply,
     Request,
     ResponsesEngine,
     find_filters,
+    to_output_schema,
     unwrap,
 )
-from kedge.engines.base import answer_text
-from kedge.errors import HeadConflict, InvalidSetting, KeyReused
-from kedge.events import Event, Usage
+from kedge.engines.output_schema import SchemaMismatch
+from kedge.engines.reply import answer_text, build_correction, read_output
+from kedge.errors import HeadConflict, InvalidSetting, KeyReused, OutputInvalid
+from kedge.events import Usage
 from kedge.events.run import TurnFinished
 from kedge.formatting import pluralize
 from kedge.middleware import with_middleware
@@ -67,7 +71,9 @@ from kedge.turns.frozen_json import EMPTY
 if TYPE_CHECKING:
     from kedge.conversation.sync import SyncConversation
 
-_TRANSPORT_OPTIONS = frozenset({"streaming", "tap", "candidates", "before_send"})
+T = TypeVar("T")
+
+_TRANSPORT_OPTIONS = frozenset({"streaming", "tap", "candidates", "before_send", "output_retries"})
 """Options of a run that do not change what is requested."""
 
 
@@ -345,9 +351,41 @@ class Conversation:
 
     # Sending
 
+    @overload
     async def send(
-        self, *messages: Block | str, key: str = "", at: int | None = None, **options: Any
-    ) -> Reply:
+        self,
+        *messages: Block | str,
+        key: str = "",
+        at: int | None = None,
+        output: None = None,
+        **options: Any,
+    ) -> Reply[None]: ...
+    @overload
+    async def send(
+        self,
+        *messages: Block | str,
+        key: str = "",
+        at: int | None = None,
+        output: type[T] | OutputSchema[T],
+        **options: Any,
+    ) -> Reply[T]: ...
+    @overload
+    async def send(
+        self,
+        *messages: Block | str,
+        key: str = "",
+        at: int | None = None,
+        output: Any,
+        **options: Any,
+    ) -> Reply[Any]: ...
+    async def send(
+        self,
+        *messages: Block | str,
+        key: str = "",
+        at: int | None = None,
+        output: Any = None,
+        **options: Any,
+    ) -> Reply[Any]:
         """Send messages and return the answer; both are stored by then.
 
         Args:
@@ -355,29 +393,64 @@ class Conversation:
             key: An idempotency key: the same request with the same key runs once, in any process; later
                 calls return the stored reply.
             at: The node to continue from instead of the head; the head moves there with the answer.
+            output: The type of the answer: any type that pydantic supports, or a JSON schema.
             **options: The options of an engine's ``run``, such as ``model``.
 
         Returns:
-            The reply.
+            The reply; ``reply.output`` is the typed value.
 
         Raises:
             EngineError: The request failed; what was reached is stored, see ``resume``.
+            OutputInvalid: The answer does not match ``output``, also after retries; all answers are stored
+                on a branch, and the same key continues from there.
+            OutputRefused: The model refused to answer, and ``output`` requests a value.
             HeadConflict: Another process moved the head; the answer is stored on a branch.
             KeyReused: The key belongs to a request with other messages, model or settings.
             Blocked: A guard rejected a message or the answer.
         """
         options.setdefault("streaming", False)
-        async with self.stream(*messages, key=key, at=at, **options) as stream:
+        async with self.stream(*messages, key=key, at=at, output=output, **options) as stream:
             return await stream.finish()
 
+    @overload
     def stream(
         self,
         *messages: Block | str,
         key: str = "",
         at: int | None = None,
         keep: int | None = None,
+        output: None = None,
         **options: Any,
-    ) -> ConversationStream:
+    ) -> ConversationStream[None]: ...
+    @overload
+    def stream(
+        self,
+        *messages: Block | str,
+        key: str = "",
+        at: int | None = None,
+        keep: int | None = None,
+        output: type[T] | OutputSchema[T],
+        **options: Any,
+    ) -> ConversationStream[T]: ...
+    @overload
+    def stream(
+        self,
+        *messages: Block | str,
+        key: str = "",
+        at: int | None = None,
+        keep: int | None = None,
+        output: Any,
+        **options: Any,
+    ) -> ConversationStream[Any]: ...
+    def stream(
+        self,
+        *messages: Block | str,
+        key: str = "",
+        at: int | None = None,
+        keep: int | None = None,
+        output: Any = None,
+        **options: Any,
+    ) -> ConversationStream[Any]:
         """Send messages and return the events of the turn; at its end it has the ``reply``.
 
         Args and errors are those of ``send``; errors are raised by the iteration. With ``keep``, the
@@ -386,10 +459,11 @@ class Conversation:
         blocks = tuple(_as_block(each) for each in messages)
         build_task = partial(self._build_task, blocks, at, keep, key)
         if key:
-            return ConversationStream(partial(self._stream_once, key, blocks, build_task, options))
-        return ConversationStream(partial(self._run, build_task, options))
+            run = partial(self._stream_once, key, blocks, build_task)
+            return self._open_stream(run, output, options)
+        return self._open_stream(partial(self._run, build_task), output, options)
 
-    async def resume(self, node: int | None = None, **options: Any) -> Reply:
+    async def resume(self, node: int | None = None, **options: Any) -> Reply[Any]:
         """Continue with a question that was stored and never answered.
 
         Args:
@@ -407,19 +481,20 @@ class Conversation:
             return await stream.finish()
 
     def stream_resume(
-        self, node: int | None = None, *, restart: bool = False, **options: Any
-    ) -> ConversationStream:
+        self, node: int | None = None, *, restart: bool = False, output: Any = None, **options: Any
+    ) -> ConversationStream[Any]:
         """Continue with a question that was stored and never answered, and return the events.
 
         Args:
             node: The node of the question; by default the newest one at the head.
             restart: Whether to start again at the question, instead of after its last stored step.
+            output: The type of the answer. A stored answer that does not match is requested again.
             **options: The options of an engine's ``run``.
 
         Returns:
             The stream; its iteration raises ``NotInStore`` if there is no such question.
         """
-        return ConversationStream(partial(self._resume, node, restart, options))
+        return self._open_stream(partial(self._resume, node, restart), output, options)
 
     async def pending(self) -> Sequence[Node]:
         """Return the questions without an answer: in progress, or left by a crash."""
@@ -624,10 +699,11 @@ class Conversation:
         (block,) = _filter_blocks(self.engine, [new])
         return await self._save_turn(self.turn.replace(block_id, block), "edited")
 
-    async def regenerate(self, **options: Any) -> Reply:
+    async def regenerate(self, *, output: Any = None, **options: Any) -> Reply[Any]:
         """Send the last question again; the previous answer remains in the tree.
 
         Args:
+            output: The type of the answer.
             **options: The options of an engine's ``run``.
 
         Returns:
@@ -637,7 +713,9 @@ class Conversation:
             NotInStore: The conversation has no question.
         """
         options.setdefault("streaming", False)
-        return await self._finish_task(self._build_regenerate_task, options)
+        run = partial(self._run, self._build_regenerate_task)
+        async with self._open_stream(run, output, options) as stream:
+            return await stream.finish()
 
     async def merge_summary_of(
         self, other: "Conversation | int", *, ask: str = SUMMARY_PROMPT
@@ -713,19 +791,21 @@ class Conversation:
 
     # Implementation
 
+    def _open_stream(
+        self, run: Callable[[dict[str, Any]], ReplyEvents], output: Any, options: dict[str, Any]
+    ) -> ConversationStream[Any]:
+        """Return the stream of a run, with the schema of a typed answer among its options."""
+        schema = None if output is None else to_output_schema(output)
+        options = {**options, "output": schema} if schema else options
+        return ConversationStream(partial(run, options), schema)
+
     def _run(
         self, build_task: Callable[[], Awaitable[TurnTask]], options: dict[str, Any]
-    ) -> AsyncGenerator[Event | Reply]:
+    ) -> ReplyEvents:
         run = ConversationRun(
             self.engine, build_task, options, price=self.price, on_finish=self._set_position
         )
         return run.events()
-
-    async def _finish_task(
-        self, build_task: Callable[[], Awaitable[TurnTask]], options: dict[str, Any]
-    ) -> Reply:
-        async with ConversationStream(partial(self._run, build_task, options)) as stream:
-            return await stream.finish()
 
     async def _build_task(
         self, blocks: Sequence[Block], at: int | None, keep: int | None, key: str
@@ -743,13 +823,13 @@ class Conversation:
         blocks: Sequence[Block],
         build_task: Callable[[], Awaitable[TurnTask]],
         options: dict[str, Any],
-    ) -> AsyncGenerator[Event | Reply]:
+    ) -> ReplyEvents:
         """Run the turn with this key, unless it was run already."""
         request = ClaimRequest(self.store, self.row, key, new_id("run"), self.lease)
         claim = await self._acquire(request, blocks, options)
         if claim.answer:
             await self._follow_head()
-            reply = await self._load_reply(claim.answer)
+            reply = await self._load_valid_reply(claim.answer, options.get("output"))
             yield TurnFinished(reply.turn)
             yield reply
             return
@@ -762,7 +842,7 @@ class Conversation:
 
     async def _resume(
         self, node: int | None, restart: bool, options: dict[str, Any]
-    ) -> AsyncGenerator[Event | Reply]:
+    ) -> ReplyEvents:
         point = await find_resume_point(self.store, self.row, node)
         if restart and node is not None:
             point = ResumePoint(await self.store.node(self.row, node), done=False)
@@ -772,18 +852,25 @@ class Conversation:
 
     async def _resume_at(
         self, point: ResumePoint, key: str, options: dict[str, Any]
-    ) -> AsyncGenerator[Event | Reply]:
-        """Run a stored question from this point, or return its answer if it has one."""
+    ) -> ReplyEvents:
+        """Run a stored question from this point, or return its answer if it has one.
+
+        An answer that does not have the requested type is no answer: the run continues with a correction.
+        """
+        correction: tuple[Block, ...] = ()
         if point.done:
-            reply = await self._adopt_answer(point.node)
-            if key:
-                await self.store.settle(self.row, key, point.node.id)
-            yield TurnFinished(reply.turn)
-            yield reply
-            return
-        async with aclosing(
-            self._run(partial(self._build_resume_task, point.node, key), options)
-        ) as events:
+            try:
+                reply = await self._adopt_answer(point.node, options.get("output"))
+            except SchemaMismatch as mismatch:
+                correction = (build_correction(options["output"], mismatch),)
+            else:
+                if key:
+                    await self.store.settle(self.row, key, point.node.id)
+                yield TurnFinished(reply.turn)
+                yield reply
+                return
+        build_task = partial(self._build_resume_task, point.node, key, correction)
+        async with aclosing(self._run(build_task, options)) as events:
             async for event in events:
                 yield event
 
@@ -820,11 +907,13 @@ class Conversation:
         if (await self.store.conversation(self.id)).head != self.head:
             await self.refresh()
 
-    async def _build_resume_task(self, node: Node, key: str = "") -> TurnTask:
+    async def _build_resume_task(
+        self, node: Node, key: str = "", further: Sequence[Block] = ()
+    ) -> TurnTask:
         loaded = await self.store.load(self.row, node.id)
         turn = loaded.turn(self.id)
         checkpoint = Checkpoint(self.store, self.row, loaded.node, turn)
-        return TurnTask(checkpoint, turn, self.head, key, resumed=True)
+        return TurnTask(checkpoint, turn.append(*further), self.head, key, resumed=True)
 
     async def _build_regenerate_task(self) -> TurnTask:
         """Return the last question; if something was edited or added since, from the current Turn."""
@@ -834,9 +923,9 @@ class Conversation:
         checkpoint = Checkpoint(self.store, self.row, self._node, self.turn)
         return TurnTask(checkpoint, truncate_to_question(self.turn), self.head)
 
-    async def _adopt_answer(self, node: Node) -> Reply:
+    async def _adopt_answer(self, node: Node, schema: OutputSchema[Any] | None) -> Reply[Any]:
         """Return a stored answer, and move the head to it unless it is on the head's path."""
-        reply = await self._load_reply(node.id)
+        reply = await self._load_reply(node.id, schema)
         if await self._is_on_path(node.id, (await self.store.conversation(self.id)).head):
             await self._follow_head()
             return reply
@@ -844,12 +933,21 @@ class Conversation:
         self._set_position(node, reply.turn)
         return reply
 
-    async def _load_reply(self, node: int) -> Reply:
-        """Return the reply that is stored at a node."""
+    async def _load_reply(self, node: int, schema: OutputSchema[Any] | None) -> Reply[Any]:
+        """Return the reply that is stored at a node, with its value if it is typed."""
         loaded = await self.store.load(self.row, node)
         turn = loaded.turn(self.id)
-        usage = await self.store.usage(self.row, node)
-        return Reply(answer_text(turn), turn, node, self.id, usage or Usage(), stored=True)
+        value = read_output(schema, turn) if schema else None
+        usage = await self.store.usage(self.row, node) or Usage()
+        return Reply(answer_text(turn), turn, node, self.id, usage, stored=True, output=value)
+
+    async def _load_valid_reply(self, node: int, schema: OutputSchema[Any] | None) -> Reply[Any]:
+        """Return the settled reply of a key; of version 0.1, its type may differ."""
+        try:
+            return await self._load_reply(node, schema)
+        except SchemaMismatch as mismatch:
+            turn = (await self.store.load(self.row, node)).turn(self.id)
+            raise OutputInvalid(answer_text(turn), mismatch.problems, 0, turn) from mismatch
 
     async def _save_turn(self, turn: Turn, kind: NodeKind) -> Node:
         checkpoint = Checkpoint(self.store, self.row, self._node, self.turn)
@@ -896,6 +994,8 @@ def _hash_request(blocks: Sequence[Block], options: Mapping[str, Any]) -> bytes:
     settings = {name: value for name, value in options.items() if name not in _TRANSPORT_OPTIONS}
     if "tools" in settings:
         settings["tools"] = Request.of(tools=settings["tools"]).tools
+    if "output" in settings:
+        settings["output"] = settings["output"].request_options()
     described = json.dumps(settings, sort_keys=True, default=str).encode()
     return hashlib.sha256(b"request\n" + _hash_blocks(blocks) + described).digest()
 

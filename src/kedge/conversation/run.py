@@ -11,21 +11,28 @@ continues from it.
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 import anyio
+from typing_extensions import TypeVar
 
 from kedge.compaction import TurnCompacted
 from kedge.conversation.checkpoint import Checkpoint, has_same_blocks
 from kedge.conversation.recorder import CostFunction, RunRecorder
-from kedge.engines import Engine, RunStream, Stream, unwrap
-from kedge.engines.base import answer_text, last_response_id
+from kedge.engines import Engine, OutputSchema, Reply, RunStream, Stream, unwrap
+from kedge.engines.reply import answer_text
 from kedge.errors import EngineError, KedgeError, StoreError
-from kedge.events import Event, RefusalDelta, TextDelta, Usage
-from kedge.events.run import AnswerFinished, Healed, RequestPlanned, TurnFinished
+from kedge.events import Event, RefusalDelta, TextDelta
+from kedge.events.run import (
+    AnswerFinished,
+    Healed,
+    OutputAccepted,
+    RequestPlanned,
+    TurnFinished,
+)
 from kedge.observe import bind_fields
-from kedge.planning import RequestPlan, find_problems
+from kedge.planning import find_problems
 from kedge.store import Claim, ConversationRow, Node, ResponseRow, Store
 from kedge.turns import AssistantBlock, Turn, assistant, snapshot_block_ids
 
@@ -33,39 +40,9 @@ if TYPE_CHECKING:
     from kedge.store.records import NodeKind
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The answer to one message.
-
-    Attributes:
-        text: The text of the answer.
-        turn: The conversation up to the answer.
-        node: The node of the tree that holds the answer.
-        conversation: The id of the conversation.
-        usage: The tokens of all responses of this call.
-        plan: The plan of the last request.
-        stored: Whether the answer was already stored and nothing was sent.
-    """
-
-    text: str
-    turn: Turn
-    node: int
-    conversation: str
-    usage: Usage = field(default_factory=Usage)
-    plan: RequestPlan | None = field(default=None, repr=False)
-    stored: bool = False
-
-    @property
-    def response_id(self) -> str:
-        """The provider's id of the response that the answer ends with; empty if it has none."""
-        return last_response_id(self.turn)
-
-    @property
-    def refusal(self) -> str:
-        """The text with which the model refused, if it did."""
-        last = next((b for b in reversed(self.turn.blocks) if isinstance(b, AssistantBlock)), None)
-        return last.refusal if last else ""
-
+OutputT = TypeVar("OutputT", default=None)
+ReplyEvents = AsyncGenerator[Event | Reply[Any]]
+"""The events of a turn, and its reply."""
 
 DEFAULT_LEASE = 30.0
 """Seconds for which a claim holds unless it is renewed; a third of it is the time between renewals."""
@@ -86,7 +63,7 @@ class TurnTask:
     """Whether the question is in the tree already."""
 
 
-class ConversationStream(RunStream[Reply]):
+class ConversationStream(RunStream[Reply[OutputT]], Generic[OutputT]):
     """The events of one turn, and at its end the reply, which is stored by then.
 
     Example:
@@ -98,12 +75,16 @@ class ConversationStream(RunStream[Reply]):
         ```
     """
 
-    def __init__(self, open_source: Callable[[], AsyncGenerator[Event | Reply]]) -> None:
-        super().__init__(open_source)
-        self._reply: Reply | None = None
+    def __init__(
+        self,
+        open_source: Callable[[], ReplyEvents],
+        schema: OutputSchema[Any] | None = None,
+    ) -> None:
+        super().__init__(open_source, schema)
+        self._reply: Reply[Any] | None = None
 
     @property
-    def reply(self) -> Reply:
+    def reply(self) -> Reply[OutputT]:
         """The reply; available once the stream has ended.
 
         Raises:
@@ -116,13 +97,13 @@ class ConversationStream(RunStream[Reply]):
             )
         return self._reply
 
-    def _result(self) -> Reply:
+    def _result(self) -> Reply[OutputT]:
         return self.reply
 
     async def _next_event(self) -> Event:
         event = await self._opened_source().__anext__()
         while isinstance(event, Reply):
-            self._reply = event
+            self._reply = cast("Reply[Any]", event)
             event = await self._opened_source().__anext__()
         return event
 
@@ -156,8 +137,9 @@ class ConversationRun:
         self.partial_text: list[str] | None = None
         """The text received since the last request; None while no answer is awaited."""
         self.compacted = False
+        self.output: Any = None
 
-    async def events(self) -> AsyncGenerator[Event | Reply]:
+    async def events(self) -> ReplyEvents:
         """Yield the engine's events, and the reply."""
         stream = self._start(await self.build_task())
         try:
@@ -184,7 +166,7 @@ class ConversationRun:
                 with anyio.CancelScope(shield=True):
                     await self._save_answer()
 
-    def _start(self, task: TurnTask) -> Stream:
+    def _start(self, task: TurnTask) -> Stream[Any]:
         self.task = task
         self.checkpoint = task.checkpoint
         self.store = task.checkpoint.store
@@ -209,6 +191,8 @@ class ConversationRun:
                 await self.store.mark_lost(self.recorder.plan.anchor, reason)
             case TurnCompacted():
                 self.compacted = True
+            case OutputAccepted():
+                self.output = event.value
             case _:
                 if self.pending_answer:
                     await self._save_answer()
@@ -237,7 +221,7 @@ class ConversationRun:
         turn = self.filters.apply_to_turn(event.turn, ("output",))
         await self.checkpoint.save(turn, "answered", response=row, telemetry=accounts, head=head)
 
-    async def _finish(self, stream: Stream) -> Reply:
+    async def _finish(self, stream: Stream[Any]) -> Reply[Any]:
         """Store the rest, move the head, and only then record the answer of the idempotency key.
 
         A key whose answer lost the race for the head has no answer: the exchange is not part of the
@@ -265,6 +249,7 @@ class ConversationRun:
             conversation=self.checkpoint.row.id,
             usage=stream.usage,
             plan=stream.plan,
+            output=self.output,
         )
 
     async def _save_failure(self, error: EngineError) -> None:

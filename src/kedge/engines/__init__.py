@@ -7,14 +7,15 @@ from kedge.engines.base import (
     Events,
     Middleware,
     Request,
-    RunStream,
-    Stream,
     find_filters,
     unwrap,
 )
 from kedge.engines.chat_completions import ChatCompletionsEngine
 from kedge.engines.content_filter import ContentFilter, ContentFilters
+from kedge.engines.output_schema import OutputSchema, to_output_schema
+from kedge.engines.reply import Reply
 from kedge.engines.responses import ResponsesEngine
+from kedge.engines.stream import RunStream, Stream
 
 __all__ = [
     "AnthropicEngine",
@@ -25,11 +26,14 @@ __all__ = [
     "Engine",
     "Events",
     "Middleware",
+    "OutputSchema",
+    "Reply",
     "Request",
     "ResponsesEngine",
     "RunStream",
     "Stream",
     "find_filters",
+    "to_output_schema",
     "unwrap",
 ]
 

@@ -10,37 +10,24 @@ wraps, so a stack of middleware is an engine too.
     stream.turn
 """
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, cast, overload
+
+from typing_extensions import TypeVar
 
 from kedge.engines.content_filter import ContentFilter, ContentFilters
-from kedge.engines.request_options import check_params
-from kedge.errors import KedgeError
-from kedge.events import Event, ResponseStarted, Usage
-from kedge.events.run import (
-    VISIBLE_EVENTS,
-    AnswerFinished,
-    RequestPlanned,
-    ToolFinished,
-    TurnEdited,
-    TurnFinished,
-)
-from kedge.observe import measure
-from kedge.observe.logs import BOUND_FIELDS
-from kedge.planning import AnchorRecord, Mode, RequestPlan, get_state
-from kedge.turns import (
-    AssistantBlock,
-    Block,
-    OpaqueBlock,
-    ReasoningBlock,
-    Turn,
-    UserBlock,
-    snapshot_block_ids,
-)
+from kedge.engines.output_schema import OutputSchema, to_output_schema
+from kedge.engines.reply import DEFAULT_OUTPUT_RETRIES, Reply, run_until_valid
+from kedge.engines.request_options import check_params, combine_params
+from kedge.engines.stream import Stream
+from kedge.errors import UnsupportedParameter
+from kedge.events import Event
+from kedge.events.run import TurnEdited
+from kedge.planning import AnchorRecord, Mode, RequestPlan
+from kedge.turns import Turn
 
 if TYPE_CHECKING:
     from kedge.engines.sync import SyncEngine
@@ -90,6 +77,10 @@ class Request:
     """The content filters of the complete stack, for components that send or store content."""
     applied: tuple[ContentFilter, ...] = ()
     """The content filters outside of this position: what is added inside must pass them too."""
+    output: OutputSchema[Any] | None = None
+    """The schema of the answer, if it is typed."""
+    output_retries: int = DEFAULT_OUTPUT_RETRIES
+    """How often an answer that does not match ``output`` is requested again."""
 
     @classmethod
     def of(
@@ -103,6 +94,8 @@ class Request:
         resend_limit: int | None = None,
         tap: WireTap | None = None,
         before_send: BeforeSend | None = None,
+        output: Any = None,
+        output_retries: int = DEFAULT_OUTPUT_RETRIES,
         **params: Any,
     ) -> "Request":
         """Make a request from keyword options.
@@ -118,13 +111,21 @@ class Request:
             resend_limit: Raise ``ResendTooLong`` instead of healing by a full send of more bytes.
             tap: Called with each request body, reply body and status.
             before_send: Awaited with each Turn before it is sent.
+            output: The type of the answer: any type that pydantic supports, or a JSON schema.
+            output_retries: How often an answer that does not match is requested again.
             params: Members of the request body, by the names of the provider's API. Members that
                 Kedge does not know go into the mapping ``extra_body``.
 
         Raises:
             UnsupportedParameter: A parameter is decided by the plan, or has an unknown name.
+            InvalidSetting: ``output`` has no JSON schema.
         """
         check_params(params, known_options=_OPTION_NAMES)
+        text: Mapping[str, Any] = params.get("text") or {}
+        if output is not None and text.get("format"):
+            raise UnsupportedParameter(
+                "text.format", "set one of the two", "output= determines text.format"
+            )
         functions, definitions = _split_tools(tools)
         return cls(
             model,
@@ -136,7 +137,16 @@ class Request:
             resend_limit,
             tap=tap,
             before_send=before_send,
+            output=None if output is None else to_output_schema(output),
+            output_retries=output_retries,
         )
+
+    def resolve_params(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters of an engine and of this request, with the format of a typed answer."""
+        params = combine_params(defaults, self.params)
+        if self.output is not None:
+            params["text"] = {**(params.get("text") or {}), **self.output.request_options()["text"]}
+        return params
 
     def with_tools(self, tools: tuple[Mapping[str, Any], ...]) -> "Request":
         """Return the request with further tools."""
@@ -175,6 +185,7 @@ _OPTION_NAMES = frozenset(each.name for each in fields(Request)) - {
 }
 
 Events = AsyncGenerator[Event, None]
+T = TypeVar("T")
 
 
 class Engine(ABC):
@@ -197,19 +208,97 @@ class Engine(ABC):
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
         """Return what would be sent now, and why, without sending it."""
 
-    def stream(self, turn: Turn, **options: Any) -> "Stream":
-        """Send the Turn and return its events; options are those of ``Request.of``."""
+    @overload
+    def stream(self, turn: Turn, *, output: None = None, **options: Any) -> "Stream[None]": ...
+    @overload
+    def stream(
+        self, turn: Turn, *, output: type[T] | OutputSchema[T], **options: Any
+    ) -> "Stream[T]": ...
+    @overload
+    def stream(self, turn: Turn, *, output: Any, **options: Any) -> "Stream[Any]": ...
+    def stream(self, turn: Turn, *, output: Any = None, **options: Any) -> "Stream[Any]":
+        """Send the Turn and return its events.
+
+        Args:
+            turn: The Turn to send.
+            output: The type of the answer: any type that pydantic supports, or a JSON schema. At the end
+                the stream has the value as ``output``.
+            **options: The options of ``Request.of``.
+        """
         functions, options["tools"] = _split_tools(options.get("tools", ()))
         if functions:
-            return _with_tools(self, functions).stream(turn, **options)
-        request = replace(Request.of(**options), filters=ContentFilters(find_filters(self)))
-        return Stream(lambda: self.events(turn, request), turn, request.filters)
+            return _with_tools(self, functions).stream(turn, output=output, **options)
+        filters = ContentFilters(find_filters(self))
+        request = replace(Request.of(output=output, **options), filters=filters)
+        schema = request.output
 
-    async def run(self, turn: Turn, **options: Any) -> Turn:
-        """Send the Turn, and return it with the answer appended."""
+        def open_events() -> Events:
+            if schema is None:
+                return self.events(turn, request)
+            return run_until_valid(
+                lambda turn: self.events(turn, request),
+                turn,
+                schema,
+                retries=request.output_retries,
+                filters=filters,
+            )
+
+        return Stream(open_events, turn, filters, schema)
+
+    async def run(self, turn: Turn, *, output: Any = None, **options: Any) -> Turn:
+        """Send the Turn, and return it with the answer appended.
+
+        Args:
+            turn: The Turn to send.
+            output: The type of the answer; ``ask`` returns its value as well.
+            **options: The options of ``Request.of``.
+
+        Returns:
+            The Turn with the answer.
+
+        Raises:
+            EngineError: The request failed.
+            OutputInvalid: The answer does not match ``output``, also after retries.
+            OutputRefused: The model refused to answer, and ``output`` requests a value.
+        """
+        return (await self.ask(turn, output=output, **options)).turn
+
+    @overload
+    async def ask(self, turn: Turn, *, output: None = None, **options: Any) -> Reply[None]: ...
+    @overload
+    async def ask(
+        self, turn: Turn, *, output: type[T] | OutputSchema[T], **options: Any
+    ) -> Reply[T]: ...
+    @overload
+    async def ask(self, turn: Turn, *, output: Any, **options: Any) -> Reply[Any]: ...
+    async def ask(self, turn: Turn, *, output: Any = None, **options: Any) -> Reply[Any]:
+        """Send the Turn, and return the reply, with a typed value if one is requested.
+
+        Args:
+            turn: The Turn to send.
+            output: The type of the answer: any type that pydantic supports, or a JSON schema.
+            **options: The options of ``Request.of``.
+
+        Returns:
+            The reply; ``reply.output`` is the value and ``reply.turn`` the Turn with the answer.
+
+        Raises:
+            EngineError: The request failed; ``AnswerIncomplete`` if the answer was cut off.
+            OutputInvalid: The answer does not match ``output``, also after retries.
+            OutputRefused: The model refused to answer, and ``output`` requests a value.
+
+        Example:
+            ```python
+            reply = await engine.ask(Turn([user("A trip to Lisbon for 3 days")]), output=Trip)
+            print(reply.output.city)
+            ```
+        """
         options.setdefault("streaming", False)
-        async with self.stream(turn, **options) as stream:
-            return await stream.finish()
+        async with self.stream(turn, output=output, **options) as stream:
+            await stream.finish()
+        return Reply(
+            stream.text, stream.turn, usage=stream.usage, plan=stream.plan, output=stream.output
+        )
 
     @property
     def sync(self) -> "SyncEngine":
@@ -232,10 +321,6 @@ Middleware = Callable[[Engine], Engine]
 """Wraps an Engine and is an Engine."""
 
 
-_UNINHERITED_IDS = frozenset({"turn_id", "response_id"})
-"""Ids that a nested run (of a tool, of a compactor) does not inherit."""
-
-
 def unwrap(engine: Engine) -> Engine:
     """Return the innermost engine of a middleware stack: the one that sends requests to a provider."""
     while isinstance(inner := getattr(engine, "inner", None), Engine):
@@ -251,221 +336,3 @@ def find_filters(engine: Engine) -> tuple[ContentFilter, ...]:
         found.update(dict.fromkeys(current.content_filters))
         current = getattr(current, "inner", None)
     return tuple(found)
-
-
-R = TypeVar("R")
-
-
-class _EventSource(Protocol):
-    """An async generator of events, or another stream."""
-
-    def __anext__(self) -> Awaitable[Any]: ...
-
-    def aclose(self) -> Awaitable[object]: ...
-
-
-class RunStream(ABC, Generic[R]):
-    """An iterator over the events of a run that has a result once it is exhausted.
-
-    Use it as a context manager, so that leaving early closes the run. Iteration adds no generator of its
-    own: each event passes through ``__anext__`` only.
-    """
-
-    def __init__(self, open_source: Callable[[], _EventSource]) -> None:
-        # Opened by the first step: whatever fails while a run starts is raised by the iteration.
-        self._open_source = open_source
-        self._source: _EventSource | None = None
-        self._closed = False
-
-    async def finish(self) -> R:
-        """Consume the remaining events and return the result."""
-        async for _ in self:
-            pass
-        return self._result()
-
-    @abstractmethod
-    def _result(self) -> R:
-        """Return the result, or raise ``KedgeError`` while there is none."""
-
-    def _handle_event(self, event: Event) -> None:
-        """Record an event before the caller gets it."""
-
-    def _handle_end(self) -> None:
-        """Build the result; the source is exhausted."""
-
-    def _handle_error(self, error: Exception) -> None:
-        """Complete an error before it is raised."""
-
-    async def _next_event(self) -> Event:
-        return await self._opened_source().__anext__()
-
-    def _opened_source(self) -> _EventSource:
-        if self._source is None:
-            if self._closed:
-                raise StopAsyncIteration
-            self._source = self._open_source()
-        return self._source
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Event:
-        try:
-            event = await self._next_event()
-            self._handle_event(event)
-        except StopAsyncIteration:
-            self._handle_end()
-            raise
-        except Exception as error:
-            self._handle_error(error)
-            raise
-        return event
-
-    async def aclose(self) -> None:
-        """Close the run; events that were not consumed are lost."""
-        self._closed = True
-        if self._source is not None:
-            await self._source.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-
-class Stream(RunStream[Turn]):
-    """The events of one run, and at its end the Turn."""
-
-    def __init__(
-        self,
-        open_source: Callable[[], Events],
-        turn: Turn,
-        filters: ContentFilters | None = None,
-    ) -> None:
-        super().__init__(open_source)
-        self._turn: Turn | None = None
-        self._sent_turn = self._partial_turn = turn
-        self._tool_results: list[Block] = []
-        self.filters = ContentFilters() if filters is None else filters
-        """The content filters of the stack that runs."""
-        self.plans: list[RequestPlan] = []
-        """The plan of every request of this run, in order."""
-        self.answers: list[AnswerFinished] = []
-        """Every finished response of this run, in order."""
-        self.trace: list[TurnEdited] = []
-        """The changes that each middleware made to the Turn."""
-        self._log_context = _build_log_context(turn)
-        self._sent_at = 0.0
-        self._has_output = True
-
-    @property
-    def turn(self) -> Turn:
-        """The Turn with the answer; available once the stream has ended."""
-        if self._turn is None:
-            raise KedgeError(
-                "the stream has not ended: iterate over it to the end before asking for its Turn; "
-                "the Turn you sent is unchanged and can be sent again"
-            )
-        return self._turn
-
-    @property
-    def reached(self) -> Turn:
-        """The Turn so far, at any time: with every finished answer and tool result.
-
-        Continue from it after a run that was cancelled; the middleware ``repair`` completes calls that
-        have no result yet.
-        """
-        return self._turn or self._partial_turn.append(*self._tool_results)
-
-    @property
-    def plan(self) -> RequestPlan | None:
-        """The plan of the newest request."""
-        return self.plans[-1] if self.plans else None
-
-    @property
-    def usage(self) -> Usage:
-        """The tokens of all responses of this run."""
-        return sum((a.outcome.usage for a in self.answers if a.outcome.usage), Usage())
-
-    @property
-    def text(self) -> str:
-        """The text of the answer; available once the stream has ended."""
-        return answer_text(self.turn, self._sent_turn)
-
-    def _result(self) -> Turn:
-        return self.turn
-
-    def _handle_event(self, event: Event) -> None:
-        match event:
-            case TurnFinished():
-                self._turn = event.turn
-            case RequestPlanned():
-                self.plans.append(event.plan)
-                self._sent_at, self._has_output = time.perf_counter(), False
-            case ResponseStarted():
-                self._log_context = {**self._log_context, "response_id": event.response_id}
-            case AnswerFinished():
-                self.answers.append(event)
-                self._partial_turn, self._tool_results = event.turn, []
-                measure("responses_duration_seconds", time.perf_counter() - self._sent_at)
-            case ToolFinished():
-                self._tool_results.append(event.result)
-            case TurnEdited():
-                self.trace.append(event)
-            case _ if not self._has_output and isinstance(event, VISIBLE_EVENTS):
-                self._has_output = True
-                measure("responses_first_output_seconds", time.perf_counter() - self._sent_at)
-            case _:
-                pass
-
-    async def _next_event(self) -> Event:
-        """Return the next event; what is logged meanwhile carries the ids of this run.
-
-        They are bound for this step only: between two events the caller's own ids hold.
-        """
-        before = BOUND_FIELDS.get()
-        BOUND_FIELDS.set(self._log_context)
-        try:
-            return await self._opened_source().__anext__()
-        finally:
-            BOUND_FIELDS.set(before)
-
-
-def _build_log_context(turn: Turn) -> dict[str, str]:
-    """Return the ids for log records of this run: its own, and those bound around it."""
-    conversation = get_state(turn).conversation_id
-    own = {"turn_id": turn.id, **({"conversation_id": conversation} if conversation else {})}
-    around = {
-        name: value for name, value in BOUND_FIELDS.get().items() if name not in _UNINHERITED_IDS
-    }
-    return {**own, **around}
-
-
-def answer_text(turn: Turn, sent: Turn | None = None) -> str:
-    """Return the text of the assistant blocks at the end of a Turn.
-
-    Args:
-        turn: The Turn with the answer.
-        sent: The Turn that was sent: its blocks are not part of the answer.
-    """
-    known = snapshot_block_ids(sent) if sent is not None else frozenset[str]()
-    texts: list[str] = []
-    for block in reversed(turn.blocks):
-        if block.id in known:
-            break
-        if isinstance(block, AssistantBlock):
-            texts.append(block.text)
-        elif not isinstance(block, ReasoningBlock | OpaqueBlock):
-            break
-    return "\n\n".join(text for text in reversed(texts) if text)
-
-
-def last_response_id(turn: Turn) -> str:
-    """Return the provider's id of the response at the end of a Turn; empty if there is none."""
-    for block in reversed(turn.blocks):
-        if isinstance(block, UserBlock):
-            break
-        if block.response_id:
-            return block.response_id
-    return ""

@@ -26,7 +26,7 @@ from kedge.engines.request_body import (
     build_settings,
     summarize_request,
 )
-from kedge.engines.request_options import check_params, combine_params
+from kedge.engines.request_options import check_params
 from kedge.engines.response_reader import (
     attach_context,
     infer_tool_name,
@@ -273,7 +273,7 @@ class ResponsesEngine(Engine):
             model=request.model or self.model,
             tools=request.tools,
             streaming=request.streaming,
-            params=combine_params(self.params, request.params),
+            params=request.resolve_params(self.params),
         )
 
     async def _send_request(
@@ -507,7 +507,7 @@ class ResponsesEngine(Engine):
         if not options.reasoning:
             plan = plan.without_reasoning()
         if self.prompt_cache:
-            params = combine_params(self.params, request.params)
+            params = request.resolve_params(self.params)
             retention = str(params.get("prompt_cache_retention"))
             plan = self._prompts.plan(
                 turn,
@@ -547,7 +547,7 @@ class ResponsesEngine(Engine):
         evidence = self._get_evidence(request)
         if not self.memory.needs_verdict(plan, evidence) or plan.problems:
             return plan
-        params = combine_params(self.params, request.params)
+        params = request.resolve_params(self.params)
         settings = build_settings(
             plan, model=request.model or self.model, tools=request.tools, params=params
         )

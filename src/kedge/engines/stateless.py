@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kedge.engines.base import Engine, Events, Request
 from kedge.engines.prompt_cache import PromptMonitor, count_prompt
-from kedge.engines.request_options import check_params, combine_params, split_extra_body
+from kedge.engines.request_options import check_params, split_extra_body
 from kedge.engines.response_reader import (
     attach_context,
     infer_tool_name,
@@ -162,7 +162,7 @@ class StatelessEngine(Engine):
                 self._cache_rules(model),
                 model=model,
                 tools=request.tools,
-                params=combine_params(self.params, request.params),
+                params=request.resolve_params(self.params),
             )
         record_plan(plan, time.perf_counter() - start)
         return plan
@@ -206,7 +206,7 @@ class StatelessEngine(Engine):
     async def _send_request(self, turn: Turn, plan: RequestPlan, request: Request) -> Events:
         """Send one request; yield its events, ending with ``TurnFinished``."""
         yield RequestPlanned(plan)
-        params, extra = split_extra_body(combine_params(self.params, request.params))
+        params, extra = split_extra_body(request.resolve_params(self.params))
         body = {**self._build_body(plan, request, params), **extra}
         if plan.cache:
             self._request_caching(body, plan, plan.cache)

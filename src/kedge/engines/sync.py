@@ -13,7 +13,8 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from kedge.engines.base import Engine, RunStream
+from kedge.engines.base import Engine
+from kedge.engines.stream import RunStream
 from kedge.event_loops import SyncCall, run_sync
 from kedge.events import Event
 
@@ -139,5 +140,6 @@ class SyncEngine(SyncFacade[Engine]):
     """The methods of an engine for sync code; see ``Engine.sync``."""
 
     run = wrap_method(Engine.run)
+    ask = wrap_method(Engine.ask)
     stream = wrap_stream(Engine.stream)
     close = wrap_method(Engine.aclose)

@@ -1,7 +1,7 @@
 """The events of a run: what engines and middleware do before, between and after response streams."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from kedge.events.types import (
     Event,
@@ -147,6 +147,30 @@ class ToolFinished(Event):
     result: ToolResultBlock
     seconds: float = 0.0
     outcome: str = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRejected(Event):
+    """An answer does not have the requested type, and is requested again.
+
+    Attributes:
+        attempt: Which answer it was, from 1.
+        problems: What is wrong with it, one line each.
+    """
+
+    attempt: int
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputAccepted(Event):
+    """The answer has the requested type.
+
+    Attributes:
+        value: The typed value of the answer.
+    """
+
+    value: Any = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,7 @@ _TABLE = (
     ),
     Metric("tool_runs_total", "counter", "Tool runs, by outcome", ("outcome",)),
     Metric("tool_duration_seconds", "histogram", "Seconds that a tool ran", buckets=_SECONDS),
+    Metric("outputs_total", "counter", "Typed answers, by outcome", ("outcome",)),
     Metric("compactions_total", "counter", "Compactions, by compactor", ("by", "outcome")),
     Metric("compaction_blocks_removed_total", "counter", "Blocks that compaction removed"),
     Metric("compaction_tokens_saved_total", "counter", "Tokens that compaction saved"),

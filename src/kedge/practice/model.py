@@ -43,6 +43,8 @@ def format_result(utterance: Utterance, result: TextResult) -> str:
     """Format a text answer as the request's ``text.format`` demands."""
     wanted = utterance.request.text_format or {}
     match wanted.get("type"):
+        case "json_schema" | "json_object" if utterance.wants_invalid:
+            return f"Not JSON: {result.text}"
         case "json_schema":
             return _encode_json(_fill_schema(utterance, result, wanted.get("schema")))
         case "json_object":

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kedge.practice.context import last_user_text
+from kedge.practice.context import last_user_text, message_texts
 from kedge.practice.values import PracticeRequest, ToolCallOutput
 
 SLOW, VERY_SLOW, MAX_PACE = 0.05, 0.25, 10.0
@@ -29,6 +29,9 @@ THINK = re.compile(
     r"think\b(?:\s+(?:hard|carefully|twice|first))*(?:\s+about\b|\s+and\b)?[\s,:.]*(?:then\s+)?",
     re.IGNORECASE,
 )
+INVALID = re.compile(r"(first|always)\s+invalid\b[\s,:.]*", re.IGNORECASE)
+CORRECTION = "That does not have the form asked for"
+"""How a message starts that requests an answer again, because it did not match its schema."""
 
 
 MAX_MODIFIERS = 8
@@ -47,6 +50,7 @@ MODIFIERS: tuple[tuple[re.Pattern[str], Callable[["re.Match[str]"], dict[str, An
     (SLOWLY, _read_slow),
     (EVERY_SECONDS, lambda found: {"pace": min(float(found[1]), MAX_PACE)}),
     (THINK, lambda _: {"think": True}),
+    (INVALID, lambda found: {"invalid": found[1].lower()}),
 )
 """Words before a sentence, and the fields of ``Utterance`` that they set."""
 
@@ -54,7 +58,11 @@ MODIFIERS: tuple[tuple[re.Pattern[str], Callable[["re.Match[str]"], dict[str, An
 def parse_utterance(request: PracticeRequest) -> "Utterance":
     """Read the newest user message and how it wants to be answered."""
     message = last_user_text(request.items)
-    sentence, fields = message.strip(), dict[str, Any]()
+    is_corrected = message.startswith(CORRECTION)
+    if is_corrected:  # the question is the one before
+        texts = message_texts(request.items, "user")
+        message = next((text for text in texts[::-1] if not text.startswith(CORRECTION)), message)
+    sentence, fields = message.strip(), dict[str, Any](is_corrected=is_corrected)
     for _ in range(MAX_MODIFIERS):
         for pattern, read in MODIFIERS:
             if found := pattern.match(sentence):
@@ -79,6 +87,13 @@ class Utterance:
     sentence: str  # without polite words and without those that set the pace or ask for reasoning
     pace: float = 0.0
     think: bool = False
+    invalid: str = ""  # "first" or "always": which answers do not match their schema
+    is_corrected: bool = False  # whether the newest message requests the answer again
+
+    @property
+    def wants_invalid(self) -> bool:
+        """Whether the answer is to be one that does not match its schema."""
+        return self.invalid == "always" or (self.invalid == "first" and not self.is_corrected)
 
 
 @dataclass(frozen=True, slots=True)

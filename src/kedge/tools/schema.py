@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
+from kedge.engines.strict_schema import JSONSchema, iter_subschemas, to_strict_schema
 from kedge.errors import InvalidArguments, InvalidTool
 from kedge.tools.arguments import check_argument_names, describe_errors
 from kedge.tools.signature import REQUIRED, ToolArgument, ToolSignature, strip_annotated
-from kedge.tools.strict_schema import JSONSchema, iter_subschemas, to_strict_schema
 from kedge.turns import FrozenMap, ToolCallBlock
 from kedge.turns.frozen_json import thaw
 

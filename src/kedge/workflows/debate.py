@@ -24,8 +24,7 @@ from kedge.workflows.events import (
 from kedge.workflows.judges import ModelJudge, ask_structured, judge_settings
 from kedge.workflows.refine import make_title
 from kedge.workflows.results import DebateArgument, DebateResult, Ruling, Side
-from kedge.workflows.roles import Role, new_workflow_id
-from kedge.workflows.structured_output import to_output_schema
+from kedge.workflows.roles import Role, load_schema, new_workflow_id
 
 JUDGE_ROLE = "judge"
 OPENING_PROMPT = """\
@@ -255,9 +254,7 @@ class _Debate:
         text = words.format(number=number, said=_quote_arguments(arguments[-len(self.sides) :]))
         if number == 1:
             text = f"{JUDGE_OPENING_PROMPT.format(rubric=rubric, question=self.question)}\n{text}"
-        value = await ask_structured(
-            judge_role, number, text, to_output_schema(self._ruling_schema())
-        )
+        value = await ask_structured(judge_role, number, text, load_schema(self._ruling_schema()))
         winner = "" if value["winner"] == "nobody" else value["winner"]
         return Ruling(last or value["decided"], winner, value["reason"])
 

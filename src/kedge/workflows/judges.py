@@ -5,15 +5,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from kedge.engines import Engine
+from kedge.engines import Engine, OutputSchema
+from kedge.engines.output_schema import SchemaMismatch
 from kedge.errors import InvalidWorkflow, WorkflowFailed
 from kedge.workflows.results import Verdict
-from kedge.workflows.roles import Role
-from kedge.workflows.structured_output import OutputSchema, SchemaMismatch, to_output_schema
+from kedge.workflows.roles import Role, load_schema
 
 VerdictValue = Verdict | bool | float | str
 JudgeFunction = Callable[[str], VerdictValue | Awaitable[VerdictValue]]
 
+ATTEMPTS = 3
+"""How often a model judge is asked for an answer of the requested form."""
 PASSING_SCORE = 1.0
 """The minimum score of an accepted answer, if a judge returns scores."""
 
@@ -73,12 +75,12 @@ def judge_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: settings[name] for name in ("lease", "price") if name in settings}
 
 
-def find_judge_schema(given: Any) -> OutputSchema | None:
+def find_judge_schema(given: Any) -> OutputSchema[Any] | None:
     """Return the schema of a judge that is a schema."""
     is_form = isinstance(given, Mapping | OutputSchema) or (
         isinstance(given, type) and hasattr(given, "model_json_schema")
     )
-    return to_output_schema(given) if is_form else None
+    return load_schema(given) if is_form else None
 
 
 async def judge_with_function(judge: JudgeFunction, answer: str) -> Verdict:
@@ -106,7 +108,7 @@ def _to_verdict(value: object) -> Verdict:
             )
 
 
-def judge_with_schema(schema: OutputSchema, answer: str) -> Verdict:
+def judge_with_schema(schema: OutputSchema[Any], answer: str) -> Verdict:
     """Return the verdict of a schema."""
     try:
         schema.parse(answer)
@@ -122,30 +124,20 @@ async def judge_with_model(role: Role, rubric: str, task: str, number: int, answ
         role,
         number,
         words.format(rubric=rubric, task=task, answer=answer),
-        to_output_schema(VERDICT_SCHEMA),
+        load_schema(VERDICT_SCHEMA),
     )
     return Verdict(value["passed"], "" if value["passed"] else value["critique"])
 
 
-async def ask_structured(
-    role: Role, number: int, text: str, schema: OutputSchema, tries: int = 3
-) -> Any:
-    """Request an answer that matches a schema, again if it does not match.
-
-    Stored answers do not count as attempts, so a resumed workflow has all attempts again.
-    """
-    said, attempt, left = text, 1, tries
-    while left:
-        part = f".{attempt}" if attempt > 1 else ""
-        reply = await role.ask(number, said, part=part, **schema.request_options())
-        try:
-            return schema.parse(reply.text)
-        except SchemaMismatch as misfit:
-            said = RETRY_PROMPT.format(problems=misfit)
-        attempt, left = attempt + 1, left - (not reply.stored)
-    raise WorkflowFailed(
-        role.workflow, f"the {role.role} did not answer in the requested format, {tries} times"
-    )
+async def ask_structured(role: Role, number: int, text: str, schema: OutputSchema[Any]) -> Any:
+    """Request an answer that matches a schema, again if it does not match."""
+    found = await role.ask_typed(number, text, schema, attempts=ATTEMPTS, prompt=RETRY_PROMPT)
+    if found is None:
+        raise WorkflowFailed(
+            role.workflow,
+            f"the {role.role} did not answer in the requested format, {ATTEMPTS} times",
+        )
+    return found[0]
 
 
 def check_judge_function(judge: Any) -> JudgeFunction:

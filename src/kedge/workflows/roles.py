@@ -6,14 +6,15 @@ answered and sends nothing twice. Its spec, verdicts and status are in the conve
 per workflow, because a conversation of the caller's may serve several workflows one after the other.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Self
 
 from kedge.conversation import Conversation, Reply
-from kedge.engines import Engine
-from kedge.errors import InvalidWorkflow, NotInStore
+from kedge.engines import Engine, OutputSchema, to_output_schema
+from kedge.engines.output_schema import CORRECTION_PROMPT, SchemaMismatch
+from kedge.errors import InvalidSetting, InvalidWorkflow, NotInStore
 from kedge.events import Usage
 from kedge.store import ConversationRow, Store
 from kedge.turns import new_id, user
@@ -29,6 +30,18 @@ ROUND_KEY = "round"
 def new_workflow_id() -> str:
     """Return a new workflow id."""
     return new_id("wf")
+
+
+def load_schema(result: Any, name: str = "answer") -> OutputSchema[Any]:
+    """Return the schema of the answers of a workflow.
+
+    Raises:
+        InvalidWorkflow: It is neither a type with a JSON schema nor a valid JSON schema.
+    """
+    try:
+        return to_output_schema(result, name)
+    except InvalidSetting as error:
+        raise InvalidWorkflow(str(error)) from error
 
 
 def workflow_tag(workflow: str) -> str:
@@ -126,6 +139,37 @@ class Role:
         self.usage += reply.usage
         self.watch(QuestionAnswered(self.workflow, self.role, number, reply.text, reply.stored))
         return reply
+
+    async def ask_typed(
+        self,
+        number: int,
+        message: str,
+        schema: OutputSchema[Any],
+        *,
+        attempts: int = 3,
+        prompt: str = CORRECTION_PROMPT,
+        on_mismatch: Callable[[SchemaMismatch], None] | None = None,
+    ) -> tuple[Any, Reply, int] | None:
+        """Send a question until its answer matches a schema.
+
+        Each attempt is a question of its own with a key of its own, because a resumed workflow continues
+        with the next one. Stored answers do not count as attempts.
+
+        Returns:
+            The value, the reply and the number of attempts; None if no answer matched.
+        """
+        asked, attempt, left = message, 1, attempts
+        while left:
+            part = "" if attempt == 1 else f".{attempt}"
+            reply = await self.ask(number, asked, part=part, **schema.request_options())
+            try:
+                return schema.parse(reply.text), reply, attempt
+            except SchemaMismatch as mismatch:
+                if on_mismatch:
+                    on_mismatch(mismatch)
+                asked = prompt.format(problems=mismatch)
+            attempt, left = attempt + 1, left - (not reply.stored)
+        return None
 
     async def update_notes(self, **changes: Any) -> None:
         """Change the workflow's record in the store; the records of other workflows are not touched."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kedge.conversation import Conversation, Reply
-from kedge.engines import Engine
+from kedge.engines import Engine, OutputSchema
+from kedge.engines.output_schema import SchemaMismatch
 from kedge.errors import InvalidWorkflow, WorkflowFailed
 from kedge.store import Store
 from kedge.workflows.events import (
@@ -18,16 +19,10 @@ from kedge.workflows.events import (
     ignore_event,
 )
 from kedge.workflows.results import Step, StepResult, StepsResult, Verdict
-from kedge.workflows.roles import Role, new_workflow_id
-from kedge.workflows.structured_output import OutputSchema, SchemaMismatch, to_output_schema
+from kedge.workflows.roles import Role, load_schema, new_workflow_id
 from kedge.workflows.templates import check_names, fill_template
 
 STEPS_ROLE = "steps"
-RETRY_PROMPT = """\
-That does not have the form asked for:
-{problems}
-
-Write the whole answer again, in that form."""
 
 
 async def steps(
@@ -108,7 +103,7 @@ async def _run_pipeline(
     done: list[StepResult] = []
     for number, step in enumerate(pipeline, 1):
         question = fill_template(step.prompt, values, f"the step {step.name}")
-        form = to_output_schema(step.result, step.name) if step.result is not None else None
+        form = load_schema(step.result, step.name) if step.result is not None else None
         result = await _run_step(role, number, step, question, form)
         values[step.name] = form.to_json(result.value) if form else result.value
         done.append(result)
@@ -119,24 +114,23 @@ async def _run_pipeline(
 
 
 async def _run_step(
-    role: Role, number: int, step: Step, question: str, schema: OutputSchema | None
+    role: Role, number: int, step: Step, question: str, schema: OutputSchema[Any] | None
 ) -> StepResult:
-    """Run one step, again if the answer does not match; stored answers do not count as attempts."""
-    asked, attempt, left = question, 1, step.attempts
-    while left:
-        part = "" if attempt == 1 else f".{attempt}"
-        reply = await role.ask(
-            number, asked, part=part, **(schema.request_options() if schema else {})
-        )
-        if schema is None:
-            return _build_result(step, question, reply, reply.text, attempt)
-        try:
-            return _build_result(step, question, reply, schema.parse(reply.text), attempt)
-        except SchemaMismatch as misfit:
-            verdict = Verdict(passed=False, critique=str(misfit))
-            role.watch(AnswerJudged(role.workflow, role.role, number, verdict))
-            asked = RETRY_PROMPT.format(problems=misfit)
-        attempt, left = attempt + 1, left - (not reply.stored)
+    """Run one step, again if the answer does not match."""
+    if schema is None:
+        reply = await role.ask(number, question)
+        return _build_result(step, question, reply, reply.text, 1)
+
+    def report(mismatch: SchemaMismatch) -> None:
+        verdict = Verdict(passed=False, critique=str(mismatch))
+        role.watch(AnswerJudged(role.workflow, role.role, number, verdict))
+
+    found = await role.ask_typed(
+        number, question, schema, attempts=step.attempts, on_mismatch=report
+    )
+    if found is not None:
+        value, reply, attempts = found
+        return _build_result(step, question, reply, value, attempts)
     await role.update_notes(status="failed")
     raise WorkflowFailed(
         role.workflow,

@@ -1,5 +1,6 @@
 """Convert tools and common parameters to the Messages API of Anthropic."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +14,27 @@ from kedge.engines.param_mapping import (
     reject_unless,
     rename,
 )
+from kedge.engines.strict_schema import map_subschemas
 from kedge.errors import UnsupportedParameter
 
 DEFAULT_MAX_TOKENS = 16_384
 """The default output limit: this API requires one. All models since Claude 4 allow it."""
 
+UNSUPPORTED_LIMITS = frozenset(
+    {
+        "exclusiveMaximum",
+        "exclusiveMinimum",
+        "maxItems",
+        "maxLength",
+        "maximum",
+        "minItems",
+        "minLength",
+        "minimum",
+        "multipleOf",
+        "uniqueItems",
+    }
+)
+"""Constraints that this API does not accept in a schema; of ``minItems`` it accepts 0 and 1."""
 NO_SERVER_STATE = "this API has no memory: leave it out"
 NO_SAMPLING = (
     "the API's newest version has no sampling: leave it out, or ask for an older version with "
@@ -54,8 +71,34 @@ def _map_parallel_calls(allowed: Any) -> Members:
 
 
 def _map_format(text_format: Mapping[str, Any]) -> Members:
-    converted = {"type": "json_schema", "schema": text_format.get("schema")}
-    return {"output_config": {"format": converted}}
+    schema = map_schema(text_format.get("schema") or {})
+    return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+
+
+def map_schema(schema: Members) -> Members:
+    """Return a schema in the subset that this API enforces.
+
+    A constraint that it rejects becomes part of the description, so that the model knows it.
+
+    Raises:
+        UnsupportedParameter: An object has arbitrary member names.
+    """
+    limits = {key: schema[key] for key in schema if key in UNSUPPORTED_LIMITS}
+    if schema.get("minItems") in (0, 1):
+        limits.pop("minItems", None)
+    mapped: Members = {key: value for key, value in schema.items() if key not in limits}
+    if limits:
+        described = json.dumps(limits, ensure_ascii=False)
+        mapped["description"] = f"{schema.get('description', '')} {described}".strip()
+    if mapped.get("type") == "object":
+        if mapped.get("additionalProperties", False) is not False:
+            raise UnsupportedParameter(
+                "text.format", "use objects whose members have names, such as a list of pairs"
+            )
+        mapped["additionalProperties"] = False
+    if "oneOf" in mapped:
+        mapped["anyOf"] = mapped.pop("oneOf")
+    return map_subschemas(mapped, map_schema)
 
 
 def _map_effort(effort: Any) -> Members:

@@ -45,6 +45,21 @@ def iter_subschemas(schema: JSONSchema) -> Iterator[JSONSchema]:
         yield from schema.get(key, {}).values()
 
 
+def map_subschemas(schema: JSONSchema, transform: Callable[[JSONSchema], JSONSchema]) -> JSONSchema:
+    """Return the schema with the schemas directly inside of it transformed."""
+    mapped = dict(schema)
+    for key in SINGLE_SCHEMA_KEYS:
+        if isinstance(schema.get(key), dict):
+            mapped[key] = transform(schema[key])
+    for key in LIST_SCHEMA_KEYS:
+        if key in schema:
+            mapped[key] = [transform(each) for each in schema[key]]
+    for key in MAP_SCHEMA_KEYS:
+        if key in schema:
+            mapped[key] = {name: transform(each) for name, each in schema[key].items()}
+    return mapped
+
+
 def to_strict_schema(schema: JSONSchema, make_error: ErrorFactory) -> JSONSchema:
     """Return the schema in strict form; ``make_error(path, problem)`` creates the error if there is none."""
     return _StrictConverter(schema.get("$defs", {}), make_error).convert(schema, "arguments", ())
@@ -74,6 +89,8 @@ class _StrictConverter:
     def _convert_children(self, schema: JSONSchema, path: str, seen: tuple[str, ...]) -> JSONSchema:
         if schema.get("type") == "object":
             self._close_object(schema, path)
+        if schema.get("type") == "array" and "items" not in schema:
+            raise self.make_error(path, "strict mode requires a type for the items of an array")
         if isinstance(schema.get("items"), dict):
             schema["items"] = self.convert(schema["items"], f"{path}[]", seen)
         if "anyOf" in schema:

@@ -1,0 +1,271 @@
+"""The schema of a typed answer: the request parameter for it, and validation of the answer.
+
+Any type that pydantic supports has a schema: a model, dataclass, TypedDict, enum, union or plain type. A JSON
+schema is accepted as well. The schema is sent to the server; the answer is validated here too, because not
+every server enforces it and none enforces all of it.
+
+Servers require an object at the top, so a type whose schema is something else (a number, a list, a union) is
+wrapped in an object with the single member ``value``, and its answer is unwrapped. A type is sent in strict
+form where it has one: every object closed and every member required, also those with a default, so that the
+model decides about each. A JSON schema is sent in strict form only if that form accepts the same values.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, cast, get_origin
+
+from typing_extensions import TypeVar
+
+from kedge.engines.strict_schema import iter_subschemas, to_strict_schema
+from kedge.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+
+OutputT_co = TypeVar("OutputT_co", covariant=True, default=Any)
+
+MAX_PROBLEMS = 8
+WRAPPER_MEMBER = "value"
+_TYPE_KEYWORDS = {"type", "anyOf", "oneOf", "enum", "const"}
+CORRECTION_PROMPT = """\
+That does not have the form asked for:
+{problems}
+
+Write the whole answer again, in that form."""
+"""Requests another answer; stored workflows depend on its text."""
+_FENCED_JSON = re.compile(
+    r"\s*```(?:json)?\s*\n(?P<inside>.*?)\n?```\s*", re.DOTALL | re.IGNORECASE
+)
+
+
+class SchemaMismatch(Exception):
+    """An answer does not match its schema; the message lists the problems for the model.
+
+    Attributes:
+        problems: What is wrong, one line each.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        more = len(problems) - MAX_PROBLEMS
+        shown = [f"- {line}" for line in problems[:MAX_PROBLEMS]]
+        super().__init__("\n".join([*shown, f"- and {more} more"] if more > 0 else shown))
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSchema(Generic[OutputT_co]):
+    """The schema of an answer. Create one with ``to_output_schema``.
+
+    Attributes:
+        name: The name that the server gets.
+        schema: The JSON schema of the answer; an object at the top.
+        adapter: The validator of a type; None for a JSON schema.
+        wrapped: Whether the value is the member ``value`` of the answer.
+    """
+
+    name: str
+    schema: dict[str, Any]
+    adapter: "TypeAdapter[OutputT_co] | None" = None
+    wrapped: bool = False
+
+    def request_options(self) -> dict[str, Any]:
+        """Return the request parameter for this schema, as the Responses API names it."""
+        written: dict[str, Any] = {"type": "json_schema", "name": self.name, "schema": self.schema}
+        strict = self._build_strict()
+        if strict is not None:
+            written |= {"schema": strict, "strict": True}
+        return {"text": {"format": written}}
+
+    def parse(self, text: str) -> OutputT_co:
+        """Return the value of an answer.
+
+        Args:
+            text: The text of the answer, which may be in a code fence.
+
+        Raises:
+            SchemaMismatch: The text is not JSON, or does not match the schema.
+        """
+        text = _strip_fence(text)
+        return self._validate_type(text) if self.adapter else self._validate_schema(text)
+
+    def parse_partial(self, text: str) -> Any:
+        """Return the JSON values of an answer that is not complete yet; None before the first one.
+
+        They are not validated: members may be missing, and the last text may be cut.
+        """
+        from pydantic_core import from_json
+
+        start = text.partition("\n")[2] if text.lstrip().startswith("```") else text
+        try:
+            value = from_json(start.strip().rstrip("`"), allow_partial="trailing-strings")
+        except ValueError:
+            return None
+        return self._unwrap(value, None)
+
+    def build_correction(self, mismatch: SchemaMismatch, *, with_schema: bool = True) -> str:
+        """Return the message that requests another answer.
+
+        Args:
+            mismatch: What is wrong with the last answer.
+            with_schema: Whether to repeat the schema, for servers that do not pass it to the model.
+        """
+        message = CORRECTION_PROMPT.format(problems=mismatch)
+        schema = json.dumps(self.schema, ensure_ascii=False)
+        return (
+            f"{message} It is JSON that matches this schema:\n{schema}" if with_schema else message
+        )
+
+    def to_json(self, value: Any) -> Any:
+        """Return a value as JSON values."""
+        return self.adapter.dump_python(value, mode="json") if self.adapter else value
+
+    def _build_strict(self) -> dict[str, Any] | None:
+        """Return the strict form, or None if there is none."""
+        if not self.adapter and not _is_closed(self.schema):
+            return None
+        try:
+            return to_strict_schema(self.schema, _NotStrict)
+        except _NotStrict:
+            return None
+
+    def _unwrap(self, value: Any, default: Any) -> Any:
+        """Return the value inside the wrapper; ``default`` if it has none yet."""
+        if not self.wrapped or not isinstance(value, dict):
+            return value
+        members = cast("dict[str, Any]", value)
+        if members.keys() <= {WRAPPER_MEMBER}:
+            return members.get(WRAPPER_MEMBER, default)
+        return members  # of a server that ignores the schema, but whose answer may fit nevertheless
+
+    def _validate_type(self, text: str) -> Any:
+        from pydantic import ValidationError
+        from pydantic_core import from_json, to_json
+
+        assert self.adapter is not None  # noqa: S101 - checked by the caller
+        try:
+            if self.wrapped:
+                text = to_json(self._unwrap(from_json(text), {})).decode()
+            return self.adapter.validate_json(text)
+        except ValidationError as error:
+            raise SchemaMismatch(_describe_errors(error)) from error
+        except ValueError as error:
+            raise SchemaMismatch([f"the answer is not valid JSON ({error})"]) from error
+
+    def _validate_schema(self, text: str) -> Any:
+        from jsonschema import Draft202012Validator
+
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise SchemaMismatch([f"the answer is not valid JSON ({error})"]) from error
+        checked: Any = value
+        if self.wrapped and not isinstance(value, dict):
+            checked = {WRAPPER_MEMBER: value}
+        found = Draft202012Validator(self.schema).iter_errors(checked)  # pyright: ignore[reportUnknownMemberType]
+        problems = sorted(found, key=lambda each: [str(step) for step in each.absolute_path])
+        if problems:
+            raise SchemaMismatch(
+                [f"{_format_path(e.absolute_path)}: {e.message}" for e in problems]
+            )
+        return self._unwrap(checked, None)
+
+
+class _NotStrict(Exception):
+    """A schema has no strict form."""
+
+
+def to_output_schema(output: Any, name: str = "answer") -> OutputSchema[Any]:
+    """Return the schema of a type, or of a JSON schema.
+
+    Args:
+        output: A pydantic model, dataclass, TypedDict, enum, union, plain type or JSON schema.
+        name: The name of a schema that has none.
+
+    Raises:
+        InvalidSetting: It is neither a type with a JSON schema nor a valid JSON schema.
+    """
+    if isinstance(output, OutputSchema):
+        return cast("OutputSchema[Any]", output)
+    if isinstance(output, Mapping):
+        schema = dict(cast("Mapping[str, Any]", output))
+        _check_schema(schema, name)
+        return _build_schema(str(schema.get("title") or name), schema, None)
+    adapter, schema = _adapt_type(output, name)
+    named = getattr(output, "__name__", "") if get_origin(output) is None else ""
+    return _build_schema(named or name, schema, adapter)
+
+
+def _build_schema(
+    name: str, schema: dict[str, Any], adapter: "TypeAdapter[Any] | None"
+) -> OutputSchema[Any]:
+    name = re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:64] or "answer"
+    if "$ref" in schema and "$defs" in schema:  # a recursive model: servers want the object itself
+        reference: str = schema["$ref"]
+        schema = {**schema["$defs"][reference.rpartition("/")[2]], "$defs": schema["$defs"]}
+    if schema.get("type") == "object" or not (adapter or schema.keys() & _TYPE_KEYWORDS):
+        return OutputSchema(name, schema, adapter)
+    inner = {key: value for key, value in schema.items() if key not in ("$defs", "$schema")}
+    wrapper: dict[str, Any] = {
+        "type": "object",
+        "properties": {WRAPPER_MEMBER: inner},
+        "required": [WRAPPER_MEMBER],
+        "additionalProperties": False,
+    }
+    if "$defs" in schema:
+        wrapper["$defs"] = schema["$defs"]
+    return OutputSchema(name, wrapper, adapter, wrapped=True)
+
+
+def _check_schema(schema: Mapping[str, Any], name: str) -> None:
+    from jsonschema import Draft202012Validator, SchemaError
+
+    try:
+        Draft202012Validator.check_schema(schema)  # pyright: ignore[reportUnknownMemberType]
+    except SchemaError as error:
+        raise InvalidSetting(
+            f"the schema of {name} is not a valid JSON schema: {error.message}"
+        ) from error
+
+
+def _adapt_type(output: Any, name: str) -> "tuple[TypeAdapter[Any], dict[str, Any]]":
+    from pydantic import PydanticUserError, TypeAdapter
+
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(output)
+        return adapter, adapter.json_schema()
+    except (PydanticUserError, TypeError, NameError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InvalidSetting(
+            f"the schema of {name} must be a type with a JSON schema, such as a pydantic model or a "
+            f"dataclass, or a JSON schema, not {output!r}: {reason}"
+        ) from error
+
+
+def _is_closed(schema: dict[str, Any]) -> bool:
+    """Whether every member is required, at all levels, so that the strict form accepts the same values."""
+    here = set(schema.get("properties", {})) <= set(schema.get("required", ()))
+    return here and all(map(_is_closed, iter_subschemas(schema)))
+
+
+def _strip_fence(text: str) -> str:
+    fenced = _FENCED_JSON.fullmatch(text)
+    return fenced["inside"] if fenced else text
+
+
+def _describe_errors(error: "ValidationError") -> list[str]:
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    return [f"{_format_path(each['loc'])}: {each['msg']}" for each in details]
+
+
+def _format_path(steps: Any) -> str:
+    shown = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+    return shown.removeprefix(".") or "the answer"
+
+
+def to_json_value(value: Any) -> Any:
+    """Return a value of any type as JSON values."""
+    from pydantic_core import to_jsonable_python
+
+    return to_jsonable_python(value)

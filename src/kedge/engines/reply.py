@@ -1,0 +1,198 @@
+"""The reply to one message, and the loop that repeats a request until its answer has the requested type.
+
+A rejected answer stays in the Turn, followed by a message with its problems. Removing it would be neither
+honest nor cheap: the model has seen it, and a server that remembers holds it, so that the Turn without it
+could not be sent on its newest anchor. So every attempt sends only the correction, and the Turn that is
+returned (or carried by the error) is the conversation as the server has it. The corrections have the origin
+``output``, for programs that do not want to show them.
+"""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import count as count_from
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
+
+from kedge.engines.content_filter import ContentFilters
+from kedge.engines.output_schema import OutputSchema, SchemaMismatch
+from kedge.errors import OutputInvalid, OutputRefused
+from kedge.events import Event, Usage
+from kedge.events.run import OutputAccepted, OutputRejected, TurnFinished
+from kedge.observe import count, get_logger
+from kedge.planning import RequestPlan, find_problems
+from kedge.turns import (
+    AssistantBlock,
+    OpaqueBlock,
+    ReasoningBlock,
+    Turn,
+    UserBlock,
+    snapshot_block_ids,
+    user,
+)
+
+log = get_logger("kedge.engines.output")
+
+ReplyT_co = TypeVar("ReplyT_co", covariant=True, default=None)
+
+DEFAULT_OUTPUT_RETRIES = 2
+"""How often an answer that does not have the requested type is requested again."""
+CORRECTION_ORIGIN = "output"
+"""The ``origin`` of a message that requests another answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply(Generic[ReplyT_co]):
+    """The answer to one message.
+
+    Attributes:
+        text: The text of the answer.
+        turn: The conversation up to the answer.
+        node: The node of the tree that holds the answer; 0 for a reply of an engine.
+        conversation: The id of the conversation; empty for a reply of an engine.
+        usage: The tokens of all responses of this call.
+        plan: The plan of the last request.
+        stored: Whether the answer was already stored and nothing was sent.
+        output: The typed value of the answer, if ``output=`` requested one. It is None if the answer
+            is a call of a tool that is left to the caller.
+    """
+
+    text: str
+    turn: Turn
+    node: int = 0
+    conversation: str = ""
+    usage: Usage = field(default_factory=Usage)
+    plan: RequestPlan | None = field(default=None, repr=False)
+    stored: bool = False
+    output: ReplyT_co = None  # pyright: ignore[reportAssignmentType] - the default of its type
+
+    @property
+    def response_id(self) -> str:
+        """The provider's id of the response that the answer ends with; empty if it has none."""
+        return last_response_id(self.turn)
+
+    @property
+    def refusal(self) -> str:
+        """The text with which the model refused, if it did."""
+        return find_refusal(self.turn)
+
+
+async def run_until_valid(
+    open_events: Callable[[Turn], AsyncGenerator[Event, None]],
+    turn: Turn,
+    schema: OutputSchema[Any],
+    *,
+    retries: int,
+    filters: ContentFilters,
+) -> AsyncGenerator[Event, None]:
+    """Yield the events of one run after the other, until an answer has the requested type.
+
+    Args:
+        open_events: Starts a run of a Turn.
+        turn: The Turn to send.
+        schema: The schema of the answer.
+        retries: The maximum number of further runs after an answer that does not match.
+        filters: The content filters of the stack: what they change is not part of the value.
+
+    Raises:
+        OutputInvalid: No answer matched.
+        OutputRefused: The model refused.
+    """
+    for attempt in count_from(1):
+        sent = turn
+        async with aclosing(open_events(sent)) as events:
+            async for event in events:
+                if isinstance(event, TurnFinished):
+                    turn = event.turn
+                else:
+                    yield event
+        if any(problem.kind == "unanswered" for problem in find_problems(turn)):
+            yield TurnFinished(turn)  # the caller runs these calls, and sends the Turn again
+            return
+        shown = filters.apply_to_turn(turn, ("output",))
+        try:
+            value = read_output(schema, shown, sent)
+        except SchemaMismatch as mismatch:
+            count("outputs_total", outcome="rejected")
+            log.warning(
+                "answer %d does not match the schema: %d problem(s)",
+                *(attempt, len(mismatch.problems)),
+                turn_id=turn.id,
+            )
+            if attempt > retries:
+                text = answer_text(shown, sent)
+                raise OutputInvalid(text, mismatch.problems, attempt, shown) from mismatch
+            yield OutputRejected(attempt, mismatch.problems)
+            turn = turn.append(build_correction(schema, mismatch))
+        else:
+            count("outputs_total", outcome="accepted")
+            yield OutputAccepted(value)
+            yield TurnFinished(turn)
+            return
+
+
+def read_output(schema: OutputSchema[Any], turn: Turn, sent: Turn | None = None) -> Any:
+    """Return the typed value of the answer at the end of a Turn.
+
+    Args:
+        schema: The schema of the answer.
+        turn: The Turn with the answer.
+        sent: The Turn that was sent: its blocks are not part of the answer.
+
+    Raises:
+        SchemaMismatch: The answer does not match.
+        OutputRefused: The model refused.
+    """
+    refusal = find_refusal(turn, sent)
+    if refusal:
+        count("outputs_total", outcome="refused")
+        raise OutputRefused(refusal, turn)
+    return schema.parse(answer_text(turn, sent))
+
+
+def build_correction(schema: OutputSchema[Any], mismatch: SchemaMismatch) -> UserBlock:
+    """Return the message that requests another answer."""
+    return user(schema.build_correction(mismatch), origin=CORRECTION_ORIGIN)
+
+
+def answer_text(turn: Turn, sent: Turn | None = None) -> str:
+    """Return the text of the assistant blocks at the end of a Turn.
+
+    Args:
+        turn: The Turn with the answer.
+        sent: The Turn that was sent: its blocks are not part of the answer.
+    """
+    texts = [block.text for block in _answer_blocks(turn, sent)]
+    return "\n\n".join(text for text in texts if text)
+
+
+def find_refusal(turn: Turn, sent: Turn | None = None) -> str:
+    """Return the text with which the model refused in its last message; empty if it did not."""
+    blocks = [b for b in turn.blocks if isinstance(b, AssistantBlock)]
+    last = (_answer_blocks(turn, sent) if sent is not None else blocks)[-1:]
+    return last[0].refusal if last else ""
+
+
+def _answer_blocks(turn: Turn, sent: Turn | None) -> list[AssistantBlock]:
+    """Return the assistant blocks at the end of a Turn."""
+    known = snapshot_block_ids(sent) if sent is not None else frozenset[str]()
+    found: list[AssistantBlock] = []
+    for block in reversed(turn.blocks):
+        if block.id in known:
+            break
+        if isinstance(block, AssistantBlock):
+            found.append(block)
+        elif not isinstance(block, ReasoningBlock | OpaqueBlock):
+            break
+    return found[::-1]
+
+
+def last_response_id(turn: Turn) -> str:
+    """Return the provider's id of the response at the end of a Turn; empty if there is none."""
+    for block in reversed(turn.blocks):
+        if isinstance(block, UserBlock):
+            break
+        if block.response_id:
+            return block.response_id
+    return ""

@@ -1,0 +1,283 @@
+"""Streams: the events of a run, and at its end the result.
+
+``RunStream`` is shared by engines, Chat and Conversation; ``Stream`` is that of an engine. A stream of a typed
+answer also has its partial values while they arrive.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, Generic, Protocol, Self
+
+from typing_extensions import TypeVar
+
+from kedge.engines.content_filter import ContentFilters
+from kedge.engines.output_schema import OutputSchema
+from kedge.engines.reply import answer_text
+from kedge.errors import KedgeError
+from kedge.events import Event, ResponseStarted, TextDelta, Usage
+from kedge.events.run import (
+    VISIBLE_EVENTS,
+    AnswerFinished,
+    OutputAccepted,
+    RequestPlanned,
+    ToolFinished,
+    TurnEdited,
+    TurnFinished,
+)
+from kedge.observe import measure
+from kedge.observe.logs import BOUND_FIELDS
+from kedge.planning import RequestPlan, get_state
+from kedge.turns import Block, Turn
+
+_UNINHERITED_IDS = frozenset({"turn_id", "response_id"})
+"""Ids that a nested run (of a tool, of a compactor) does not inherit."""
+
+R = TypeVar("R")
+OutputT = TypeVar("OutputT", default=None)
+
+
+class _EventSource(Protocol):
+    """An async generator of events, or another stream."""
+
+    def __anext__(self) -> Awaitable[Any]: ...
+
+    def aclose(self) -> Awaitable[object]: ...
+
+
+class RunStream(ABC, Generic[R]):
+    """An iterator over the events of a run that has a result once it is exhausted.
+
+    Use it as a context manager, so that leaving early closes the run. Iteration adds no generator of its
+    own: each event passes through ``__anext__`` only.
+    """
+
+    def __init__(
+        self, open_source: Callable[[], _EventSource], schema: OutputSchema[Any] | None = None
+    ) -> None:
+        # Opened by the first step: whatever fails while a run starts is raised by the iteration.
+        self._open_source = open_source
+        self._source: _EventSource | None = None
+        self._closed = False
+        self.schema = schema
+        """The schema of the answer, if it is typed."""
+        self._output: Any = None
+        self._output_text = ""
+        self._output_item: tuple[str, int, int] | None = None
+
+    async def finish(self) -> R:
+        """Consume the remaining events and return the result."""
+        async for _ in self:
+            pass
+        return self._result()
+
+    @property
+    def partial_output(self) -> Any:
+        """The JSON values of a typed answer as far as they arrived; None before the first one.
+
+        They are not validated: members may be missing, and the last text may be cut.
+        """
+        return self.schema.parse_partial(self._output_text) if self.schema else None
+
+    async def partial_outputs(self) -> AsyncGenerator[Any]:
+        """Consume the events and yield the JSON values of a typed answer as they arrive.
+
+        After an answer that does not match, they start again with the next one.
+        """
+        shown, parsed_length = None, 0
+        async for event in self:
+            if not isinstance(event, TextDelta | TurnFinished):
+                continue
+            # A value is parsed from the start of the text, so a long text is not parsed for every delta.
+            added = len(self._output_text) - parsed_length
+            if isinstance(event, TextDelta) and 0 <= added < parsed_length // 100:
+                continue
+            parsed_length, value = len(self._output_text), self.partial_output
+            if value is not None and value != shown:
+                shown = value
+                yield value
+
+    def _track_output(self, event: Event) -> None:
+        """Record the text and the value of a typed answer."""
+        match event:
+            case RequestPlanned():
+                self._output_text = ""
+            case TextDelta():
+                item = event.item_id, event.output_index, event.content_index
+                if item != self._output_item:
+                    self._output_text, self._output_item = "", item
+                self._output_text += event.delta
+            case OutputAccepted():
+                self._output = event.value
+            case _:
+                pass
+
+    @abstractmethod
+    def _result(self) -> R:
+        """Return the result, or raise ``KedgeError`` while there is none."""
+
+    def _handle_event(self, event: Event) -> None:
+        """Record an event before the caller gets it."""
+
+    def _handle_end(self) -> None:
+        """Build the result; the source is exhausted."""
+
+    def _handle_error(self, error: Exception) -> None:
+        """Complete an error before it is raised."""
+
+    async def _next_event(self) -> Event:
+        return await self._opened_source().__anext__()
+
+    def _opened_source(self) -> _EventSource:
+        if self._source is None:
+            if self._closed:
+                raise StopAsyncIteration
+            self._source = self._open_source()
+        return self._source
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        try:
+            event = await self._next_event()
+            if self.schema is not None:
+                self._track_output(event)
+            self._handle_event(event)
+        except StopAsyncIteration:
+            self._handle_end()
+            raise
+        except Exception as error:
+            self._handle_error(error)
+            raise
+        return event
+
+    async def aclose(self) -> None:
+        """Close the run; events that were not consumed are lost."""
+        self._closed = True
+        if self._source is not None:
+            await self._source.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class Stream(RunStream[Turn], Generic[OutputT]):
+    """The events of one run, and at its end the Turn and the typed value of the answer."""
+
+    def __init__(
+        self,
+        open_source: Callable[[], AsyncGenerator[Event, None]],
+        turn: Turn,
+        filters: ContentFilters | None = None,
+        schema: OutputSchema[Any] | None = None,
+    ) -> None:
+        super().__init__(open_source, schema)
+        self._turn: Turn | None = None
+        self._sent_turn = self._partial_turn = turn
+        self._tool_results: list[Block] = []
+        self.filters = ContentFilters() if filters is None else filters
+        """The content filters of the stack that runs."""
+        self.plans: list[RequestPlan] = []
+        """The plan of every request of this run, in order."""
+        self.answers: list[AnswerFinished] = []
+        """Every finished response of this run, in order."""
+        self.trace: list[TurnEdited] = []
+        """The changes that each middleware made to the Turn."""
+        self._log_context = _build_log_context(turn)
+        self._sent_at = 0.0
+        self._has_output = True
+
+    @property
+    def turn(self) -> Turn:
+        """The Turn with the answer; available once the stream has ended."""
+        return self._require_turn()
+
+    def _require_turn(self) -> Turn:
+        if self._turn is None:
+            raise KedgeError(
+                "the stream has not ended: iterate over it to the end before asking for its Turn; "
+                "the Turn you sent is unchanged and can be sent again"
+            )
+        return self._turn
+
+    @property
+    def reached(self) -> Turn:
+        """The Turn so far, at any time: with every finished answer and tool result.
+
+        Continue from it after a run that was cancelled; the middleware ``repair`` completes calls that
+        have no result yet.
+        """
+        return self._turn or self._partial_turn.append(*self._tool_results)
+
+    @property
+    def plan(self) -> RequestPlan | None:
+        """The plan of the newest request."""
+        return self.plans[-1] if self.plans else None
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens of all responses of this run."""
+        return sum((a.outcome.usage for a in self.answers if a.outcome.usage), Usage())
+
+    @property
+    def text(self) -> str:
+        """The text of the answer; available once the stream has ended."""
+        return answer_text(self.turn, self._sent_turn)
+
+    @property
+    def output(self) -> OutputT:
+        """The typed value of the answer, if one was requested; available once the stream has ended."""
+        self._require_turn()
+        return self._output
+
+    def _result(self) -> Turn:
+        return self.turn
+
+    def _handle_event(self, event: Event) -> None:
+        match event:
+            case TurnFinished():
+                self._turn = event.turn
+            case RequestPlanned():
+                self.plans.append(event.plan)
+                self._sent_at, self._has_output = time.perf_counter(), False
+            case ResponseStarted():
+                self._log_context = {**self._log_context, "response_id": event.response_id}
+            case AnswerFinished():
+                self.answers.append(event)
+                self._partial_turn, self._tool_results = event.turn, []
+                measure("responses_duration_seconds", time.perf_counter() - self._sent_at)
+            case ToolFinished():
+                self._tool_results.append(event.result)
+            case TurnEdited():
+                self.trace.append(event)
+            case _ if not self._has_output and isinstance(event, VISIBLE_EVENTS):
+                self._has_output = True
+                measure("responses_first_output_seconds", time.perf_counter() - self._sent_at)
+            case _:
+                pass
+
+    async def _next_event(self) -> Event:
+        """Return the next event; what is logged meanwhile carries the ids of this run.
+
+        They are bound for this step only: between two events the caller's own ids hold.
+        """
+        before = BOUND_FIELDS.get()
+        BOUND_FIELDS.set(self._log_context)
+        try:
+            return await self._opened_source().__anext__()
+        finally:
+            BOUND_FIELDS.set(before)
+
+
+def _build_log_context(turn: Turn) -> dict[str, str]:
+    """Return the ids for log records of this run: its own, and those bound around it."""
+    conversation = get_state(turn).conversation_id
+    own = {"turn_id": turn.id, **({"conversation_id": conversation} if conversation else {})}
+    around = {
+        name: value for name, value in BOUND_FIELDS.get().items() if name not in _UNINHERITED_IDS
+    }
+    return {**own, **around}

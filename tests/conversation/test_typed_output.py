@@ -1,0 +1,122 @@
+"""Typed answers of a conversation: stored with their corrections, once per key, continued after a failure."""
+
+from collections.abc import Callable
+from typing import Any, assert_type
+
+import pytest
+
+from kedge import Conversation
+from kedge.conversation import ConversationStream, Reply
+from kedge.engines import Engine
+from kedge.errors import KeyReused, OutputInvalid, OutputRefused
+from kedge.store import Store
+from kedge.testing import TestServer
+
+Connect = Callable[..., Engine]
+
+
+@pytest.fixture
+async def conversation(store: Store, connected: Connect) -> Conversation:
+    """A new conversation."""
+    return await Conversation.create(store, connected())
+
+
+async def test_a_typed_reply_is_stored_with_its_correction(
+    conversation: Conversation, store: Store, kedge_server: TestServer
+) -> None:
+    """The correction follows the invalid answer on its chain, and both are nodes of the tree."""
+    reply = await conversation.send("First invalid: What is 2 + 3?", output=int)
+    assert_type(reply, Reply[int])
+    assert reply.output == 5
+    first, second = kedge_server.requests
+    assert second.body["previous_response_id"] == first.response_id
+    path = await store.path(conversation.row, conversation.head)
+    assert [node.kind for node in path] == ["root", "asked", "answered", "results", "answered"]
+    assert (await conversation.send("How many messages can you see?")).output is None
+
+
+async def test_a_typed_reply_of_a_key_is_loaded_with_its_value(
+    conversation: Conversation, kedge_server: TestServer
+) -> None:
+    """The type belongs to the request of the key."""
+    for stored in (False, True):
+        reply = await conversation.send("What is 2 + 3?", key="k", output=int)
+        assert (reply.output, reply.stored) == (5, stored)
+    assert len(kedge_server.requests) == 1
+    with pytest.raises(KeyReused):
+        await conversation.send("What is 2 + 3?", key="k", output=str)
+
+
+async def test_a_key_continues_after_answers_that_did_not_match(
+    conversation: Conversation, kedge_server: TestServer
+) -> None:
+    """From the last stored answer, with a correction; the head moves with the answer that matches."""
+    question = "First invalid: What is 2 + 3?"
+    head = conversation.head
+    with pytest.raises(OutputInvalid) as caught:
+        await conversation.send(question, key="k", output=int, output_retries=0)
+    assert caught.value.text == "Not JSON: 2 + 3 = 5."
+    assert conversation.head == head
+    reply = await conversation.send(question, key="k", output=int)
+    assert reply.output == 5
+    assert len(reply.turn) == 4
+    assert conversation.head == reply.node
+    first, second = kedge_server.requests
+    assert second.body["previous_response_id"] == first.response_id
+
+
+async def test_resume_requests_an_answer_that_did_not_match_again(
+    conversation: Conversation,
+) -> None:
+    """And returns a stored one that matches."""
+    with pytest.raises(OutputInvalid):
+        await conversation.send("First invalid: What is 2 + 3?", output=int, output_retries=0)
+    asked = next(node.id for node in await conversation.tree() if node.kind == "asked")
+    assert (await conversation.resume(asked, output=int)).output == 5
+    assert (await conversation.resume(asked, output=int)).stored
+
+
+async def test_a_settled_reply_of_another_type_is_an_error(
+    conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key of version 0.1 says nothing about the type."""
+    module = "kedge.conversation.conversation"
+    monkeypatch.setattr(f"{module}._hash_request", lambda blocks, options: b"x" * 32)
+    await conversation.send("Hello", key="k")
+    with pytest.raises(OutputInvalid, match="0 attempt"):
+        await conversation.send("Hello", key="k", output=int)
+
+
+async def test_a_refusal_is_stored_and_raised(conversation: Conversation) -> None:
+    """The head stays, as after any other failure."""
+    head = conversation.head
+    with pytest.raises(OutputRefused):
+        await conversation.send("Refuse to sing.", output=int)
+    assert conversation.head == head
+
+
+async def test_streams_and_regeneration_are_typed(conversation: Conversation) -> None:
+    """Partial values while the answer arrives, and the value with the reply."""
+    async with conversation.stream("What is 2 + 3?", output=list[int]) as stream:
+        assert_type(stream, ConversationStream[list[int]])
+        values = [value async for value in stream.partial_outputs()]
+    assert values[-1] == stream.reply.output == [5, 2, 3]
+    reply = await conversation.regenerate(output=int)
+    assert reply.output == 5
+
+
+async def test_functions_may_be_offered_with_a_key(
+    conversation: Conversation, kedge_server: TestServer
+) -> None:
+    """They are part of the request by their definitions, which are the same in every process."""
+
+    def make() -> Any:
+        def add(a: int, b: int) -> int:
+            return a + b
+
+        return add
+
+    for _ in range(2):
+        reply = await conversation.send("Call add with a=2 and b=3.", key="k", tools=[make()])
+        assert "add says: 5" in reply.text
+    assert len(kedge_server.requests) == 2

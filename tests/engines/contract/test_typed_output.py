@@ -1,0 +1,135 @@
+"""Typed answers on every engine: enforced by the server, validated, corrected, partial while they arrive."""
+
+import enum
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+from engines.contract.checks import check_law
+from engines.contract.conftest import STATELESS
+from kedge.engines import Engine
+from kedge.errors import AnswerIncomplete, OutputInvalid, OutputRefused
+from kedge.testing import TestServer
+from kedge.turns import Turn, user
+
+
+class Mode(enum.Enum):
+    """How to travel."""
+
+    TRAIN = "train"
+    SHIP = "ship"
+
+
+@dataclass
+class Stop:
+    """A nested dataclass with a default and a constraint."""
+
+    city: str
+    days: Annotated[int, Field(ge=1)] = 1
+
+
+class Trip(BaseModel):
+    """A nested model."""
+
+    stop: Stop
+    mode: Mode
+
+
+TRIP = Turn([user("I travel to Lisbon for 3 days by ship.")])
+SUM = Turn([user("What is 2 + 3?")])
+
+
+@pytest.mark.parametrize(
+    ("output", "turn", "expected"),
+    [
+        (Trip, TRIP, Trip(stop=Stop("Lisbon", 3), mode=Mode.SHIP)),
+        (Stop, TRIP, Stop("Lisbon", 3)),
+        (Mode, TRIP, Mode.SHIP),
+        (list[int], SUM, [5, 2, 3]),
+        (int | None, SUM, 5),
+        ({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}, SUM, {"n": 5}),
+    ],
+    ids=["model", "dataclass", "enum", "list", "union", "schema"],
+)  # fmt: skip
+async def test_an_answer_has_the_requested_type(
+    engine: Engine, server: TestServer, output: Any, turn: Turn, expected: Any
+) -> None:
+    """The server gets a schema that it accepts and enforces."""
+    reply = await engine.ask(turn, output=output)
+    assert reply.output == expected
+    assert len(server.requests) == 1
+    assert len(reply.turn) == 2
+
+
+async def test_an_invalid_answer_is_corrected_within_the_law(
+    engine: Engine, server: TestServer, name: str
+) -> None:
+    """The correction is sent on the anchor of the invalid answer, where the server remembers."""
+    question = user("First invalid: What is 2 + 3?")
+    reply = await engine.ask(Turn([question]), output=int)
+    assert reply.output == 5
+    assert [block.kind for block in reply.turn] == ["user", "assistant", "user", "assistant"]
+    first, second = server.requests
+    check_law(server, reply.turn)
+    if name == "responses":
+        assert second.body["previous_response_id"] == first.response_id
+        assert len(second.body["input"]) == 1
+    again = await engine.ask(reply.turn.append(user("What is 3 + 4?")), output=int)
+    assert again.output == 7
+    check_law(server, again.turn)
+
+
+async def test_an_answer_that_never_matches_is_an_error(engine: Engine, server: TestServer) -> None:
+    """After the last retry, with the text and the problems of the last answer."""
+    turn = Turn([user("Always invalid: What is 2 + 3?")])
+    with pytest.raises(OutputInvalid) as caught:
+        await engine.run(turn, output=int, output_retries=1)
+    assert caught.value.text == "Not JSON: 2 + 3 = 5."
+    assert "not valid JSON" in caught.value.problems[0]
+    assert len(server.requests) == caught.value.attempts == 2
+
+
+async def test_refusals_and_incomplete_answers_have_errors_of_their_own(
+    engine: Engine, server: TestServer
+) -> None:
+    """Neither is requested again."""
+    with pytest.raises(OutputRefused) as caught:
+        await engine.ask(Turn([user("Refuse to sing.")]), output=int)
+    assert caught.value.text in ("I will not sing.", "The model declined to answer.")
+    with pytest.raises(AnswerIncomplete):
+        await engine.ask(
+            Turn([user("Say a very long sentence with many words in it")]),
+            output=Stop,
+            max_output_tokens=16,
+        )
+    assert len(server.requests) == 2
+
+
+async def test_partial_values_arrive_while_the_answer_is_streamed(engine: Engine) -> None:
+    """They grow; the last one is complete, and the typed value follows."""
+    async with engine.stream(TRIP, output=Trip) as stream:
+        values = [value async for value in stream.partial_outputs()]
+    assert values[-1] == {"stop": {"city": "Lisbon", "days": 3}, "mode": "ship"}
+    assert stream.output == Trip(stop=Stop("Lisbon", 3), mode=Mode.SHIP)
+
+
+async def test_each_api_gets_the_schema_in_its_own_form(
+    engine: Engine, server: TestServer, name: str
+) -> None:
+    """Nested objects are closed in all of them."""
+    await engine.ask(TRIP, output=Trip)
+    body = server.requests[0].body
+    if name not in STATELESS:
+        sent = body["text"]["format"]
+        assert sent["strict"] is True
+    elif name == "chat":
+        sent = body["response_format"]["json_schema"]
+        assert sent["strict"] is True
+    else:
+        sent = body["output_config"]["format"]
+        assert "minimum" not in sent["schema"]["$defs"]["Stop"]["properties"]["days"]
+    assert sent["schema"]["additionalProperties"] is False
+    assert sent["schema"]["$defs"]["Stop"]["additionalProperties"] is False
+    assert sent["schema"]["$defs"]["Stop"]["required"] == ["city", "days"]

@@ -1,0 +1,234 @@
+"""The schema of a typed answer: what is sent for a type, and how answers are validated."""
+
+import enum
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+from typing_extensions import TypedDict
+
+from kedge.engines.output_schema import (
+    OutputSchema,
+    SchemaMismatch,
+    to_json_value,
+    to_output_schema,
+)
+from kedge.engines.strict_schema import iter_subschemas
+from kedge.errors import InvalidSetting
+from kedge.tools import Toolbox
+
+
+class Mast(BaseModel):
+    """A mast with an optional height."""
+
+    height: int = 10
+
+
+class Ship(BaseModel):
+    """A ship with masts."""
+
+    name: str
+    masts: list[Mast]
+
+
+class Boat(BaseModel):
+    """A boat with required members only."""
+
+    name: str
+    oars: int
+
+
+class Folder(BaseModel):
+    """A recursive model."""
+
+    name: str
+    folders: list["Folder"] = Field(default_factory=list["Folder"])
+
+
+@dataclass
+class Port:
+    """A dataclass with a nested model and a constraint."""
+
+    ship: Boat
+    depth: Annotated[float, Field(gt=0)]
+
+
+class Crew(TypedDict):
+    """A typed dictionary."""
+
+    captain: str
+
+
+class Color(enum.Enum):
+    """An enum."""
+
+    RED = "red"
+    BLUE = "blue"
+
+
+def text_format(output: Any) -> dict[str, Any]:
+    """Return what is sent for a type."""
+    return to_output_schema(output).request_options()["text"]["format"]
+
+
+def iter_schemas(schema: dict[str, Any]) -> Any:
+    """Yield a schema and all schemas inside of it."""
+    yield schema
+    for inner in iter_subschemas(schema):
+        yield from iter_schemas(inner)
+
+
+TYPES: dict[str, tuple[Any, str, Any]] = {
+    "model": (Ship, '{"name": "Argo", "masts": [{"height": 3}]}', Ship(name="Argo", masts=[Mast(height=3)])),
+    "default": (Ship, '{"name": "Argo", "masts": [{}]}', Ship(name="Argo", masts=[Mast()])),
+    "recursive": (
+        Folder,
+        '{"name": "a", "folders": [{"name": "b", "folders": []}]}',
+        Folder(name="a", folders=[Folder(name="b")]),
+    ),
+    "dataclass": (
+        Port,
+        '{"ship": {"name": "Argo", "oars": 2}, "depth": 4}',
+        Port(Boat(name="Argo", oars=2), 4.0),
+    ),
+    "typed dictionary": (Crew, '{"captain": "Jason"}', {"captain": "Jason"}),
+    "enum": (Color, '{"value": "red"}', Color.RED),
+    "literal": (Literal["a", "b"], '{"value": "b"}', "b"),
+    "number": (int, '{"value": 3}', 3),
+    "bare number": (int, "3", 3),
+    "list": (list[Boat], '{"value": [{"name": "Argo", "oars": 2}]}', [Boat(name="Argo", oars=2)]),
+    "union": (Boat | Port, '{"value": {"name": "Argo", "oars": 2}}', Boat(name="Argo", oars=2)),
+    "bare union": (Boat | Port, '{"name": "Argo", "oars": 2}', Boat(name="Argo", oars=2)),
+    "optional": (int | None, '{"value": null}', None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_type_is_sent_as_a_strict_object_and_its_answer_parsed(name: str) -> None:
+    """All objects are closed, all members required; other types are wrapped in an object."""
+    output, text, value = TYPES[name]
+    sent = text_format(output)
+    assert sent["strict"] is True
+    assert sent["schema"]["type"] == "object"
+    for schema in iter_schemas(sent["schema"]):
+        assert "default" not in schema
+        if schema.get("type") == "object":
+            assert schema["additionalProperties"] is False
+            assert schema["required"] == list(schema["properties"])
+    made = to_output_schema(output)
+    assert made.parse(text) == value
+    assert made.parse(f"```json\n{text}\n```") == value
+    assert made.parse(json.dumps(made.to_json(value))) == value
+
+
+@pytest.mark.parametrize("output", [dict[str, int], Any, tuple[int, str], list[Any]])
+def test_a_type_without_a_strict_form_is_sent_as_it_is(output: Any) -> None:
+    """The server does not enforce it then; validation does."""
+    assert "strict" not in text_format(output)
+
+
+def test_a_json_schema_is_strict_only_where_that_changes_nothing() -> None:
+    """A member that may be absent, however deep inside, would have to be present in strict mode."""
+    assert text_format(Boat.model_json_schema())["strict"] is True
+    assert "strict" not in text_format(Ship.model_json_schema())
+    assert "strict" not in text_format({"type": "array"})
+    assert "strict" not in text_format({"required": ["ship"]})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "items": {"type": "integer"}},
+        {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/n"}}], "$defs": {"n": {"type": "integer"}}},
+    ],
+)  # fmt: skip
+def test_a_json_schema_of_no_object_is_wrapped(schema: dict[str, Any]) -> None:
+    """As the schema of a type is."""
+    made = to_output_schema(schema)
+    assert made.wrapped
+    assert made.parse('{"value": [1]}') == made.parse("[1]") == [1]
+    with pytest.raises(SchemaMismatch):
+        made.parse('["x"]')
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("no", "JSON"),
+        ('{"name": "Argo"}', "oars"),
+        ('{"name": 1, "oars": "two"}', "oars"),
+    ],
+)
+@pytest.mark.parametrize("form", [Boat, Boat.model_json_schema()], ids=["pydantic", "schema"])
+def test_problems_are_listed_by_member(form: Any, text: str, expected: str) -> None:
+    """In lines that a model can act on."""
+    with pytest.raises(SchemaMismatch) as caught:
+        to_output_schema(form).parse(text)
+    assert expected in str(caught.value)
+    assert all(line.startswith("- ") for line in str(caught.value).splitlines())
+
+
+@pytest.mark.parametrize("text", ["no", '{"value": "x"}', "{}"])
+def test_a_wrapped_value_that_does_not_match_is_a_mismatch(text: str) -> None:
+    """Whether the wrapper, its member or the JSON is missing."""
+    with pytest.raises(SchemaMismatch):
+        to_output_schema(int).parse(text)
+
+
+def test_a_message_lists_a_limited_number_of_problems() -> None:
+    """The first ones are enough to begin with."""
+    schema = {"type": "array", "items": {"type": "string"}}
+    with pytest.raises(SchemaMismatch) as caught:
+        to_output_schema(schema).parse(str(list(range(20))))
+    assert len(str(caught.value).splitlines()) == 9
+    assert str(caught.value).endswith("- and 12 more")
+    assert len(caught.value.problems) == 20
+
+
+@pytest.mark.parametrize("wrong", [3, "text", {"type": "boat"}, Toolbox])
+def test_a_value_without_a_schema_is_rejected(wrong: Any) -> None:
+    """Before anything is sent."""
+    with pytest.raises(InvalidSetting, match="schema of answer"):
+        to_output_schema(wrong)
+
+
+@pytest.mark.parametrize(
+    ("output", "text", "expected"),
+    [
+        (Boat, "", None),
+        (Boat, "{", {}),
+        (Boat, '{"name": "Ar', {"name": "Ar"}),
+        (Boat, '```json\n{"name": "Argo", "oars": 2}\n```', {"name": "Argo", "oars": 2}),
+        (list[int], '{"val', None),
+        (list[int], '{"value": [1, 2', [1, 2]),
+        (list[int], "[1, 2", [1, 2]),
+        (int, "no", None),
+    ],
+)
+def test_partial_text_gives_the_values_so_far(output: Any, text: str, expected: Any) -> None:
+    """Unwrapped, and not validated."""
+    assert to_output_schema(output).parse_partial(text) == expected
+
+
+def test_names_are_those_that_servers_accept() -> None:
+    """The name of a class, or the title of a JSON schema."""
+    assert to_output_schema(Boat).name == "Boat"
+    assert to_output_schema(list[Boat]).name == "answer"
+    assert to_output_schema({"title": "A boat!", "type": "object"}).name == "A_boat_"
+
+
+def test_a_schema_is_not_built_twice() -> None:
+    """What is a schema already is returned."""
+    made: OutputSchema[Any] = to_output_schema(Boat)
+    assert to_output_schema(made) is made
+
+
+def test_values_become_json_values() -> None:
+    """Of any type, also inside of others."""
+    assert to_json_value([Boat(name="Argo", oars=2), Color.RED, 3]) == [
+        {"name": "Argo", "oars": 2},
+        "red",
+        3,
+    ]

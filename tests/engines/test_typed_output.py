@@ -1,0 +1,257 @@
+"""Typed answers: validated, requested again with the problems, and typed for the caller."""
+
+from collections.abc import Sequence
+from typing import Any, assert_type
+
+import pytest
+from pydantic import BaseModel
+
+from kedge.engines import Engine, Events, OutputSchema, Reply, Request, Stream, to_output_schema
+from kedge.engines.anthropic.params import map_schema
+from kedge.errors import KedgeError, OutputInvalid, OutputRefused, UnsupportedParameter
+from kedge.events import TextDelta
+from kedge.events.run import OutputAccepted, OutputRejected
+from kedge.middleware import find_open_calls, guard, redact, tools, with_middleware
+from kedge.observe import reset, snapshot
+from kedge.planning import get_state
+from kedge.turns import RefusalPart, Turn, UserBlock, assistant, tool_call, user
+from middleware.scripted_engine import ScriptedEngine
+
+
+class Sum(BaseModel):
+    """A question and its result."""
+
+    result: int
+
+
+VALID, INVALID = assistant('{"result": 5}'), assistant('{"result": "many"}')
+INVALID_TEXT = INVALID.text
+TURN = Turn([user("What is 2 + 3?")])
+
+
+def kinds(turn: Turn) -> Sequence[str]:
+    """Return the kinds of the blocks of a Turn."""
+    return [block.kind for block in turn.blocks]
+
+
+async def test_a_valid_answer_is_returned_as_a_value() -> None:
+    """The schema is part of the request, and the Turn has the answer."""
+    engine = ScriptedEngine([VALID])
+    reply = await engine.ask(TURN, output=Sum)
+    assert reply.output == Sum(result=5)
+    assert reply.text == '{"result": 5}'
+    assert kinds(reply.turn) == ["user", "assistant"]
+    assert (reply.node, reply.conversation, reply.refusal) == (0, "", "")
+    assert reply.response_id == "resp_1"
+    sent = engine.requests[0].resolve_params({"text": {"verbosity": "low"}})
+    assert sent["text"]["verbosity"] == "low"
+    assert sent["text"]["format"]["name"] == "Sum"
+
+
+async def test_a_reply_without_output_has_the_text() -> None:
+    """``ask`` is ``run`` with the parts of the answer at hand."""
+    reply = await ScriptedEngine([assistant("five")]).ask(TURN)
+    assert (reply.text, reply.output) == ("five", None)
+
+
+async def test_an_invalid_answer_is_requested_again_with_its_problems() -> None:
+    """Everything stays in the Turn, so the next request is sent on the anchor of the invalid answer."""
+    reset()
+    engine = ScriptedEngine([INVALID], [VALID])
+    async with engine.stream(TURN, output=Sum) as stream:
+        events = [event async for event in stream]
+    assert stream.output == Sum(result=5)
+    assert stream.text == '{"result": 5}'
+    assert kinds(stream.turn) == ["user", "assistant", "user", "assistant"]
+    correction = stream.turn.blocks[2]
+    assert isinstance(correction, UserBlock)
+    assert correction.origin == "output"
+    assert "- result: Input should be a valid integer" in correction.text
+    assert '"title": "Sum"' in correction.text
+    assert [e.attempt for e in events if isinstance(e, OutputRejected)] == [1]
+    assert [e.value for e in events if isinstance(e, OutputAccepted)] == [Sum(result=5)]
+    assert [plan.previous_response_id for plan in stream.plans] == ["", "resp_1"]
+    assert [len(plan.delta) for plan in stream.plans] == [1, 1]
+    counted = snapshot()["outputs_total"]
+    assert counted == {(("outcome", "accepted"),): (1, 1.0), (("outcome", "rejected"),): (1, 1.0)}
+
+
+async def test_an_answer_that_never_matches_is_an_error_with_the_text() -> None:
+    """After a bounded number of retries, with the problems and the Turn to continue from."""
+    engine = ScriptedEngine([VALID], *([assistant(INVALID_TEXT)] for _ in range(3)))
+    turn = await engine.run(TURN, output=Sum)
+    with pytest.raises(OutputInvalid) as caught:
+        await engine.run(turn.append(user("again")), output=Sum)
+    error = caught.value
+    assert error.text == '{"result": "many"}'
+    assert error.problems == (
+        "result: Input should be a valid integer, unable to parse string as an integer",
+    )
+    assert error.attempts == 3
+    assert error.turn is not None
+    assert len(error.turn) == 2 + 6
+    assert len(get_state(error.turn).anchors) == 4
+    assert "many" not in str(error)
+
+
+async def test_the_number_of_retries_can_be_set() -> None:
+    """Also to none."""
+    engine = ScriptedEngine([INVALID], [VALID])
+    with pytest.raises(OutputInvalid, match="1 attempt"):
+        await engine.ask(TURN, output=Sum, output_retries=0)
+    assert len(engine.requests) == 1
+
+
+async def test_a_refusal_is_an_error_of_its_own_and_not_repeated() -> None:
+    """There is nothing to correct."""
+    engine = ScriptedEngine([assistant([RefusalPart("I will not count.")])])
+    with pytest.raises(OutputRefused) as caught:
+        await engine.ask(TURN, output=Sum)
+    assert caught.value.text == "I will not count."
+    assert caught.value.turn is not None
+    assert kinds(caught.value.turn) == ["user", "assistant"]
+
+
+async def test_calls_that_are_left_to_the_caller_end_the_run_without_a_value() -> None:
+    """The caller answers them and sends the Turn again."""
+    mine = {"type": "function", "name": "mine", "parameters": {}}
+    engine = ScriptedEngine([tool_call("mine", "{}", call_id="c1")])
+    reply = await engine.ask(TURN, tools=[mine], output=Sum)
+    assert [call.name for call in find_open_calls(reply.turn)] == ["mine"]
+    assert reply.output is None
+
+
+async def test_the_answer_after_tool_calls_is_the_one_that_is_validated() -> None:
+    """Tools run within each attempt, also those of the run."""
+
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    call = tool_call("add", '{"a": 2, "b": 3}', call_id="c1")
+    engine = ScriptedEngine([call], [INVALID], [VALID])
+    reply = await engine.ask(TURN, tools=[add], output=Sum)
+    assert reply.output == Sum(result=5)
+    assert len(engine.requests) == 3
+    engine = ScriptedEngine([call], [VALID])
+    reply = await with_middleware(engine, tools(add)).ask(TURN, output=Sum)
+    assert reply.output == Sum(result=5)
+
+
+async def test_a_guard_changes_the_value_as_it_changes_the_answer() -> None:
+    """A secret that is redacted in the Turn is not in the value."""
+
+    class Note(BaseModel):
+        text: str
+
+    engine = ScriptedEngine([assistant('{"text": "sk-123"}')])
+    stack = with_middleware(engine, guard(redact("sk-[0-9]+", direction="out")))
+    reply = await stack.ask(TURN, output=Note)
+    assert reply.output == Note(text="[redacted]")
+
+
+async def test_a_format_beside_an_output_is_rejected() -> None:
+    """Two schemas of one answer contradict each other."""
+    with pytest.raises(UnsupportedParameter, match=r"output= determines text\.format"):
+        await ScriptedEngine([VALID]).run(
+            TURN, output=Sum, text={"format": {"type": "json_object"}}
+        )
+
+
+async def test_partial_values_arrive_with_the_text() -> None:
+    """They start again with the answer after a rejected one, and end with the complete one."""
+
+    class InParts(ScriptedEngine):
+        """Yields the text of an answer in two parts."""
+
+        async def events(self, turn: Turn, request: Request) -> Events:
+            async for event in super().events(turn, request):
+                if isinstance(event, TextDelta):
+                    for part in (event.delta[:15], event.delta[15:]):
+                        yield TextDelta(part, item_id="m")
+                else:
+                    yield event
+
+    texts = ('{"result": [1, 2]}', '{"result": [3, 4, 5]}')
+    engine = InParts(*([assistant(text)] for text in texts))
+    async with engine.stream(TURN, output=dict[str, tuple[int, int, int]]) as stream:
+        assert stream.partial_output is None
+        with pytest.raises(KedgeError, match="has not ended"):
+            _ = stream.output
+        values = [value async for value in stream.partial_outputs()]
+    expected = [[1], [1, 2], [3], [3, 4, 5]]
+    assert values == [{"result": value} for value in expected]
+    assert stream.output == {"result": (3, 4, 5)}
+
+
+async def test_long_partial_values_are_not_parsed_for_every_delta() -> None:
+    """The number of parses grows with the logarithm of the length; the last value is complete."""
+    numbers = list(range(2000))
+
+    class InParts(ScriptedEngine):
+        """Yields the text of an answer character by character."""
+
+        async def events(self, turn: Turn, request: Request) -> Events:
+            async for event in super().events(turn, request):
+                if isinstance(event, TextDelta):
+                    for character in event.delta:
+                        yield TextDelta(character, item_id="m")
+                else:
+                    yield event
+
+    engine = InParts([assistant(str({"value": numbers}).replace("'", '"'))])
+    async with engine.stream(TURN, output=list[int]) as stream:
+        values = [value async for value in stream.partial_outputs()]
+    assert len(values) < 800
+    assert values[-1] == stream.output == numbers
+
+
+async def test_without_output_there_are_no_partial_values() -> None:
+    """The events are consumed all the same."""
+    async with ScriptedEngine([VALID]).stream(TURN) as stream:
+        assert [value async for value in stream.partial_outputs()] == []
+    assert stream.output is None
+
+
+def test_anthropic_schemas_have_only_constraints_that_the_api_accepts() -> None:
+    """What it rejects is described to the model instead, at every level."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "age": {"type": "integer", "minimum": 1, "description": "In years."},
+            "tags": {"type": "array", "minItems": 1, "items": {"type": "string", "maxLength": 3}},
+            "pet": {"oneOf": [{"$ref": "#/$defs/cat"}]},
+        },
+        "$defs": {"cat": {"type": "object", "properties": {}, "additionalProperties": False}},
+    }
+    assert map_schema(schema) == {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "age": {"type": "integer", "description": 'In years. {"minimum": 1}'},
+            "tags": {
+                "type": "array",
+                "minItems": 1,
+                "items": {"type": "string", "description": '{"maxLength": 3}'},
+            },
+            "pet": {"anyOf": [{"$ref": "#/$defs/cat"}]},
+        },
+        "$defs": {"cat": {"type": "object", "properties": {}, "additionalProperties": False}},
+    }
+    with pytest.raises(UnsupportedParameter, match="members have names"):
+        map_schema({"type": "object", "additionalProperties": {"type": "integer"}})
+
+
+async def check_static_types(engine: Engine) -> None:
+    """Is not run: the type checker reads it."""
+    assert_type(await engine.ask(TURN), Reply[None])
+    assert_type((await engine.ask(TURN, output=Sum)).output, Sum)
+    assert_type((await engine.ask(TURN, output=list[Sum], model="x")).output, list[Sum])
+    assert_type((await engine.ask(TURN, output=int)).output, int)
+    assert_type((await engine.ask(TURN, output=Sum | None)).output, Any)
+    assert_type((await engine.ask(TURN, output={"type": "object"})).output, Any)
+    assert_type(await engine.run(TURN, output=Sum), Turn)
+    assert_type(engine.stream(TURN, output=Sum), Stream[Sum])
+    assert_type(engine.stream(TURN).output, None)
+    assert_type(engine.sync.ask(TURN, output=Sum).output, Sum)
+    schema: OutputSchema[Sum | None] = to_output_schema(Sum | None)
+    assert_type((await engine.ask(TURN, output=schema)).output, Sum | None)
