@@ -1,5 +1,6 @@
 """`kedge proxy`: real clients, through the proxy, to a real server."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 from websockets.asyncio.client import connect as connect_socket
 
-from kedge.incremental import StoreIndex
+from kedge.incremental import MemoryIndex, StoreIndex
 from kedge.server.uvicorn_server import bind
+from kedge.store import ProxiedRequest, ProxyTotals, Store
+from kedge.store.open import open_current_database
 from kedge.testing import TestServer, serve
 from proxy.running import serve_proxy
 
@@ -155,3 +158,67 @@ async def test_a_client_that_leaves_closes_its_request(server: TestServer, proxy
         await stream.close()
     with httpx2.Client() as http:
         assert http.get(f"{proxy}/healthz").json() == {"status": "ok"}
+
+
+def test_the_proxy_serves_metrics_and_logs_requests(
+    server: TestServer, proxy: str, client: OpenAI, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without content; `/report` lists the newest requests."""
+    with caplog.at_level("INFO", logger="kedge.access"):
+        send(client, [], "My secret is Ada.")
+        metrics = httpx2.get(f"{proxy}/metrics")
+    assert "responses_passed_through_total" in metrics.text
+    assert metrics.headers["content-type"].startswith("text/plain")
+    lines = [record.getMessage() for record in caplog.records if record.name == "kedge.access"]
+    assert any(line.startswith("POST /v1/responses 200 ") and "full; " in line for line in lines)
+    assert "Ada" not in caplog.text
+    (listed,) = httpx2.get(f"{proxy}/report").json()["recent"]
+    assert (listed["model"], listed["reason"]) == ("practice", "no_history")
+
+
+@pytest.mark.parametrize("keep_bodies", [False, True])
+def test_requests_are_recorded_in_a_store(
+    server: TestServer, tmp_path: Path, keep_bodies: bool
+) -> None:
+    """Plans, savings and healings; their content only if bodies are kept."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    store = Store(open_current_database(url), keep_bodies=keep_bodies)
+    with (
+        serve_proxy(server.base_url, store=store) as proxy,
+        OpenAI(base_url=f"{proxy}/v1", api_key="k", max_retries=0) as client,
+    ):
+        history: list[Any] = []
+        send(client, history, "My name is Ada.")
+        send(client, history, "Say 2")
+        server.forget()
+        send(client, history, "Say 3")
+        with pytest.raises(BadRequestError):
+            client.responses.create(model="practice", input="Hello", temperature=9)
+
+    async def read() -> tuple[list[ProxiedRequest], ProxyTotals, ProxiedRequest]:
+        rows = await store.list_proxied()
+        return rows, await store.sum_proxied(), await store.get_proxied(rows[-1].id)
+
+    rows, totals, first = asyncio.run(read())
+    store.database.close()
+    assert [row.plan for row in rows] == ["full", "healed", "chained", "full"]
+    assert [row.status for row in rows] == [400, 200, 200, 200]
+    assert (totals.requests, totals.chained, totals.healed) == (4, 1, 1)
+    assert totals.full_bytes > totals.sent_bytes
+    assert (first.request is not None, first.response is not None) == (keep_bodies, keep_bodies)
+    if keep_bodies:
+        assert b"Ada" in (first.request or b"")
+        assert b"Ada" in (first.response or b"")
+
+
+async def test_a_store_that_fails_costs_only_the_record(
+    server: TestServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client gets its answer."""
+    store = Store(open_current_database(f"sqlite:///{tmp_path}/store.db"))
+    with serve_proxy(server.base_url, store=store, index=MemoryIndex()) as proxy:
+        store.database.close()
+        async with AsyncOpenAI(base_url=f"{proxy}/v1", api_key="k", max_retries=0) as client:
+            response = await client.responses.create(model="practice", input="What is 2+3?")
+        assert response.output_text == "2+3 = 5."
+    assert "could not be recorded" in caplog.text

@@ -3,10 +3,12 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kedge.conversation import Conversation
+from kedge.store import ProxiedRequest
 from kedge.turns import image, user
 from kedge.web.service import ConversationService
 from kedge.workflows import Side, Verdict, debate, refine
@@ -265,3 +267,52 @@ def test_static_files_are_kept_for_good_by_their_content(page: PageServer) -> No
     assert page.client.get("/static/chat.js").headers["cache-control"] == "no-cache"
     assert page.client.get("/static/..%2fapp.py").status_code == 404
     assert page.client.get("/static/nothing.js").status_code == 404
+
+
+def test_proxied_requests_are_listed_with_their_plans(tmp_path: Path) -> None:
+    """Savings, healings and reasons; bodies only where they were stored."""
+    common: Any = {"upstream": "http://u/v1", "model": "m", "status": 200, "seconds": 0.5}
+    sizes: Any = {"full_items": 9, "sent_bytes": 100, "full_bytes": 4_000}
+    rows = [
+        ProxiedRequest(
+            1.0, **common, previous_response_id="r1", response_id="r2", sent_items=1, **sizes
+        ),
+        ProxiedRequest(
+            2.0,
+            **common,
+            previous_response_id="",
+            response_id="r3",
+            sent_items=9,
+            **sizes,
+            healed="rejected",
+            request=b"<b>Hello</b>",
+        ),
+        ProxiedRequest(
+            3.0,
+            **common,
+            previous_response_id="",
+            response_id="",
+            sent_items=9,
+            **sizes,
+            reason="no_anchor",
+        ),
+    ]
+
+    async def fill(desk: ConversationService) -> None:
+        desk.store.keep_bodies = True
+        await desk.store.add_proxied(rows)
+
+    with serve_page(tmp_path) as page:
+        assert "No proxied requests yet" in page.client.get("/proxied").text
+        page.run(fill)
+        listed = page_text(page.client.get("/proxied").text)
+        assert "3 requests: 1 chained, 1 healed" in listed
+        assert "no_anchor" in listed
+        assert "r3" not in page_text(page.client.get("/proxied?before=2").text)
+        assert "on r1" in page_text(page.client.get("/proxied/1").text)
+        healed = page.client.get("/proxied/2").text
+        assert "&lt;b&gt;Hello&lt;/b&gt;" in healed
+        reason = page_text(page.client.get("/proxied/3").text)
+        assert "no stored response is known to remember a prefix" in reason
+        assert "--keep-bodies" in reason
+        assert page.client.get("/proxied/99").status_code == 404

@@ -10,11 +10,14 @@ import click
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import setting_option
 from kedge.cli.serve import is_loopback
-from kedge.config import data_dir, mask_url
+from kedge.config import data_dir, mask_url, store_url
 
 if TYPE_CHECKING:
     from kedge.engines.evidence import Trust
-    from kedge.incremental import AnchorIndex
+    from kedge.store import Store
+
+WAIT_SECONDS = 2.0
+"""How long a request waits for a lock or a connection of the store."""
 
 
 @kedge_command(
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 @setting_option("proxy.db", metavar="FILE|URL")
 @setting_option("proxy.token")
 @setting_option("proxy.trust")
+@setting_option("proxy.keep_bodies")
 @setting_option("proxy.allow_remote")
 def command(
     upstream: str,
@@ -36,6 +40,7 @@ def command(
     db: str,
     token: str,
     trust: "Trust",
+    keep_bodies: bool,
     allow_remote: bool,
     as_json: bool,
 ) -> None:
@@ -54,9 +59,8 @@ def command(
     from kedge.proxy import create_proxy_app
     from kedge.server.uvicorn_server import bind
 
-    app = create_proxy_app(
-        upstream, index=_open_index(db), trust=trust, token=token, any_host=allow_remote
-    )
+    store = _open_store(db, keep_bodies=keep_bodies)
+    app = create_proxy_app(upstream, store=store, trust=trust, token=token, any_host=allow_remote)
     with bind(host, port) as listener:
         address, bound = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
@@ -66,6 +70,8 @@ def command(
         click.echo(json.dumps(facts) if as_json else line)
         sys.stdout.flush()
         asyncio.run(_serve(app, listener))
+    if store is not None:
+        store.database.close()
 
 
 async def _serve(app: Any, listener: Any) -> None:
@@ -77,12 +83,14 @@ async def _serve(app: Any, listener: Any) -> None:
     await uvicorn.Server(config).serve(sockets=[listener])
 
 
-def _open_index(given: str) -> "AnchorIndex":
-    """Open the index at an address, or one in memory for ``:memory:``."""
-    from kedge.incremental import MemoryIndex, StoreIndex
+def _open_store(given: str, *, keep_bodies: bool) -> "Store | None":
+    """Open the store at an address; None for ``:memory:``."""
+    from kedge.store import Store
+    from kedge.store.open import open_current_database
 
     if given == ":memory:":
-        return MemoryIndex()
+        return None
     if not given:
         data_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
-    return StoreIndex(given or str(data_dir() / "proxy.db"))
+    address = store_url(given or str(data_dir() / "proxy.db"))
+    return Store(open_current_database(address, WAIT_SECONDS), keep_bodies=keep_bodies)

@@ -256,6 +256,7 @@ _TABLE = (
         "Which upstreams are chained on: those known to remember, all, or none.",
         choices=("earned", "always", "never"),
     ),
+    Setting("proxy.keep_bodies", "switch", False, "Store requests and responses for the page."),
     Setting(
         "proxy.allow_remote",
         "switch",

@@ -204,6 +204,7 @@ class Exchange:
         check: Judges what the server remembers; None if the request could not be read.
         pending: The entry of the response that is fetched, for a `GET`; such a request is not reported.
         healed: Why the original body was sent after a rewritten one; empty if it was not.
+        result: What was reported, once the request is finished.
     """
 
     chainer: Chainer
@@ -215,6 +216,7 @@ class Exchange:
     pending: IndexedResponse | None = None
     healed: str = ""
     observer: "ResponseObserver | None" = field(default=None, init=False)
+    result: ChainedRequest | None = field(default=None, init=False)
     _rejection: str = field(default="", init=False)
     _is_judged: bool = field(default=False, init=False)
     _is_finished: bool = field(default=False, init=False)
@@ -335,21 +337,20 @@ class Exchange:
         rewritten = self.rewritten
         is_lost = outcome is not None and not self._record(outcome) and rewritten is not None
         items = len(self.parsed.items) if self.parsed else 0
-        self.chainer.complete(
-            ChainedRequest(
-                at=self.chainer.clock(),
-                model=self.parsed.model if self.parsed else "",
-                previous_response_id=rewritten.anchor.record.response_id if rewritten else "",
-                response_id=outcome.response_id if outcome else "",
-                sent_items=len(rewritten.sent) if rewritten else items,
-                full_items=items,
-                sent_bytes=len(self.content),
-                full_bytes=len(self.original),
-                reason=self.decision if isinstance(self.decision, str) else "",
-                healed=self.healed,
-                is_lost=is_lost,
-            )
+        self.result = ChainedRequest(
+            at=self.chainer.clock(),
+            model=self.parsed.model if self.parsed else "",
+            previous_response_id=rewritten.anchor.record.response_id if rewritten else "",
+            response_id=outcome.response_id if outcome else "",
+            sent_items=len(rewritten.sent) if rewritten else items,
+            full_items=items,
+            sent_bytes=len(self.content),
+            full_bytes=len(self.original),
+            reason=self.decision if isinstance(self.decision, str) else "",
+            healed=self.healed,
+            is_lost=is_lost,
         )
+        self.chainer.complete(self.result)
 
     def _record(self, outcome: Outcome) -> bool:
         """Index the response and learn from its token counts; return False if its context was lost."""

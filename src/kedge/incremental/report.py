@@ -109,6 +109,8 @@ class ReportBuilder:
             count("responses_chained_requests_total")
         else:
             count("responses_stateless_requests_total")
+        if request.reason:
+            count("responses_passed_through_total", reason=request.reason)
         count("responses_bytes_sent_total", request.sent_bytes)
         count("responses_bytes_full_total", request.full_bytes)
         log.debug(

@@ -98,6 +98,12 @@ _TABLE = (
         "Requests sent in another mode than requested",
         ("reason",),
     ),
+    Metric(
+        "responses_passed_through_total",
+        "counter",
+        "Requests of chained clients and proxies that were sent as written",
+        ("reason",),
+    ),
     Metric("responses_without_id_total", "counter", "Responses without an id"),
     Metric("responses_bytes_sent_total", "counter", "Bytes of request bodies"),
     Metric(

@@ -5,20 +5,27 @@ Every route, method, stream and WebSocket below `/v1` is forwarded. `POST /v1/re
 are passed on and never stored.
 """
 
+import logging
+import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
-from anyio import create_task_group
+from anyio import Event, create_task_group
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from kedge.engines.evidence import Trust
-from kedge.incremental import AnchorIndex, chain, chain_report
+from kedge.errors import StoreError
+from kedge.incremental import AnchorIndex, StoreIndex, chain, chain_report
 from kedge.incremental.client import EXCHANGE
 from kedge.incremental.exchange import Exchange
 from kedge.incremental.rewrite import MAX_BODY_BYTES
@@ -30,11 +37,14 @@ from kedge.server.access import (
     parse_host_name,
     read_header,
 )
+from kedge.server.request_log import record_metrics
+from kedge.store import ProxiedRequest, Store
 
 if TYPE_CHECKING:
     import httpx2
 
 log = get_logger("kedge.proxy")
+access_log = logging.getLogger("kedge.access")
 
 TOKEN_HEADER = "x-kedge-token"
 PLAN_HEADER = "x-kedge-plan"
@@ -54,12 +64,15 @@ HOP_BY_HOP = frozenset(
 """Headers that belong to one connection and are not forwarded."""
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 TIMEOUT_SECONDS = 600.0
+MAX_WAITING = 1_000
+"""How many requests wait to be recorded at most."""
 
 
 def create_proxy_app(
     upstream: str,
     *,
     index: AnchorIndex | None = None,
+    store: Store | None = None,
     trust: Trust = "earned",
     token: str = "",
     any_host: bool = False,
@@ -69,7 +82,8 @@ def create_proxy_app(
 
     Args:
         upstream: The base URL that requests are forwarded to, such as `https://api.openai.com/v1`.
-        index: Where responses are looked up by content; in memory by default.
+        index: Where responses are looked up by content; in memory by default, or in the store.
+        store: Where requests are recorded for the page; their content only if it keeps bodies.
         trust: Which upstreams are chained on; see `kedge.chain`.
         token: What clients must send in the `x-kedge-token` header; empty for none.
         any_host: Accept any `Host` header. Otherwise only loopback names are accepted while there is no
@@ -77,31 +91,115 @@ def create_proxy_app(
         client: The HTTP client for the upstream; by default one is made and closed with the app.
 
     Returns:
-        The app. `/healthz` and `/report` are its own routes; everything below `/v1` is forwarded.
+        The app. `/healthz`, `/metrics` and `/report` are its own routes; everything below `/v1` is
+        forwarded.
     """
-    proxy = _Proxy(upstream.rstrip("/"), index, trust, client)
+    if store is not None and index is None:
+        index = StoreIndex(store)
+    recorder = _Recorder(store) if store is not None else None
+    proxy = _Proxy(upstream.rstrip("/"), index, trust, client, recorder)
     guard = _Guard(token, any_host=any_host)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        yield
+        async with create_task_group() as group:
+            if recorder is not None:
+                group.start_soon(recorder.run)
+            yield
+            if recorder is not None:
+                recorder.stop()
         await proxy.aclose()
 
     app = Starlette(
         routes=[
             Route("/healthz", _report_health),
+            Route("/metrics", guard.wrap(_report_metrics)),
             Route("/report", guard.wrap(proxy.report)),
             Route("/v1/{path:path}", guard.wrap(proxy.forward), methods=METHODS),
             WebSocketRoute("/v1/{path:path}", guard.wrap_socket(proxy.forward_socket)),
         ],
+        middleware=[Middleware(_AccessLog)],
         lifespan=lifespan,
     )
     app.state.proxy = proxy
     return app
 
 
+class _AccessLog:
+    """Logs and counts each request: method, path, status and duration, never content."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status, plan = time.perf_counter(), 0, b""
+
+        async def send_observed(message: Message) -> None:
+            nonlocal status, plan
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                plan = dict(message["headers"]).get(PLAN_HEADER.encode(), b"")
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_observed)
+        finally:
+            seconds = time.perf_counter() - started
+            record_metrics(scope, status, seconds)
+            access_log.info(
+                "%s %s %d %.1fms %s",
+                scope["method"],
+                scope["path"],
+                status,
+                seconds * 1000,
+                plan.decode("latin-1"),
+            )
+
+
+class _Recorder:
+    """Writes finished requests to a store, several at a time, beside the requests themselves."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._waiting: deque[ProxiedRequest] = deque(maxlen=MAX_WAITING)
+        self._wake = Event()
+        self._is_stopping = False
+
+    def add(self, request: ProxiedRequest) -> None:
+        """Record a request soon; the oldest ones are dropped if the store cannot follow."""
+        self._waiting.append(request)
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Write what is waiting, then stop."""
+        self._is_stopping = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Write requests until `stop` is called."""
+        while not self._is_stopping or self._waiting:
+            await self._wake.wait()
+            self._wake = Event()
+            batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            try:
+                if batch:
+                    await self.store.add_proxied(batch)
+            except StoreError as error:
+                log.warning("%d requests could not be recorded: %s", len(batch), error)
+
+
 async def _report_health(_: Request) -> Response:
     return JSONResponse({"status": "ok"})
+
+
+async def _report_metrics(request: Request) -> Response:
+    from kedge.observe.prometheus import render
+
+    body, content_type = render(request.headers.get("accept", ""))
+    return Response(body, headers={"content-type": content_type})
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -155,10 +253,12 @@ class _Proxy:
         index: AnchorIndex | None,
         trust: Trust,
         client: "httpx2.AsyncClient | None",
+        recorder: _Recorder | None,
     ) -> None:
         import httpx2
 
         self._upstream = upstream
+        self._recorder = recorder
         self._errors = (httpx2.HTTPError, httpx2.InvalidURL)
         self._client = chain(
             client or httpx2.AsyncClient(timeout=TIMEOUT_SECONDS), index=index, trust=trust
@@ -176,13 +276,16 @@ class _Proxy:
                 "chained": report.chained,
                 "passed_through": dict(report.passed_through),
                 "healed": dict(report.healed),
+                "lost": report.lost,
                 "sent_bytes": report.sent_bytes,
                 "full_bytes": report.full_bytes,
+                "recent": [asdict(each) for each in report.recent],
             }
         )
 
     async def forward(self, request: Request) -> Response:
         """Forward a request and pass its response on as it arrives."""
+        started = time.perf_counter()
         outgoing = self._client.build_request(
             request.method,
             self._build_url(request.scope),
@@ -202,9 +305,38 @@ class _Proxy:
         exchange = incoming.extensions.get(EXCHANGE)
         if isinstance(exchange, Exchange) and exchange.pending is None:
             headers.append((PLAN_HEADER, _format_plan(exchange)))
-        response = _PassedOn(incoming, self._errors)
+        store = self._recorder.store if self._recorder else None
+        response = _PassedOn(incoming, store.body_bytes if store and store.keep_bodies else 0)
+        if isinstance(exchange, Exchange):
+            response.on_end = partial(self._record, exchange, response, started)
         response.raw_headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers]
         return response
+
+    def _record(self, exchange: Exchange, response: "_PassedOn", started: float) -> None:
+        """Record a finished request for the page."""
+        result = exchange.result
+        if self._recorder is None or result is None:
+            return
+        self._recorder.add(
+            ProxiedRequest(
+                created_at=result.at,
+                upstream=self._upstream,
+                model=result.model,
+                status=response.status_code,
+                seconds=time.perf_counter() - started,
+                previous_response_id=result.previous_response_id,
+                response_id=result.response_id,
+                sent_items=result.sent_items,
+                full_items=result.full_items,
+                sent_bytes=result.sent_bytes,
+                full_bytes=result.full_bytes,
+                reason=result.reason,
+                healed=result.healed,
+                is_lost=result.is_lost,
+                request=exchange.content,
+                response=bytes(response.body_start),
+            )
+        )
 
     async def forward_socket(self, socket: WebSocket) -> None:
         """Forward a WebSocket in both directions until either side closes it."""
@@ -259,23 +391,33 @@ class _Proxy:
 class _PassedOn(StreamingResponse):
     """A response of the upstream: its bytes as they arrive, closed when the client is gone."""
 
-    def __init__(self, incoming: "httpx2.Response", errors: tuple[type[Exception], ...]) -> None:
+    def __init__(self, incoming: "httpx2.Response", retained_bytes: int) -> None:
         super().__init__(self._read(), incoming.status_code)
         self._incoming = incoming
-        self._errors = errors
+        self._retained_bytes = retained_bytes
+        self.body_start = bytearray()
+        self.on_end: Callable[[], None] | None = None
 
     async def _read(self) -> AsyncIterator[bytes]:
         if self._incoming.is_stream_consumed:
+            self._retain(self._incoming.content)
             yield self._incoming.content
             return
         async for chunk in self._incoming.aiter_raw():
+            self._retain(chunk)
             yield chunk
+
+    def _retain(self, chunk: bytes) -> None:
+        if len(self.body_start) < self._retained_bytes:
+            self.body_start += chunk[: self._retained_bytes - len(self.body_start)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
             await self._incoming.aclose()
+            if self.on_end is not None:
+                self.on_end()
 
 
 async def _read_body(request: Request) -> bytes | AsyncIterator[bytes] | None:

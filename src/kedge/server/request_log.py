@@ -125,7 +125,7 @@ class AccessLogMiddleware:
                 await build_error_response(scope, INTERNAL_ERROR())(scope, receive, send_with_id)
             finally:
                 took = time.perf_counter() - started
-                _record_metrics(scope, status, took)
+                record_metrics(scope, status, took)
                 log.info(
                     "%s %s %d %.1fms %s",
                     "WS" if WEBSOCKET_SCOPE_KEY in scope else scope["method"],
@@ -148,7 +148,7 @@ class AccessLogMiddleware:
         return exchange
 
 
-def _record_metrics(scope: Scope, status: int, seconds: float) -> None:
+def record_metrics(scope: Scope, status: int, seconds: float) -> None:
     """Count a request by the pattern of its route, since a path may contain an id."""
     route = getattr(scope.get("route"), "path", "") or "none"
     count("server_requests_total", route=route, status=str(status))

@@ -1,6 +1,7 @@
 """The store: conversations that last, with their trees of nodes and their responses."""
 
 from kedge.store.open import open_store
+from kedge.store.proxied_requests import ProxiedRequest, ProxyTotals
 from kedge.store.records import (
     Claim,
     ConversationRow,
@@ -26,6 +27,8 @@ __all__ = [
     "Incident",
     "LoadedPath",
     "Node",
+    "ProxiedRequest",
+    "ProxyTotals",
     "ResponseRow",
     "Store",
     "StoredExchange",

@@ -5,8 +5,10 @@ No transaction waits for a model. SQL lives in the modules of the tables; this c
 and checks that the conversation of a given row still exists.
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from kedge.errors import (
@@ -26,6 +28,7 @@ from kedge.store import (
     idempotency,
     import_export,
     nodes,
+    proxied_requests,
     response_index,
     responses,
     search,
@@ -34,6 +37,7 @@ from kedge.store import (
 )
 from kedge.store.block_codec import encode_block
 from kedge.store.database import Database, Tx
+from kedge.store.proxied_requests import ProxiedRequest, ProxyTotals
 from kedge.store.records import (
     Claim,
     ConversationRow,
@@ -57,6 +61,8 @@ from kedge.turns.frozen_json import EMPTY, FrozenMap
 
 T = TypeVar("T")
 
+MAX_PROXIED = 10_000
+"""How many requests that went through a proxy are retained."""
 CHUNK_SIZE = 500
 """How many digests are looked up at once."""
 
@@ -111,6 +117,51 @@ class Store:
         """Store what is known about the memory of a server, in the place of what was there."""
         now = self.clock()
         await self.database.write(lambda tx: response_index.put_evidence(tx, key, form, now))
+
+    # Requests through a proxy
+
+    async def add_proxied(self, requests: Sequence[ProxiedRequest]) -> None:
+        """Store requests that went through a proxy; bodies only if the store keeps them.
+
+        Args:
+            requests: The requests; the newest 10,000 are retained.
+        """
+        size = self.body_bytes if self.keep_bodies else 0
+        rows = [
+            replace(
+                each,
+                request=each.request[:size] if size and each.request is not None else None,
+                response=each.response[:size] if size and each.response is not None else None,
+            )
+            for each in requests
+        ]
+        await self.database.write(lambda tx: proxied_requests.insert_proxied(tx, rows, MAX_PROXIED))
+
+    async def list_proxied(self, *, limit: int = 100, before: int = 0) -> list[ProxiedRequest]:
+        """Return requests that went through a proxy, newest first, without their bodies.
+
+        Args:
+            limit: How many.
+            before: The number of the request before which to continue; 0 for the newest.
+
+        Returns:
+            The requests.
+        """
+        return await self.database.read(
+            lambda tx: proxied_requests.select_proxied(tx, limit, before or sys.maxsize)
+        )
+
+    async def get_proxied(self, number: int) -> ProxiedRequest:
+        """Return one request that went through a proxy, with its bodies if they were stored.
+
+        Raises:
+            NotInStore: There is none.
+        """
+        return await self.database.read(lambda tx: proxied_requests.select_proxied_one(tx, number))
+
+    async def sum_proxied(self) -> ProxyTotals:
+        """Return the sums over the stored requests that went through a proxy."""
+        return await self.database.read(proxied_requests.sum_proxied)
 
     # Conversations
 

@@ -10,6 +10,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from kedge import formatting
+from kedge.incremental.rewrite import PASS_THROUGH_REASONS
 from kedge.store.listing import ConversationSummary, load_attached
 from kedge.web.attachments import serve_attachment
 from kedge.web.dashboard import (
@@ -20,6 +21,7 @@ from kedge.web.dashboard import (
     stream_figures,
 )
 from kedge.web.openapi import read_body
+from kedge.web.plan_card import MAX_BODY_CHARS
 from kedge.web.schemas import ListQuery
 from kedge.web.security import SESSION_COOKIE, SESSION_SECONDS, PageAuth
 from kedge.web.service import ConversationService, find_conversations, overview_status
@@ -32,6 +34,7 @@ PAGE_SIZE = 50
 MAX_WORKFLOWS = 200
 MAX_FORM_BYTES = 10_000
 
+_REASONS: Mapping[str, str] = {**PASS_THROUGH_REASONS}
 _FILTER_TITLES = {
     "active": "Active",
     "forked": "Forked",
@@ -196,6 +199,37 @@ async def workflow(request: Request) -> Response:
     return render_page("workflow.html", here="workflows", view=build_workflow_view(found))
 
 
+async def list_proxied(request: Request) -> Response:
+    """Render the requests that went through a proxy which records in this store."""
+    store = get_service(request).store
+    given = request.query_params.get("before", "")
+    rows = await store.list_proxied(limit=PAGE_SIZE, before=int(given) if given.isdecimal() else 0)
+    totals = await store.sum_proxied()
+    older = rows[-1].id if len(rows) == PAGE_SIZE else 0
+    return render_page(
+        "proxied.html",
+        here="proxied",
+        rows=rows,
+        totals=totals,
+        older=older,
+        saved=formatting.format_percent(totals.full_bytes - totals.sent_bytes, totals.full_bytes),
+    )
+
+
+async def show_proxied(request: Request) -> Response:
+    """Render what was sent of one request that went through a proxy, and why."""
+    row = await get_service(request).store.get_proxied(request.path_params["number"])
+    bodies = [
+        (title, body.decode("utf-8", "replace")[:MAX_BODY_CHARS])
+        for title, body in (("Request", row.request), ("Response", row.response))
+        if body
+    ]
+    reason = _REASONS.get(row.reason, row.reason)
+    return render_page(
+        "proxied_request.html", here="proxied", row=row, bodies=bodies, reason=reason
+    )
+
+
 async def login(_: Request) -> Response:
     """Render the login form."""
     return render_page("login.html", here="login", wrong=False)
@@ -234,6 +268,8 @@ ROUTES = [
     Route("/dashboard/live", stream_dashboard),
     Route("/workflows", workflows),
     Route("/workflows/{id}", workflow),
+    Route("/proxied", list_proxied),
+    Route("/proxied/{number:int}", show_proxied),
     Route("/login", login, methods=["GET"]),
     Route("/login", submit_login, methods=["POST"]),
     Route("/static/{name}", static),

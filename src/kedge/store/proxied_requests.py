@@ -1,0 +1,138 @@
+"""Requests that went through a proxy: what was sent of what was written, and why.
+
+These are functions of a transaction; `Store` calls them. Bodies are stored only if the store keeps them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from kedge.errors import NotInStore
+from kedge.store.database import Tx
+
+
+@dataclass(frozen=True, slots=True)
+class ProxiedRequest:
+    """One `POST /responses` request that went through a proxy.
+
+    Attributes:
+        created_at: When it finished, in seconds since 1970.
+        upstream: The address of the server.
+        model: The requested model.
+        status: The HTTP status of the response.
+        seconds: How long it took.
+        previous_response_id: The response that it was chained on; empty if it went out as written.
+        response_id: The id of the response; empty if there is none.
+        sent_items: How many input items were sent.
+        full_items: How many the program wrote.
+        sent_bytes: The size of the body that was answered.
+        full_bytes: The size of the body that the program wrote.
+        reason: Why it went out as written; empty if it was chained.
+        healed: Why it was sent again in full; empty if it was not.
+        is_lost: Whether the server answered without the stored context.
+        request: The body that was sent, if bodies are stored.
+        response: The body of the response, if bodies are stored.
+        id: Its number in the store.
+    """
+
+    created_at: float
+    upstream: str
+    model: str
+    status: int
+    seconds: float
+    previous_response_id: str
+    response_id: str
+    sent_items: int
+    full_items: int
+    sent_bytes: int
+    full_bytes: int
+    reason: str = ""
+    healed: str = ""
+    is_lost: bool = False
+    request: bytes | None = None
+    response: bytes | None = None
+    id: int = 0
+
+    @property
+    def plan(self) -> str:
+        """What happened, in one word: `chained`, `healed` or `full`."""
+        return "healed" if self.healed else "chained" if self.previous_response_id else "full"
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyTotals:
+    """Sums over the stored requests.
+
+    Attributes:
+        requests: How many there are.
+        chained: How many were sent on a stored response.
+        healed: How many were sent again in full.
+        lost: How many answers were made without the stored context.
+        sent_bytes: Bytes that were sent.
+        full_bytes: Bytes that the programs wrote.
+    """
+
+    requests: int
+    chained: int
+    healed: int
+    lost: int
+    sent_bytes: int
+    full_bytes: int
+
+
+_COLUMNS = [each.name for each in fields(ProxiedRequest) if each.name != "id"]
+_INSERT = (
+    f"INSERT INTO proxied_requests ({', '.join(_COLUMNS)}) "
+    f"VALUES ({', '.join('?' * len(_COLUMNS))})"
+)
+_LISTED = [name for name in _COLUMNS if name not in ("request", "response")]
+
+
+def insert_proxied(tx: Tx, requests: Sequence[ProxiedRequest], retained: int) -> None:
+    """Store requests, and drop all but the newest."""
+    rows = [[getattr(each, name) for name in _COLUMNS] for each in requests]
+    at = _COLUMNS.index("is_lost")
+    tx.run_many(_INSERT, [[*row[:at], int(row[at]), *row[at + 1 :]] for row in rows])
+    tx.run(
+        "DELETE FROM proxied_requests WHERE id <= (SELECT MAX(id) FROM proxied_requests) - ?",
+        (retained,),
+    )
+
+
+def select_proxied(tx: Tx, limit: int, before: int) -> list[ProxiedRequest]:
+    """Return the newest requests without their bodies, newest first."""
+    rows = tx.rows(
+        f"SELECT id, {', '.join(_LISTED)} FROM proxied_requests WHERE id < ? "
+        "ORDER BY id DESC LIMIT ?",
+        (before, limit),
+    )
+    return [_to_request(("id", *_LISTED), row) for row in rows]
+
+
+def select_proxied_one(tx: Tx, number: int) -> ProxiedRequest:
+    """Return one request with its bodies."""
+    rows = tx.rows(
+        f"SELECT id, {', '.join(_COLUMNS)} FROM proxied_requests WHERE id = ?",
+        (number,),
+    )
+    if not rows:
+        raise NotInStore(f"there is no proxied request {number}")
+    return _to_request(("id", *_COLUMNS), rows[0])
+
+
+def sum_proxied(tx: Tx) -> ProxyTotals:
+    """Return the sums over all stored requests."""
+    rows = tx.rows(
+        "SELECT COUNT(*), SUM(CASE WHEN previous_response_id <> '' THEN 1 ELSE 0 END), "
+        "SUM(CASE WHEN healed <> '' THEN 1 ELSE 0 END), SUM(is_lost), SUM(sent_bytes), "
+        "SUM(full_bytes) FROM proxied_requests"
+    )
+    return ProxyTotals(*(int(value or 0) for value in rows[0]))
+
+
+def _to_request(names: Sequence[str], row: Sequence[object]) -> ProxiedRequest:
+    values = dict(zip(names, row, strict=True))
+    values["is_lost"] = bool(values["is_lost"])
+    for name in ("request", "response"):
+        body = values.get(name)
+        values[name] = body if isinstance(body, bytes) else None
+    return ProxiedRequest(**values)  # pyright: ignore[reportArgumentType]
