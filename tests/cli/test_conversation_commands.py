@@ -11,11 +11,16 @@ import pytest
 from click.testing import CliRunner
 
 from cli.sample_store import run_command, run_json, serve_sample_store
+from kedge.chat import Chat
 from kedge.cli import group
+from kedge.cli.inspect import inspect_file
 from kedge.cli.store_options import complete_names
+from kedge.errors import KedgeError
 from kedge.event_loops import run_sync
+from kedge.providers import connect
 from kedge.store import open_store
 from kedge.testing.server import TestServer
+from kedge.turns import Turn, dumps, system, user
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +141,37 @@ def test_inspect_tells_blocks_plan_and_savings() -> None:
     assert "→ 4" in output
     assert "Chained on resp_" in output
     assert "still bill" in output
+
+
+def test_inspect_accepts_a_turn_or_a_chat_state(tmp_path: Path) -> None:
+    """From a file; the plan is that of the next request."""
+
+    async def talk() -> tuple[Turn, bytes]:
+        async with connect("practice") as engine:
+            answer = await Chat(engine).chat_with_state(None, "My name is Ada.")
+            return await engine.run(Turn([system("Be brief."), user("Hello")])), answer.state
+
+    turn, state = run_sync(talk())
+    (tmp_path / "turn.json").write_text(dumps(turn))
+    (tmp_path / "state").write_bytes(state)
+    found = run_json("inspect", str(tmp_path / "turn.json"), "--say", "And?", "--model", "practice")
+    assert found["file"].endswith("turn.json")
+    assert found["plan"]["anchor"] == turn.blocks[2].response_id
+    assert [block["sent"] for block in found["blocks"]] == [True, False, False, True]
+    output = run_command("inspect", str(tmp_path / "state"), "--model", "practice").output
+    assert "state, chat state of practice, 2 blocks" in output
+    assert "Chained on resp_" in output
+
+
+def test_inspect_names_what_is_wrong_with_a_file(tmp_path: Path) -> None:
+    """A file that is neither, and one that cannot be read."""
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text("[]")
+    done = run_command("inspect", str(wrong))
+    assert done.exit_code != 0
+    assert "has no Turn and no chat state" in done.stderr
+    with pytest.raises(KedgeError, match="cannot be read"):
+        run_sync(inspect_file(tmp_path / "none.json", "practice"))
 
 
 def test_inspect_tells_why_candidates_are_refused(server: TestServer) -> None:

@@ -32,6 +32,7 @@ from kedge.events import (
     ToolCallState,
     ToolCallUpdate,
 )
+from kedge.observe.logs import get_fields
 from kedge.turns import ToolCallBlock, Turn, tool_call, tool_result
 
 ABSENT = object()
@@ -128,6 +129,7 @@ def test_requirement_1_4_every_log_record_of_a_call_bears_its_call_id(
     decode_events(item_added("fc_1", "call_1"), item_done("fc_1", "call_1"), response_completed())
     assert len(caplog.messages) >= 3
     assert all("call_1" in message for message in caplog.messages)
+    assert all(get_fields(record)["call_id"] == "call_1" for record in caplog.records)
 
 
 def test_requirement_2_1_results_join_their_calls() -> None:

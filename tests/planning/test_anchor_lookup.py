@@ -4,10 +4,13 @@ The scenarios are those of the document that began it all; their names are kept.
 to be harmless that are not: each has its test here.
 """
 
+import logging
 from collections.abc import Callable
 
 import pytest
 
+from kedge.observe import TRACE
+from kedge.observe.logs import get_fields
 from kedge.planning import anchor_lookup as module
 from kedge.planning import (
     anchor_problem,
@@ -179,3 +182,36 @@ def test_looking_for_an_anchor_reads_a_turn_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "_block_indices", None)
     assert find_best_anchor(spoilt) == ""
     assert find_best_anchor(turn) == "R300"
+
+
+def test_decisions_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """At DEBUG what was decided, at TRACE why each candidate was not; ids are fields."""
+    turn = make_exchanges(2)
+    spoilt = turn.replace(turn[2].id, user("edited"))
+    with caplog.at_level(TRACE, "kedge.planning"):
+        find_best_anchor(spoilt)
+        find_best_anchor(Turn())
+        blocks_after_response(turn, "R1")
+        is_valid_anchor(turn, "R2")
+    logged = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert logged == [
+        ("TRACE", "responses in the Turn, newest first: ['R2', 'R1']"),
+        ("TRACE", "anchor is not valid: changed"),
+        ("TRACE", "anchor is valid"),
+        ("DEBUG", "best anchor by tags: R1"),
+        ("TRACE", "responses in the Turn, newest first: []"),
+        ("DEBUG", "no valid anchor by tags among 0 responses"),
+        ("DEBUG", "2 blocks after the response"),
+        ("TRACE", "anchor is valid"),
+    ]
+    assert get_fields(caplog.records[1]) == {"response_id": "R2", "turn_id": spoilt.id}
+
+
+def test_tagging_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Including a response that cannot be an anchor."""
+    with caplog.at_level(logging.DEBUG, "kedge.planning"):
+        add_response(Turn([user("u")]), "R1")
+        add_response(Turn([user("u")]), "")
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages[:2] == ["tagged 1 blocks", "tagged 1 blocks"]
+    assert messages[2].startswith("no anchor: the response has no id")

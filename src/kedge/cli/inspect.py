@@ -1,11 +1,14 @@
-"""``kedge inspect``: list the blocks of a conversation and the plan of the next request."""
+"""``kedge inspect``: list the blocks of a conversation, a Turn or a chat state, and the next plan."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
+from kedge.chat.state import ChatState, decode_state
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import dim, echo, echo_json, print_table, wrap_text
 from kedge.cli.store_options import (
@@ -20,21 +23,28 @@ from kedge.cli.store_options import (
 from kedge.compaction.token_counting import DEFAULT_BLOCK_COUNTER
 from kedge.config import mask_url
 from kedge.conversation import find_anchors
+from kedge.engines import Engine
+from kedge.errors import KedgeError
+from kedge.event_loops import run_sync
 from kedge.formatting import format_percent, pluralize, sanitize_text, shorten_id
 from kedge.planning import REASONS, AnchorRecord, RequestPlan, get_state, set_state
 from kedge.providers import connect
 from kedge.providers.practice_memory import PRACTICE_SCOPE, find_missing_responses
 from kedge.store import ConversationRow, Store
-from kedge.turns import Turn, user
+from kedge.turns import Turn, loads, user
 from kedge.turns.formatting import describe
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The blocks of a conversation with their tokens, and the plan for a model."""
+    """The blocks of a conversation or a file with their tokens, and the plan for a model."""
 
-    row: ConversationRow
-    node: int
+    name: str
+    """The id of the conversation, or the name of the file."""
+    title: str
+    kind: str
+    """What is inspected, such as ``node 7``."""
+    node: int | None
     model: str
     turn: Turn
     tokens: tuple[int, ...]
@@ -63,7 +73,7 @@ class Inspection:
         """Return the inspection as JSON values."""
         plan, sent = self.plan, self.sent_ids
         return {
-            "conversation": self.row.id,
+            "conversation" if self.node is not None else "file": self.name,
             "node": self.node,
             "model": mask_url(self.model),
             "blocks": [
@@ -106,13 +116,62 @@ async def inspect_conversation(
     if text:
         turn = turn.append(user(text))
     async with connect(model, **({"mode": row.mode} if row.mode else {})) as engine:
-        scope: str = getattr(engine, "scope", "")
-        found = await find_anchors(store, turn, scope)
-        if scope == PRACTICE_SCOPE:
-            turn, found = _exclude_missing(turn, found)
-        plan = engine.plan(turn, candidates=tuple(found))
-    counted = tuple(DEFAULT_BLOCK_COUNTER.count_block(block) for block in turn.blocks)
-    return Inspection(row, node, model, turn, counted, plan)
+        found = await find_anchors(store, turn, getattr(engine, "scope", ""))
+        turn, plan = _plan_next(engine, turn, found)
+    return Inspection(
+        row.id, row.title or row.id, f"node {node}", node, model, turn, _count(turn), plan
+    )
+
+
+async def inspect_file(path: Path, model: str, text: str = "") -> Inspection:
+    """Plan the next request of a Turn or a chat state in a file, for a model.
+
+    Raises:
+        KedgeError: The file has neither, or its state would be discarded.
+    """
+    kind, turn = _read_file(path)
+    if text:
+        turn = turn.append(user(text))
+    async with connect(model) as engine:
+        turn, plan = _plan_next(engine, turn, ())
+    return Inspection(str(path), path.name, kind, None, model, turn, _count(turn), plan)
+
+
+def _read_file(path: Path) -> tuple[str, Turn]:
+    """Return the kind of a file, and the Turn in it."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise KedgeError(f"{path} cannot be read: {error.strerror}") from error
+    if _is_turn(data):
+        return "Turn", loads(data)
+    state = decode_state(data.strip(), None)
+    if isinstance(state, ChatState):
+        return f"chat state of {state.provider}", state.turn()
+    raise KedgeError(
+        f"{path} has no Turn and no chat state that could be used: {state}; "
+        "write a Turn with kedge.turns.dumps, or the bytes of Answer.state"
+    )
+
+
+def _is_turn(data: bytes) -> bool:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return False
+    return isinstance(value, dict) and "format" in value
+
+
+def _plan_next(
+    engine: Engine, turn: Turn, found: Sequence[AnchorRecord]
+) -> tuple[Turn, RequestPlan]:
+    if getattr(engine, "scope", "") == PRACTICE_SCOPE:
+        turn, found = _exclude_missing(turn, found)
+    return turn, engine.plan(turn, candidates=tuple(found))
+
+
+def _count(turn: Turn) -> tuple[int, ...]:
+    return tuple(DEFAULT_BLOCK_COUNTER.count_block(block) for block in turn.blocks)
 
 
 def _exclude_missing(turn: Turn, found: Sequence[AnchorRecord]) -> tuple[Turn, list[AnchorRecord]]:
@@ -126,6 +185,10 @@ def _exclude_missing(turn: Turn, found: Sequence[AnchorRecord]) -> tuple[Turn, l
 EXCERPT_LENGTH = 80
 
 
+def _is_file(name: str) -> bool:
+    return (name.endswith(".json") or "/" in name) and Path(name).is_file()
+
+
 @kedge_command("inspect", short_help="List the blocks and the plan of the next request.")
 @conversation_argument
 @click.option("--at", default="head", help="A node number or a response id.  [default: the head]")
@@ -137,6 +200,9 @@ def command(
 ) -> None:
     """List every block with its response, origin and tokens, then the plan of the next request.
 
+    CONVERSATION may also be a file: a Turn as JSON, or the bytes of a chat state. Its name ends in .json or
+    contains a slash.
+
     The plan shows the anchor, what would be sent, why each newer candidate is rejected, and what is
     saved. Nothing is sent.
     """
@@ -146,7 +212,10 @@ def command(
         node = await find_node(opened, row, at)
         return await inspect_conversation(opened, row, node.id, resolve_model(row, model), text)
 
-    found = run_with_store(work, given=store, connects=True)
+    if _is_file(conversation):
+        found = run_sync(inspect_file(Path(conversation), resolve_model(None, model), text))
+    else:
+        found = run_with_store(work, given=store, connects=True)
     if as_json:
         echo_json(found.to_json())
         return
@@ -173,7 +242,7 @@ def _print_blocks(found: "Inspection") -> None:
             )
         )
     echo(
-        f"{sanitize_text(found.row.title or found.row.id)}, node {found.node}, {pluralize(len(rows), 'block')}, "
+        f"{sanitize_text(found.title)}, {sanitize_text(found.kind)}, {pluralize(len(rows), 'block')}, "
         f"{pluralize(sum(found.tokens), 'token')}; {dim('→ would be sent to ' + mask_url(found.model))}"
     )
     echo()

@@ -27,7 +27,7 @@ from kedge.errors import UnsupportedParameter
 from kedge.events import Event
 from kedge.events.run import TurnEdited
 from kedge.planning import AnchorRecord, Mode, RequestPlan
-from kedge.turns import Turn
+from kedge.turns import SystemBlock, Turn, system
 
 if TYPE_CHECKING:
     from kedge.engines.sync import SyncEngine
@@ -41,6 +41,10 @@ OfferedTools = Mapping[str, Any] | Iterable[Any]
 
 BeforeSend = Callable[[Turn], Awaitable[None]]
 """Awaited with each Turn exactly as it is about to be sent."""
+
+
+EphemeralBlocks = str | SystemBlock | Iterable[str | SystemBlock]
+"""System text that is sent with the requests of one run and is part of no Turn."""
 
 
 @dataclass(slots=True)
@@ -73,6 +77,8 @@ class Request:
     """Called with each request and its reply, as they were transmitted."""
     before_send: BeforeSend | None = None
     """Awaited before each request of the run, for example to store what is sent."""
+    ephemeral: str = ""
+    """System text of this run only, which becomes part of no Turn."""
     filters: ContentFilters = field(default_factory=ContentFilters, compare=False, repr=False)
     """The content filters of the complete stack, for components that send or store content."""
     applied: tuple[ContentFilter, ...] = ()
@@ -96,6 +102,7 @@ class Request:
         before_send: BeforeSend | None = None,
         output: Any = None,
         output_retries: int = DEFAULT_OUTPUT_RETRIES,
+        ephemeral: EphemeralBlocks = (),
         **params: Any,
     ) -> "Request":
         """Make a request from keyword options.
@@ -113,6 +120,7 @@ class Request:
             before_send: Awaited with each Turn before it is sent.
             output: The type of the answer: any type that pydantic supports, or a JSON schema.
             output_retries: How often an answer that does not match is requested again.
+            ephemeral: System text or system blocks of this run only: sent, but not part of the Turn.
             params: Members of the request body, by the names of the provider's API. Members that
                 Kedge does not know go into the mapping ``extra_body``.
 
@@ -139,6 +147,7 @@ class Request:
             before_send=before_send,
             output=None if output is None else to_output_schema(output),
             output_retries=output_retries,
+            ephemeral=_join_ephemeral(ephemeral),
         )
 
     def resolve_params(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,9 +157,31 @@ class Request:
             params["text"] = {**(params.get("text") or {}), **self.output.request_options()["text"]}
         return params
 
+    def add_ephemeral(self, plan: RequestPlan) -> RequestPlan:
+        """Return the plan with the system text of this run behind its instructions.
+
+        Instructions are sent with every request and are part of no digest and no stored context. So the
+        text does not change what the server remembers, and the response becomes an anchor as usual.
+        """
+        if not self.ephemeral:
+            return plan
+        text = self.filters.apply(system(self.ephemeral), ("input",)).text
+        return replace(plan, instructions="\n\n".join(filter(None, (plan.instructions, text))))
+
     def with_tools(self, tools: tuple[Mapping[str, Any], ...]) -> "Request":
         """Return the request with further tools."""
         return replace(self, tools=(*self.tools, *tools))
+
+
+def _join_ephemeral(blocks: EphemeralBlocks) -> str:
+    listed = [blocks] if isinstance(blocks, str | SystemBlock) else blocks
+    texts: list[str] = []
+    for each in listed:
+        if not isinstance(each, str | SystemBlock):
+            remedy = "pass text or system blocks; append other blocks to the Turn"
+            raise UnsupportedParameter("ephemeral", remedy)
+        texts.append(each if isinstance(each, str) else each.text)
+    return "\n\n".join(texts)
 
 
 def _split_tools(tools: OfferedTools) -> tuple[list[Any], tuple[Mapping[str, Any], ...]]:

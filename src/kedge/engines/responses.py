@@ -524,7 +524,7 @@ class ResponsesEngine(Engine):
         self, turn: Turn, request: Request, mode: Mode, extra: tuple[AnchorRecord, ...] = ()
     ) -> RequestPlan:
         evidence = self._get_evidence(request)
-        return plan_request(
+        plan = plan_request(
             turn,
             scope=self.scope,
             mode=mode,
@@ -533,6 +533,7 @@ class ResponsesEngine(Engine):
             max_depth=self.memory.max_depth(evidence, self.max_depth),
             not_before=evidence.not_before,
         )
+        return request.add_ephemeral(plan)
 
     def _plan_chain(
         self, turn: Turn, request: Request, *, out_of_band: bool = False

@@ -119,7 +119,8 @@ class StatelessEngine(Engine):
             return plan.without_reasoning()
         if self._is_reasoning_missing(error) and not self._replay_reasoning:
             self._replay_reasoning = True
-            return replace(self.plan(turn), cache=plan.cache)
+            retry = self.plan(turn)
+            return replace(retry, cache=plan.cache, instructions=plan.instructions)
         return None
 
     def _is_reasoning_rejected(self, error: EngineError) -> bool:
@@ -154,6 +155,7 @@ class StatelessEngine(Engine):
             now=self._clock(),
             unsealed=self._replay_reasoning,
         )
+        plan = request.add_ephemeral(plan)
         if self.prompt_cache:
             model = request.model or self.model
             plan = self._prompts.plan(

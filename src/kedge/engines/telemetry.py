@@ -42,6 +42,7 @@ def record_plan(plan: RequestPlan, seconds: float) -> None:
         plan.previous_response_id or "none",
         plan.delta_blocks,
         plan.full_blocks,
+        response_id=plan.previous_response_id,
     )
 
 

@@ -28,6 +28,7 @@ from kedge.events.types import (
     ToolCallRenamed,
     ToolCallStarted,
 )
+from kedge.observe import get_logger
 from kedge.turns import new_id
 
 NameResolver = Callable[[str, bool], str]
@@ -184,7 +185,7 @@ def match_items(
     return matches
 
 
-log = logging.getLogger("kedge.events.tool_calls")
+log = get_logger("kedge.events.tool_calls")
 
 
 class ToolCallState:
@@ -331,11 +332,14 @@ class ToolCallState:
         for call in self._open_calls():
             if call.final_arguments is not None or call.pieces:
                 events += self._complete(call)
-        unresolved = [f"call {call.call_id!r}" for call in self._open_calls()]
-        unresolved += [f"item {early.item_id!r}" for early in self._pending]
+        unresolved: list[str] = []
+        for call in self._open_calls():
+            unresolved.append(f"call {call.call_id!r}")
+            log.warning("%s is not a complete tool call", unresolved[-1], call_id=call.call_id)
+        for early in self._pending:
+            unresolved.append(f"item {early.item_id!r}")
+            log.warning("%s is not a complete tool call", unresolved[-1])
         self.failed += len(unresolved)
-        for name in unresolved:
-            log.warning("%s is not a complete tool call", name)
         return events, unresolved
 
     def summary(self) -> CallSummary:
@@ -357,7 +361,7 @@ class ToolCallState:
     def log_summary(self) -> None:
         """Log the calls of the response, if there are any."""
         if self.calls or self.failed:
-            log.info("tool calls: %s", self.summary())
+            log.info("tool calls: %s", self.summary(), call_id=",".join(self.calls))
 
     def sorted_calls(self) -> list[ToolCall]:
         """Return the calls in output order."""
@@ -408,7 +412,13 @@ class ToolCallState:
         if not item_id or item_id in self.call_ids:
             return
         if call.item_id:
-            log.debug("tool call %r is item %r and %r", call.call_id, call.item_id, item_id)
+            log.debug(
+                "tool call %r is item %r and %r",
+                call.call_id,
+                call.item_id,
+                item_id,
+                call_id=call.call_id,
+            )
         call.item_id = call.item_id or item_id
         self.call_ids[item_id] = call.call_id
 
@@ -439,6 +449,7 @@ class ToolCallState:
                 update.name,
                 update.item_id,
                 update.output_index,
+                call_id=call_id,
             )
             return call_id, ""
         self.fallen_back += 1
@@ -451,6 +462,7 @@ class ToolCallState:
             problem,
             update.name,
             update.output_index,
+            call_id=call_id,
         )
         return call_id, problem
 
@@ -460,7 +472,12 @@ class ToolCallState:
         if not new or new in self.calls:
             return []
         if call.completed and not call.fallback:
-            log.warning("tool call %r has id %r later; the first id is used", call.call_id, new)
+            log.warning(
+                "tool call %r has id %r later; the first id is used",
+                call.call_id,
+                new,
+                call_id=call.call_id,
+            )
             return []
         was, call.call_id = call.call_id, new
         self.calls = {each.call_id: each for each in self.calls.values()}
@@ -472,6 +489,7 @@ class ToolCallState:
             "tool call %r is renamed to %r",
             was,
             new,
+            call_id=new,
         )
         if call.fallback:
             self.corrected += 1
@@ -507,6 +525,7 @@ class ToolCallState:
                 call.call_id,
                 len(arguments),
                 len(known),
+                call_id=call.call_id,
             )
         call.final_arguments = arguments
 
@@ -515,7 +534,9 @@ class ToolCallState:
         if not call.name or call.cut:
             return []
         call.completed = True
-        log.debug("tool call %r is complete: tool %r", call.call_id, call.name)
+        log.debug(
+            "tool call %r is complete: tool %r", call.call_id, call.name, call_id=call.call_id
+        )
         return [
             *anomalies,
             ToolCallCompleted(
@@ -538,5 +559,10 @@ class ToolCallState:
             return []
         call.name = name
         self.inferred += 1
-        log.warning("tool call %r has no name; its arguments fit only %r", call.call_id, name)
+        log.warning(
+            "tool call %r has no name; its arguments fit only %r",
+            call.call_id,
+            name,
+            call_id=call.call_id,
+        )
         return [AnomalyNoted("contradiction", f"the name of call {call.call_id!r} was inferred")]

@@ -7,10 +7,13 @@ edited in place, so engines use records only.
 
 from dataclasses import replace
 
+from kedge.observe import get_logger
 from kedge.planning.anchors import AnchorRecord, Reason, matches_prefix
 from kedge.planning.digests import covered_count, get_prefix_index
 from kedge.planning.state import get_state, set_state
 from kedge.turns import Block, Turn
+
+log = get_logger("kedge.planning")
 
 
 def is_valid_anchor(turn: Turn, response_id: str) -> bool:
@@ -37,9 +40,15 @@ def find_best_anchor(turn: Turn) -> str:
         if block.response_id:
             indices.setdefault(block.response_id, []).append(index)
     records = {record.response_id: record for record in get_state(turn).anchors}
-    for response_id in sorted(indices, key=lambda each: indices[each][-1], reverse=True):
-        if _find_problem(turn, indices[response_id], records.get(response_id)) is None:
+    newest_first = sorted(indices, key=lambda each: indices[each][-1], reverse=True)
+    log.trace("responses in the Turn, newest first: %s", newest_first, turn_id=turn.id)
+    for response_id in newest_first:
+        problem = _find_problem(turn, indices[response_id], records.get(response_id))
+        _log_check(turn, response_id, problem)
+        if problem is None:
+            log.debug("best anchor by tags: %s", response_id, turn_id=turn.id)
             return response_id
+    log.debug("no valid anchor by tags among %d responses", len(newest_first), turn_id=turn.id)
     return ""
 
 
@@ -73,7 +82,9 @@ def blocks_after_response(turn: Turn, response_id: str) -> list[Block]:
         The blocks; none if the Turn has no block of the response.
     """
     indices = _block_indices(turn, response_id)
-    return list(turn.blocks[indices[-1] + 1 :]) if indices else []
+    blocks = list(turn.blocks[indices[-1] + 1 :]) if indices else []
+    log.debug("%d blocks after the response", len(blocks), response_id=response_id, turn_id=turn.id)
+    return blocks
 
 
 def anchor_problem(turn: Turn, response_id: str) -> Reason | None:
@@ -86,9 +97,11 @@ def anchor_problem(turn: Turn, response_id: str) -> Reason | None:
     Returns:
         The reason, or None if it is a valid anchor.
     """
-    return _find_problem(
+    problem = _find_problem(
         turn, _block_indices(turn, response_id), get_state(turn).anchor(response_id)
     )
+    _log_check(turn, response_id, problem)
+    return problem
 
 
 def _find_problem(turn: Turn, indices: list[int], record: AnchorRecord | None) -> Reason | None:
@@ -108,6 +121,15 @@ def _find_problem(turn: Turn, indices: list[int], record: AnchorRecord | None) -
     ends_there = index.count(max(indices[-1] + 1 - turn.lead, 0)) == record.block_count
     covered = index.count(len(turn.blocks) - turn.lead)
     return None if ends_there and matches_prefix(record, index, covered) else "changed"
+
+
+def _log_check(turn: Turn, response_id: str, problem: Reason | None) -> None:
+    log.trace(
+        "anchor is %s",
+        f"not valid: {problem}" if problem else "valid",
+        response_id=response_id,
+        turn_id=turn.id,
+    )
 
 
 def _block_indices(turn: Turn, response_id: str) -> list[int]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from kedge.observe import get_logger
 from kedge.planning.anchors import (
     DEFAULT_RETENTION,
     AnchorRecord,
@@ -16,6 +17,8 @@ from kedge.planning.plan import RequestPlan
 from kedge.planning.reusable_items import ENGINE_ORIGIN, conversation_scope, derived_digests
 from kedge.planning.state import ConversationState, get_state, set_state
 from kedge.turns import OUTPUT_INDEX, RESPONSE_ID, Block, FrozenMap, Turn
+
+log = get_logger("kedge.planning")
 
 MAX_STALE_ANCHORS = 64
 """How many records that no longer match are retained, in case an edit is undone."""
@@ -89,7 +92,9 @@ def record_response(
     was_sent = prefix_digest(turn) == plan.digest
     output = tag_blocks(blocks, response_id)
     turn = turn.append(*output)
+    log.debug("tagged %d blocks", len(output), response_id=response_id, turn_id=turn.id)
     if not response_id or not was_sent:
+        log.debug("no anchor: the response has no id, or another Turn was sent", turn_id=turn.id)
         return turn
     parent = plan.anchor
     record = AnchorRecord(

@@ -1,0 +1,63 @@
+"""System text for one run: every engine sends it, and no Turn, digest or later request has it."""
+
+from typing import Any
+
+import pytest
+
+from engines.contract.conftest import open_engine
+from kedge.engines import Engine
+from kedge.errors import Blocked, UnsupportedParameter
+from kedge.middleware import block, guard, redact, with_middleware
+from kedge.testing import TestServer
+from kedge.turns import Turn, system, user
+
+NOTE = "Reminder: the shop closes at five."
+
+
+def body(server: TestServer) -> str:
+    return str(server.requests[-1].body)
+
+
+async def test_it_is_sent_once_and_stored_nowhere(engine: Engine, server: TestServer) -> None:
+    """The next request knows nothing of it."""
+    turn = await engine.run(
+        Turn([system("Be brief."), user("Hello")]), ephemeral=[NOTE, system("And be kind.")]
+    )
+    assert NOTE in body(server)
+    assert "And be kind." in body(server)
+    assert NOTE not in str(turn.blocks)
+    await engine.run(turn.append(user("And now?")))
+    assert NOTE not in body(server)
+
+
+async def test_later_deltas_do_not_grow(server: TestServer) -> None:
+    """The response is an anchor like any other: with a reminder every time, only new blocks are sent."""
+    async with open_engine(server, "responses") as engine:
+        turn = Turn([system("Be brief.")])
+        for number in range(4):
+            turn = turn.append(user(f"Message {number}"))
+            plan = engine.plan(turn, ephemeral=NOTE)
+            assert plan.delta_blocks == 1
+            assert (plan.anchor is not None) == (number > 0)
+            turn = await engine.run(turn, ephemeral=NOTE)
+            request: Any = server.requests[-1].body
+            assert len(request["input"]) == 1
+            assert request["instructions"] == f"Be brief.\n\n{NOTE}"
+
+
+async def test_guards_see_it(server: TestServer) -> None:
+    """What is redacted or blocked in a Turn is redacted or blocked here."""
+    async with open_engine(server, "responses") as engine:
+        shy = with_middleware(engine, guard(redact("five")))
+        await shy.run(Turn([user("Hello")]), ephemeral=NOTE)
+        assert "five" not in body(server)
+        strict = with_middleware(engine, guard(block("five")))
+        with pytest.raises(Blocked):
+            await strict.run(Turn([user("Hello")]), ephemeral=NOTE)
+
+
+async def test_only_system_text_can_be_ephemeral(server: TestServer) -> None:
+    """Other blocks would be part of what the server remembers."""
+    async with open_engine(server, "responses") as engine:
+        with pytest.raises(UnsupportedParameter, match="append other blocks to the Turn"):
+            await engine.run(Turn([user("Hello")]), ephemeral=[user("Hi")])
