@@ -177,7 +177,7 @@ def _join_ephemeral(blocks: EphemeralBlocks) -> str:
     listed = [blocks] if isinstance(blocks, str | SystemBlock) else blocks
     texts: list[str] = []
     for each in listed:
-        if not isinstance(each, str | SystemBlock):
+        if not isinstance(each, str | SystemBlock):  # pyright: ignore[reportUnnecessaryIsInstance]
             remedy = "pass text or system blocks; append other blocks to the Turn"
             raise UnsupportedParameter("ephemeral", remedy)
         texts.append(each if isinstance(each, str) else each.text)
