@@ -32,6 +32,7 @@ COMMANDS: dict[str, str] = {
     "batch": "Run prompts from a file; resumable.",
     "stats": "Show requests, tokens, cost and latency.",
     "serve": "Serve the Responses API and a web page.",
+    "mcp": "Serve the conversations as an MCP server.",
     "proxy": "Forward requests to a Responses server, sending only what is new.",
     "config": "Show the settings in effect and where each came from.",
     "doctor": "Check the installation and the configuration.",

@@ -45,13 +45,16 @@ def remember(references: Iterable[str]) -> None:
             file.writelines(f"{json.dumps(each)}\n" for each in sorted(new))
 
 
-def require_confirmed(references: Iterable[str], source: str, advice: str) -> None:
+def require_confirmed(
+    references: Iterable[str], source: str, advice: str, *, may_ask: bool = True
+) -> None:
     """Check that every reference is confirmed; ask on a terminal.
 
     Args:
         references: What stored data names: addresses, functions, files.
         source: The conversation or workflow that names them.
         advice: How to confirm them without a terminal.
+        may_ask: Whether the user may be asked; not while serving.
 
     Raises:
         UnconfirmedReference: If one of them is not confirmed.
@@ -61,7 +64,7 @@ def require_confirmed(references: Iterable[str], source: str, advice: str) -> No
         return
     shown = ", ".join(sanitize_text(mask_url(each)) for each in missing)
     message = f"{sanitize_text(source)} names what was not used on this machine before: {shown}"
-    if sys.stdin.isatty() and click.confirm(f"{message}\nUse it?", err=True):
+    if may_ask and sys.stdin.isatty() and click.confirm(f"{message}\nUse it?", err=True):
         remember(missing)
         return
     raise UnconfirmedReference(f"{message}; {advice}")

@@ -72,10 +72,12 @@ def model_data(model: str) -> dict[str, str]:
     return {} if mask_url(model) != model else {MODEL_KEY: model}
 
 
-def resolve_model(row: "ConversationRow | None", given: str | None = None) -> str:
+def resolve_model(
+    row: "ConversationRow | None", given: str | None = None, *, may_ask: bool = True
+) -> str:
     """Return the model to use: as given, else the conversation's own, else the configured one.
 
-    An address that only the store names must be confirmed before it is used.
+    An address that only the store names must be confirmed before it is used, now if the user may be asked.
     """
     configured: str = get_config()["model"]
     remember(model_references(given or configured))
@@ -83,7 +85,8 @@ def resolve_model(row: "ConversationRow | None", given: str | None = None) -> st
     if given or row is None or not isinstance(stored, str) or not stored:
         return given or configured
     advice = "pass --model with the model to use"
-    require_confirmed(model_references(stored), f"the conversation {row.title or row.id}", advice)
+    source = f"the conversation {row.title or row.id}"
+    require_confirmed(model_references(stored), source, advice, may_ask=may_ask)
     return stored
 
 

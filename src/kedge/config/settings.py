@@ -263,6 +263,16 @@ _TABLE = (
         False,
         "Listen on any address without a token, behind something that checks who connects.",
     ),
+    Setting("mcp.host", "text", "127.0.0.1", "Address to listen on."),
+    Setting("mcp.port", "integer", 8486, "Port to listen on; 0 for any.", minimum=0, maximum=65535),
+    Setting(
+        "mcp.token",
+        "text",
+        "",
+        "What clients must send as a bearer token.",
+        secret="whole",
+        default_label="none",
+    ),
 )
 SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in _TABLE}
 """Every setting by its name."""

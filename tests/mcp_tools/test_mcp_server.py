@@ -1,0 +1,264 @@
+"""Kedge's store as an MCP server, used by the official client and by ``mcp_tools``."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from click.testing import CliRunner, Result
+from mcp import Client
+
+from kedge import Conversation, mcp_tools, open_store
+from kedge.cli import group
+from kedge.errors import CannotConnect, UnconfirmedReference
+from kedge.mcp.server import (
+    MAX_BLOCK_CHARS,
+    MAX_OUTPUT,
+    StoreTools,
+    create_http_app,
+    create_mcp_server,
+)
+from kedge.server.access import LOOPBACK_NAMES, AccessPolicy
+from kedge.store import Store
+from kedge.tools import Toolbox, run_calls
+from kedge.turns import tool_call
+from mcp_tools.conftest import serve_app
+
+KEDGE_MCP = [sys.executable, "-m", "kedge", "mcp"]
+READING = ["search", "list", "show"]
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncGenerator[Store]:
+    """A store with one conversation."""
+    async with await open_store(f"sqlite:///{tmp_path}/store.db") as opened:
+        conversation = await Conversation.create(opened, "practice", title="harbour", tags=["sea"])
+        await conversation.send("My ship is the Erebus.")
+        await conversation.aclose()
+        yield opened
+
+
+def choose_practice(_: object) -> str:
+    """Return the built-in model."""
+    return "practice"
+
+
+async def call(server: Any, name: str, arguments: dict[str, Any]) -> str:
+    """Call a tool with the official client and return the text of its result."""
+    async with Client(server) as client:
+        result = await client.call_tool(name, arguments)
+    [content] = result.content
+    text = str(getattr(content, "text", ""))
+    return f"error: {text}" if result.is_error else text
+
+
+async def test_conversations_are_listed_searched_and_shown(store: Store) -> None:
+    """With the official client; ids lead from one tool to the next."""
+    server = create_mcp_server(StoreTools(store).to_toolbox())
+    async with Client(server) as client:
+        assert [each.name for each in (await client.list_tools()).tools] == READING
+        assert client.instructions is not None
+    [listed] = json.loads(await call(server, "list", {"tag": "sea"}))
+    assert (listed["title"], listed["tags"]) == ("harbour", ["sea"])
+    assert listed["first_message"] == "My ship is the Erebus."
+    assert json.loads(await call(server, "list", {"tag": "land"})) == []
+    hits = json.loads(await call(server, "search", {"query": "Erebus"}))
+    assert {hit["conversation"] for hit in hits} == {listed["conversation"]}
+    assert {"title", "node", "kind", "excerpt"} < set(hits[0])
+    shown = await call(server, "show", {"conversation": listed["conversation"]})
+    assert shown.startswith("harbour, node 3, 2 blocks\n\n[user]\nMy ship is the Erebus.\n\n[assis")
+    last = await call(server, "show", {"conversation": listed["conversation"], "last": 1})
+    assert last.startswith("harbour, node 3, 2 blocks, the last 1\n\n[assistant]")
+    first = await call(server, "show", {"conversation": listed["conversation"], "node": 2})
+    assert "assistant" not in first
+
+
+async def test_writing_needs_permission(store: Store) -> None:
+    """A server that only reads has no tools that write, also if a client names them."""
+    server = create_mcp_server(StoreTools(store).to_toolbox())
+    assert "error: There is no tool 'ask'" in await call(server, "ask", {"message": "hi"})
+    assert len(await store.conversations()) == 1
+
+
+async def test_a_client_asks_and_forks(store: Store) -> None:
+    """In a conversation of the store, in a new one, and from an earlier position."""
+    server = create_mcp_server(StoreTools(store, choose_practice).to_toolbox())
+    [row] = await store.conversations()
+    question = {"message": "What is my ship?", "conversation": row.id}
+    answer = json.loads(await call(server, "ask", question))
+    assert "Erebus" in answer["answer"]
+    assert answer["conversation"] == row.id
+    new = json.loads(await call(server, "ask", {"message": "What is 2+3?", "title": "sums"}))
+    assert "5" in new["answer"]
+    assert (await store.conversation(new["conversation"])).title == "sums"
+    await store.update(row.id, data={"model": "practice"})
+    at = {"conversation": row.id, "node": 3, "title": "quay"}
+    forked = json.loads(await call(server, "fork", at))
+    assert (forked["title"], forked["forked_from"]) == ("quay", row.id)
+    copy = await store.conversation(forked["conversation"])
+    assert (copy.head, dict(copy.data)) == (3, {"model": "practice"})
+    plain = json.loads(await call(server, "fork", {"conversation": new["conversation"]}))
+    assert plain["title"] == "sums"
+
+
+async def test_errors_and_output_are_bounded(store: Store) -> None:
+    """An unknown id, invalid arguments and a very long conversation."""
+    server = create_mcp_server(StoreTools(store, choose_practice).to_toolbox())
+    assert "error: show failed: NotInStore" in await call(server, "show", {"conversation": "x"})
+    assert "error: The arguments of list are invalid" in await call(server, "list", {"limit": 999})
+    blocks = ["z" * 20_000 for _ in range(30)]
+    long = await Conversation.create(store, "practice", blocks=blocks)
+    text = await call(server, "show", {"conversation": long.id, "last": 100})
+    assert len(text) < MAX_OUTPUT + 200
+    assert f"{'z' * MAX_BLOCK_CHARS}\n[truncated: 20,000 characters]" in text
+    await long.aclose()
+
+
+async def call_url(url: str, **headers: str) -> list[str]:
+    """Return the names of the tools at an address."""
+    async with mcp_tools(url, headers=headers) as box:
+        return list(box)
+
+
+async def test_http_needs_a_loopback_name_or_the_token(store: Store) -> None:
+    """As the other servers of Kedge do; pages from elsewhere are rejected."""
+    server = create_mcp_server(StoreTools(store).to_toolbox())
+    async with serve_app(create_http_app(server, AccessPolicy(None, LOOPBACK_NAMES))) as url:
+        assert await call_url(url) == READING
+        async with httpx2.AsyncClient() as client:
+            for header in ({"host": "evil.example"}, {"origin": "http://evil.example"}):
+                assert (await client.post(url, headers=header)).status_code == 403
+    server = create_mcp_server(StoreTools(store).to_toolbox())
+    async with serve_app(create_http_app(server, AccessPolicy("secret"))) as url:
+        assert await call_url(url, authorization="Bearer secret") == READING
+        async with httpx2.AsyncClient() as client:
+            rejected = await client.post(url)
+            assert (rejected.status_code, "Bearer" in rejected.text) == (401, True)
+        with pytest.raises(CannotConnect):
+            await call_url(url, authorization="Bearer wrong")
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """The environment of the command: an empty configuration and a data folder of the test."""
+    (tmp_path / "config.toml").touch()
+    return {
+        "KEDGE_CONFIG": str(tmp_path / "config.toml"),
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "KEDGE_STORE": str(tmp_path / "store.db"),
+    }
+
+
+async def call_json(box: Toolbox, name: str, **arguments: Any) -> Any:
+    """Call a tool of a toolbox and parse its result."""
+    [result] = await run_calls(box, [tool_call(name, arguments)])
+    return json.loads(result.text)
+
+
+async def test_the_command_serves_standard_streams(environment: dict[str, str]) -> None:
+    """Kedge as the client and as the server."""
+    command = [*KEDGE_MCP, "--allow-write"]
+    async with mcp_tools(command, env=environment, connect_timeout=120, timeout=120) as box:
+        assert list(box) == [*READING, "ask", "fork"]
+        answer = await call_json(box, "ask", message="My name is Ada.", title="names")
+        [listed] = await call_json(box, "list")
+        assert (listed["conversation"], listed["title"]) == (answer["conversation"], "names")
+
+
+def start_http(environment: dict[str, str]) -> "subprocess.Popen[str]":
+    """Start the command on a free port."""
+    return subprocess.Popen(
+        [*KEDGE_MCP, "--http", "--port", "0", "--json"],
+        stdout=subprocess.PIPE,
+        env={**os.environ, **environment},
+        text=True,
+    )
+
+
+async def test_the_command_serves_http(store: Store, environment: dict[str, str]) -> None:
+    """On a free port, which is printed, until it is interrupted."""
+    process = start_http(environment)
+    assert process.stdout is not None
+    try:
+        url = json.loads(process.stdout.readline())["url"]
+        async with mcp_tools(url, connect_timeout=120) as box:
+            [listed] = await call_json(box, "list")
+            assert listed["title"] == "harbour"
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+
+
+@pytest.fixture
+def command_environment(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> dict[str, str]:
+    """The same environment for a command in this process."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return environment
+
+
+def run(*options: str) -> Result:
+    """Run the command in this process."""
+    return CliRunner().invoke(group, ["mcp", *options])
+
+
+@pytest.mark.usefixtures("command_environment")
+def test_a_store_that_does_not_exist_is_reported() -> None:
+    """Reading does not create one."""
+    done = run()
+    assert done.exit_code == 1
+    assert "there are no conversations yet" in done.output
+
+
+@pytest.mark.usefixtures("command_environment")
+@pytest.mark.parametrize("http", [False, True])
+def test_the_command_offers_what_the_options_allow(
+    monkeypatch: pytest.MonkeyPatch, *, http: bool
+) -> None:
+    """The same tools over both transports; over HTTP the address is printed."""
+    served: list[Any] = []
+
+    async def serve(server: Any) -> None:
+        async with Client(server) as client:
+            served.append([each.name for each in (await client.list_tools()).tools])
+
+    async def serve_http(app: Any, listener: Any) -> None:
+        served.append(listener.getsockname()[0])
+
+    monkeypatch.setattr("kedge.mcp.server.serve_stdio", serve)
+    monkeypatch.setattr("kedge.cli.mcp._run_uvicorn", serve_http)
+    done = run("--allow-write", *(["--http", "--port", "0", "--host", "::1"] if http else []))
+    assert done.exit_code == 0, done.output
+    assert served == (["::1"] if http else [[*READING, "ask", "fork"]])
+    assert done.output.startswith("Serving http://[::1]:" if http else "")
+
+
+def test_other_machines_need_a_token() -> None:
+    """A usage error names the options."""
+    done = run("--http", "--host", "0.0.0.0")  # noqa: S104 - it is rejected
+    assert done.exit_code == 2
+    assert "--token or KEDGE_MCP_TOKEN" in done.output
+
+
+async def test_an_address_that_only_the_store_names_is_not_used(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server asks no one; the error names the option that confirms it."""
+    import click
+
+    from kedge.cli.store_options import resolve_model
+
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    [row] = await store.conversations()
+    row = await store.update(row.id, data={"model": "responses:http://evil.example/v1#m"})
+    with click.Context(group), pytest.raises(UnconfirmedReference, match="pass --model"):
+        resolve_model(row, may_ask=False)
