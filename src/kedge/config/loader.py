@@ -51,9 +51,12 @@ def _check_value(name: str, value: object, path: Path, text: str) -> Scalar:
 
 
 def _suggest(name: str) -> str:
-    close = get_close_matches(name, SETTINGS, n=1) or [
-        each for each in SETTINGS if each.rpartition(".")[2] == name.rpartition(".")[2]
-    ]
+    key = name.rpartition(".")[2]
+    same_key = [each for each in SETTINGS if each.rpartition(".")[2] == key]
+    # Of several sections with this key, the first in the table is the most likely one.
+    close = (
+        same_key if key == name and same_key else get_close_matches(name, SETTINGS, n=1) or same_key
+    )
     hint = f"; did you mean {_format_key(SETTINGS[close[0]])}?" if close else ""
     return hint or "; 'kedge config' lists all settings"
 
