@@ -1,9 +1,10 @@
 """Conversations: durable, in step with the server, with a tree behind them."""
 
+import asyncio
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -120,6 +121,34 @@ async def test_two_who_answer_at_once_both_keep_their_answer(
     assert (await fork.send("What is my name?")).text == "Your name is Ada."
     assert len((await other.refresh()).turn) == 4
     assert (await other.send("What did I say first?")).text.endswith('"My name is Ada."')
+
+
+async def test_turns_of_one_object_queue_or_conflict(store: Store, connected: Connect) -> None:
+    """By the setting; a turn that is left early, or fails, lets the next one start."""
+    queued = await Conversation.create(store, connected(), concurrent="queue")
+    replies: list[str] = []
+
+    async def send(conversation: Conversation, text: str) -> None:
+        replies.append((await conversation.send(text)).text)
+
+    async with anyio.create_task_group() as group:
+        for number in range(3):
+            group.start_soon(send, queued, f"What is {number}+1?")
+    assert replies == ["0+1 = 1.", "1+1 = 2.", "2+1 = 3."]
+    assert node_kinds(await queued.path()) == ["root", *["asked", "answered"] * 3]
+    async with queued.stream("Count to 5") as stream:
+        await anext(stream)
+    assert (await queued.regenerate()).text == "2+1 = 3."
+    fork = await queued.fork()
+    async with queued.stream("Count to 5") as stream:
+        await anext(stream)
+        assert (await fork.send("What is 2+2?")).text == "2+2 = 4."
+    plain = await Conversation.create(store, connected())
+    both = (plain.send("What is 1+1?"), plain.send("What is 2+2?"))
+    results = await asyncio.gather(*both, return_exceptions=True)
+    assert [isinstance(result, HeadConflict) for result in results].count(True) == 1
+    with pytest.raises(InvalidSetting, match="concurrent must be one of conflict, queue"):
+        await Conversation.open(store, plain.id, connected(), concurrent=cast("Any", "wait"))
 
 
 async def test_a_fork_goes_on_from_any_response(store: Store, talk: Conversation) -> None:

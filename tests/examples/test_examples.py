@@ -1,5 +1,7 @@
 """The examples run, and show what they say."""
 
+import asyncio
+import io
 import runpy
 import subprocess
 import sys
@@ -41,6 +43,30 @@ def test_hello_with_state_over_two_processes(server: TestServer, tmp_path: Path)
     assert len(last["input"]) == 1
     assert last["previous_response_id"] == server.requests[0].response_id
     assert b"Be brief" not in file.read_bytes()
+
+
+def test_memory_continues_in_the_next_process(
+    server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second process continues the conversation of the first, and sends only what is new."""
+    monkeypatch.setenv("KEDGE_STORE", f"sqlite:///{tmp_path}/memory.db")
+    main = runpy.run_path(str(EXAMPLES / "memory.py"))["main"]
+    asyncio.run(main("My name is Ada."))
+    command = [sys.executable, str(EXAMPLES / "memory.py"), "What is my name?"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert (done.stdout, done.stderr) == ("Your name is Ada.\n", "")
+    assert len(server.requests[-1].body["input"]) == 1
+
+
+def test_streaming_terminal_prints_each_answer(
+    server: TestServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Messages come from standard input, until it ends."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("My name is Ada.\nWhat is my name?\n"))
+    runpy.run_path(str(EXAMPLES / "streaming_terminal.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert printed.endswith("> Your name is Ada.\n> ")
+    assert server.requests[-1].body["stream"] is True
 
 
 def test_state_stays_bounded_over_200_turns() -> None:

@@ -6,13 +6,14 @@ what was there remains. The head moves by compare-and-swap, so any number of pro
 conversation.
 """
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack, get_args, overload
 
 from kedge.compaction import Compactor
 from kedge.compaction.summarize import SUMMARY_PROMPT, build_summary_block
@@ -77,6 +78,10 @@ _TRANSPORT_OPTIONS = frozenset({"streaming", "tap", "candidates", "before_send",
 """Options of a run that do not change what is requested."""
 
 
+Concurrency = Literal["conflict", "queue"]
+"""What a turn does while another one of the same object runs."""
+
+
 class ConversationSettings(TypedDict, total=False):
     """The keyword arguments of ``Conversation``, for ``create`` and ``open``."""
 
@@ -89,6 +94,7 @@ class ConversationSettings(TypedDict, total=False):
     repair: bool
     price: CostFunction | None
     lease: float
+    concurrent: Concurrency
 
 
 class Conversation:
@@ -111,6 +117,8 @@ class Conversation:
         price: Computes the cost of a response, instead of the current prices (``kedge.prices``).
         lease: Seconds after which a turn with an idempotency key is taken over from a process that
             does not renew its claim.
+        concurrent: What a turn does while another one of this object runs: ``"conflict"`` starts at once, and
+            the one that ends last raises ``HeadConflict``; ``"queue"`` waits and continues from its answer.
 
     Raises:
         InvalidSetting: A setting has an impossible value.
@@ -133,6 +141,7 @@ class Conversation:
         repair: bool = True,
         price: CostFunction | None = None,
         lease: float = DEFAULT_LEASE,
+        concurrent: Concurrency = "conflict",
     ) -> None:
         self.store = store
         self.row = row
@@ -157,6 +166,10 @@ class Conversation:
         if lease <= 0:
             raise InvalidSetting("lease must be a number of seconds above 0")
         self.lease = lease
+        if concurrent not in get_args(Concurrency):
+            choices = ", ".join(get_args(Concurrency))
+            raise InvalidSetting(f"concurrent must be one of {choices}, not {concurrent!r}")
+        self._queue = asyncio.Lock() if concurrent == "queue" else None
 
     @classmethod
     async def create(
@@ -797,7 +810,18 @@ class Conversation:
         """Return the stream of a run, with the schema of a typed answer among its options."""
         schema = None if output is None else to_output_schema(output)
         options = {**options, "output": schema} if schema else options
-        return ConversationStream(partial(run, options), schema)
+        open_events = partial(run, options)
+        if self._queue:
+            open_events = partial(self._wait_in_queue, self._queue, open_events)
+        return ConversationStream(open_events, schema)
+
+    async def _wait_in_queue(
+        self, queue: asyncio.Lock, open_events: Callable[[], ReplyEvents]
+    ) -> ReplyEvents:
+        """Run a turn after those of this object that were started before it."""
+        async with queue, aclosing(open_events()) as events:
+            async for event in events:
+                yield event
 
     def _run(
         self, build_task: Callable[[], Awaitable[TurnTask]], options: dict[str, Any]
@@ -976,6 +1000,7 @@ class Conversation:
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other.row, other.turn, other._node, other._undone = row, turn, node, ()
+        other._queue = asyncio.Lock() if self._queue else None
         return other
 
 

@@ -13,6 +13,7 @@ class SyncConversation(SyncFacade[Conversation]):
     send = wrap_method(Conversation.send)
     stream = wrap_stream(Conversation.stream)
     resume = wrap_method(Conversation.resume)
+    stream_resume = wrap_stream(Conversation.stream_resume)
     regenerate = wrap_method(Conversation.regenerate)
     pending = wrap_method(Conversation.pending)
     append = wrap_method(Conversation.append)
