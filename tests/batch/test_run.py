@@ -379,3 +379,38 @@ async def test_a_killed_batch_goes_on_in_another_process(
     async with await open_store(batch["store_url"]) as store:
         assert len(await store.responses()) == 40
     assert saved >= 8
+
+
+async def test_a_line_with_a_schema_has_valid_json_answers(
+    batch: dict[str, Any], tmp_path: Path, server: TestServer
+) -> None:
+    """Also after an invalid answer; a line without a valid one fails, and the schema is part of it."""
+    number = {"type": "integer"}
+    file = write_prompts(
+        tmp_path,
+        {
+            "id": "a",
+            "prompts": ["What is 2 + 3?", "First invalid: What is 3 + 4?"],
+            "schema": number,
+        },
+        {"id": "b", "prompt": "Always invalid: Hello", "schema": number},
+    )
+    await run_batch(file, **batch)
+    results = read_results(batch)
+    assert results["a"]["answers"] == ["5", "7"]
+    assert (results["b"]["status"], results["b"]["kind"]) == ("failed", "OutputInvalid")
+    sent = len(server.requests)
+    line = BatchLine("a", ("x",), schema=number)
+    assert BatchLine.from_dict(line.to_dict()) == line
+    work = BatchJob("n", "", "m")
+    assert work.fingerprint(line) != work.fingerprint(replace(line, schema=None))
+    file = write_prompts(
+        tmp_path, {"id": "a", "prompt": "What is 2 + 3?", "schema": {"type": "boat"}}
+    )
+    with pytest.raises(
+        InvalidBatch, match=r"line 1 of prompts\.jsonl\.schema: .* not a valid JSON schema"
+    ):
+        await run_batch(file, **batch)
+    with pytest.raises(InvalidBatch, match="schema must be an object"):
+        BatchLine.from_dict({"id": "a", "prompt": "x", "schema": []})
+    assert len(server.requests) == sent

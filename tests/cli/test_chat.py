@@ -316,3 +316,58 @@ def test_a_chat_without_a_writable_folder_is_not_saved(
     done = invoke_chat("Hello\n")
     assert "Note: this chat is not saved: " in done.stderr
     assert "You said" in done.stdout
+
+
+STOP_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+def write_schema(folder: Path, schema: object = STOP_SCHEMA) -> str:
+    """Write a schema file and return its path."""
+    file = folder / "stop.json"
+    file.write_text(json.dumps(schema))
+    return str(file)
+
+
+def test_with_a_schema_only_valid_json_is_printed(tmp_path: Path) -> None:
+    """Also if the first answer is invalid; notes go to standard error."""
+    result = invoke_chat(
+        "I travel to Lisbon for 3 days.\nFirst invalid: I travel to Oslo for 2 days.\n",
+        "--schema",
+        write_schema(tmp_path),
+    )
+    assert [json.loads(line) for line in result.stdout.splitlines()] == [
+        {"city": "Lisbon", "days": 3},
+        {"city": "Oslo", "days": 2},
+    ]
+    assert "[answer 1 does not match the schema; requested again]" in result.stderr
+    assert "2 requests" in result.stderr
+
+
+def test_with_a_schema_json_has_the_value(tmp_path: Path) -> None:
+    """Beside the text and what was sent."""
+    schema = write_schema(tmp_path, {"type": "integer"})
+    result = invoke_chat("What is 2 + 3?\n", "--schema", schema, "--json")
+    turn = json.loads(result.stdout)
+    assert (turn["output"], turn["text"]) == (5, '{"value":5}')
+
+
+def test_an_answer_that_never_matches_its_schema_fails_the_command(tmp_path: Path) -> None:
+    """With its problems on standard error, and nothing on standard output."""
+    schema = write_schema(tmp_path)
+    result = invoke_chat("Always invalid: Hello\n", "--schema", schema, code=1)
+    assert result.stdout == ""
+    assert "does not match the requested type after 3 attempt(s)" in result.stderr
+    assert "the answer is not valid JSON" in result.stderr
+
+
+@pytest.mark.parametrize("schema", [["no"], {"type": "boat"}])
+def test_a_file_that_is_no_schema_is_rejected(tmp_path: Path, schema: object) -> None:
+    """Before anything is sent."""
+    result = invoke_chat("Hello\n", "--schema", write_schema(tmp_path, schema), code=2)
+    assert "--schema" in result.stderr
+    assert "stop" in result.stderr

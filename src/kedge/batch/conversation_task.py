@@ -14,7 +14,7 @@ from typing import Any
 from kedge.batch.input_file import BatchLine
 from kedge.batch.rate_limit import RateLimiter
 from kedge.batch.results import LineResult
-from kedge.conversation import Conversation, Reply
+from kedge.conversation import Conversation
 from kedge.engines import Engine
 from kedge.errors import KedgeError, KeyReused, NotInStore
 from kedge.middleware import retry, system_prompt
@@ -59,6 +59,7 @@ class BatchJob:
             "system": line.system,
             "model": line.model or self.model,
             "params": {**self.params, **line.params},
+            **({} if line.schema is None else {"schema": line.schema}),
         }
         encoded = json.dumps(request, sort_keys=True, separators=(",", ":")).encode()
         return f"sha256:{hashlib.sha256(encoded).hexdigest()[:32]}"
@@ -127,11 +128,16 @@ class BatchContext:
             raise KeyReused(CHANGED_LINE_ERROR)
         return conversation
 
-    async def send_prompt(self, conversation: Conversation, line: BatchLine, number: int) -> Reply:
-        """Send one turn of a line."""
+    async def send_prompt(self, conversation: Conversation, line: BatchLine, number: int) -> str:
+        """Send one turn of a line and return the answer; JSON if the line has a schema."""
         key = f"{self.work.name}/{line.id}/{number}"
-        options = {**self.work.params, **line.params}
-        return await conversation.send(line.prompts[number], key=key, **options)
+        options: dict[str, Any] = {**self.work.params, **line.params}
+        if line.schema is None:
+            return (await conversation.send(line.prompts[number], key=key, **options)).text
+        reply = await conversation.send(
+            line.prompts[number], key=key, output=line.schema, **options
+        )
+        return json.dumps(reply.output, ensure_ascii=False)
 
     def _get_engine(self, model: str) -> Engine:
         if model not in self._engines:
@@ -153,7 +159,7 @@ async def send_turn(context: BatchContext, line: BatchLine, number: int) -> Turn
     """Run one turn of a line; an error of Kedge becomes its result."""
     try:
         conversation = await context.open_conversation(line)
-        return TurnResult((await context.send_prompt(conversation, line, number)).text)
+        return TurnResult(await context.send_prompt(conversation, line, number))
     except KeyReused as error:
         return TurnResult(error=CHANGED_LINE_ERROR, kind=type(error).__name__)
     except KedgeError as error:

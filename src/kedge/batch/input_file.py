@@ -3,6 +3,7 @@
 {"id": "a", "prompt": "Hello"}
 {"id": "b", "prompts": ["My ship is the Argo.", "What is my ship?"], "system": "Be brief."}
 {"id": "c", "prompt": "…", "model": "openai:gpt-5.1", "params": {"temperature": 0}}
+{"id": "d", "prompt": "…", "schema": {"type": "object", "properties": …}}
 """
 
 import json
@@ -11,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from kedge.errors import InvalidBatch
+from kedge.engines import to_output_schema
+from kedge.errors import InvalidBatch, InvalidSetting
 
-LINE_KEYS = ("id", "prompt", "prompts", "system", "model", "params")
-RESERVED_OPTIONS = ("key", "at", "tap", "candidates")
+LINE_KEYS = ("id", "prompt", "prompts", "system", "model", "params", "schema")
+RESERVED_OPTIONS = ("key", "at", "tap", "candidates", "output")
 """Options of a conversation that are not request parameters: a line cannot set them."""
 
 
@@ -28,16 +30,19 @@ class BatchLine:
     model: str = ""
     """A model string, if it differs from the batch's."""
     params: dict[str, Any] = field(default_factory=dict[str, Any], hash=False)
+    schema: dict[str, Any] | None = field(default=None, hash=False)
+    """The JSON schema of each answer, if it has one."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the line as JSON values."""
-        return {
+        line = {
             "id": self.id,
             "prompts": list(self.prompts),
             "system": self.system,
             "model": self.model,
             "params": self.params,
         }
+        return line if self.schema is None else {**line, "schema": self.schema}
 
     @classmethod
     def from_dict(cls, data: object, location: str = "line", *, number: int = 0) -> "BatchLine":
@@ -73,6 +78,7 @@ class BatchLine:
             system=_check_text(table.get("system"), f"{location}.system"),
             model=_check_text(table.get("model"), f"{location}.model"),
             params=check_params(table.get("params") or {}, f"{location}.params"),
+            schema=_check_schema(table.get("schema"), f"{location}.schema"),
         )
 
 
@@ -86,6 +92,19 @@ def check_params(params: object, location: str) -> dict[str, Any]:
             raise InvalidBatch(
                 f"{location} has {name!r}, which is not a request parameter; remove it"
             )
+    return given
+
+
+def _check_schema(schema: object, location: str) -> dict[str, Any] | None:
+    if schema is None:
+        return None
+    if not isinstance(schema, dict):
+        raise InvalidBatch(f"{location} must be an object: a JSON schema")
+    given = cast("dict[str, Any]", schema)
+    try:
+        to_output_schema(given, "answer")
+    except InvalidSetting as error:
+        raise InvalidBatch(f"{location}: {error}") from error
     return given
 
 

@@ -44,10 +44,15 @@ _PERMISSION_HINT = (
 )
 
 
+MAX_SHOWN_PROBLEMS = 3
+
+
 def find_hint(error: BaseException) -> str:
     """Return a line of advice for an error, or an empty string."""
     if isinstance(error, UnicodeError) or "surrogate" in str(error):
         return ENCODING_HINT
+    if isinstance(error, errors.OutputInvalid):
+        return "; ".join(error.problems[:MAX_SHOWN_PROBLEMS])
     if isinstance(error, OSError):
         return _SYSTEM_HINTS.get(error.errno or 0, _PERMISSION_HINT)
     for kind in type(error).__mro__:

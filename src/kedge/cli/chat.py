@@ -31,6 +31,12 @@ from kedge.cli.store_options import complete_names, store_option
     help="Offer a function as a tool. Repeatable.",
 )
 @mcp_option
+@click.option(
+    "--schema",
+    "schema_file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Print answers as JSON that matches the JSON schema in this file.",
+)
 @click.option("--approve", is_flag=True, help="Ask before each tool call.")
 @setting_option("mode")
 @setting_option("trace")
@@ -44,6 +50,7 @@ def command(
     system_text: str,
     tool_paths: tuple[str, ...],
     mcp_servers: tuple[str, ...],
+    schema_file: str | None,
     approve: bool,
     mode: str,
     trace: bool,
@@ -62,6 +69,7 @@ def command(
             system=system_text,
             tools=tool_paths,
             mcp=mcp_servers,
+            schema_file=schema_file or "",
             approve=approve,
             mode=mode,
             trace=trace,

@@ -14,7 +14,7 @@ from kedge.cli.base import echo_error, find_hint, format_json, wrap_text
 from kedge.conversation import Reply
 from kedge.errors import KedgeError
 from kedge.events import Event, ReasoningDelta, RefusalDelta, TextDelta
-from kedge.events.run import FellBack, Healed, ServerForgot, ToolFinished
+from kedge.events.run import FellBack, Healed, OutputRejected, ServerForgot, ToolFinished
 from kedge.formatting import HEALING_TEXTS, format_size, pluralize, sanitize_text, shorten_id
 from kedge.planning import RequestPlan
 
@@ -49,10 +49,12 @@ class ChatOutput(Protocol):
         ...
 
 
-def create_output(*, as_json: bool) -> ChatOutput:
-    """Return the output for scripts, for a terminal or for a pipe."""
+def create_output(*, as_json: bool, is_typed: bool = False) -> ChatOutput:
+    """Return the output for scripts, for typed answers, for a terminal or for a pipe."""
     if as_json:
         return JsonOutput()
+    if is_typed:
+        return ValueOutput()
     if sys.stdout.isatty():
         return MarkdownOutput()
     return TextOutput()
@@ -112,6 +114,22 @@ class TextOutput:
         click.echo(wrap_text(f"({message})"))
 
 
+class ValueOutput(TextOutput):
+    """Prints only the values of typed answers, as JSON; everything else goes to standard error."""
+
+    def write_text(self, delta: str) -> None:
+        """Print nothing: an answer is printed when it is complete and valid."""
+
+    def write_note(self, line: str, *, warn: bool = False) -> None:
+        """Print a line on standard error."""
+        click.echo(wrap_text(line, err=True), err=True)
+
+    def show_end(self, status: str, report: dict[str, Any]) -> None:
+        """Print the value."""
+        click.echo(format_json(report["output"]))
+        self.write_note(status)
+
+
 class JsonOutput:
     """Prints one JSON object per turn, command or error."""
 
@@ -150,6 +168,8 @@ def format_event(event: Event) -> str:
             return f"[{HEALING_TEXTS.get(event.reason, f'resent: {event.reason}')}]"
         case FellBack():
             return f"[sent in full: {event.reason}]"
+        case OutputRejected():
+            return f"[answer {event.attempt} does not match the schema; requested again]"
         case ServerForgot():
             return "[the server answered without the earlier context]"
         case _:

@@ -6,13 +6,15 @@ only if it has a name.
 """
 
 import asyncio
+import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -30,8 +32,8 @@ from kedge.cli.store_options import (
     use_store,
 )
 from kedge.config import mask_url
-from kedge.conversation import Conversation
-from kedge.engines import Middleware
+from kedge.conversation import Conversation, Reply
+from kedge.engines import Middleware, OutputSchema, to_output_schema
 from kedge.errors import HeadConflict, KedgeError, StoreError
 from kedge.events import TextDelta
 from kedge.events.run import RequestPlanned
@@ -55,6 +57,7 @@ class ChatOptions:
     system: str = ""
     tools: tuple[str, ...] = ()
     mcp: tuple[str, ...] = ()
+    schema_file: str = ""
     approve: bool = False
     mode: str = ""
     trace: bool = False
@@ -95,7 +98,8 @@ def run_chat(options: ChatOptions) -> None:
                 click.echo(wrap_text(session.format_greeting()))
             with suppress(Quit):
                 commands = tuple(SLASH_COMMANDS)
-                for line in read_messages(runner, echo=not options.as_json, completions=commands):
+                echo = not (options.as_json or options.schema_file)
+                for line in read_messages(runner, echo=echo, completions=commands):
                     session.handle_line(line, runner)
             if typed and session.is_saved and len(session.conversation.turn):
                 click.echo(wrap_text(session.format_farewell()))
@@ -145,6 +149,21 @@ async def _open_store(options: ChatOptions, stack: AsyncExitStack) -> tuple[Stor
     return await stack.enter_async_context(opened), False
 
 
+def load_schema(file: str) -> OutputSchema[Any]:
+    """Return the JSON schema in a file.
+
+    Raises:
+        BadParameter: The file cannot be read, or is not a JSON schema.
+    """
+    try:
+        schema = json.loads(Path(file).read_text(encoding="utf-8"))
+        if isinstance(schema, dict):
+            return to_output_schema(cast("dict[str, Any]", schema), Path(file).stem)
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(f"{file}: {error}", param_hint="--schema") from error
+    raise click.BadParameter(f"{file} must contain a JSON object", param_hint="--schema")
+
+
 def _has_exporter() -> bool:
     """Return whether spans go anywhere; without the extra ``otel`` the middleware reports it."""
     try:
@@ -177,7 +196,11 @@ class ChatSession:
         self.settings = settings
         self.chat_options = chat_options
         self.send_options: dict[str, Any] = {"mode": chat_options.mode} if chat_options.mode else {}
-        self.output: ChatOutput = create_output(as_json=chat_options.as_json)
+        if chat_options.schema_file:
+            self.send_options["output"] = load_schema(chat_options.schema_file)
+        self.output: ChatOutput = create_output(
+            as_json=chat_options.as_json, is_typed=bool(chat_options.schema_file)
+        )
         self.failed = False
         self.is_saved = False
         self.is_new = True
@@ -237,9 +260,14 @@ class ChatSession:
                 if isinstance(event, RequestPlanned):
                     plans.append(event.plan)
                 self.output.show_event(event)
-        reply = stream.reply
+        self._show_end(stream.reply, plans)
+
+    def _show_end(self, reply: Reply[Any], plans: Sequence["RequestPlan"]) -> None:
+        report = reply_to_json(reply, plans)
+        if "output" in self.send_options:
+            report["output"] = reply.output
         self.output.stop()
-        self.output.show_end(format_status(plans), reply_to_json(reply, plans))
+        self.output.show_end(format_status(plans), report)
 
     async def _run_command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
@@ -328,8 +356,7 @@ class ChatSession:
         reply = await self.conversation.resume(pending[-1], **self.send_options)
         plans = [reply.plan] if reply.plan else []
         self.output.show_event(TextDelta(reply.text))
-        self.output.stop()
-        self.output.show_end(format_status(plans), reply_to_json(reply, plans))
+        self._show_end(reply, plans)
         return ""
 
     async def fork(self, title: str) -> str:
