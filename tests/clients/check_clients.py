@@ -141,7 +141,10 @@ def run_blocks(blocks: list[tuple[str, str]], url: str, package: str) -> str:
                 if printed.strip() != text.strip():
                     return f"printed {printed!r}, not {text!r}"
             elif lang == "sh":
-                done = run_shell(text, home, package)
+                try:
+                    done = run_shell(text, home, package)
+                except subprocess.TimeoutExpired as error:
+                    return str(error)
                 if done.returncode:
                     return f"exit code {done.returncode}\n{done.stdout}\n{done.stderr[-3000:]}"
                 printed = done.stdout
@@ -188,8 +191,7 @@ def check_page(page: str, chosen: list[str]) -> Iterator[Row]:
                 failure = run_blocks(blocks[section], url, package)
                 names.append(f"{describe()}{': failed' if failure else ''}")
                 failures += f"{describe()}: {failure}\n" if failure else ""
-        if failures:
-            print(f"{section} failed:\n{failures}", file=sys.stderr)
+        print(section, f"FAILED\n{failures}" if failures else "passed", file=sys.stderr)
         yield Row(section, installed, f"docs/clients.md on {', '.join(names)}", not failures)
 
 

@@ -123,7 +123,7 @@ def _split_item(item: Item, *, text_results: bool) -> list[Item]:
     elif text_results and str(item.get("type")).endswith("_call_output"):
         parts = _get_parts(item, "output")
         texts = [part for part in parts if part.get("type") == "input_text"]
-        rest = [part for part in parts if part not in texts]
+        rest = [part for part in parts if part.get("type") != "input_text"]
         if rest:
             output = texts or RESULT_FOLLOWS
             message = {"type": "message", "role": "user", "content": rest}
