@@ -6,7 +6,6 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from kedge.cli import COMMANDS, base, group, module_name
+from kedge.cli import COMMANDS, base, group, load_command
 from kedge.cli.base import command, print_table, setting_option, wrap_text
 from kedge.errors import CannotConnect, KedgeError
 
@@ -41,7 +40,7 @@ def load_commands() -> list[tuple[str, click.Command]]:
     """Every command, imported; those of a group one by one."""
     found: list[tuple[str, click.Command]] = []
     for name in COMMANDS:
-        made = import_module(module_name(name)).command
+        made = load_command(name)
         found.append((name, made))
         if isinstance(made, click.Group):
             found += [(f"{name} {inner}", each) for inner, each in made.commands.items()]

@@ -15,6 +15,7 @@ from kedge.chat import Chat
 from kedge.cli import group
 from kedge.cli.inspect import inspect_file
 from kedge.cli.store_options import complete_names
+from kedge.config import store_url
 from kedge.errors import KedgeError
 from kedge.event_loops import run_sync
 from kedge.providers import connect
@@ -52,6 +53,58 @@ def test_without_a_store_nothing_is_made(alone: Path) -> None:
     assert missing.exit_code == 1
     assert "there are no conversations yet" in missing.stderr
     assert not alone.exists()
+
+
+def test_a_conversation_is_renamed_tagged_and_archived(server: TestServer) -> None:
+    """And listed accordingly; each change can be taken back."""
+    assert run_command("rename", "harbour", "Old harbour").output == (
+        "Old harbour: renamed, was harbour\n"
+    )
+    assert "#sea, #ships" in run_command("tag", "Old harbour", "sea").output
+    assert run_json("tag", "Old harbour", "sea", "ships", "--remove")["tags"] == []
+    assert "no tags" in run_command("tag", "Old harbour", "sea", "--remove").output
+    assert "Old harbour: archived" in run_command("archive", "Old harbour").output
+    assert [row["title"] for row in run_json("conversations")] == ["quay"]
+    assert run_json("archive", "Old harbour", "--restore")["archived"] is False
+    assert len(run_json("conversations")) == 2
+
+
+def test_undo_and_redo_move_the_head(server: TestServer) -> None:
+    """Redo continues with the newest message below the head."""
+    assert "harbour: back at node 3, 2 blocks" in run_command("undo", "harbour").output
+    assert run_json("undo", "harbour")["head"] == 1
+    assert "there is nothing to undo" in run_command("undo", "harbour").stderr
+    assert "forward at node 3" in run_command("redo", "harbour").output
+    assert run_json("redo", "harbour")["head"] == 7
+    assert "there is nothing to redo" in run_command("redo", "harbour").stderr
+
+
+def test_a_conversation_can_be_followed(
+    server: TestServer, alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New blocks are printed once, a move of the head is reported, and Ctrl-C ends it."""
+    moves: list[int] = []
+
+    async def move_head(_: float) -> None:
+        if not moves:
+            raise KeyboardInterrupt
+        async with await open_store(store_url(str(alone))) as store:
+            row = await store.conversation(harbour["id"])
+            await store.move_head(row, await store.node(row, moves.pop(0)), head=row.head)
+
+    monkeypatch.setattr("anyio.sleep", move_head)
+    (harbour,) = (row for row in run_json("conversations") if row["title"] == "harbour")
+    moves[:] = [3, 5]
+    shown = run_command("show", "harbour", "--follow")
+    assert shown.exit_code == 0
+    first, last = shown.output.split("[now at node 3, 2 blocks]")
+    assert "Your name is Ada." in first
+    assert "2+3 = 5." in last
+    assert "My name is Ada." not in last
+    moves[:] = [7]
+    lines = run_command("show", "harbour", "--follow", "--json").output.splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["user", "assistant"] * 3
+    assert run_command("show", "harbour", "--follow", "--at", "3").exit_code == 2
 
 
 def test_conversations_lists_what_there_is(server: TestServer) -> None:

@@ -1,4 +1,4 @@
-"""The command line: one module per command, imported on first use.
+"""The command line: one module per command or for a few related ones, imported on first use.
 
 ``kedge --help`` must be fast, so the group holds only the name and one line of help of each command and
 imports its module (``kedge.cli.<name>``, attribute ``command``) when it is called.
@@ -22,6 +22,11 @@ COMMANDS: dict[str, str] = {
     "inspect": "List the blocks and the plan of the next request.",
     "diff": "Compare two branches or two positions.",
     "fork": "Continue from any position as a new conversation.",
+    "undo": "Go back to before the last message.",
+    "redo": "Go forward again to what was undone.",
+    "rename": "Change the title of a conversation.",
+    "tag": "Add or remove tags of a conversation.",
+    "archive": "Archive a conversation, or restore it.",
     "search": "Search all conversations.",
     "export": "Export conversations as JSON lines.",
     "import": "Import exported conversations.",
@@ -41,9 +46,17 @@ COMMANDS: dict[str, str] = {
 """The commands and their lines in ``kedge --help``."""
 
 
-def module_name(name: str) -> str:
-    """Return the module of a command; a Python keyword gets a trailing underscore."""
-    return f"kedge.cli.{'import_' if name == 'import' else name.replace('-', '_')}"
+_MODULES = {
+    "import": "import_",
+    **dict.fromkeys(("undo", "redo", "rename", "tag", "archive"), "manage"),
+}
+"""The modules of commands that have another name."""
+
+
+def load_command(name: str) -> click.Command:
+    """Import a command."""
+    module = import_module(f"kedge.cli.{_MODULES.get(name, name)}")
+    return getattr(module, f"{name}_command", None) or module.command
 
 
 class LazyGroup(click.Group):
@@ -57,7 +70,7 @@ class LazyGroup(click.Group):
         """Import the module of a command."""
         if cmd_name not in COMMANDS:
             return None
-        return import_module(module_name(cmd_name)).command
+        return load_command(cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

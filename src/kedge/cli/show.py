@@ -1,5 +1,7 @@
 """``kedge show``: print a conversation up to its head or any position in its tree."""
 
+import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -33,9 +35,21 @@ HEADINGS = {
 @conversation_argument
 @click.option("--at", default="head", help="A node number or a response id.  [default: the head]")
 @click.option("--full", is_flag=True, help="Show reasoning, tool calls and their results in full.")
+@click.option("--follow", is_flag=True, help="Print new blocks as they are stored, until Ctrl-C.")
 @store_option
-def command(conversation: str, at: str, full: bool, store: str, as_json: bool) -> None:
+def command(
+    conversation: str, at: str, full: bool, follow: bool, store: str, as_json: bool
+) -> None:
     """Print a conversation; CONVERSATION is an id, its beginning, or a title."""
+    if follow:
+        if at != "head":
+            raise click.UsageError("--follow shows the head; it cannot be used with --at")
+        with suppress(KeyboardInterrupt):
+            run_with_store(
+                lambda opened: _follow(opened, conversation, full=full, as_json=as_json),
+                given=store,
+            )
+        return
 
     async def work(opened: "Store") -> "tuple[ConversationRow, LoadedPath]":
         row = await find_conversation(opened, conversation)
@@ -53,6 +67,35 @@ def command(conversation: str, at: str, full: bool, store: str, as_json: bool) -
         )
     )
     print_blocks(loaded.blocks, full=full)
+
+
+FOLLOW_SECONDS = 0.5
+"""How often a followed conversation is read."""
+
+
+async def _follow(store: "Store", name: str, *, full: bool, as_json: bool) -> None:
+    """Print the blocks of a conversation, then new ones, until the process is interrupted."""
+    from anyio import sleep
+
+    from kedge.turns import dump_block
+
+    row, head, shown = await find_conversation(store, name), -1, list[str]()
+    while True:
+        if row.head != head:
+            head, blocks = row.head, (await store.load(row)).blocks
+            ids = [block.id for block in blocks]
+            pairs = enumerate(zip(ids, shown, strict=False))
+            common = next((i for i, (new, old) in pairs if new != old), min(len(ids), len(shown)))
+            if common < len(shown) and not as_json:
+                echo(dim(f"[now at node {head}, {pluralize(len(blocks), 'block')}]"))
+            for block in blocks[common:] if as_json else ():
+                echo_json(dump_block(block))
+            if not as_json:
+                print_blocks(blocks[common:], full=full)
+            sys.stdout.flush()
+            shown = ids
+        await sleep(FOLLOW_SECONDS)
+        row = await store.conversation(row.id)
 
 
 def _loaded_to_json(row: "ConversationRow", loaded: "LoadedPath") -> dict[str, Any]:

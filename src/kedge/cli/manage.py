@@ -1,0 +1,127 @@
+"""``kedge rename``, ``tag``, ``archive``, ``undo`` and ``redo``: change a conversation without a model."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import echo, echo_json
+from kedge.cli.store_options import (
+    conversation_argument,
+    find_conversation,
+    run_with_store,
+    store_option,
+)
+from kedge.formatting import pluralize, sanitize_text
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from kedge.store import ConversationRow, Node, Store
+
+
+def _update(
+    name: str, store: str, change: "Callable[[ConversationRow], dict[str, Any]]"
+) -> "ConversationRow":
+    """Change the row of a conversation, and return the new row."""
+
+    async def work(opened: "Store") -> "ConversationRow":
+        row = await find_conversation(opened, name)
+        return await opened.update(row.id, **change(row))
+
+    return run_with_store(work, given=store)
+
+
+def _print_row(row: "ConversationRow", text: str, *, as_json: bool) -> None:
+    if as_json:
+        facts = {"id": row.id, "title": row.title, "tags": list(row.tags)}
+        echo_json({**facts, "archived": row.archived, "head": row.head})
+    else:
+        echo(f"{sanitize_text(row.title or row.id)}: {text}")
+
+
+@kedge_command("rename", short_help="Change the title of a conversation.")
+@conversation_argument
+@click.argument("title")
+@store_option
+def rename_command(conversation: str, title: str, store: str, as_json: bool) -> None:
+    """Change the title of CONVERSATION to TITLE."""
+    row = _update(conversation, store, lambda _: {"title": title})
+    _print_row(row, f"renamed, was {sanitize_text(conversation)}", as_json=as_json)
+
+
+@kedge_command("tag", short_help="Add or remove tags of a conversation.")
+@conversation_argument
+@click.argument("tags", nargs=-1, required=True)
+@click.option("--remove", is_flag=True, help="Remove the tags instead.")
+@store_option
+def tag_command(
+    conversation: str, tags: tuple[str, ...], remove: bool, store: str, as_json: bool
+) -> None:
+    """Add TAGS to CONVERSATION, or remove them; 'kedge conversations --tag' lists by tag."""
+
+    def change(row: "ConversationRow") -> dict[str, Any]:
+        others = [tag for tag in row.tags if tag not in tags]
+        return {"tags": others if remove else [*others, *tags]}
+
+    row = _update(conversation, store, change)
+    listed = ", ".join(f"#{sanitize_text(tag)}" for tag in row.tags)
+    _print_row(row, listed or "no tags", as_json=as_json)
+
+
+@kedge_command("archive", short_help="Archive a conversation, or restore it.")
+@conversation_argument
+@click.option("--restore", is_flag=True, help="Restore it from the archive.")
+@store_option
+def archive_command(conversation: str, restore: bool, store: str, as_json: bool) -> None:
+    """Hide CONVERSATION from lists; 'kedge conversations --archived' shows it, --restore restores it."""
+    row = _update(conversation, store, lambda _: {"archived": not restore})
+    _print_row(row, "restored" if restore else "archived", as_json=as_json)
+
+
+def _move_head(
+    name: str, store: str, find: "Callable[[Store, ConversationRow], Awaitable[Node]]"
+) -> "tuple[ConversationRow, Node]":
+    async def work(opened: "Store") -> "tuple[ConversationRow, Node]":
+        row = await find_conversation(opened, name)
+        node = await find(opened, row)
+        await opened.move_head(row, node, head=row.head)
+        return await opened.conversation(row.id), node
+
+    return run_with_store(work, given=store)
+
+
+async def _find_undo(store: "Store", row: "ConversationRow") -> "Node":
+    from kedge.conversation.navigation import find_undo_target
+
+    return find_undo_target(await store.path(row))
+
+
+async def _find_redo(store: "Store", row: "ConversationRow") -> "Node":
+    from kedge.conversation.navigation import find_redo_target
+
+    nodes = [node for node in await store.tree(row) if node.conversation == row.number]
+    return find_redo_target(nodes, row.head)
+
+
+def _print_position(row: "ConversationRow", node: "Node", verb: str, *, as_json: bool) -> None:
+    text = f"{verb} node {node.id}, {pluralize(node.length, 'block')}"
+    _print_row(row, text, as_json=as_json)
+
+
+@kedge_command("undo", short_help="Go back to before the last message.")
+@conversation_argument
+@store_option
+def undo_command(conversation: str, store: str, as_json: bool) -> None:
+    """Go back to before the last message or edit of CONVERSATION; it remains in the tree."""
+    row, node = _move_head(conversation, store, _find_undo)
+    _print_position(row, node, "back at", as_json=as_json)
+
+
+@kedge_command("redo", short_help="Go forward again to what was undone.")
+@conversation_argument
+@store_option
+def redo_command(conversation: str, store: str, as_json: bool) -> None:
+    """Go forward to the newest message below the head of CONVERSATION, with its answer."""
+    row, node = _move_head(conversation, store, _find_redo)
+    _print_position(row, node, "forward at", as_json=as_json)
