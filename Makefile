@@ -1,6 +1,6 @@
 # make test   everything, on a fresh machine with Python 3.11+ and make
 # make test-fast  the tests without the browser, PostgreSQL and long campaigns
-# make chat   chat with the built-in model: no key, no network (interactive or piped)
+# make chat   chat with the built-in model: no key, no network (interactive or piped; ARGS="-c NAME" for options)
 # make chromium  install Debian's browser for the tests of the web page, if it is missing and can be installed
 # make check  the fast part: format, lint, types, layers
 # make bench  the benchmarks, as ratios, with a JSON copy (ONLY=name for one)
@@ -15,6 +15,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
+CHAT := .venv-chat
 LITELLM := .venv-litellm
 NODE_CLIENTS := .node-clients
 WORKERS ?= 3
@@ -58,8 +59,25 @@ chromium:
 	    > /dev/null 2>&1 || echo "Chromium could not be installed; see tests/web/chromium.py"; \
 	fi
 
-chat: $(VENV)/.ready
-	@$(BIN)/kedge chat
+# Chat needs no development tools: unless they are installed already, it has a small environment of its own.
+chat:
+	@if [ -e $(VENV)/.ready ] && [ -z "$$(find pyproject.toml constraints.txt -newer $(VENV)/.ready)" ]; then \
+	  bin=$(BIN); \
+	else \
+	  $(MAKE) --no-print-directory $(CHAT)/.ready && bin=$(CHAT)/bin; \
+	fi && $$bin/kedge chat $(ARGS)
+
+# Without a pip of its own, and compiled as needed, it is installed in a fraction of the time.
+$(CHAT)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Kedge needs Python 3.11 or newer; say which with: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Installing what chat needs (once)"
+	@if $(PYTHON) -m pip --python $(PYTHON) --version > /dev/null 2>&1; then \
+	  $(PYTHON) -m venv --without-pip $(CHAT) && pip="$(PYTHON) -m pip --python $(CHAT)/bin/python"; \
+	else \
+	  $(PYTHON) -m venv $(CHAT) && pip=$(CHAT)/bin/pip; \
+	fi && PIP_CONSTRAINT=constraints.txt $$pip install --quiet --no-compile -e .
+	@touch $@
 
 test-clients: $(CLIENTS)/.ready $(LITELLM)/.ready $(NODE_CLIENTS)/.ready
 	$(CLIENTS)/bin/python tests/clients/check_clients.py $(if $(ONLY),"$(ONLY)")
@@ -103,4 +121,4 @@ lock:
 	touch $(VENV)/.ready
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .coverage* benchmarks/results site
+	rm -rf $(VENV) $(CHAT) .pytest_cache .ruff_cache .hypothesis .coverage* benchmarks/results site

@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kedge.cli.doctor import KEY_VARIABLES, command
+from kedge.config import store_url
+from kedge.engines.evidence import ServerEvidence
+from kedge.event_loops import run_sync
+from kedge.store import open_store
 from kedge.testing import serve
 
 KEY = "sk-planted-key-0123456789abcdef"
@@ -55,6 +60,52 @@ def test_a_store_without_a_folder_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_
     result, checks = run_doctor()
     assert result.exit_code == 1
     assert "its folder does not exist" in checks["store"]["found"]
+
+
+def test_what_is_known_about_the_memory_of_servers_is_shown(tmp_path: Path) -> None:
+    """In one sentence each; streaming or not is one line if nothing differs."""
+    unproven = ServerEvidence()
+    proven = ServerEvidence(proof="count", max_depth=100)
+    doubted = ServerEvidence(doubt="unsupported")
+
+    async def save() -> None:
+        address = store_url()
+        async with await open_store(address) as store:
+            await store.save_evidence("responses/one m stream http", unproven.to_json())
+            await store.save_evidence("responses/one m whole http", unproven.to_json())
+            await store.save_evidence("responses/two m whole http", proven.to_json())
+            await store.save_evidence("responses/three m whole http", doubted.to_json())
+
+    run_sync(save())
+    result, _ = run_doctor()
+    found = [check["found"] for check in json.loads(result.stdout)["checks"]]
+    assert sorted(each for each in found if each.startswith("responses/")) == [
+        "responses/one, m: everything is sent until its token counts or an audit show that it remembers",
+        "responses/three, m: not chained on, because the server rejected chaining as unsupported",
+        (
+            "responses/two, m: chained on: its token counts show that it remembers; "
+            "at most 100 responses deep"
+        ),
+    ]
+
+
+def test_a_store_of_an_older_version_has_no_evidence(tmp_path: Path) -> None:
+    """It is migrated when it is opened; until then nothing is known."""
+    folder = tmp_path / "kedge"
+    folder.mkdir()
+    with closing(sqlite3.connect(folder / "kedge.db")) as database:
+        database.execute("CREATE TABLE other (name TEXT)")
+    _, checks = run_doctor()
+    assert "server" not in checks
+
+
+def test_a_nearly_full_disk_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversations could not be stored."""
+    monkeypatch.setattr("kedge.cli.doctor.MIN_FREE_BYTES", 1 << 80)
+    result, checks = run_doctor()
+    assert result.exit_code == 1
+    assert "free" in checks["folder"]["found"]
+    assert "Free some space" in checks["folder"]["advice"]
 
 
 def test_people_get_a_line_a_check_and_a_sum() -> None:

@@ -39,7 +39,7 @@ from kedge.config import (
 )
 from kedge.config.settings import CHAINING_ENV, is_chaining_enabled
 from kedge.errors import InvalidSetting, KedgeError
-from kedge.formatting import format_size, pluralize
+from kedge.formatting import format_size, pluralize, sanitize_text
 
 CheckState = Literal["ok", "note", "wrong"]
 
@@ -181,7 +181,9 @@ def check_databases(config: Config) -> Iterator[Check]:
     yield from map(check_folder, sorted(folders))
     yield check_sqlite("server.db", Path(config["serve.db"] or data_dir() / "server.db"))
     if file is None:
-        yield _check_version(address, mask_url(address))
+        found = _check_version(address, mask_url(address))
+        yield found
+        yield from check_servers(address) if found.state == "ok" else ()
         return
     folder = file.absolute().parent
     if not folder.exists() and folder != data_dir().absolute():
@@ -191,8 +193,41 @@ def check_databases(config: Config) -> Iterator[Check]:
         )
         return
     found = check_sqlite("store", file)
-    sound = found.state == "ok" and file.exists()
-    yield _check_version(f"{address}?mode=ro", str(file)) if sound else found
+    if found.state != "ok" or not file.exists():
+        yield found
+        return
+    yield _check_version(f"{address}?mode=ro", str(file))
+    yield from check_servers(f"{address}?mode=ro")
+
+
+MAX_SERVERS = 20
+
+
+def check_servers(address: str) -> Iterator[Check]:
+    """Show what the store knows about the memory of each server."""
+    from kedge.engines.evidence import ServerEvidence
+    from kedge.event_loops import run_sync
+    from kedge.store.open import open_database
+    from kedge.store.response_index import select_all_evidence
+
+    async def look() -> list[tuple[str, dict[str, Any]]]:
+        database = open_database(address)
+        try:
+            return await database.read(lambda tx: select_all_evidence(tx, MAX_SERVERS))
+        finally:
+            await database.aclose()
+
+    try:
+        rows = run_sync(look())
+    except KedgeError:  # a store of an older version, which has no evidence
+        return
+    shown = dict[str, None]()  # streaming or not is usually the same
+    for key, form in rows:
+        scope, model, *_ = key.split(" ")
+        evidence = ServerEvidence.from_json(form)
+        shown[f"{scope}, {model}: {evidence.describe(time.time())}"] = None
+    for text in shown:
+        yield Check("server", "ok", sanitize_text(text))
 
 
 MIN_FREE_BYTES = 50_000_000

@@ -23,7 +23,7 @@ from kedge.cli.store_options import (
 from kedge.compaction.token_counting import DEFAULT_BLOCK_COUNTER
 from kedge.config import mask_url
 from kedge.conversation import find_anchors
-from kedge.engines import Engine
+from kedge.engines import Engine, ResponsesEngine, unwrap
 from kedge.errors import KedgeError
 from kedge.event_loops import run_sync
 from kedge.formatting import format_percent, pluralize, sanitize_text, shorten_id
@@ -116,6 +116,9 @@ async def inspect_conversation(
     if text:
         turn = turn.append(user(text))
     async with connect(model, **({"mode": row.mode} if row.mode else {})) as engine:
+        inner = unwrap(engine)
+        if isinstance(inner, ResponsesEngine):
+            await inner.memory.attach(store, inner.model)  # what is known decides what is sent
         found = await find_anchors(store, turn, getattr(engine, "scope", ""))
         turn, plan = _plan_next(engine, turn, found)
     return Inspection(

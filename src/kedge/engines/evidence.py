@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol, cast
 from kedge.engines.token_accounting import UNKNOWN_SHARE, SentTokens, agrees_with_estimate
 from kedge.events import Usage
 from kedge.planning import TokenCounts
+from kedge.planning.explain import MODE_REASONS
 
 Trust = Literal["earned", "always", "never"]
 TRUST_LEVELS: tuple[Trust, ...] = ("earned", "always", "never")
@@ -35,6 +36,15 @@ MIN_MATCHED_TOKENS = 32
 """Tokens of requests whose counts agreed with ours before a server is taken to count as we do."""
 MAX_MISSES = 2
 """Consecutive rejections of stored responses after which a proven server does not store."""
+
+
+_PROOF_TEXTS: dict[Proof, str] = {
+    "": "",
+    "table": "a provider that is known to remember",
+    "identity": "a Kedge server, which remembers",
+    "count": "its token counts show that it remembers",
+    "audit": "it listed what it stored",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +114,15 @@ class ServerEvidence:
         if self.doubt == "unsupported" or now < self.retry_at:
             return self.doubt
         return ""
+
+    def describe(self, now: float) -> str:
+        """Return in one sentence whether the server is chained on, and why."""
+        if doubt := self.open_doubt(now):
+            return f"not chained on, because {MODE_REASONS[doubt]}"
+        text = f"chained on: {_PROOF_TEXTS[self.proof]}"
+        if not self.proof:
+            text = "everything is sent until its token counts or an audit show that it remembers"
+        return text + (f"; at most {self.max_depth} responses deep" if self.max_depth else "")
 
     def identify(self, proof: Proof, max_depth: int | None = None) -> None:
         """Record that the server is a known one; what it did since counts more than that."""

@@ -24,7 +24,7 @@ _ADVICE = {
     ),
 }
 
-_MODE_REASONS = {
+MODE_REASONS = {
     "switched_off": "chaining is turned off by ENABLE_RESPONSE_BOUNDARY_TRACKING",
     "unsupported": "the server rejected chaining as unsupported",
     "forgot": "the server answered without the context it was asked to continue",
@@ -79,7 +79,7 @@ def format_headline(plan: "RequestPlan") -> str:
 
 def _full_send_reason(plan: "RequestPlan") -> str:
     if plan.mode == "stateless":
-        reason = _MODE_REASONS.get(plan.mode_reason, plan.mode_reason)
+        reason = MODE_REASONS.get(plan.mode_reason, plan.mode_reason)
         return f"stateless mode, because {reason}" if reason else "stateless mode"
     if plan.rejected:
         return "no stored response matches this history"

@@ -81,6 +81,12 @@ def select_evidence(tx: Tx, key: str) -> dict[str, Any] | None:
     return json.loads(rows[0][0]) if rows else None
 
 
+def select_all_evidence(tx: Tx, limit: int) -> list[tuple[str, dict[str, Any]]]:
+    """Return the keys and the evidence that changed last."""
+    rows = tx.rows("SELECT name, form FROM evidence ORDER BY updated_at DESC LIMIT ?", (limit,))
+    return [(name, json.loads(form)) for name, form in rows]
+
+
 def put_evidence(tx: Tx, key: str, form: Mapping[str, Any], now: float) -> None:
     """Store what is known about the memory of a server, in the place of what was there."""
     tx.run(
