@@ -255,3 +255,11 @@ async def check_static_types(engine: Engine) -> None:
     assert_type(engine.sync.ask(TURN, output=Sum).output, Sum)
     schema: OutputSchema[Sum | None] = to_output_schema(Sum | None)
     assert_type((await engine.ask(TURN, output=schema)).output, Sum | None)
+
+
+async def test_the_last_message_of_an_answer_has_the_value() -> None:
+    """A remark before it is no part of the value; a value in several messages is joined."""
+    reply = await ScriptedEngine([assistant("Let me see."), VALID]).ask(TURN, output=Sum)
+    assert reply.output == Sum(result=5)
+    parts = [assistant('{"result":'), assistant("6}")]
+    assert (await ScriptedEngine(parts).ask(TURN, output=Sum)).output == Sum(result=6)

@@ -164,3 +164,15 @@ def test_a_step_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     """A name that no template could use, and no attempt at all."""
     with pytest.raises(InvalidWorkflow):
         Step(prompt="x", **wrong)
+
+
+async def test_a_result_may_be_of_any_type(store: Store, scripted: Any, connected: Any) -> None:
+    """A list is wrapped in an object for the server, and unwrapped for the next prompt."""
+    server = scripted({"when": "ships", "say": '{"value": ["Argo", "Beagle"]}'}, {"say": "ok"})
+    pipeline = [Step("ships", "List the ships.", list[str]), Step("all", "Check {ships}.")]
+    result = await steps(pipeline, store=store, engine=connected(server))
+    assert result["ships"] == ["Argo", "Beagle"]
+    assert result.steps[1].question == 'Check ["Argo", "Beagle"].'
+    assert server.requests[0].body["text"]["format"]["strict"] is True
+    with pytest.raises(InvalidWorkflow, match="schema of ships"):
+        await steps([Step("ships", "List.", 3)], store=store, engine=connected(server))

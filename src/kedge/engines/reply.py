@@ -8,7 +8,7 @@ returned (or carried by the error) is the conversation as the server has it. The
 """
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from itertools import count as count_from
 from typing import Any, Generic
@@ -148,7 +148,11 @@ def read_output(schema: OutputSchema[Any], turn: Turn, sent: Turn | None = None)
     if refusal:
         count("outputs_total", outcome="refused")
         raise OutputRefused(refusal, turn)
-    return schema.parse(answer_text(turn, sent))
+    texts = [block.text for block in _answer_blocks(turn, sent) if block.text]
+    if len(texts) > 1:  # some models write a remark before the message with the value
+        with suppress(SchemaMismatch):
+            return schema.parse(texts[-1])
+    return schema.parse("\n\n".join(texts))
 
 
 def build_correction(schema: OutputSchema[Any], mismatch: SchemaMismatch) -> UserBlock:

@@ -98,8 +98,9 @@ class Step:
     """One prompt of a pipeline.
 
     ``{name}`` in a prompt is the result of an earlier step or an input, ``{name.member}`` a part of it.
-    ``result`` is a pydantic model, a JSON schema, or nothing for plain text. An answer that does not match is
-    requested again, up to ``attempts`` times in all; a resumed workflow has all attempts again.
+    ``result`` is a type (see ``output`` of ``Engine.ask``), a JSON schema, or nothing for plain text. An
+    answer that does not match is requested again, up to ``attempts`` times in all; a resumed workflow has all
+    attempts again.
     """
 
     name: str
