@@ -25,9 +25,15 @@ OpenRaw = Callable[..., AbstractAsyncContextManager[Toolbox]]
 
 def is_running(pid: str) -> bool:
     """Whether a process exists and is no zombie, which only its parent can remove."""
-    command = ["ps", "-o", "stat=", "-p", pid]
-    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    return bool(found) and not found.startswith("Z")
+    if not Path("/proc/self/stat").exists():
+        command = ["ps", "-o", "stat=", "-p", pid]
+        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        return bool(found) and not found.startswith("Z")
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in ("Z", "X")
 
 
 def read_pids(file: Path) -> list[str]:
@@ -59,11 +65,11 @@ def open_raw(pid_file: Path) -> OpenRaw:
 
 
 @asynccontextmanager
-async def serve_app(app: Any, port: int = 0) -> AsyncGenerator[str]:
+async def serve_app(app: Any) -> AsyncGenerator[str]:
     """Serve an app in this event loop and give its address."""
     config = uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
-    with bind("127.0.0.1", port) as listener:
+    with bind("127.0.0.1", 0) as listener:
         async with anyio.create_task_group() as group:
             # Signals belong to pytest.
             group.start_soon(server._serve, [listener])

@@ -1,8 +1,11 @@
 """Tools of MCP servers from the official package, over both transports."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -13,7 +16,7 @@ from kedge.errors import CannotConnect, InvalidSetting
 from kedge.mcp.transports import parse_address
 from kedge.tools import Deny, Toolbox, run_calls
 from kedge.turns import ImagePart, TextPart, ToolResultBlock, tool_call
-from mcp_tools.conftest import TOOL_SERVER, serve_app, wait_for
+from mcp_tools.conftest import RAW_SERVER, TOOL_SERVER, serve_app, wait_for
 from mcp_tools.tool_server import ServerCalls, build_server
 
 TRANSPORTS = ("stdio", "http")
@@ -87,20 +90,56 @@ async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
         assert (await call(box, "add", {"a": 1, "b": 2})).text == "3"
 
 
-async def test_an_http_server_that_restarts_is_connected_again() -> None:
+class Relay:
+    """Forwards connections to a server; while the server is away, it closes them."""
+
+    def __init__(self, url: str) -> None:
+        self.port = int(url.rpartition(":")[2].removesuffix("/mcp"))
+        self.is_away = False
+        self.writers: list[asyncio.StreamWriter] = []
+
+    async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forward one connection in both directions."""
+        self.writers.append(writer)
+        if not self.is_away:
+            inner, outer = await asyncio.open_connection("127.0.0.1", self.port)
+            self.writers.append(outer)
+            with suppress(OSError):
+                await asyncio.gather(self.copy(reader, outer), self.copy(inner, writer))
+            outer.close()
+        writer.close()
+
+    async def copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forward one direction."""
+        while chunk := await reader.read(65_536):
+            writer.write(chunk)
+            await writer.drain()
+        writer.close()
+
+    def go_away(self) -> None:
+        """Close all connections."""
+        self.is_away = True
+        for writer in self.writers:
+            writer.close()
+
+
+async def test_an_http_server_that_was_away_is_connected_again() -> None:
     """Calls fail while the server is away; a later one opens a new connection."""
-    async with AsyncExitStack() as stack:
-        async with serve_app(build_server().streamable_http_app()) as url:
-            box = await stack.enter_async_context(mcp_tools(url, connect_timeout=60))
+    async with serve_app(build_server().streamable_http_app()) as url:
+        relay = Relay(url)
+        listener = await asyncio.start_server(relay.connect, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        async with mcp_tools(f"http://127.0.0.1:{port}/mcp", connect_timeout=60) as box:
             assert (await call(box, "add", {"a": 1, "b": 2})).text == "3"
-        for _ in range(2):
-            away = await call(box, "add", {"a": 1, "b": 2})
-            assert away.metadata["outcome"] == "failed"
-            assert "The MCP server" in away.text
-        port = int(url.rpartition(":")[2].removesuffix("/mcp"))
-        async with serve_app(build_server().streamable_http_app(), port):
+            relay.go_away()
+            for _ in range(2):
+                away = await call(box, "add", {"a": 1, "b": 2})
+                assert away.metadata["outcome"] == "failed"
+                assert "The MCP server" in away.text
+            relay.is_away = False
             assert (await call(box, "add", {"a": 1, "b": 2})).text == "3"
-            await stack.aclose()
+        relay.go_away()
+        listener.close()
 
 
 async def test_a_model_uses_the_tools_of_a_server() -> None:
@@ -145,6 +184,7 @@ def test_a_toolbox_whose_loop_has_ended_fails_with_a_reason() -> None:
         ("server", {"headers": {"A": "b"}}, "headers are for a URL"),
         ("server", {"timeout": 0}, "timeout must be a positive number"),
         ("server", {"connect_timeout": -1}, "connect_timeout must be a positive number"),
+        ("server", {"concurrency": 0}, "concurrency must be at least 1"),
     ],
 )
 def test_invalid_settings_are_rejected(
@@ -167,7 +207,7 @@ async def test_a_server_that_cannot_be_reached_is_reported() -> None:
 
 def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the extra."""
-    monkeypatch.setitem(__import__("sys").modules, "mcp", None)
+    monkeypatch.setitem(sys.modules, "mcp", None)
     with pytest.raises(CannotConnect, match=r"pip install 'kedge\[mcp\]'"):
         mcp_tools("server")
 
@@ -188,3 +228,20 @@ def test_the_prefix_comes_from_the_command_or_the_address(server: Any, name: str
     address = parse_address(server)
     assert address.default_name == name
     assert "secret" not in f"{address} {address!r}"
+
+
+def test_the_package_is_imported_only_when_it_is_used() -> None:
+    """Neither the root nor the commands load it."""
+    code = "import kedge.mcp, kedge.cli.chat_session, kedge.cli.mcp, sys; print(*sys.modules)"
+    command = [sys.executable, "-c", code]
+    loaded = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
+    assert not {"mcp", "mcp_types"} & set(loaded.split())
+
+
+def test_sync_code_uses_the_tools_of_a_server(pid_file: Path) -> None:
+    """The connection belongs to the loop of the sync API."""
+    with mcp_tools([*RAW_SERVER, "plain"], env={"PID_FILE": str(pid_file)}) as box:
+        chat = Chat("practice", tools=box)
+        answer = chat.sync.chat_with_state(None, 'Call echo with {"text": "hi"}')
+        chat.sync.close()
+    assert "hi" in answer.text

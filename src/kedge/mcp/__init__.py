@@ -4,17 +4,51 @@
 package (extra ``mcp``), which is imported when one of them is used.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from types import TracebackType
 
 from kedge.errors import CannotConnect
+from kedge.event_loops import run_sync
 from kedge.tools import Toolbox
 
 DEFAULT_TIMEOUT = 60.0
 DEFAULT_CONNECT_TIMEOUT = 30.0
 
-__all__ = ["mcp_tools"]
+__all__ = ["McpTools", "mcp_tools"]
+
+
+class McpTools:
+    """A connection to an MCP server that gives a toolbox: ``async with``, or ``with`` in sync code.
+
+    Args:
+        open_tools: Opens the connection.
+    """
+
+    def __init__(self, open_tools: Callable[[], AbstractAsyncContextManager[Toolbox]]) -> None:
+        self._open_tools = open_tools
+        self._opened: list[AbstractAsyncContextManager[Toolbox]] = []
+
+    async def __aenter__(self) -> Toolbox:
+        opened = self._open_tools()
+        box = await opened.__aenter__()
+        self._opened.append(opened)
+        return box
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._opened.pop().__aexit__(kind, error, trace)
+
+    def __enter__(self) -> Toolbox:
+        return run_sync(self.__aenter__())
+
+    def __exit__(self, *_: object) -> None:
+        run_sync(self.__aexit__(None, None, None))
 
 
 def mcp_tools(
@@ -28,7 +62,7 @@ def mcp_tools(
     connect_timeout: float = DEFAULT_CONNECT_TIMEOUT,
     approval: bool | None = None,
     concurrency: int | None = None,
-) -> AbstractAsyncContextManager[Toolbox]:
+) -> McpTools:
     """Connect to an MCP server and use its tools.
 
     A command is started as a child process, without a shell and with a minimal environment; it ends with the
@@ -50,7 +84,8 @@ def mcp_tools(
         concurrency: Maximum number of concurrent calls of each tool.
 
     Returns:
-        An async context manager that gives a toolbox for ``tools=``.
+        An async context manager that gives a toolbox for ``tools=``. In sync code use it with ``with``: the
+        connection then belongs to the event loop of ``chat.sync`` and the like.
 
     Raises:
         CannotConnect: The extra ``mcp`` is missing, or, on entering, the server could not be reached.
@@ -70,7 +105,7 @@ def mcp_tools(
     options = McpOptions(
         name or address.default_name, timeout, connect_timeout, approval, concurrency
     )
-    return open_tools(address, options)
+    return McpTools(lambda: open_tools(address, options))
 
 
 def require_mcp() -> None:

@@ -51,7 +51,7 @@ class McpOptions:
     """The options of a connection; see ``mcp_tools``.
 
     Raises:
-        InvalidSetting: A timeout is not a positive number.
+        InvalidSetting: A limit is not a positive number.
     """
 
     name: str
@@ -65,6 +65,8 @@ class McpOptions:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise InvalidSetting(f"{name} must be a positive number of seconds")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise InvalidSetting("concurrency must be at least 1")
 
 
 @asynccontextmanager

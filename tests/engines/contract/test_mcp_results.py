@@ -1,0 +1,41 @@
+"""Tools of an MCP server with every engine: the same call, and its result as the API takes it."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kedge import mcp_tools
+from kedge.engines import Engine
+from kedge.tools import Toolbox
+from kedge.turns import ImagePart, TextPart, ToolResultBlock, Turn, user
+from mcp_tools.conftest import serve_app
+from mcp_tools.tool_server import build_server
+
+
+@pytest.fixture(scope="module")
+async def box() -> AsyncIterator[Toolbox]:
+    """The tools of a server."""
+    async with serve_app(build_server().streamable_http_app()) as url, mcp_tools(url) as opened:
+        yield opened
+
+
+async def test_a_tool_of_a_server_is_called(engine: Engine, box: Toolbox) -> None:
+    """``tools=`` of a run takes the toolbox; its result reaches the model."""
+    asked = Turn([user('Call add with {"a": 2, "b": 3}')])
+    turn = await engine.run(asked, tools=box)
+    [result] = [block for block in turn.blocks if isinstance(block, ToolResultBlock)]
+    assert result.text == "5"
+    assert "5" in str(turn.blocks[-1])
+
+
+async def test_an_image_is_sent_or_described(engine: Engine, name: str, box: Toolbox) -> None:
+    """Where results are text only, the image is described, so that the conversation goes on."""
+    turn = await engine.run(Turn([user("Call picture with {}")]), tools=[box])
+    [result] = [block for block in turn.blocks if isinstance(block, ToolResultBlock)]
+    caption, picture = result.parts
+    assert caption == TextPart("a dot:")
+    if name == "chat":
+        assert isinstance(picture, TextPart)
+        assert picture.text.startswith("[omitted: an image of type image/png, ")
+    else:
+        assert isinstance(picture, ImagePart)
