@@ -130,11 +130,10 @@ def test_two_branches_are_compared_from_where_they_part(page: PageServer) -> Non
     turn = page.post(f"/api/conversations/{name}/turns", text="Right", at=nodes[0]["node"])
     query = f"left={nodes[1]['node']}&right={turn['node']}"
     html = page.client.get(f"/conversations/{name}/compare?{query}").text
-    assert "In common (1 response)" in html
-    left, right = html.split('data-side="right"')
-    assert "Left" in page_text(left)
-    assert "Right" in page_text(right)
-    assert page.client.get(f"/conversations/{name}/compare?left=1").status_code == 404
+    assert "<summary>2 messages in common</summary>" in html
+    assert "<del>Left</del>" in html
+    assert "<ins>Right</ins>" in html
+    assert page.client.get(f"/conversations/{name}/compare?left=999999").status_code == 404
 
 
 def test_a_long_path_is_cut_and_can_be_shown_whole(page: PageServer) -> None:

@@ -7,7 +7,7 @@ lists stay fast at ten thousand conversations.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -41,6 +41,10 @@ _CONDITIONS: dict[ListFilter, str] = {
     "archived": "c.archived = 1",
     "all": "1 = 1",
 }
+_STARTED = (
+    "(c.title <> '' OR (SELECT length FROM nodes WHERE id = c.head) > 0 "
+    "OR EXISTS (SELECT 1 FROM nodes n WHERE n.tree = c.tree AND n.parent = c.head))"
+)
 _SUMS_JOIN = (
     "LEFT JOIN (SELECT conversation, {what} AS much FROM responses GROUP BY conversation) sums "
     "ON sums.conversation = c.number"
@@ -84,6 +88,8 @@ class ConversationSummary:
     relied_until: float | None = None
     """Until when a response can be continued from; see `planning.anchors.relied_until`."""
     model: str = ""
+    unanswered: str = ""
+    """The status of the newest question at the head, if it has no answer: pending, failed or cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +108,36 @@ async def list_summaries(
     show: ListFilter = "active",
     order: ListOrder = "newest",
     ids: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
     tag: str | None = None,
+    model: str | None = None,
+    started: bool = False,
     limit: int = 50,
     offset: int = 0,
 ) -> tuple[list[ConversationSummary], int]:
-    """Return a page of conversations, and how many match in total; only these ``ids``, if given."""
+    """Return a page of conversations, and how many match in total.
+
+    Args:
+        store: The store to read.
+        show: Which conversations to list.
+        order: Their order.
+        ids: List only these.
+        exclude: Do not list these.
+        tag: List only conversations with this tag.
+        model: List only conversations that this model answered in.
+        started: Do not list conversations without a title and without a message.
+        limit: The maximum number of conversations.
+        offset: The number of conversations to skip.
+    """
     conditions, values = [_CONDITIONS[show]], list[Any]()
+    if started:
+        conditions.append(_STARTED)
+    if exclude:
+        conditions.append(f"c.id NOT IN ({', '.join('?' * len(exclude))})")
+        values += exclude
+    if model is not None:
+        conditions.append("c.number IN (SELECT conversation FROM responses WHERE model = ?)")
+        values.append(model)
     if ids is not None:
         conditions.append(f"c.id IN ({', '.join('?' * len(ids))})" if ids else "1 = 0")
         values += ids
@@ -181,6 +211,19 @@ async def list_tree_conversations(
     return await store.database.read(checked(conversation, work))
 
 
+async def list_labels(store: Store) -> tuple[list[str], list[str]]:
+    """Return the tags and the models of a store's conversations, for filters."""
+
+    def work(tx: Tx) -> tuple[list[str], list[str]]:
+        tags = tx.rows("SELECT tag FROM tags GROUP BY tag ORDER BY COUNT(*) DESC, tag LIMIT 200")
+        models = tx.rows(
+            "SELECT model FROM responses WHERE model <> '' GROUP BY model ORDER BY model LIMIT 200"
+        )
+        return [tag for (tag,) in tags], [model for (model,) in models]
+
+    return await store.database.read(work)
+
+
 async def find_by_title(store: Store, text: str, limit: int) -> list[str]:
     """Return the ids of conversations whose title contains this text."""
     plain = re.sub(r"([!%_])", r"!\1", text.lower())
@@ -247,12 +290,37 @@ def _build_summaries(tx: Tx, rows: Sequence[ConversationRow]) -> list[Conversati
     for number, *values in tx.rows(query, numbers):
         times.setdefault(number, []).append(tuple(values))
     forks = dict(tx.rows(_SELECT_FORKS.format(marks=marks), [row.tree for row in rows]))
+    unanswered = _find_unanswered(tx.rows(_SELECT_UNANSWERED.format(marks=marks), numbers))
     return [
-        _build_summary(
-            tx, row, sums.get(row.number), times.get(row.number, []), forks.get(row.tree, 0)
+        replace(
+            _build_summary(
+                tx, row, sums.get(row.number), times.get(row.number, []), forks.get(row.tree, 0)
+            ),
+            unanswered=unanswered.get(row.number, ""),
         )
         for row in rows
     ]
+
+
+_SELECT_UNANSWERED = (
+    "SELECT c.number, q.id, n.kind, r.status FROM conversations c "
+    "JOIN nodes q ON q.tree = c.tree AND q.parent = c.head AND q.conversation = c.number "
+    "AND q.kind = 'asked' LEFT JOIN nodes n ON n.tree = c.tree AND n.parent = q.id "
+    "LEFT JOIN responses r ON r.node = n.id WHERE c.number IN ({marks}) ORDER BY q.id, n.id"
+)
+
+
+def _find_unanswered(rows: Sequence[Row]) -> dict[int, str]:
+    """Return the status of the newest question at each head that has no answer."""
+    found: dict[int, str] = {}
+    for number, _, kind, status in rows:
+        if kind == "answered":
+            found.pop(number, None)
+        else:
+            found[number] = (
+                "cancelled" if status == "cancelled" else "failed" if kind else "pending"
+            )
+    return found
 
 
 _SELECT_SUMS = (

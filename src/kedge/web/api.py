@@ -20,6 +20,7 @@ from kedge.web.chain_graph import build_chain_graph
 from kedge.web.models import MODEL_KEY
 from kedge.web.openapi import ApiCall, Operation, RequestError, build_openapi, encode_event
 from kedge.web.runs import TurnRun
+from kedge.web.search_view import find_matches
 from kedge.web.send import (
     TurnRequest,
     edit_block,
@@ -29,7 +30,7 @@ from kedge.web.send import (
     to_plan_shape,
     to_turn_shape,
 )
-from kedge.web.service import find_conversations, overview_status
+from kedge.web.service import ConversationService
 
 DAY = 86_400.0
 JSONL = "application/jsonl"
@@ -43,11 +44,10 @@ RUN_HEADER = "x-kedge-run"
 async def list_conversations(call: ApiCall) -> BaseModel:
     """List conversations."""
     asked: schemas.ListQuery = call.query
-    rows, total = await find_conversations(call.service.store, asked)
-    now = call.service.clock()
+    found = await call.service.find(asked)
     return schemas.ConversationPage(
-        data=[_to_overview(each, now) for each in rows],
-        total=total,
+        data=[_to_overview(each, call.service) for each in found.rows],
+        total=found.total,
         limit=asked.limit,
         offset=asked.offset,
     )
@@ -77,7 +77,7 @@ async def read_conversation(call: ApiCall) -> BaseModel:
     """Return a conversation with its totals."""
     row = await call.service.store.conversation(call.path_text("id"))
     found, _ = await list_summaries(call.service.store, show="all", ids=[row.id])
-    return _to_overview(found[0], call.service.clock())
+    return _to_overview(found[0], call.service)
 
 
 async def change_conversation(call: ApiCall) -> BaseModel:
@@ -90,11 +90,53 @@ async def change_conversation(call: ApiCall) -> BaseModel:
 
 
 async def delete_conversation(call: ApiCall) -> Response:
-    """Stop the runs of a conversation and delete it permanently."""
+    """Stop the runs of a conversation and delete it permanently, now or after some time."""
     row = await call.service.store.conversation(call.path_text("id"))
     await call.service.runs.stop_all(row.id)
-    await call.service.store.delete(row)
+    if call.query.undo:
+        call.service.deletions.schedule(call.service.store, row, call.query.undo)
+    else:
+        await call.service.store.delete(row)
     return Response(status_code=204)
+
+
+async def undo_deletion(call: ApiCall) -> BaseModel:
+    """Keep a conversation that is about to be deleted."""
+    name = call.path_text("id")
+    row = await call.service.store.conversation(name)
+    call.service.deletions.undo(row.id)
+    return _to_conversation(row)
+
+
+async def search_messages(call: ApiCall) -> BaseModel:
+    """Search the text of all messages, forks included."""
+    asked: schemas.SearchQuery = call.query
+    hits = await call.service.store.search(
+        asked.q,
+        role=asked.role,
+        tag=asked.tag,
+        since=asked.since,
+        until=asked.until,
+        order=asked.order,
+        limit=asked.limit,
+        offset=asked.offset,
+    )
+    hidden = call.service.deletions.ids
+    data = [
+        schemas.HitShape(
+            conversation=hit.conversation,
+            node=hit.node,
+            block_id=hit.block_id,
+            kind=hit.kind,
+            excerpt=hit.excerpt,
+            matches=find_matches(hit.excerpt, asked.q),
+            created_at=hit.created_at,
+            score=hit.score,
+        )
+        for hit in hits
+        if hit.conversation not in hidden
+    ]
+    return schemas.SearchPage(data=data, limit=asked.limit, offset=asked.offset)
 
 
 async def read_turns(call: ApiCall) -> BaseModel:
@@ -269,13 +311,13 @@ def _conversation_fields(row: ConversationRow) -> dict[str, Any]:
     return {**{name: getattr(row, name) for name in names}, "tags": list(row.tags)}
 
 
-def _to_overview(each: ConversationSummary, now: float) -> schemas.OverviewShape:
+def _to_overview(each: ConversationSummary, service: ConversationService) -> schemas.OverviewShape:
     return schemas.OverviewShape.model_validate(
         {
             **_conversation_fields(each.row),
             "first_words": each.first_words,
             "last_answer": each.last_answer,
-            "status": overview_status(each, now),
+            "status": service.status(each),
             "responses": each.responses,
             "forks": each.forks,
             "input_tokens": each.input_tokens,
@@ -318,7 +360,15 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "DELETE", _CONVERSATION_PATH, delete_conversation, "Delete a conversation permanently",
-        status=204, errors=(404,),
+        query=schemas.DeleteQuery, status=204, errors=(404,),
+    ),
+    Operation(
+        "POST", f"{_CONVERSATION_PATH}/restore", undo_deletion, "Undo the deletion of a conversation",
+        schemas.ConversationShape, errors=(404,),
+    ),
+    Operation(
+        "GET", "/api/search", search_messages, "Search the text of all messages", schemas.SearchPage,
+        query=schemas.SearchQuery,
     ),
     Operation(
         "GET", f"{_CONVERSATION_PATH}/turns", read_turns, "Read the blocks of a conversation", schemas.TurnPage,

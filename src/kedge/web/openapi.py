@@ -213,7 +213,12 @@ def _query_parameters(shape: type[BaseModel] | None) -> list[dict[str, Any]]:
         return []
     schema = shape.model_json_schema()
     return [
-        {"name": name, "in": "query", "required": False, "schema": _drop_null(member)}
+        {
+            "name": name,
+            "in": "query",
+            "required": name in schema.get("required", ()),
+            "schema": _drop_null(member),
+        }
         for name, member in schema["properties"].items()
     ]
 

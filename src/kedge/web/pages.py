@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from kedge import formatting
 from kedge.incremental.rewrite import PASS_THROUGH_REASONS
-from kedge.store.listing import ConversationSummary, load_attached
+from kedge.store.listing import ConversationSummary, list_labels, load_attached
 from kedge.web.attachments import serve_attachment
 from kedge.web.dashboard import (
     DEFAULT_RANGE,
@@ -23,8 +23,9 @@ from kedge.web.dashboard import (
 from kedge.web.openapi import read_body
 from kedge.web.plan_card import MAX_BODY_CHARS
 from kedge.web.schemas import ListQuery
+from kedge.web.search_view import MAX_EXCERPTS, build_excerpt
 from kedge.web.security import SESSION_COOKIE, SESSION_SECONDS, PageAuth
-from kedge.web.service import ConversationService, find_conversations, overview_status
+from kedge.web.service import ConversationService, FoundConversations, build_tag
 from kedge.web.templating import render, render_page, serve_static
 from kedge.web.views import ConversationList, ConversationListItem, LinkChoice
 from kedge.web.workflow_views import build_workflow_view
@@ -65,33 +66,40 @@ async def conversations(request: Request) -> Response:
         asked = ListQuery.model_validate({**given, "limit": PAGE_SIZE})
     except ValidationError:
         return RedirectResponse("/", 303)
-    rows, total = await find_conversations(service.store, asked)
-    if not rows and asked.offset:
+    found = await service.find(asked)
+    if not found.rows and asked.offset:
         return RedirectResponse(_list_url(asked, offset=0), 303)
     kept = [("show", asked.show), ("order", asked.order)]
     return render_page(
         "conversations.html",
         here="conversations",
-        list=_build_list(rows, total, asked, service.clock()),
+        list=_build_list(service, found, asked, await list_labels(service.store)),
         kept=[each for each in kept if each[1] not in ("active", "newest")],
-        narrowed=asked.show != "active" or asked.tag is not None,
+        narrowed=asked.show != "active" or bool(asked.tag or asked.model),
         base_url=request.app.state.base_url,
     )
 
 
 def _build_list(
-    rows: Sequence[ConversationSummary], total: int, query: ListQuery, now: float
+    service: ConversationService,
+    found: FoundConversations,
+    query: ListQuery,
+    labels: tuple[Sequence[str], Sequence[str]],
 ) -> ConversationList:
     before, after = query.offset - PAGE_SIZE, query.offset + PAGE_SIZE
     return ConversationList(
-        rows=tuple(_build_row(each, now) for each in rows),
-        total=total,
+        rows=tuple(_build_row(service, each, found, query.q) for each in found.rows),
+        total=found.total,
         first=query.offset + 1,
         query=query.q,
         filters=_build_choices(_FILTER_TITLES, query, "show"),
         orders=_build_choices(_ORDER_TITLES, query, "order"),
+        tags=tuple(labels[0]),
+        tag=query.tag or "",
+        models=tuple(labels[1]),
+        model=query.model or "",
         previous=_list_url(query, offset=max(before, 0)) if query.offset else "",
-        next=_list_url(query, offset=after) if after < total else "",
+        next=_list_url(query, offset=after) if after < found.total else "",
     )
 
 
@@ -111,7 +119,13 @@ def _list_url(query: ListQuery, **changes: Any) -> str:
     return f"/?{urlencode(given)}" if given else "/"
 
 
-def _build_row(overview: ConversationSummary, now: float) -> ConversationListItem:
+def _build_row(
+    service: ConversationService,
+    overview: ConversationSummary,
+    found: FoundConversations,
+    query: str,
+) -> ConversationListItem:
+    hits = found.hits.get(overview.row.id, ())
     return ConversationListItem(
         id=overview.row.id,
         name=overview.row.title,
@@ -123,11 +137,13 @@ def _build_row(overview: ConversationSummary, now: float) -> ConversationListIte
         cached_share=formatting.format_percent(overview.cached_tokens, overview.input_tokens),
         cost=overview.cost,
         latency=overview.seconds,
-        status=overview_status(overview, now),
+        status=service.status(overview),
         expires_at=overview.expires_at,
         updated_at=overview.row.updated_at,
-        tags=overview.row.tags,
+        tags=tuple(map(build_tag, overview.row.tags)),
         model=overview.model,
+        excerpts=tuple(build_excerpt(hit, query) for hit in hits[:MAX_EXCERPTS]),
+        more_hits=max(len(hits) - MAX_EXCERPTS, 0),
     )
 
 
@@ -138,7 +154,8 @@ async def conversation(request: Request) -> Response:
         request.path_params["id"],
         asked.get("at", ""),
         frozenset(asked.getlist("unfold")),
-        show_all="all" in asked,
+        show_all="all" in asked or "block" in asked,
+        block=asked.get("block", ""),
     )
     return render_page("conversation.html", here="conversations", view=view)
 

@@ -64,8 +64,30 @@ class ListQuery(QueryParams):
     show: Literal["active", "forked", "failed", "archived", "all"] = "active"
     order: Literal["newest", "oldest", "turns", "tokens", "cost", "title"] = "newest"
     tag: Name | None = None
+    model: Name | None = Field(None, description="A model that answered in the conversation.")
     limit: Annotated[int, Field(ge=1, le=200)] = 50
     offset: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+
+
+class SearchQuery(QueryParams):
+    """A search in all messages."""
+
+    q: Name = Field(description='Words, "phrases", begin*, -excluded, and OR between alternatives.')
+    role: Name | None = Field(None, description="A kind of block, such as user or assistant.")
+    tag: Name | None = None
+    since: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    until: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    order: Literal["newest", "rank"] = "newest"
+    limit: Annotated[int, Field(ge=1, le=200)] = 50
+    offset: Annotated[int, Field(ge=0, le=10_000)] = 0
+
+
+class DeleteQuery(QueryParams):
+    """How long a deletion can be undone."""
+
+    undo: Annotated[float, Field(ge=0, le=3_600)] = Field(
+        0.0, description="Seconds for which the deletion can be undone; at once by default."
+    )
 
 
 class PathQuery(QueryParams):
@@ -218,6 +240,27 @@ class OverviewShape(ConversationShape):
     median_seconds: float | None
     expires_at: float | None
     model: str
+
+
+class HitShape(ApiModel):
+    """A message that matches a search, as part of one conversation."""
+
+    conversation: str
+    node: int
+    block_id: str
+    kind: str
+    excerpt: str
+    matches: list[tuple[int, int]] = Field(description="The start and end of each match.")
+    created_at: float
+    score: float
+
+
+class SearchPage(ApiModel):
+    """A page of search results."""
+
+    data: list[HitShape]
+    limit: int
+    offset: int
 
 
 class ConversationPage(ApiModel):

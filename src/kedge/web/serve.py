@@ -35,14 +35,15 @@ async def open_page_server(
 ) -> AsyncGenerator[UvicornServer]:
     """Create a server with a page, ready to ``serve``; ``url`` is the address of both."""
     async with (
-        AsyncExitStack() as stack,
         await open_store(page.store, keep_bodies=page.keep_bodies) as store,
         connect_own_server(settings, url) as engine,
+        AsyncExitStack() as stack,
     ):
         models = ModelSelector(engine, model_names(settings), f"{url}/v1")
         stack.push_async_callback(models.aclose)
         auth = PageAuth(settings.token, settings.hosts)
         service = ConversationService(store, models, page.settings)
+        stack.push_async_callback(service.deletions.aclose)
         stack.push_async_callback(service.runs.stop_all)
         app = create_page(service, auth, f"{url}/v1")
         server = UvicornServer(PathDispatch(create_app(settings), app), on_started=started)

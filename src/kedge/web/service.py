@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
+from urllib.parse import quote, urlencode
 
 from kedge.conversation import Conversation
 from kedge.engines import Middleware
 from kedge.errors import KedgeError, NotInStore
-from kedge.planning.anchors import is_expired
-from kedge.store import ConversationRow, Node, ResponseRow, Store
+from kedge.planning.anchors import relied_until
+from kedge.store import ConversationRow, Hit, Node, ResponseRow, Store
 from kedge.store.listing import (
     ConversationSummary,
     StoredTree,
@@ -34,6 +35,7 @@ from kedge.web.chain_graph import (
     compute_layout,
     response_totals,
 )
+from kedge.web.deletions import DeletionQueue
 from kedge.web.models import ModelChoice, ModelSelector
 from kedge.web.plan_card import build_plan_card, rebuild_plan
 from kedge.web.runs import RunRegistry, TurnRun
@@ -47,34 +49,35 @@ from kedge.web.transcript import (
     split_exchanges,
     tool_names,
 )
-from kedge.web.views import Branch, Comparison, ConversationView, ExchangeView, PlanCard
+from kedge.web.views import (
+    Branch,
+    Comparison,
+    ConversationView,
+    ExchangeView,
+    PlanCard,
+    TagView,
+)
+from kedge.workflows.roles import WORKFLOW_KEY
 
 MAX_HITS = 2000
 """The maximum number of search results."""
 
 
-async def find_conversations(
-    store: Store, query: ListQuery
-) -> tuple[list[ConversationSummary], int]:
-    """Return a page of conversations and the total number."""
-    only = None
-    if query.q.strip():
-        hits = await store.search(query.q, limit=MAX_HITS)
-        named = await find_by_title(store, query.q.strip(), MAX_HITS)
-        only = list(dict.fromkeys([*named, *(hit.conversation for hit in hits)]))
-    return await list_summaries(
-        store,
-        show=query.show,
-        order=query.order,
-        ids=only,
-        tag=query.tag,
-        limit=query.limit,
-        offset=query.offset,
-    )
+@dataclass(frozen=True, slots=True)
+class FoundConversations:
+    """A page of a list: the conversations, their total number, and the hits of a search by id."""
+
+    rows: Sequence[ConversationSummary]
+    total: int
+    hits: Mapping[str, Sequence[Hit]] = field(default_factory=dict[str, Sequence[Hit]])
 
 
 MAX_EXCHANGES = 40
 """The number of exchanges of a path that are shown by default."""
+WORKFLOW_TAG_PREFIX = f"{WORKFLOW_KEY}:"
+WORKFLOW_KINDS = ("refine", "debate", "steps")
+EXPIRING_SECONDS = 86_400.0
+"""Seconds before its expiry from which a conversation is shown as expiring."""
 MAX_EDITS = 5
 """The number of edits of a path whose previous texts are shown."""
 EDITED_KEY = "edited_from"
@@ -108,6 +111,35 @@ class ConversationService:
     """Settings of every Conversation: tools, middleware, price…"""
     clock: Callable[[], float] = time.time
     runs: RunRegistry = field(default_factory=RunRegistry)
+    deletions: DeletionQueue = field(default_factory=DeletionQueue)
+
+    async def find(self, query: ListQuery) -> FoundConversations:
+        """Return a page of conversations, without those that are about to be deleted."""
+        only, hits = None, dict[str, list[Hit]]()
+        if query.q.strip():
+            for hit in await self.store.search(query.q, tag=query.tag, limit=MAX_HITS):
+                hits.setdefault(hit.conversation, []).append(hit)
+            named = await find_by_title(self.store, query.q.strip(), MAX_HITS)
+            only = list(dict.fromkeys([*named, *hits]))
+        rows, total = await list_summaries(
+            self.store,
+            show=query.show,
+            order=query.order,
+            ids=only,
+            exclude=self.deletions.ids,
+            tag=query.tag,
+            model=query.model,
+            started=True,
+            limit=query.limit,
+            offset=query.offset,
+        )
+        return FoundConversations(rows, total, hits)
+
+    def status(self, each: ConversationSummary) -> str:
+        """Return the status of a conversation in a list."""
+        if self.runs.list(each.row.id):
+            return "running"
+        return overview_status(each, self.clock())
 
     async def open(
         self, name: str, at: str = "", model: str = "", middleware: Sequence[Middleware] = ()
@@ -140,12 +172,24 @@ class ConversationService:
         unfold: frozenset[str] = frozenset(),
         *,
         show_all: bool = False,
+        block: str = "",
     ) -> ConversationView:
-        """Load a conversation with its graph and the path to the selected response."""
+        """Load a conversation with its graph and the path to the selected response.
+
+        Args:
+            name: The id of the conversation.
+            at: A node or the id of a response; the head by default.
+            unfold: Responses whose run is not folded in the graph.
+            show_all: Whether to show all exchanges of the path.
+            block: A block to show: the head is selected if its path has the block, else the newest
+                node below ``at``.
+        """
         row = await self.store.conversation(name)
         tree = await read_tree(self.store, row)
         chain = build_chain_graph(tree, self.clock())
         node = (await self.store.find_node(row, at)).id
+        if block:
+            node = await self._find_view_of(row, tree, node, block)
         blocks = (await self.store.load(row, node)).blocks
         spans, said = split_exchanges(path_to(tree, node), blocks, tree.responses)
         omitted = 0 if show_all else max(len(spans) - MAX_EXCHANGES, 0)
@@ -164,8 +208,9 @@ class ConversationService:
             model=model,
             models=tuple(dict.fromkeys((*((model,) if not problem else ()), *self.models.names))),
             model_problem=problem,
-            status=conversation_status(row, tree, self.clock()),
-            tags=row.tags,
+            status="running" if runs else conversation_status(row, tree, self.clock()),
+            archived=row.archived,
+            tags=tuple(map(build_tag, row.tags)),
             layout=layout,
             node=node,
             head_node=row.head,
@@ -188,6 +233,18 @@ class ConversationService:
             run=run,
             other_run=next(iter(runs), None) if run is None else None,
         )
+
+    async def _find_view_of(
+        self, row: ConversationRow, tree: StoredTree, node: int, block: str
+    ) -> int:
+        """Return the node whose path shows a block in its context."""
+        if any(each.id == block for each in (await self.store.load(row)).blocks):
+            return row.head
+        below = {node}
+        for each in tree.nodes:  # parents come before their children
+            if each.parent in below and each.kept >= min(each.length, 1):
+                below.add(each.id)
+        return max(below)
 
     async def _load_unanswered(
         self, row: ConversationRow, tree: StoredTree, node: int, runs: Sequence[TurnRun]
@@ -284,6 +341,14 @@ def newest_response(tree: StoredTree, node: int) -> ResponseRow | None:
     return next((response for response in found if response), None)
 
 
+def build_tag(name: str) -> TagView:
+    """Return a tag with its link: to its workflow, or to the conversations that have it."""
+    workflow = name.removeprefix(WORKFLOW_TAG_PREFIX)
+    if workflow != name and workflow not in WORKFLOW_KINDS:
+        return TagView(name, f"/workflows/{quote(workflow, safe='')}")
+    return TagView(name, f"/?{urlencode({'tag': name})}")
+
+
 def read_instructions(blocks: Sequence[Block]) -> str:
     """Return the leading system text of a path."""
     leading = takewhile(lambda block: isinstance(block, SystemBlock), blocks)
@@ -315,30 +380,49 @@ def find_unanswered(tree: StoredTree, node: int) -> list[tuple[int, int]]:
 
 
 def conversation_status(row: ConversationRow, tree: StoredTree, now: float) -> str:
-    """Return the status of a conversation."""
+    """Return the status of a conversation from its tree."""
     response = tree.responses.get(row.head)
-    trouble = any(each.kind == "failed" and each.parent == row.head for each in tree.nodes)
+    unanswered = ""
+    for _, tip in find_unanswered(tree, row.head)[-1:]:
+        last = tree.responses.get(tip)
+        unanswered = "pending" if last is None else last.status
     lost = response is not None and response.status == "lost"
-    expired = response is not None and response.stored and is_expired(response, now)
-    return classify_status(row, failed=trouble, lost=lost, expired=expired)
-
-
-def classify_status(row: ConversationRow, *, failed: bool, lost: bool, expired: bool) -> str:
-    """Return archived, failed, lost, expired or active: the first that applies."""
-    if row.archived:
-        return "archived"
-    if failed:
-        return "failed"
-    if lost:
-        return "lost"
-    return "expired" if expired else "active"
+    until = relied_until(response) if response is not None and response.stored else None
+    return classify_status(row, unanswered=unanswered, lost=lost, until=until, now=now)
 
 
 def overview_status(each: ConversationSummary, now: float) -> str:
     """Return the status of a conversation from its summary."""
     lost = each.lost > 0 and each.expires_at is None
-    expired = each.relied_until is not None and now >= each.relied_until
-    return classify_status(each.row, failed=False, lost=lost, expired=expired)
+    return classify_status(
+        each.row, unanswered=each.unanswered, lost=lost, until=each.relied_until, now=now
+    )
+
+
+def classify_status(
+    row: ConversationRow, *, unanswered: str, lost: bool, until: float | None, now: float
+) -> str:
+    """Return the status of a conversation: the first that applies.
+
+    Args:
+        row: The conversation.
+        unanswered: The status of the newest question at its head, if it has no answer.
+        lost: Whether the server lost the response at its head.
+        until: Until when a response can be continued from.
+        now: The current time.
+
+    Returns:
+        ``archived``, ``pending``, ``cancelled``, ``failed``, ``lost``, ``expired``, ``expiring`` or ``active``.
+    """
+    if row.archived:
+        return "archived"
+    if unanswered:
+        return unanswered if unanswered in ("pending", "cancelled") else "failed"
+    if lost:
+        return "lost"
+    if until is None or now < until - EXPIRING_SECONDS:
+        return "active"
+    return "expired" if now >= until else "expiring"
 
 
 def _first_question(tree: StoredTree) -> str:

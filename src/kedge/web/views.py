@@ -13,6 +13,23 @@ EMPTY_MARKUP = Markup("")
 
 
 @dataclass(frozen=True, slots=True)
+class Excerpt:
+    """A match of a search: the link to its message, who wrote it, and the text around the match."""
+
+    url: str
+    kind: str
+    html: Markup
+
+
+@dataclass(frozen=True, slots=True)
+class TagView:
+    """A tag, and where it leads."""
+
+    name: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
 class ConversationListItem:
     """One row of the list of conversations."""
 
@@ -30,8 +47,10 @@ class ConversationListItem:
     status: str
     expires_at: float | None
     updated_at: float
-    tags: tuple[str, ...] = ()
+    tags: tuple[TagView, ...] = ()
     model: str = ""
+    excerpts: tuple[Excerpt, ...] = ()
+    more_hits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +72,10 @@ class ConversationList:
     query: str
     filters: tuple[LinkChoice, ...]
     orders: tuple[LinkChoice, ...]
+    tags: tuple[str, ...] = ()
+    tag: str = ""
+    models: tuple[str, ...] = ()
+    model: str = ""
     previous: str = ""
     next: str = ""
 
@@ -213,7 +236,8 @@ class ConversationView:
     model_problem: str
     """Why the conversation's own model is not available here; empty if it is."""
     status: str
-    tags: tuple[str, ...]
+    archived: bool
+    tags: tuple[TagView, ...]
     layout: Layout
     node: int
     """The selected node."""

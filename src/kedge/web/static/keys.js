@@ -31,7 +31,7 @@ function plans() {
 }
 
 function step(by) {
-  const rows = [...document.querySelectorAll("[data-row] .what a, .rows a")];
+  const rows = [...document.querySelectorAll("[data-row] .what > a:first-child, .rows a")];
   if (!rows.length) return;
   let place = rows.indexOf(document.activeElement);
   if (place < 0) place = rows.findIndex((row) => row.getAttribute("aria-current"));

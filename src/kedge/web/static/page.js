@@ -5,6 +5,7 @@ import { again, attach, branch, edit, fork, newest, resize, send, showPlan, spli
 import { watchConnection } from "./connection.js";
 import { press } from "./keys.js";
 import { watch } from "./live.js";
+import { bulk, manage, offerUndo, undo } from "./manage.js";
 import { call, toast } from "./tell.js";
 
 const actions = {
@@ -16,6 +17,9 @@ const actions = {
   edit,
   split,
   stop,
+  bulk,
+  manage,
+  undo,
   newest,
   branch,
   retry: again,
@@ -92,3 +96,4 @@ if (stream && !location.hash) stream.scrollTop = stream.scrollHeight;
 document.querySelector(".rows [aria-current]")?.scrollIntoView({ block: "center" });
 attach();
 if (document.querySelector("nav")) watchConnection();
+offerUndo();

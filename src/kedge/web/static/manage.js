@@ -1,0 +1,138 @@
+// Manage conversations: rename, tag, archive, and delete with a time in which it can be undone.
+import { call, toast } from "./tell.js";
+
+const UNDO_SECONDS = 30;
+const KEY = "kedge-deleted";
+const path = (id) => `/api/conversations/${encodeURIComponent(id)}`;
+
+export async function manage(button) {
+  const menu = button.closest("[data-manage]");
+  const { manage: id, title } = menu.dataset;
+  const tags = JSON.parse(menu.dataset.tags);
+  const action = button.dataset.action;
+  if (action === "rename") {
+    const text = await ask("Rename conversation", "Title", title);
+    if (text !== null) await change([id], { title: text });
+  } else if (action === "tag") {
+    const text = await ask("Change tags", "Tags, separated by commas", tags.join(", "));
+    if (text !== null) await change([id], { tags: split(text) });
+  } else if (action === "delete") await remove([id], "/");
+  else await change([id], { archived: action === "archive" });
+}
+
+export async function bulk(button) {
+  const picked = [...document.querySelectorAll("[data-pick]:checked")];
+  const ids = picked.map((each) => each.dataset.pick);
+  const action = button.dataset.action;
+  if (action === "delete") await remove(ids, location.href);
+  else if (action === "tag") {
+    const text = await ask(`Tag ${ids.length} conversations`, "Tags to add, separated by commas", "");
+    if (text === null) return;
+    await attempt(async () => {
+      for (const each of picked) {
+        const tags = [...new Set([...JSON.parse(each.dataset.tags), ...split(text)])];
+        await call("PATCH", path(each.dataset.pick), { tags });
+      }
+      location.reload();
+    });
+  } else await change(ids, { archived: action === "archive" });
+}
+
+function split(text) {
+  return text.split(",").map((each) => each.trim()).filter(Boolean);
+}
+
+async function change(ids, body) {
+  await attempt(async () => {
+    for (const id of ids) await call("PATCH", path(id), body);
+    location.reload();
+  });
+}
+
+async function remove(ids, next) {
+  await attempt(async () => {
+    for (const id of ids) await call("DELETE", `${path(id)}?undo=${UNDO_SECONDS}`);
+    sessionStorage.setItem(KEY, JSON.stringify({ ids, until: Date.now() + UNDO_SECONDS * 1000 }));
+    if (next === location.href) location.reload();
+    else location.assign(next);
+  });
+}
+
+async function attempt(work) {
+  try {
+    await work();
+  } catch (error) {
+    toast(error.message);
+  }
+}
+
+// After a deletion: a notice with the time that is left, and a button that undoes it.
+export function offerUndo() {
+  const stored = JSON.parse(sessionStorage.getItem(KEY) ?? "null");
+  const place = document.getElementById("undo");
+  if (!stored || !place) return;
+  const left = Math.ceil((stored.until - Date.now()) / 1000);
+  place.hidden = left <= 0;
+  if (left <= 0) return sessionStorage.removeItem(KEY);
+  place.querySelector("[data-undo-text]").textContent =
+    `${stored.ids.length === 1 ? "The conversation is" : `${stored.ids.length} conversations are`} deleted for good in ${left} s.`;
+  setTimeout(offerUndo, 1000);
+}
+
+export async function undo() {
+  const { ids } = JSON.parse(sessionStorage.getItem(KEY) ?? '{"ids": []}');
+  sessionStorage.removeItem(KEY);
+  await attempt(async () => {
+    for (const id of ids) await call("POST", `${path(id)}/restore`);
+    location.reload();
+  });
+}
+
+// A dialog with one field; resolves to its text, or to null if it was cancelled.
+function ask(title, label, value) {
+  const dialog = document.createElement("dialog");
+  dialog.setAttribute("aria-label", title);
+  const form = document.createElement("form");
+  form.method = "dialog";
+  const heading = document.createElement("h2");
+  heading.textContent = title;
+  const field = document.createElement("label");
+  field.className = "field";
+  const input = document.createElement("input");
+  input.value = value;
+  input.maxLength = 400;
+  field.append(label, input);
+  const ends = document.createElement("div");
+  ends.className = "ends";
+  const cancel = document.createElement("button");
+  cancel.type = "button";
+  cancel.textContent = "Cancel";
+  cancel.addEventListener("click", () => dialog.close());
+  const save = document.createElement("button");
+  save.className = "primary";
+  save.value = "save";
+  save.textContent = "Save";
+  ends.append(cancel, save);
+  form.append(heading, field, ends);
+  dialog.append(form);
+  document.body.append(dialog);
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(dialog.returnValue === "save" ? input.value.trim() : null);
+    });
+  });
+}
+
+document.addEventListener("change", (event) => {
+  if (event.target.matches("[data-filter]")) return event.target.form.requestSubmit();
+  if (event.target.matches("[data-pick-all]")) {
+    for (const each of document.querySelectorAll("[data-pick]")) each.checked = event.target.checked;
+  }
+  const bar = document.querySelector("[data-bulk]");
+  if (!bar) return;
+  const count = document.querySelectorAll("[data-pick]:checked").length;
+  bar.hidden = !count;
+  bar.querySelector("[data-bulk-count]").textContent = `${count} selected`;
+});

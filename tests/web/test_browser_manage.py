@@ -1,0 +1,78 @@
+"""Management and search in a real Chromium."""
+
+from playwright.sync_api import Browser, expect
+
+from web.chromium import WatchedTab
+from web.conftest import PageServer, open_context
+
+expect.set_options(timeout=30_000)
+
+
+def test_a_conversation_is_renamed_tagged_archived_and_deleted(
+    browser: Browser, fresh: PageServer
+) -> None:
+    """With undo; the list shows each change."""
+    name = fresh.create_conversation("Tell me about lighthouses")
+    with open_context(browser) as context:
+        watched = WatchedTab(context, fresh.url)
+        tab = watched.open(f"/conversations/{name}")
+        tab.wait_for_load_state()
+        tab.locator("summary", has_text="Manage").click()
+        tab.get_by_role("button", name="Rename").click()
+        tab.get_by_role("dialog").get_by_label("Title").fill("Lighthouses")
+        tab.get_by_role("button", name="Save").click()
+        expect(tab.get_by_role("heading", name="Lighthouses")).to_be_visible()
+        tab.locator("summary", has_text="Manage").click()
+        tab.get_by_role("button", name="Change tags").click()
+        tab.get_by_role("dialog").get_by_label("Tags").fill("sea, towers")
+        tab.get_by_role("button", name="Save").click()
+        expect(tab.locator(".talk-head").get_by_role("link", name="towers")).to_be_visible()
+        tab.locator("summary", has_text="Manage").click()
+        tab.get_by_role("button", name="Archive", exact=True).click()
+        expect(tab.locator(".talk-head .chip.archived")).to_be_visible()
+        tab.locator("summary", has_text="Manage").click()
+        tab.get_by_role("button", name="Delete").click()
+        expect(tab.get_by_text("The conversation is deleted for good in")).to_be_visible()
+        assert fresh.get("/api/conversations", show="all")["total"] == 0
+        tab.get_by_role("button", name="Undo").click()
+        expect(tab.get_by_text("deleted for good")).to_be_hidden()
+        assert watched.problems == []
+    (row,) = fresh.get("/api/conversations", show="archived")["data"]
+    assert (row["title"], row["tags"]) == ("Lighthouses", ["sea", "towers"])
+
+
+def test_several_conversations_are_changed_at_once(browser: Browser, fresh: PageServer) -> None:
+    """Selected in the list, tagged, filtered by the tag, archived."""
+    for title in ("One", "Two", "Three"):
+        fresh.create_conversation("Hello", title=title)
+    with open_context(browser) as context:
+        watched = WatchedTab(context, fresh.url)
+        tab = watched.open("/")
+        tab.wait_for_load_state()
+        tab.get_by_label("Select One").check()
+        tab.get_by_label("Select Two").check()
+        expect(tab.get_by_text("2 selected")).to_be_visible()
+        tab.get_by_role("button", name="Tag", exact=True).click()
+        tab.get_by_role("dialog").get_by_label("Tags to add").fill("both")
+        tab.get_by_role("button", name="Save").click()
+        expect(tab.locator("td").get_by_role("link", name="both")).to_have_count(2)
+        tab.get_by_label("Tag", exact=True).select_option("both")
+        expect(tab.locator("[data-row]")).to_have_count(2)
+        tab.get_by_label("Select all").check()
+        tab.get_by_role("button", name="Archive", exact=True).click()
+        expect(tab.get_by_role("heading", name="No matches")).to_be_visible()
+        assert watched.problems == []
+    assert [row["title"] for row in fresh.get("/api/conversations")["data"]] == ["Three"]
+
+
+def test_a_search_result_leads_to_its_message(browser: Browser, fresh: PageServer) -> None:
+    """The match is marked, and the message is in view."""
+    name = fresh.create_conversation(*(f"Message {number} of many" for number in range(12)))
+    with open_context(browser) as context:
+        watched = WatchedTab(context, fresh.url)
+        tab = watched.open("/?q=message+3")
+        expect(tab.locator("mark", has_text="3").first).to_be_visible()
+        tab.locator(".excerpts a", has_text="user").first.click()
+        expect(tab.locator(".said.user", has_text="Message 3 of many")).to_be_in_viewport()
+        assert name in tab.url
+        assert watched.problems == []

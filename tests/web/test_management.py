@@ -1,0 +1,162 @@
+"""Lists, statuses, deletion with undo, and search results, through the API and the pages."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from kedge.conversation import Conversation
+from kedge.store import ConversationRow
+from kedge.turns import user
+from kedge.web.search_view import find_matches
+from kedge.web.service import ConversationService, build_tag, classify_status
+from web.conftest import PageServer, serve_page
+from web.test_runs import GatedModel, start_turn
+
+
+async def close_deletions(service: ConversationService) -> None:
+    """Delete what is to be deleted now, as a server does that shuts down."""
+    await service.deletions.aclose()
+
+
+def test_a_deletion_can_be_undone_for_some_time(fresh: PageServer) -> None:
+    """Meanwhile the conversation is hidden; afterwards its data is gone."""
+    name = fresh.create_conversation("A private matter")
+    other = fresh.create_conversation("Something else")
+    for _ in range(2):
+        assert fresh.client.delete(f"/api/conversations/{name}?undo=3600").status_code == 204
+    assert [row["id"] for row in fresh.get("/api/conversations")["data"]] == [other]
+    assert fresh.get("/api/conversations", q="private")["total"] == 0
+    assert fresh.get("/api/search", q="private")["data"] == []
+    assert fresh.post(f"/api/conversations/{name}/restore")["id"] == name
+    assert fresh.get("/api/conversations", q="private")["total"] == 1
+    fresh.client.delete(f"/api/conversations/{name}?undo=3600")
+    fresh.run(close_deletions)
+    assert fresh.client.get(f"/api/conversations/{name}").status_code == 404
+    assert fresh.client.post(f"/api/conversations/{name}/restore").status_code == 404
+    assert fresh.client.delete(f"/api/conversations/{other}?undo=7200").status_code == 422
+
+
+def test_a_server_that_stops_deletes_what_is_to_be_deleted(tmp_path: Path) -> None:
+    """The time is over then; a new server does not have it."""
+    with serve_page(tmp_path) as page:
+        name = page.create_conversation("A private matter")
+        page.client.delete(f"/api/conversations/{name}?undo=3600")
+    with serve_page(tmp_path) as page:
+        assert page.client.get(f"/api/conversations/{name}").status_code == 404
+
+
+def test_lists_are_filtered_and_have_no_empty_rows(fresh: PageServer) -> None:
+    """By tag and model; a conversation without a title and a message is not listed."""
+    fresh.post("/api/conversations")
+    titled = fresh.post("/api/conversations", title="Plans", tags=["work"])["id"]
+    asked = fresh.create_conversation("Hello")
+    assert {row["id"] for row in fresh.get("/api/conversations")["data"]} == {titled, asked}
+    assert [row["id"] for row in fresh.get("/api/conversations", tag="work")["data"]] == [titled]
+    found = fresh.get("/api/conversations", model="practice")
+    assert [row["id"] for row in found["data"]] == [asked]
+    assert fresh.get("/api/conversations", model="none")["total"] == 0
+    html = fresh.client.get("/?tag=work").text
+    assert "<option selected>work</option>" in html
+    assert "Plans" in html
+    assert f"/conversations/{asked}" not in html
+
+
+def test_the_status_of_a_conversation_says_what_to_do(tmp_path: Path) -> None:
+    """Running, stopped, failed and pending questions at the head are visible in the list."""
+    gate = GatedModel()
+    with serve_page(tmp_path, model=gate) as page:
+        name = page.create_conversation("Hello")
+
+        def status() -> str:
+            (row,) = page.get("/api/conversations")["data"]
+            return row["status"]
+
+        assert status() == "active"
+        run = start_turn(page, name, "wait for me")
+        assert status() == "running"
+        assert 'class="chip running"' in page.client.get(f"/conversations/{name}").text
+        page.post(f"/api/conversations/{name}/runs/{run}/stop")
+        assert status() == "cancelled"
+        assert ">stopped</span>" in page.client.get("/").text
+        page.faults.set("status=500")
+        page.client.post(f"/api/conversations/{name}/turns", json={"text": "Go on"})
+        page.faults.clear()
+        assert status() == "failed"
+        assert 'class="chip failed"' in page.client.get(f"/conversations/{name}").text
+
+        async def ask_only(service: ConversationService) -> None:
+            row = await service.store.conversation(name)
+            node = await service.store.node(row, row.head)
+            await service.store.append(row, node, [user("Left by a crash")], kind="asked")
+
+        page.run(ask_only)
+        assert status() == "pending"
+        page.post(f"/api/conversations/{name}/turns", text="And now?")
+        assert status() == "active"
+
+
+@pytest.mark.parametrize(
+    ("until", "expected"), [(None, "active"), (300_000.0, "active"), (50_000.0, "expiring"), (9.0, "expired")]
+)  # fmt: skip
+def test_a_conversation_expires_soon_within_a_day(until: float | None, expected: str) -> None:
+    """Before that it is active, after it expired."""
+    row = ConversationRow("c")
+    assert classify_status(row, unanswered="", lost=False, until=until, now=10.0) == expected
+
+
+def test_tags_lead_to_their_workflow_or_to_their_conversations() -> None:
+    """The tag of a kind of workflow is a tag like others."""
+    assert build_tag("workflow:wf_1").url == "/workflows/wf_1"
+    assert build_tag("workflow:refine").url == "/?tag=workflow%3Arefine"
+    assert build_tag("a b").url == "/?tag=a+b"
+
+
+@pytest.mark.parametrize(
+    ("text", "query", "words"),
+    [
+        ("The Café and the cafe", "cafe", ["Café", "cafe"]),
+        ("anchors and anchorage", "anchor*", ["anchors", "anchorage"]),
+        ("anchors away", "anchor -away", []),
+        ("left or right", "left OR right", ["left", "right"]),
+        ("a long phrase here", '"long phrase"', ["long", "phrase"]),
+        ("東京都に行く", "東京", ["東京都に行く"]),
+        ("not this", "NOT this", []),
+    ],
+)
+def test_matching_words_are_found_in_excerpts(text: str, query: str, words: list[str]) -> None:
+    """As the search finds them: without case and accents, with prefixes; excluded words are not marked."""
+    assert [text[start:end] for start, end in find_matches(text, query)] == words
+
+
+def test_search_results_lead_to_their_messages(fresh: PageServer) -> None:
+    """Also in forks and on side branches; the text is escaped."""
+    name = fresh.create_conversation("Tell me about <b>lighthouses</b>", "And harbours")
+    first = fresh.get(f"/api/conversations/{name}/chain")["nodes"][0]["node"]
+    fork = fresh.post(f"/api/conversations/{name}/fork", at=first)["id"]
+    fresh.post(f"/api/conversations/{name}/turns", text="And ferries", at=first)
+    found = fresh.get("/api/search", q="lighthouses", role="user")["data"]
+    assert {hit["conversation"] for hit in found} == {name, fork}
+    start, end = found[0]["matches"][0]
+    assert found[0]["excerpt"][start:end] == "lighthouses"
+    html = fresh.client.get("/?q=lighthouses").text
+    assert "&lt;b&gt;<mark>lighthouses</mark>&lt;/b&gt;" in html
+    assert f"/conversations/{fork}?" in html
+    for word in ("harbours", "ferries"):
+        links = re.findall(r'href="([^"]+block=[^"]+)"', fresh.client.get(f"/?q={word}").text)
+        url, _, block = links[0].replace("&amp;", "&").partition("#")
+        page = fresh.client.get(url).text
+        assert f'id="{block}"' in page
+        assert "This message has no answer yet." not in page
+    assert json.loads(fresh.client.get("/api/search").text)["error"]["code"] == "invalid"
+
+
+def test_conversations_of_other_programs_are_listed_with_their_titles(page: PageServer) -> None:
+    """A title makes a conversation visible before its first message."""
+
+    async def work(service: ConversationService) -> str:
+        return (await Conversation.create(service.store, "practice", title="Titled")).id
+
+    name = page.run(work)
+    assert name in {row["id"] for row in page.get("/api/conversations")["data"]}
