@@ -12,6 +12,7 @@ from kedge import connect
 from kedge.analytics import (
     Analytics,
     Branching,
+    CacheUse,
     Chains,
     Cost,
     Count,
@@ -158,6 +159,23 @@ async def test_tokens_and_what_they_cost(store: Store) -> None:
         "gpt-5.1": 0,
         "nobody-knows": 1,
     }
+
+
+async def test_predictions_are_held_against_counts(store: Store) -> None:
+    """Only requests with both; savings of all; the same in intervals."""
+    writer = await create_writer(store)
+    await writer.add_response(
+        cached_tokens=900, predicted_cached_tokens=1000, cache_savings=0.25, cache_write_tokens=7
+    )
+    await writer.add_response(cached_tokens=500, cache_savings=0.5)
+    await writer.add_response(predicted_cached_tokens=4000)
+    found = await analyse(store)
+    assert found.cache == CacheUse(1, 1000, 900, 7, 0.75)
+    assert found.cache.accuracy == 0.9
+    assert CacheUse().accuracy is None
+    pieces = await analyse_over_time(store, buckets=2)
+    assert sum(each.cache.predicted for each in pieces) == 1000
+    assert sum(each.cache.saved for each in pieces) == 0.75
 
 
 async def test_chains_end_where_nothing_was_chained(store: Store) -> None:

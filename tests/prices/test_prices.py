@@ -7,7 +7,7 @@ import pytest
 
 from kedge.errors import InvalidSetting
 from kedge.events import Usage
-from kedge.prices import Prices, cost, current_prices, load_prices
+from kedge.prices import Prices, cache_savings, cost, current_prices, load_prices
 
 MILLION = Usage(1_000_000, 400_000, 100_000)
 
@@ -23,6 +23,14 @@ def test_cached_tokens_have_a_price_of_their_own() -> None:
     """Cached tokens are part of the input, and are not paid for twice."""
     found = cost(MILLION, "openai", "gpt-5.1")
     assert found == pytest.approx(0.6 * 1.25 + 0.4 * 0.125 + 0.1 * 10)
+
+
+def test_savings_are_what_caching_spared_less_what_it_cost() -> None:
+    """Negative for a write that nothing read; unknown for a model without a price."""
+    assert cache_savings(MILLION, "openai", "gpt-5.1") == pytest.approx(0.4 * (1.25 - 0.125))
+    written = Usage(1_000_000, 0, 0, cache_write_tokens=1_000_000)
+    assert (cache_savings(written, "openai", "gpt-5.6-sol") or 0) < 0
+    assert cache_savings(MILLION, "openai", "unheard-of") is None
 
 
 def test_written_tokens_have_a_price_of_their_own() -> None:

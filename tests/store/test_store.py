@@ -91,6 +91,9 @@ async def test_a_response_row_comes_back_complete(store: Store) -> None:
         barrier=3,
         derived=("a", "b"),
         lost_reason="gone",
+        predicted_cached_tokens=9,
+        cache_write_tokens=10,
+        cache_savings=0.125,
     )
     made = await store.append(row, node, [assistant("Hi")], response=full)
     (found,) = await store.responses(row)

@@ -79,6 +79,7 @@ def _collect_analytics(tx: Tx, selection: Selection, prices: Prices | None) -> A
         cost=sum_costs(spent),
         latency=queries.measure_latencies(tx, where).get(1, Latency()),
         models=_collect_models(tx, selection, sum_by_model(spent)),
+        cache=queries.sum_cache_use(tx, selection),
     )
 
 
@@ -140,7 +141,8 @@ def _fill_bucket(bucket: Bucket, row: Row, cost: Cost, latency: Latency) -> Buck
         healed=healed,
         sent_bytes=sent,
         saved_bytes=saved,
-        tokens=queries.tokens_from_row(row[7:]),
+        tokens=queries.tokens_from_row(row[7:11]),
+        cache=queries.cache_use_from_row(row[11:]),
         cost=cost,
         latency=latency,
     )
@@ -150,7 +152,7 @@ def _query_counts(tx: Tx, where: SqlCondition, column: str) -> list[Row]:
     return tx.rows(
         f"SELECT {column}, COUNT(*), {queries.count_where(ANSWERED)}, COUNT(r.anchor), "  # noqa: S608
         f"{queries.count_where(FALLBACK)}, COUNT(r.healed), SUM(r.sent_bytes), SUM(r.saved_bytes), "
-        f"{queries.TOKEN_COLUMNS} FROM responses r WHERE {where.sql} GROUP BY {column}",
+        f"{queries.TOKEN_COLUMNS}, {queries.CACHE_COLUMNS} FROM responses r WHERE {where.sql} GROUP BY {column}",
         where.values,
     )
 

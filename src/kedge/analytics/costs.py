@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kedge.analytics.filters import SqlCondition
+from kedge.analytics.queries import ROUND_DIGITS
 from kedge.analytics.results import Cost
 from kedge.events import Usage
 from kedge.prices import Prices, current_prices
 from kedge.store.database import Tx
-
-ROUND_DIGITS = 9
-"""Sums are rounded, so that the order in which a database adds does not matter."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,20 @@ from kedge.analytics.filters import (
     build_time_condition,
     has_response_filter,
 )
-from kedge.analytics.results import Branching, Chains, Count, Latency, Requests, Selection, Tokens
+from kedge.analytics.results import (
+    Branching,
+    CacheUse,
+    Chains,
+    Count,
+    Latency,
+    Requests,
+    Selection,
+    Tokens,
+)
 from kedge.store.database import Row, Tx
 
+ROUND_DIGITS = 9
+"""Sums of dollars are rounded, so that the order in which a database adds does not matter."""
 HEALED_WITHOUT_REJECTION = ("forgot", "unproven", "audit")
 """Reasons for healing without a rejected request."""
 
@@ -24,6 +35,15 @@ NO_ID = f"{ANSWERED} AND r.provider_response_id IS NULL"
 REJECTED = "r.status = 'refused'"
 TOKEN_COLUMNS = (
     "SUM(r.input_tokens), SUM(r.cached_tokens), SUM(r.output_tokens), SUM(r.reasoning_tokens)"
+)
+
+
+_PREDICTED = "r.predicted_cached_tokens IS NOT NULL AND r.cached_tokens IS NOT NULL"
+CACHE_COLUMNS = (
+    f"SUM(CASE WHEN {_PREDICTED} THEN 1 ELSE 0 END), "
+    f"SUM(CASE WHEN {_PREDICTED} THEN r.predicted_cached_tokens ELSE 0 END), "
+    f"SUM(CASE WHEN {_PREDICTED} THEN r.cached_tokens ELSE 0 END), "
+    "SUM(r.cache_write_tokens), SUM(r.cache_savings)"
 )
 
 
@@ -118,6 +138,18 @@ def sum_tokens(tx: Tx, selection: Selection) -> Tokens:
 def tokens_from_row(row: Row) -> Tokens:
     """Return the tokens in a row of `TOKEN_COLUMNS`."""
     return Tokens(*(int(each or 0) for each in row))
+
+
+def sum_cache_use(tx: Tx, selection: Selection) -> CacheUse:
+    """Sum predicted and actual cached tokens, and what they saved."""
+    return cache_use_from_row(_select_one(tx, CACHE_COLUMNS, build_condition(selection)))
+
+
+def cache_use_from_row(row: Row) -> CacheUse:
+    """Return the use of prompt caches in a row of `CACHE_COLUMNS`."""
+    predictions, predicted, cached, written = (int(each or 0) for each in row[:4])
+    saved = round(float(row[4] or 0), ROUND_DIGITS)
+    return CacheUse(predictions, predicted, cached, written, saved)
 
 
 def list_models(tx: Tx, selection: Selection) -> list[tuple[str, str, int, int, Tokens]]:

@@ -115,6 +115,27 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheUse:
+    """Predicted against actual cached tokens, and what prompt caching saved.
+
+    ``predictions`` are requests with a prediction and a count; ``predicted`` and ``cached`` are their sums.
+    ``written`` are tokens written to explicit caches. ``saved`` is in dollars, for all responses whose
+    price is known, less what writing cost.
+    """
+
+    predictions: int = 0
+    predicted: int = 0
+    cached: int = 0
+    written: int = 0
+    saved: float = 0.0
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of the predicted tokens that were cached; ``None`` if none were predicted."""
+        return self.cached / self.predicted if self.predicted else None
+
+
+@dataclass(frozen=True, slots=True)
 class Cost:
     """The cost in dollars, as far as prices are known.
 
@@ -170,6 +191,7 @@ class Analytics:
     latency: Latency
     models: tuple[ModelStats, ...] = ()
     """Sorted by requests, most first."""
+    cache: CacheUse = field(default_factory=CacheUse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,3 +210,4 @@ class Bucket:
     tokens: Tokens = field(default_factory=Tokens)
     cost: Cost = field(default_factory=Cost)
     latency: Latency = field(default_factory=Latency)
+    cache: CacheUse = field(default_factory=CacheUse)

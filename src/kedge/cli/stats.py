@@ -78,6 +78,7 @@ def _build_overview(stats: Analytics) -> Table:
     statuses = ", ".join(_format_count(each) for each in requests.statuses)
     sent = f"{format_size(requests.sent_bytes)}; {format_size(requests.saved_bytes)} saved"
     cached = f"{stats.tokens.input} in ({_format_share(stats.tokens.cached_share)} cached)"
+    cache, saved = stats.cache, format_cost(stats.cache.saved)
     points, forks = pluralize(branching.points, "point"), pluralize(branching.forks, "fork")
     chained = f"{requests.chained} ({_format_share(requests.chained_share)})"
     rows = (
@@ -93,6 +94,7 @@ def _build_overview(stats: Analytics) -> Table:
         ("branches", f"{branching.branches} at {points}, {forks}"),
         ("sent", f"{sent} ({_format_share(requests.saved_share)})"),
         ("tokens", f"{cached}, {stats.tokens.output} out"),
+        ("cache", f"{cache.cached} cached of {cache.predicted} predicted, {saved} saved"),
         ("cost", _format_cost(stats.cost.dollars, stats.cost.unpriced)),
         (
             "latency",

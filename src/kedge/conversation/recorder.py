@@ -24,7 +24,7 @@ from kedge.events.run import (
     ToolFinished,
 )
 from kedge.planning import RequestPlan, get_state
-from kedge.prices import cost
+from kedge.prices import cache_savings, cost
 from kedge.store import Incident, ResponseRow, StoredExchange, Telemetry, ToolRow
 from kedge.store.records import ResponseStatus
 
@@ -115,7 +115,11 @@ class RunRecorder:
                 counted=record.counted,
             )
         self.healed = ""
-        return replace(row, cost=price(row) if price else _compute_cost(row, outcome.usage))
+        return replace(
+            row,
+            cost=price(row) if price else _compute_cost(row, outcome.usage),
+            cache_savings=_compute_savings(row, outcome.usage),
+        )
 
     def build_failure_row(self, error: EngineError) -> ResponseRow | None:
         """Return the row of a failed request; None if no request was made."""
@@ -150,6 +154,8 @@ class RunRecorder:
             cached_tokens=usage.cached_tokens if usage else None,
             output_tokens=usage.output_tokens if usage else None,
             reasoning_tokens=usage.reasoning_tokens if usage else None,
+            predicted_cached_tokens=plan.cache.cached_tokens if plan.cache else None,
+            cache_write_tokens=usage.cache_write_tokens if usage else None,
             first_token_seconds=self.first_token_seconds,
             seconds=time.perf_counter() - self.timer_start,
             created_at=self.requested_at or self.clock(),
@@ -191,6 +197,11 @@ def _filter_json(value: Any, filters: ContentFilters) -> Any:
 def _compute_cost(row: ResponseRow, usage: Usage | None) -> float | None:
     """Return the cost by the current prices, at the time of the response."""
     return cost(usage, row.provider, row.model, at=row.created_at) if usage else None
+
+
+def _compute_savings(row: ResponseRow, usage: Usage | None) -> float | None:
+    """Return what prompt caching saved by the current prices, at the time of the response."""
+    return cache_savings(usage, row.provider, row.model, at=row.created_at) if usage else None
 
 
 def _full_send_reason(plan: RequestPlan, healed: str) -> str:

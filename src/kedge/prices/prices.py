@@ -3,7 +3,7 @@
 import os
 import re
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from functools import lru_cache
 from importlib.resources import files
@@ -186,6 +186,25 @@ class Prices:
         price = self.find(provider, model, input_tokens=usage.input_tokens, on=day)
         return None if price is None else _compute_cost(usage, price)
 
+    def cache_savings(
+        self, usage: Usage, provider: str, model: str, *, at: float | None = None
+    ) -> float | None:
+        """Return how much the provider's prompt cache saved, less what writing to it cost.
+
+        Args:
+            usage: The tokens of a response.
+            provider: The name of the provider.
+            model: The name of the model.
+            at: The time of the response; now by default.
+
+        Returns:
+            Dollars, which are negative if writing cost more; None if the price is unknown.
+        """
+        paid = self.cost(usage, provider, model, at=at)
+        plain = replace(usage, cached_tokens=0, cache_write_tokens=0)
+        full = self.cost(plain, provider, model, at=at)
+        return None if paid is None or full is None else full - paid
+
 
 def load_prices(path: str | Path | None = None) -> Prices:
     """Load the prices of the package, and those of a file, which take precedence.
@@ -211,6 +230,13 @@ _load_cached = lru_cache(maxsize=4)(load_prices)
 def cost(usage: Usage, provider: str, model: str, *, at: float | None = None) -> float | None:
     """Return the cost of a response by the current prices; see `Prices.cost`."""
     return current_prices().cost(usage, provider, model, at=at)
+
+
+def cache_savings(
+    usage: Usage, provider: str, model: str, *, at: float | None = None
+) -> float | None:
+    """Return what prompt caching saved by the current prices; see `Prices.cache_savings`."""
+    return current_prices().cache_savings(usage, provider, model, at=at)
 
 
 def _select_price(table: tuple[Price, ...], input_tokens: int, day: date) -> Price | None:

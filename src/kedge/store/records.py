@@ -112,7 +112,8 @@ class ResponseRow:
 
     ``node`` is the node that it made. ``anchor`` is the response that it was chained on; ``reason`` is
     why it was chained on none. Tokens are ``None`` if the server did not count them, ``cost`` if the
-    price is unknown. ``digest`` and the members after it prove what the server remembers; see
+    price is unknown; ``predicted_cached_tokens`` is ``None`` without a prediction, and ``cache_savings``
+    is in dollars. ``digest`` and the members after it prove what the server remembers; see
     `AnchorRecord`. ``expires_at`` respects the retention of the conversation.
     """
 
@@ -148,6 +149,9 @@ class ResponseRow:
     derived: tuple[str, ...] = ()
     counted: TokenCounts | None = None
     lost_reason: str = ""
+    predicted_cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    cache_savings: float | None = None
     node: int = 0
     parent: int = 0
     conversation: str = ""

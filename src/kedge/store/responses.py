@@ -81,6 +81,9 @@ def _response_values(row: ResponseRow, scope: int) -> Row:
         json.dumps(row.derived) if row.derived else None,
         json.dumps(row.counted) if row.counted else None,
         row.lost_reason or None,
+        row.predicted_cached_tokens,
+        row.cache_write_tokens,
+        row.cache_savings,
     )
 
 

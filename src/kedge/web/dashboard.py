@@ -82,7 +82,7 @@ def build_tiles(stats: Analytics, counts: ProcessCounts) -> tuple[Tile, ...]:
         Tile(
             "Cached tokens",
             format_percent(tokens.cached, tokens.input),
-            f"of {format_number(tokens.input)} input, {format_number(tokens.output)} output",
+            f"of {format_number(tokens.input)} input, {_describe_cache(stats)}",
         ),
         Tile(
             "First token", format_duration(stats.latency.first_token_median), _describe_p95(stats)
@@ -98,6 +98,14 @@ def build_tiles(stats: Analytics, counts: ProcessCounts) -> tuple[Tile, ...]:
             f"{healed} healed, {_describe_cost(stats)}",
         ),
     )
+
+
+def _describe_cache(stats: Analytics) -> str:
+    cache = stats.cache
+    predicted = (
+        f"{format_number(cache.predicted)} predicted" if cache.predictions else "no prediction"
+    )
+    return f"{predicted}, {format_cost(cache.saved)} saved" if cache.saved else predicted
 
 
 def _describe_p95(stats: Analytics) -> str:

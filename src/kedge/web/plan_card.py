@@ -114,7 +114,9 @@ def iter_facts(row: ResponseRow) -> Iterable[tuple[str, str]]:
     yield "Mode", row.mode
     if row.input_tokens is not None:
         cached = format_percent(row.cached_tokens or 0, row.input_tokens)
-        yield "Input", f"{format_number(row.input_tokens)} tokens, {cached} cached"
+        predicted = row.predicted_cached_tokens
+        note = f" ({format_number(predicted)} tokens predicted)" if predicted else ""
+        yield "Input", f"{format_number(row.input_tokens)} tokens, {cached} cached{note}"
     if row.output_tokens is not None:
         reasoning = (
             f", {format_number(row.reasoning_tokens)} for reasoning" if row.reasoning_tokens else ""

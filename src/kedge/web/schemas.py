@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from kedge.analytics import (
     Branching,
+    CacheUse,
     Chains,
     Cost,
     Latency,
@@ -368,6 +369,9 @@ class ResponseShape(ApiModel):
     cached_tokens: int | None
     output_tokens: int | None
     reasoning_tokens: int | None
+    predicted_cached_tokens: int | None
+    cache_write_tokens: int | None
+    cache_savings: float | None
     cost: float | None
     first_token_seconds: float | None
     seconds: float
@@ -407,6 +411,7 @@ class AnalyticsShape(ApiModel):
     chains: Chains
     branching: Branching
     tokens: Tokens
+    cache: CacheUse
     cost: Cost
     latency: Latency
     models: tuple[ModelStats, ...]
