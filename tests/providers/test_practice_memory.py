@@ -7,6 +7,7 @@ import pytest
 from kedge.conversation import Conversation
 from kedge.event_loops import run_sync
 from kedge.providers.practice_memory import (
+    erase_deleted,
     erase_practice_memory,
     find_missing_responses,
     get_embedded_server,
@@ -58,6 +59,12 @@ def test_a_file_that_cannot_be_used_is_reported(
     assert "only while this process runs" in caplog.text
 
 
+async def erase_nothing() -> None:
+    """Without a file there is nothing to erase."""
+    async with await open_store("sqlite://:memory:") as store:
+        await erase_deleted(store)
+
+
 def test_erasing_leaves_only_what_is_retained(tmp_path: Path) -> None:
     """Responses and conversation objects are deleted from the disk, not only from the index."""
     file = tmp_path / "practice.db"
@@ -68,6 +75,7 @@ def test_erasing_leaves_only_what_is_retained(tmp_path: Path) -> None:
         gone = send_messages("b goes", "c goes")
         send_messages("d goes", mode="conversation")
     erase_practice_memory(file, left)
+    run_sync(erase_nothing())
     with store_practice_memory(file):
         assert find_missing_responses([*left, *gone]) == set(gone)
     content = b"".join(path.read_bytes() for path in tmp_path.iterdir())

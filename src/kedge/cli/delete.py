@@ -8,11 +8,11 @@ from kedge.cli.base import command as kedge_command
 from kedge.cli.base import echo, echo_json
 from kedge.cli.store_options import (
     conversation_argument,
+    erase_practice_responses,
     find_conversation,
     run_with_store,
     store_option,
 )
-from kedge.config import practice_file, store_url
 from kedge.formatting import sanitize_text
 
 if TYPE_CHECKING:
@@ -38,15 +38,11 @@ def command(conversation: str, yes: bool, store: str, as_json: bool) -> None:
     if not yes:
         click.confirm(f"Delete {name} permanently?", abort=True, err=True)
 
-    async def work(opened: "Store") -> list[str]:
+    async def work(opened: "Store") -> None:
         await opened.delete(row.id)
-        return [each.provider_response_id for each in await opened.responses()]
+        await erase_practice_responses(opened, store)
 
-    retained = run_with_store(work, given=store)
-    if file := practice_file(store_url(store, create=False)):
-        from kedge.providers.practice_memory import erase_practice_memory
-
-        erase_practice_memory(file, frozenset(retained))
+    run_with_store(work, given=store)
     if as_json:
         echo_json({"id": row.id, "deleted": True})
     else:

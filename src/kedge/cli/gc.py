@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import echo, echo_json
-from kedge.cli.store_options import run_with_store, store_option
+from kedge.cli.store_options import erase_practice_responses, run_with_store, store_option
 from kedge.config import store_file, store_url
 from kedge.formatting import format_size, pluralize
 
@@ -21,6 +21,7 @@ def command(store: str, as_json: bool) -> None:
     """
 
     async def work(opened: "Store") -> int:
+        await erase_practice_responses(opened, store)
         return await opened.gc()
 
     file = store_file(store_url(store, create=False))

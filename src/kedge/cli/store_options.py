@@ -135,6 +135,18 @@ def store_practice_responses(address: str, *, make: bool = True) -> Generator[No
         yield
 
 
+async def erase_practice_responses(store: "Store", given: str) -> None:
+    """Erase what the practice model remembers of deleted conversations, if it has a file."""
+    address = store_url(given, create=False)
+    file = practice_file(address)
+    if file is None or not file.exists():
+        return
+    from kedge.providers.practice_memory import erase_deleted
+
+    with store_practice_responses(address, make=False):
+        await erase_deleted(store)
+
+
 def run_with_store(
     work: "Callable[[Store], Awaitable[T]]",
     *,

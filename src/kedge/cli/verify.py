@@ -79,7 +79,8 @@ async def _audit(store: "Store", row: "ConversationRow", given: str | None) -> A
             found = await audit(turn)
     except KedgeError as error:
         return {**report, "agrees": None, "words": str(error)}
-    return {**report, "agrees": found.agrees, "words": str(found)}
+    words = found.difference if found.agrees is None else str(found)
+    return {**report, "agrees": found.agrees, "words": words}
 
 
 def _print_report(damage: "list[Damage]", audits: list[AuditReport]) -> None:

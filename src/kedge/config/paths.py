@@ -12,6 +12,7 @@ CONFIG_ENV = "KEDGE_CONFIG"
 
 def data_dir() -> Path:
     """Return the folder for databases."""
+    # Not platformdirs: on macOS it would move the files of users who set XDG_DATA_HOME.
     home = Path.home()
     if sys.platform == "darwin":
         folder = home / "Library" / "Application Support"

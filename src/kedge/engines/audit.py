@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from kedge.errors import EngineError, InvalidTurn
+from kedge.formatting import pluralize
 from kedge.planning import AnchorRecord, RequestPlan
 from kedge.planning.canonical import canonical_json
 from kedge.planning.digests import is_compaction
@@ -41,7 +42,8 @@ class Audit:
         if self.agrees is None:
             return f"not verified: {self.difference}"
         if self.agrees:
-            return f"{self.response_id}: the server holds the same {self.checked} blocks"
+            blocks = pluralize(self.checked, "block")
+            return f"{self.response_id}: the server holds the same {blocks}"
         return f"{self.response_id}: {self.difference}"
 
 
@@ -98,6 +100,8 @@ async def audit_blocks(
                 missing = f"the server no longer has {response_id}"
                 return Audit(False, anchor.response_id, checked, missing)
             detail = f"the server did not list what it stores ({error})"
+            if _is_missing(error):
+                detail = "the server no longer has this response, or does not list stored responses"
             return Audit(None, anchor.response_id, checked, detail)
         if anchor.barrier is not None:
             held = _trim_to_compaction(held)

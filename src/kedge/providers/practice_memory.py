@@ -13,11 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from anyio import to_thread
+
 from kedge.errors import CannotServe
 from kedge.server.settings import Settings
 from kedge.server.state import ServerState
 from kedge.server.storage.database import IN_MEMORY
 from kedge.server.thread_server import ServerThread
+from kedge.store import Store
 
 PRACTICE_SCOPE = "practice"
 """The scope of the practice model's responses."""
@@ -103,6 +106,26 @@ def find_missing_responses(ids: Collection[str]) -> set[str]:
         return {each for each in ids if state.responses.find(each) is None}
 
     return get_embedded_server().call(find)
+
+
+async def erase_deleted(store: Store) -> None:
+    """Erase what the practice model remembers of conversations that are no longer in the store.
+
+    It applies to the file of `store_practice_memory`, which belongs to this store alone. Responses that were
+    interrupted, and so never reached the store, are erased as well.
+
+    Args:
+        store: The store, after the deletion.
+
+    Raises:
+        CannotServe: If the file cannot be opened.
+    """
+    if _memory.file == IN_MEMORY:
+        return
+    file, retention = Path(_memory.file), _file_settings(_memory.file).retention
+    rows = await store.responses(since=store.clock() - retention)
+    retained = frozenset(row.provider_response_id for row in rows)
+    await to_thread.run_sync(erase_practice_memory, file, retained)
 
 
 def erase_practice_memory(file: Path, retained: Collection[str]) -> None:

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from kedge.analytics import Selection, analyse
 from kedge.conversation import Conversation
 from kedge.errors import InvalidSetting, NotInStore
+from kedge.providers.practice_memory import erase_deleted
 from kedge.store import ConversationRow
 from kedge.store.listing import ConversationSummary, list_summaries, read_tree
 from kedge.turns import dump_block, system, user
@@ -97,6 +98,7 @@ async def delete_conversation(call: ApiCall) -> Response:
         call.service.deletions.schedule(call.service.store, row, call.query.undo)
     else:
         await call.service.store.delete(row)
+        await erase_deleted(call.service.store)
     return Response(status_code=204)
 
 

@@ -7,7 +7,8 @@ down. If the server is killed before, the conversation is listed again: a deleti
 import asyncio
 from contextlib import suppress
 
-from kedge.errors import StoreError
+from kedge.errors import CannotServe, StoreError
+from kedge.providers.practice_memory import erase_deleted
 from kedge.store import ConversationRow, Store
 
 
@@ -42,6 +43,7 @@ class DeletionQueue:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._is_closing.wait()
-        with suppress(StoreError):  # another process may have deleted it
+        with suppress(StoreError, CannotServe):  # another process may have deleted it
             await store.delete(row)
+            await erase_deleted(store)
         self._tasks.pop(row.id, None)
