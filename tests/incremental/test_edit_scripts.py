@@ -1,0 +1,91 @@
+"""Random edit scripts with the `openai` client: coherent, equal answers, and hardly more than the best plan."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from clients.edit_scripts import (
+    Step,
+    describe_item,
+    make_script,
+    run_script,
+    sum_best_bytes,
+)
+from kedge.incremental import chain
+from kedge.testing import serve
+from proxy.running import serve_proxy
+
+ADD: Any = {
+    "type": "function",
+    "name": "add",
+    "strict": False,
+    "parameters": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        "required": ["a", "b"],
+    },
+}
+MAX_SHARE = 1.10
+"""The bytes that may be uploaded, as a share of the best plan."""
+
+
+def edit(turn: list[Any], text: str) -> list[Any]:
+    """A turn with another text of the user."""
+    return [{**turn[0], "content": text}, *turn[1:]]
+
+
+async def play(script: list[Step], base_url: str, chained: bool) -> list[str]:
+    """Run a script with the bare client; streams and complete answers alternate."""
+    async with AsyncOpenAI(base_url=base_url, api_key="key", max_retries=0) as client:
+        if chained:
+            chain(client)
+
+        async def send(history: list[Any], text: str) -> tuple[str, list[Any]]:
+            turn: list[Any] = [{"role": "user", "content": text}]
+            while True:
+                written: Any = {"model": "practice", "input": [*history, *turn], "tools": [ADD]}
+                if len(history) % 2:
+                    async with client.responses.stream(**written) as events:
+                        response = await events.get_final_response()
+                else:
+                    response = await client.responses.create(**written)
+                turn += [item.model_dump(exclude_none=True) for item in response.output]
+                calls = [item for item in response.output if item.type == "function_call"]
+                for call in calls:
+                    given = json.loads(call.arguments)
+                    result = {"type": "function_call_output", "call_id": call.call_id}
+                    turn.append({**result, "output": str(given["a"] + given["b"])})
+                if not calls:
+                    return response.output_text, turn
+
+        return await run_script(script, send, edit)
+
+
+def observe(script: list[Step], way: str) -> tuple[list[str], list[list[str]], int, int]:
+    """The texts, the contexts that the model saw, the bytes uploaded and those of the best plan."""
+    with serve() as server:
+        if way == "proxy":
+            with serve_proxy(server.base_url, trust="earned") as url:
+                texts = asyncio.run(play(script, f"{url}/v1", chained=False))
+        else:
+            texts = asyncio.run(play(script, server.base_url, chained=way == "chain"))
+        seen = [request for request in server.requests if request.context is not None]
+        contexts = [[describe_item(item) for item in request.context or ()] for request in seen]
+        uploaded = sum(len(request.raw) for request in server.requests)
+        best = sum_best_bytes(seen) if way == "bare" else 0
+        return texts, contexts, uploaded, best
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_edit_scripts_are_coherent_and_close_to_the_best_plan(seed: int) -> None:
+    """Through `chain` and through the proxy: what the model sees and says is the same as without."""
+    script = make_script(seed, 20)
+    texts, contexts, uploaded, best = observe(script, "bare")
+    assert best < uploaded / 2
+    for way in ("chain", "proxy"):
+        found = observe(script, way)
+        assert found[:2] == (texts, contexts), way
+        assert found[2] <= MAX_SHARE * best, way
