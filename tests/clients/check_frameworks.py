@@ -1,8 +1,9 @@
 """Agent frameworks, unmodified, on a strict server: bare, through `kedge.chain` and through `kedge proxy`.
 
 Run by `check_clients.py`, in an environment of its own: none of these packages is a dependency. Each
-framework replays its history. Its answers must be the same in all three ways, the model must see the same
-context for each request, and with Kedge the bodies must be smaller.
+framework replays its history, also one that is edited at random between requests. Its answers must be the
+same in all three ways, the model must see the same context for each request, and with Kedge the bodies must be
+smaller; for the edited histories, hardly larger than those of the best plan.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -10,12 +11,14 @@ context for each request, and with Kedge the bodies must be smaller.
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx2
 import uvicorn
+from edit_scripts import Step, describe_item, make_script, run_script, sum_best_bytes
 from openai import AsyncOpenAI
 
 import kedge
@@ -23,14 +26,21 @@ from kedge.proxy import create_proxy_app
 from kedge.server.uvicorn_server import bind
 from kedge.testing import serve
 
-MESSAGES = [
-    "My name is Ada.",
-    "Please call add with a=2 and b=3",
-    "What is my name?",
-    "What is 4*5?",
-    "What did I say first?",
+TALK = [
+    Step("", 0.0, text)
+    for text in (
+        "My name is Ada.",
+        "Please call add with a=2 and b=3",
+        "What is my name?",
+        "What is 4*5?",
+        "What did I say first?",
+    )
 ]
-Run = Callable[[str, bool], Coroutine[Any, Any, list[str]]]
+"""A conversation without edits."""
+SEEDS, STEPS = 3, 20
+MAX_SHARE = 1.10
+"""The bytes that may be uploaded for an edit script, as a share of the best plan."""
+Run = Callable[[Sequence[Step], str, bool], Coroutine[Any, Any, list[str]]]
 
 
 def add(a: int, b: int) -> int:
@@ -41,54 +51,64 @@ def add(a: int, b: int) -> int:
 def make_client(base_url: str, chained: bool) -> AsyncOpenAI:
     """The client that a framework gets."""
     client = AsyncOpenAI(base_url=base_url, api_key="key", max_retries=0)
-    return kedge.chain(client, trust="always") if chained else client
+    return kedge.chain(client) if chained else client
 
 
-async def run_bare(base_url: str, chained: bool) -> list[str]:
+async def run_bare(script: Sequence[Step], base_url: str, chained: bool) -> list[str]:
     """The `openai` client, with a history kept by hand."""
     parameters = {"a": {"type": "integer"}, "b": {"type": "integer"}}
     tool: Any = {"type": "function", "name": "add", "strict": False}
     tool["parameters"] = {"type": "object", "properties": parameters, "required": ["a", "b"]}
-    history: list[Any] = []
-    texts: list[str] = []
     async with make_client(base_url, chained) as client:
-        for message in MESSAGES:
-            history.append({"role": "user", "content": message})
+
+        async def send(history: list[Any], text: str) -> tuple[str, list[Any]]:
+            turn: list[Any] = [{"role": "user", "content": text}]
             while True:
                 response = await client.responses.create(
-                    model="practice", input=history, tools=[tool]
+                    model="practice", input=[*history, *turn], tools=[tool]
                 )
-                history += response.output
+                turn += [item.model_dump(exclude_none=True) for item in response.output]
                 calls = [item for item in response.output if item.type == "function_call"]
                 for call in calls:
                     output = str(add(**json.loads(call.arguments)))
                     result = {"type": "function_call_output", "call_id": call.call_id}
-                    history.append({**result, "output": output})
+                    turn.append({**result, "output": output})
                 if not calls:
-                    break
-            texts.append(response.output_text)
-    return texts
+                    return response.output_text, turn
+
+        return await run_script(script, send, _edit_item)
 
 
-async def run_pydantic_ai(base_url: str, chained: bool) -> list[str]:
+def _edit_item(turn: list[Any], text: str) -> list[Any]:
+    return [{**turn[0], "content": text}, *turn[1:]]
+
+
+async def run_pydantic_ai(script: Sequence[Step], base_url: str, chained: bool) -> list[str]:
     """pydantic-ai with `message_history`."""
     from pydantic_ai import Agent
+    from pydantic_ai.messages import UserPromptPart
     from pydantic_ai.models.openai import OpenAIResponsesModel
     from pydantic_ai.providers.openai import OpenAIProvider
+
+    def edit(turn: list[Any], text: str) -> list[Any]:
+        parts = [
+            replace(part, content=text) if isinstance(part, UserPromptPart) else part
+            for part in turn[0].parts
+        ]
+        return [replace(turn[0], parts=parts), *turn[1:]]
 
     async with make_client(base_url, chained) as client:
         model = OpenAIResponsesModel("practice", provider=OpenAIProvider(openai_client=client))
         agent = Agent(model, tools=[add], system_prompt="Be brief.")
-        history: Any = None
-        texts: list[str] = []
-        for message in MESSAGES:
-            result = await agent.run(message, message_history=history)
-            history = result.all_messages()
-            texts.append(result.output)
-    return texts
+
+        async def send(history: list[Any], text: str) -> tuple[str, list[Any]]:
+            result = await agent.run(text, message_history=history or None)
+            return result.output, result.new_messages()
+
+        return await run_script(script, send, edit)
 
 
-async def run_openai_agents(base_url: str, chained: bool) -> list[str]:
+async def run_openai_agents(script: Sequence[Step], base_url: str, chained: bool) -> list[str]:
     """openai-agents with `to_input_list`."""
     from agents import (
         Agent,
@@ -102,44 +122,42 @@ async def run_openai_agents(base_url: str, chained: bool) -> list[str]:
     async with make_client(base_url, chained) as client:
         model = OpenAIResponsesModel("practice", openai_client=client)
         agent = Agent(name="a", instructions="Be brief.", model=model, tools=[function_tool(add)])
-        items: list[Any] = []
-        texts: list[str] = []
-        for message in MESSAGES:
-            result = await Runner.run(agent, [*items, {"role": "user", "content": message}])
-            items = result.to_input_list()
-            texts.append(result.final_output)
-    return texts
+
+        async def send(history: list[Any], text: str) -> tuple[str, list[Any]]:
+            result = await Runner.run(agent, [*history, {"role": "user", "content": text}])
+            return result.final_output, result.to_input_list()[len(history) :]
+
+        return await run_script(script, send, _edit_item)
 
 
-async def run_langchain(base_url: str, chained: bool) -> list[str]:
+async def run_langchain(script: Sequence[Step], base_url: str, chained: bool) -> list[str]:
     """langchain-openai, which takes an HTTP client."""
     from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
     from langchain_openai import ChatOpenAI
 
     async with httpx2.AsyncClient() as http:
         if chained:
-            kedge.chain(http, trust="always")
+            kedge.chain(http)
         settings: Any = {"base_url": base_url, "api_key": "key", "use_responses_api": True}
         model = ChatOpenAI(model="practice", http_async_client=http, max_retries=0, **settings)
         bound = model.bind_tools([add])
-        history: list[Any] = [SystemMessage("Be brief.")]
-        texts: list[str] = []
-        for message in MESSAGES:
-            history.append(HumanMessage(message))
+
+        async def send(history: list[Any], text: str) -> tuple[str, list[Any]]:
+            turn: list[Any] = [HumanMessage(text)]
             while True:
-                answer = await bound.ainvoke(history)
-                history.append(answer)
+                answer = await bound.ainvoke([SystemMessage("Be brief."), *history, *turn])
+                turn.append(answer)
                 if not answer.tool_calls:
-                    break
-                history += [
+                    return str(answer.text), turn
+                turn += [
                     ToolMessage(str(add(**call["args"])), tool_call_id=call["id"])
                     for call in answer.tool_calls
                 ]
-            texts.append(str(answer.text))
-    return texts
+
+        return await run_script(script, send, lambda turn, text: [HumanMessage(text), *turn[1:]])
 
 
-async def run_agent_framework(base_url: str, chained: bool) -> list[str]:
+async def run_agent_framework(script: Sequence[Step], base_url: str, chained: bool) -> list[str]:
     """agent-framework with a history of its messages; in a tool loop it chains by itself."""
     from agent_framework import Agent, Message
     from agent_framework.openai import OpenAIChatClient
@@ -147,14 +165,15 @@ async def run_agent_framework(base_url: str, chained: bool) -> list[str]:
     async with make_client(base_url, chained) as client:
         chat = OpenAIChatClient(model="practice", async_client=client)
         agent = Agent(client=chat, instructions="Be brief.", tools=[add])
-        history: list[Any] = []
-        texts: list[str] = []
-        for message in MESSAGES:
-            history.append(Message("user", [message]))
-            response = await agent.run(history)
-            history += response.messages
-            texts.append(response.text)
-    return texts
+
+        async def send(history: list[Any], text: str) -> tuple[str, list[Any]]:
+            message = Message("user", [text])
+            response = await agent.run([*history, message])
+            return response.text, [message, *response.messages]
+
+        return await run_script(
+            script, send, lambda turn, text: [Message("user", [text]), *turn[1:]]
+        )
 
 
 FRAMEWORKS: dict[str, Run] = {
@@ -177,7 +196,7 @@ def serve_proxy(upstream: str) -> Iterator[str]:
                 started.set()
                 await super().main_loop()
 
-        app = create_proxy_app(upstream, trust="always")
+        app = create_proxy_app(upstream)
         server = Server(uvicorn.Config(app, log_config=None))
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
         thread.start()
@@ -190,32 +209,33 @@ def serve_proxy(upstream: str) -> Iterator[str]:
             thread.join(60)
 
 
-def observe(run: Run, way: str) -> tuple[list[str], list[Any], int]:
-    """The texts a framework shows, the contexts that the model saw, and the bytes uploaded."""
+def observe(run: Run, script: Sequence[Step], way: str) -> tuple[list[str], list[Any], int, int]:
+    """The texts, the contexts that the model saw, the bytes uploaded and those of the best plan."""
     with serve() as server:
         if way == "proxy":
             with serve_proxy(server.base_url) as base_url:
-                texts = asyncio.run(run(base_url, False))
+                texts = asyncio.run(run(script, base_url, False))
         else:
-            texts = asyncio.run(run(server.base_url, way == "chain"))
+            texts = asyncio.run(run(script, server.base_url, way == "chain"))
         requests = [request for request in server.requests if request.context is not None]
-        contexts = [[_comparable(item) for item in request.context or ()] for request in requests]
-        return texts, contexts, sum(len(request.raw) for request in requests)
-
-
-def _comparable(item: Any) -> str:
-    """What a model sees of an item: ids differ between runs, and members may come in any order."""
-    seen = {k: v for k, v in item.items() if k not in ("id", "call_id", "status")}
-    if "arguments" in seen:
-        seen["arguments"] = json.loads(seen["arguments"])
-    return json.dumps(seen, sort_keys=True)
+        contexts = [[describe_item(item) for item in request.context or ()] for request in requests]
+        size = sum(len(request.raw) for request in server.requests if request.method == "POST")
+        return texts, contexts, size, sum_best_bytes(requests) if way == "bare" else 0
 
 
 def check_frameworks() -> Iterator[tuple[str, str, bool]]:
     """Run every framework in every way; yield its package, what was run, and whether it passed."""
+    scripts = [make_script(seed, STEPS) for seed in range(SEEDS)]
     for name, run in FRAMEWORKS.items():
-        bare = observe(run, "bare")
+        bare = observe(run, TALK, "bare")
+        edited = [observe(run, script, "bare") for script in scripts]
+        best = sum(each[3] for each in edited)
         for way in ("chain", "proxy"):
-            texts, contexts, size = observe(run, way)
+            texts, contexts, size, _ = observe(run, TALK, way)
             passed = (texts, contexts) == bare[:2] and size < bare[2]
             yield name, f"replayed through {way}: {size / bare[2]:.2f} of the bytes", passed
+            found = [observe(run, script, way) for script in scripts]
+            share = sum(each[2] for each in found) / best
+            equal = [each[:2] for each in found] == [each[:2] for each in edited]
+            what = f"edited at random through {way}: {share:.2f} of the best plan's bytes"
+            yield name, what, equal and share <= MAX_SHARE
