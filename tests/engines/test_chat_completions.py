@@ -481,6 +481,7 @@ async def test_a_server_that_misses_its_thoughts_gets_them_from_then_on() -> Non
     answers = [
         json_response(REASONING_ANSWER),
         json_response(refused, 400),
+        json_response(refused, 400),
         json_response(ANSWER),
         json_response(ANSWER),
     ]
@@ -489,12 +490,14 @@ async def test_a_server_that_misses_its_thoughts_gets_them_from_then_on() -> Non
     with serve_handler(server.handle) as url:
         async with connect(f"chat:{url}#m", max_retries=0) as engine:
             turn = (await engine.run(Turn([user("x")]))).append(tool_result("c1", "1"))
+            with pytest.raises(RequestRefused, match="Missing reasoning_content"):
+                await engine.run(turn, heal=False)
             async with engine.stream(turn) as stream:
                 events = [event async for event in stream]
             await engine.run(stream.turn.append(user("Go on")))
     assert Healed("reasoning") in events
     sent = ["reasoning_content" in str(body["messages"]) for body in server.bodies]
-    assert sent == [False, False, True, True]
+    assert sent == [False, False, False, True, True]
 
 
 async def test_a_server_that_will_not_have_thoughts_gets_none() -> None:

@@ -7,6 +7,7 @@ import pytest
 from engines.conftest import open_engine
 from engines.runs import last_text, request_bodies, send_lines
 from kedge.engines import ResponsesEngine
+from kedge.errors import ChainRefused
 from kedge.events import Event
 from kedge.events.run import Healed, ModeChanged
 from kedge.planning import get_state
@@ -22,6 +23,20 @@ async def run_with_events(
     async with engine.stream(turn, **options) as stream:
         events = [event async for event in stream]
     return stream.turn, events
+
+
+@pytest.mark.parametrize("fault", ["forget_all", "forget_silently,echo=no"])
+async def test_healing_can_be_disabled(
+    engine: ResponsesEngine, server: TestServer, fault: str
+) -> None:
+    """The error is raised at once, with the Turn to continue from; nothing more is sent."""
+    turn = await send_lines(engine, "One", "Two")
+    server.faults.set(fault, times=1)
+    asked, before = turn.append(user("Three")), len(request_bodies(server))
+    with pytest.raises(ChainRefused) as caught:
+        await engine.run(asked, heal=False)
+    assert caught.value.turn == asked
+    assert len(request_bodies(server)) == before + 1
 
 
 async def test_a_server_that_lost_its_memory_gets_everything_again(

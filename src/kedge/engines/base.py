@@ -77,6 +77,8 @@ class Request:
     """Called with each request and its reply, as they were transmitted."""
     before_send: BeforeSend | None = None
     """Awaited before each request of the run, for example to store what is sent."""
+    heal: bool = True
+    """Whether a request that the server rejects, or answers without its context, is sent again in full."""
     ephemeral: str = ""
     """System text of this run only, which becomes part of no Turn."""
     filters: ContentFilters = field(default_factory=ContentFilters, compare=False, repr=False)
@@ -103,6 +105,7 @@ class Request:
         output: Any = None,
         output_retries: int = DEFAULT_OUTPUT_RETRIES,
         ephemeral: EphemeralBlocks = (),
+        heal: bool = True,
         **params: Any,
     ) -> "Request":
         """Make a request from keyword options.
@@ -121,6 +124,8 @@ class Request:
             output: The type of the answer: any type that pydantic supports, or a JSON schema.
             output_retries: How often an answer that does not match is requested again.
             ephemeral: System text or system blocks of this run only: sent, but not part of the Turn.
+            heal: Whether a request that the server cannot continue is sent again in another way; if
+                not, its error is raised at once.
             params: Members of the request body, by the names of the provider's API. Members that
                 Kedge does not know go into the mapping ``extra_body``.
 
@@ -148,6 +153,7 @@ class Request:
             output=None if output is None else to_output_schema(output),
             output_retries=output_retries,
             ephemeral=_join_ephemeral(ephemeral),
+            heal=heal,
         )
 
     def resolve_params(self, defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -215,7 +215,7 @@ class ResponsesEngine(Engine):
                         yield event
                     return
             except _HealableError as failure:
-                if failure.reason in healed:
+                if failure.reason in healed or not request.heal:
                     raise failure.error from None
                 healed.add(failure.reason)
                 turn, way, event = self._heal(failure.turn or turn, way, failure, evidence)
@@ -655,7 +655,7 @@ def _describe_plan(plan: RequestPlan) -> list[Event]:
 
 
 def _lost_context_error(provider: str) -> EngineError:
-    message = "the server answered without the requested context, even after a full send"
+    message = "the server answered without the context that the request continues"
     return ChainRefused(message, provider=provider)
 
 

@@ -181,7 +181,7 @@ class StatelessEngine(Engine):
                 async for event in events:
                     yield event
         except RequestRefused as error:
-            healed = self._heal(error, turn, plan)
+            healed = self._heal(error, turn, plan) if request.heal else None
             if healed is None:
                 raise
         else:
