@@ -32,12 +32,21 @@ from kedge.web.send import (
     to_turn_shape,
 )
 from kedge.web.service import ConversationService
+from kedge.web.workflow_runs import (
+    find_workflow_run,
+    load_running,
+    start_workflow,
+    to_workflow_shape,
+)
+from kedge.workflows import list_workflows
 
 DAY = 86_400.0
 JSONL = "application/jsonl"
 EVENT_STREAM = "text/event-stream"
 MAX_TURN_BYTES = 14_000_000
 """The maximum size of a request body with a message and its attachments."""
+MAX_WORKFLOWS = 200
+"""The maximum number of workflows in a list."""
 RUN_HEADER = "x-kedge-run"
 """The header of an event stream that holds the id of its run."""
 
@@ -290,6 +299,37 @@ async def export_conversation(call: ApiCall) -> Response:
     return Response(lines, media_type=JSONL, headers={"content-disposition": name})
 
 
+async def list_started_workflows(call: ApiCall) -> BaseModel:
+    """List the newest workflows, the most recently changed first."""
+    service = call.service
+    rows = await list_workflows(service.store, limit=MAX_WORKFLOWS)
+    runs = [next(iter(service.runs.list(row.id)), None) for row in rows]
+    data = [to_workflow_shape(row, run) for row, run in zip(rows, runs, strict=True)]
+    return schemas.WorkflowPage(data=data)
+
+
+async def create_workflow(call: ApiCall) -> BaseModel:
+    """Start a workflow."""
+    run = await start_workflow(call.service, call.body)
+    return to_workflow_shape(*await load_running(call.service, run.conversation))
+
+
+async def read_workflow(call: ApiCall) -> BaseModel:
+    """Return a workflow."""
+    return to_workflow_shape(*await load_running(call.service, call.path_text("id")))
+
+
+async def follow_workflow(call: ApiCall) -> Response:
+    """Return the events of a workflow that is running, as server-sent events."""
+    return _follow(find_workflow_run(call.service, call.path_text("id")))
+
+
+async def stop_workflow(call: ApiCall) -> BaseModel:
+    """Stop a workflow; what it stored remains."""
+    await find_workflow_run(call.service, call.path_text("id")).stop()
+    return to_workflow_shape(*await load_running(call.service, call.path_text("id")))
+
+
 async def read_analytics(call: ApiCall) -> BaseModel:
     """Return statistics of the responses in a time range."""
     asked: schemas.RangeQuery = call.query
@@ -418,6 +458,21 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET", f"{_CONVERSATION_PATH}/export", export_conversation, "Export a conversation", media_type=JSONL,
         errors=(404,),
+    ),
+    Operation("GET", "/api/workflows", list_started_workflows, "List workflows", schemas.WorkflowPage),
+    Operation(
+        "POST", "/api/workflows", create_workflow, "Start a workflow", schemas.WorkflowShape,
+        body=schemas.NewWorkflow, status=201, errors=(502, 503),
+    ),
+    Operation(
+        "GET", "/api/workflows/{id}", read_workflow, "Read a workflow", schemas.WorkflowShape, errors=(404,)
+    ),
+    Operation(
+        "GET", "/api/workflows/{id}/events", follow_workflow, "Follow a running workflow",
+        media_type=EVENT_STREAM, errors=(404,),
+    ),
+    Operation(
+        "POST", "/api/workflows/{id}/stop", stop_workflow, "Stop a workflow", schemas.WorkflowShape, errors=(404,)
     ),
     Operation(
         "GET", "/api/analytics", read_analytics, "Read statistics of a time range",

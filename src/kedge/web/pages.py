@@ -1,6 +1,7 @@
 """The pages, rendered on the server: readable without scripts."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs, urlencode
 
@@ -12,6 +13,7 @@ from starlette.routing import Route
 from kedge import formatting
 from kedge.incremental.rewrite import PASS_THROUGH_REASONS
 from kedge.store.listing import ConversationSummary, list_labels, load_attached
+from kedge.web.api import MAX_WORKFLOWS
 from kedge.web.attachments import serve_attachment
 from kedge.web.dashboard import (
     DEFAULT_RANGE,
@@ -28,11 +30,11 @@ from kedge.web.security import SESSION_COOKIE, SESSION_SECONDS, PageAuth
 from kedge.web.service import ConversationService, FoundConversations, build_tag
 from kedge.web.templating import render, render_page, serve_static
 from kedge.web.views import ConversationList, ConversationListItem, LinkChoice
+from kedge.web.workflow_runs import load_running, workflow_status
 from kedge.web.workflow_views import build_workflow_view
-from kedge.workflows import list_workflows, load_workflow
+from kedge.workflows import list_workflows
 
 PAGE_SIZE = 50
-MAX_WORKFLOWS = 200
 MAX_FORM_BYTES = 10_000
 
 _REASONS: Mapping[str, str] = {**PASS_THROUGH_REASONS}
@@ -206,14 +208,20 @@ async def stream_dashboard(request: Request) -> Response:
 
 async def workflows(request: Request) -> Response:
     """Render the list of workflows, the most recently changed first."""
-    rows = await list_workflows(get_service(request).store, limit=MAX_WORKFLOWS)
-    return render_page("workflows.html", here="workflows", rows=rows)
+    service = get_service(request)
+    rows = await list_workflows(service.store, limit=MAX_WORKFLOWS)
+    listed = [
+        replace(row, status=workflow_status(row, next(iter(service.runs.list(row.id)), None)))
+        for row in rows
+    ]
+    return render_page("workflows.html", here="workflows", rows=listed)
 
 
 async def workflow(request: Request) -> Response:
     """Render a workflow with its rounds and verdicts."""
-    found = await load_workflow(get_service(request).store, request.path_params["id"])
-    return render_page("workflow.html", here="workflows", view=build_workflow_view(found))
+    found, run = await load_running(get_service(request), request.path_params["id"])
+    view = replace(build_workflow_view(found), status=workflow_status(found, run))
+    return render_page("workflow.html", here="workflows", view=view, running=run is not None)
 
 
 async def list_proxied(request: Request) -> Response:

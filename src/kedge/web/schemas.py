@@ -203,6 +203,31 @@ class BlockEdit(RequestBody):
     )
 
 
+class NewSide(RequestBody):
+    """A participant of a debate."""
+
+    name: Name = Field(min_length=1)
+    brief: Text = Field("", description="The position to argue for.")
+
+
+class NewStep(RequestBody):
+    """A prompt of a pipeline; `{name}` is the result of an earlier step."""
+
+    name: Name = Field(min_length=1)
+    prompt: Text = Field(min_length=1)
+
+
+class NewWorkflow(RequestBody):
+    """A workflow to start, with the default model of this server."""
+
+    kind: Literal["refine", "debate", "steps"]
+    question: Text = Field("", description="The task of a refinement or the question of a debate.")
+    rubric: Text = Field("", description="How a model judges the answers.")
+    rounds: Annotated[int, Field(ge=1, le=10)] = 3
+    sides: list[NewSide] = Field(default_factory=list[NewSide], max_length=6)
+    steps: list[NewStep] = Field(default_factory=list[NewStep], max_length=20)
+
+
 class NewFork(RequestBody):
     """The position to fork from."""
 
@@ -348,6 +373,23 @@ class RunList(ApiModel):
 
     head: int
     data: list[RunShape]
+
+
+class WorkflowShape(ApiModel):
+    """A workflow and its conversations by role."""
+
+    id: str
+    kind: str
+    title: str
+    status: str
+    conversations: dict[str, str]
+    updated_at: float
+
+
+class WorkflowPage(ApiModel):
+    """The newest workflows."""
+
+    data: list[WorkflowShape]
 
 
 class ResponseShape(ApiModel):

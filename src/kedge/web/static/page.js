@@ -7,6 +7,7 @@ import { press } from "./keys.js";
 import { watch } from "./live.js";
 import { bulk, manage, offerUndo, undo } from "./manage.js";
 import { call, toast } from "./tell.js";
+import { chooseKind, followWorkflow, startWorkflow, stopWorkflow } from "./workflows.js";
 
 const actions = {
   theme: switchTheme,
@@ -20,6 +21,7 @@ const actions = {
   bulk,
   manage,
   undo,
+  stopWorkflow,
   newest,
   branch,
   retry: again,
@@ -76,9 +78,13 @@ document.addEventListener("submit", (event) => {
   if (event.target.matches("[data-composer]")) {
     event.preventDefault();
     send(event.target);
+  } else if (event.target.matches("[data-workflow-form]")) {
+    event.preventDefault();
+    startWorkflow(event.target);
   }
 });
 document.addEventListener("input", (event) => {
+  if (event.target.matches("[data-workflow-form] [name=kind]")) chooseKind(event.target.form);
   if (event.target.matches("[data-say]")) resize(event.target);
 });
 document.addEventListener("keydown", (event) => {
@@ -97,3 +103,4 @@ document.querySelector(".rows [aria-current]")?.scrollIntoView({ block: "center"
 attach();
 if (document.querySelector("nav")) watchConnection();
 offerUndo();
+followWorkflow();

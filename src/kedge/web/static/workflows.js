@@ -1,0 +1,58 @@
+// Workflows: start one from the form, and follow one while it runs.
+import { events } from "./sse.js";
+import { call, request, toast } from "./tell.js";
+
+export function chooseKind(form) {
+  for (const each of form.querySelectorAll("[data-for]")) {
+    each.hidden = !each.dataset.for.split(" ").includes(form.kind.value);
+  }
+}
+
+export async function startWorkflow(form) {
+  const kind = form.kind.value;
+  const body = { kind };
+  if (kind !== "steps") {
+    Object.assign(body, { question: form.question.value.trim(), rubric: form.rubric.value.trim(), rounds: Number(form.rounds.value) });
+  }
+  if (kind === "debate") body.sides = lines(form.sides.value).map(([name, brief]) => ({ name, brief }));
+  if (kind === "steps") body.steps = lines(form.steps.value).map(([name, prompt]) => ({ name, prompt: prompt || name }));
+  try {
+    const made = await call("POST", "/api/workflows", body);
+    location.assign(`/workflows/${encodeURIComponent(made.id)}`);
+  } catch (error) {
+    toast(error.message);
+  }
+}
+
+function lines(text) {
+  return text.split("\n").map((line) => line.trim()).filter(Boolean).map((line) => {
+    const [name, ...rest] = line.split(":");
+    return [name.trim(), rest.join(":").trim()];
+  });
+}
+
+export async function followWorkflow() {
+  const place = document.querySelector("[data-workflow]");
+  if (!place) return;
+  try {
+    const answer = await request("GET", `/api/workflows/${encodeURIComponent(place.dataset.workflow)}/events`);
+    for await (const event of events(answer.body)) {
+      if (event.type === "error") toast(event.message);
+      await refresh();
+    }
+  } catch (error) {
+    if (error.status !== 404) toast(error.message);
+  }
+  await refresh();
+}
+
+async function refresh() {
+  const answer = await request("GET", location.href);
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  document.getElementById("main").replaceChildren(...fresh.getElementById("main").childNodes);
+}
+
+export function stopWorkflow(button) {
+  const id = button.closest("[data-workflow]").dataset.workflow;
+  call("POST", `/api/workflows/${encodeURIComponent(id)}/stop`).catch((error) => toast(error.message));
+}

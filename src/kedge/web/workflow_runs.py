@@ -1,0 +1,117 @@
+"""Start workflows from the page and the API, and follow them while they run.
+
+A workflow runs as a task of the server, with the server's default model. Its judge is a model with a rubric: a
+judge that is a function would run code that a client names.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+from kedge.errors import InvalidWorkflow, KedgeError, NotInStore
+from kedge.web.runs import TurnRun
+from kedge.web.schemas import NewWorkflow, WorkflowShape
+from kedge.web.service import ConversationService
+from kedge.workflows import ModelJudge, Side, Step, Workflow, debate, load_workflow, refine, steps
+from kedge.workflows.roles import new_workflow_id
+
+RunnableWorkflow = Awaitable[Any]
+
+
+async def start_workflow(service: ConversationService, given: NewWorkflow) -> TurnRun:
+    """Start a workflow, and return when it is stored.
+
+    Raises:
+        InvalidWorkflow: Something that its kind needs is missing; nothing was stored.
+    """
+    check_workflow(given)
+    run = TurnRun(new_workflow_id(), 0, given.question)
+
+    async def work(run: TurnRun) -> None:
+        def watch(event: object) -> None:
+            run.publish({"type": "progress", "event": type(event).__name__})
+
+        try:
+            await _build_workflow(service, given, run.conversation, watch)
+            run.finish("done", {"type": "done", "url": f"/workflows/{run.conversation}"})
+        except asyncio.CancelledError:
+            run.finish("stopped", {"type": "stopped", "url": f"/workflows/{run.conversation}"})
+            raise
+        except KedgeError as error:
+            run.error = error
+            run.finish("failed", {"type": "error", "message": str(error), "url": ""})
+
+    service.runs.start(run, work)
+    async for _ in run.follow():  # the first event: its conversations are stored by then
+        break
+    if run.error is not None:
+        raise run.error
+    return run
+
+
+def check_workflow(given: NewWorkflow) -> None:
+    """Raise ``InvalidWorkflow`` for a workflow that cannot run."""
+    if given.kind == "steps":
+        if not given.steps:
+            raise InvalidWorkflow("steps: 'steps' is missing; add at least one step")
+        return
+    if not given.question:
+        raise InvalidWorkflow(f"{given.kind}: 'question' is missing")
+    if not given.rubric:
+        raise InvalidWorkflow(f"{given.kind}: 'rubric' is missing; say how the answers are judged")
+    if given.kind == "debate" and len(given.sides) < 2:
+        raise InvalidWorkflow("debate: 'sides' needs at least two participants")
+
+
+def _build_workflow(
+    service: ConversationService, given: NewWorkflow, workflow: str, watch: Any
+) -> RunnableWorkflow:
+    engine = service.models.engine
+    common: dict[str, Any] = {"store": service.store, "workflow": workflow, "watch": watch}
+    judge = ModelJudge(engine, given.rubric)
+    match given.kind:
+        case "refine":
+            return refine(given.question, judge=judge, engine=engine, rounds=given.rounds, **common)
+        case "debate":
+            sides = [Side(each.name, engine, each.brief) for each in given.sides]
+            return debate(sides, given.question, judge=judge, rounds=given.rounds, **common)
+        case "steps":
+            return steps(
+                [Step(each.name, each.prompt) for each in given.steps], engine=engine, **common
+            )
+
+
+async def load_running(service: ConversationService, name: str) -> tuple[Workflow, TurnRun | None]:
+    """Load a workflow, and its run if it is running here."""
+    found = await load_workflow(service.store, name)
+    return found, next(iter(service.runs.list(name)), None)
+
+
+def find_workflow_run(service: ConversationService, name: str) -> TurnRun:
+    """Return the run of a workflow.
+
+    Raises:
+        NotInStore: It is not running here.
+    """
+    run = next(iter(service.runs.list(name)), None)
+    if run is None:
+        raise NotInStore(f"workflow {name!r} is not running here")
+    return run
+
+
+def to_workflow_shape(workflow: Workflow, run: TurnRun | None) -> WorkflowShape:
+    """Convert a workflow to its API form; one that nothing runs any more is interrupted."""
+    return WorkflowShape(
+        id=workflow.id,
+        kind=workflow.kind,
+        title=workflow.title,
+        status=workflow_status(workflow, run),
+        conversations={chain.role: chain.conversation for chain in workflow.chains},
+        updated_at=workflow.updated_at,
+    )
+
+
+def workflow_status(workflow: Workflow, run: TurnRun | None) -> str:
+    """Return the status of a workflow."""
+    is_over = workflow.status == "running" and run is None
+    return "interrupted" if is_over else workflow.status

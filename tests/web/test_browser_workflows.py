@@ -1,0 +1,30 @@
+"""Workflows in a real Chromium: started from the form and followed."""
+
+from pathlib import Path
+
+from playwright.sync_api import Browser, expect
+
+from server.gated_model import GatedModel
+from web.chromium import WatchedTab
+from web.conftest import open_context, serve_page
+
+expect.set_options(timeout=30_000)
+
+
+def test_a_workflow_is_started_and_followed(browser: Browser, tmp_path: Path) -> None:
+    """The page shows each answer as it is stored, without a reload."""
+    gate = GatedModel()
+    with serve_page(tmp_path, model=gate) as page, open_context(browser) as context:
+        watched = WatchedTab(context, page.url)
+        tab = watched.open("/workflows")
+        tab.wait_for_load_state()
+        tab.get_by_text("Start a workflow").click()
+        tab.get_by_label("Kind").select_option("steps")
+        tab.get_by_label("Steps, one in each line").fill("plan: go on\nwrite: wait for {plan}")
+        tab.get_by_role("button", name="Start").click()
+        expect(tab.get_by_text("answer to go on").first).to_be_visible()
+        expect(tab.locator(".page-head .chip.running")).to_be_visible()
+        gate.open_gate()
+        expect(tab.locator(".page-head .chip.finished")).to_be_visible()
+        expect(tab.get_by_role("heading", name="Step 2: write")).to_be_visible()
+        assert watched.problems == []

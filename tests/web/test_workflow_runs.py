@@ -1,0 +1,100 @@
+"""Workflows that are started through the API: checked, followed, stopped."""
+
+from typing import Any
+
+import pytest
+
+from kedge.server.models import PracticeModel
+from server.gated_model import GatedModel
+from web.conftest import PageServer, serve_page
+from web.test_api import parse_events
+
+STEPS = [{"name": "sum", "prompt": "What is 2+3?"}, {"name": "next", "prompt": "What is {sum}"}]
+
+
+def finish(page: PageServer, name: str) -> list[dict[str, Any]]:
+    """Follow a workflow to its end; its events, if it is still running."""
+    answer = page.client.get(f"/api/workflows/{name}/events")
+    return parse_events(answer.text) if answer.is_success else []
+
+
+def test_steps_are_started_and_finished(page: PageServer) -> None:
+    """The workflow is stored when the request returns, and its conversation leads to it."""
+    made = page.post("/api/workflows", kind="steps", steps=STEPS)
+    finish(page, made["id"])
+    found = page.get(f"/api/workflows/{made['id']}")
+    assert (found["kind"], found["status"]) == ("steps", "finished")
+    assert made["id"] in {each["id"] for each in page.get("/api/workflows")["data"]}
+    html = page.client.get(f"/workflows/{made['id']}").text
+    assert "2+3 = 5." in html
+    (conversation,) = found["conversations"].values()
+    assert (
+        f'href="/workflows/{made["id"]}"' in page.client.get(f"/conversations/{conversation}").text
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {
+            "kind": "refine",
+            "question": "Write a haiku",
+            "rubric": "It has three lines",
+            "rounds": 1,
+        },
+        {
+            "kind": "debate",
+            "question": "Tea or coffee?",
+            "rubric": "Who has the better reasons?",
+            "rounds": 1,
+            "sides": [{"name": "tea"}, {"name": "coffee", "brief": "Coffee is better."}],
+        },
+    ],
+)
+def test_refinements_and_debates_are_started(page: PageServer, body: dict[str, Any]) -> None:
+    """With a judge that is a model with a rubric."""
+    made = page.post("/api/workflows", **body)
+    finish(page, made["id"])
+    found = page.get(f"/api/workflows/{made['id']}")
+    assert found["kind"] == body["kind"]
+    assert found["status"] != "running"
+    assert body["question"] in page.client.get("/workflows").text
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"kind": "steps"}, "add at least one step"),
+        ({"kind": "refine"}, "'question' is missing"),
+        ({"kind": "refine", "question": "x"}, "'rubric' is missing"),
+        ({"kind": "debate", "question": "x", "rubric": "y"}, "at least two"),
+    ],
+)
+def test_a_workflow_that_cannot_run_is_rejected(
+    page: PageServer, body: dict[str, Any], message: str
+) -> None:
+    """Before anything is stored."""
+    answer = page.client.post("/api/workflows", json=body)
+    assert (answer.status_code, message in answer.json()["error"]["message"]) == (400, True)
+
+
+def test_a_workflow_can_be_followed_and_stopped(tmp_path: Any) -> None:
+    """What it stored remains; it is shown as interrupted, because nothing runs it."""
+    with serve_page(tmp_path, models={"gated": GatedModel(), "other": PracticeModel()}) as page:
+        steps = [{"name": "first", "prompt": "wait for me"}]
+        made = page.post("/api/workflows", kind="steps", steps=steps)
+        assert made["status"] == "running"
+        assert "data-workflow=" in page.client.get(f"/workflows/{made['id']}").text
+        assert page.post(f"/api/workflows/{made['id']}/stop")["status"] == "interrupted"
+        assert page.client.post(f"/api/workflows/{made['id']}/stop").status_code == 404
+        assert page.client.get(f"/api/workflows/{made['id']}/events").status_code == 404
+        assert ">interrupted</span>" in page.client.get("/workflows").text
+
+
+def test_a_workflow_that_fails_at_its_start_is_an_error(fresh: PageServer) -> None:
+    """The server's error is reported, or the workflow ends with it."""
+    fresh.faults.set("status=400")
+    made = fresh.client.post("/api/workflows", json={"kind": "steps", "steps": STEPS})
+    events = finish(fresh, made.json()["id"]) if made.is_success else []
+    fresh.faults.clear()
+    assert not made.is_success or not events or events[-1]["type"] == "error"
