@@ -1,4 +1,4 @@
-"""Extract typed data from text: nested models, validated, corrected by the model if it is invalid.
+"""Typed data from text: nested, validated, and corrected by the model if it is invalid.
 
     python examples/typed_output.py "I travel to Lisbon for 3 days by ship."
 
@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from kedge import Turn, connect, run_sync, user
+from kedge import Chat
 
 
 class Stop(BaseModel):
@@ -28,13 +28,7 @@ class Trip(BaseModel):
     mode: Literal["train", "ship"]
 
 
-def main(text: str) -> None:
-    """Print the trip that a text describes."""
-    engine = connect(os.environ.get("KEDGE_MODEL", "practice"))
-    reply = run_sync(engine.ask(Turn([user(text)]), output=Trip))
-    trip = reply.output
-    print(f"{trip.stop.days} days in {trip.stop.city}, by {trip.mode}")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    chat = Chat(os.environ.get("KEDGE_MODEL", "practice"))
+    trip = chat.sync.chat_with_state(None, sys.argv[1], output=Trip).output
+    print(f"{trip.stop.days} days in {trip.stop.city}, by {trip.mode}")

@@ -146,7 +146,34 @@ def test_typed_output_prints_the_members_of_a_model(
 ) -> None:
     """Also if the first answer is invalid."""
     text = "First invalid: I travel to Lisbon for 3 days by ship."
-    monkeypatch.setattr("sys.argv", ["typed_output.py", text])
-    runpy.run_path(str(EXAMPLES / "typed_output.py"), run_name="__main__")
+    run_example("typed_output.py", text, monkeypatch=monkeypatch)
     assert capsys.readouterr().out == "3 days in Lisbon, by ship\n"
     assert len(server.requests) == 2
+
+
+def run_example(name: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run an example in this process."""
+    monkeypatch.setattr("sys.argv", [name, *arguments])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+def test_a_tool_agent_answers_with_the_result_of_a_tool(
+    server: TestServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model calls the function, and its result is sent on the response that called it."""
+    run_example("tool_agent.py", "What is the weather in Lisbon?", monkeypatch=monkeypatch)
+    assert "sunny in Lisbon" in capsys.readouterr().out
+    assert server.requests[1].body["previous_response_id"] == server.requests[0].response_id
+
+
+def test_a_provider_swap_continues_the_conversation(
+    server: TestServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the Responses API to Chat Completions, with everything that was said."""
+    models = [f"{api}:{server.base_url}#practice" for api in ("responses", "chat")]
+    run_example("provider_swap.py", *models, monkeypatch=monkeypatch)
+    assert capsys.readouterr().out == "Your name is Ada.\n"
+    assert [request.path for request in server.requests] == [
+        "/v1/responses",
+        "/v1/chat/completions",
+    ]
