@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
+from kedge.server.encrypted_content import ReasoningPayload
 from kedge.server.errors import ApiError
 from kedge.server.item_forms import normalize_items
 from kedge.server.json_codec import decode
@@ -228,3 +229,16 @@ class ServerStateMachine(RuleBasedStateMachine):
 
 TestServerState = ServerStateMachine.TestCase
 TestServerState.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+
+
+def test_reasoning_texts_are_remembered_within_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the id of the item, or from its encrypted content; unknown ones are empty."""
+    monkeypatch.setattr("kedge.server.state.MAX_REASONING_TEXTS", 2)
+    state = ServerState(Settings())
+    items = [{"type": "reasoning", "id": f"rs_{n}"} for n in range(3)]
+    state.remember_reasoning([{"type": "message", "id": "msg_1"}, *items], ["a", "b", "c"])
+    assert [state.read_reasoning(item) for item in items] == ["", "b", "c"]
+    encrypted = state.cipher.encrypt(ReasoningPayload("d", None, False).to_json())
+    assert state.read_reasoning({"id": "rs_9", "encrypted_content": encrypted}) == "d"
+    assert state.read_reasoning({"id": "rs_9", "encrypted_content": "x"}) == ""
+    state.close()

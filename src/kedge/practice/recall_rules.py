@@ -153,6 +153,7 @@ def quote_last_reasoning(utterance: Utterance, _: re.Match[str]) -> TextResult:
     if not found:
         return TextResult("I can see no thought of mine.")
     text = extract_text(found[-1].get("content")) or extract_text(found[-1].get("summary"))
+    text = text or utterance.request.read_reasoning(found[-1])
     return TextResult(
         f"I thought: {quote_text(text)}" if text else "My last thought is sealed.", text
     )

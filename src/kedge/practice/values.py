@@ -1,10 +1,14 @@
 """The request and the answer of the practice model, as plain values."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 Item = Mapping[str, Any]
+
+
+def _read_nothing(_: Item) -> str:
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,7 @@ class PracticeRequest:
         parallel_tool_calls: Whether several calls may be made at once.
         text_format: The ``text.format`` of the request.
         reasoning: The ``reasoning`` of the request.
+        read_reasoning: Returns the text of an earlier reasoning item whose text its client does not see.
     """
 
     items: Sequence[Item]
@@ -28,6 +33,7 @@ class PracticeRequest:
     parallel_tool_calls: bool = True
     text_format: Mapping[str, Any] | None = None
     reasoning: Mapping[str, Any] | None = None
+    read_reasoning: Callable[[Item], str] = field(default=_read_nothing, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 The checks run in the documented order (``docs/strictness.md``). Nothing is written to the database.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -134,7 +134,7 @@ def prepare_response(
         else 0,
         store=store,
         prompt=Prompt(
-            ask=build_ask(body, seen.items),
+            ask=build_ask(body, seen.items, service.read_reasoning),
             body=body,
             stream=bool(body.get("stream")),
             max_tokens=body.get("max_output_tokens"),
@@ -351,7 +351,9 @@ def read_prompt_cache(
     return service.prompt_cache.read(prefixes, RETENTIONS.get(retention, DEFAULT_LIFETIME))
 
 
-def build_ask(body: Body, items: Sequence[Item]) -> PracticeRequest:
+def build_ask(
+    body: Body, items: Sequence[Item], read_reasoning: Callable[[Item], str]
+) -> PracticeRequest:
     """Build the request to the model from the request body and the items it sees."""
     text: Body = body.get("text") or {}
     choice = body.get("tool_choice")
@@ -363,4 +365,5 @@ def build_ask(body: Body, items: Sequence[Item]) -> PracticeRequest:
         parallel_tool_calls=body.get("parallel_tool_calls") is not False,
         text_format=text.get("format"),
         reasoning=body.get("reasoning"),
+        read_reasoning=read_reasoning,
     )

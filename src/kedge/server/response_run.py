@@ -229,6 +229,7 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
                 reasoning=counted.reasoning,
             ),
         )
+        self._service.remember_reasoning(writer.items, writer.reasoning_texts)
         result, output = encode(self._result_fields), encode(writer.items)
         if draft.store:
             self._store_result(result, output)

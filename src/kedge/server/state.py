@@ -1,6 +1,7 @@
 """The state of one server: its database, models, running generations and connections."""
 
 import secrets
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +21,10 @@ from kedge.server.token_counting import count_items
 
 if TYPE_CHECKING:
     from kedge.server.sse import Stoppable
+
+
+MAX_REASONING_TEXTS = 10_000
+"""Reasoning items whose texts are remembered."""
 
 
 class SocketConnection(Protocol):
@@ -59,6 +64,7 @@ class ServerState:
         """Ignored parameters that the log already names."""
         self.running: set[Stoppable] = set()
         self.sockets: set[SocketConnection] = set()
+        self._reasoning_texts: OrderedDict[str, str] = OrderedDict()
         self._database = ServerDatabase(settings.db, shared=settings.shared)
         key = secrets.token_bytes(KEY_BYTES)
         self.cipher = ContentCipher(self._database.get_or_add_fact("sealing key", key) or key)
@@ -96,6 +102,23 @@ class ServerState:
         if deleted or limit is None or self._database.used_bytes() <= limit:
             return deleted
         return self.responses.delete_oldest() or self.conversations.delete_unused()
+
+    def remember_reasoning(self, items: Sequence[Item], texts: Sequence[str]) -> None:
+        """Remember the texts of a response's reasoning, which a later response may read."""
+        reasoning = [item for item in items if item["type"] == "reasoning"]
+        for item, text in zip(reasoning, texts, strict=False):
+            self._reasoning_texts[item["id"]] = text
+        while len(self._reasoning_texts) > MAX_REASONING_TEXTS:
+            self._reasoning_texts.popitem(last=False)
+
+    def read_reasoning(self, item: Item) -> str:
+        """Return the text of a reasoning item, remembered or encrypted in it; empty if it is not known."""
+        text = self._reasoning_texts.get(item.get("id", ""))
+        encrypted = item.get("encrypted_content")
+        if text is None and isinstance(encrypted, str):
+            payload = parse_reasoning_payload(self.cipher.decrypt(encrypted))
+            text = payload.text if payload else None
+        return text or ""
 
     def decrypt_reasoning(self, encrypted: str) -> Any:
         """Return the data that a model attached to its reasoning, or None."""

@@ -70,7 +70,7 @@ async def prepare(
     counted = count()
     model_input = truncate_to_window(counted, body, model.window)
     prompt = Prompt(
-        ask=build_ask(body, model_input.items),
+        ask=build_ask(body, model_input.items, service.read_reasoning),
         body=body,
         stream=request.stream,
         max_tokens=body.get("max_output_tokens"),
