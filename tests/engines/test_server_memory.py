@@ -18,7 +18,7 @@ from kedge.middleware import tools, with_middleware
 from kedge.planning import get_state
 from kedge.providers import connect
 from kedge.tools import tool
-from kedge.turns import AssistantBlock, Turn, user
+from kedge.turns import AssistantBlock, Turn, system, user
 from normalization import expected_context, normalize_items
 
 ORDINARY = "Please tell me a little more about the rivers of the north, and about number {}."
@@ -375,8 +375,21 @@ async def test_an_unproven_server_is_explained() -> None:
         turn, _ = await talk(server, engine, 2)
         plan = engine.plan(turn.append(user("And?")))
     assert plan.fallback == "untrusted"
-    assert "has not shown that it remembers" in plan.explain()
+    assert "cannot be checked whether this server remembers" in plan.explain()
     assert "trust='always'" in plan.explain()
+
+
+async def test_a_request_whose_count_would_show_nothing_sends_everything() -> None:
+    """Other instructions than before: a proven server that begins to forget would not be noticed."""
+    server = MemoryServer()
+    async with open_memory_engine(server, clock=FakeClock()) as engine:
+        turn, _ = await talk(server, engine, 6)
+        assert is_chained(server.bodies[-1])
+        server.stored.clear()
+        changed = Turn([system("Be brief."), *turn.blocks])
+        assert engine.plan(changed.append(user("And?"))).fallback == "untrusted"
+        finished, _ = await send(engine, changed, "And?")
+    assert is_coherent(server, finished)
 
 
 def test_an_unknown_level_of_trust_is_rejected() -> None:

@@ -545,16 +545,17 @@ class ResponsesEngine(Engine):
 
     def _check_trust(self, turn: Turn, request: Request, plan: RequestPlan) -> RequestPlan:
         """Return the plan, or a full one if the server's answer to it could not be judged."""
-        evidence = self._get_evidence(request)
-        if not self.memory.needs_verdict(plan, evidence) or plan.problems:
+        evidence, memory = self._get_evidence(request), self.memory
+        is_checked = memory.needs_verdict(plan, evidence) or memory.needs_count(plan, evidence)
+        if not is_checked or plan.problems:
             return plan
         params = request.resolve_params(self.params)
         settings = build_settings(
             plan, model=request.model or self.model, tools=request.tools, params=params
         )
-        sent = self.memory.measure(plan, settings, evidence)
+        sent = memory.measure(plan, settings, evidence)
         full = self._plan_mode(turn, request, "stateless")
-        return self.memory.reject_untrusted(plan, full, evidence, sent)
+        return memory.reject_untrusted(plan, full, evidence, sent)
 
     async def _find_evidence(
         self, turn: Turn, request: Request, options: SendOptions, evidence: ServerEvidence

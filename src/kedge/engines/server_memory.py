@@ -22,6 +22,7 @@ from kedge.engines.known_servers import KNOWN_IDENTITIES, KnownServer
 from kedge.engines.token_accounting import (
     SentTokens,
     Verdict,
+    can_disprove,
     can_prove,
     count_response,
     judge_usage,
@@ -135,6 +136,16 @@ class ServerMemory:
             return False
         return evidence.must_hold(plan.anchor.depth)
 
+    def needs_count(self, plan: RequestPlan, evidence: ServerEvidence) -> bool:
+        """Return whether a plan may be used only if the server's count could show a loss.
+
+        A server that was proven by its counts may begin to forget at any time, or at the next depth. A
+        request whose count says nothing (other instructions or tools than before, pictures, hosted
+        tools) would not show it, and the answer would be wrong without notice.
+        """
+        is_chained = plan.anchor is not None and plan.mode == "chained"
+        return is_chained and self.trust == "earned" and evidence.proof == "count"
+
     def measure(
         self, plan: RequestPlan, settings: Mapping[str, Any], evidence: ServerEvidence
     ) -> SentTokens | None:
@@ -152,8 +163,10 @@ class ServerMemory:
         """Return the full plan instead of a chained one that could not be judged."""
         if plan.anchor is None:
             return plan
+        anchor = self._with_counts(plan.anchor)
         overhead = evidence.overheads.get(sent.settings) if sent else None
-        if can_prove(self._with_counts(plan.anchor), sent, overhead):
+        needs_proof = self.needs_verdict(plan, evidence)
+        if can_prove(anchor, sent, overhead) if needs_proof else can_disprove(anchor, sent):
             return plan
         untrusted = RejectedAnchor(plan.anchor.response_id, "untrusted", plan.anchor)
         return replace(full, mode=plan.mode, rejected=(*plan.rejected, untrusted))

@@ -212,6 +212,12 @@ def can_prove(anchor: AnchorRecord, sent: SentTokens | None, overhead: int | Non
     return expected_tokens(base, sent) > overhead + sent.upper
 
 
+def can_disprove(anchor: AnchorRecord, sent: SentTokens | None) -> bool:
+    """Return whether the count of a server without the anchor's context would show the loss."""
+    base = anchor.counted
+    return base is not None and sent is not None and base.settings == sent.settings
+
+
 def agrees_with_estimate(usage: Usage, base: TokenCounts, sent: SentTokens) -> bool:
     """Return whether the server's count grew by our own count, within the tolerance."""
     growth = usage.input_tokens - base.input - base.output

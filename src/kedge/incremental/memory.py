@@ -24,7 +24,7 @@ from kedge.engines.audit import Audit
 from kedge.engines.evidence import Doubt, ServerEvidence, Trust
 from kedge.engines.known_servers import find_known_host, read_identity
 from kedge.engines.server_memory import ServerMemory
-from kedge.engines.token_accounting import SentTokens, can_prove, measure_blocks
+from kedge.engines.token_accounting import SentTokens, can_disprove, can_prove, measure_blocks
 from kedge.events import Outcome
 from kedge.incremental.index import AnchorIndex
 from kedge.planning import AnchorRecord, RequestPlan, TokenCounts
@@ -135,6 +135,8 @@ class MemoryCheck:
                 self.way = "probed"
             else:
                 self.way = "untrusted"
+        elif self.memory.needs_count(plan, self.evidence):
+            self.way = "direct" if can_disprove(anchor, self._measure()) else "untrusted"
         return self.way
 
     def describe(

@@ -35,7 +35,7 @@ REASONS: dict[Reason, str] = {
     "changed": "the conversation before or in it was edited since",
     "unproven": "there is no record of what it remembers",
     "lost": "the server no longer has it",
-    "untrusted": "this server has not shown that it remembers",
+    "untrusted": "it cannot be checked whether this server remembers it",
 }
 """A description of every reason to reject a candidate."""
 
