@@ -16,6 +16,7 @@ from typing import Any
 MODE = sys.argv[1] if len(sys.argv) > 1 else "plain"
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
 HUGE = 3_000_000
+CALLS: list[str] = []
 
 
 def write(message: dict[str, Any]) -> None:
@@ -32,7 +33,7 @@ def record_pid(pid: int) -> None:
 
 def list_tools() -> list[dict[str, Any]]:
     """Return the tools of the mode."""
-    names = ["echo"]
+    names = ["echo", "more"] if CALLS and MODE == "change" else ["echo"]
     match MODE:
         case "duplicates":
             names = ["echo", "echo", "a.b", "a/b", "", "x" * 100]
@@ -60,6 +61,10 @@ def call_tool(params: dict[str, Any]) -> dict[str, Any] | None:
             sys.stderr.write("fatal: password=hunter22 \x1b[31m\n")
             sys.stderr.flush()
             os._exit(7)
+        case "change":
+            CALLS.append(params["name"])
+            write({"method": "notifications/tools/list_changed"})
+            return {"content": []}
         case "hang":
             Path(os.environ["PID_FILE"] + ".called").touch()
             return None
@@ -98,9 +103,9 @@ def answer(request: dict[str, Any]) -> None:
             cursor = int(params.get("cursor", 0))
             tools = [{"name": f"t{cursor}", "inputSchema": SCHEMA}]
             result = {"tools": tools, "nextCursor": str(cursor + 1)}
-        case "tools/list":
+        case "tools/list" if len(CALLS) < 2:
             result = {"tools": list_tools()}
-        case "tools/call":
+        case "tools/call" if MODE != "reject":
             result = call_tool(params)
         case _:
             write({"id": number, "error": {"code": -32601, "message": "no such method"}})

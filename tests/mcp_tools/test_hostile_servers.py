@@ -177,6 +177,24 @@ async def test_an_invalid_result_is_a_failed_call(open_raw: OpenRaw) -> None:
         assert (await call(box)).text == "The server returned an invalid result."
 
 
+async def test_an_error_of_the_protocol_is_a_failed_call(open_raw: OpenRaw) -> None:
+    """With the message of the server."""
+    async with open_raw("reject") as box:
+        assert (await call(box)).text == "The MCP server rejected the call: no such method"
+
+
+async def test_a_failed_listing_leaves_the_tools_as_they_are(
+    open_raw: OpenRaw, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first change is followed; after the second the server does not list its tools."""
+    async with open_raw("change") as box:
+        await call(box)
+        await wait_for(lambda: list(box) == ["echo", "more"])
+        await call(box)
+        await wait_for(lambda: "did not list its tools: MCPError" in caplog.text)
+        assert list(box) == ["echo", "more"]
+
+
 async def test_a_stubborn_server_and_its_children_are_killed(
     open_raw: OpenRaw, pid_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -242,7 +242,8 @@ class McpConnection(ToolSource):
                     with anyio.fail_after(self.options.connect_timeout):
                         self.tools = await self._list_tools(client)
                 except (MCPError, TimeoutError, ValidationError) as error:
-                    log.warning("the MCP server %s did not list its tools: %r", self.name, error)
+                    reason = type(error).__name__
+                    log.warning("the MCP server %s did not list its tools: %s", self.name, reason)
                 else:
                     log.info("the MCP server %s changed its tools: %d", self.name, len(self.tools))
                 await anyio.sleep(REFRESH_SECONDS)
@@ -255,7 +256,8 @@ class McpConnection(ToolSource):
                     async for _ in changes:
                         self._changed.set()
             except (MCPError, SubscriptionLost, TimeoutError) as error:
-                log.debug("the subscription to the MCP server %s ended: %r", self.name, error)
+                reason = type(error).__name__
+                log.debug("the subscription to the MCP server %s ended: %s", self.name, reason)
             await anyio.sleep(LISTEN_SECONDS)
             self._changed.set()  # changes in between were not reported
 
