@@ -388,8 +388,9 @@ async def test_a_request_whose_count_would_show_nothing_sends_everything() -> No
         server.stored.clear()
         changed = Turn([system("Be brief."), *turn.blocks])
         assert engine.plan(changed.append(user("And?"))).fallback == "untrusted"
-        finished, _ = await send(engine, changed, "And?")
-    assert is_coherent(server, finished)
+        await send(engine, changed, "And?")
+    assert not is_chained(server.bodies[-1])
+    assert len(server.contexts[-1]) == len(turn) + 1
 
 
 def test_an_unknown_level_of_trust_is_rejected() -> None:
