@@ -386,7 +386,7 @@ async def test_a_request_whose_count_would_show_nothing_sends_everything() -> No
         turn, _ = await talk(server, engine, 6)
         assert is_chained(server.bodies[-1])
         server.stored.clear()
-        changed = Turn([system("Be brief."), *turn.blocks])
+        changed = turn.insert(0, system("Be brief."))
         assert engine.plan(changed.append(user("And?"))).fallback == "untrusted"
         await send(engine, changed, "And?")
     assert not is_chained(server.bodies[-1])
