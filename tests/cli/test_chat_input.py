@@ -197,4 +197,5 @@ def test_a_chat_in_which_nothing_is_sent_is_not_stored() -> None:
         terminal.read_until("sent 1 of 1 block,")
         terminal.type(CTRL_D)
         assert terminal.process.wait(TIMEOUT) == 0
+    assert not history_file().exists() or "Hello" not in history_file().read_text()
     assert "There are no conversations yet" in CliRunner().invoke(group, ["conversations"]).output

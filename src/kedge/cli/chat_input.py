@@ -35,7 +35,7 @@ def history_file() -> Path:
 
 
 def read_messages(
-    runner: asyncio.Runner, *, echo: bool, completions: tuple[str, ...]
+    runner: asyncio.Runner, *, echo: bool, completions: tuple[str, ...], remember: bool
 ) -> Iterator[str]:
     """Yield each non-empty message until the input ends.
 
@@ -43,9 +43,14 @@ def read_messages(
         runner: Runs the prompt of a terminal.
         echo: Whether lines of a pipe are printed, so that the output is a transcript.
         completions: What Tab completes.
+        remember: Whether messages are stored in the input history.
     """
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    source = _read_terminal(runner, completions) if is_terminal else _read_lines(echo=echo)
+    source = (
+        _read_terminal(runner, completions, remember=remember)
+        if is_terminal
+        else _read_lines(echo=echo)
+    )
     for message in source:
         if text := message.strip():
             yield text
@@ -63,8 +68,10 @@ def _read_lines(*, echo: bool) -> Iterator[str]:
         yield line
 
 
-def _read_terminal(runner: asyncio.Runner, completions: tuple[str, ...]) -> Iterator[str]:
-    prompt = create_prompt(completions)
+def _read_terminal(
+    runner: asyncio.Runner, completions: tuple[str, ...], *, remember: bool = True
+) -> Iterator[str]:
+    prompt = create_prompt(completions, remember=remember)
     while True:
         try:
             yield runner.run(prompt.prompt_async("> "))
@@ -74,15 +81,16 @@ def _read_terminal(runner: asyncio.Runner, completions: tuple[str, ...]) -> Iter
             click.echo(wrap_text(EMPTY_INTERRUPT_MESSAGE))
 
 
-def create_prompt(completions: tuple[str, ...]) -> "PromptSession[str]":
+def create_prompt(completions: tuple[str, ...], *, remember: bool) -> "PromptSession[str]":
     """Create the prompt of a terminal, with history and completion."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.history import InMemoryHistory
 
     return PromptSession(
         multiline=True,
         prompt_continuation="  ",
-        history=_open_history(),
+        history=_open_history() if remember else InMemoryHistory(),
         completer=WordCompleter([*completions], sentence=True),
         complete_while_typing=False,
         reserve_space_for_menu=0,

@@ -99,7 +99,9 @@ def run_chat(options: ChatOptions) -> None:
             with suppress(Quit):
                 commands = tuple(SLASH_COMMANDS)
                 echo = not (options.as_json or options.schema_file)
-                for line in read_messages(runner, echo=echo, completions=commands):
+                for line in read_messages(
+                    runner, echo=echo, completions=commands, remember=session.is_saved
+                ):
                     session.handle_line(line, runner)
             if typed and session.is_saved and len(session.conversation.turn):
                 click.echo(wrap_text(session.format_farewell()))

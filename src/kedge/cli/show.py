@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kedge.cli.base import command as kedge_command
-from kedge.cli.base import dim, echo, echo_json
+from kedge.cli.base import dim, echo, echo_json, wrap_text
 from kedge.cli.store_options import (
     conversation_argument,
     find_conversation,
@@ -116,7 +116,7 @@ def print_blocks(blocks: "Sequence[Block]", *, full: bool) -> None:
             heading, color = HEADINGS[block.kind]
             echo()
             echo(click.style(heading, fg=color, bold=True) + dim(_format_origin(block)))
-            echo(sanitize_text(text))
+            echo(wrap_text(sanitize_text(text)))
         elif full:
             echo()
             echo(dim(f"{block.kind.replace('_', ' ')}{_format_origin(block)}"))
