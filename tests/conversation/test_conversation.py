@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -121,6 +122,23 @@ async def test_two_who_answer_at_once_both_keep_their_answer(
     assert (await fork.send("What is my name?")).text == "Your name is Ada."
     assert len((await other.refresh()).turn) == 4
     assert (await other.send("What did I say first?")).text.endswith('"My name is Ada."')
+
+
+async def test_the_settings_of_a_request_are_stored_with_its_response(
+    store: Store, connected: Connect
+) -> None:
+    """As the guards leave them; options of the transport are not settings."""
+    secret = guard(redact("hunter2"))
+    conversation = await Conversation.create(store, connected(), middleware=[secret], ttl=60.0)
+    assert conversation.row.ttl == 60.0
+    await conversation.send("Hello", temperature=0.5, metadata={"note": "hunter2"})
+    await conversation.send("Hello")
+    first, second = await conversation.responses()
+    settings = json.loads(first.settings)
+    assert settings["temperature"] == 0.5
+    assert settings.keys() == {"temperature", "metadata"}
+    assert "hunter2" not in first.settings
+    assert second.settings == ""
 
 
 async def test_turns_of_one_object_queue_or_conflict(store: Store, connected: Connect) -> None:

@@ -2,12 +2,14 @@
 
 import sqlite3
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from kedge import user
-from kedge.errors import NotInStore
+from kedge.errors import InvalidSetting, NotInStore
 from kedge.store import Store, open_store
+from kedge.store.delete import delete_unchanged
 from store.sample_conversations import append_exchange, count_rows, create_conversation
 
 TABLES = (
@@ -127,3 +129,74 @@ async def test_deleted_text_leaves_the_journal_when_the_reader_is_done(tmp_path:
         reader.close()
         await store.conversations()
         assert b"xyzzyplugh" not in read_files(tmp_path)
+
+
+async def test_conversations_expire_by_their_time_to_live(store: Store) -> None:
+    """Counted from the last change; one without a limit remains, and so does one that is changed."""
+    store.clock = lambda: 1000.0
+    short = await store.create("short", ttl=10.0)
+    changed = await store.create("changed", ttl=10.0)
+    await store.create("forever")
+    fork = await store.fork(short, short.head)
+    assert (fork.ttl, (await store.conversation(short.id)).ttl) == (10.0, 10.0)
+    store.clock = lambda: 1009.0
+    assert await store.delete_expired() == []
+    await store.update(changed, title="later")
+    store.clock = lambda: 1010.0
+    assert await store.delete_expired() == [short.id, fork.id]
+    store.clock = lambda: 1019.0
+    assert await store.gc() == 0
+    assert [row.title for row in await store.conversations()] == ["forever"]
+    assert await store.verify() == []
+
+
+async def test_conversations_are_deleted_by_age(store: Store) -> None:
+    """Only those with a tag, if one is given."""
+    store.clock = lambda: 1000.0
+    tagged = await store.create("tagged", tags=["sea"])
+    other = await store.create("other")
+    store.clock = lambda: 1100.0
+    new = await store.create("new")
+    assert await store.delete_older(100.0, tag="sea") == [tagged.id]
+    assert await store.delete_older(100.0) == [other.id]
+    assert [row.id for row in await store.conversations()] == [new.id]
+    with pytest.raises(InvalidSetting, match="seconds must be a finite number of seconds above 0"):
+        await store.delete_older(0)
+    with pytest.raises(InvalidSetting, match="ttl must be a number of seconds"):
+        await store.create(ttl=cast("Any", "soon"))
+
+
+async def test_a_conversation_that_is_changed_or_deleted_meanwhile_is_not_expired(
+    store: Store,
+) -> None:
+    """What was selected is checked again when it is deleted."""
+    store.clock = lambda: 1000.0
+    row = await store.create("used")
+    store.clock = lambda: 2000.0
+    await store.update(row, title="used again")
+    assert await store.database.write(lambda tx: delete_unchanged(tx, row)) is None
+    assert (await store.conversation(row.id)).title == "used again"
+    await store.delete(row)
+    assert await store.database.write(lambda tx: delete_unchanged(tx, row)) is None
+
+
+async def test_a_time_to_live_is_exported(store: Store) -> None:
+    """A conversation without one is exported as before."""
+    row = await store.create("short", ttl=10.0)
+    plain = await store.create("forever")
+    lines = await store.export(row)
+    await store.delete(row)
+    (again,) = await store.import_(lines)
+    assert again.ttl == 10.0
+    assert '"ttl"' not in await store.export(plain)
+
+
+async def test_the_last_blocks_are_read_alone(store: Store) -> None:
+    """Of the head or of another node, across branches."""
+    row, nodes = await create_conversation(store, 3)
+    blocks = (await store.load(row)).blocks
+    assert await store.last_blocks(row, 2) == blocks[-2:]
+    assert await store.last_blocks(row, 99) == blocks
+    edit = await store.append(row, nodes[-1], [user("new")], kept=3, kind="edited")
+    assert await store.last_blocks(row, 2, edit.id) == (blocks[2], user("new"))
+    assert await store.last_blocks(row, 0) == ()

@@ -30,6 +30,7 @@ CALLS: dict[str, Call] = {
     "find_node": lambda store, row, _: store.find_node(row),
     "fork": lambda store, row, node: store.fork(row, node.id),
     "list_tree_conversations": lambda store, row, _: list_tree_conversations(store, row),
+    "last_blocks": lambda store, row, _: store.last_blocks(row, 1),
     "load": lambda store, row, _: store.load(row),
     "load a node": lambda store, row, node: store.load(row, node.id),
     "load_last_blocks": lambda store, row, _: load_last_blocks(store, row),

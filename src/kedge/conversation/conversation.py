@@ -182,6 +182,7 @@ class Conversation:
         blocks: Iterable[Block | str] = (),
         mode: Mode | None = None,
         retention: float | None = None,
+        ttl: float | None = None,
         data: Mapping[str, Any] = EMPTY,
         id: str = "",  # noqa: A002 - the name in the public contract
         **settings: Unpack[ConversationSettings],
@@ -196,6 +197,7 @@ class Conversation:
             blocks: The blocks that it starts with.
             mode: How requests are sent; ``"stateless"`` stores nothing with the provider.
             retention: Seconds for which the provider is relied on to hold a response.
+            ttl: Seconds after its last change at which it expires; see ``Store.delete_expired``.
             data: Further data to store with it.
             id: Its id; generated if empty.
             **settings: The keyword arguments of ``Conversation``.
@@ -214,6 +216,7 @@ class Conversation:
             tags=tags,
             mode=mode,
             retention=retention,
+            ttl=ttl,
             data=data,
             id=id,
             blocks=_filter_blocks(guarded, map(_as_block, blocks)),

@@ -7,7 +7,7 @@ elsewhere, so nothing can be lost on the way.
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -43,6 +43,8 @@ class RunRecorder:
     model: str = ""
     """The requested model; the answer names the one that was used."""
     clock: Callable[[], float] = time.time
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The settings of the requests, such as the temperature."""
     requested_at: float = 0.0
     timer_start: float = 0.0
     first_token_seconds: float | None = None
@@ -160,7 +162,15 @@ class RunRecorder:
             seconds=time.perf_counter() - self.timer_start,
             created_at=self.requested_at or self.clock(),
             stored=plan.mode != "stateless",
+            settings=self._encode_settings(),
         )
+
+    def _encode_settings(self) -> str:
+        """Return the settings as the guards of the stack leave them; those that are no JSON as text."""
+        if not self.settings:
+            return ""
+        values = json.loads(json.dumps(dict(self.settings), default=str))
+        return json.dumps(_filter_json(values, self.filters), ensure_ascii=False)
 
     def _record_incident(self, kind: str, reason: str) -> None:
         scope = self.plan.scope if self.plan else ""

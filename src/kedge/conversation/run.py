@@ -22,6 +22,7 @@ from kedge.conversation.checkpoint import Checkpoint, has_same_blocks
 from kedge.conversation.recorder import CostFunction, RunRecorder
 from kedge.engines import Engine, OutputSchema, Reply, RunStream, Stream, unwrap
 from kedge.engines.reply import answer_text
+from kedge.engines.request_options import KNOWN_PARAMS
 from kedge.errors import EngineError, KedgeError, StoreError
 from kedge.events import Event, RefusalDelta, TextDelta
 from kedge.events.run import (
@@ -173,7 +174,8 @@ class ConversationRun:
         self.question_saved = task.resumed
         inner = unwrap(self.engine)
         model = self.options.get("model") or getattr(inner, "model", "")
-        self.recorder = RunRecorder(inner.name, model, self.store.clock)
+        settings = {name: self.options[name] for name in self.options if name in KNOWN_PARAMS}
+        self.recorder = RunRecorder(inner.name, model, self.store.clock, settings)
         options = {**self.options, "before_send": self._save_outgoing}
         if self.store.keep_bodies:
             options["tap"] = self.recorder.record_exchange

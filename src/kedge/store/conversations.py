@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 _COLUMNS = (
     "c.id, c.title, c.archived, c.head, c.mode, c.retention, c.data, c.forked_from, c.forked_at, "
-    "c.created_at, c.updated_at, c.tree, c.number"
+    "c.created_at, c.updated_at, c.ttl, c.tree, c.number"
 )
 
 
@@ -27,7 +27,9 @@ def fork(
     tx: Tx, name: str, origin: ConversationRow, at: int, title: str, now: float
 ) -> ConversationRow:
     """Create a conversation on the tree of another one, with its head at one of the nodes."""
-    number = insert_conversation(tx, name, title, origin.mode, origin.retention, origin.data, now)
+    number = insert_conversation(
+        tx, name, title, origin.mode, origin.retention, origin.data, now, origin.ttl
+    )
     tx.run(
         "UPDATE conversations SET tree = ?, head = ?, forked_from = ?, forked_at = ? WHERE number = ?",
         (origin.tree, at, origin.id, at, number),
@@ -44,12 +46,13 @@ def insert_conversation(
     retention: float | None,
     data: Mapping[str, Any],
     now: float,
+    ttl: float | None = None,
 ) -> int:
     """Insert a conversation without a tree, and return its number."""
     number = tx.insert(
         "INSERT INTO conversations (id, title, archived, tree, head, mode, retention, data, created_at, "
-        "updated_at) VALUES (?, ?, 0, 0, 0, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
-        (name, title, mode, retention, encode(dict(data)) if data else None, now, now),
+        "updated_at, ttl) VALUES (?, ?, 0, 0, 0, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+        (name, title, mode, retention, encode(dict(data)) if data else None, now, now, ttl),
         key="number",
     )
     if not number:
@@ -122,6 +125,23 @@ def select_conversations(
     return [_conversation_from_row(row, tags) for row in rows]
 
 
+def select_old(
+    tx: Tx, now: float, *, age: float | None, tag: str | None = None
+) -> list[ConversationRow]:
+    """Return the conversations that did not change for ``age`` seconds; None for their own ``ttl``."""
+    limit = (
+        "c.ttl IS NOT NULL AND c.updated_at <= ? - c.ttl" if age is None else "c.updated_at <= ?"
+    )
+    values: list[Any] = [now if age is None else now - age]
+    if tag is not None:
+        limit += " AND c.number IN (SELECT conversation FROM tags WHERE tag = ?)"
+        values.append(tag)
+    rows = tx.rows(
+        f"SELECT {_COLUMNS} FROM conversations c WHERE {limit} ORDER BY c.number", values
+    )
+    return [_conversation_from_row(row, {}) for row in rows]
+
+
 def resolve(tx: Tx, conversation: str | ConversationRow, lock: str = "") -> ConversationRow:
     """Return the current row for an id, or for a row that must still be the same conversation."""
     if not isinstance(conversation, str):
@@ -189,6 +209,7 @@ def _conversation_from_row(row: Row, tags: Mapping[int, list[str]]) -> Conversat
         at,
         created,
         updated,
+        ttl,
         tree,
         number,
     ) = row
@@ -207,4 +228,5 @@ def _conversation_from_row(row: Row, tags: Mapping[int, list[str]]) -> Conversat
         updated,
         tree,
         number,
+        ttl,
     )

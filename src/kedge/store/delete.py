@@ -7,6 +7,7 @@ uses. Everything else is deleted: nodes, links, responses, telemetry, claims, ta
 from collections.abc import Sequence
 from dataclasses import replace
 
+from kedge.errors import NotInStore
 from kedge.store import search, telemetry
 from kedge.store.conversations import resolve
 from kedge.store.database import Tx
@@ -15,6 +16,16 @@ from kedge.store.records import ConversationRow, Node
 
 CHUNK_SIZE = 500
 _CONVERSATION_TABLES = (*telemetry.TABLES, "claims", "tags")
+
+
+def delete_unchanged(tx: Tx, conversation: ConversationRow) -> bool | None:
+    """Delete a conversation unless it was changed since its row was read; None if it was."""
+    _lock_links(tx)
+    try:
+        row = resolve(tx, conversation, tx.dialect.for_update)
+    except NotInStore:
+        return None
+    return delete_conversation(tx, row) if row.updated_at == conversation.updated_at else None
 
 
 def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> bool:

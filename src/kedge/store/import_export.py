@@ -26,7 +26,7 @@ from kedge.store.records import (
     ResponseRow,
     validate_data,
     validate_mode,
-    validate_retention,
+    validate_seconds,
     validate_tags,
     validate_text,
 )
@@ -80,6 +80,8 @@ def export_lines(tx: Tx, row: ConversationRow) -> list[str]:
         lines.append(encode(_encode_node(node, numbers, linked, response) | further))
     head: Json = {name: value for name, value in asdict(row).items() if name in _HEADER_FIELDS}
     head["head"] = numbers[row.head]
+    if row.ttl is not None:
+        head["ttl"] = row.ttl
     head["forked_from"], head["forked_at"] = row.forked_from, numbers.get(row.forked_at)
     head["claims"] = _export_claims(tx, row, numbers)
     first = {"format": FORMAT, "version": VERSION, "conversation": head}
@@ -236,7 +238,8 @@ def _import_conversation(tx: Tx, header: Json, blocks: list[str], nodes: list[Js
         title=validate_text(header["title"], "title"),
         tags=validate_tags(header["tags"]),
         mode=validate_mode(header["mode"]),
-        retention=validate_retention(header["retention"]),
+        retention=validate_seconds(header["retention"], "retention"),
+        ttl=validate_seconds(header.get("ttl"), "ttl"),
         data=validate_data(header["data"] or {}),
         now=float(header["created_at"]),
         root_created_at=float(nodes[0]["created_at"]),

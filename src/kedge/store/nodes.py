@@ -201,9 +201,10 @@ def create_conversation(
     data: Mapping[str, Any],
     now: float,
     root_created_at: float | None = None,
+    ttl: float | None = None,
 ) -> ConversationRow:
     """Create a conversation on a tree of its own, which begins with an empty root node."""
-    number = insert_conversation(tx, name, title, mode, retention, data, now)
+    number = insert_conversation(tx, name, title, mode, retention, data, now, ttl)
     created_at = now if root_created_at is None else root_created_at
     root = _insert_node_row(tx, Node(0, 0, 0, 0, number, "root", 0, 0, 0, None, created_at))
     tx.run("UPDATE nodes SET tree = id, branch = id WHERE id = ?", (root,))
@@ -413,6 +414,12 @@ def load_path(
     records = [anchor_from_row(row, scopes, retention) for row in found]
     memory, data = decode_node_state(node.memory, records, mode)
     return LoadedPath(node, tuple(decode_blocks([body for _, body in rows])), memory, data)
+
+
+def load_last_bodies(tx: Tx, node: Node, count: int) -> list[str]:
+    """Return the last ``count`` encoded blocks on the path to a node."""
+    query = f"{_SELECT_BLOCKS} AND l.place >= ? ORDER BY l.place"
+    return [body for _, body in tx.rows(query, (node.id, max(node.length - count, 0)))]
 
 
 def load_bodies(tx: Tx, node: Node) -> list[str]:

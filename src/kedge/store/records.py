@@ -26,14 +26,14 @@ def validate_mode(mode: Mode | None) -> Mode | None:
     return mode
 
 
-def validate_retention(seconds: object) -> float | None:
-    """Check that a retention is a finite number of seconds above 0, or None."""
+def validate_seconds(seconds: object, field: str) -> float | None:
+    """Check that a duration is a finite number of seconds above 0, or None."""
     if seconds is None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise InvalidSetting(f"retention must be a number of seconds, not {seconds!r}")
+        raise InvalidSetting(f"{field} must be a number of seconds, not {seconds!r}")
     if not 0 < seconds < math.inf:
-        raise InvalidSetting(f"retention must be a finite number of seconds above 0, not {seconds}")
+        raise InvalidSetting(f"{field} must be a finite number of seconds above 0, not {seconds}")
     return float(seconds)
 
 
@@ -83,6 +83,8 @@ class ConversationRow:
     tree: int = 0
     number: int = 0
     """The row number in this store, which is never used again; use ``id`` everywhere else."""
+    ttl: float | None = None
+    """Seconds after its last change at which it expires; see `Store.delete_expired`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,8 @@ class ResponseRow:
     predicted_cached_tokens: int | None = None
     cache_write_tokens: int | None = None
     cache_savings: float | None = None
+    settings: str = ""
+    """The settings of the request, such as the temperature, as a JSON object; empty if there were none."""
     node: int = 0
     parent: int = 0
     conversation: str = ""

@@ -17,7 +17,7 @@ RESPONSE_COLUMNS: tuple[str, ...] = tuple(
     each.name for each in fields(ResponseRow) if each.name not in ("node", "parent", "conversation")
 )
 _NULLABLE_TEXTS = frozenset(
-    {"provider_response_id", "anchor", "reason", "healed", "error", "lost_reason"}
+    {"provider_response_id", "anchor", "reason", "healed", "error", "lost_reason", "settings"}
 )
 """Members that are an empty string in Python and NULL in the database."""
 
@@ -84,6 +84,7 @@ def _response_values(row: ResponseRow, scope: int) -> Row:
         row.predicted_cached_tokens,
         row.cache_write_tokens,
         row.cache_savings,
+        row.settings or None,
     )
 
 

@@ -35,7 +35,7 @@ from kedge.store import (
     telemetry,
     verify,
 )
-from kedge.store.block_codec import encode_block
+from kedge.store.block_codec import decode_blocks, encode_block
 from kedge.store.database import Database, Tx
 from kedge.store.proxied_requests import ProxiedRequest, ProxyTotals
 from kedge.store.records import (
@@ -52,7 +52,7 @@ from kedge.store.records import (
     Telemetry,
     validate_data,
     validate_mode,
-    validate_retention,
+    validate_seconds,
     validate_tags,
     validate_text,
 )
@@ -172,6 +172,7 @@ class Store:
         tags: Iterable[str] = (),
         mode: Mode | None = None,
         retention: float | None = None,
+        ttl: float | None = None,
         data: Mapping[str, Any] = EMPTY,
         id: str = "",  # noqa: A002 - the word of the contract
         blocks: Sequence[Block] = (),
@@ -184,6 +185,7 @@ class Store:
             mode: How its requests are sent; None for the engine's default.
             retention: Seconds for which the provider is relied on to store a response, if that is less
                 than the provider's own retention.
+            ttl: Seconds after its last change at which it expires and `delete_expired` deletes it.
             data: JSON data of the application.
             id: Its id; a new one by default.
             blocks: Blocks that it begins with, written in the same transaction.
@@ -196,7 +198,8 @@ class Store:
         """
         name = validate_text(id, "id") or new_id("conv")
         title, labels = validate_text(title, "title"), validate_tags(tags)
-        mode, retention = validate_mode(mode), validate_retention(retention)
+        mode, retention = validate_mode(mode), validate_seconds(retention, "retention")
+        ttl = validate_seconds(ttl, "ttl")
         members = validate_data(data)
         bodies = [encode_block(block) for block in blocks]
 
@@ -211,6 +214,7 @@ class Store:
                 retention=retention,
                 data=members,
                 now=now,
+                ttl=ttl,
             )
             if not bodies:
                 return row
@@ -329,6 +333,46 @@ class Store:
         """
         indexed = await self.database.write(lambda tx: delete.delete_conversation(tx, name))
         await self.database.reclaim(index=indexed)
+
+    async def delete_expired(self) -> list[str]:
+        """Delete the conversations whose time to live has passed since their last change.
+
+        Returns:
+            Their ids.
+        """
+        return await self._delete_old(None)
+
+    async def delete_older(self, seconds: float, *, tag: str | None = None) -> list[str]:
+        """Delete the conversations that did not change for some time.
+
+        Args:
+            seconds: How long ago their last change was, at least.
+            tag: Only those with this tag.
+
+        Returns:
+            Their ids.
+
+        Raises:
+            InvalidSetting: The age is not a number of seconds above 0.
+        """
+        return await self._delete_old(validate_seconds(seconds, "seconds"), tag)
+
+    async def _delete_old(self, age: float | None, tag: str | None = None) -> list[str]:
+        """Delete conversations one by one; one that is changed meanwhile remains."""
+        deleted: list[str] = []
+        index = False
+        for row in await self.database.read(
+            lambda tx: conversations.select_old(tx, self.clock(), age=age, tag=tag)
+        ):
+            indexed = await self.database.write(
+                lambda tx, row=row: delete.delete_unchanged(tx, row)
+            )
+            if indexed is not None:
+                deleted.append(row.id)
+                index = index or indexed
+        if deleted:
+            await self.database.reclaim(index=index)
+        return deleted
 
     # The tree
 
@@ -455,6 +499,28 @@ class Store:
             )
 
         return await self._read(conversation, work)
+
+    async def last_blocks(
+        self, conversation: ConversationRow, count: int, node: int | None = None
+    ) -> tuple[Block, ...]:
+        """Return the last blocks on the path to a node, without reading the others.
+
+        Args:
+            conversation: A conversation on the node's tree.
+            count: The maximum number of blocks.
+            node: The node; by default the head when the row was read.
+
+        Raises:
+            NotInStore: The conversation was deleted, or its tree has no such node.
+            StoreDamaged: A stored block cannot be read.
+        """
+
+        def work(tx: Tx) -> list[str]:
+            at = conversation.head if node is None else node
+            found = nodes.select_node(tx, at, conversation.tree)
+            return nodes.load_last_bodies(tx, found, count)
+
+        return tuple(decode_blocks(await self._read(conversation, work)))
 
     async def node(self, conversation: ConversationRow, node: int) -> Node:
         """Return a node of the conversation's tree, or raise `NotInStore`."""
@@ -766,13 +832,14 @@ class Store:
         return await self.database.write(work)
 
     async def gc(self) -> int:
-        """Delete rows that nothing refers to, and return unused space to the file system.
+        """Delete expired conversations and rows that nothing refers to, and return unused space.
 
         Branches that lost a race, were undone or regenerated are history and stay.
 
         Returns:
             The number of unused blocks that were deleted.
         """
+        await self.delete_expired()
         swept = await self.database.write(delete.delete_orphans)
         await self.database.reclaim(index=True, vacuum=True)
         return swept

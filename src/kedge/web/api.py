@@ -1,5 +1,6 @@
 """The JSON API: conversations, turns, chains, plans and statistics."""
 
+import json
 import math
 from collections.abc import AsyncGenerator
 from importlib.metadata import version
@@ -13,7 +14,7 @@ from kedge.analytics import Selection, analyse
 from kedge.conversation import Conversation
 from kedge.errors import InvalidSetting, NotInStore
 from kedge.providers.practice_memory import erase_deleted
-from kedge.store import ConversationRow
+from kedge.store import ConversationRow, ResponseRow
 from kedge.store.listing import ConversationSummary, list_summaries, read_tree
 from kedge.turns import dump_block, system, user
 from kedge.web import schemas
@@ -77,6 +78,7 @@ async def create_conversation(call: ApiCall) -> BaseModel:
         tags=given.tags,
         blocks=[system(given.system)] if given.system else [],
         mode=given.mode,
+        ttl=given.ttl,
         data={MODEL_KEY: given.model} if given.model else {},
         **service.settings,
     )
@@ -153,9 +155,13 @@ async def search_messages(call: ApiCall) -> BaseModel:
 async def read_turns(call: ApiCall) -> BaseModel:
     """Return the blocks of a conversation."""
     row, node = await _resolve_node(call)
-    loaded = await call.service.store.load(row, node)
+    asked: schemas.PathQuery = call.query
+    if asked.last is None:
+        blocks = (await call.service.store.load(row, node)).blocks
+    else:
+        blocks = await call.service.store.last_blocks(row, asked.last, node)
     return schemas.TurnPage(
-        conversation=row.id, node=node, blocks=[dump_block(block) for block in loaded.blocks]
+        conversation=row.id, node=node, blocks=[dump_block(block) for block in blocks]
     )
 
 
@@ -373,12 +379,13 @@ def _to_overview(each: ConversationSummary, service: ConversationService) -> sch
     )
 
 
-def _to_response(row: object) -> schemas.ResponseShape | None:
+def _to_response(row: ResponseRow | None) -> schemas.ResponseShape | None:
     if row is None:
         return None
-    names = set(schemas.ResponseShape.model_fields) - {"response_id"}
+    names = set(schemas.ResponseShape.model_fields) - {"response_id", "settings"}
     members = {name: getattr(row, name) for name in names}
-    members["response_id"] = getattr(row, "provider_response_id", "")
+    members["response_id"] = row.provider_response_id
+    members["settings"] = json.loads(row.settings or "{}")
     return schemas.ResponseShape.model_validate(members)
 
 

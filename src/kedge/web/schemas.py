@@ -95,6 +95,9 @@ class PathQuery(QueryParams):
     """A position in a conversation."""
 
     at: Name = Field("", description="A node or a response id; the head by default.")
+    last: Annotated[int, Field(ge=1, le=100_000)] | None = Field(
+        None, description="Only the last blocks, at most this number."
+    )
 
 
 class PlanQuery(QueryParams):
@@ -128,6 +131,9 @@ class NewConversation(RequestBody):
     system: Text = Field("", description="Instructions at the start of the conversation.")
     mode: Literal["chained", "stateless", "conversation"] | None = None
     model: Name = Field("", description="A model of this server; its default model if empty.")
+    ttl: Annotated[float, Field(gt=0, le=1e12)] | None = Field(
+        None, description="Seconds after its last change at which it expires."
+    )
 
 
 class ConversationUpdate(RequestBody):
@@ -147,6 +153,16 @@ class NewAttachment(RequestBody):
     filename: Name = ""
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class ReasoningSettings(RequestBody):
+    """Settings of a model's reasoning."""
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
 class RequestSettings(RequestBody):
     """Settings of a request; those that are absent are left to the conversation and the model."""
 
@@ -160,10 +176,12 @@ class RequestSettings(RequestBody):
     system: Text | None = Field(
         None, description="A new system prompt of the conversation, from this message on."
     )
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
-        None, description="The reasoning effort."
-    )
+    effort: Effort | None = Field(None, description="The reasoning effort.")
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    reasoning: ReasoningSettings | None = Field(
+        None, description="Reasoning settings; `effort` of the request takes precedence."
+    )
 
 
 class NewTurn(RequestSettings):
@@ -249,6 +267,7 @@ class ConversationShape(ApiModel):
     forked_at: int
     created_at: float
     updated_at: float
+    ttl: float | None
 
 
 class OverviewShape(ConversationShape):
@@ -423,6 +442,7 @@ class ResponseShape(ApiModel):
     expires_at: float | None
     stored: bool
     depth: int
+    settings: dict[str, Any] = Field(description="The settings of the request.")
 
 
 class NodeShape(ApiModel):

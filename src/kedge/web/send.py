@@ -132,12 +132,15 @@ async def resolve_resume(service: ConversationService, name: str, given: NewResu
 
 def _build_options(given: RequestSettings) -> dict[str, Any]:
     """Return the options of a request; each provider's engine maps their names."""
-    options: dict[str, Any] = {}
+    reasoning = given.reasoning.model_dump(exclude_none=True) if given.reasoning else {}
     if given.effort is not None:
-        options["reasoning"] = {"effort": given.effort}
-    if given.temperature is not None:
-        options["temperature"] = given.temperature
-    return options
+        reasoning["effort"] = given.effort
+    options = {
+        "reasoning": reasoning or None,
+        "temperature": given.temperature,
+        "top_p": given.top_p,
+    }
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _build_middleware(given: RequestSettings) -> tuple[Middleware, ...]:
