@@ -21,8 +21,9 @@ def command(store: str, as_json: bool) -> None:
     """
 
     async def work(opened: "Store") -> int:
+        swept = await opened.gc()  # deletes expired conversations, too
         await erase_practice_responses(opened, store)
-        return await opened.gc()
+        return swept
 
     file = store_file(store_url(store, create=False))
     before = file.stat().st_size if file and file.exists() else 0
