@@ -1,7 +1,13 @@
 """Differences of paths: by content, aligned, and word by word."""
 
 from kedge.turns import assistant, system, tool_call, tool_result, user
-from kedge.web.block_diff import MAX_BLOCKS, MAX_WORDS, build_diff, pair_edits
+from kedge.web.block_diff import (
+    MAX_BLOCKS,
+    MAX_WORDS,
+    build_diff,
+    describe_first_change,
+    pair_edits,
+)
 
 
 def test_a_changed_message_is_not_in_common() -> None:
@@ -46,3 +52,18 @@ def test_edits_are_paired_with_what_they_replaced() -> None:
     assert pair_edits(before, [before[0], new, before[2]]) == {new.id: "old"}
     assert pair_edits(before, [*before, user("c")]) == {}
     assert pair_edits(before, [before[0], assistant("x"), before[2]]) == {}
+
+
+def test_the_first_change_is_named() -> None:
+    """What was changed, removed or inserted; what only follows is no change."""
+    before = [user("a"), assistant("b"), user("c")]
+    assert describe_first_change(before, [*before, user("d")]) == ""
+    assert describe_first_change(before, [before[0], user("x"), *before[1:]]) == (
+        "The first change is a new user message “x”."
+    )
+    assert describe_first_change(before, [before[0], before[2]]) == (
+        "The first changed message is the answer “b”, which was removed."
+    )
+    assert describe_first_change(before, [user("z"), *before[1:]]) == (
+        "The first changed message is the user message “a”, which is now “z”."
+    )

@@ -72,7 +72,10 @@ def test_an_answer_streams_into_a_new_conversation(page: PageServer, watched: Wa
     )
     tab.locator(".plan > summary").last.click()
     card = tab.locator(".plan").last
-    expect(card.locator(".plan-words")).to_contain_text("Chained on resp_")
+    expect(card.locator(".plan-words")).to_have_text(
+        "Sent 1 new message; the server already had the other 2."
+    )
+    expect(card.locator(".plan-detail")).to_contain_text("Chained on resp_")
     expect(card.locator(".block.sent")).to_have_count(2)  # one block, and one in the key
     expect(tab.locator(".rows [aria-current]")).to_have_text("What did I say first?head")
 

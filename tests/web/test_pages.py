@@ -96,6 +96,10 @@ def test_every_refused_candidate_is_told_in_plain_words(page: PageServer) -> Non
     name = page.run(work)
     head = page.get(f"/api/conversations/{name}/chain")["head"]
     told = page_text(page.client.get(f"/conversations/{name}/plans/{head}?part=1").text)
+    assert (
+        "The first changed message is the user message “What is 2+3?”, which is now “What is 20+3?”."
+        in told
+    )
     html = page.client.get(f"/conversations/{name}").text
     assert html.count("data-exchange=") == 3  # what an edit kept is told as it came
     assert "What is 20+3?" in html

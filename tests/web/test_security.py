@@ -11,7 +11,15 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from kedge.server.auth import LOOPBACK_NAMES
-from kedge.web.security import CONTENT_SECURITY_POLICY, SESSION_COOKIE, PageAuth, PageAuthMiddleware
+from kedge.web.security import (
+    CONTENT_SECURITY_POLICY,
+    MAX_LOGIN_FAILURES,
+    MAX_THROTTLED_ADDRESSES,
+    SESSION_COOKIE,
+    LoginThrottle,
+    PageAuth,
+    PageAuthMiddleware,
+)
 
 BASE_URL = "http://127.0.0.1:8484"
 
@@ -164,3 +172,20 @@ def test_a_cookie_that_cannot_be_read_is_none() -> None:
     ):
         answer = page.get("/", headers={"cookie": value.encode()})  # pyright: ignore[reportArgumentType]
         assert answer.headers["location"] == "/login"
+
+
+def test_failed_logins_are_limited_for_each_address() -> None:
+    """Until the oldest of them is a minute old; the number of addresses is bounded."""
+    now = 100.0
+    throttle = LoginThrottle(lambda: now)
+    for _ in range(MAX_LOGIN_FAILURES):
+        assert throttle.retry_after("a") == 0
+        throttle.record_failure("a")
+    assert (throttle.retry_after("a"), throttle.retry_after("b")) == (60, 0)
+    now = 159.0
+    assert throttle.retry_after("a") == 1
+    now = 161.0
+    assert throttle.retry_after("a") == 0
+    for number in range(MAX_THROTTLED_ADDRESSES + 1):
+        throttle.record_failure(str(number))
+    assert len(throttle._failures) == MAX_THROTTLED_ADDRESSES  # pyright: ignore[reportPrivateUsage]

@@ -13,7 +13,7 @@ from kedge.formatting import capitalize
 from kedge.server.request_log import AccessLogMiddleware
 from kedge.web import api, pages
 from kedge.web.openapi import RequestError, map_error
-from kedge.web.security import PageAuth, PageAuthMiddleware, error_response
+from kedge.web.security import LoginThrottle, PageAuth, PageAuthMiddleware, error_response
 from kedge.web.service import ConversationService
 from kedge.web.templating import render_page
 
@@ -77,6 +77,7 @@ def create_page(
     app.router.redirect_slashes = False
     app.state.service = service
     app.state.auth = auth
+    app.state.login_throttle = LoginThrottle()
     app.state.base_url = base_url
     app.state.stopping = lambda: False
     return app

@@ -13,8 +13,9 @@ from difflib import SequenceMatcher
 from markupsafe import Markup, escape
 
 from kedge.turns import AssistantBlock, Block, SystemBlock, UserBlock, dump_block
+from kedge.turns.formatting import describe
 from kedge.web.transcript import render_messages, tool_names
-from kedge.web.views import DiffRow, MessageView
+from kedge.web.views import BLOCK_LABELS, DiffRow, MessageView
 
 MAX_WORDS = 2_000
 """The number of words above which a changed text is not compared word by word."""
@@ -57,6 +58,29 @@ def pair_edits(before: Sequence[Block], after: Sequence[Block]) -> dict[str, str
         for old, new in zip(before[i1:i2], after[j1:j2], strict=True)
         if old.kind == new.kind
     }
+
+
+def describe_first_change(before: Sequence[Block], after: Sequence[Block]) -> str:
+    """Return a sentence that names the first block that was changed, inserted or removed."""
+    for tag, i1, i2, j1, j2 in _match_blocks(before, after):
+        if tag == "equal" or i1 == i2 == len(before):
+            continue
+        old = before[i1] if i2 > i1 else None
+        new = after[j1] if j2 > j1 else None
+        if old is None:
+            return f"The first change is a new {_name_block(new)}." if new else ""
+        now = f", which is now {_quote_block(new)}" if new and new.kind == old.kind else ""
+        ended = "" if new else ", which was removed"
+        return f"The first changed message is the {_name_block(old)}{now or ended}."
+    return ""
+
+
+def _name_block(block: Block) -> str:
+    return f"{BLOCK_LABELS.get(block.kind, block.kind).lower()} {_quote_block(block)}"
+
+
+def _quote_block(block: Block) -> str:
+    return f"“{describe(block, 60)}”"
 
 
 def _match_blocks(left: Sequence[Block], right: Sequence[Block]) -> list[Opcode]:

@@ -26,7 +26,7 @@ from kedge.web.openapi import read_body
 from kedge.web.plan_card import MAX_BODY_CHARS
 from kedge.web.schemas import ListQuery
 from kedge.web.search_view import MAX_EXCERPTS, build_excerpt
-from kedge.web.security import SESSION_COOKIE, SESSION_SECONDS, PageAuth
+from kedge.web.security import SESSION_COOKIE, SESSION_SECONDS, LoginThrottle, PageAuth
 from kedge.web.service import ConversationService, FoundConversations, build_tag
 from kedge.web.templating import render, render_page, serve_static
 from kedge.web.views import ConversationList, ConversationListItem, LinkChoice
@@ -257,15 +257,23 @@ async def show_proxied(request: Request) -> Response:
 
 async def login(_: Request) -> Response:
     """Render the login form."""
-    return render_page("login.html", here="login", wrong=False)
+    return render_page("login.html", here="login", problem="")
 
 
 async def submit_login(request: Request) -> Response:
     """Check the token and start a session."""
     auth: PageAuth = request.app.state.auth
     form = parse_qs((await read_body(request, MAX_FORM_BYTES)).decode("utf-8", "replace"))
+    throttle: LoginThrottle = request.app.state.login_throttle
+    address = request.client.host if request.client else ""
+    if wait := throttle.retry_after(address):
+        problem = f"Too many failed attempts. Try again in {wait} seconds."
+        answer = render_page("login.html", here="login", status=429, problem=problem)
+        answer.headers["retry-after"] = str(wait)
+        return answer
     if not auth.is_valid_token(form.get("token", [""])[0].strip()):
-        return render_page("login.html", here="login", status=403, wrong=True)
+        throttle.record_failure(address)
+        return render_page("login.html", here="login", status=403, problem="Wrong token.")
     response = RedirectResponse("/", 303)
     response.set_cookie(
         SESSION_COOKIE,

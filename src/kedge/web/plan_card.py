@@ -17,6 +17,7 @@ from kedge.formatting import (
     format_duration,
     format_number,
     format_percent,
+    format_size,
     pluralize,
 )
 from kedge.planning import (
@@ -65,23 +66,46 @@ def _restore_record(record: AnchorRecord, row: ResponseRow) -> AnchorRecord:
 
 
 def build_plan_card(
-    plan: RequestPlan, row: ResponseRow, turn: Turn, exchanges: Sequence[StoredExchange]
+    plan: RequestPlan,
+    row: ResponseRow,
+    turn: Turn,
+    exchanges: Sequence[StoredExchange],
+    changed: str = "",
 ) -> PlanCard:
-    """Build the card of a past request."""
+    """Build the card of a past request; ``changed`` names the block that broke the chain."""
     agrees = plan.previous_response_id == row.anchor
     sent = {block.id for block in plan.delta} if agrees else set[str]()
     return PlanCard(
         row,
+        summarize_request(row),
         format_headline(plan) if agrees else _format_headline(row),
+        changed,
         _build_strip(turn.body, sent) if agrees else (),
         tuple(_to_rejected(each, plan) for each in plan.rejected[:MAX_REJECTED]),
         tuple(_iter_notes(plan, row)),
-        tuple(iter_facts(row)),
+        (*iter_facts(row), *_iter_sizes(exchanges)),
         tuple(
             RawExchange(_format_body(each.request), _format_body(each.reply), each.status)
             for each in exchanges
         ),
     )
+
+
+def summarize_request(row: ResponseRow) -> str:
+    """Return one sentence: what was sent, and what the server already had."""
+    if not row.anchor:
+        return f"Sent all {pluralize(row.sent_blocks + row.saved_blocks, 'message')}."
+    sent = pluralize(row.sent_blocks, "new message") if row.sent_blocks else "no new message"
+    if not row.saved_blocks:
+        return f"Sent {sent}."
+    rest = f"the other {row.saved_blocks:,}" if row.sent_blocks else f"all {row.saved_blocks:,}"
+    return f"Sent {sent}; the server already had {rest}."
+
+
+def _iter_sizes(exchanges: Sequence[StoredExchange]) -> Iterable[tuple[str, str]]:
+    """Yield the sizes of complete requests, with tools and settings; the store has them if bodies are stored."""
+    for exchange in exchanges:
+        yield "Complete request", format_size(len(exchange.request))
 
 
 def _format_headline(row: ResponseRow) -> str:
@@ -112,6 +136,8 @@ def iter_facts(row: ResponseRow) -> Iterable[tuple[str, str]]:
     """Yield the figures of a response as labels and values."""
     yield "Model", f"{row.provider}:{row.model}" if row.model else row.provider
     yield "Mode", row.mode
+    full = format_size(row.sent_bytes + row.saved_bytes)
+    yield "Messages sent", f"{format_size(row.sent_bytes)} of {full}, without tools and settings"
     if row.input_tokens is not None:
         cached = format_percent(row.cached_tokens or 0, row.input_tokens)
         predicted = row.predicted_cached_tokens

@@ -10,7 +10,9 @@ nothing but our own.
 
 import hashlib
 import hmac
+import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
@@ -44,6 +46,10 @@ SECURITY_HEADERS = {
 }
 SESSION_COOKIE = "kedge_page"
 SESSION_SECONDS = 30 * 86_400
+MAX_LOGIN_FAILURES = 5
+LOGIN_WINDOW_SECONDS = 60.0
+"""An address may fail to log in this often within this time."""
+MAX_THROTTLED_ADDRESSES = 10_000
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 SAFE_SITES = frozenset({"same-origin", "none"})
 PUBLIC_PATHS = ("/static/", "/login")
@@ -76,6 +82,36 @@ class PageAuth(AccessPolicy):
     def is_valid_token(self, value: str) -> bool:
         """Return whether this is the token."""
         return self.matches_token(value.encode())
+
+
+class LoginThrottle:
+    """Limits failed logins of each address, so that a token cannot be guessed.
+
+    Args:
+        clock: The current time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failures: OrderedDict[str, list[float]] = OrderedDict()
+
+    def retry_after(self, address: str) -> int:
+        """Return the seconds for which an address must wait; 0 if it may try."""
+        recent = self._recent(address)
+        if len(recent) < MAX_LOGIN_FAILURES:
+            return 0
+        return math.ceil(recent[-MAX_LOGIN_FAILURES] + LOGIN_WINDOW_SECONDS - self._clock())
+
+    def record_failure(self, address: str) -> None:
+        """Count a failed login."""
+        self._failures[address] = [*self._recent(address), self._clock()]
+        self._failures.move_to_end(address)
+        if len(self._failures) > MAX_THROTTLED_ADDRESSES:
+            self._failures.popitem(last=False)
+
+    def _recent(self, address: str) -> list[float]:
+        since = self._clock() - LOGIN_WINDOW_SECONDS
+        return [each for each in self._failures.get(address, ()) if each > since]
 
 
 class PageAuthMiddleware:

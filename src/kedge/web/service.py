@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 from kedge.conversation import Conversation
 from kedge.engines import Middleware
 from kedge.errors import KedgeError, NotInStore
+from kedge.planning import RequestPlan
 from kedge.planning.anchors import relied_until
 from kedge.store import ConversationRow, Hit, Node, ResponseRow, Store
 from kedge.store.listing import (
@@ -26,7 +27,7 @@ from kedge.store.listing import (
 )
 from kedge.turns import Block, SystemBlock
 from kedge.web.attachments import FILE_TYPES, IMAGE_TYPES
-from kedge.web.block_diff import block_text, build_diff, pair_edits
+from kedge.web.block_diff import block_text, build_diff, describe_first_change, pair_edits
 from kedge.web.chain_graph import (
     ChainGraph,
     Layout,
@@ -313,7 +314,20 @@ class ConversationService:
         path = (tree.responses.get(each.id) for each in path_to(tree, response.parent))
         records = (each.record for each in path if each)
         plan = rebuild_plan(turn, response, [each for each in records if each])
-        return build_plan_card(plan, response, turn, await load_exchanges(self.store, node))
+        changed = await self._describe_change(row, tree, plan, turn.blocks)
+        exchanges = await load_exchanges(self.store, node)
+        return build_plan_card(plan, response, turn, exchanges, changed)
+
+    async def _describe_change(
+        self, row: ConversationRow, tree: StoredTree, plan: RequestPlan, blocks: Sequence[Block]
+    ) -> str:
+        """Return a sentence about the change that made a newer response unusable as an anchor."""
+        nodes = {each.provider_response_id: node for node, each in tree.responses.items()}
+        changed = (each.response_id for each in plan.rejected if each.reason == "changed")
+        node = next((nodes[name] for name in changed if name in nodes), None)
+        if node is None:
+            return ""
+        return describe_first_change((await self.store.load(row, node)).blocks, blocks)
 
     def _describe_model(
         self, row: ConversationRow, response: ResponseRow | None

@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, Response
 from kedge import formatting
 from kedge.web import chain_svg, charts
 from kedge.web.chain_graph import MARK_DESCRIPTIONS
+from kedge.web.plan_card import summarize_request
 
 STATIC_DIR = files("kedge.web") / "static"
 Names = dict[str, Any]
@@ -48,6 +49,7 @@ def get_environment() -> Environment:
         marks=MARK_DESCRIPTIONS,
         share_bar=charts.draw_share_bar,
         static=static_url,
+        summarize_request=summarize_request,
     )
     return made
 

@@ -125,20 +125,21 @@ class BlockMark:
     folded: int = 0
 
     @property
-    def letter(self) -> str:
-        """The letter of the kind of block."""
-        return _KIND_LETTERS.get(self.kind, "?")
+    def label(self) -> str:
+        """The name of the kind of block."""
+        return BLOCK_LABELS.get(self.kind, self.kind)
 
 
-_KIND_LETTERS = {
-    "user": "U",
-    "assistant": "A",
-    "reasoning": "R",
-    "tool_call": "C",
-    "tool_result": "T",
-    "system": "S",
-    "opaque": "O",
+BLOCK_LABELS = {
+    "user": "User message",
+    "assistant": "Answer",
+    "reasoning": "Reasoning",
+    "tool_call": "Tool call",
+    "tool_result": "Tool result",
+    "system": "System prompt",
+    "opaque": "Other item",
 }
+"""The names of the kinds of blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,12 @@ class PlanCard:
     """What one request sent, its anchor, and why newer candidates were rejected."""
 
     row: ResponseRow
+    summary: str
+    """What was sent, in one sentence."""
     headline: str
+    """The anchor, and how much was sent."""
+    changed: str = ""
+    """The first changed block, if a change broke the chain."""
     blocks: tuple[BlockMark, ...] = ()
     refused: tuple[RejectedCandidate, ...] = ()
     notes: tuple[str, ...] = ()

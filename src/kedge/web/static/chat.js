@@ -272,6 +272,7 @@ function show(text, instead) {
   note.className = "hint pad";
   note.textContent = "sending";
   const answered = said("assistant fresh", "Assistant", "");
+  answered.querySelector(".prose").setAttribute("aria-live", "polite");
   exchange.append(asked, note, answered);
   stream.append(exchange);
   stream.scrollTop = stream.scrollHeight;
@@ -334,13 +335,22 @@ export async function visit(url, { end = false, sent = false } = {}) {
   if (models && model) models.value = model;
   restoreSettings(settings);
   showAttachments();
-  const stream = document.getElementById("stream");
-  if (stream) stream.scrollTop = stream.scrollHeight;
+  settle();
   const side = document.querySelector(".chain");
   if (side) side.scrollTop = chain;
   document.querySelector(".rows [aria-current]")?.scrollIntoView({ block: "nearest" });
   if (end) area?.focus({ preventScroll: true });
   attach();
+}
+
+// Show the newest message. On a narrow screen the page itself scrolls, and the graph is collapsed.
+export function settle() {
+  const stream = document.getElementById("stream");
+  if (!stream) return;
+  stream.scrollTop = stream.scrollHeight;
+  if (!matchMedia("(max-width: 860px)").matches) return;
+  document.querySelector("[data-graph-box]")?.removeAttribute("open");
+  scrollTo(0, document.documentElement.scrollHeight);
 }
 
 addEventListener("popstate", () => location.reload());

@@ -1,7 +1,7 @@
 // What every page can do: act on buttons, copy, switch colours, listen to keys. Handlers hang on the
 // document, so whatever is drawn later works too.
 import "./attachments.js";
-import { again, attach, branch, edit, fork, newest, resize, send, showPlan, split, stop } from "./chat.js";
+import { again, attach, branch, edit, fork, newest, resize, send, settle, showPlan, split, stop } from "./chat.js";
 import { watchConnection } from "./connection.js";
 import { press } from "./keys.js";
 import { watch } from "./live.js";
@@ -97,8 +97,7 @@ document.addEventListener("keydown", (event) => {
 });
 
 watch(document.querySelector("[data-live]"));
-const stream = document.getElementById("stream");
-if (stream && !location.hash) stream.scrollTop = stream.scrollHeight;
+if (!location.hash) settle();
 document.querySelector(".rows [aria-current]")?.scrollIntoView({ block: "center" });
 attach();
 if (document.querySelector("nav")) watchConnection();

@@ -1,0 +1,82 @@
+"""Every page in a real Chromium is checked with axe: light and dark, desktop and phone."""
+
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from web.chromium import WatchedTab
+from web.conftest import PageServer, open_context, serve_page
+
+AXE = (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
+SUMMARIZE = """async () => (await axe.run()).violations.map(
+  (each) => `${each.id}: ${each.nodes.map((node) => node.target.join(" ")).join(", ")}`)"""
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServer, dict[str, str]]]:
+    """A page with a branched conversation, a failed message and a workflow, and the paths to check."""
+    with serve_page(tmp_path_factory.mktemp("axe")) as page:
+        name = page.create_conversation("Hello", "What is 2+3?", "Please call add with a=2 and b=3")
+        path = f"/api/conversations/{name}"
+        chain = page.get(f"{path}/chain")
+        turn = page.post(f"{path}/turns", text="Other", at=chain["nodes"][0]["node"])
+        page.faults.set("status=400", times=1)
+        page.client.post(f"{path}/turns", json={"text": "This fails"})
+        page.faults.clear()
+        steps = [{"name": "sum", "prompt": "What is 1+1?"}]
+        workflow = page.post("/api/workflows", kind="steps", steps=steps)["id"]
+        compared = f"left={turn['node']}&right={chain['head']}"
+        yield (
+            page,
+            {
+                "list": "/",
+                "search": "/?q=hello",
+                "conversation": f"/conversations/{name}",
+                "plan": f"/conversations/{name}/plans/{turn['node']}",
+                "compare": f"/conversations/{name}/compare?{compared}",
+                "dashboard": "/dashboard",
+                "workflows": "/workflows",
+                "workflow": f"/workflows/{workflow}",
+                "login": "/login",
+                "error": "/nowhere",
+            },
+        )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 375])
+def test_axe_finds_nothing(
+    browser: Browser, filled: tuple[PageServer, dict[str, str]], scheme: Any, width: int
+) -> None:
+    """With everything that can be opened open."""
+    page, paths = filled
+    found: dict[str, list[str]] = {}
+    viewport = {"width": width, "height": 800}
+    with open_context(browser, color_scheme=scheme, viewport=viewport) as context:
+        watched = WatchedTab(context, page.url)
+        for name, path in paths.items():
+            tab = watched.open(path)
+            opening = "all => all.forEach(each => { each.open = true })"
+            tab.locator("details").evaluate_all(opening)
+            if name == "conversation":
+                expect(tab.locator(".plan .facts")).to_have_count(3)
+            tab.evaluate(AXE)
+            if violations := tab.evaluate(SUMMARIZE):
+                found[name] = violations
+    assert found == {}
+
+
+def test_a_phone_opens_at_the_newest_message(
+    browser: Browser, filled: tuple[PageServer, dict[str, str]]
+) -> None:
+    """The graph is collapsed there, and can be opened."""
+    page, paths = filled
+    with open_context(browser, viewport={"width": 375, "height": 600}) as context:
+        tab = WatchedTab(context, page.url).open(paths["conversation"])
+        expect(tab.get_by_text("The request was rejected.")).to_be_in_viewport()
+        expect(tab.locator(".rows li").first).to_be_hidden()
+        tab.get_by_text("Responses", exact=True).click()
+        expect(tab.locator(".rows li").first).to_be_visible()
