@@ -104,18 +104,17 @@ class OutputSchema(Generic[OutputT_co]):
             return None
         return self._unwrap(value, None)
 
-    def build_correction(self, mismatch: SchemaMismatch, *, with_schema: bool = True) -> str:
+    def build_correction(self, mismatch: SchemaMismatch) -> str:
         """Return the message that requests another answer.
+
+        It repeats the schema, for servers that do not pass it to the model.
 
         Args:
             mismatch: What is wrong with the last answer.
-            with_schema: Whether to repeat the schema, for servers that do not pass it to the model.
         """
         message = CORRECTION_PROMPT.format(problems=mismatch)
         schema = json.dumps(self.schema, ensure_ascii=False)
-        return (
-            f"{message} It is JSON that matches this schema:\n{schema}" if with_schema else message
-        )
+        return f"{message} It is JSON that matches this schema:\n{schema}"
 
     def to_json(self, value: Any) -> Any:
         """Return a value as JSON values."""
