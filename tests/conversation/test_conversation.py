@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from kedge import Conversation, assistant, user
+from kedge.conversation.conversation import open_or_create
 from kedge.engines import Engine, Events, Request
 from kedge.errors import (
     HeadConflict,
@@ -652,3 +653,22 @@ async def test_what_an_answer_cost_is_written_down(store: Store) -> None:
         await talk.send("Hello")
         (row,) = await talk.responses()
     assert (row.provider, row.model, row.cost) == ("practice", "practice", 0.0)
+
+
+async def test_two_processes_may_create_one_conversation(
+    store: Store, connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that comes second opens what the first created; other invalid settings are raised."""
+    first = await Conversation.create(store, connected(), id="c1")
+    real, absent = Conversation.open, [NotInStore("not yet there")]
+
+    async def open_late(*args: Any, **settings: Any) -> Conversation:
+        if absent:
+            raise absent.pop()
+        return await real(*args, **settings)
+
+    monkeypatch.setattr(Conversation, "open", open_late)
+    assert (await open_or_create(store, "c1", connected(), {})).id == first.id
+    assert (await open_or_create(store, "c2", connected(), {}, title="new")).title == "new"
+    with pytest.raises(InvalidSetting, match="NUL"):
+        await open_or_create(store, "c3", connected(), {}, title="\0")

@@ -15,8 +15,9 @@ from kedge.batch.input_file import BatchLine
 from kedge.batch.rate_limit import RateLimiter
 from kedge.batch.results import LineResult
 from kedge.conversation import Conversation
+from kedge.conversation.conversation import ConversationSettings, open_or_create
 from kedge.engines import Engine
-from kedge.errors import KedgeError, KeyReused, NotInStore
+from kedge.errors import KedgeError, KeyReused
 from kedge.middleware import retry, system_prompt
 from kedge.providers import connect
 from kedge.store import Store, open_store
@@ -72,7 +73,7 @@ class BatchContext:
         self.work = work
         self.store = store
         self.rate_limiter = rate_limiter
-        self.settings: dict[str, Any] = {}
+        self.settings: ConversationSettings = {}
         """Settings of every conversation, such as its tools."""
         self._engines: dict[str, Engine] = {}
 
@@ -102,7 +103,7 @@ class BatchContext:
         layers = [retry(self.work.attempts), self.rate_limiter]
         if line.system:
             layers.insert(0, system_prompt(line.system))
-        settings: dict[str, Any] = {
+        settings: ConversationSettings = {
             **self.settings,
             "middleware": layers,
             "lease": self.work.lease,
@@ -110,18 +111,15 @@ class BatchContext:
         engine = self._get_engine(line.model or self.work.model)
         fingerprint = self.work.fingerprint(line)
         data = {"name": self.work.name, "line": line.id, "fingerprint": fingerprint}
-        try:
-            conversation = await Conversation.open(self.store, name, engine, **settings)
-        except NotInStore:
-            return await Conversation.create(
-                self.store,
-                engine,
-                id=name,
-                title=line.prompts[0][:80],
-                tags=(BATCH_KEY, f"{BATCH_KEY}:{self.work.name}"),
-                data={BATCH_KEY: data},
-                **settings,
-            )
+        conversation = await open_or_create(
+            self.store,
+            name,
+            engine,
+            settings,
+            title=line.prompts[0][:80],
+            tags=(BATCH_KEY, f"{BATCH_KEY}:{self.work.name}"),
+            data={BATCH_KEY: data},
+        )
         # Conversations of version 0.1 have no fingerprint; their keys still cover the prompts.
         recorded: Mapping[str, Any] = conversation.row.data.get(BATCH_KEY) or {}
         if recorded.get("fingerprint", fingerprint) != fingerprint:

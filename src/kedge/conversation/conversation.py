@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack, get_args, overload
@@ -51,7 +51,7 @@ from kedge.engines import (
 )
 from kedge.engines.output_schema import SchemaMismatch
 from kedge.engines.reply import answer_text, build_correction, read_output
-from kedge.errors import HeadConflict, InvalidSetting, KeyReused, OutputInvalid
+from kedge.errors import HeadConflict, InvalidSetting, KeyReused, NotInStore, OutputInvalid
 from kedge.events import Usage
 from kedge.events.run import TurnFinished
 from kedge.formatting import pluralize
@@ -1005,6 +1005,35 @@ class Conversation:
         other.row, other.turn, other._node, other._undone = row, turn, node, ()
         other._queue = asyncio.Lock() if self._queue else None
         return other
+
+
+async def open_or_create(
+    store: Store,
+    name: str,
+    engine: Engine | str,
+    settings: ConversationSettings,
+    **new: Any,
+) -> Conversation:
+    """Open a conversation, or create it; other processes may do the same at the same time.
+
+    Args:
+        store: The store that holds it.
+        name: Its id.
+        engine: An engine or a model string.
+        settings: The keyword arguments of ``Conversation``.
+        **new: Further arguments of ``Conversation.create``.
+
+    Returns:
+        The conversation, at its head.
+    """
+    with suppress(NotInStore):
+        return await Conversation.open(store, name, engine, **settings)
+    try:
+        return await Conversation.create(store, engine, id=name, **new, **settings)
+    except InvalidSetting:
+        with suppress(NotInStore):  # unless another process created it meanwhile
+            return await Conversation.open(store, name, engine, **settings)
+        raise
 
 
 def _as_block(message: Block | str) -> Block:

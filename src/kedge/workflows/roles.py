@@ -9,12 +9,13 @@ per workflow, because a conversation of the caller's may serve several workflows
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from kedge.conversation import Conversation, Reply
+from kedge.conversation.conversation import ConversationSettings, open_or_create
 from kedge.engines import Engine, OutputSchema, to_output_schema
 from kedge.engines.output_schema import CORRECTION_PROMPT, SchemaMismatch
-from kedge.errors import InvalidSetting, InvalidWorkflow, NotInStore
+from kedge.errors import InvalidSetting, InvalidWorkflow
 from kedge.events import Usage
 from kedge.store import ConversationRow, Store
 from kedge.turns import new_id, user
@@ -90,15 +91,16 @@ class Role:
     ) -> Self:
         """Open the conversation of a role, or create it."""
         name = f"{workflow}.{role}"
-        given = dict(settings or {})
-        try:
-            conversation = await Conversation.open(store, name, engine, **given)
-        except NotInStore:
-            notes = _new_notes(workflow, kind, role, lead=lead, spec=spec)
-            tags = _chain_tags(workflow, kind, lead=lead)
-            conversation = await Conversation.create(
-                store, engine, id=name, title=title, tags=tags, data={WORKFLOW_KEY: notes}, **given
-            )
+        new = _new_notes(workflow, kind, role, lead=lead, spec=spec)
+        conversation = await open_or_create(
+            store,
+            name,
+            engine,
+            cast("ConversationSettings", dict(settings or {})),
+            title=title,
+            tags=_chain_tags(workflow, kind, lead=lead),
+            data={WORKFLOW_KEY: new},
+        )
         notes = _check_notes(find_notes(conversation.row, workflow), workflow, kind)
         return cls(workflow, role, conversation, notes, watch, owned=isinstance(engine, str))
 
