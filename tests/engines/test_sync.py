@@ -10,10 +10,11 @@ import pytest
 
 from kedge import Chat, Conversation, Turn, connect, open_store, run_sync, user
 from kedge.chat import Answer
+from kedge.chat.chat import SyncChat
 from kedge.conversation import Reply
 from kedge.conversation.sync import SyncConversation
 from kedge.engines import Engine
-from kedge.engines.sync import SyncStream
+from kedge.engines.sync import SyncEngine, SyncStream
 from kedge.errors import KedgeError
 from kedge.events import TextDelta
 from kedge.testing import TestServer
@@ -29,6 +30,7 @@ def test_an_engine_runs_and_streams(engine: Engine) -> None:
     """With the signatures and results of the async methods."""
     turn = engine.sync.run(Turn([user("My name is Ada.")]))
     assert_type(turn, Turn)
+    assert engine.sync.ask(turn.append(user("What is my name?"))).text == "Your name is Ada."
     with engine.sync.stream(turn.append(user("What is my name?"))) as stream:
         text = "".join(event.delta for event in stream if isinstance(event, TextDelta))
     assert text == "Your name is Ada."
@@ -83,14 +85,18 @@ def test_a_stream_that_is_dropped_closes_its_run(engine: Engine) -> None:
     call.wait()
 
 
-def test_every_async_method_of_a_conversation_has_a_sync_version() -> None:
+@pytest.mark.parametrize(
+    ("source", "facade"),
+    [(Conversation, SyncConversation), (Chat, SyncChat), (Engine, SyncEngine)],
+)
+def test_every_async_method_has_a_sync_version(source: type, facade: type) -> None:
     """Constructors and listings are called with run_sync."""
     methods = {
         name
-        for name, value in vars(Conversation).items()
+        for name, value in vars(source).items()
         if inspect.iscoroutinefunction(value) and not name.startswith("_")
     }
-    assert methods - {"aclose"} <= vars(SyncConversation).keys()
+    assert methods - {"aclose"} <= vars(facade).keys()
 
 
 def test_an_interrupt_closes_a_stream() -> None:

@@ -4,6 +4,7 @@ A facade lists the methods of a class; each has the signature and the docstring 
 
     class SyncEngine(SyncFacade["Engine"]):
         run = wrap_method(Engine.run)
+    ask = wrap_method(Engine.ask)
 """
 
 import asyncio
