@@ -4,7 +4,6 @@ A facade lists the methods of a class; each has the signature and the docstring 
 
     class SyncEngine(SyncFacade["Engine"]):
         run = wrap_method(Engine.run)
-    ask = wrap_method(Engine.ask)
 """
 
 import asyncio
