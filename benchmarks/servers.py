@@ -3,6 +3,8 @@
     python -m benchmarks.servers serve …     ours: the command kedge serve with its options
     python -m benchmarks.servers echo
     python -m benchmarks.servers stream
+    python -m benchmarks.servers proxy …     ours: the command kedge proxy with its options
+    python -m benchmarks.servers forward URL
 
 A bare server does what every server must do (read JSON, write JSON, stream bytes) with starlette
 and uvicorn and nothing else. No side writes an access log: uvicorn's costs five times ours, and
@@ -107,6 +109,32 @@ def stream_app() -> Starlette:
     )
 
 
+def forward_app(upstream: str) -> Starlette:
+    """Pass every request on to one server, and its response back as it arrives."""
+    import httpx2
+
+    client = httpx2.AsyncClient(timeout=600)
+
+    async def forward(request: Request) -> Response:
+        headers = [(k, v) for k, v in request.headers.items() if k not in ("host", "connection")]
+        outgoing = client.build_request(
+            request.method,
+            upstream + request.url.path.removeprefix("/v1"),
+            headers=headers,
+            content=await request.body(),
+        )
+        incoming = await client.send(outgoing, stream=True)
+
+        async def read() -> AsyncGenerator[bytes]:
+            async for chunk in incoming.aiter_raw():
+                yield chunk
+            await incoming.aclose()
+
+        return StreamingResponse(read(), incoming.status_code, dict(incoming.headers))
+
+    return Starlette(routes=[Route("/v1/{path:path}", forward, methods=["GET", "POST"])])
+
+
 def open_listener() -> socket.socket:
     """Listen on a free port and say which."""
     # Named as TCP, or asyncio does not turn Nagle's algorithm off and answers wait for their acks.
@@ -124,12 +152,14 @@ def serve_app(app: Any) -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["serve", *_]:
+        case ["serve" | "proxy", *_]:
             logging.disable(logging.INFO)
             kedge_command()
         case ["echo"]:
             serve_app(Starlette(routes=[Route("/", echo, methods=["POST"])]))
         case ["stream"]:
             serve_app(stream_app())
+        case ["forward", upstream]:
+            serve_app(forward_app(upstream))
         case _:
             sys.exit(__doc__)
