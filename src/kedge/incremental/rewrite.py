@@ -12,8 +12,10 @@ body comes out; later the response goes in, and an index entry comes out.
 Whatever this module does not understand is passed through unchanged, with a reason.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, cast
 
 from kedge.errors import KedgeError
@@ -42,6 +44,9 @@ from kedge.turns import (
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """Larger bodies are passed through unread."""
+MAX_CACHED_CHARS = 2_048
+MAX_CACHED_ITEMS = 16_384
+"""The longest items that are cached after they were read, and how many of them."""
 MAX_CANDIDATES = 1_000
 """How many prefixes of a request are looked up, the longest first."""
 
@@ -105,12 +110,14 @@ class ParsedRequest:
         scanned: The body with the positions of its members.
         items: The position of each input item in the text.
         blocks: One block per input item, tool arguments normalized.
+        prefixes: The digests of the blocks.
         blocked: Why the request must not be rewritten; empty if it may be.
     """
 
     scanned: ScannedObject
     items: tuple[Span, ...]
     blocks: tuple[Block, ...]
+    prefixes: PrefixIndex
     blocked: PassThroughReason | Literal[""] = ""
 
     @property
@@ -179,13 +186,32 @@ def parse_request(content: bytes) -> ParsedRequest | PassThroughReason:
         elif isinstance(given, list):
             items = tuple(scan_elements(scanned.text, scanned.members["input"].span))
             blocks = tuple(
-                normalize_block(block_from_item(item)) for item in cast("list[Any]", given)
+                _read_block(scanned.text[span.start : span.end], item)
+                for span, item in zip(items, cast("list[Any]", given), strict=True)
             )
         else:
             return "input"
     except (KedgeError, ValueError, TypeError, RecursionError):
         return "input"
-    return ParsedRequest(scanned, items, blocks, _find_obstacle(scanned, blocks))
+    return ParsedRequest(
+        scanned, items, blocks, _index_blocks(blocks), _find_obstacle(scanned, blocks)
+    )
+
+
+def _read_block(text: str, item: Any) -> Block:
+    """Return the block of an input item, from a cache if the item is short.
+
+    A program that replays its history writes the same items in every request, and reading them is most of
+    the work. A block has its own digest with it.
+    """
+    if len(text) <= MAX_CACHED_CHARS:
+        return _read_cached_block(text)
+    return normalize_block(block_from_item(item))
+
+
+@lru_cache(maxsize=MAX_CACHED_ITEMS)
+def _read_cached_block(text: str) -> Block:
+    return normalize_block(block_from_item(json.loads(text)))
 
 
 def _find_obstacle(
@@ -239,7 +265,7 @@ def rewrite(
     """
     if request.blocked:
         return request.blocked
-    prefixes = _index_blocks(request.blocks)
+    prefixes = request.prefixes
     # At least one item must remain: servers reject an empty input.
     covered = prefixes.count(len(request.blocks))
     counts = [
@@ -313,7 +339,7 @@ def record_response(
         return None
     if not request.is_observable:
         return None
-    prefixes = _index_blocks(request.blocks)
+    prefixes = request.prefixes
     base = 0
     if request.previous_response_id:
         if parent is None or parent.record.status != "completed":
