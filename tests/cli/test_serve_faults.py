@@ -30,7 +30,7 @@ def test_a_fault_that_cannot_be_is_explained_before_anything_starts() -> None:
 
 def test_a_served_fault_strikes() -> None:
     """The real command on a real port, with two faults at once."""
-    arguments = ["--port", "0", "--db", ":memory:", "--json"]
+    arguments = ["--port", "0", "--db", ":memory:", "--json", "--no-page"]
     faults = ["--fault", "status=503,times=1", "--fault", "omit_response_id"]
     with subprocess.Popen(
         [sys.executable, "-m", "kedge", "serve", *arguments, *faults],
