@@ -13,7 +13,18 @@ import httpx2
 from kedge.testing import serve
 from server.waiting import TIMEOUT, wait_until
 
-SERVE = [sys.executable, "-m", "kedge", "serve", "--port", "0", "--json", "--pace", "0.001", "--no-page"]
+SERVE = [
+    sys.executable,
+    "-m",
+    "kedge",
+    "serve",
+    "--port",
+    "0",
+    "--json",
+    "--pace",
+    "0.001",
+    "--no-page",
+]
 
 
 @dataclass
