@@ -63,7 +63,7 @@ def build_tiles(stats: Analytics, counts: ProcessCounts) -> tuple[Tile, ...]:
     fallbacks = sum(each.count for each in sent.fallbacks)
     healed = sum(each.count for each in sent.healed)
     return (
-        Tile("Requests", format_number(total), f"{format_percent(sent.chained, total)} chained"),
+        Tile("Requests", format_number(total), _describe_requests(sent.chained, fallbacks, total)),
         Tile(
             "Average delta",
             f"{sent.sent_blocks / total:.1f} blocks" if total else NO_VALUE,
@@ -72,7 +72,7 @@ def build_tiles(stats: Analytics, counts: ProcessCounts) -> tuple[Tile, ...]:
         Tile(
             "Fallback rate",
             format_percent(fallbacks, total),
-            f"{fallbacks:,} of {total:,} sent in full",
+            f"{fallbacks:,} of {total:,} resent in full, although a response was stored",
         ),
         Tile(
             "Bytes saved",
@@ -106,6 +106,11 @@ def _describe_cache(stats: Analytics) -> str:
         f"{format_number(cache.predicted)} predicted" if cache.predictions else "no prediction"
     )
     return f"{predicted}, {format_cost(cache.saved)} saved" if cache.saved else predicted
+
+
+def _describe_requests(chained: int, fallbacks: int, total: int) -> str:
+    """Return the parts of all requests; they add up to the total."""
+    return f"{chained:,} chained, {total - chained - fallbacks:,} new, {fallbacks:,} resent in full"
 
 
 def _describe_p95(stats: Analytics) -> str:
