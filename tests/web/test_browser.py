@@ -70,6 +70,7 @@ def test_an_answer_streams_into_a_new_conversation(page: PageServer, watched: Wa
     expect(tab.locator(".said.assistant .prose").last).to_have_text(
         'You said first: "What is 6*7?"'
     )
+    expect(tab.locator(".plan")).to_have_count(2)  # the page was updated after the stream
     tab.locator(".plan > summary").last.click()
     card = tab.locator(".plan").last
     expect(card.locator(".plan-words")).to_have_text(

@@ -9,7 +9,7 @@ from web.chromium import WatchedTab
 from web.conftest import PageServer, open_context
 from web.test_attachments import PNG
 
-expect.set_options(timeout=30_000)
+expect.set_options(timeout=120_000)
 
 DROP_FILE = """([type, name, text]) => {
   const data = new DataTransfer();

@@ -5,7 +5,7 @@ from playwright.sync_api import Browser, expect
 from web.chromium import WatchedTab
 from web.conftest import PageServer, open_context
 
-expect.set_options(timeout=30_000)
+expect.set_options(timeout=120_000)
 
 
 def test_an_edit_is_marked_and_compared(browser: Browser, page: PageServer) -> None:

@@ -12,7 +12,7 @@ from server.gated_model import GatedModel
 from web.chromium import WatchedTab
 from web.conftest import PageServer, open_context, serve_page
 
-expect.set_options(timeout=30_000)
+expect.set_options(timeout=120_000)
 
 
 @contextmanager

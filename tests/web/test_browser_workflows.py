@@ -8,7 +8,7 @@ from server.gated_model import GatedModel
 from web.chromium import WatchedTab
 from web.conftest import open_context, serve_page
 
-expect.set_options(timeout=30_000)
+expect.set_options(timeout=120_000)
 
 
 def test_a_workflow_is_started_and_followed(browser: Browser, tmp_path: Path) -> None:
