@@ -3,13 +3,17 @@
 Each round plays a script of 60 actions against two fresh servers, from its own seed, so that a round
 that fails can be played again: ``make fuzz N=60 SEED=<seed>``. Rounds take turns over HTTP, over
 WebSocket, and over WebSocket with nothing stored. Each is followed by a conversation with a server whose
-memory misbehaves (``law.memory_fuzzer``).
+memory misbehaves (``law.memory_fuzzer``). Several processes play at the same time.
 """
 
 import logging
+import os
 import random
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -21,6 +25,8 @@ from law.memory_fuzzer import TRANSPORTS as MEMORY_TRANSPORTS
 
 ACTIONS_PER_ROUND = 60
 MESSAGES_PER_ROUND = 20
+WORKERS = 4 * (os.cpu_count() or 1)
+"""Rounds at the same time: they wait for sockets most of the time."""
 
 
 async def run_round(seed: int, stats: FuzzStats) -> None:
@@ -46,23 +52,40 @@ async def run_memory_round(seed: int, stats: MemoryStats) -> int:
     return max(stats.wrong - before - in_flight, unflagged)
 
 
-def main(count: int, seed: int) -> int:
+def run_seed(seed: int) -> tuple[FuzzStats, MemoryStats, int]:
+    """Play both rounds of a seed; return what came of them, and how many wrong answers are too many."""
+    logging.getLogger().addHandler(logging.NullHandler())  # broken connections are on purpose here
+    tally, memory = FuzzStats(), MemoryStats()
+    anyio.run(run_round, seed, tally)
+    return tally, memory, anyio.run(run_memory_round, seed, memory)
+
+
+def add_stats(total: Any, part: Any) -> None:
+    """Add the numbers of a part to a total, and retain the first text."""
+    for each in fields(total):
+        before, more = getattr(total, each.name), getattr(part, each.name)
+        setattr(total, each.name, before or more if isinstance(before, str) else before + more)
+
+
+def main(count: int, seed: int, workers: int) -> int:
     """Play at least ``count`` actions; the exit code tells whether every request was coherent."""
     from rich.progress import Progress
 
-    logging.getLogger().addHandler(logging.NullHandler())  # broken connections are on purpose here
     tally, memory, excess = FuzzStats(), MemoryStats(), 0
-    rounds = max(1, -(-count // ACTIONS_PER_ROUND))
-    with Progress(disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("playing", total=rounds)
-        for number in range(rounds):
-            before = tally.incoherent
-            anyio.run(run_round, seed + number, tally)
-            if tally.incoherent > before:
-                print(f"incoherent with seed {seed + number}:\n{tally.first_incoherent}")
-            if found := anyio.run(run_memory_round, seed + number, memory):
-                excess += found
-                print(f"wrong answers with seed {seed + number}:\n{memory.first_wrong}")
+    seeds = range(seed, seed + max(1, -(-count // ACTIONS_PER_ROUND)))
+    with (
+        Progress(disable=not sys.stderr.isatty()) as progress,
+        ProcessPoolExecutor(min(workers, len(seeds))) as pool,
+    ):
+        task = progress.add_task("playing", total=len(seeds))
+        for number, (one, two, beyond) in zip(seeds, pool.map(run_seed, seeds), strict=True):
+            if one.incoherent:
+                print(f"incoherent with seed {number}:\n{one.first_incoherent}")
+            if beyond:
+                print(f"wrong answers with seed {number}:\n{two.first_wrong}")
+            add_stats(tally, one)
+            add_stats(memory, two)
+            excess += beyond
             progress.advance(task)
     best, full = max(tally.best_bytes, 1), max(tally.full_bytes, 1)
     print(f"requests            {tally.requests:>12,}")
@@ -84,5 +107,5 @@ def main(count: int, seed: int) -> int:
 
 
 if __name__ == "__main__":
-    given = [int(argument) for argument in sys.argv[1:]] or [600]
-    sys.exit(main(given[0], given[1] if len(given) > 1 else 0))
+    given = [int(argument) for argument in sys.argv[1:]]
+    sys.exit(main(*given, *(600, 0, WORKERS)[len(given) :]))
