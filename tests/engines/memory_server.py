@@ -16,6 +16,20 @@ from kedge.tokens import count_items
 Item = dict[str, Any]
 Body = dict[str, Any]
 
+ORDINARY = "Please tell me a little more about the rivers of the north, and about number {}."
+"""A message of ordinary length: the token count of a request with it can prove memory."""
+
+
+class FakeClock:
+    """A clock that a test moves; every reading is a little later than the one before."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
 
 @dataclass
 class MemoryServer:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engines.fake_server import serve_handler
-from engines.memory_server import MemoryServer
+from engines.memory_server import ORDINARY, FakeClock, MemoryServer
 from kedge.engines import Engine, ResponsesEngine
 from kedge.engines.evidence import BASE_COOLDOWN
 from kedge.engines.known_servers import KnownServer
@@ -21,19 +21,7 @@ from kedge.tools import tool
 from kedge.turns import AssistantBlock, Turn, system, user
 from normalization import expected_context, normalize_items
 
-ORDINARY = "Please tell me a little more about the rivers of the north, and about number {}."
 STREAMING = pytest.mark.parametrize("streaming", [True, False])
-
-
-class FakeClock:
-    """A clock that a test moves; every reading is a little later than the one before."""
-
-    def __init__(self) -> None:
-        self.now = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        self.now += 0.001
-        return self.now
 
 
 @asynccontextmanager

@@ -9,26 +9,14 @@ import pytest
 from openai import OpenAI
 
 from engines.fake_server import serve_handler
-from engines.memory_server import MemoryServer
+from engines.memory_server import ORDINARY, FakeClock, MemoryServer
 from kedge.engines.evidence import BASE_COOLDOWN
 from kedge.incremental import AnchorIndex, ChainReport, MemoryIndex, chain, chain_report
 from kedge.incremental.client import _get_chainer  # pyright: ignore[reportPrivateUsage]
 from kedge.incremental.exchange import Chainer, ResponseObserver
 from normalization import normalize_items
 
-ORDINARY = "Please tell me a little more about the rivers of the north, and about number {}."
 STREAMING = pytest.mark.parametrize("streaming", [True, False])
-
-
-class FakeClock:
-    """A clock that a test moves; every reading is a little later than the one before."""
-
-    def __init__(self) -> None:
-        self.now = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        self.now += 0.001
-        return self.now
 
 
 class Program:
