@@ -5,12 +5,13 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 
 import pytest
 
-from kedge import KedgeError, run_sync
+from kedge import KedgeError, event_loops, run_sync
 from kedge.event_loops import PerLoop, SyncCall
 
 name: ContextVar[str] = ContextVar("name")
@@ -37,8 +38,20 @@ def test_a_coroutine_is_run_to_its_end() -> None:
         raise ValueError("no")
 
     assert run_sync(work()) == 5
+
+    async def stop() -> None:
+        raise TimeoutError("late")
+
     with pytest.raises(ValueError, match="no"):
         run_sync(fail())
+    with pytest.raises(TimeoutError, match="late"):
+        run_sync(stop())
+
+
+def test_a_long_wait_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that arrives just before a blocking wait would otherwise be handled only after it."""
+    monkeypatch.setattr(event_loops, "MAX_BLOCK_SECONDS", 0.01)
+    assert run_sync(asyncio.sleep(0.05, "done")) == "done"
 
 
 def test_sync_calls_share_one_loop_and_its_resources() -> None:
@@ -141,11 +154,11 @@ def test_a_call_that_is_cancelled_before_it_starts_has_an_end() -> None:
         raise AssertionError
 
     first = SyncCall(asyncio.sleep(0))
-    first.wait()
+    first.run()
     blocked, release = threading.Event(), threading.Event()
     first.loop.call_soon_threadsafe(lambda: (blocked.set(), release.wait()))
     blocked.wait()
-    call = SyncCall(work())
+    call = SyncCall(work()).start()
     call.loop.call_soon_threadsafe(call.cancel)
     release.set()
     with pytest.raises(asyncio.CancelledError):
@@ -198,6 +211,39 @@ def test_an_interrupt_cancels_the_coroutine_and_waits_for_its_end() -> None:
         """
     )
     assert printed == "cleaned up\ninterrupted\n"
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_an_interrupt_before_the_wait_ends_the_coroutine(
+    started: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal can come while the coroutine is being scheduled: before it has started or after."""
+    steps: list[str] = []
+    running = threading.Event()
+
+    async def work() -> None:
+        try:
+            running.set()
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            steps.append("cleaned up")
+
+    call = SyncCall(work())
+    schedule = call.loop.call_soon_threadsafe
+
+    def interrupt(callback: Callable[..., None]) -> asyncio.Handle:
+        monkeypatch.undo()
+        if started:
+            schedule(callback)
+            running.wait()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(call.loop, "call_soon_threadsafe", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        call.run()
+    assert call.done
+    assert steps == ["cleaned up"] * started
 
 
 def test_the_end_of_a_program_closes_what_sync_calls_opened() -> None:

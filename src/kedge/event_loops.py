@@ -14,7 +14,7 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from kedge.errors import KedgeError
@@ -140,6 +140,8 @@ class BackgroundLoop:
 
 MAX_STOP_SECONDS = 5.0
 """How long the end of a program waits for connections to close."""
+MAX_BLOCK_SECONDS = 1.0
+"""How long a thread waits without a pause. A signal that arrives just before a wait does not end it."""
 _background = BackgroundLoop()
 
 
@@ -163,17 +165,30 @@ class SyncCall(Generic[T]):
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
         self._result: Future[T] = Future()
         self._work = work
+        self._task: asyncio.Task[None] | None = None
         try:
             self.loop = _background.get()
         except BaseException:
             work.close()
             raise
-        self.loop.call_soon_threadsafe(self._start)  # copies the context of this thread
 
     @property
     def done(self) -> bool:
         """Whether the coroutine has ended."""
         return self._result.done()
+
+    def start(self) -> Self:
+        """Schedule the coroutine on the loop and return this call."""
+        self.loop.call_soon_threadsafe(self._create_task)  # copies the context of this thread
+        return self
+
+    def run(self) -> T:
+        """Start the coroutine and return its result, or raise its error."""
+        try:
+            return self.start().wait()
+        except BaseException:
+            self._end()  # an interrupt can also come between the start and the wait
+            raise
 
     def wait(self) -> T:
         """Return the result of the coroutine, or raise its error."""
@@ -186,18 +201,31 @@ class SyncCall(Generic[T]):
         is raised once that has ended.
         """
         try:
+            while not future.done():
+                with suppress(
+                    TimeoutError
+                ):  # if it is an error of the coroutine, it is raised below
+                    return future.result(MAX_BLOCK_SECONDS)
             return future.result()
         except BaseException:
             if not future.done():
-                self.loop.call_soon_threadsafe(self.cancel)
-                self._result.exception()
+                self._end()
             raise
 
     def cancel(self) -> None:
         """Cancel the coroutine; call this on the loop."""
-        self._task.cancel()
+        if self._task is None:
+            self._finish()
+        else:
+            self._task.cancel()
 
-    def _start(self) -> None:
+    def _end(self) -> None:
+        """Cancel the coroutine and wait for its end."""
+        if not self.done:
+            self.loop.call_soon_threadsafe(self.cancel)
+            self._result.exception()
+
+    def _create_task(self) -> None:
         self._task = self.loop.create_task(self._run())
         self._task.add_done_callback(self._finish)
 
@@ -209,7 +237,7 @@ class SyncCall(Generic[T]):
         else:
             self._result.set_result(value)
 
-    def _finish(self, _: asyncio.Task[None]) -> None:
+    def _finish(self, _: asyncio.Task[None] | None = None) -> None:
         if not self._result.done():  # cancelled before its first step
             self._work.close()
             self._result.set_exception(asyncio.CancelledError())
@@ -231,4 +259,4 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
     Raises:
         KedgeError: If it is called by async code that a sync call runs.
     """
-    return SyncCall(work).wait()
+    return SyncCall(work).run()

@@ -117,7 +117,7 @@ class SyncStream(Generic[R]):
 
     def _request(self, work: Callable[[], Awaitable[T]]) -> T:
         if self._call is None or self._call.done:
-            self._call = SyncCall(_serve(self.source, self._requests))
+            self._call = SyncCall(_serve(self.source, self._requests)).start()
         answer: Future[T] = Future()
         self._call.loop.call_soon_threadsafe(self._requests.put_nowait, (work, answer))
         return self._call.wait_for(answer)
