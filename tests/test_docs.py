@@ -1,7 +1,8 @@
 """Every page says what is true: its Python snippets run, and print what the page shows.
 
-The ``python`` blocks of a page are run in order, in one fresh namespace and in an empty directory. They
-may ``await`` at top level. Where a ``text`` block follows, it is what the snippet prints.
+Each ``python`` block is run on its own: in a fresh namespace and in an empty directory. A page whose programs use
+files of earlier ones says so (``IN_ORDER``); they share a directory. A snippet may ``await`` at top level; its page
+then links to the explanation. Where a ``text`` block follows, it is what the snippet prints.
 """
 
 import ast
@@ -25,40 +26,50 @@ SNIPPET = re.compile(
 )
 
 
-def run_page(page: Path) -> int:
-    """Run the snippets of a page, and say how many there were."""
-    snippets = list(SNIPPET.finditer(page.read_text(encoding="utf-8")))
-    names: dict[str, Any] = {"__name__": "__main__"}
+IN_ORDER = "Run the programs of this page in order, in one folder"
+EXPLAINED = "index.md#run-the-examples"
+
+
+def run_page(page: Path, folder: Path) -> int:
+    """Run the snippets of a page, each in a new directory below ``folder``, and return their number."""
+    text = page.read_text(encoding="utf-8")
+    snippets = list(SNIPPET.finditer(text))
     with asyncio.Runner() as runner:
-        for snippet in snippets:
+        for number, snippet in enumerate(snippets):
+            directory = folder / ("shared" if IN_ORDER in text else str(number))
+            directory.mkdir(exist_ok=True)
             printed = io.StringIO()
-            with contextlib.redirect_stdout(printed):
-                _run(snippet, page, names, runner)
+            with contextlib.chdir(directory), contextlib.redirect_stdout(printed):
+                awaits = _run(snippet, page, runner)
+            assert EXPLAINED in text or page.name in ("index.md", "README.md") or not awaits
             if snippet["printed"] is not None:
                 assert printed.getvalue() == snippet["printed"]
     return len(snippets)
 
 
-def _run(snippet: re.Match[str], page: Path, names: dict[str, Any], runner: asyncio.Runner) -> None:
+def _run(snippet: re.Match[str], page: Path, runner: asyncio.Runner) -> bool:
+    """Run a snippet and return whether it awaits at top level."""
     before = snippet.string.count("\n", 0, snippet.start("code"))
     source = "\n" * before + snippet["code"]  # so that a traceback names the line of the page
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    names: dict[str, Any] = {"__name__": "__main__"}
     running = eval(compile(source, str(page), "exec", flags), names)  # noqa: S307 - our own page
-    if inspect.iscoroutine(running):
-        runner.run(running)
+    if not inspect.iscoroutine(running):
+        return False
+    runner.run(running)
+    return True
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_snippet_runs_and_prints_what_the_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One after the other, as a reader would type them; every snippet of the page is found."""
-    monkeypatch.chdir(tmp_path)
+    """Each on its own, as a reader would copy it; every snippet of the page is found."""
     logger = logging.getLogger("kedge")
     monkeypatch.setattr(logger, "handlers", logger.handlers.copy())
     level = logger.level
     try:
-        count = run_page(page)
+        count = run_page(page, tmp_path)
     finally:
         logger.setLevel(level)
     assert count == page.read_text(encoding="utf-8").count("```python")
@@ -75,20 +86,28 @@ def test_the_page_of_clients_names_the_versions_that_are_run() -> None:
     assert named - pinned == {"not run"}
 
 
+def test_few_pages_have_programs_that_depend_on_each_other() -> None:
+    """The tutorial, and one page whose programs start a server from a file."""
+    dependent = [page.name for page in PAGES if IN_ORDER in page.read_text(encoding="utf-8")]
+    assert dependent == ["mcp.md", "tutorial.md"]
+
+
 GOOD = """
 # A page
 
 ```python
-import asyncio
-x = 1
+from pathlib import Path
+
+Path("made.txt").write_text("1")
 ```
 
-Prose.
+[Prose](index.md#run-the-examples).
 
 ```python
+import asyncio
 await asyncio.sleep(0)
 async def double(n): return 2 * n
-print(await double(x))
+print(await double(1))
 ```
 
 ```text
@@ -97,6 +116,7 @@ print(await double(x))
 
 ```python
 import anyio
+async def double(n): return 2 * n
 assert anyio.run(double, 2) == 4
 print("not shown, not checked")
 ```
@@ -108,20 +128,35 @@ BAD = [
     "print(2)\n```\n\n```text\n3",
     "x = (",
     "raise SystemExit",
+    "asyncio.run",
+    "import anyio\nawait anyio.sleep(0)",
+    "x = 1\n```\n\n```python\nprint(x)",
+    "open('a', 'w').close()\n```\n\n```python\nopen('a')",
 ]
 
 
-def test_snippets_share_names_and_may_wait(tmp_path: Path) -> None:
+def test_a_page_may_wait_and_start_loops(tmp_path: Path) -> None:
     """A page may define, await, and start a loop of its own."""
     page = tmp_path / "good.md"
     page.write_text(GOOD)
-    assert run_page(page) == 3
+    assert run_page(page, tmp_path) == 3
+
+
+def test_programs_of_a_page_that_says_so_share_a_folder(tmp_path: Path) -> None:
+    """But no names: each is a program of its own."""
+    page = tmp_path / "steps.md"
+    first = "```python\nx = open('made', 'w').close()\n```\n"
+    page.write_text(f"{IN_ORDER}.\n\n{first}\n```python\nopen('made').close()\n```\n")
+    assert run_page(page, tmp_path) == 2
+    page.write_text(f"{IN_ORDER}.\n\n{first}\n```python\nprint(x)\n```\n")
+    with pytest.raises(NameError):
+        run_page(page, tmp_path)
 
 
 @pytest.mark.parametrize("code", BAD)
 def test_a_wrong_page_is_noticed(code: str, tmp_path: Path) -> None:
-    """A snippet that fails, or prints something else, fails the test."""
+    """A snippet that fails, prints something else, or needs an earlier one, fails the test."""
     page = tmp_path / "bad.md"
     page.write_text(f"# A page\n\n```python\n{code}\n```\n")
     with pytest.raises((Exception, SystemExit)):
-        run_page(page)
+        run_page(page, tmp_path)

@@ -92,6 +92,27 @@ def test_a_loop_closes_what_nobody_closed() -> None:
     assert [thing.closed for thing in made] == [True, True, True]
 
 
+def test_a_resource_dropped_at_the_end_of_its_loop_is_closed_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The loop and the dropped owner do not close it at the same time, which asyncio would log."""
+    made: list[Resource] = []
+
+    def make() -> Resource:
+        made.append(Resource())
+        return made[-1]
+
+    async def use(owner: PerLoop[Resource]) -> None:
+        owner.get()
+
+    owners = [PerLoop(make, Resource.close)]
+    with asyncio.Runner() as runner:
+        runner.run(use(owners[0]))
+        owners.clear()
+    assert made[0].closed
+    assert caplog.messages == []
+
+
 async def test_what_is_closed_is_made_anew_when_asked_for() -> None:
     """Closing is no end, and closing twice is no error."""
     made: list[Resource] = []

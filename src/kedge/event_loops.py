@@ -93,7 +93,9 @@ def _schedule_close(finalizer: Finalizer) -> None:
     # A separate task: if it is cancelled at the end of the loop before it has started, the generator is
     # still open, and the loop closes it.
     async def close() -> None:
-        await finalizer.aclose()
+        await asyncio.sleep(0)  # a loop that is ending starts to close its generators now
+        if finalizer in _finalizers:
+            await finalizer.aclose()
 
     task = asyncio.get_running_loop().create_task(close())
     _close_tasks.add(task)
