@@ -122,6 +122,47 @@ def test_conversations_lists_what_there_is(server: TestServer) -> None:
     assert len(run_json("conversations", "--limit", "1")) == 1
 
 
+def test_conversations_are_filtered_sorted_and_paged(server: TestServer) -> None:
+    """By model, status and time; --offset continues after --limit."""
+
+    def titles(*options: str) -> list[str]:
+        return [row["title"] for row in run_json("conversations", *options)]
+
+    assert titles("--order", "title") == ["harbour", "quay"]
+    assert titles("--order", "oldest", "--limit", "1") == ["harbour"]
+    assert titles("--order", "oldest", "--limit", "1", "--offset", "1") == ["quay"]
+    assert titles("--model", "practice") == ["quay", "harbour"]
+    assert titles("--model", "another") == []
+    assert titles("--status", "forked") == ["quay", "harbour"]
+    assert titles("--status", "failed") == []
+    assert titles("--since", "1h") == ["quay", "harbour"]
+    assert titles("--until", "1h") == []
+    assert titles("--since", "2020-01-01", "--until", "2021-01-01") == []
+    run_command("archive", "quay")
+    assert titles("--status", "archived") == ["quay"]
+    assert titles("--archived") == ["quay", "harbour"]
+    assert titles("--archived", "--status", "archived") == ["quay"]
+
+
+def test_show_prints_the_last_blocks(server: TestServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also at another node, and before new ones are followed."""
+    blocks = run_json("show", "harbour")["blocks"]
+    assert run_json("show", "harbour", "--last", "2")["blocks"] == blocks[-2:]
+    assert run_json("show", "harbour", "--last", "1", "--at", "3")["blocks"] == blocks[1:2]
+    output = run_command("show", "harbour", "--last", "1").output
+    assert "node 7, 4 blocks, the last 1 of them" in output
+    assert "What is my name?" not in output
+    assert "4 blocks\n" in run_command("show", "harbour", "--last", "9").output
+    assert run_command("show", "harbour", "--last", "0").exit_code == 2
+
+    async def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("anyio.sleep", interrupt)
+    lines = run_command("show", "harbour", "--follow", "--last", "1", "--json").output.splitlines()
+    assert [json.loads(line) for line in lines] == blocks[-1:]
+
+
 def test_a_conversation_is_named_by_id_beginning_or_title(server: TestServer) -> None:
     """What fits nothing, or too much, is said so."""
     harbour = run_json("conversations")[1]["id"]
@@ -270,6 +311,22 @@ def test_search_finds_words(server: TestServer) -> None:
     assert run_command("search").exit_code == 2
 
 
+def test_search_is_filtered_ranked_and_paged(server: TestServer) -> None:
+    """The options are those of `Store.search`."""
+    hits = run_json("search", "name")
+    assert {hit["kind"] for hit in hits} == {"user", "assistant"}
+    asked = run_json("search", "name", "--role", "user")
+    assert asked == [hit for hit in hits if hit["kind"] == "user"]
+    assert run_json("search", "name", "--limit", "1", "--offset", "1") == hits[1:2]
+    ranked = run_json("search", "name OR ada", "--order", "rank")
+    assert len(ranked) == len(run_json("search", "name", "OR", "ada"))
+    assert run_json("search", "name", "--tag", "planes") == []
+    assert run_json("search", "name", "--since", "1h", "--tag", "ships") == hits
+    assert run_json("search", "name", "--until", "1h") == []
+    assert run_command("search", "name", "--since", "soon").exit_code == 2
+    assert run_command("search", "name", "--role", "captain").exit_code == 2
+
+
 def test_export_and_import_are_lossless(server: TestServer, tmp_path: Path) -> None:
     """Into another store and out again: the same lines; a broken file changes nothing."""
     lines = run_command("export", "harbour").stdout
@@ -394,6 +451,39 @@ def test_delete_asks_and_leaves_the_others_whole(server: TestServer) -> None:
     assert [each["title"] for each in run_json("conversations")] == ["quay"]
     assert run_json("show", "quay")["blocks"] == before["blocks"]
     assert run_json("verify")["damage"] == []
+
+
+def test_old_conversations_are_deleted(server: TestServer, alone: Path) -> None:
+    """By age and tag, after a confirmation; a conversation with --ttl expires by itself."""
+    assert run_json("delete", "--older-than", "1h", "--yes") == {"deleted": []}
+    with closing(sqlite3.connect(alone)) as database, database:
+        database.execute("UPDATE conversations SET updated_at = updated_at - 7200")
+    assert run_json("delete", "--older-than", "1h", "--tag", "planes", "--yes") == {"deleted": []}
+    asked = run_command("delete", "--older-than", "1h", stdin="n\n")
+    assert asked.exit_code == 1
+    assert "Delete 2 conversations permanently?" in asked.stderr
+    assert run_command("undo", "quay").exit_code == 0  # changes it
+    deleted = run_command("delete", "--older-than", "1h", stdin="y\n")
+    assert "1 conversation deleted" in deleted.stdout
+    (quay,) = run_json("conversations")
+    assert (quay["title"], quay["ttl"]) == ("quay", None)
+    assert run_command("delete", "quay", "--tag", "ships").exit_code == 2
+    assert run_command("delete").exit_code == 2
+    assert run_command("delete", "quay", "--older-than", "1h").exit_code == 2
+    assert run_command("delete", "--older-than", "0d").exit_code == 2
+
+
+def test_a_conversation_expires_after_its_time_to_live(alone: Path) -> None:
+    """--ttl of a new chat is stored, that of an existing one replaces it; gc deletes what has expired."""
+    chat = ("chat", "--model", "practice", "-c", "guest")
+    for ttl, seconds in (("12h", 43_200.0), ("30m", 1_800.0)):
+        assert run_command(*chat, "--ttl", ttl, stdin="What is 2+3?\n").exit_code == 0
+        assert [row["ttl"] for row in run_json("conversations")] == [seconds]
+    assert run_command(*chat, "--ttl", "soon", stdin="").exit_code == 2
+    with closing(sqlite3.connect(alone)) as database, database:
+        database.execute("UPDATE conversations SET updated_at = updated_at - 7200")
+    assert run_command("gc").exit_code == 0
+    assert run_json("conversations") == []
 
 
 def test_a_title_means_the_conversation_and_not_its_fork(server: TestServer) -> None:

@@ -9,7 +9,7 @@ import click
 from kedge.cli.base import SOURCES_KEY, setting_option
 from kedge.cli.base import command as kedge_command
 from kedge.cli.chat_tools import mcp_option
-from kedge.cli.store_options import complete_names, store_option
+from kedge.cli.store_options import DurationParam, complete_names, store_option
 
 
 @kedge_command("chat", short_help="Chat with a model; see what was sent, and why.")
@@ -20,6 +20,11 @@ from kedge.cli.store_options import complete_names, store_option
     metavar="NAME",
     shell_complete=complete_names,
     help="Store the conversation under this name, or continue it.",
+)
+@click.option(
+    "--ttl",
+    type=DurationParam(),
+    help="Let the conversation expire this long after its last change, such as 30d.",
 )
 @click.option("--no-save", is_flag=True, help="Do not store a chat without a name.")
 @setting_option("system", "system_text")
@@ -46,6 +51,7 @@ def command(
     ctx: click.Context,
     model: str,
     conversation: str | None,
+    ttl: float | None,
     no_save: bool,
     system_text: str,
     tool_paths: tuple[str, ...],
@@ -65,6 +71,7 @@ def command(
             model=model,
             is_model_given=ctx.meta[SOURCES_KEY]["model"] == "flag",
             name=conversation or "",
+            ttl=ttl,
             store=store,
             system=system_text,
             tools=tool_paths,

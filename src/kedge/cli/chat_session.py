@@ -53,6 +53,7 @@ class ChatOptions:
     model: str
     is_model_given: bool = False
     name: str = ""
+    ttl: float | None = None
     store: str = ""
     system: str = ""
     tools: tuple[str, ...] = ()
@@ -127,9 +128,11 @@ async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSes
     if row is None:
         data = model_data(model)
         conversation = await Conversation.create(
-            store, model, title=options.name, data=data, **settings
+            store, model, title=options.name, ttl=options.ttl, data=data, **settings
         )
     else:
+        if options.ttl is not None:
+            await store.update(row.id, ttl=options.ttl)
         conversation = await Conversation.open(store, row.id, model, **settings)
     session = ChatSession(store, conversation, model, settings, options, stack)
     session.is_saved, session.is_new = is_saved, row is None

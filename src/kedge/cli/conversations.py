@@ -6,7 +6,7 @@ import click
 
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import dim, echo, echo_json, print_table
-from kedge.cli.store_options import run_with_store, store_option
+from kedge.cli.store_options import page_options, run_with_store, store_option, time_options
 from kedge.config import store_file, store_url
 from kedge.formatting import format_age, format_percent, sanitize_text, shorten_id
 
@@ -14,25 +14,42 @@ if TYPE_CHECKING:
     from kedge.store import Store
     from kedge.store.listing import ConversationSummary
 
+STATUSES = ("active", "forked", "failed", "archived", "all")
+ORDERS = ("newest", "oldest", "turns", "tokens", "cost", "title")
+"""The filters and orders of `kedge.store.listing`, which is imported when the command runs."""
+
 
 @kedge_command("conversations", short_help="List the conversations in the store.")
 @store_option
 @click.option("--tag", help="Only conversations with this tag.")
-@click.option("--archived", is_flag=True, help="Include archived conversations.")
+@click.option("--model", help="Only conversations in which this model answered.")
 @click.option(
-    "--limit",
-    type=click.IntRange(1),
-    default=50,
+    "--status",
+    "show",
+    type=click.Choice(STATUSES),
+    default="active",
     show_default=True,
-    help="Maximum number of conversations.",
+    help="Only conversations with this status.",
 )
-def command(store: str, tag: str | None, archived: bool, limit: int, as_json: bool) -> None:
+@click.option("--archived", is_flag=True, help="Include archived conversations.")
+@time_options
+@click.option(
+    "--order",
+    type=click.Choice(ORDERS),
+    default="newest",
+    show_default=True,
+    help="Newest or oldest change, most turns, tokens or cost first, or by title.",
+)
+@page_options(50)
+def command(store: str, archived: bool, as_json: bool, **filters: Any) -> None:
     """List the conversations in the store, the most recently changed first."""
+    if archived and filters["show"] == "active":
+        filters["show"] = "all"
     file = store_file(store_url(store, create=False))
     if file and not file.exists():
         rows: list[dict[str, Any]] = []
     else:
-        rows = run_with_store(lambda opened: _load_rows(opened, tag, archived, limit), given=store)
+        rows = run_with_store(lambda opened: _load_rows(opened, filters), given=store)
     if as_json:
         echo_json(rows)
     elif rows:
@@ -41,13 +58,10 @@ def command(store: str, tag: str | None, archived: bool, limit: int, as_json: bo
         echo("There are no conversations yet. Start one: kedge chat --conversation NAME")
 
 
-async def _load_rows(
-    store: "Store", tag: str | None, archived: bool, limit: int
-) -> list[dict[str, Any]]:
+async def _load_rows(store: "Store", filters: dict[str, Any]) -> list[dict[str, Any]]:
     from kedge.store.listing import list_summaries
 
-    shown = "all" if archived else "active"
-    found, _ = await list_summaries(store, show=shown, tag=tag, limit=limit)
+    found, _ = await list_summaries(store, **filters)
     return [_overview_to_json(each) for each in found]
 
 
@@ -74,6 +88,7 @@ def _overview_to_json(overview: "ConversationSummary") -> dict[str, Any]:
         "cost": overview.cost,
         "seconds": overview.seconds,
         "expires_at": overview.expires_at,
+        "ttl": row.ttl,
         "created_at": row.created_at,
         "updated_at": row.updated_at,
     }

@@ -1,4 +1,4 @@
-"""``kedge delete``: delete a conversation permanently."""
+"""``kedge delete``: delete a conversation, or old ones, permanently."""
 
 from typing import TYPE_CHECKING
 
@@ -7,29 +7,54 @@ import click
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import echo, echo_json
 from kedge.cli.store_options import (
-    conversation_argument,
+    MAX_CONVERSATIONS,
+    DurationParam,
+    complete_names,
     erase_practice_responses,
     find_conversation,
     run_with_store,
     store_option,
 )
-from kedge.formatting import sanitize_text
+from kedge.formatting import pluralize, sanitize_text
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Store
 
 
 @kedge_command("delete", short_help="Delete a conversation permanently.")
-@conversation_argument
+@click.argument("conversation", required=False, shell_complete=complete_names)
+@click.option(
+    "--older-than",
+    type=DurationParam(),
+    help="Delete all conversations that did not change for this long, such as 30d.",
+)
+@click.option("--tag", help="With --older-than: only conversations with this tag.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @store_option
-def command(conversation: str, yes: bool, store: str, as_json: bool) -> None:
+def command(
+    conversation: str | None,
+    older_than: float | None,
+    tag: str | None,
+    yes: bool,
+    store: str,
+    as_json: bool,
+) -> None:
     """Delete a conversation: its rows, and the blocks that no other conversation uses.
 
-    The practice model's memory of it is erased, too. Responses stored by other providers remain there
-    until they expire.
+    With --older-than, delete all that did not change for a time, archived ones included. The practice
+    model's memory of them is erased, too. Responses stored by other providers remain there until they expire.
     """
+    if (conversation is None) == (older_than is None):
+        raise click.UsageError("give either a CONVERSATION or --older-than")
+    if older_than is not None:
+        _delete_older(older_than, tag, yes=yes, store=store, as_json=as_json)
+        return
+    if tag is not None:
+        raise click.UsageError("--tag is used with --older-than")
+    _delete_one(conversation or "", yes=yes, store=store, as_json=as_json)
 
+
+def _delete_one(conversation: str, *, yes: bool, store: str, as_json: bool) -> None:
     async def find(opened: "Store") -> "ConversationRow":
         return await find_conversation(opened, conversation)
 
@@ -47,3 +72,27 @@ def command(conversation: str, yes: bool, store: str, as_json: bool) -> None:
         echo_json({"id": row.id, "deleted": True})
     else:
         echo(f"{name} deleted; 'kedge gc' reclaims its space")
+
+
+def _delete_older(age: float, tag: str | None, *, yes: bool, store: str, as_json: bool) -> None:
+    async def count(opened: "Store") -> int:
+        before = opened.clock() - age
+        rows = await opened.conversations(
+            tag=tag, archived=None, before=before, limit=MAX_CONVERSATIONS
+        )
+        return len(rows)
+
+    if not yes:
+        found = pluralize(run_with_store(count, given=store), "conversation")
+        click.confirm(f"Delete {found} permanently?", abort=True, err=True)
+
+    async def work(opened: "Store") -> list[str]:
+        deleted = await opened.delete_older(age, tag=tag)
+        await erase_practice_responses(opened, store)
+        return deleted
+
+    deleted = run_with_store(work, given=store)
+    if as_json:
+        echo_json({"deleted": deleted})
+    else:
+        echo(f"{pluralize(len(deleted), 'conversation')} deleted; 'kedge gc' reclaims the space")

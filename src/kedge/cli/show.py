@@ -20,7 +20,7 @@ from kedge.formatting import pluralize, sanitize_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kedge.store import ConversationRow, LoadedPath, Store
+    from kedge.store import ConversationRow, Node, Store
     from kedge.turns import Block
 
 FOLD_WIDTH = 100
@@ -34,11 +34,18 @@ HEADINGS = {
 @kedge_command("show", short_help="Print a conversation.")
 @conversation_argument
 @click.option("--at", default="head", help="A node number or a response id.  [default: the head]")
+@click.option("--last", type=click.IntRange(1), help="Only this number of blocks at the end.")
 @click.option("--full", is_flag=True, help="Show reasoning, tool calls and their results in full.")
 @click.option("--follow", is_flag=True, help="Print new blocks as they are stored, until Ctrl-C.")
 @store_option
 def command(
-    conversation: str, at: str, full: bool, follow: bool, store: str, as_json: bool
+    conversation: str,
+    at: str,
+    last: int | None,
+    full: bool,
+    follow: bool,
+    store: str,
+    as_json: bool,
 ) -> None:
     """Print a conversation; CONVERSATION is an id, its beginning, or a title."""
     if follow:
@@ -46,35 +53,36 @@ def command(
             raise click.UsageError("--follow shows the head; it cannot be used with --at")
         with suppress(KeyboardInterrupt):
             run_with_store(
-                lambda opened: _follow(opened, conversation, full=full, as_json=as_json),
+                lambda opened: _follow(opened, conversation, last, full=full, as_json=as_json),
                 given=store,
             )
         return
 
-    async def work(opened: "Store") -> "tuple[ConversationRow, LoadedPath]":
+    async def work(opened: "Store") -> "tuple[ConversationRow, Node, Sequence[Block]]":
         row = await find_conversation(opened, conversation)
         node = await find_node(opened, row, at)
-        return row, await opened.load(row, node.id)
+        if last is None:
+            return row, node, (await opened.load(row, node.id)).blocks
+        return row, node, await opened.last_blocks(row, last, node.id)
 
-    row, loaded = run_with_store(work, given=store)
+    row, node, blocks = run_with_store(work, given=store)
     if as_json:
-        echo_json(_loaded_to_json(row, loaded))
+        echo_json(_blocks_to_json(row, node, blocks))
         return
-    echo(
-        dim(
-            f"{sanitize_text(row.title or row.id)}, node {loaded.node.id}, "
-            f"{pluralize(len(loaded.blocks), 'block')}"
-        )
-    )
-    print_blocks(loaded.blocks, full=full)
+    count = pluralize(node.length, "block")
+    shown = f"{count}, the last {len(blocks)} of them" if len(blocks) < node.length else count
+    echo(dim(f"{sanitize_text(row.title or row.id)}, node {node.id}, {shown}"))
+    print_blocks(blocks, full=full)
 
 
 FOLLOW_SECONDS = 0.5
 """How often a followed conversation is read."""
 
 
-async def _follow(store: "Store", name: str, *, full: bool, as_json: bool) -> None:
-    """Print the blocks of a conversation, then new ones, until the process is interrupted."""
+async def _follow(
+    store: "Store", name: str, last: int | None, *, full: bool, as_json: bool
+) -> None:
+    """Print the (last) blocks of a conversation, then new ones, until the process is interrupted."""
     from anyio import sleep
 
     from kedge.turns import dump_block
@@ -82,8 +90,11 @@ async def _follow(store: "Store", name: str, *, full: bool, as_json: bool) -> No
     row, head, shown = await find_conversation(store, name), -1, list[str]()
     while True:
         if row.head != head:
-            head, blocks = row.head, (await store.load(row)).blocks
+            blocks = (await store.load(row)).blocks
             ids = [block.id for block in blocks]
+            if head < 0 and last is not None:
+                shown = ids[:-last]
+            head = row.head
             pairs = enumerate(zip(ids, shown, strict=False))
             common = next((i for i, (new, old) in pairs if new != old), min(len(ids), len(shown)))
             if common < len(shown) and not as_json:
@@ -98,12 +109,13 @@ async def _follow(store: "Store", name: str, *, full: bool, as_json: bool) -> No
         row = await store.conversation(row.id)
 
 
-def _loaded_to_json(row: "ConversationRow", loaded: "LoadedPath") -> dict[str, Any]:
+def _blocks_to_json(
+    row: "ConversationRow", node: "Node", blocks: "Sequence[Block]"
+) -> dict[str, Any]:
     from kedge.turns import dump_block
 
-    blocks = [dump_block(block) for block in loaded.blocks]
-    node = loaded.node
-    return {"id": row.id, "title": row.title, "node": node.id, "kind": node.kind, "blocks": blocks}
+    facts = {"id": row.id, "title": row.title, "node": node.id, "kind": node.kind}
+    return {**facts, "blocks": [dump_block(block) for block in blocks]}
 
 
 def print_blocks(blocks: "Sequence[Block]", *, full: bool) -> None:

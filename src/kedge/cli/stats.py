@@ -1,11 +1,7 @@
 """``kedge stats``: show requests, tokens, cost and latency of a store, with small charts."""
 
-import re
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
-from typing import Any
 
 import anyio
 import click
@@ -24,7 +20,7 @@ from kedge.analytics import (
 )
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import echo_json, setting_option
-from kedge.cli.store_options import IN_MEMORY, find_conversation
+from kedge.cli.store_options import IN_MEMORY, find_conversation, time_options
 from kedge.config import store_file, store_url
 from kedge.formatting import (
     NO_VALUE,
@@ -176,35 +172,8 @@ def _format_cost(dollars: float, unpriced: int) -> str:
     return f"{known} + {unpriced} unpriced" if unpriced else known
 
 
-_AGE_PATTERN = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[smhdw])")
-_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
-
-class TimeParam(click.ParamType[float]):
-    """A time: a date, a date with a time, or an age (``7d``, ``90m``)."""
-
-    name = "time"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return seconds since 1970."""
-        if isinstance(value, float):
-            return value
-        if ago := _AGE_PATTERN.fullmatch(value.strip()):
-            return time.time() - float(ago["number"]) * _UNIT_SECONDS[ago["unit"]]
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f"{value!r} is not a time; write 2026-11-15, 2026-11-15T12:00, 7d or 12h")
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
 @kedge_command("stats", short_help="Show requests, tokens, cost and latency.")
-@click.option(
-    "--since", type=TimeParam(), help="Start of the range: 2026-11-15 (UTC), or an age such as 7d."
-)
-@click.option("--until", type=TimeParam(), help="End of the range.")
+@time_options
 @click.option("--model", default="", help="Only this model.")
 @click.option("--provider", default="", help="Only this provider.")
 @click.option("--conversation", default="", help="Only this conversation.")

@@ -4,8 +4,11 @@ A conversation is named by its id, a short form of its id, or its title. Command
 create a store.
 """
 
+import re
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -36,6 +39,75 @@ MODEL_KEY = "model"
 def store_option(function: F) -> F:
     """Add ``--store``."""
     return setting_option("store", metavar="FILE|ADDRESS")(function)
+
+
+_AGE_PATTERN = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[smhdw])")
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+class DurationParam(click.ParamType[float]):
+    """A duration, such as ``7d`` or ``90m``."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return seconds."""
+        seconds = value if isinstance(value, float) else _parse_duration(value)
+        if not seconds:
+            self.fail(f"{value!r} is not a duration; write 90m, 12h, 7d or 4w", param, ctx)
+        return seconds
+
+
+class TimeParam(click.ParamType[float]):
+    """A time: a date, a date with a time, or an age (``7d``, ``90m``)."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return seconds since 1970."""
+        if isinstance(value, float):
+            return value
+        if (age := _parse_duration(value)) is not None:
+            return time.time() - age
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            message = f"{value!r} is not a time; write 2026-11-15, 2026-11-15T12:00, 7d or 12h"
+            self.fail(message, param, ctx)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _parse_duration(text: str) -> float | None:
+    found = _AGE_PATTERN.fullmatch(text.strip())
+    return float(found["number"]) * _UNIT_SECONDS[found["unit"]] if found else None
+
+
+def time_options(function: F) -> F:
+    """Add ``--since`` and ``--until``."""
+    since = "Start of the range: 2026-11-15 (UTC), or an age such as 7d."
+    until = click.option("--until", type=TimeParam(), help="End of the range.")
+    return click.option("--since", type=TimeParam(), help=since)(until(function))
+
+
+def page_options(limit: int) -> Callable[[F], F]:
+    """Return the options ``--limit`` and ``--offset``."""
+
+    def add(function: F) -> F:
+        text = "Number of results to skip."
+        offset = click.option("--offset", type=click.IntRange(0), default=0, help=text)
+        return click.option(
+            "--limit",
+            type=click.IntRange(1),
+            default=limit,
+            show_default=True,
+            help="Maximum number of results.",
+        )(offset(function))
+
+    return add
 
 
 def complete_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:

@@ -112,6 +112,8 @@ async def list_summaries(
     tag: str | None = None,
     model: str | None = None,
     started: bool = False,
+    since: float | None = None,
+    until: float | None = None,
     limit: int = 50,
     offset: int = 0,
 ) -> tuple[list[ConversationSummary], int]:
@@ -126,6 +128,8 @@ async def list_summaries(
         tag: List only conversations with this tag.
         model: List only conversations that this model answered in.
         started: Do not list conversations without a title and without a message.
+        since: List only conversations that changed last at or after this time.
+        until: List only conversations that changed last before this time.
         limit: The maximum number of conversations.
         offset: The number of conversations to skip.
     """
@@ -144,6 +148,10 @@ async def list_summaries(
     if tag is not None:
         conditions.append("c.number IN (SELECT conversation FROM tags WHERE tag = ?)")
         values.append(tag)
+    for time, condition in ((since, "c.updated_at >= ?"), (until, "c.updated_at < ?")):
+        if time is not None:
+            conditions.append(condition)
+            values.append(time)
     where = " AND ".join(conditions)
     join, sort = _SORTS[order]
 

@@ -274,6 +274,7 @@ class Store:
         title: str | None = None,
         tags: Iterable[str] | None = None,
         archived: bool | None = None,
+        ttl: float | None = None,
         data: Mapping[str, Any] | None = None,
     ) -> ConversationRow:
         """Change the given members of a conversation.
@@ -283,6 +284,7 @@ class Store:
             title: The new title.
             tags: The new tags, instead of all present ones.
             archived: Whether it is archived.
+            ttl: Seconds after its last change at which it expires.
             data: The new data, instead of all present data.
 
         Returns:
@@ -296,6 +298,7 @@ class Store:
             "title": None if title is None else validate_text(title, "title"),
             "tags": None if tags is None else validate_tags(tags),
             "archived": archived,
+            "ttl": validate_seconds(ttl, "ttl"),
             "data": None if data is None else validate_data(data),
         }
         changes = {member: value for member, value in given.items() if value is not None}
