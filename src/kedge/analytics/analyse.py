@@ -68,7 +68,7 @@ async def analyse_over_time(
 
 
 def _collect_analytics(tx: Tx, selection: Selection, prices: Prices | None) -> Analytics:
-    where = build_condition(selection)
+    where = build_condition(tx, selection)
     spent = query_costs(tx, where, prices)
     return Analytics(
         selection=selection,
@@ -86,7 +86,7 @@ def _collect_analytics(tx: Tx, selection: Selection, prices: Prices | None) -> A
 def _collect_models(
     tx: Tx, selection: Selection, spent: dict[tuple[str, str], Cost]
 ) -> tuple[ModelStats, ...]:
-    where = build_condition(selection)
+    where = build_condition(tx, selection)
     latencies = queries.measure_latencies(tx, where, "r.provider || '/' || r.model")
     return tuple(
         ModelStats(
@@ -116,7 +116,7 @@ def _collect_buckets(
             f"{number} buckets of {width:g} seconds are too many; use a larger width, for at most "
             f"{MAX_BUCKETS}"
         )
-    where = build_condition(replace(selection, since=start, until=end))
+    where = build_condition(tx, replace(selection, since=start, until=end))
     empty = [Bucket(start + i * width, start + (i + 1) * width) for i in range(number)]
     found = dict(enumerate(empty))
     column = _bucket_sql(tx, start, width, number - 1)
@@ -166,7 +166,7 @@ def _bucket_sql(tx: Tx, start: float, width: float, last: int) -> str:
 
 def _resolve_span(tx: Tx, selection: Selection) -> tuple[float, float] | None:
     """Return the start and end of a selection, or of all responses where it has none."""
-    where = build_condition(selection)
+    where = build_condition(tx, selection)
     first, last = tx.rows(
         f"SELECT MIN(r.created_at), MAX(r.created_at) FROM responses r WHERE {where.sql}",  # noqa: S608
         where.values,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kedge.analytics.results import Selection
+from kedge.store.database import Tx
 
 ANSWERED = "r.status IN ('completed', 'lost')"
 """A response that the provider lost later was answered."""
@@ -13,6 +14,9 @@ FALLBACK = (
     "r.anchor IS NULL AND r.reason IS NOT NULL "
     f"AND r.reason NOT IN ({', '.join(repr(each) for each in NOT_FALLBACK_REASONS)})"
 )
+
+OWN_NUMBERS = "(SELECT number FROM conversations WHERE namespace = ?)"
+"""The numbers of the conversations of a namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +31,9 @@ class SqlCondition:
         return SqlCondition(f"{self.sql} AND {sql}", (*self.values, *values))
 
 
-def build_condition(selection: Selection) -> SqlCondition:
-    """Return the condition for the responses of a selection."""
-    found = SqlCondition("1 = 1")
+def build_condition(tx: Tx, selection: Selection) -> SqlCondition:
+    """Return the condition for the responses of a selection, in the namespace of a transaction."""
+    found = SqlCondition(f"r.conversation IN {OWN_NUMBERS}", (tx.namespace,))
     if selection.since is not None:
         found = found.and_("r.created_at >= ?", selection.since)
     if selection.until is not None:
@@ -39,8 +43,9 @@ def build_condition(selection: Selection) -> SqlCondition:
     if selection.provider:
         found = found.and_("r.provider = ?", selection.provider)
     if selection.conversation:
-        numbered = "(SELECT number FROM conversations WHERE id = ?)"
-        found = found.and_(f"r.conversation = {numbered}", selection.conversation)
+        numbered = "(SELECT number FROM conversations WHERE id = ? AND namespace = ?)"
+        values = (selection.conversation, tx.namespace)
+        found = found.and_(f"r.conversation = {numbered}", *values)
     return found
 
 

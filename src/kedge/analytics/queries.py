@@ -9,6 +9,7 @@ from typing import Any
 from kedge.analytics.filters import (
     ANSWERED,
     FALLBACK,
+    OWN_NUMBERS,
     SqlCondition,
     build_condition,
     build_time_condition,
@@ -49,7 +50,7 @@ CACHE_COLUMNS = (
 
 def count_requests(tx: Tx, selection: Selection) -> Requests:
     """Count requests by their outcome."""
-    where = build_condition(selection)
+    where = build_condition(tx, selection)
     totals = _select_one(
         tx,
         "COUNT(*), COUNT(DISTINCT r.conversation), "
@@ -84,9 +85,11 @@ def count_requests(tx: Tx, selection: Selection) -> Requests:
 
 def measure_chains(tx: Tx, selection: Selection) -> Chains:
     """Measure the length of chains: the depth of each response that nothing was chained on."""
-    where = build_condition(selection).and_("r.depth > 0 AND r.provider_response_id IS NOT NULL")
+    where = build_condition(tx, selection).and_(
+        "r.depth > 0 AND r.provider_response_id IS NOT NULL"
+    )
     later = build_time_condition(Selection(until=selection.until), "created_at").and_(
-        "anchor IS NOT NULL"
+        f"anchor IS NOT NULL AND conversation IN {OWN_NUMBERS}", tx.namespace
     )
     # An anti-join, which both databases run in one pass; they might repeat a subquery.
     rows = tx.rows(
@@ -110,8 +113,10 @@ def measure_branching(tx: Tx, selection: Selection) -> Branching:
         "n.parent > 0 AND n.kind <> 'failed'"
     )
     forked = build_time_condition(selection, "c.created_at").and_("c.forked_from IS NOT NULL")
+    times = times.and_(f"n.conversation IN {OWN_NUMBERS}", tx.namespace)
+    forked = forked.and_("c.namespace = ?", tx.namespace)
     if has_response_filter(selection):
-        inner = build_condition(selection)
+        inner = build_condition(tx, selection)
         among = f"IN (SELECT r.conversation FROM responses r WHERE {inner.sql})"  # noqa: S608
         times = times.and_(f"n.conversation {among}", *inner.values)
         forked = forked.and_(f"c.number {among}", *inner.values)
@@ -132,7 +137,7 @@ def measure_branching(tx: Tx, selection: Selection) -> Branching:
 
 def sum_tokens(tx: Tx, selection: Selection) -> Tokens:
     """Sum the tokens that the servers counted."""
-    return tokens_from_row(_select_one(tx, TOKEN_COLUMNS, build_condition(selection)))
+    return tokens_from_row(_select_one(tx, TOKEN_COLUMNS, build_condition(tx, selection)))
 
 
 def tokens_from_row(row: Row) -> Tokens:
@@ -142,7 +147,7 @@ def tokens_from_row(row: Row) -> Tokens:
 
 def sum_cache_use(tx: Tx, selection: Selection) -> CacheUse:
     """Sum predicted and actual cached tokens, and what they saved."""
-    return cache_use_from_row(_select_one(tx, CACHE_COLUMNS, build_condition(selection)))
+    return cache_use_from_row(_select_one(tx, CACHE_COLUMNS, build_condition(tx, selection)))
 
 
 def cache_use_from_row(row: Row) -> CacheUse:
@@ -154,7 +159,7 @@ def cache_use_from_row(row: Row) -> CacheUse:
 
 def list_models(tx: Tx, selection: Selection) -> list[tuple[str, str, int, int, Tokens]]:
     """Return each model with its requests, answered requests and tokens, most requests first."""
-    where = build_condition(selection)
+    where = build_condition(tx, selection)
     rows = tx.rows(
         f"SELECT r.provider, r.model, COUNT(*), {count_where(ANSWERED)}, {TOKEN_COLUMNS} "  # noqa: S608
         f"FROM responses r WHERE {where.sql} GROUP BY r.provider, r.model "

@@ -21,6 +21,7 @@ from kedge.server.state import ServerState
 from kedge.server.storage.database import IN_MEMORY
 from kedge.server.thread_server import ServerThread
 from kedge.store import Store
+from kedge.store.responses import select_response_ids
 
 PRACTICE_SCOPE = "practice"
 """The scope of the practice model's responses."""
@@ -123,8 +124,9 @@ async def erase_deleted(store: Store) -> None:
     if _memory.file == IN_MEMORY:
         return
     file, retention = Path(_memory.file), _file_settings(_memory.file).retention
-    rows = await store.responses(since=store.clock() - retention)
-    retained = frozenset(row.provider_response_id for row in rows)
+    since = store.clock() - retention
+    # Of all namespaces: the file is shared by the users of a store.
+    retained = frozenset(await store.database.read(lambda tx: select_response_ids(tx, since)))
     await to_thread.run_sync(erase_practice_memory, file, retained)
 
 

@@ -3,6 +3,9 @@
 A conversation's row number never changes and is never given to another one, but a caller may hold the
 `ConversationRow` of a conversation that was deleted since. Every operation on a row therefore starts
 with `require_conversation`, in the same transaction: number and id must both still be there.
+
+Every statement here names the namespace of its transaction. A tree belongs to one namespace, because a
+conversation joins a tree only as a fork of another one, so what is reached from a checked row is safe.
 """
 
 import json
@@ -51,8 +54,12 @@ def insert_conversation(
     """Insert a conversation without a tree, and return its number."""
     number = tx.insert(
         "INSERT INTO conversations (id, title, archived, tree, head, mode, retention, data, created_at, "
-        "updated_at, ttl) VALUES (?, ?, 0, 0, 0, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
-        (name, title, mode, retention, encode(dict(data)) if data else None, now, now, ttl),
+        "updated_at, ttl, namespace) VALUES (?, ?, 0, 0, 0, ?, ?, ?, ?, ?, ?, ?) "
+        "ON CONFLICT (namespace, id) DO NOTHING",
+        (
+            *(name, title, mode, retention, encode(dict(data)) if data else None),
+            *(now, now, ttl, tx.namespace),
+        ),
         key="number",
     )
     if not number:
@@ -64,8 +71,9 @@ def insert_conversation(
 
 def require_conversation(tx: Tx, row: ConversationRow, lock: str = "") -> None:
     """Raise `NotInStore` if this conversation was deleted since its row was read."""
-    query = f"SELECT 1 FROM conversations c WHERE c.number = ? AND c.id = ? {lock}"
-    if not tx.rows(query, (row.number, row.id)):
+    where = "c.number = ? AND c.id = ? AND c.namespace = ?"
+    query = f"SELECT 1 FROM conversations c WHERE {where} {lock}"
+    if not tx.rows(query, (row.number, row.id, tx.namespace)):
         raise deleted_error(row)
 
 
@@ -86,7 +94,8 @@ def checked(row: ConversationRow, work: Callable[[Tx], T], lock: str = "") -> Ca
 
 def select_conversation(tx: Tx, name: str, lock: str = "") -> ConversationRow:
     """Return the conversation with this id."""
-    rows = tx.rows(f"SELECT {_COLUMNS} FROM conversations c WHERE c.id = ? {lock}", (name,))
+    query = f"SELECT {_COLUMNS} FROM conversations c WHERE c.id = ? AND c.namespace = ? {lock}"
+    rows = tx.rows(query, (name, tx.namespace))
     if not rows:
         raise NotInStore(f"there is no conversation {name!r} in this store")
     return _conversation_from_row(rows[0], _select_tags(tx, [rows[0][-1]]))
@@ -103,7 +112,7 @@ def select_conversations(
     before: float | None = None,
 ) -> list[ConversationRow]:
     """Return conversations, most recently changed first."""
-    conditions, values = ["1 = 1"], list[Any]()
+    conditions, values = ["c.namespace = ?"], list[Any]([tx.namespace])
     if archived is not None:
         conditions.append("c.archived = ?")
         values.append(int(archived))
@@ -129,10 +138,10 @@ def select_old(
     tx: Tx, now: float, *, age: float | None, tag: str | None = None
 ) -> list[ConversationRow]:
     """Return the conversations that did not change for ``age`` seconds; None for their own ``ttl``."""
-    limit = (
+    limit = "c.namespace = ? AND " + (
         "c.ttl IS NOT NULL AND c.updated_at <= ? - c.ttl" if age is None else "c.updated_at <= ?"
     )
-    values: list[Any] = [now if age is None else now - age]
+    values: list[Any] = [tx.namespace, now if age is None else now - age]
     if tag is not None:
         limit += " AND c.number IN (SELECT conversation FROM tags WHERE tag = ?)"
         values.append(tag)
@@ -140,6 +149,12 @@ def select_old(
         f"SELECT {_COLUMNS} FROM conversations c WHERE {limit} ORDER BY c.number", values
     )
     return [_conversation_from_row(row, {}) for row in rows]
+
+
+def select_namespaces(tx: Tx) -> list[str]:
+    """Return the names of all namespaces that have conversations, except the default one."""
+    query = "SELECT DISTINCT namespace FROM conversations WHERE namespace <> '' ORDER BY namespace"
+    return [name for (name,) in tx.rows(query)]
 
 
 def resolve(tx: Tx, conversation: str | ConversationRow, lock: str = "") -> ConversationRow:

@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kedge.observe import measure
 
@@ -22,6 +22,8 @@ class Tx(Protocol):
     """One transaction, inside a worker thread."""
 
     dialect: "Dialect"
+    namespace: str
+    """The namespace whose rows are read and written; empty for the default one."""
     is_retry: bool
     """Whether an earlier attempt conflicted with another transaction; shortcuts are not tried again."""
 
@@ -106,7 +108,7 @@ class Dialect:
 class Database(ABC):
     """An open database."""
 
-    dialect: ClassVar[Dialect]
+    dialect: Dialect
 
     @abstractmethod
     async def read(self, work: Callable[[Tx], T]) -> T:
@@ -143,6 +145,57 @@ class Database(ABC):
     async def aclose(self) -> None:
         """Do the same without blocking the event loop."""
         await asyncio.get_running_loop().run_in_executor(None, self.close)
+
+
+class NamespaceDatabase(Database):
+    """A database as one namespace sees it: every transaction is bound to the namespace.
+
+    Every statement about conversations names the namespace of its transaction, so code that was given this
+    database cannot reach the rows of another namespace by mistake.
+
+    Args:
+        database: The open database.
+        namespace: The name of the namespace.
+        is_owner: Whether to close the database with this object.
+    """
+
+    def __init__(self, database: Database, namespace: str, *, is_owner: bool = False) -> None:
+        self.dialect = database.dialect
+        self.namespace = namespace
+        self._database = database
+        self._is_owner = is_owner
+
+    async def read(self, work: Callable[[Tx], T]) -> T:
+        """Run queries against one consistent state."""
+        return await self._database.read(self._bind(work))
+
+    async def write(self, work: Callable[[Tx], T]) -> T:
+        """Run a transaction."""
+        return await self._database.write(self._bind(work))
+
+    def read_sync(self, work: Callable[[Tx], T]) -> T:
+        """Run queries from synchronous code."""
+        return self._database.read_sync(self._bind(work))
+
+    def write_sync(self, work: Callable[[Tx], T]) -> T:
+        """Run a transaction from synchronous code."""
+        return self._database.write_sync(self._bind(work))
+
+    async def reclaim(self, *, index: bool = True, vacuum: bool = False) -> None:
+        """Overwrite deleted data in the files."""
+        await self._database.reclaim(index=index, vacuum=vacuum)
+
+    def close(self) -> None:
+        """Close the database if it was opened for this namespace only."""
+        if self._is_owner:
+            self._database.close()
+
+    def _bind(self, work: Callable[[Tx], T]) -> Callable[[Tx], T]:
+        def run(tx: Tx) -> T:
+            tx.namespace = self.namespace
+            return work(tx)
+
+        return run
 
 
 class OperationTimer:

@@ -228,7 +228,8 @@ def _check_header(form: Json, number: int) -> Json:
 
 
 def _import_conversation(tx: Tx, header: Json, blocks: list[str], nodes: list[Json]) -> str:
-    exists = tx.rows("SELECT 1 FROM conversations WHERE id = ?", (header["id"],))
+    query = "SELECT 1 FROM conversations WHERE id = ? AND namespace = ?"
+    exists = tx.rows(query, (header["id"], tx.namespace))
     name = new_id("conv") if exists else validate_text(header["id"], "id")
     if not name or not nodes or nodes[0]["kind"] != "root" or nodes[0]["blocks"]:
         raise ValueError("it needs an id, and an empty root as its first node")

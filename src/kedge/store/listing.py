@@ -58,6 +58,8 @@ _SORTS: dict[ListOrder, tuple[str, str]] = {
     "tokens": (_SUMS_JOIN.format(what=_TOKENS), "COALESCE(sums.much, 0) DESC, c.number DESC"),
     "cost": (_SUMS_JOIN.format(what="SUM(cost)"), "COALESCE(sums.much, 0) DESC, c.number DESC"),
 }
+_OWN_ROWS = "conversation IN (SELECT number FROM conversations WHERE namespace = ?)"
+"""The condition on rows of a table that they belong to the transaction's namespace."""
 _SELECT_PATH_BLOCKS = (
     PATH_CTE
     + f"SELECT l.place, SUBSTR(b.body, 1, {PREVIEW_CHARS}) FROM path CROSS JOIN links l CROSS JOIN blocks b "
@@ -133,7 +135,7 @@ async def list_summaries(
         limit: The maximum number of conversations.
         offset: The number of conversations to skip.
     """
-    conditions, values = [_CONDITIONS[show]], list[Any]()
+    conditions, values = [_CONDITIONS[show], "c.namespace = ?"], list[Any]()
     if started:
         conditions.append(_STARTED)
     if exclude:
@@ -156,10 +158,11 @@ async def list_summaries(
     join, sort = _SORTS[order]
 
     def work(tx: Tx) -> tuple[list[ConversationSummary], int]:
-        total = tx.rows(f"SELECT COUNT(*) FROM conversations c WHERE {where}", values)[0][0]
+        selected = (tx.namespace, *values)
+        total = tx.rows(f"SELECT COUNT(*) FROM conversations c WHERE {where}", selected)[0][0]
         names = tx.rows(
             f"SELECT c.id FROM conversations c {join} WHERE {where} ORDER BY {sort} LIMIT ? OFFSET ?",
-            (*values, limit, offset),
+            (*selected, limit, offset),
         )
         rows = [select_conversation(tx, name) for (name,) in names]
         return _build_summaries(tx, rows), total
@@ -223,9 +226,15 @@ async def list_labels(store: Store) -> tuple[list[str], list[str]]:
     """Return the tags and the models of a store's conversations, for filters."""
 
     def work(tx: Tx) -> tuple[list[str], list[str]]:
-        tags = tx.rows("SELECT tag FROM tags GROUP BY tag ORDER BY COUNT(*) DESC, tag LIMIT 200")
+        tags = tx.rows(
+            f"SELECT tag FROM tags WHERE {_OWN_ROWS} "
+            "GROUP BY tag ORDER BY COUNT(*) DESC, tag LIMIT 200",
+            (tx.namespace,),
+        )
         models = tx.rows(
-            "SELECT model FROM responses WHERE model <> '' GROUP BY model ORDER BY model LIMIT 200"
+            f"SELECT model FROM responses WHERE model <> '' AND {_OWN_ROWS} "
+            "GROUP BY model ORDER BY model LIMIT 200",
+            (tx.namespace,),
         )
         return [tag for (tag,) in tags], [model for (model,) in models]
 
@@ -235,11 +244,15 @@ async def list_labels(store: Store) -> tuple[list[str], list[str]]:
 async def find_by_title(store: Store, text: str, limit: int) -> list[str]:
     """Return the ids of conversations whose title contains this text."""
     plain = re.sub(r"([!%_])", r"!\1", text.lower())
-    query = "SELECT c.id FROM conversations c WHERE LOWER(c.title) LIKE ? ESCAPE '!' LIMIT ?"
-    return [
-        name
-        for (name,) in await store.database.read(lambda tx: tx.rows(query, (f"%{plain}%", limit)))
-    ]
+    query = (
+        "SELECT c.id FROM conversations c WHERE c.namespace = ? "
+        "AND LOWER(c.title) LIKE ? ESCAPE '!' LIMIT ?"
+    )
+
+    def work(tx: Tx) -> list[str]:
+        return [name for (name,) in tx.rows(query, (tx.namespace, f"%{plain}%", limit))]
+
+    return await store.database.read(work)
 
 
 async def load_exchanges(store: Store, node: int) -> list[StoredExchange]:
@@ -267,8 +280,10 @@ async def get_revision(store: Store) -> tuple[int, int]:
     """Return two numbers that change with every new response or incident."""
 
     def work(tx: Tx) -> tuple[int, int]:
-        ((newest,),) = tx.rows("SELECT COALESCE(MAX(node), 0) FROM responses")
-        ((incident,),) = tx.rows("SELECT COALESCE(MAX(id), 0) FROM incidents")
+        own = (tx.namespace,)
+        query = f"SELECT COALESCE(MAX({{}}), 0) FROM {{}} WHERE {_OWN_ROWS}"
+        ((newest,),) = tx.rows(query.format("node", "responses"), own)
+        ((incident,),) = tx.rows(query.format("id", "incidents"), own)
         return newest, incident
 
     return await store.database.read(work)

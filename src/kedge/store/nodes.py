@@ -287,8 +287,9 @@ def _lock_parent(tx: Tx, conversation: ConversationRow, parent: Node) -> None:
     """Check that conversation and parent are still there, and keep them from being deleted."""
     found = tx.rows(
         "SELECT n.length FROM conversations c JOIN nodes n ON n.tree = c.tree "
-        f"WHERE c.number = ? AND c.id = ? AND n.id = ? {tx.dialect.for_key_share}",
-        (conversation.number, conversation.id, parent.id),
+        "WHERE c.number = ? AND c.id = ? AND c.namespace = ? AND n.id = ? "
+        f"{tx.dialect.for_key_share}",
+        (conversation.number, conversation.id, tx.namespace, parent.id),
     )
     if found == [(parent.length,)]:
         return

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from kedge.errors import CannotOpenStore
-from kedge.store.database import Database
+from kedge.store.database import Database, NamespaceDatabase
 from kedge.store.migrate import load_migrations, migrate, read_schema_version
+from kedge.store.records import validate_namespace
 from kedge.store.sqlite import MEMORY, SQLiteDatabase
 from kedge.store.store import Store
 
@@ -20,6 +21,7 @@ async def open_store(
     keep_bodies: bool = False,
     body_bytes: int = 1 << 20,
     clock: Callable[[], float] = time.time,
+    namespace: str = "",
 ) -> Store:
     """Open a store, and create or upgrade its schema.
 
@@ -32,6 +34,8 @@ async def open_store(
         keep_bodies: Whether requests and replies are stored as they went over the wire.
         body_bytes: The maximum number of bytes stored of each of them.
         clock: Returns the time to record, in seconds since 1970.
+        namespace: The namespace whose conversations the store sees, for example a user; see
+            `Store.use_namespace`. By default the one without a name, to which all rows of version 0.1 belong.
 
     Returns:
         The store; close it with `aclose`, or use it as an async context manager.
@@ -40,13 +44,18 @@ async def open_store(
         CannotOpenStore: The address or the password is wrong, the database is not a store, or a newer
             version of Kedge wrote it.
         StoreUnreachable: The database server does not answer.
+        InvalidSetting: The name of the namespace is not valid.
     """
+    if namespace:
+        validate_namespace(namespace)
     database = open_database(url, wait_seconds)
     try:
         await _upgrade_schema(database)
     except BaseException:
         await database.aclose()
         raise
+    if namespace:
+        database = NamespaceDatabase(database, namespace, is_owner=True)
     return Store(database, keep_bodies=keep_bodies, body_bytes=body_bytes, clock=clock)
 
 

@@ -91,7 +91,8 @@ division by zero of `_INSERT_NODE`."""
 _INSERT_NODE = b"""
 WITH alive AS (
     SELECT c.number FROM conversations c JOIN nodes p ON p.tree = c.tree
-    WHERE c.number = %(number)s AND c.id = %(id)s AND p.id = %(parent)s AND p.length = %(kept)s
+    WHERE c.number = %(number)s AND c.id = %(id)s AND c.namespace = %(namespace)s
+        AND p.id = %(parent)s AND p.length = %(kept)s
     FOR KEY SHARE
 ), given AS (
     SELECT decode(block ->> 0, 'hex') AS hash, block ->> 1 AS body, place
@@ -136,6 +137,7 @@ class _PostgresTx:
     def __init__(self, cursor: "psycopg.Cursor[Any]", *, is_retry: bool = False) -> None:
         self._cursor = cursor
         self.is_retry = is_retry
+        self.namespace = ""
         self.in_transaction = False
         self.single_statement = False
 
@@ -158,6 +160,7 @@ class _PostgresTx:
             return None
         values: dict[str, Any] = dict(zip(_NODE_COLUMNS, insert.node, strict=True))
         values["id"] = insert.conversation_id
+        values["namespace"] = self.namespace
         values["blocks"] = encode([[name.hex(), body] for name, body in insert.blocks])
         values["count"] = len(insert.blocks)
         values["response"] = insert.encode_response() if insert.encode_response else "{}"

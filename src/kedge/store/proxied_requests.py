@@ -81,8 +81,8 @@ class ProxyTotals:
 
 _COLUMNS = [each.name for each in fields(ProxiedRequest) if each.name != "id"]
 _INSERT = (
-    f"INSERT INTO proxied_requests ({', '.join(_COLUMNS)}) "
-    f"VALUES ({', '.join('?' * len(_COLUMNS))})"
+    f"INSERT INTO proxied_requests ({', '.join(_COLUMNS)}, namespace) "
+    f"VALUES ({', '.join('?' * (len(_COLUMNS) + 1))})"
 )
 _LISTED = [name for name in _COLUMNS if name not in ("request", "response")]
 
@@ -91,7 +91,7 @@ def insert_proxied(tx: Tx, requests: Sequence[ProxiedRequest], retained: int) ->
     """Store requests, and drop all but the newest."""
     rows = [[getattr(each, name) for name in _COLUMNS] for each in requests]
     at = _COLUMNS.index("is_lost")
-    tx.run_many(_INSERT, [[*row[:at], int(row[at]), *row[at + 1 :]] for row in rows])
+    tx.run_many(_INSERT, [[*row[:at], int(row[at]), *row[at + 1 :], tx.namespace] for row in rows])
     tx.run(
         "DELETE FROM proxied_requests WHERE id <= (SELECT MAX(id) FROM proxied_requests) - ?",
         (retained,),
@@ -102,8 +102,8 @@ def select_proxied(tx: Tx, limit: int, before: int) -> list[ProxiedRequest]:
     """Return the newest requests without their bodies, newest first."""
     rows = tx.rows(
         f"SELECT id, {', '.join(_LISTED)} FROM proxied_requests WHERE id < ? "
-        "ORDER BY id DESC LIMIT ?",
-        (before, limit),
+        "AND namespace = ? ORDER BY id DESC LIMIT ?",
+        (before, tx.namespace, limit),
     )
     return [_to_request(("id", *_LISTED), row) for row in rows]
 
@@ -111,8 +111,8 @@ def select_proxied(tx: Tx, limit: int, before: int) -> list[ProxiedRequest]:
 def select_proxied_one(tx: Tx, number: int) -> ProxiedRequest:
     """Return one request with its bodies."""
     rows = tx.rows(
-        f"SELECT id, {', '.join(_COLUMNS)} FROM proxied_requests WHERE id = ?",
-        (number,),
+        f"SELECT id, {', '.join(_COLUMNS)} FROM proxied_requests WHERE id = ? AND namespace = ?",
+        (number, tx.namespace),
     )
     if not rows:
         raise NotInStore(f"there is no proxied request {number}")
@@ -124,7 +124,8 @@ def sum_proxied(tx: Tx) -> ProxyTotals:
     rows = tx.rows(
         "SELECT COUNT(*), SUM(CASE WHEN previous_response_id <> '' THEN 1 ELSE 0 END), "
         "SUM(CASE WHEN healed <> '' THEN 1 ELSE 0 END), SUM(is_lost), SUM(sent_bytes), "
-        "SUM(full_bytes) FROM proxied_requests"
+        "SUM(full_bytes) FROM proxied_requests WHERE namespace = ?",
+        (tx.namespace,),
     )
     return ProxyTotals(*(int(value or 0) for value in rows[0]))
 

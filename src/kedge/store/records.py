@@ -19,6 +19,18 @@ def validate_text(text: str, field: str) -> str:
     return text
 
 
+MAX_NAMESPACE_LENGTH = 200
+
+
+def validate_namespace(name: str) -> str:
+    """Check the name of a namespace: some printable text without spaces at its ends."""
+    if not validate_text(name, "namespace") or not name.isprintable() or name != name.strip():
+        raise InvalidSetting("namespace must be printable text without spaces at its ends")
+    if len(name) > MAX_NAMESPACE_LENGTH:
+        raise InvalidSetting(f"namespace must have at most {MAX_NAMESPACE_LENGTH} characters")
+    return name
+
+
 def validate_mode(mode: Mode | None) -> Mode | None:
     """Check that a mode is one of those there are, or None."""
     if mode is not None and mode not in MODES:

@@ -1,6 +1,7 @@
 """Known responses by the content they remember, and what is known about the memory of servers.
 
-These are functions of a transaction; `kedge.incremental.StoreIndex` and `Store` call them.
+These are functions of a transaction; `kedge.incremental.StoreIndex` and `Store` call them. Scopes and
+keys are stored with the namespace of the transaction, except for the default namespace.
 """
 
 import json
@@ -13,6 +14,11 @@ from kedge.store.database import Tx
 _CHUNK = 500
 
 
+def _qualify(tx: Tx, name: str) -> str:
+    """Return a scope or key with its namespace, which contains no line break."""
+    return f"{tx.namespace}\n{name}" if tx.namespace else name
+
+
 def find_entries(tx: Tx, scope: str, digests: Sequence[str]) -> list[str]:
     """Return the entries of a scope whose content has one of these digests."""
     found: list[str] = []
@@ -21,7 +27,7 @@ def find_entries(tx: Tx, scope: str, digests: Sequence[str]) -> list[str]:
         marks = ",".join("?" * len(some))
         rows = tx.rows(
             f"SELECT entry FROM response_index WHERE scope = ? AND digest IN ({marks})",
-            (scope, *some),
+            (_qualify(tx, scope), *some),
         )
         found += [entry for (entry,) in rows]
     return found
@@ -30,7 +36,8 @@ def find_entries(tx: Tx, scope: str, digests: Sequence[str]) -> list[str]:
 def select_entry(tx: Tx, scope: str, response_id: str) -> str | None:
     """Return the entry of a response, if there is one."""
     rows = tx.rows(
-        "SELECT entry FROM response_index WHERE scope = ? AND response_id = ?", (scope, response_id)
+        "SELECT entry FROM response_index WHERE scope = ? AND response_id = ?",
+        (_qualify(tx, scope), response_id),
     )
     return rows[0][0] if rows else None
 
@@ -44,7 +51,7 @@ def put_entry(
         "INSERT INTO response_index (scope, response_id, digest, entry, created_at) "
         "VALUES (?, ?, ?, ?, ?) ON CONFLICT (scope, response_id) DO UPDATE SET "
         "digest = excluded.digest, entry = excluded.entry, created_at = excluded.created_at",
-        (scope, response_id, digest, entry, created_at),
+        (_qualify(tx, scope), response_id, digest, entry, created_at),
     )
     return older
 
@@ -53,7 +60,7 @@ def delete_entries(tx: Tx, scope: str, response_ids: Sequence[str]) -> None:
     """Delete the entries of responses."""
     tx.run_many(
         "DELETE FROM response_index WHERE scope = ? AND response_id = ?",
-        [(scope, response_id) for response_id in response_ids],
+        [(_qualify(tx, scope), response_id) for response_id in response_ids],
     )
 
 
@@ -77,14 +84,17 @@ def get_scope_key(tx: Tx) -> bytes:
 
 def select_evidence(tx: Tx, key: str) -> dict[str, Any] | None:
     """Return what is known about the memory of a server; see `kedge.engines.evidence`."""
-    rows = tx.rows("SELECT form FROM evidence WHERE name = ?", (key,))
+    rows = tx.rows("SELECT form FROM evidence WHERE name = ?", (_qualify(tx, key),))
     return json.loads(rows[0][0]) if rows else None
 
 
 def select_all_evidence(tx: Tx, limit: int) -> list[tuple[str, dict[str, Any]]]:
     """Return the keys and the evidence that changed last."""
-    rows = tx.rows("SELECT name, form FROM evidence ORDER BY updated_at DESC LIMIT ?", (limit,))
-    return [(name, json.loads(form)) for name, form in rows]
+    rows = tx.rows("SELECT name, form FROM evidence ORDER BY updated_at DESC")
+    start = len(_qualify(tx, ""))
+    found = [(name[start:], form) for name, form in rows if name == _qualify(tx, name[start:])]
+    own = [(name, json.loads(form)) for name, form in found if "\n" not in name]
+    return own[:limit]
 
 
 def put_evidence(tx: Tx, key: str, form: Mapping[str, Any], now: float) -> None:
@@ -92,5 +102,5 @@ def put_evidence(tx: Tx, key: str, form: Mapping[str, Any], now: float) -> None:
     tx.run(
         "INSERT INTO evidence (name, form, updated_at) VALUES (?, ?, ?) "
         "ON CONFLICT (name) DO UPDATE SET form = excluded.form, updated_at = excluded.updated_at",
-        (key, json.dumps(dict(form)), now),
+        (_qualify(tx, key), json.dumps(dict(form)), now),
     )

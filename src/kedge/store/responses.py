@@ -109,13 +109,19 @@ def select_responses_between(
 ) -> list[ResponseRow]:
     """Return the responses of a conversation, or of all, that were created in a period."""
     conditions = {
+        "c.namespace = ?": tx.namespace,
         "r.conversation = ?": conversation,
         "r.created_at >= ?": since,
         "r.created_at < ?": until,
     }
     given = {sql: value for sql, value in conditions.items() if value is not None}
-    where = f"WHERE {' AND '.join(given)}" if given else ""
-    return select_responses(tx, where, [*given.values()])
+    return select_responses(tx, f"WHERE {' AND '.join(given)}", [*given.values()])
+
+
+def select_response_ids(tx: Tx, since: float) -> list[str]:
+    """Return the providers' ids of the responses of all namespaces that were created since then."""
+    query = "SELECT provider_response_id FROM responses WHERE created_at >= ?"
+    return [name for (name,) in tx.rows(query, (since,)) if name]
 
 
 def _response_from_row(row: Row) -> ResponseRow:
@@ -150,8 +156,9 @@ def mark_lost(tx: Tx, record: AnchorRecord, scope: int, reason: str) -> bool:
     return bool(
         tx.run(
             "UPDATE responses SET status = 'lost', lost_reason = ? WHERE digest = ? AND scope = ? "
-            "AND provider_response_id = ? AND status = 'completed'",
-            values,
+            "AND provider_response_id = ? AND status = 'completed' "
+            "AND conversation IN (SELECT number FROM conversations WHERE namespace = ?)",
+            (*values, tx.namespace),
         )
     )
 
@@ -167,8 +174,9 @@ def select_anchors(
     rows = tx.rows(
         f"SELECT {ANCHOR_COLUMNS}, c.retention FROM responses r "
         "JOIN scopes s ON s.number = r.scope JOIN conversations c ON c.number = r.conversation "
-        f"WHERE r.digest IN ({marks}) AND s.name = ? AND r.status = 'completed'",
-        (*map(pack_digest, digests), scope),
+        f"WHERE r.digest IN ({marks}) AND s.name = ? AND r.status = 'completed' "
+        "AND c.namespace = ?",
+        (*map(pack_digest, digests), scope, tx.namespace),
     )
     bounds = [[each for each in (own, retention) if each is not None] for *_, own in rows]
     return [

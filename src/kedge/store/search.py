@@ -69,7 +69,7 @@ SELECT l.block, f.tree, l.place, (
 _SELECT_CONVERSATIONS = """
 SELECT c.id, c.number, c.head,
     EXISTS (SELECT 1 FROM tags t WHERE t.conversation = c.number AND t.tag = ?) AS is_tagged
-FROM conversations c WHERE c.tree = ? ORDER BY c.number
+FROM conversations c WHERE c.tree = ? AND c.namespace = ? ORDER BY c.number
 """
 _QUERY_PART = re.compile(r'(?P<minus>(?<!\S)-)?(?:"(?P<phrase>[^"]*)"?|(?P<plain>[^\s"]+))')
 
@@ -422,7 +422,7 @@ class _Conversations:
         """Return the conversations of a tree, with the nodes they use; None if one uses all."""
         if tree not in self._trees:
             tag = self._options.tag
-            rows = self._tx.rows(_SELECT_CONVERSATIONS, (tag or "", tree))
+            rows = self._tx.rows(_SELECT_CONVERSATIONS, (tag or "", tree, self._tx.namespace))
             nodes = select_tree(self._tx, tree) if len(rows) > 1 else []
             own: dict[int, list[int]] = {}
             for node in nodes:

@@ -79,6 +79,7 @@ class _SQLiteTx:
 
     def __init__(self, connection: sqlite3.Connection, *, is_retry: bool = False) -> None:
         self.is_retry = is_retry
+        self.namespace = ""
         self._execute = connection.execute
         self._executemany = connection.executemany
 

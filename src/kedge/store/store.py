@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 
 from kedge.errors import (
     HeadConflict,
+    InvalidSetting,
     NotInStore,
     StoreBusy,
     StoreError,
@@ -36,7 +37,7 @@ from kedge.store import (
     verify,
 )
 from kedge.store.block_codec import decode_blocks, encode_block
-from kedge.store.database import Database, Tx
+from kedge.store.database import Database, NamespaceDatabase, Tx
 from kedge.store.proxied_requests import ProxiedRequest, ProxyTotals
 from kedge.store.records import (
     Claim,
@@ -52,6 +53,7 @@ from kedge.store.records import (
     Telemetry,
     validate_data,
     validate_mode,
+    validate_namespace,
     validate_seconds,
     validate_tags,
     validate_text,
@@ -74,6 +76,9 @@ class Store:
 
     Use `open_store` to open one. Methods that take a `ConversationRow` raise `NotInStore` if that
     conversation was deleted since the row was read, also if another one has its id now.
+
+    A store sees the conversations of one namespace: the default one, or that of `use_namespace`. Those of
+    other namespaces do not exist for it, whichever method is called.
 
     Args:
         database: The open database, with the current schema.
@@ -106,6 +111,55 @@ class Store:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    # Namespaces
+
+    @property
+    def namespace(self) -> str:
+        """The namespace whose conversations this store sees; empty for the default one."""
+        database = self.database
+        return database.namespace if isinstance(database, NamespaceDatabase) else ""
+
+    def use_namespace(self, name: str) -> "Store":
+        """Return this store as one namespace sees it, for example for one user.
+
+        Example:
+            alice = store.use_namespace("alice")
+            conversation = await Conversation.create(alice, "practice")
+
+        Args:
+            name: The name of the namespace; it begins to exist with its first conversation.
+
+        Returns:
+            A store on the same connections, which need not be closed.
+
+        Raises:
+            InvalidSetting: The name is not valid, or this store is bound to another namespace.
+        """
+        self._require_default("use_namespace")
+        return Store(
+            NamespaceDatabase(self.database, validate_namespace(name)),
+            keep_bodies=self.keep_bodies,
+            body_bytes=self.body_bytes,
+            clock=self.clock,
+        )
+
+    async def namespaces(self) -> list[str]:
+        """Return the names of the namespaces that have conversations, without the default one.
+
+        Raises:
+            InvalidSetting: This store is bound to a namespace.
+        """
+        self._require_default("namespaces")
+        return await self.database.read(conversations.select_namespaces)
+
+    def _require_default(self, operation: str) -> None:
+        """Raise `InvalidSetting` for an operation on all namespaces, if the store is bound to one."""
+        if self.namespace:
+            raise InvalidSetting(
+                f"{operation} is not allowed in the namespace {self.namespace!r}; "
+                "use the store without a namespace"
+            )
 
     # Servers
 
@@ -837,22 +891,29 @@ class Store:
     async def gc(self) -> int:
         """Delete expired conversations and rows that nothing refers to, and return unused space.
 
-        Branches that lost a race, were undone or regenerated are history and stay.
+        Branches that lost a race, were undone or regenerated are history and stay. The conversations of all
+        namespaces are included, unless this store is bound to one.
 
         Returns:
             The number of unused blocks that were deleted.
         """
         await self.delete_expired()
+        for name in [] if self.namespace else await self.namespaces():
+            await self.use_namespace(name).delete_expired()
         swept = await self.database.write(delete.delete_orphans)
         await self.database.reclaim(index=True, vacuum=True)
         return swept
 
     async def verify(self) -> list[Damage]:
-        """Recompute every hash and digest, and check every reference.
+        """Recompute every hash and digest, and check every reference, in all namespaces.
 
         Returns:
             Every damage that was found; an empty list for a sound store.
+
+        Raises:
+            InvalidSetting: This store is bound to a namespace.
         """
+        self._require_default("verify")
         damage = await self._run_check(verify.check_database)
         ((newest,),) = await self.database.read(lambda tx: tx.rows("SELECT MAX(id) FROM blocks"))
         for after in range(0, newest or 0, verify.BATCH_SIZE):

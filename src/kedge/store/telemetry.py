@@ -21,7 +21,8 @@ _INSERT_EXCHANGE = (
 )
 _SELECT_EXCHANGES = (
     "SELECT e.request, e.reply, e.status, e.created_at, e.node, c.id FROM exchanges e "
-    "JOIN conversations c ON c.number = e.conversation WHERE {column} = ? ORDER BY e.id"
+    "JOIN conversations c ON c.number = e.conversation WHERE {column} = ? AND c.namespace = ? "
+    "ORDER BY e.id"
 )
 
 
@@ -57,7 +58,6 @@ def select_exchanges(
 ) -> list[StoredExchange]:
     """Return the stored requests and replies of a conversation or of a node, in order."""
     column = "e.node" if conversation is None else "e.conversation"
-    rows = tx.rows(
-        _SELECT_EXCHANGES.format(column=column), (node if conversation is None else conversation,)
-    )
+    key = node if conversation is None else conversation
+    rows = tx.rows(_SELECT_EXCHANGES.format(column=column), (key, tx.namespace))
     return [StoredExchange(bytes(request), bytes(reply), *rest) for request, reply, *rest in rows]

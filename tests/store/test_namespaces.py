@@ -1,0 +1,265 @@
+"""Namespaces: no method of a store reaches what belongs to another namespace."""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from kedge import Conversation, user
+from kedge.analytics import analyse, analyse_over_time
+from kedge.errors import InvalidSetting, NotInStore
+from kedge.incremental.store_index import StoreIndex
+from kedge.store import (
+    ConversationRow,
+    Incident,
+    Node,
+    ProxiedRequest,
+    Store,
+    StoredExchange,
+    Telemetry,
+    open_store,
+)
+from kedge.store.listing import (
+    find_by_title,
+    get_revision,
+    list_labels,
+    list_summaries,
+    list_tree_conversations,
+    load_attached,
+    load_exchanges,
+    load_last_blocks,
+    read_tree,
+)
+from kedge.store.response_index import select_all_evidence
+from store.sample_conversations import SCOPE, create_conversation
+
+PROXIED = ProxiedRequest(1.0, "https://host/v1", "m", 200, 0.1, "", "resp_p", 1, 1, 10, 10)
+EXCHANGE = StoredExchange(b"secret request", b"secret reply", 200, 1.0)
+
+
+@dataclass
+class Owner:
+    """A store bound to one user, with something in it."""
+
+    store: Store
+    row: ConversationRow
+    nodes: list[Node]
+    digest: str
+
+
+async def fill(store: Store, name: str) -> Owner:
+    """Store one of everything in a namespace; ids and texts are the same in each."""
+    bound = store.use_namespace(name)
+    bound.keep_bodies = True
+    row, nodes = await create_conversation(bound, 2, id="shared", tags=["topic"], ttl=1e6)
+    await bound.note(row, nodes[-1].id, Telemetry(exchanges=(EXCHANGE,)))
+    await bound.add_proxied([PROXIED])
+    await bound.save_evidence("server key", {"owner": name})
+    await bound.claim(row, "key", about=b"about", owner="me", lease=1e6)
+    digest = (await bound.load(row)).state.anchors[-1].digest
+    return Owner(bound, row, nodes, digest)
+
+
+Call = Callable[[Store, Owner], Awaitable[Any]]
+
+ROW_METHODS: dict[str, Call] = {
+    "update": lambda s, o: s.update(o.row, title="stolen"),
+    "fork": lambda s, o: s.fork(o.row, o.row.head),
+    "delete": lambda s, o: s.delete(o.row),
+    "append": lambda s, o: s.append(o.row, o.nodes[-1], [user("x")], head=o.row.head),
+    "move_head": lambda s, o: s.move_head(o.row, o.nodes[0], head=o.row.head),
+    "load": lambda s, o: s.load(o.row),
+    "last_blocks": lambda s, o: s.last_blocks(o.row, 1),
+    "node": lambda s, o: s.node(o.row, o.row.head),
+    "find_node": lambda s, o: s.find_node(o.row, "resp_A_talk_1"),
+    "tree": lambda s, o: s.tree(o.row),
+    "path": lambda s, o: s.path(o.row),
+    "pending": lambda s, o: s.pending(o.row),
+    "newest_below": lambda s, o: s.newest_below(o.row, o.row.head),
+    "node_of_response": lambda s, o: s.node_of_response(o.row, "resp_A_talk_1"),
+    "common_ancestor": lambda s, o: s.common_ancestor(o.row, o.row.head, o.nodes[0].id),
+    "differences": lambda s, o: s.differences(o.row, o.row.head, o.nodes[0].id),
+    "responses": lambda s, o: s.responses(o.row),
+    "usage": lambda s, o: s.usage(o.row, o.row.head),
+    "claim": lambda s, o: s.claim(o.row, "key", about=b"about", owner="you", lease=1.0),
+    "renew": lambda s, o: s.renew(o.row, "key", owner="me", lease=0),
+    "settle": lambda s, o: s.settle(o.row, "key", o.row.head),
+    "note": lambda s, o: s.note(o.row, o.row.head, Telemetry(exchanges=(EXCHANGE,))),
+    "exchanges": lambda s, o: s.exchanges(o.row),
+    "export": lambda s, o: s.export(o.row),
+}
+"""Calls with the row of another namespace; each must raise ``NotInStore``."""
+
+EMPTY_METHODS: dict[str, tuple[Call, Any]] = {
+    "conversations": (lambda s, _: s.conversations(archived=None), []),
+    "responses": (lambda s, _: s.responses(), []),
+    "candidates": (lambda s, o: s.candidates(SCOPE, [o.digest]), []),
+    "search": (lambda s, _: s.search("question"), []),
+    "search by rank": (lambda s, _: s.search("question OR answer", order="rank"), []),
+    "delete_expired": (lambda s, _: s.delete_expired(), []),
+    "delete_older": (lambda s, _: s.delete_older(1e-6), []),
+    "list_proxied": (lambda s, _: s.list_proxied(), []),
+    "load_evidence": (lambda s, _: s.load_evidence("server key"), None),
+    "gc": (lambda s, _: s.gc(), 0),
+}
+"""Calls that must return what they return in a store with nothing in it."""
+
+OTHER_METHODS = {
+    # Tested below.
+    "conversation", "create", "import_", "add_proxied", "get_proxied", "sum_proxied",
+    "save_evidence", "mark_lost", "use_namespace", "namespaces", "verify",
+    # No content.
+    "aclose",
+}  # fmt: skip
+
+
+def test_every_public_method_is_tried() -> None:
+    """A new method of `Store` needs an entry in one of the tables of this file."""
+    methods = {
+        name
+        for name, _ in inspect.getmembers(Store, inspect.isfunction)
+        if not name.startswith("_")
+    }
+    assert methods == {*ROW_METHODS, *EMPTY_METHODS, *OTHER_METHODS} - {"search by rank"}
+
+
+@pytest.fixture
+async def alice(store: Store) -> Owner:
+    """A namespace with content."""
+    return await fill(store, "alice")
+
+
+@pytest.mark.parametrize("stranger", ["bob", ""])
+async def test_nothing_of_another_namespace_is_reached(
+    store: Store, alice: Owner, stranger: str
+) -> None:
+    """Another namespace, and the default one, find nothing and change nothing."""
+    before = await alice.store.export(alice.row)
+    other = store.use_namespace(stranger) if stranger else store
+    for call in ROW_METHODS.values():
+        with pytest.raises(NotInStore):
+            await call(other, alice)
+    for name, (call, expected) in EMPTY_METHODS.items():
+        assert await call(other, alice) == expected, name
+    for attempt in (other.conversation, other.delete, other.update):
+        with pytest.raises(NotInStore, match="there is no conversation 'shared'"):
+            await attempt("shared")
+    (proxied,) = await alice.store.list_proxied()
+    with pytest.raises(NotInStore):
+        await other.get_proxied(proxied.id)
+    assert (await other.sum_proxied()).requests == 0
+    (record,) = await alice.store.candidates(SCOPE, [alice.digest])
+    assert await other.mark_lost(record, "gone") is False
+    await other.save_evidence("server key", {"owner": "other"})
+    assert await alice.store.load_evidence("server key") == {"owner": "alice"}
+    assert await alice.store.export(alice.row) == before
+    assert await alice.store.mark_lost(record, "gone") is True
+
+
+@pytest.mark.parametrize("stranger", ["bob", ""])
+async def test_lists_and_statistics_have_no_foreign_rows(
+    store: Store, alice: Owner, stranger: str
+) -> None:
+    """The queries of the page and of the statistics are bound as the methods are."""
+    other = store.use_namespace(stranger) if stranger else store
+    assert await list_summaries(other, show="all") == ([], 0)
+    assert await list_summaries(other, show="all", ids=["shared"]) == ([], 0)
+    assert await list_labels(other) == ([], [])
+    assert await find_by_title(other, "talk", 10) == []
+    assert await load_exchanges(other, alice.nodes[-1].id) == []
+    assert await get_revision(other) == (0, 0)
+    for read in (read_tree, load_last_blocks, list_tree_conversations):
+        with pytest.raises(NotInStore):
+            await read(other, alice.row)
+    with pytest.raises(NotInStore):
+        await load_attached(other, alice.row, "blk")
+    found = await analyse(other)
+    assert (found.requests.total, found.chains.count, found.branching.points) == (0, 0, 0)
+    assert found.models == ()
+    assert await analyse_over_time(other) == ()
+    own = await analyse(alice.store)
+    assert (own.requests.total, own.chains.count) == (2, 2)
+    assert len(await load_exchanges(alice.store, alice.nodes[-1].id)) == 1
+    evidence = await other.database.read(lambda tx: select_all_evidence(tx, 10))
+    assert evidence == []
+
+
+async def test_namespaces_use_the_same_ids(store: Store, alice: Owner) -> None:
+    """Equal ids, texts and responses are separate; deleting one leaves the other."""
+    bob = await fill(store, "bob")
+    with pytest.raises(InvalidSetting, match="there is already a conversation 'shared'"):
+        await bob.store.create(id="shared")
+    (imported,) = await store.import_(await alice.store.export(alice.row))
+    assert imported.id == "shared"
+    assert [hit.conversation for hit in await bob.store.search("question", limit=9)] == [
+        "shared"
+    ] * 2
+    forked = await alice.store.fork(alice.row, alice.row.head)
+    assert len(await alice.store.conversations()) == 2
+    await alice.store.delete("shared")
+    await alice.store.delete(forked)
+    assert await alice.store.conversations() == []
+    assert len((await bob.store.load(bob.row)).blocks) == 4
+    assert len((await store.load(imported)).blocks) == 4
+    assert await store.verify() == []
+
+
+async def test_maintenance_is_for_all_namespaces(store: Store, alice: Owner) -> None:
+    """Only the default namespace verifies and lists; its ``gc`` deletes what expired in each."""
+    assert await store.namespaces() == ["alice"]
+    assert alice.store.namespace == "alice"
+    attempts: list[Callable[[], Any]] = [
+        lambda: alice.store.use_namespace("bob"),
+        alice.store.namespaces,
+        alice.store.verify,
+    ]
+    for attempt in attempts:
+        with pytest.raises(InvalidSetting, match="not allowed in the namespace 'alice'"):
+            _ = (await made) if inspect.isawaitable(made := attempt()) else made
+    store.clock = lambda: 1e12
+    await store.gc()
+    assert await alice.store.conversations() == []
+    assert await store.namespaces() == []
+
+
+@pytest.mark.parametrize("name", ["", " a", "a\nb", "\0", "x" * 201])
+async def test_invalid_names_are_rejected(name: str) -> None:
+    """The name of a namespace is printable."""
+    async with await open_store("sqlite://:memory:") as store:
+        with pytest.raises(InvalidSetting):
+            store.use_namespace(name)
+    if name:
+        with pytest.raises(InvalidSetting):
+            await open_store("sqlite://:memory:", namespace=name)
+
+
+async def test_a_store_is_opened_in_a_namespace(lasting_url: str) -> None:
+    """A conversation belongs to the namespace of the store it was created in."""
+    async with await open_store(lasting_url, namespace="alice") as alice:
+        conversation = await Conversation.create(alice, "practice", title="Mine")
+        await conversation.send("My name is Ada.")
+        index = StoreIndex(alice)
+        assert index.find("scope", ["sha256:1"]) == []
+        index.save_evidence("key", {"n": 1})
+        index.close()
+    async with await open_store(lasting_url) as store:
+        assert await store.conversations() == []
+        assert StoreIndex(store).load_evidence("key") is None
+        bound = store.use_namespace("alice")
+        assert StoreIndex(bound).load_evidence("key") == {"n": 1}
+        (row,) = await bound.conversations()
+        assert row.title == "Mine"
+        await bound.aclose()  # a view does not close the store
+        assert len(await bound.responses()) == 1
+
+
+async def test_incidents_change_only_the_own_revision(store: Store, alice: Owner) -> None:
+    """What another namespace does is not visible in the numbers that the dashboard polls."""
+    before = await get_revision(store)
+    mine = await get_revision(alice.store)
+    incident = Incident("forgot", "gone", SCOPE, 1.0)
+    await alice.store.note(alice.row, alice.row.head, Telemetry(incidents=(incident,)))
+    assert await get_revision(store) == before
+    assert await get_revision(alice.store) != mine
