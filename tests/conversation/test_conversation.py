@@ -3,14 +3,16 @@
 import asyncio
 import hashlib
 import json
+import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
 import anyio
 import pytest
 
-from kedge import Conversation, assistant, user
+from kedge import Conversation, assistant, system, user
 from kedge.conversation.conversation import open_or_create
 from kedge.engines import Engine, Events, Request
 from kedge.errors import (
@@ -24,6 +26,7 @@ from kedge.errors import (
 from kedge.events import TextDelta
 from kedge.events.run import TurnFinished
 from kedge.middleware import BaseMiddleware, guard, redact
+from kedge.planning import get_state
 from kedge.planning.canonical import canonical_json
 from kedge.store import Store
 from kedge.testing import TestServer
@@ -211,6 +214,57 @@ async def test_undo_edit_and_regenerate_leave_history(store: Store, talk: Conver
     with pytest.raises(NotInStore, match="nothing to undo"):
         await talk.undo()
     assert await talk.pending() == []
+
+
+async def check_same_as_opened(conversation: Conversation, engine: Engine) -> None:
+    """Check that a conversation is what a newly opened one is: its Turn and what it would send."""
+    opened = await Conversation.open(conversation.store, conversation.id, engine)
+    assert conversation.turn.blocks == opened.turn.blocks
+    assert (conversation.head, conversation.turn.id) == (opened.head, opened.turn.id)
+    mine, fresh = conversation.plan("What is 2+3?"), opened.plan("What is 2+3?")
+    assert mine.anchor == fresh.anchor
+    assert [block.id for block in mine.delta[:-1]] == [block.id for block in fresh.delta[:-1]]
+    assert (mine.digest, mine.block_count) == (fresh.digest, fresh.block_count)
+    state, loaded = get_state(conversation.turn), get_state(opened.turn)
+    assert set(loaded.anchors) <= set(state.anchors)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_every_verb_leads_to_what_opening_again_loads(
+    store: Store, connected: Connect, seed: int
+) -> None:
+    """What a conversation has in memory is not read again, and equals what is stored."""
+    pick = random.Random(seed)
+    engine = connected()
+    conversation = await Conversation.create(store, engine, blocks=[system("Be brief."), "Hello"])
+    other = await Conversation.open(store, conversation.id, engine)
+    verbs = ["send", "append", "undo", "redo", "edit", "fork", "goto", "refresh", "truncate"]
+    for step in range(24):
+        verb = pick.choice(verbs) if step > 3 else "send"
+        blocks = conversation.turn.blocks
+        with suppress(NotInStore):
+            match verb:
+                case "send":
+                    await conversation.send(f"What is {step}+3?")
+                case "append":
+                    await conversation.append(f"note {step}", assistant("noted"))
+                case "undo" | "redo":
+                    await getattr(conversation, verb)()
+                case "edit":
+                    users = [block for block in blocks if block.kind == "user"]
+                    await conversation.edit(pick.choice(users).id, f"What is {step}+4?")
+                case "fork":
+                    conversation = await conversation.fork(pick.choice([None, blocks[-1].id]))
+                    other = await Conversation.open(store, conversation.id, engine)
+                case "goto":
+                    node = pick.choice(await conversation.tree())
+                    await conversation.goto(node.id)
+                case "refresh":
+                    await other.refresh()
+                    await check_same_as_opened(other, engine)
+                case _:
+                    await conversation.truncate(max(len(blocks) - 2, 2))
+        await check_same_as_opened(conversation, engine)
 
 
 async def test_what_was_undone_is_redone(

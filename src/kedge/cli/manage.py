@@ -94,7 +94,7 @@ def _move_head(
 async def _find_undo(store: "Store", row: "ConversationRow") -> "Node":
     from kedge.conversation.navigation import find_undo_target
 
-    return find_undo_target(await store.path(row))
+    return await find_undo_target(store, row, row.head)
 
 
 async def _find_redo(store: "Store", row: "ConversationRow") -> "Node":

@@ -543,8 +543,7 @@ class Conversation:
     async def refresh(self) -> Self:
         """Continue from where the head is now, and return this conversation."""
         self.row = await self.store.conversation(self.id)
-        loaded = await self.store.load(self.row)
-        self._set_position(loaded.node, loaded.turn(self.id))
+        self._set_position(*await self._load_turn(self.row.head))
         return self
 
     async def tree(self) -> Sequence[Node]:
@@ -607,8 +606,7 @@ class Conversation:
         at = self.head if at is None else at
         node, kept = await find_position(self.store, self.row, self.turn, at)
         row = await self.store.fork(self.row, node.id, title or self.title)
-        loaded = await self.store.load(row)
-        forked = self._clone(row, loaded.node, loaded.turn(row.id))
+        forked = self._clone(row, *await self._load_turn(row.head, row))
         if kept < node.length:
             await forked._save_turn(forked.turn.take(kept), "edited")  # noqa: SLF001 - the same class
         return forked
@@ -621,7 +619,7 @@ class Conversation:
             HeadConflict: Another process moved the head.
         """
         undone = (*self._undone, self._node)
-        await self._move_to(find_undo_target(await self.path()))
+        await self._move_to(await find_undo_target(self.store, self.row, self.head))
         self._undone = undone
         return self
 
@@ -839,8 +837,7 @@ class Conversation:
     ) -> TurnTask:
         checkpoint = Checkpoint(self.store, self.row, self._node, self.turn)
         if at is not None and at != self.head:
-            loaded = await self.store.load(self.row, at)
-            checkpoint = Checkpoint(self.store, self.row, loaded.node, loaded.turn(self.id))
+            checkpoint = Checkpoint(self.store, self.row, *await self._load_turn(at))
         before = checkpoint.turn if keep is None else checkpoint.turn.take(keep)
         return TurnTask(checkpoint, before.append(*blocks), self.head, key)
 
@@ -937,9 +934,8 @@ class Conversation:
     async def _build_resume_task(
         self, node: Node, key: str = "", further: Sequence[Block] = ()
     ) -> TurnTask:
-        loaded = await self.store.load(self.row, node.id)
-        turn = loaded.turn(self.id)
-        checkpoint = Checkpoint(self.store, self.row, loaded.node, turn)
+        node, turn = await self._load_turn(node.id)
+        checkpoint = Checkpoint(self.store, self.row, node, turn)
         return TurnTask(checkpoint, turn.append(*further), self.head, key, resumed=True)
 
     async def _build_regenerate_task(self) -> TurnTask:
@@ -984,8 +980,11 @@ class Conversation:
 
     async def _move_to(self, node: Node) -> None:
         await self.store.move_head(self.row, node, head=self.head)
-        loaded = await self.store.load(self.row, node.id)
-        self._set_position(node, loaded.turn(self.id))
+        self._set_position(*await self._load_turn(node.id))
+
+    async def _load_turn(self, node: int, row: ConversationRow | None = None) -> tuple[Node, Turn]:
+        """Return a node and its Turn; what the current Turn has of it is not read again."""
+        return await self.store.load_turn(row or self.row, node, known=self._node, turn=self.turn)
 
     def _set_position(self, node: Node, turn: Turn) -> Turn:
         """Continue from a node; returns the Turn with the conversation's retention applied."""

@@ -8,6 +8,8 @@ from kedge.planning import find_problems
 from kedge.store import ConversationRow, Node, Store
 from kedge.turns import Turn, UserBlock
 
+UNDO_STEP = 16
+"""How many nodes before the head are read first, to find what an undo goes back to."""
 _FOLLOW_UP_KINDS = frozenset({"answered", "results", "failed", "compacted"})
 """Kinds of nodes that follow from a question, and are undone with it."""
 
@@ -27,7 +29,9 @@ async def find_position(
 
     A block id refers to a block of the Turn at the head.
     """
-    index = next((i for i, block in enumerate(turn.blocks) if block.id == at), None)
+    index = None
+    if isinstance(at, str):
+        index = next((i for i, block in enumerate(turn.blocks) if block.id == at), None)
     if index is None:
         node = await store.find_node(row, at)
         return node, node.length
@@ -61,14 +65,19 @@ def truncate_to_question(turn: Turn) -> Turn:
     raise NotInStore("this conversation has no question yet; send one first")
 
 
-def find_undo_target(path: Sequence[Node]) -> Node:
+async def find_undo_target(store: Store, row: ConversationRow, head: int) -> Node:
     """Return the node before the last question or change."""
-    index = len(path) - 1
-    while index and path[index].kind in _FOLLOW_UP_KINDS:
-        index -= 1
-    if not index:
-        raise NotInStore("there is nothing to undo")
-    return path[index - 1]
+    limit = UNDO_STEP
+    while True:
+        path = await store.path(row, head, limit=limit)
+        index = len(path) - 1
+        while index and path[index].kind in _FOLLOW_UP_KINDS:
+            index -= 1
+        if index:
+            return path[index - 1]
+        if not path[0].parent:
+            raise NotInStore("there is nothing to undo")
+        limit *= UNDO_STEP
 
 
 def find_redo_target(nodes: Sequence[Node], head: int) -> Node:

@@ -25,6 +25,7 @@ def anchor_sort_key(record: AnchorRecord) -> tuple[int, float]:
 
 
 _get_response_id = attrgetter("response_id")
+_get_block_count = attrgetter("block_count")
 
 
 class _SortedAnchors(tuple[AnchorRecord, ...]):
@@ -117,6 +118,11 @@ class ConversationState:
             The new state.
         """
         return replace(self, anchors=tuple(anchors))
+
+    def limited_to(self, block_count: int) -> "ConversationState":
+        """Return the state without the records that cover more than ``block_count`` blocks."""
+        stop = bisect_right(self.anchors, block_count, key=_get_block_count)
+        return replace(self, anchors=_SortedAnchors(self.anchors[:stop]))
 
     def mark_lost(self, lost: Iterable[str], scope: str | None = None) -> "ConversationState":
         """Return the state with responses marked as lost: the server no longer has them.

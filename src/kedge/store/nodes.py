@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, cast
 
 from kedge.errors import NotInStore
-from kedge.planning import AnchorRecord, ConversationState, Mode
+from kedge.planning import AnchorRecord, ConversationState, Mode, get_state, set_state
 from kedge.planning.state import MODES
 from kedge.store.block_codec import decode_blocks, encode, hash_block
 from kedge.store.conversations import (
@@ -32,6 +32,7 @@ from kedge.store.records import (
     LoadedPath,
     Node,
     NodeKind,
+    PathChange,
     ResponseRow,
 )
 from kedge.store.responses import (
@@ -41,7 +42,9 @@ from kedge.store.responses import (
     insert_response,
     intern_scope,
 )
+from kedge.turns import ReasoningBlock, Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
+from kedge.turns.turn import rename_turn
 
 NODE_COLUMNS = (
     "n.id, n.tree, n.branch, n.parent, n.conversation, n.kind, n.kept, n.length, n.depth, n.memory, "
@@ -73,17 +76,24 @@ _SELECT_BLOCKS = f"""{PATH_CTE}
 SELECT l.place, b.body FROM path CROSS JOIN links l CROSS JOIN blocks b
 WHERE l.branch = path.branch AND l.place < path.stop AND b.id = l.block
 """
+_SELECT_SEGMENTS = f"{PATH_CTE} SELECT branch, stop FROM path ORDER BY branch"
 _SELECT_RECORDS = f"""{PATH_CTE}
 SELECT {ANCHOR_COLUMNS} FROM path CROSS JOIN nodes n CROSS JOIN responses r
 WHERE n.tree = ? AND n.branch = path.branch AND n.length <= path.stop AND r.node = n.id
 AND r.digest IS NOT NULL
+"""
+# The records of one branch after a position, which is found by the index on `kept`: it never decreases along a branch.
+_SELECT_LATER_RECORDS = f"""
+SELECT {ANCHOR_COLUMNS} FROM nodes n JOIN responses r ON r.node = n.id
+WHERE n.tree = ? AND n.branch = ? AND n.length > ? AND n.length <= ? AND r.digest IS NOT NULL
+AND n.kept >= (SELECT COALESCE(MAX(kept), 0) FROM nodes WHERE tree = ? AND branch = ? AND kept <= ?)
 """
 _SELECT_ANCESTRY = f"""
 WITH RECURSIVE line AS (
     SELECT {NODE_COLUMNS} FROM nodes n WHERE n.id = ?
     UNION ALL
     SELECT {NODE_COLUMNS} FROM line JOIN nodes n ON n.id = line.parent
-) SELECT * FROM line ORDER BY depth
+) SELECT * FROM line
 """
 _SELECT_NEWEST_DESCENDANT = f"""
 WITH RECURSIVE below (id) AS (
@@ -409,12 +419,64 @@ def load_path(
     """Return the blocks and the anchors on the path to a node."""
     rows = tx.rows(_SELECT_BLOCKS, (node.id,))
     rows.sort(key=itemgetter(0))
-    found = tx.rows(_SELECT_RECORDS, (node.id, node.tree))
-    if any(row[1] not in scopes for row in found):
-        scopes.update(tx.rows("SELECT number, name FROM scopes"))
-    records = [anchor_from_row(row, scopes, retention) for row in found]
+    records = _load_records(tx, tx.rows(_SELECT_RECORDS, (node.id, node.tree)), scopes, retention)
     memory, data = decode_node_state(node.memory, records, mode)
     return LoadedPath(node, tuple(decode_blocks([body for _, body in rows])), memory, data)
+
+
+def _load_records(
+    tx: Tx, rows: Sequence[Row], scopes: dict[int, str], retention: float | None
+) -> list[AnchorRecord]:
+    """Return the anchors in rows, and add the names of their scopes to ``scopes``."""
+    if any(row[1] not in scopes for row in rows):
+        scopes.update(tx.rows("SELECT number, name FROM scopes"))
+    return [anchor_from_row(row, scopes, retention) for row in rows]
+
+
+def load_path_change(
+    tx: Tx, node: Node, known: int, *, scopes: dict[int, str], retention: float | None
+) -> PathChange:
+    """Return how the path to a node differs from the path to a known one.
+
+    Both paths are ranges of positions on branches. The blocks at the same position of the same branch are
+    the same, so what the paths share is found without reading a block.
+    """
+    mine = tx.rows(_SELECT_SEGMENTS, (node.id,))
+    shared, common = 0, 0
+    ranges: list[tuple[int, int, int]] = []
+    for (branch, stop), (other, known_stop) in zip(
+        mine, tx.rows(_SELECT_SEGMENTS, (known,)), strict=False
+    ):
+        if branch != other:
+            break
+        shared, common = min(stop, known_stop), common + 1
+        if stop != known_stop:
+            ranges.append((branch, shared, stop))
+            break
+    ranges += [(branch, -1, stop) for branch, stop in mine[common:]]
+    rows = [
+        row
+        for branch, low, high in ranges
+        for row in tx.rows(
+            _SELECT_LATER_RECORDS, (node.tree, branch, low, high, node.tree, branch, low)
+        )
+    ]
+    bodies = load_last_bodies(tx, node, node.length - shared)
+    records = _load_records(tx, rows, scopes, retention)
+    return PathChange(node, shared, tuple(decode_blocks(bodies)), tuple(records))
+
+
+def apply_change(turn: Turn, change: PathChange, mode: str | None, turn_id: str) -> Turn:
+    """Return the Turn at the node of a change, from the Turn at the known node."""
+    state = get_state(turn)
+    turn = rename_turn(turn, turn_id).take(change.shared)
+    covered = len(turn.body) - list(map(type, turn.body)).count(ReasoningBlock)
+    state = state.limited_to(covered)
+    for record in change.records:
+        state = state.with_anchor(record)
+    state, data = decode_node_state(change.node.memory, state.anchors, mode)
+    removed = dict.fromkeys(turn.data)
+    return set_state(turn.append(*change.blocks).with_data({**removed, **data}), state)
 
 
 def load_last_bodies(tx: Tx, node: Node, count: int) -> list[str]:
@@ -428,9 +490,13 @@ def load_bodies(tx: Tx, node: Node) -> list[str]:
     return [body for _, body in sorted(tx.rows(_SELECT_BLOCKS, (node.id,)))]
 
 
-def load_ancestry(tx: Tx, node: int) -> list[Node]:
-    """Return the nodes from the root to this one."""
-    return [node_from_row(row) for row in tx.rows(_SELECT_ANCESTRY, (node,))]
+def load_ancestry(tx: Tx, node: int, limit: int | None = None) -> list[Node]:
+    """Return the nodes from the root to this one, or the last ``limit`` of them."""
+    query, values = (_SELECT_ANCESTRY, (node,))
+    if limit is not None:  # the recursion ends there
+        query, values = f"{query} LIMIT ?", (node, limit)
+    found = [node_from_row(row) for row in tx.rows(query, values)]
+    return sorted(found, key=lambda each: each.depth)
 
 
 def find_newest_descendant(tx: Tx, node: int, tree: int) -> Node:
@@ -473,8 +539,11 @@ def decode_node_state(
 ) -> tuple[ConversationState, FrozenMap]:
     """Return the state of a Turn, from the anchors on its path and the state encoded in its node."""
     form = cast("Json", json.loads(text)) if text else {}
-    completed = [each for each in records if each.status == "completed"]
-    newest = max(completed, key=lambda each: each.block_count, default=None)
+    newest = max(
+        (each for each in records if each.status == "completed"),
+        key=attrgetter("block_count"),
+        default=None,
+    )
     mode = form.get("mode", mode)
     state = ConversationState(
         mode if mode in MODES else None,

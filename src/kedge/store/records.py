@@ -211,6 +211,20 @@ class LoadedPath:
 
 
 @dataclass(frozen=True, slots=True)
+class PathChange:
+    """How the path to a node differs from the path to another one.
+
+    ``shared`` is how many blocks both begin with; ``blocks`` follow them on the path to ``node``, and
+    ``records`` are the anchors that only that path has.
+    """
+
+    node: Node
+    shared: int
+    blocks: tuple[Block, ...]
+    records: tuple[AnchorRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Differences:
     """What two paths share: a number of blocks; and what each has after those."""
 

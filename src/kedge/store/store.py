@@ -48,6 +48,7 @@ from kedge.store.records import (
     LoadedPath,
     Node,
     NodeKind,
+    PathChange,
     ResponseRow,
     StoredExchange,
     Telemetry,
@@ -58,7 +59,7 @@ from kedge.store.records import (
     validate_tags,
     validate_text,
 )
-from kedge.turns import Block, new_id
+from kedge.turns import Block, Turn, new_id
 from kedge.turns.frozen_json import EMPTY, FrozenMap
 
 T = TypeVar("T")
@@ -557,6 +558,34 @@ class Store:
 
         return await self._read(conversation, work)
 
+    async def load_turn(
+        self, conversation: ConversationRow, node: int, *, known: Node, turn: Turn
+    ) -> tuple[Node, Turn]:
+        """Return a node and its Turn, and read only what the Turn of a known node does not have.
+
+        Args:
+            conversation: A conversation on the node's tree.
+            node: The node.
+            known: Another node of the tree.
+            turn: The Turn at the known node.
+
+        Raises:
+            NotInStore: The conversation was deleted, or its tree has no such node.
+            StoreDamaged: A stored block cannot be read.
+        """
+
+        def work(tx: Tx) -> PathChange:
+            return nodes.load_path_change(
+                tx,
+                nodes.select_node(tx, node, conversation.tree),
+                known.id,
+                scopes=self._scope_names,
+                retention=conversation.retention,
+            )
+
+        change = await self._read(conversation, work)
+        return change.node, nodes.apply_change(turn, change, conversation.mode, conversation.id)
+
     async def last_blocks(
         self, conversation: ConversationRow, count: int, node: int | None = None
     ) -> tuple[Block, ...]:
@@ -611,14 +640,21 @@ class Store:
         """Return every node of the conversation's tree in order, those of its forks included."""
         return await self._read(conversation, lambda tx: nodes.select_tree(tx, conversation.tree))
 
-    async def path(self, conversation: ConversationRow, node: int | None = None) -> list[Node]:
+    async def path(
+        self, conversation: ConversationRow, node: int | None = None, *, limit: int | None = None
+    ) -> list[Node]:
         """Return the nodes from the root to a node (by default the head when the row was read).
+
+        Args:
+            conversation: A conversation on the node's tree.
+            node: The node; by default the head when the row was read.
+            limit: Return only the last nodes of the path.
 
         Raises:
             NotInStore: The conversation was deleted, or its tree has no such node.
         """
         at = conversation.head if node is None else node
-        path = await self._read(conversation, lambda tx: nodes.load_ancestry(tx, at))
+        path = await self._read(conversation, lambda tx: nodes.load_ancestry(tx, at, limit))
         if not path or path[0].tree != conversation.tree:
             raise NotInStore(f"there is no node {at} in this conversation")
         return path

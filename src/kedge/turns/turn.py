@@ -366,6 +366,13 @@ def new_blocks_not_in(turn: Turn, ids: Iterable[str]) -> list[Block]:
     return [block for block in turn.blocks if block.id not in known]
 
 
+def rename_turn(turn: Turn, id: str) -> Turn:  # noqa: A002
+    """Return the Turn with another id, and everything that was derived from it."""
+    if turn.id == id:
+        return turn
+    return _build_turn(turn.blocks, id, turn.data, turn.extra, turn._ids, turn._memo)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
 def get_cached_index(turn: Turn) -> tuple[object, int]:
     """Return what was cached for this Turn's body, and how many of its first blocks it describes."""
     return turn._memo.entry  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
