@@ -1,6 +1,7 @@
 """Deletion is real, and takes nothing from anyone else."""
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,7 +10,10 @@ import pytest
 from kedge import user
 from kedge.errors import InvalidSetting, NotInStore
 from kedge.store import Store, open_store
+from kedge.store.database import Tx
 from kedge.store.delete import delete_unchanged
+from kedge.store.search import list_groups, rewrite_group
+from kedge.store.sqlite import SQLITE
 from store.sample_conversations import append_exchange, count_rows, create_conversation
 
 TABLES = (
@@ -112,6 +116,48 @@ async def test_a_deleted_word_is_not_in_the_files(tmp_path: Path) -> None:
         await store.delete(row.id)
         assert b"xyzzyplugh" not in read_files(tmp_path)
         await store.gc()
+
+
+def read_text_tables(tx: Tx) -> dict[int, list[Any]]:
+    """Return the stored segments of each group of the search index."""
+    return {
+        group: tx.rows(f"SELECT id, block FROM texts_{group}_data")  # noqa: S608
+        for group in list_groups(tx)
+    }
+
+
+async def test_a_deletion_rewrites_only_its_own_part_of_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However large the store is; no byte of the deleted text remains, and all other text is found."""
+    small = replace(SQLITE, texts_per_group=4)
+    monkeypatch.setattr("kedge.store.sqlite._SQLiteTx.dialect", small)
+    async with await open_store(f"sqlite:///{tmp_path}/s.db") as store:
+        rows = [await store.create(f"c{number}") for number in range(6)]
+        for number, row in enumerate(rows):
+            common = "common common" if number == 0 else "common"
+            texts = [f"{common} secret{number} line{number}x{line}" for line in range(3)]
+            await store.append(row, (await store.load(row)).node, [user(text) for text in texts])
+        assert len(await store.search("common", limit=50)) == 18
+        before = await store.database.read(read_text_tables)
+        assert sorted(before) == [0, 1, 2, 3, 4]
+        await store.delete(rows[2].id)  # blocks 7, 8 and 9
+        after = await store.database.read(read_text_tables)
+        assert [group for group in before if after[group] != before[group]] == [1, 2]
+        assert b"secret2" not in read_files(tmp_path)
+        assert b"line2x1" not in read_files(tmp_path)
+        newest = [f"line{number}x{line}" for number in (5, 4, 3, 1, 0) for line in (2, 1, 0)]
+        found = await store.search("common", limit=50)
+        assert [hit.excerpt.split()[-1] for hit in found] == newest
+        found = await store.search("comm* OR secret9", order="rank", limit=50)
+        assert [hit.excerpt.split()[-1] for hit in found[:3]] == newest[-3:]
+        assert len(found) == 15
+        await store.delete(rows[3].id)  # blocks 10, 11 and 12: group 2 is empty now
+        assert sorted(await store.database.read(list_groups)) == [0, 1, 3, 4]
+        await store.database.write(lambda tx: rewrite_group(tx, 2))  # as another process would
+        assert await store.gc() == 0
+        assert len(await store.search("common", limit=50)) == 12
+        assert await store.verify() == []
 
 
 async def test_deleted_text_leaves_the_journal_when_the_reader_is_done(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from kedge import Conversation, assistant, tool_call, tool_result, user
 from kedge.errors import InvalidSetting
 from kedge.store import Damage, Store
+from kedge.store.search import insert_texts
 from store.sample_conversations import count_rows, create_conversation
 
 
@@ -198,7 +199,7 @@ async def test_a_damaged_index_is_reported_and_repaired(
     assert len(await store.search("question")) == 2
     await store.database.write(lambda tx: tx.run("DELETE FROM texts WHERE rowid = 1"))
     assert await store.verify() == [Damage("block 1", "it is missing in the search index")]
-    await store.database.write(lambda tx: tx.run(tx.dialect.insert_text, (999, "lost")))
+    await store.database.write(lambda tx: insert_texts(tx, {999: "lost"}))
     assert len(await store.verify()) == 2
     await store.gc()
     assert len(await store.search("question")) == 2

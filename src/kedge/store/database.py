@@ -87,6 +87,14 @@ class Dialect:
     """Blocks the deletion of a selected row until the end of the transaction."""
     lock_schema: str
     """Blocks changes of the schema by others until the end of the transaction."""
+    texts_per_group: int
+    """How many consecutive blocks share a table of the search index."""
+    text_table: str
+    """The name of the table of a group, whose number is ``{}`` here and in the next four."""
+    create_text_table: str
+    """Creates the table of a group, unless it exists; empty if one table has all."""
+    rewrite_texts: str
+    """Overwrites what was deleted from the table of a group; empty if the server does that itself."""
     insert_text: str
     """Adds a block's number and its terms, separated by spaces, to the search index."""
     text_match: str
@@ -130,11 +138,10 @@ class Database(ABC):
         """Run a transaction from synchronous code; the calling thread waits."""
 
     @abstractmethod
-    async def reclaim(self, *, index: bool = True, vacuum: bool = False) -> None:
+    async def reclaim(self, *, vacuum: bool = False) -> None:
         """Overwrite deleted data in the files.
 
         Args:
-            index: Whether text was deleted from the search index, which is rewritten then.
             vacuum: Whether to return unused space to the file system.
         """
 

@@ -18,7 +18,7 @@ CHUNK_SIZE = 500
 _CONVERSATION_TABLES = (*telemetry.TABLES, "claims", "tags")
 
 
-def delete_unchanged(tx: Tx, conversation: ConversationRow) -> bool | None:
+def delete_unchanged(tx: Tx, conversation: ConversationRow) -> set[int] | None:
     """Delete a conversation unless it was changed since its row was read; None if it was."""
     _lock_links(tx)
     try:
@@ -28,8 +28,12 @@ def delete_unchanged(tx: Tx, conversation: ConversationRow) -> bool | None:
     return delete_conversation(tx, row) if row.updated_at == conversation.updated_at else None
 
 
-def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> bool:
-    """Delete a conversation, given by its id or its row; return whether indexed text was deleted."""
+def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> set[int]:
+    """Delete a conversation, given by its id or its row.
+
+    Returns:
+        The groups of the search index that must be rewritten; see `search.rewrite_group`.
+    """
     _lock_links(tx)
     row = resolve(tx, conversation, tx.dialect.for_update)
     others = tx.rows(
@@ -107,8 +111,8 @@ def _delete_links(tx: Tx, tree: Sequence[Node], used: dict[int, int]) -> set[int
     return blocks
 
 
-def _delete_blocks(tx: Tx, candidates: set[int], row: ConversationRow) -> bool:
-    """Delete those of these blocks that no link refers to; return whether any was indexed."""
+def _delete_blocks(tx: Tx, candidates: set[int], row: ConversationRow) -> set[int]:
+    """Delete those of these blocks that no link refers to; return their groups in the search index."""
     left = {
         block
         for (block,) in tx.rows(
@@ -120,13 +124,13 @@ def _delete_blocks(tx: Tx, candidates: set[int], row: ConversationRow) -> bool:
     disown = "UPDATE blocks SET owner = NULL WHERE id = ? AND owner = ?"  # others use them now
     tx.run_many(disown, [(block, row.number) for block in left])
     candidates -= left
-    indexed = 0
+    groups: set[int] = set()
     for chunk in _split_chunks(sorted(candidates)):
         shared = _find_shared_blocks(tx, chunk)
         gone = [block for block in chunk if block not in shared]
-        indexed += _delete_rows(tx, "texts", "rowid", gone)
+        groups |= search.delete_texts(tx, gone)
         _delete_rows(tx, "blocks", "id", gone)
-    return indexed > 0
+    return groups
 
 
 def _find_shared_blocks(tx: Tx, blocks: Sequence[int]) -> set[int]:
@@ -141,13 +145,10 @@ def _find_shared_blocks(tx: Tx, blocks: Sequence[int]) -> set[int]:
     return {block for (block,) in tx.rows(query, ownerless)}
 
 
-def _delete_rows(tx: Tx, table: str, column: str, keys: Sequence[int]) -> int:
-    """Delete the rows with these keys, and return how many there were."""
-    count = 0
+def _delete_rows(tx: Tx, table: str, column: str, keys: Sequence[int]) -> None:
     for chunk in _split_chunks(keys):
         marks = ", ".join("?" * len(chunk))
-        count += tx.run(f"DELETE FROM {table} WHERE {column} IN ({marks})", chunk)
-    return count
+        tx.run(f"DELETE FROM {table} WHERE {column} IN ({marks})", chunk)
 
 
 def _split_chunks(keys: Sequence[int]) -> list[Sequence[int]]:
@@ -164,7 +165,9 @@ def delete_orphans(tx: Tx) -> int:
     found = tx.rows("SELECT id FROM blocks WHERE id NOT IN (SELECT block FROM links)")
     orphans = [block for (block,) in found]
     _delete_rows(tx, "blocks", "id", orphans)
-    tx.run("DELETE FROM texts WHERE rowid NOT IN (SELECT id FROM blocks)")
+    found = tx.rows("SELECT rowid FROM texts WHERE rowid NOT IN (SELECT id FROM blocks)")
+    for chunk in _split_chunks([block for (block,) in found]):
+        search.delete_texts(tx, chunk)
     if search.find_unindexed(tx, search.get_index_position(tx)):
         tx.run("DELETE FROM indexed")  # then the next search indexes what is missing
     return len(orphans)

@@ -53,9 +53,13 @@ POSTGRESQL = Dialect(
     for_update="FOR UPDATE",
     for_key_share="FOR KEY SHARE",
     lock_schema="SELECT pg_advisory_xact_lock(5461729823)",
+    texts_per_group=1 << 62,
+    text_table="texts",
+    create_text_table="",
+    rewrite_texts="",
     insert_text="INSERT INTO texts (rowid, words) "
     "VALUES (?, array_to_tsvector(string_to_array(?, ' ')))",
-    text_match="texts.words @@ ?::tsquery",
+    text_match="t.words @@ ?::tsquery",
     quote_term="'{}'",
     quote_prefix="'{}':*",
     term_separator=" & ",
@@ -242,7 +246,7 @@ class PostgresDatabase(Database):
         with OperationTimer("write"):
             return self._run_write(work)
 
-    async def reclaim(self, *, index: bool = True, vacuum: bool = False) -> None:
+    async def reclaim(self, *, vacuum: bool = False) -> None:
         """Do nothing: the server reuses space by itself."""
 
     def close(self) -> None:

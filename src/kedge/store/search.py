@@ -10,13 +10,17 @@ single characters and by pairs; a query in them matches as a contiguous piece of
 
 The index finds the blocks that have the terms of a query. Phrases, excluded words and ranks are decided on
 the text of those blocks, here, so that both databases agree.
+
+SQLite overwrites deleted terms only when it rewrites a full-text table, so there is one table for each group
+of consecutive blocks: a deletion rewrites the groups that it changes, whatever the size of the store. The
+table ``texts`` has the numbers of all indexed blocks. On PostgreSQL it is the index itself.
 """
 
 import math
 import re
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, NamedTuple, get_args
@@ -71,6 +75,8 @@ SELECT c.id, c.number, c.head,
     EXISTS (SELECT 1 FROM tags t WHERE t.conversation = c.number AND t.tag = ?) AS is_tagged
 FROM conversations c WHERE c.tree = ? AND c.namespace = ? ORDER BY c.number
 """
+_NEWEST_TEXT = "SELECT MAX(rowid) FROM texts WHERE rowid < ?"
+_GROUP_TABLE = re.compile(r"texts_(\d+)")
 _QUERY_PART = re.compile(r'(?P<minus>(?<!\S)-)?(?:"(?P<phrase>[^"]*)"?|(?P<plain>[^\s"]+))')
 
 
@@ -270,13 +276,56 @@ def index_batch(tx: Tx, after: int) -> int | None:
     newest = _newest_node(tx)
     upto = min(after + BATCH_SIZE, newest)
     rows = tx.rows(f"SELECT DISTINCT b.id, b.body {_UNINDEXED}", (after, upto))
-    tx.run_many(
-        tx.dialect.insert_text,
-        [(block, " ".join(index_terms(fold_text(extract_text(body))))) for block, body in rows],
-    )
+    insert_texts(tx, {block: " ".join(index_terms(_fold_body(body))) for block, body in rows})
     tx.run("DELETE FROM indexed")
     tx.run("INSERT INTO indexed (name, node) VALUES ('texts', ?)", (upto,))
     return upto if upto < newest else None
+
+
+def insert_texts(tx: Tx, terms: Mapping[int, str]) -> None:
+    """Add blocks to the index, by number, with their terms separated by spaces."""
+    dialect = tx.dialect
+    for group, blocks in _split_groups(tx, terms).items():
+        if dialect.create_text_table:
+            tx.run(dialect.create_text_table.format(group))
+            tx.run_many("INSERT INTO texts (rowid) VALUES (?)", [(block,) for block in blocks])
+        tx.run_many(dialect.insert_text.format(group), [(each, terms[each]) for each in blocks])
+
+
+def delete_texts(tx: Tx, blocks: Sequence[int]) -> set[int]:
+    """Delete blocks from the index; return the groups they were in, which are to be rewritten."""
+    query = f"SELECT rowid FROM texts WHERE rowid IN ({_marks(blocks)})"
+    indexed = [block for (block,) in tx.rows(query, blocks)] if blocks else []
+    groups = _split_groups(tx, indexed)
+    for group, members in groups.items():
+        for table in {"texts", tx.dialect.text_table.format(group)}:
+            tx.run(f"DELETE FROM {table} WHERE rowid IN ({_marks(members)})", members)
+    return set(groups)
+
+
+def list_groups(tx: Tx) -> set[int]:
+    """Return the groups of the index that have a table of their own."""
+    names = (_GROUP_TABLE.fullmatch(name) for (name,) in tx.rows(tx.dialect.list_tables))
+    return {int(named[1]) for named in names if named}
+
+
+def rewrite_group(tx: Tx, group: int) -> None:
+    """Overwrite what was deleted from a group of the index, or drop its table if nothing is left."""
+    if group not in list_groups(tx):  # another process was faster, or one table has all
+        return
+    start = group * tx.dialect.texts_per_group
+    span = (start, start + tx.dialect.texts_per_group)
+    if tx.rows("SELECT 1 FROM texts WHERE rowid >= ? AND rowid < ? LIMIT 1", span):
+        tx.run(tx.dialect.rewrite_texts.format(group))
+    else:
+        tx.run(f"DROP TABLE {tx.dialect.text_table.format(group)}")
+
+
+def _split_groups(tx: Tx, blocks: Iterable[int]) -> dict[int, list[int]]:
+    groups: dict[int, list[int]] = {}
+    for block in blocks:
+        groups.setdefault(block // tx.dialect.texts_per_group, []).append(block)
+    return groups
 
 
 def _newest_node(tx: Tx) -> int:
@@ -328,7 +377,9 @@ def find_blocks(
         pages = iter([_scan_unindexed(tx, query), *pages])
     last = options.offset + options.limit
     is_ranked = options.order == "rank"
-    for scanned, page in enumerate(pages, 1):
+    scanned = 0
+    for page in pages:
+        scanned += len(page)
         selected = [row for row in page if options.role in (None, _get_kind(options, row[1]))]
         scores = {block: _score(body, query, is_ranked=is_ranked) for block, body in selected}
         uses = conversations.find([block for block, _ in selected if scores[block]])
@@ -337,7 +388,7 @@ def find_blocks(
             for block, body in selected
             for use in uses.get(block, {}).values()
         ]
-        if scanned * PAGE_SIZE >= MAX_RANKED if is_ranked else len(matches) >= last:
+        if scanned >= MAX_RANKED if is_ranked else len(matches) >= last:
             break
     if is_ranked:
         matches.sort(key=lambda match: -match.score)
@@ -365,16 +416,17 @@ def _iter_pages(tx: Tx, query: Query) -> Iterator[list[tuple[int, str]]]:
     dialect = tx.dialect
     terms = query.index_expression(dialect)
     before = 1 << 62
-    while True:
+    while (newest := tx.rows(_NEWEST_TEXT, (before,))[0][0]) is not None:
+        group = newest // dialect.texts_per_group
+        table = dialect.text_table.format(group)
         page = tx.rows(
-            "SELECT b.id, b.body FROM texts JOIN blocks b ON b.id = texts.rowid "
-            f"WHERE {dialect.text_match} AND texts.rowid < ? ORDER BY texts.rowid DESC LIMIT ?",
+            f"SELECT b.id, b.body FROM {table} t JOIN blocks b ON b.id = t.rowid "
+            f"WHERE {dialect.text_match.format(group)} AND t.rowid < ? ORDER BY t.rowid DESC LIMIT ?",
             (terms, before, PAGE_SIZE),
         )
         yield [(block, body) for block, body in page]
-        if len(page) < PAGE_SIZE:
-            return
-        before = page[-1][0]
+        is_last = len(page) < PAGE_SIZE
+        before = group * dialect.texts_per_group if is_last else page[-1][0]
 
 
 def _scan_unindexed(tx: Tx, query: Query) -> list[tuple[int, str]]:

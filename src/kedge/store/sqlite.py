@@ -46,8 +46,13 @@ SQLITE = Dialect(
     for_update="",
     for_key_share="",
     lock_schema="",
-    insert_text="INSERT INTO texts (rowid, body) VALUES (?, ?)",
-    text_match="texts MATCH ?",
+    texts_per_group=2_048,
+    text_table="texts_{}",
+    create_text_table="CREATE VIRTUAL TABLE IF NOT EXISTS texts_{} USING fts5 ("
+    "body, tokenize = \"unicode61 remove_diacritics 0 categories 'L* N* Co M*'\")",
+    rewrite_texts="INSERT INTO texts_{0} (texts_{0}) VALUES ('optimize')",
+    insert_text="INSERT OR REPLACE INTO texts_{} (rowid, body) VALUES (?, ?)",
+    text_match="t.texts_{} MATCH ?",
     quote_term='"{}"',
     quote_prefix='"{}"*',
     term_separator=" AND ",
@@ -56,7 +61,6 @@ SQLITE = Dialect(
     list_tables="SELECT name FROM sqlite_master WHERE type = 'table'",
 )
 
-_REWRITE_INDEX = "INSERT INTO texts (texts) VALUES ('optimize')"
 _EMPTY_JOURNAL = "PRAGMA wal_checkpoint (TRUNCATE)"
 
 # The error for each primary result code of SQLite, and its message.
@@ -143,15 +147,13 @@ class SQLiteDatabase(Database):
         with OperationTimer("write"):
             return self._submit(self._writer, self._run_write, work).result()
 
-    async def reclaim(self, *, index: bool = True, vacuum: bool = False) -> None:
-        """Overwrite deleted data in the file, the search index and the journal."""
+    async def reclaim(self, *, vacuum: bool = False) -> None:
+        """Overwrite deleted data in the file and the journal."""
 
         def work() -> None:
             connection = self._get_connection()
             if vacuum:
                 connection.execute("VACUUM")
-            if index:
-                connection.execute(_REWRITE_INDEX)
             self._empty_journal()
 
         await self._run_in_thread(self._writer, self._translate_errors, work)

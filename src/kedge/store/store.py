@@ -389,8 +389,8 @@ class Store:
         Raises:
             NotInStore: There is no such conversation.
         """
-        indexed = await self.database.write(lambda tx: delete.delete_conversation(tx, name))
-        await self.database.reclaim(index=indexed)
+        groups = await self.database.write(lambda tx: delete.delete_conversation(tx, name))
+        await self._reclaim(groups)
 
     async def delete_expired(self) -> list[str]:
         """Delete the conversations whose time to live has passed since their last change.
@@ -418,19 +418,25 @@ class Store:
     async def _delete_old(self, age: float | None, tag: str | None = None) -> list[str]:
         """Delete conversations one by one; one that is changed meanwhile remains."""
         deleted: list[str] = []
-        index = False
+        groups: set[int] = set()
         for row in await self.database.read(
             lambda tx: conversations.select_old(tx, self.clock(), age=age, tag=tag)
         ):
-            indexed = await self.database.write(
+            changed = await self.database.write(
                 lambda tx, row=row: delete.delete_unchanged(tx, row)
             )
-            if indexed is not None:
+            if changed is not None:
                 deleted.append(row.id)
-                index = index or indexed
+                groups |= changed
         if deleted:
-            await self.database.reclaim(index=index)
+            await self._reclaim(groups)
         return deleted
+
+    async def _reclaim(self, groups: set[int]) -> None:
+        """Overwrite deleted data in groups of the search index, then in the files."""
+        for group in sorted(groups):
+            await self.database.write(lambda tx, group=group: search.rewrite_group(tx, group))
+        await self.database.reclaim()
 
     # The tree
 
@@ -937,7 +943,8 @@ class Store:
         for name in [] if self.namespace else await self.namespaces():
             await self.use_namespace(name).delete_expired()
         swept = await self.database.write(delete.delete_orphans)
-        await self.database.reclaim(index=True, vacuum=True)
+        await self._reclaim(await self.database.read(search.list_groups))
+        await self.database.reclaim(vacuum=True)
         return swept
 
     async def verify(self) -> list[Damage]:

@@ -1,0 +1,1 @@
+-- Why: SQLite needs a full-text table for each group of blocks; PostgreSQL does not, and nothing changes here.
