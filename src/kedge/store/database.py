@@ -188,9 +188,9 @@ class NamespaceDatabase(Database):
         """Run a transaction from synchronous code."""
         return self._database.write_sync(self._bind(work))
 
-    async def reclaim(self, *, index: bool = True, vacuum: bool = False) -> None:
+    async def reclaim(self, *, vacuum: bool = False) -> None:
         """Overwrite deleted data in the files."""
-        await self._database.reclaim(index=index, vacuum=vacuum)
+        await self._database.reclaim(vacuum=vacuum)
 
     def close(self) -> None:
         """Close the database if it was opened for this namespace only."""
