@@ -80,6 +80,7 @@ def find_line(name: str, text: str) -> int:
 
 
 Source = Literal["flag", "environment", "file", "default"]
+"""Where the value of a setting comes from."""
 
 
 @dataclass(frozen=True, slots=True)

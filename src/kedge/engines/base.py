@@ -222,6 +222,7 @@ _OPTION_NAMES = frozenset(each.name for each in fields(Request)) - {
 }
 
 Events = AsyncGenerator[Event, None]
+"""What ``Engine.events`` returns: the events of a run, ending with ``TurnFinished``."""
 T = TypeVar("T")
 
 

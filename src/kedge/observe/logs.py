@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from typing import Any
 
 TRACE = 5
+"""The log level below DEBUG: every step of finding an anchor."""
 logging.addLevelName(TRACE, "TRACE")
 logging.getLogger("kedge").addHandler(logging.NullHandler())  # a library is silent by default
 

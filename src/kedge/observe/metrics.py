@@ -173,6 +173,7 @@ _TABLE = (
     ),
 )
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _TABLE}
+"""Every metric by name."""
 
 _lock = threading.Lock()
 _registry: dict[str, dict[Labels, list[float]]] = {}

@@ -12,6 +12,7 @@ from kedge.planning.digests import PrefixIndex
 from kedge.turns.immutable import immutable
 
 Status = Literal["completed", "incomplete", "failed", "cancelled", "lost"]
+"""How the response of an anchor ended, or ``lost``: the server no longer has it."""
 Reason = Literal[
     "scope",
     "incomplete",
@@ -24,6 +25,7 @@ Reason = Literal[
     "lost",
     "untrusted",
 ]
+"""Why a candidate is not used as the anchor of a request."""
 
 REASONS: dict[Reason, str] = {
     "scope": "it belongs to another provider, endpoint or account",

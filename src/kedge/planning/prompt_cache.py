@@ -18,6 +18,7 @@ from kedge.planning.state import ConversationState, get_state
 from kedge.turns import Turn
 
 CacheHint = Literal["clock", "instructions", "tool_order", "tools", "model"]
+"""What changed between two requests and prevents prompt caching."""
 CACHE_HINTS: dict[CacheHint, str] = {
     "clock": (
         "the instructions contain a time, date or number that changes between requests; put it into "

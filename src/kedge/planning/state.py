@@ -15,7 +15,9 @@ from kedge.turns import Turn
 from kedge.turns.frozen_json import thaw
 
 Mode = Literal["chained", "stateless", "conversation"]
+"""What a request continues: a proved response, nothing, or a conversation object of the server."""
 MODES: tuple[Mode, ...] = ("chained", "stateless", "conversation")
+"""The modes, the default first."""
 STATE_KEY = "kedge.state"
 
 

@@ -67,6 +67,7 @@ class ToolCallOutput:
 
 
 OutputPart = ReasoningOutput | MessageOutput | RefusalOutput | ToolCallOutput
+"""One item of an answer of the practice model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from kedge.errors import CannotConnect
 from kedge.providers.registry import ADDRESS_PROVIDERS, PROVIDERS
 
 ENTRY_POINT_GROUP = "kedge.providers"
+"""The entry point group under which other packages add providers."""
 
 __all__ = ["ENTRY_POINT_GROUP", "connect", "names_address", "providers"]
 

@@ -192,6 +192,10 @@ def _estimate(text: str) -> int:
 
 
 DEFAULT_COUNTER = TiktokenCounter()
+"""The counter of this process."""
 count_text = DEFAULT_COUNTER.count_text
+"""Return the number of tokens of a text, with the default counter."""
 count_items = DEFAULT_COUNTER.count_items
+"""Return the number of tokens of items of the Responses API, with the default counter."""
 count_json = DEFAULT_COUNTER.count_json
+"""Return the number of tokens of a JSON value, with the default counter."""

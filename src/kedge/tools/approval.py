@@ -46,7 +46,9 @@ class Edit:
 
 
 Decision = Allow | Deny | Edit
+"""What an approver returns."""
 Approver = Callable[[ToolCallBlock], Decision | bool | Awaitable[Decision | bool]]
+"""Decides about a call before it runs, sync or async; True and False are ``Allow`` and ``Deny``."""
 
 
 async def request_approval(approve: Approver, call: ToolCallBlock) -> Decision:

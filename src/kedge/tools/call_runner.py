@@ -29,6 +29,7 @@ from kedge.tools.registry import AnyTool, Toolbox
 from kedge.turns import FrozenMap, TextPart, ToolCallBlock, ToolResultBlock
 
 ToolOutcome = Literal["ok", "unknown", "invalid", "refused", "failed", "timeout", "cancelled"]
+"""How a call ended."""
 
 OUTCOME_KEY = "outcome"
 """Metadata key of a result block: the outcome of the call."""
@@ -67,6 +68,7 @@ class ToolRun:
 
 
 OnRun = Callable[[ToolRun], object]
+"""Called with the record of each call."""
 
 
 log = get_logger("kedge.tools")

@@ -17,6 +17,7 @@ from kedge.errors import InvalidTool, UnknownTool
 from kedge.tools.tool import MAX_NAME_CHARS, Tool, tool
 
 AnyTool = Tool[..., Any]
+"""A tool with any parameters and any result."""
 TextEdit = Callable[[str], str]
 
 

@@ -152,6 +152,7 @@ class OpaquePart:
 
 
 Part = TextPart | RefusalPart | ImagePart | FilePart | OpaquePart
+"""A part of the content of a block."""
 AssistantPart = TextPart | RefusalPart | OpaquePart
 PART_TYPES = (TextPart, RefusalPart, ImagePart, FilePart, OpaquePart)
 ASSISTANT_PART_TYPES = (TextPart, RefusalPart, OpaquePart)

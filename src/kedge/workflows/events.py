@@ -76,6 +76,7 @@ WorkflowEvent = (
     | RoundRuled
     | WorkflowFinished
 )
+"""What ``watch`` of a workflow is called with."""
 WorkflowCallback = Callable[[WorkflowEvent], None]
 
 

@@ -1,0 +1,284 @@
+"""Whatever a user can name is documented, and the numbers on the pages are those of the code.
+
+Tables are compared with the code beside the code they describe (``tests/*/test_docs_*.py``): events, routes of the
+server and of the page, operations of the API, faults, settings, metrics, commands and options. This module checks
+the rest. Each check returns what is missing, so that a test can pass it a name that does not exist.
+"""
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.routing import Route
+
+import kedge
+from kedge import attachments, compaction, engines, errors, mcp, middleware
+from kedge.backends import engine_model
+from kedge.backends import errors as backend_errors
+from kedge.batch import conversation_task
+from kedge.compaction import compactors
+from kedge.config import SETTINGS
+from kedge.conversation import run as conversation_run
+from kedge.engines import evidence, prompt_cache, reply
+from kedge.engines.anthropic import params as anthropic_params
+from kedge.engines.websocket import lane, pool
+from kedge.incremental import index, rewrite
+from kedge.mcp import content as mcp_content
+from kedge.mcp import server as mcp_server
+from kedge.mcp import transports as mcp_transports
+from kedge.observe import metrics
+from kedge.planning import anchors
+from kedge.proxy import create_proxy_app
+from kedge.server import prompt_cache as server_cache
+from kedge.server.settings import Settings
+from kedge.store import open_store
+from kedge.tools import Tool, call_runner
+from kedge.turns import frozen_json
+from kedge.web import api, openapi, schemas, security
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "kedge"
+PAGES = {
+    str(path.relative_to(ROOT / "docs")): path.read_text(encoding="utf-8")
+    for path in sorted((ROOT / "docs").rglob("*.md"))
+}
+WRITTEN = "\n".join(text for name, text in PAGES.items() if not name.startswith("reference/"))
+REFERENCE = [
+    name[len("reference/") : -len(".md")] for name in PAGES if name.startswith("reference/")
+]
+ENVIRONMENT = re.compile(
+    r"(ANTHROPIC|AZURE|ENABLE|KEDGE|NO|OLLAMA|OPENAI|OTEL|XAI|XDG)_[A-Z_]+(?<!_TIERS)"
+)
+
+
+def find_unmentioned(names: Iterable[str], text: str = WRITTEN) -> list[str]:
+    """Return the names that the text does not contain as words."""
+    return [name for name in names if not re.search(rf"(?<![\w.]){re.escape(name)}\b", text)]
+
+
+def list_public(module: str) -> list[str]:
+    """Return the public names of a module: its ``__all__``, or what it defines itself."""
+    found = import_module(f"kedge.{module}")
+    own = (name for name, value in vars(found).items() if is_defined_in(value, found.__name__))
+    return list(getattr(found, "__all__", own))
+
+
+def is_defined_in(value: object, module: str) -> bool:
+    """Whether a class or function belongs to a module and is public."""
+    if not (inspect.isclass(value) or inspect.isfunction(value)):
+        return False
+    return value.__module__ == module and not value.__name__.startswith("_")
+
+
+def find_source(module: str) -> Path:
+    """Return the file of a module."""
+    path = SOURCE.parent.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def is_documented(module: str, name: str) -> bool:
+    """Whether a name has a docstring, or a string below its assignment, in the module that defines it."""
+    body = ast.parse(find_source(module).read_text(encoding="utf-8")).body
+    body += [child for node in body if isinstance(node, ast.If) for child in node.body]
+    for node, below in zip(body, [*body[1:], ast.Pass()], strict=True):
+        match node:
+            case (
+                ast.ClassDef(name=found)
+                | ast.FunctionDef(name=found)
+                | ast.AsyncFunctionDef(name=found)
+            ):
+                if found == name and ast.get_docstring(node):  # overloads have none
+                    return True
+            case (
+                ast.Assign(targets=[ast.Name(id=found)]) | ast.AnnAssign(target=ast.Name(id=found))
+            ):
+                if found == name:
+                    return isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+            case ast.ImportFrom(module=source, names=imported):
+                if any((each.asname or each.name) == name for each in imported):
+                    return is_documented(str(source), name)
+            case _:
+                pass
+    return False
+
+
+def find_undocumented(module: str, names: Iterable[str]) -> list[str]:
+    """Return the names that the reference page of a module does not show.
+
+    The page shows names with a docstring. A function with the name of its submodule needs a line of its own.
+    """
+    page = PAGES[f"reference/{module}.md"]
+    hidden = {path.stem for path in (SOURCE / module).glob("*")}
+    return [
+        name
+        for name in names
+        if not is_documented(f"kedge.{module}", name)
+        or (name in hidden and f"::: kedge.{module}.{name}.{name}\n" not in page)
+    ]
+
+
+@pytest.mark.parametrize("module", REFERENCE)
+def test_every_public_name_is_in_the_reference(module: str) -> None:
+    """With a docstring, without which the generated page would leave it out."""
+    assert find_undocumented(module, list_public(module)) == []
+
+
+def test_every_root_name_is_on_a_page() -> None:
+    """Also outside of the generated reference."""
+    assert find_unmentioned(kedge.__all__) == []
+
+
+def test_every_error_is_on_the_page_of_errors() -> None:
+    """With the situation in which it is raised, and the remedy."""
+    names = [
+        name
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and issubclass(value, errors.KedgeError)
+    ]
+    assert len(names) > 40
+    assert find_unmentioned(names, PAGES["errors.md"]) == []
+
+
+def test_every_environment_variable_is_on_a_page() -> None:
+    """Those that the source names, and those of settings."""
+    strings = {
+        node.value
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    names = {text for text in strings if ENVIRONMENT.fullmatch(text)}
+    assert {"OPENAI_API_KEY", "OLLAMA_HOST", "KEDGE_PRICES"} <= names
+    assert find_unmentioned(sorted(names | {each.env for each in SETTINGS.values()})) == []
+
+
+def test_every_setting_of_the_test_server_is_on_its_page() -> None:
+    """The keywords of ``kedge.testing.serve``."""
+    names = [f"`{name}`" for name in Settings.__dataclass_fields__]
+    assert [name for name in names if name not in PAGES["server.md"]] == []
+
+
+def test_every_route_of_the_proxy_is_on_its_page() -> None:
+    """Those that it answers itself; all others are passed on."""
+    proxy = create_proxy_app("http://127.0.0.1:9/v1")
+    paths = {route.path for route in proxy.routes if isinstance(route, Route)} - {"/v1/{path:path}"}
+    assert paths
+    assert [path for path in paths if f"`{path}`" not in PAGES["adoption.md"]] == []
+
+
+def default(function: Callable[..., Any], name: str) -> Any:
+    """Return the default of a parameter."""
+    return inspect.signature(function).parameters[name].default
+
+
+MINUTE, HOUR, DAY = 60, 3600, 86_400
+MAX_ATTACHMENT_MB = schemas.MAX_ATTACHMENT_BYTES // 10**6
+WORDS = {2: "two", 4: "four", 5: "five"}
+NUMBERS: dict[str, list[str]] = {
+    "adoption.md": [
+        f"({index.MAX_ENTRIES:,} responses",
+    ],
+    "api.md": [
+        f"up to {schemas.MAX_ATTACHMENTS} images or files of {MAX_ATTACHMENT_MB} MB each",
+        f"body of {api.MAX_TURN_BYTES // 10**6} MB",
+        f"413 above {openapi.MAX_BODY_BYTES // 10**6} MB ({api.MAX_TURN_BYTES // 10**6} MB for a",
+    ],
+    "backends.md": [
+        f"(or after {engine_model.DEFAULT_GRACE:.0f} seconds)",
+        f"{backend_errors.MAX_LOGGED_REASON} characters of the provider's reason",
+    ],
+    "batch.md": [f"up to `lease` seconds ({conversation_task.DEFAULT_LEASE:.0f})"],
+    "cli.md": [f"127.0.0.1 and {SETTINGS['proxy.port'].default} by default"],
+    "compaction.md": [
+        f"target_tokens={compactors.DEFAULT_TARGET_RATIO:.0%}".replace("%", " %"),
+        "ToolExchangeCompactor({})".format(
+            ", ".join(
+                f"{name}={default(compaction.ToolExchangeCompactor, name)}"
+                for name in ("max_characters", "keep_exchanges", "min_saving")
+            )
+        ),
+    ],
+    "conversations.md": [f"`lease={conversation_run.DEFAULT_LEASE}`"],
+    "engines.md": [
+        f"({anthropic_params.DEFAULT_MAX_TOKENS} tokens, plus the thinking",
+        f"`connections={default(engines.ResponsesEngine, 'connections')}`",
+        f"`lanes={default(engines.ResponsesEngine, 'lanes')}`",
+        f"replaced after {pool.MAX_CONNECTION_AGE / MINUTE:.0f} minutes",
+        f"may be {lane.MAX_BUFFERED_BYTES >> 20} MB behind",
+    ],
+    "mcp.md": [
+        f"one call ({mcp.DEFAULT_TIMEOUT:.0f})",
+        f"listed its tools ({mcp.DEFAULT_CONNECT_TIMEOUT:.0f})",
+        f"{mcp_content.MAX_TOOLS} tools, {mcp_content.MAX_DESCRIPTION_CHARS:,} characters",
+        f"{mcp_content.MAX_SCHEMA_CHARS:,} of a schema, {mcp_content.MAX_CONTENT_ITEMS} items",
+        f"{mcp_transports.MAX_MESSAGE_BYTES // 10**6} MB of a message",
+        f"{mcp_server.MAX_OUTPUT:,} characters",
+        f"http://127.0.0.1:{SETTINGS['mcp.port'].default}/mcp",
+    ],
+    "middleware.md": [
+        f"max_rounds={default(middleware.tools, 'max_rounds')})",
+        f"`retry(attempts={default(middleware.retry, 'attempts')})`",
+    ],
+    "observability.md": [f"after the first {metrics.MAX_SERIES}"],
+    "planning.md": [f"({anchors.DEFAULT_RETENTION / DAY:.0f} days by default)"],
+    "prompt-caching.md": [
+        f"prompts from {server_cache.MIN_CACHED_TOKENS:,} tokens on",
+        f"up to {WORDS[prompt_cache.MAX_BREAKPOINTS]} `cache_control` breakpoints",
+        f"more than {server_cache.MAX_LOOKBACK} blocks",
+    ],
+    "server.md": [
+        f"in steps of {server_cache.CACHED_TOKENS_STEP}",
+        f"{server_cache.DEFAULT_LIFETIME / MINUTE:.0f} minutes after the last use",
+    ],
+    "store.md": [f"`body_bytes` ({default(open_store, 'body_bytes') >> 20} MiB)"],
+    "tools.md": [
+        f"first retry ({default(Tool, 'retry_wait')}), doubled each time",
+        f"each time, at most {call_runner.MAX_RETRY_WAIT:.0f} |",
+    ],
+    "turns.md": [
+        f"`max_bytes` ({attachments.MAX_FILE_BYTES >> 20} MiB)",
+        f"more than {frozen_json.MAX_INTEGER_BITS} bits",
+    ],
+    "web.md": [
+        f"up to {schemas.MAX_ATTACHMENTS}, {MAX_ATTACHMENT_MB} MB each",
+        f"cookie for {security.SESSION_SECONDS // DAY} days",
+        f"After {WORDS[security.MAX_LOGIN_FAILURES]} failed logins",
+    ],
+    "workflows.md": [f"expired ({conversation_run.DEFAULT_LEASE:.0f} seconds"],
+}
+"""Page -> what it must contain, made from the constants and defaults of the code."""
+
+
+@pytest.mark.parametrize("page", NUMBERS)
+def test_the_numbers_on_a_page_are_those_of_the_code(page: str) -> None:
+    """Limits, defaults, lifetimes and sizes."""
+    assert [shown for shown in NUMBERS[page] if shown not in PAGES[page]] == []
+
+
+def test_delays_and_retries_in_words_are_those_of_the_code() -> None:
+    """Where a page says "a minute" or "twice"."""
+    assert (evidence.BASE_COOLDOWN, evidence.MAX_COOLDOWN) == (MINUTE, HOUR)
+    for page in ("adoption.md", "engines.md"):
+        assert re.search(r"for a\s+minute", PAGES[page])
+        assert "up to an hour" in PAGES[page]
+    assert reply.DEFAULT_OUTPUT_RETRIES == 2
+    assert "twice by default" in PAGES["typed-output.md"]
+    assert mcp_transports.GRACE_SECONDS == 2
+    assert "after two\n  seconds the group is terminated" in PAGES["mcp.md"]
+    assert security.LOGIN_WINDOW_SECONDS == MINUTE
+    assert rewrite.MAX_BODY_BYTES >> 20 == 64
+
+
+def test_the_checks_find_what_is_missing() -> None:
+    """A name that does not exist is reported by each of them."""
+    assert find_unmentioned(["Turn", "TurnOfTheScrew", "KEDGE_NO_SUCH"]) == [
+        "TurnOfTheScrew",
+        "KEDGE_NO_SUCH",
+    ]
+    assert find_undocumented("chat", ["Chat", "NoSuchName"]) == ["NoSuchName"]
+    assert find_undocumented("errors", ["KedgeError", "NoSuchError"]) == ["NoSuchError"]
