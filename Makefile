@@ -38,7 +38,7 @@ check: $(VENV)/.ready
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.ready
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 test: check docs chromium
 	$(BIN)/coverage erase

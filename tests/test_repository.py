@@ -42,6 +42,13 @@ def test_the_site_contains_every_page() -> None:
     assert sorted(listed) == sorted(pages)
 
 
+def test_warnings_of_the_site_are_errors() -> None:
+    """``--quiet`` would hide warnings from mkdocs' own count of them."""
+    assert re.search(r"^strict: true$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    (build,) = re.findall(r"^.*mkdocs build.*$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert "quiet" not in build
+
+
 def test_every_public_package_has_a_reference_page() -> None:
     """The API reference covers every package that exports names, and the errors."""
     exporting = [
