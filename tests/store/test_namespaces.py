@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kedge import Conversation, user
+from kedge import Conversation, Turn, user
 from kedge.analytics import analyse, analyse_over_time
 from kedge.errors import InvalidSetting, NotInStore
 from kedge.incremental.store_index import StoreIndex
@@ -71,6 +71,7 @@ ROW_METHODS: dict[str, Call] = {
     "append": lambda s, o: s.append(o.row, o.nodes[-1], [user("x")], head=o.row.head),
     "move_head": lambda s, o: s.move_head(o.row, o.nodes[0], head=o.row.head),
     "load": lambda s, o: s.load(o.row),
+    "load_turn": lambda s, o: s.load_turn(o.row, o.row.head, known=o.nodes[0], turn=Turn()),
     "last_blocks": lambda s, o: s.last_blocks(o.row, 1),
     "node": lambda s, o: s.node(o.row, o.row.head),
     "find_node": lambda s, o: s.find_node(o.row, "resp_A_talk_1"),
