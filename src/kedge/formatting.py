@@ -20,6 +20,13 @@ HEALING_TEXTS = {
     "audit": "an audit found different server data; the full conversation was resent",
 }
 """What was done to recover from each disagreement with a server, by its reason."""
+LOST_TEXTS = {
+    "gone": "the server no longer has this response",
+    "unsupported": "the server does not support chaining",
+    "forgot": "the server answered without the earlier context",
+    "audit": "an audit found different server data",
+}
+"""Why a response cannot be continued on its server, by the reason in the store."""
 
 
 def format_size(count: float) -> str:

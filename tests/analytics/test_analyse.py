@@ -251,6 +251,15 @@ async def test_everything_is_ready_for_json(store: Store) -> None:
     assert json.loads(json.dumps([dataclasses.asdict(each) for each in pieces]))
 
 
+async def test_sizes_are_those_of_complete_requests(store: Store) -> None:
+    """With tools and settings; rows of older versions have the size of the messages."""
+    writer = await create_writer(store)
+    await writer.add_response(created_at=5.0, sent_bytes=111, request_bytes=818)
+    await writer.add_response(created_at=6.0, sent_bytes=100)
+    assert (await analyse(store)).requests.sent_bytes == 918
+    assert [each.sent_bytes for each in await analyse_over_time(store, buckets=1)] == [918]
+
+
 async def test_failures_belong_to_the_model_that_was_asked(
     store: Store, kedge_server: TestServer
 ) -> None:

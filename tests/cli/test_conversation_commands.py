@@ -215,7 +215,8 @@ def test_tree_is_a_graph_with_heads_and_marks(server: TestServer, alone: Path) -
     marked = {node["id"]: node["marks"] for node in run_json("tree", "harbour")["nodes"]}
     assert marked[3] == ["lost: gone"]
     assert marked[5] == ["expired"]
-    assert "[lost: gone]" in run_command("tree", "harbour").output
+    tree = run_command("tree", "harbour").output
+    assert "[lost: the server no longer has this response]" in tree
 
 
 def test_inspect_tells_blocks_plan_and_savings() -> None:
@@ -235,6 +236,7 @@ def test_inspect_tells_blocks_plan_and_savings() -> None:
     assert "→ 4" in output
     assert "Chained on resp_" in output
     assert "still bill" in output
+    assert f"The last request had {plan['last_request_bytes']:,} bytes" in output
 
 
 def test_inspect_accepts_a_turn_or_a_chat_state(tmp_path: Path) -> None:

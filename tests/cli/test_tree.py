@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kedge.cli.tree import AnnotatedTree, render_tree
+from kedge.cli.tree import AnnotatedTree, describe_mark, render_tree
 from kedge.store import ConversationRow, Node, ResponseRow
 from kedge.turns import assistant
 
@@ -54,11 +54,21 @@ def test_marks_tell_what_became_of_a_response(
     made = make_tree(kind, **changes)
     assert made.marks(2, NOW) == marks
     first, last = render_tree(made, NOW)
-    assert all(f"[{mark}]" in first for mark in marks)
+    assert all(f"[{describe_mark(mark)}]" in first for mark in marks)
     assert "(head)" in first
     assert "(head of quay)" in first
     assert "Hello there" in first
     assert last.endswith("root")
+
+
+def test_reasons_of_marks_are_sentences() -> None:
+    """A reader needs no knowledge of the codes; an unknown one is shown as it is."""
+    assert describe_mark("lost: gone") == "lost: the server no longer has this response"
+    resent = "the server no longer had the earlier response; the full conversation was resent"
+    assert describe_mark("healed: gone") == resent
+    assert describe_mark("healed: new reason") == "healed: new reason"
+    assert describe_mark("lost") == "lost"
+    assert "818 B sent" in render_tree(make_tree(request_bytes=818), NOW)[0]
 
 
 def test_the_report_has_all_of_it() -> None:

@@ -11,7 +11,7 @@ from engines.runs import last_text, request_bodies, send_lines
 from kedge.engines import ResponsesEngine
 from kedge.errors import AnswerIncomplete, KedgeError, RequestRefused, Unreachable, Unsendable
 from kedge.events import ResponseStarted, TextDelta
-from kedge.events.run import AnswerFinished, ModeChanged, RequestPlanned, TurnFinished
+from kedge.events.run import AnswerFinished, ModeChanged, RequestPlanned, RequestSent, TurnFinished
 from kedge.planning import ConversationState, get_state, set_state
 from kedge.testing import TestServer, serve
 from kedge.turns import Turn, assistant, image, system, tool_call, tool_result, user
@@ -38,7 +38,7 @@ async def test_a_stream_tells_events_and_ends_with_the_turn(engine: ResponsesEng
         events = [event async for event in stream]
     kinds = [type(event) for event in events]
     assert kinds[0] is RequestPlanned
-    assert kinds[1] is ResponseStarted
+    assert kinds[1:3] == [RequestSent, ResponseStarted]
     assert kinds[-2:] == [AnswerFinished, TurnFinished]
     assert "".join(e.delta for e in events if isinstance(e, TextDelta)) == last_text(stream.turn)
     assert stream.usage.input_tokens > 0

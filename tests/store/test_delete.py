@@ -12,6 +12,7 @@ from kedge.errors import InvalidSetting, NotInStore
 from kedge.store import Store, open_store
 from kedge.store.database import Tx
 from kedge.store.delete import delete_unchanged
+from kedge.store.listing import list_summaries
 from kedge.store.search import list_groups, rewrite_group
 from kedge.store.sqlite import SQLITE
 from store.sample_conversations import append_exchange, count_rows, create_conversation
@@ -194,6 +195,29 @@ async def test_conversations_expire_by_their_time_to_live(store: Store) -> None:
     assert await store.gc() == 0
     assert [row.title for row in await store.conversations()] == ["forever"]
     assert await store.verify() == []
+
+
+async def test_a_scheduled_deletion_is_hidden_and_can_be_undone(store: Store) -> None:
+    """It is in no list and no search; when its time has come, it is deleted, unless that was undone."""
+    store.clock = lambda: 1000.0
+    row = await store.create("secret", blocks=[user("a harbour")])
+    other = await store.create("other")
+    scheduled = await store.schedule_delete(row, 1010.0)
+    assert [each.id for each in await store.conversations()] == [other.id]
+    assert (await list_summaries(store))[1] == 1
+    assert (await list_summaries(store, scheduled=True))[1] == 2
+    assert await store.search("harbour") == []
+    assert await store.list_scheduled() == [scheduled]
+    assert await store.delete_expired() == []
+    assert (await store.schedule_delete(row.id, None)).delete_at is None
+    assert await store.delete_scheduled(scheduled) is False
+    assert len(await store.search("harbour")) == 1
+    await store.schedule_delete(row, 1010.0)
+    await store.schedule_delete(other, 1020.0)
+    store.clock = lambda: 1010.0
+    assert await store.delete_expired() == [row.id]
+    assert [each.id for each in await store.list_scheduled()] == [other.id]
+    assert await store.delete_scheduled(scheduled) is False
 
 
 async def test_conversations_are_deleted_by_age(store: Store) -> None:

@@ -94,6 +94,7 @@ async def test_a_response_row_comes_back_complete(store: Store) -> None:
         predicted_cached_tokens=9,
         cache_write_tokens=10,
         cache_savings=0.125,
+        request_bytes=818,
     )
     made = await store.append(row, node, [assistant("Hi")], response=full)
     (found,) = await store.responses(row)

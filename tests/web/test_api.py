@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from kedge.formatting import format_size
 from kedge.server.models import PracticeModel
+from kedge.store.listing import load_exchanges
 from kedge.web.api import OPENAPI_DOCUMENT
 from kedge.web.app import ROUTES
+from kedge.web.service import ConversationService
 from web.conftest import PageServer, serve_page
 
 
@@ -350,6 +353,19 @@ def test_raw_bodies_are_shown_where_they_are_kept(tmp_path: Path) -> None:
         assert html.count("&#34;model&#34;: &#34;practice&#34;") >= 2
         assert "previous_response_id" in html
         assert "event: response.completed" in html
+
+        async def measure(service: ConversationService) -> int:
+            return len((await load_exchanges(service.store, head))[-1].request)
+
+        size = page.run(measure)  # with the definition of a tool
+        (node,) = (
+            each
+            for each in page.get(f"/api/conversations/{name}/chain")["nodes"]
+            if each["node"] == head
+        )
+        assert node["response"]["request_bytes"] == size > node["response"]["sent_bytes"]
+        assert page.get(f"/api/conversations/{name}/plans/{head}")["request_bytes"] == size
+        assert format_size(size) in html
 
 
 def test_raw_bodies_are_not_kept_by_default(page: PageServer) -> None:

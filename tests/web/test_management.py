@@ -47,6 +47,32 @@ def test_a_server_that_stops_deletes_what_is_to_be_deleted(tmp_path: Path) -> No
         assert page.client.get(f"/api/conversations/{name}").status_code == 404
 
 
+def test_a_killed_server_completes_its_deletions_when_it_starts(tmp_path: Path) -> None:
+    """What is due is deleted, what is not stays hidden and can be restored."""
+    with serve_page(tmp_path) as page:
+        due, later, listed = (page.create_conversation(text) for text in ("One", "Two", "Three"))
+
+        async def leave_scheduled(service: ConversationService) -> None:
+            await service.store.schedule_delete(due, service.store.clock())
+            await service.store.schedule_delete(later, service.store.clock() + 3600)
+
+        page.run(leave_scheduled)
+    with serve_page(tmp_path) as page:
+
+        async def wait_for_deletion(service: ConversationService) -> None:
+            for row in await service.store.list_scheduled():
+                if row.id == due:
+                    await service.deletions._tasks[row.number]
+
+        page.run(wait_for_deletion)
+        assert page.client.get(f"/api/conversations/{due}").status_code == 404
+        assert [row["id"] for row in page.get("/api/conversations")["data"]] == [listed]
+        page.post(f"/api/conversations/{later}/restore")
+    with serve_page(tmp_path) as page:
+        rows = page.get("/api/conversations")["data"]
+        assert {row["id"] for row in rows} == {later, listed}
+
+
 def test_lists_are_filtered_and_have_no_empty_rows(fresh: PageServer) -> None:
     """By tag and model; a conversation without a title and a message is not listed."""
     fresh.post("/api/conversations")

@@ -103,7 +103,7 @@ def test_every_refused_candidate_is_told_in_plain_words(page: PageServer) -> Non
     html = page.client.get(f"/conversations/{name}").text
     assert html.count("data-exchange=") == 3  # what an edit kept is told as it came
     assert "What is 20+3?" in html
-    assert "Sending everything" in told
+    assert "Sent in full (5 blocks, " in told
     assert "changed" in told
     assert "the conversation before or in it was edited since" in told
     marks = [node["marks"] for node in page.get(f"/api/conversations/{name}/chain")["nodes"]]
@@ -189,7 +189,7 @@ def test_what_was_healed_and_lost_is_told(fresh: PageServer) -> None:
     told = page_text(fresh.client.get(f"/conversations/{name}/plans/{nodes[1]['node']}").text)
     assert "The server no longer had the earlier response" in told
     lost = page_text(fresh.client.get(f"/conversations/{name}/plans/{nodes[0]['node']}").text)
-    assert "The server has since lost this response" in lost
+    assert "cannot use it: the server no longer has this response" in lost
     assert "healed: gone" in fresh.client.get("/dashboard").text
 
 

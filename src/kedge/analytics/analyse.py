@@ -151,7 +151,7 @@ def _fill_bucket(bucket: Bucket, row: Row, cost: Cost, latency: Latency) -> Buck
 def _query_counts(tx: Tx, where: SqlCondition, column: str) -> list[Row]:
     return tx.rows(
         f"SELECT {column}, COUNT(*), {queries.count_where(ANSWERED)}, COUNT(r.anchor), "  # noqa: S608
-        f"{queries.count_where(FALLBACK)}, COUNT(r.healed), SUM(r.sent_bytes), SUM(r.saved_bytes), "
+        f"{queries.count_where(FALLBACK)}, COUNT(r.healed), {queries.REQUEST_BYTES}, SUM(r.saved_bytes), "
         f"{queries.TOKEN_COLUMNS}, {queries.CACHE_COLUMNS} FROM responses r WHERE {where.sql} GROUP BY {column}",
         where.values,
     )

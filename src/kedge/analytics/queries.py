@@ -34,6 +34,8 @@ HEALED_WITHOUT_REJECTION = ("forgot", "unproven", "audit")
 
 NO_ID = f"{ANSWERED} AND r.provider_response_id IS NULL"
 REJECTED = "r.status = 'refused'"
+REQUEST_BYTES = "SUM(COALESCE(r.request_bytes, r.sent_bytes))"
+"""The bytes of complete requests; of their messages alone in rows of older versions."""
 TOKEN_COLUMNS = (
     "SUM(r.input_tokens), SUM(r.cached_tokens), SUM(r.output_tokens), SUM(r.reasoning_tokens)"
 )
@@ -55,7 +57,7 @@ def count_requests(tx: Tx, selection: Selection) -> Requests:
         tx,
         "COUNT(*), COUNT(DISTINCT r.conversation), "
         f"{count_where(ANSWERED)}, COUNT(r.anchor), {count_where(NO_ID)}, {count_where(REJECTED)}, "
-        "SUM(r.sent_blocks), SUM(r.sent_bytes), SUM(r.saved_blocks), SUM(r.saved_bytes)",
+        f"SUM(r.sent_blocks), {REQUEST_BYTES}, SUM(r.saved_blocks), SUM(r.saved_bytes)",
         where,
     )
     total, conversations, succeeded, chained, no_id, rejected, *sums = (

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import click
@@ -14,7 +15,15 @@ from kedge.cli.base import echo_error, find_hint, format_json, wrap_text
 from kedge.conversation import Reply
 from kedge.errors import KedgeError
 from kedge.events import Event, ReasoningDelta, RefusalDelta, TextDelta
-from kedge.events.run import FellBack, Healed, OutputRejected, ServerForgot, ToolFinished
+from kedge.events.run import (
+    FellBack,
+    Healed,
+    OutputRejected,
+    RequestPlanned,
+    RequestSent,
+    ServerForgot,
+    ToolFinished,
+)
 from kedge.formatting import HEALING_TEXTS, format_size, pluralize, sanitize_text, shorten_id
 from kedge.planning import RequestPlan
 
@@ -181,23 +190,48 @@ def _shorten_line(text: str) -> str:
     return line if len(line) <= MAX_RESULT_CHARS else line[: MAX_RESULT_CHARS - 1] + "…"
 
 
-def format_status(plans: Sequence[RequestPlan]) -> str:
+@dataclass(slots=True)
+class SentRequest:
+    """A request of a turn: its plan and the size of its body."""
+
+    plan: RequestPlan
+    body_bytes: int = 0
+
+    @property
+    def full_bytes(self) -> int:
+        """The size of a body with the complete conversation."""
+        return self.body_bytes + self.plan.full_bytes - self.plan.delta_bytes
+
+
+def record_request(requests: list[SentRequest], event: Event) -> None:
+    """Add the request that an event reports, or its size."""
+    match event:
+        case RequestPlanned():
+            requests.append(SentRequest(event.plan))
+        case RequestSent() if requests:
+            requests[-1].body_bytes = event.body_bytes
+        case _:
+            pass
+
+
+def format_status(requests: Sequence[SentRequest]) -> str:
     """Format mode, anchor, and the blocks and bytes sent compared with a full request."""
-    if not plans:
+    if not requests:
         return "[nothing sent]"
+    plans = [request.plan for request in requests]
     last = plans[-1]
     anchor = f"on {shorten_id(last.previous_response_id)}" if last.anchor else "no anchor"
     sent = sum(plan.delta_blocks for plan in plans)
     full = sum(plan.full_blocks for plan in plans)
-    sent_bytes = sum(plan.delta_bytes for plan in plans)
-    full_bytes = sum(plan.full_bytes for plan in plans)
-    requests = f", {len(plans)} requests" if len(plans) > 1 else ""
+    sent_bytes = sum(request.body_bytes for request in requests)
+    full_bytes = sum(request.full_bytes for request in requests)
+    count = f", {len(plans)} requests" if len(plans) > 1 else ""
     blocks = f"sent {sent} of {pluralize(full, 'block')}"
     saved = f"{format_size(sent_bytes)} of {format_size(full_bytes)}"
-    return f"[{last.mode}, {anchor}, {blocks}, {saved}{requests}]"
+    return f"[{last.mode}, {anchor}, {blocks}, {saved}{count}]"
 
 
-def reply_to_json(reply: Reply, plans: Sequence[RequestPlan]) -> dict[str, Any]:
+def reply_to_json(reply: Reply, requests: Sequence[SentRequest]) -> dict[str, Any]:
     """Return a turn as JSON values."""
     usage = reply.usage
     return {
@@ -207,15 +241,15 @@ def reply_to_json(reply: Reply, plans: Sequence[RequestPlan]) -> dict[str, Any]:
         "response_id": reply.response_id,
         "requests": [
             {
-                "mode": plan.mode,
-                "anchor": plan.previous_response_id or None,
-                "blocks": plan.delta_blocks,
-                "full_blocks": plan.full_blocks,
-                "bytes": plan.delta_bytes,
-                "full_bytes": plan.full_bytes,
-                "fallback": plan.fallback,
+                "mode": each.plan.mode,
+                "anchor": each.plan.previous_response_id or None,
+                "blocks": each.plan.delta_blocks,
+                "full_blocks": each.plan.full_blocks,
+                "bytes": each.body_bytes,
+                "full_bytes": each.full_bytes,
+                "fallback": each.plan.fallback,
             }
-            for plan in plans
+            for each in requests
         ],
         "usage": {
             "input_tokens": usage.input_tokens,

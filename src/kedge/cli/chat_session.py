@@ -14,14 +14,21 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import click
 
 from kedge.cli import chat_tools
 from kedge.cli.base import wrap_text
 from kedge.cli.chat_input import read_messages
-from kedge.cli.chat_output import ChatOutput, create_output, format_status, reply_to_json
+from kedge.cli.chat_output import (
+    ChatOutput,
+    SentRequest,
+    create_output,
+    format_status,
+    record_request,
+    reply_to_json,
+)
 from kedge.cli.chat_tools import ask_approval, load_tool, open_mcp_servers
 from kedge.cli.confirmations import model_references, remember
 from kedge.cli.store_options import (
@@ -32,18 +39,13 @@ from kedge.cli.store_options import (
     use_store,
 )
 from kedge.config import mask_url
-from kedge.conversation import Conversation, Reply
+from kedge.conversation import Conversation, ConversationStream
 from kedge.engines import Middleware, OutputSchema, to_output_schema
 from kedge.errors import HeadConflict, KedgeError, StoreError
-from kedge.events import TextDelta
-from kedge.events.run import RequestPlanned
 from kedge.formatting import pluralize, sanitize_text, shorten_id
 from kedge.middleware import system_prompt
 from kedge.middleware import trace as tracing
 from kedge.store import Store
-
-if TYPE_CHECKING:
-    from kedge.planning import RequestPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,20 +261,19 @@ class ChatSession:
         await self.conversation.refresh()
 
     async def _send(self, line: str) -> None:
-        plans: list[RequestPlan] = []
-        async with self.conversation.stream(line, **self.send_options) as stream:
-            async for event in stream:
-                if isinstance(event, RequestPlanned):
-                    plans.append(event.plan)
-                self.output.show_event(event)
-        self._show_end(stream.reply, plans)
+        await self._show_turn(self.conversation.stream(line, **self.send_options))
 
-    def _show_end(self, reply: Reply[Any], plans: Sequence["RequestPlan"]) -> None:
-        report = reply_to_json(reply, plans)
+    async def _show_turn(self, turn: ConversationStream[Any]) -> None:
+        requests: list[SentRequest] = []
+        async with turn as stream:
+            async for event in stream:
+                record_request(requests, event)
+                self.output.show_event(event)
+        report = reply_to_json(stream.reply, requests)
         if "output" in self.send_options:
-            report["output"] = reply.output
+            report["output"] = stream.reply.output
         self.output.stop()
-        self.output.show_end(format_status(plans), report)
+        self.output.show_end(format_status(requests), report)
 
     async def _run_command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
@@ -358,10 +359,7 @@ class ChatSession:
         pending = [node.id for node in await self.conversation.pending() if node.parent == head]
         if not pending:
             return "there is no unanswered message here"
-        reply = await self.conversation.resume(pending[-1], **self.send_options)
-        plans = [reply.plan] if reply.plan else []
-        self.output.show_event(TextDelta(reply.text))
-        self._show_end(reply, plans)
+        await self._show_turn(self.conversation.stream_resume(pending[-1], **self.send_options))
         return ""
 
     async def fork(self, title: str) -> str:

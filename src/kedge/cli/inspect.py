@@ -31,6 +31,7 @@ from kedge.planning import REASONS, AnchorRecord, RequestPlan, get_state, set_st
 from kedge.providers import connect
 from kedge.providers.practice_memory import PRACTICE_SCOPE, find_missing_responses
 from kedge.store import ConversationRow, Store
+from kedge.store.listing import newest_response, read_tree
 from kedge.turns import Turn, loads, user
 from kedge.turns.formatting import describe
 
@@ -49,6 +50,8 @@ class Inspection:
     turn: Turn
     tokens: tuple[int, ...]
     plan: RequestPlan
+    last_request_bytes: int | None = None
+    """The size of the newest stored request body on the path, with tool definitions and settings."""
 
     @property
     def sent_ids(self) -> set[str]:
@@ -97,6 +100,7 @@ class Inspection:
                 "full_bytes": plan.full_bytes,
                 "saved_bytes": plan.full_bytes - plan.delta_bytes,
                 "saved_tokens": self.saved_tokens,
+                "last_request_bytes": self.last_request_bytes,
                 "fallback": plan.fallback,
                 "rejected": [
                     {"response": r.response_id, "reason": r.reason, "words": REASONS[r.reason]}
@@ -121,8 +125,17 @@ async def inspect_conversation(
             await inner.memory.attach(store, inner.model)  # what is known decides what is sent
         found = await find_anchors(store, turn, getattr(engine, "scope", ""))
         turn, plan = _plan_next(engine, turn, found)
+    last = newest_response(await read_tree(store, row), node)
     return Inspection(
-        row.id, row.title or row.id, f"node {node}", node, model, turn, _count(turn), plan
+        row.id,
+        row.title or row.id,
+        f"node {node}",
+        node,
+        model,
+        turn,
+        _count(turn),
+        plan,
+        last.request_bytes if last else None,
     )
 
 
@@ -255,8 +268,10 @@ def _print_blocks(found: "Inspection") -> None:
 def _format_savings(found: "Inspection") -> str:
     plan = found.plan
     saved = plan.full_bytes - plan.delta_bytes
+    size = found.last_request_bytes
+    last = f" The last request had {size:,} bytes with tools and settings." if size else ""
     return (
         f"Saved: {saved:,} of {plan.full_bytes:,} bytes ({format_percent(saved, plan.full_bytes)}); "
         f"{found.saved_tokens:,} of {found.full_tokens:,} tokens are not resent "
-        "(providers still bill them as input)."
+        f"(providers still bill them as input).{last}"
     )

@@ -15,7 +15,7 @@ from kedge.cli.store_options import (
     run_with_store,
     store_option,
 )
-from kedge.formatting import sanitize_text, shorten_id
+from kedge.formatting import HEALING_TEXTS, LOST_TEXTS, format_size, sanitize_text, shorten_id
 from kedge.planning.anchors import is_expired
 from kedge.store import ConversationRow, Node, ResponseRow, Store
 from kedge.store.listing import list_tree_conversations, load_last_blocks, read_tree
@@ -46,7 +46,10 @@ class AnnotatedTree:
         return sorted(names)
 
     def marks(self, number: int, now: float) -> list[str]:
-        """Return the marks of a node: the state of its response, and changes of history."""
+        """Return the marks of a node: the state of its response, and changes of history.
+
+        A reason follows a colon; `describe_mark` returns the same in words.
+        """
         node, response = self.nodes[number], self.responses.get(number)
         marks: list[str] = []
         if node.kind == "compacted":
@@ -95,6 +98,7 @@ class AnnotatedTree:
             "response": response.provider_response_id if response else None,
             "status": response.status if response else None,
             "anchor": (response.anchor or None) if response else None,
+            "request_bytes": response.request_bytes if response else None,
             "marks": self.marks(number, now),
             "heads": [row.id for row in self.conversations if row.head == number],
             "excerpt": self.excerpt(number),
@@ -223,14 +227,24 @@ def render_tree(tree: "AnnotatedTree", now: float, limit: int = 0) -> list[str]:
     ]
 
 
+def describe_mark(mark: str) -> str:
+    """Return a mark with its reason as a sentence, if there is one for it."""
+    name, _, reason = mark.partition(": ")
+    if name == "healed":
+        return HEALING_TEXTS.get(reason, mark)
+    return f"lost: {LOST_TEXTS.get(reason, reason)}" if name == "lost" and reason else mark
+
+
 def _format_node(tree: "AnnotatedTree", number: int, now: float) -> str:
     node, response = tree.nodes[number], tree.responses.get(number)
     parts = [dim(str(number)), node.kind]
     if response and response.provider_response_id:
         parts.append(dim(shorten_id(response.provider_response_id)))
+    if response and response.request_bytes is not None:
+        parts.append(dim(f"{format_size(response.request_bytes)} sent"))
     for mark in tree.marks(number, now):
         color = MARK_COLORS.get(mark.partition(":")[0], "cyan")
-        parts.append(click.style(f"[{mark}]", fg=color))
+        parts.append(click.style(f"[{describe_mark(mark)}]", fg=color))
     parts += [click.style(f"({name})", fg="green", bold=True) for name in tree.heads(number)]
     if excerpt := tree.excerpt(number):
         parts.append(excerpt)

@@ -20,6 +20,7 @@ from kedge.events.run import (
     Healed,
     ModeChanged,
     RequestPlanned,
+    RequestSent,
     ServerForgot,
     ToolFinished,
 )
@@ -48,6 +49,7 @@ class RunRecorder:
     requested_at: float = 0.0
     timer_start: float = 0.0
     first_token_seconds: float | None = None
+    request_bytes: int | None = None
     healed: str = ""
     plan: RequestPlan | None = None
     incidents: tuple[Incident, ...] = ()
@@ -65,8 +67,10 @@ class RunRecorder:
         """Record an event."""
         match event:
             case RequestPlanned():
-                self.plan, self.first_token_seconds = event.plan, None
+                self.plan, self.first_token_seconds, self.request_bytes = event.plan, None, None
                 self.requested_at, self.timer_start = self.clock(), time.perf_counter()
+            case RequestSent():
+                self.request_bytes = event.body_bytes
             case Healed():
                 self.healed = event.reason
                 self._record_incident("healed", event.reason)
@@ -163,6 +167,7 @@ class RunRecorder:
             created_at=self.requested_at or self.clock(),
             stored=plan.mode != "stateless",
             settings=self._encode_settings(),
+            request_bytes=self.request_bytes,
         )
 
     def _encode_settings(self) -> str:

@@ -59,6 +59,7 @@ from kedge.events.run import (
     HealReason,
     ModeChanged,
     RequestPlanned,
+    RequestSent,
     ServerForgot,
     TurnFinished,
 )
@@ -292,13 +293,18 @@ class ResponsesEngine(Engine):
         for event in _describe_plan(plan):
             yield event
         body = await self._build_body(plan, request, options)
+        content = self.transport.serialize(body)
+        record_request(plan, len(content))
+        yield RequestSent(len(content))
         summary = summarize_request(body, options)
         assembler, decoder, shown = Assembler(), ResponsesDecoder(), False
         decoder.calls.infer_name = partial(infer_tool_name, request.tools)
         held: list[Event] | None = [] if self.memory.needs_verdict(plan, evidence) else None
         cut: StreamCut | None = None
         try:
-            async with self._open_response(decoder, plan, body, summary, request.tap) as decoded:
+            async with self._open_response(
+                decoder, plan, body, content, summary, request.tap
+            ) as decoded:
                 async for event in decoded:
                     if not shown:
                         self._heal_early(event, plan, summary, evidence)
@@ -394,12 +400,11 @@ class ResponsesEngine(Engine):
         decoder: ResponsesDecoder,
         plan: RequestPlan,
         body: dict[str, Any],
+        content: bytes,
         summary: RequestSummary,
         tap: WireTap | None,
     ) -> AsyncGenerator[AsyncGenerator[StreamEvent]]:
         """Send the request and provide the events of the response, as they arrive."""
-        content = self.transport.serialize(body)
-        record_request(plan, len(content))
         retry = plan.mode != "conversation"  # the first try may have been taken down already
         try:
             reply = await self.transport.create_response(content, body, retry=retry, tap=tap)

@@ -37,7 +37,14 @@ from kedge.errors import EngineError, RequestRefused, StreamCut, Unreachable
 from kedge.events import StreamEvent
 from kedge.events.assembler import Assembler
 from kedge.events.decoder import StreamDecoder
-from kedge.events.run import AnswerFinished, Healed, ModeChanged, RequestPlanned, TurnFinished
+from kedge.events.run import (
+    AnswerFinished,
+    Healed,
+    ModeChanged,
+    RequestPlanned,
+    RequestSent,
+    TurnFinished,
+)
 from kedge.planning import (
     CachePlan,
     CacheRules,
@@ -215,6 +222,7 @@ class StatelessEngine(Engine):
             self._prompts.record(plan, model=body["model"], tools=request.tools)
         content = _encode({k: v for k, v in body.items() if v is not None}).encode()
         record_request(plan, len(content))
+        yield RequestSent(len(content))
         assembler, decoder = Assembler(), self._make_decoder()
         decoder.calls.infer_name = partial(infer_tool_name, request.tools)
         cut: StreamCut | None = None

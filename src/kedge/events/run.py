@@ -42,6 +42,17 @@ class RequestPlanned(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RequestSent(Event):
+    """The body of the planned request is complete and is being sent.
+
+    Attributes:
+        body_bytes: The size of the body, with tool definitions and settings.
+    """
+
+    body_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModeChanged(Event):
     """The request is sent in another mode than requested.
 

@@ -68,7 +68,7 @@ def format_headline(plan: "RequestPlan") -> str:
     """Return one sentence: what is sent, and on which anchor."""
     full = f"{_format_block_count(plan.full_blocks)}, about {format_size(plan.full_bytes)}"
     if plan.anchor is None:
-        return f"Sending everything ({full}): {_full_send_reason(plan)}."
+        return f"Sending everything ({full}): {describe_full_send(plan)}."
     where = f"conversation {plan.conversation_id}" if plan.conversation_id else "its memory"
     sent = f"{_format_block_count(plan.delta_blocks)}, about {format_size(plan.delta_bytes)}"
     return (
@@ -77,7 +77,8 @@ def format_headline(plan: "RequestPlan") -> str:
     )
 
 
-def _full_send_reason(plan: "RequestPlan") -> str:
+def describe_full_send(plan: "RequestPlan") -> str:
+    """Return why a request without an anchor has the complete conversation."""
     if plan.mode == "stateless":
         reason = MODE_REASONS.get(plan.mode_reason, plan.mode_reason)
         return f"stateless mode, because {reason}" if reason else "stateless mode"

@@ -22,8 +22,10 @@ T = TypeVar("T")
 
 _COLUMNS = (
     "c.id, c.title, c.archived, c.head, c.mode, c.retention, c.data, c.forked_from, c.forked_at, "
-    "c.created_at, c.updated_at, c.ttl, c.tree, c.number"
+    "c.created_at, c.updated_at, c.ttl, c.delete_at, c.tree, c.number"
 )
+
+_IS_EXPIRED = "(c.ttl IS NOT NULL AND c.updated_at <= ? - c.ttl)"
 
 
 def fork(
@@ -111,8 +113,8 @@ def select_conversations(
     since: float | None = None,
     before: float | None = None,
 ) -> list[ConversationRow]:
-    """Return conversations, most recently changed first."""
-    conditions, values = ["c.namespace = ?"], list[Any]([tx.namespace])
+    """Return conversations that are not about to be deleted, most recently changed first."""
+    conditions, values = ["c.namespace = ? AND c.delete_at IS NULL"], list[Any]([tx.namespace])
     if archived is not None:
         conditions.append("c.archived = ?")
         values.append(int(archived))
@@ -137,11 +139,13 @@ def select_conversations(
 def select_old(
     tx: Tx, now: float, *, age: float | None, tag: str | None = None
 ) -> list[ConversationRow]:
-    """Return the conversations that did not change for ``age`` seconds; None for their own ``ttl``."""
-    limit = "c.namespace = ? AND " + (
-        "c.ttl IS NOT NULL AND c.updated_at <= ? - c.ttl" if age is None else "c.updated_at <= ?"
-    )
-    values: list[Any] = [tx.namespace, now if age is None else now - age]
+    """Return the conversations that did not change for ``age`` seconds.
+
+    Without an age, those that expired by their own ``ttl`` or whose scheduled deletion is due.
+    """
+    limit = "c.updated_at <= ?" if age is not None else f"({_IS_EXPIRED} OR c.delete_at <= ?)"
+    limit = f"c.namespace = ? AND {limit}"
+    values: list[Any] = [tx.namespace, *([now, now] if age is None else [now - age])]
     if tag is not None:
         limit += " AND c.number IN (SELECT conversation FROM tags WHERE tag = ?)"
         values.append(tag)
@@ -155,6 +159,23 @@ def select_namespaces(tx: Tx) -> list[str]:
     """Return the names of all namespaces that have conversations, except the default one."""
     query = "SELECT DISTINCT namespace FROM conversations WHERE namespace <> '' ORDER BY namespace"
     return [name for (name,) in tx.rows(query)]
+
+
+def select_scheduled(tx: Tx) -> list[ConversationRow]:
+    """Return the conversations that are about to be deleted, the next one first."""
+    rows = tx.rows(
+        f"SELECT {_COLUMNS} FROM conversations c "
+        "WHERE c.namespace = ? AND c.delete_at IS NOT NULL ORDER BY c.delete_at",
+        (tx.namespace,),
+    )
+    return [_conversation_from_row(row, {}) for row in rows]
+
+
+def schedule_delete(tx: Tx, name: str | ConversationRow, at: float | None) -> ConversationRow:
+    """Set or clear the time at which a conversation is deleted."""
+    row = resolve(tx, name)
+    tx.run("UPDATE conversations SET delete_at = ? WHERE number = ?", (at, row.number))
+    return select_conversation(tx, row.id)
 
 
 def resolve(tx: Tx, conversation: str | ConversationRow, lock: str = "") -> ConversationRow:
@@ -225,6 +246,7 @@ def _conversation_from_row(row: Row, tags: Mapping[int, list[str]]) -> Conversat
         created,
         updated,
         ttl,
+        delete_at,
         tree,
         number,
     ) = row
@@ -244,4 +266,5 @@ def _conversation_from_row(row: Row, tags: Mapping[int, list[str]]) -> Conversat
         tree,
         number,
         ttl,
+        delete_at,
     )

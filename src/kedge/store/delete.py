@@ -18,14 +18,17 @@ CHUNK_SIZE = 500
 _CONVERSATION_TABLES = (*telemetry.TABLES, "claims", "tags")
 
 
-def delete_unchanged(tx: Tx, conversation: ConversationRow) -> set[int] | None:
-    """Delete a conversation unless it was changed since its row was read; None if it was."""
+def delete_unchanged(
+    tx: Tx, conversation: ConversationRow, members: Sequence[str] = ("updated_at", "delete_at")
+) -> set[int] | None:
+    """Delete a conversation unless a member was changed since its row was read; None if one was."""
     _lock_links(tx)
     try:
         row = resolve(tx, conversation, tx.dialect.for_update)
     except NotInStore:
         return None
-    return delete_conversation(tx, row) if row.updated_at == conversation.updated_at else None
+    is_same = all(getattr(row, name) == getattr(conversation, name) for name in members)
+    return delete_conversation(tx, row) if is_same else None
 
 
 def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> set[int]:

@@ -110,12 +110,12 @@ async def list_summaries(
     show: ListFilter = "active",
     order: ListOrder = "newest",
     ids: Sequence[str] | None = None,
-    exclude: Sequence[str] = (),
     tag: str | None = None,
     model: str | None = None,
     started: bool = False,
     since: float | None = None,
     until: float | None = None,
+    scheduled: bool = False,
     limit: int = 50,
     offset: int = 0,
 ) -> tuple[list[ConversationSummary], int]:
@@ -126,21 +126,20 @@ async def list_summaries(
         show: Which conversations to list.
         order: Their order.
         ids: List only these.
-        exclude: Do not list these.
         tag: List only conversations with this tag.
         model: List only conversations that this model answered in.
         started: Do not list conversations without a title and without a message.
         since: List only conversations that changed last at or after this time.
         until: List only conversations that changed last before this time.
+        scheduled: List conversations that are about to be deleted, too.
         limit: The maximum number of conversations.
         offset: The number of conversations to skip.
     """
     conditions, values = [_CONDITIONS[show], "c.namespace = ?"], list[Any]()
     if started:
         conditions.append(_STARTED)
-    if exclude:
-        conditions.append(f"c.id NOT IN ({', '.join('?' * len(exclude))})")
-        values += exclude
+    if not scheduled:
+        conditions.append("c.delete_at IS NULL")
     if model is not None:
         conditions.append("c.number IN (SELECT conversation FROM responses WHERE model = ?)")
         values.append(model)
@@ -192,6 +191,22 @@ async def read_tree(store: Store, conversation: ConversationRow) -> StoredTree:
         )
 
     return await store.database.read(checked(conversation, work))
+
+
+def path_to(tree: StoredTree, node: int) -> list[Node]:
+    """Return the nodes from the root to this one."""
+    nodes = {each.id: each for each in tree.nodes}
+    path: list[Node] = []
+    while node in nodes:
+        path.append(nodes[node])
+        node = nodes[node].parent
+    return path[::-1]
+
+
+def newest_response(tree: StoredTree, node: int) -> ResponseRow | None:
+    """Return the newest response on the path to a node."""
+    found = (tree.responses.get(each.id) for each in reversed(path_to(tree, node)))
+    return next((response for response in found if response), None)
 
 
 async def load_last_blocks(store: Store, conversation: ConversationRow) -> Mapping[int, Block]:

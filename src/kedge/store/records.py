@@ -97,6 +97,8 @@ class ConversationRow:
     """The row number in this store, which is never used again; use ``id`` everywhere else."""
     ttl: float | None = None
     """Seconds after its last change at which it expires; see `Store.delete_expired`."""
+    delete_at: float | None = None
+    """When it is deleted; until then it is in no list, and `Store.schedule_delete` can undo that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +170,21 @@ class ResponseRow:
     cache_savings: float | None = None
     settings: str = ""
     """The settings of the request, such as the temperature, as a JSON object; empty if there were none."""
+    request_bytes: int | None = None
+    """The size of the request body, with tool definitions and settings; ``None`` in rows of older versions."""
     node: int = 0
     parent: int = 0
     conversation: str = ""
+
+    @property
+    def request_size(self) -> int:
+        """The size of the request body; of its messages alone if it was not recorded."""
+        return self.sent_bytes if self.request_bytes is None else self.request_bytes
+
+    @property
+    def full_size(self) -> int:
+        """The size of a request body with the complete conversation."""
+        return self.request_size + self.saved_bytes
 
     @property
     def record(self) -> AnchorRecord | None:

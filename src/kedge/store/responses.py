@@ -85,6 +85,7 @@ def _response_values(row: ResponseRow, scope: int) -> Row:
         row.cache_write_tokens,
         row.cache_savings,
         row.settings or None,
+        row.request_bytes,
     )
 
 

@@ -73,7 +73,7 @@ SELECT l.block, f.tree, l.place, (
 _SELECT_CONVERSATIONS = """
 SELECT c.id, c.number, c.head,
     EXISTS (SELECT 1 FROM tags t WHERE t.conversation = c.number AND t.tag = ?) AS is_tagged
-FROM conversations c WHERE c.tree = ? AND c.namespace = ? ORDER BY c.number
+FROM conversations c WHERE c.tree = ? AND c.namespace = ? AND c.delete_at IS NULL ORDER BY c.number
 """
 _NEWEST_TEXT = "SELECT MAX(rowid) FROM texts WHERE rowid < ?"
 _GROUP_TABLE = re.compile(r"texts_(\d+)")

@@ -392,8 +392,47 @@ class Store:
         groups = await self.database.write(lambda tx: delete.delete_conversation(tx, name))
         await self._reclaim(groups)
 
+    async def schedule_delete(
+        self, name: str | ConversationRow, at: float | None
+    ) -> ConversationRow:
+        """Hide a conversation from lists and searches, to be deleted later; or undo that.
+
+        `delete_expired` deletes it, once the time has come.
+
+        Args:
+            name: Its id or its row.
+            at: When it is deleted, in seconds since 1970; None to retain it.
+
+        Returns:
+            The row after the change.
+
+        Raises:
+            NotInStore: There is no such conversation.
+        """
+        return await self.database.write(lambda tx: conversations.schedule_delete(tx, name, at))
+
+    async def list_scheduled(self) -> list[ConversationRow]:
+        """Return the conversations that are about to be deleted, the next one first."""
+        return await self.database.read(conversations.select_scheduled)
+
+    async def delete_scheduled(self, row: ConversationRow) -> bool:
+        """Delete a conversation that is about to be deleted, unless that was undone.
+
+        Args:
+            row: The row that `schedule_delete` returned.
+
+        Returns:
+            Whether it was deleted.
+        """
+        groups = await self.database.write(
+            lambda tx: delete.delete_unchanged(tx, row, ("delete_at",))
+        )
+        if groups is not None:
+            await self._reclaim(groups)
+        return groups is not None
+
     async def delete_expired(self) -> list[str]:
-        """Delete the conversations whose time to live has passed since their last change.
+        """Delete the conversations whose time to live has passed, or whose scheduled deletion is due.
 
         Returns:
             Their ids.

@@ -88,7 +88,7 @@ async def create_conversation(call: ApiCall) -> BaseModel:
 async def read_conversation(call: ApiCall) -> BaseModel:
     """Return a conversation with its totals."""
     row = await call.service.store.conversation(call.path_text("id"))
-    found, _ = await list_summaries(call.service.store, show="all", ids=[row.id])
+    found, _ = await list_summaries(call.service.store, show="all", ids=[row.id], scheduled=True)
     return _to_overview(found[0], call.service)
 
 
@@ -106,7 +106,7 @@ async def delete_conversation(call: ApiCall) -> Response:
     row = await call.service.store.conversation(call.path_text("id"))
     await call.service.runs.stop_all(row.id)
     if call.query.undo:
-        call.service.deletions.schedule(call.service.store, row, call.query.undo)
+        await call.service.deletions.schedule(call.service.store, row, call.query.undo)
     else:
         await call.service.store.delete(row)
         await erase_deleted(call.service.store)
@@ -115,9 +115,7 @@ async def delete_conversation(call: ApiCall) -> Response:
 
 async def undo_deletion(call: ApiCall) -> BaseModel:
     """Keep a conversation that is about to be deleted."""
-    name = call.path_text("id")
-    row = await call.service.store.conversation(name)
-    call.service.deletions.undo(row.id)
+    row = await call.service.deletions.undo(call.service.store, call.path_text("id"))
     return _to_conversation(row)
 
 
@@ -134,7 +132,6 @@ async def search_messages(call: ApiCall) -> BaseModel:
         limit=asked.limit,
         offset=asked.offset,
     )
-    hidden = call.service.deletions.ids
     data = [
         schemas.HitShape(
             conversation=hit.conversation,
@@ -147,7 +144,6 @@ async def search_messages(call: ApiCall) -> BaseModel:
             score=hit.score,
         )
         for hit in hits
-        if hit.conversation not in hidden
     ]
     return schemas.SearchPage(data=data, limit=asked.limit, offset=asked.offset)
 
@@ -281,6 +277,7 @@ async def read_plan(call: ApiCall) -> BaseModel:
         full_blocks=row.sent_blocks + row.saved_blocks,
         delta_bytes=row.sent_bytes,
         full_bytes=row.sent_bytes + row.saved_bytes,
+        request_bytes=row.request_bytes,
         rejected=[schemas.RejectedShape.model_validate(each) for each in card.refused],
         problems=[],
         explanation="\n".join((card.headline, *card.notes)),

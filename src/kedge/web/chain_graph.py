@@ -322,4 +322,4 @@ def is_fallback(row: ResponseRow) -> bool:
 def response_totals(row: ResponseRow) -> Totals:
     """Return the totals of one response."""
     tokens = (row.input_tokens or 0) + (row.output_tokens or 0)
-    return Totals(1, tokens, row.sent_bytes, row.sent_bytes + row.saved_bytes, row.cost or 0.0)
+    return Totals(1, tokens, row.request_size, row.full_size, row.cost or 0.0)

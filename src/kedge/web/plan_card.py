@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from kedge.formatting import (
     HEALING_TEXTS,
+    LOST_TEXTS,
     capitalize,
     format_cost,
     format_duration,
@@ -28,7 +29,7 @@ from kedge.planning import (
     plan_request,
     set_state,
 )
-from kedge.planning.explain import describe_rejection, format_headline
+from kedge.planning.explain import describe_full_send, describe_rejection
 from kedge.store import ResponseRow, StoredExchange
 from kedge.turns import Block, Turn
 from kedge.turns.formatting import describe
@@ -78,12 +79,12 @@ def build_plan_card(
     return PlanCard(
         row,
         summarize_request(row),
-        format_headline(plan) if agrees else _format_headline(row),
+        _format_headline(row, describe_full_send(plan) if agrees else ""),
         changed,
         _build_strip(turn.body, sent) if agrees else (),
         tuple(_to_rejected(each, plan) for each in plan.rejected[:MAX_REJECTED]),
         tuple(_iter_notes(plan, row)),
-        (*iter_facts(row), *_iter_sizes(exchanges)),
+        tuple(iter_facts(row)),
         tuple(
             RawExchange(_format_body(each.request), _format_body(each.reply), each.status)
             for each in exchanges
@@ -102,16 +103,11 @@ def summarize_request(row: ResponseRow) -> str:
     return f"Sent {sent}; the server already had {rest}."
 
 
-def _iter_sizes(exchanges: Sequence[StoredExchange]) -> Iterable[tuple[str, str]]:
-    """Yield the sizes of complete requests, with tools and settings; the store has them if bodies are stored."""
-    for exchange in exchanges:
-        yield "Complete request", format_size(len(exchange.request))
-
-
-def _format_headline(row: ResponseRow) -> str:
+def _format_headline(row: ResponseRow, reason: str) -> str:
+    sent = f"{pluralize(row.sent_blocks, 'block')}, {format_size(row.request_size)}"
     if row.anchor:
-        return f"Chained on {row.anchor}: {pluralize(row.sent_blocks, 'block')} sent."
-    return f"Sent in full: {pluralize(row.sent_blocks, 'block')}."
+        return f"Chained on {row.anchor}: sent {sent}."
+    return f"Sent in full ({sent}){f': {reason}' if reason else ''}."
 
 
 def _to_rejected(rejected: RejectedAnchor, plan: RequestPlan) -> RejectedCandidate:
@@ -125,7 +121,7 @@ def _iter_notes(plan: RequestPlan, row: ResponseRow) -> Iterable[str]:
     if row.healed:
         yield f"{capitalize(HEALING_TEXTS.get(row.healed, f'resent: {row.healed}'))}."
     if row.lost_reason:
-        yield f"The server has since lost this response ({row.lost_reason})."
+        yield f"Later requests cannot use it: {LOST_TEXTS.get(row.lost_reason, row.lost_reason)}."
     if plan.left_out:
         yield f"Left out: {pluralize(len(plan.left_out), 'block')} of reasoning or compaction."
     for problem in plan.problems[:MAX_REJECTED]:
@@ -136,8 +132,9 @@ def iter_facts(row: ResponseRow) -> Iterable[tuple[str, str]]:
     """Yield the figures of a response as labels and values."""
     yield "Model", f"{row.provider}:{row.model}" if row.model else row.provider
     yield "Mode", row.mode
-    full = format_size(row.sent_bytes + row.saved_bytes)
-    yield "Messages sent", f"{format_size(row.sent_bytes)} of {full}, without tools and settings"
+    full = format_size(row.full_size)
+    known = "" if row.request_bytes is not None else ", without tools and settings"
+    yield "Request size", f"{format_size(row.request_size)} instead of {full}{known}"
     if row.input_tokens is not None:
         cached = format_percent(row.cached_tokens or 0, row.input_tokens)
         predicted = row.predicted_cached_tokens

@@ -341,8 +341,11 @@ class PlanShape(ApiModel):
     previous_response_id: str
     delta_blocks: int
     full_blocks: int
-    delta_bytes: int
-    full_bytes: int
+    delta_bytes: int = Field(description="About how many bytes the new messages have.")
+    full_bytes: int = Field(description="About how many bytes all messages have.")
+    request_bytes: int | None = Field(
+        default=None, description="The size of the request body, once it was sent."
+    )
     rejected: list[RejectedShape]
     problems: list[str]
     explanation: str
@@ -426,6 +429,9 @@ class ResponseShape(ApiModel):
     sent_bytes: int
     saved_blocks: int
     saved_bytes: int
+    request_bytes: int | None = Field(
+        description="The size of the request body, with tool definitions and settings."
+    )
     input_tokens: int | None
     cached_tokens: int | None
     output_tokens: int | None

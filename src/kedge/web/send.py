@@ -14,6 +14,7 @@ from kedge.events.run import (
     AnswerFinished,
     Healed,
     RequestPlanned,
+    RequestSent,
     ServerForgot,
     ToolFinished,
     ToolStarted,
@@ -22,7 +23,7 @@ from kedge.formatting import HEALING_TEXTS
 from kedge.middleware import BaseMiddleware
 from kedge.planning import RequestPlan
 from kedge.planning.explain import describe_rejection, format_headline
-from kedge.store.listing import read_tree
+from kedge.store.listing import path_to, read_tree
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -53,7 +54,6 @@ from kedge.web.service import (
     EDITED_KEY,
     ConversationService,
     OpenConversation,
-    path_to,
     read_instructions,
 )
 from kedge.web.transcript import iter_block_ranges
@@ -301,6 +301,8 @@ def _encode_event(event: Event) -> dict[str, Any] | None:
             return {"type": "reasoning", "delta": delta}
         case RequestPlanned(plan=plan):
             return {"type": "plan", "words": format_headline(plan), "plan": _dump_plan(plan)}
+        case RequestSent(body_bytes=size):
+            return {"type": "sent", "body_bytes": size}
         case ToolStarted(call=call):
             return {"type": "tool", "name": call.name, "call_id": call.call_id}
         case ToolFinished(call=call, outcome=outcome):

@@ -44,6 +44,7 @@ async def open_page_server(
         auth = PageAuth(settings.token, settings.hosts)
         service = ConversationService(store, models, page.settings)
         stack.push_async_callback(service.deletions.aclose)
+        await service.deletions.resume(store)
         stack.push_async_callback(service.runs.stop_all)
         app = create_page(service, auth, f"{url}/v1")
         server = UvicornServer(PathDispatch(create_app(settings), app), on_started=started)

@@ -23,6 +23,8 @@ from kedge.store.listing import (
     list_summaries,
     load_attached,
     load_exchanges,
+    newest_response,
+    path_to,
     read_tree,
 )
 from kedge.turns import Block, SystemBlock
@@ -127,7 +129,6 @@ class ConversationService:
             show=query.show,
             order=query.order,
             ids=only,
-            exclude=self.deletions.ids,
             tag=query.tag,
             model=query.model,
             started=True,
@@ -337,22 +338,6 @@ class ConversationService:
             return self.models.select(row, response).name, ""
         except KedgeError as error:
             return self.models.recorded_name(row, response), str(error)
-
-
-def path_to(tree: StoredTree, node: int) -> list[Node]:
-    """Return the nodes from the root to this one."""
-    nodes = {each.id: each for each in tree.nodes}
-    path: list[Node] = []
-    while node in nodes:
-        path.append(nodes[node])
-        node = nodes[node].parent
-    return path[::-1]
-
-
-def newest_response(tree: StoredTree, node: int) -> ResponseRow | None:
-    """Return the newest response on the path to a node."""
-    found = (tree.responses.get(each.id) for each in reversed(path_to(tree, node)))
-    return next((response for response in found if response), None)
 
 
 def build_tag(name: str) -> TagView:

@@ -19,7 +19,7 @@ from kedge.events import (
     ToolCallCompleted,
     ToolCallStarted,
 )
-from kedge.events.run import AnswerFinished, RequestPlanned, TurnFinished
+from kedge.events.run import AnswerFinished, RequestPlanned, RequestSent, TurnFinished
 from kedge.testing import TestServer
 from kedge.turns import (
     AssistantBlock,
@@ -101,7 +101,7 @@ async def test_a_stream_tells_events_and_ends_with_the_turn(engine: Engine) -> N
         events = [event async for event in stream]
     kinds = [type(event) for event in events]
     assert kinds[0] is RequestPlanned
-    assert kinds[1] is ResponseStarted
+    assert kinds[1:3] == [RequestSent, ResponseStarted]
     assert kinds[-3:] == [ResponseCompleted, AnswerFinished, TurnFinished]
     assert "".join(e.delta for e in events if isinstance(e, TextDelta)) == last_text(stream.turn)
     assert stream.turn.blocks[:1] == turn.blocks
