@@ -4,6 +4,7 @@
 # make chromium  install Debian's browser for the tests of the web page, if it is missing and can be installed
 # make check  the fast part: format, lint, types, layers
 # make bench  the benchmarks, as ratios, with a JSON copy (ONLY=name for one)
+# make bench-peers  the same scripts with other libraries, each in its own environment (ONLY="kedge openai")
 # make test-clients  real agents and SDKs on kedge serve, kedge proxy and kedge.chain (ONLY="Codex" for one)
 # make fuzz   test the invariant over HTTP with random conversations (N=6000 actions, SEED=0)
 # make campaign  long random and destructive tests, with a JSON report (SCALE=0.1 for a tenth, ONLY=name)
@@ -17,11 +18,12 @@ BIN := $(VENV)/bin
 CLIENTS := .venv-clients
 CHAT := .venv-chat
 LITELLM := .venv-litellm
+PEERS := .venv-peers
 NODE_CLIENTS := .node-clients
 WORKERS ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: docs test test-fast test-clients chromium chat check fuzz campaign bench fmt lock clean
+.PHONY: docs test test-fast test-clients chromium chat check fuzz campaign bench bench-peers fmt lock clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml constraints.txt requirements-dev.txt
@@ -108,6 +110,15 @@ campaign: $(VENV)/.ready
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks $(ONLY)
 
+# Every library in an environment of its own; CPU figures need a quiet machine.
+bench-peers: $(VENV)/.ready $(patsubst benchmarks/peers/requirements/%.txt,$(PEERS)/%/.ready,$(wildcard benchmarks/peers/requirements/*.txt))
+	$(BIN)/python -m benchmarks.peers $(PEERS) $(ONLY)
+
+$(PEERS)/%/.ready: benchmarks/peers/requirements/%.txt pyproject.toml
+	$(PYTHON) -m venv $(PEERS)/$*
+	$(PEERS)/$*/bin/pip install --quiet -e . -r $<
+	@touch $@
+
 fmt: $(VENV)/.ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -121,4 +132,4 @@ lock:
 	touch $(VENV)/.ready
 
 clean:
-	rm -rf $(VENV) $(CHAT) .pytest_cache .ruff_cache .hypothesis .coverage* benchmarks/results site
+	rm -rf $(VENV) $(CHAT) $(PEERS) .pytest_cache .ruff_cache .hypothesis .coverage* benchmarks/results site

@@ -1,0 +1,69 @@
+"""Print the version, the installed size and the import time of a library, in its environment.
+
+The size is that of its packages and of everything that they require, not of what else is installed.
+"""
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import Any
+
+_REPEAT = 5
+
+
+def find_requirements(names: tuple[str, ...]) -> set[str]:
+    """Return the installed packages that the named ones require, with themselves."""
+    found: set[str] = set()
+    pending = list(names)
+    while pending:
+        name = re.sub(r"[-_.]+", "-", pending.pop()).lower()
+        if name in found:
+            continue
+        try:
+            required = distribution(name).requires or []
+        except PackageNotFoundError:
+            continue
+        found.add(name)
+        pending += [re.split(r"[^\w.-]", each)[0] for each in required if "extra ==" not in each]
+    return found
+
+
+def measure_size(names: set[str]) -> float:
+    """Return the megabytes of the files of packages, without compiled caches."""
+    total = 0
+    for name in names:
+        for path in distribution(name).files or ():
+            located = path.locate()
+            if path.suffix != ".pyc" and located.is_file():  # type: ignore[attr-defined]
+                total += located.stat().st_size  # type: ignore[attr-defined]
+    return total / 1e6
+
+
+def measure_import(modules: tuple[str, ...]) -> float:
+    """Return the least CPU seconds of importing modules in a new process."""
+    code = f"import time; s = time.process_time(); import {', '.join(modules)}; print(time.process_time() - s)"
+    runs = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+        for _ in range(_REPEAT)
+    ]
+    return min(runs)
+
+
+def describe(name: str) -> dict[str, Any]:
+    """Return the figures of a peer."""
+    peer = importlib.import_module(f"peer_{name}").PEER
+    packages = find_requirements(peer.packages)
+    return {
+        "version": distribution(peer.packages[0]).version,
+        "durable": peer.durable,
+        "imports": measure_import(peer.modules),
+        "megabytes": measure_size(packages),
+        "packages": len(packages),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe(sys.argv[1])))
