@@ -19,7 +19,6 @@ from engines.fake_server import (
     sse_response,
 )
 from kedge.engines import ResponsesEngine, responses
-from kedge.engines.response_reader import infer_tool_name
 from kedge.errors import EngineError, RequestRefused, ServerFailed, StreamTooLarge
 from kedge.events.responses import ResponsesDecoder
 from kedge.observe import TRACE, reset, snapshot
@@ -227,37 +226,10 @@ TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
         "name": "add",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
-            "required": ["a"],
-        },
+        "parameters": {"type": "object", "properties": {"a": {"type": "number"}}},
     },
-    {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}},
-    {"name": "search", "input_schema": {"properties": {"a": {"type": "string"}}}},
-    {"type": "function", "name": "broken", "parameters": {"$ref": "#/nowhere"}},
-    {"type": "custom", "name": "note"},
-    {"type": "web_search"},
+    {"type": "function", "name": "now", "parameters": {"type": "object"}},
 ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "custom", "expected"),
-    [
-        ('{"a": 1}', False, "add"),
-        ('{"a": "x"}', False, "search"),
-        ("{}", False, ""),
-        ('{"c": 1}', False, ""),
-        ("not JSON", False, ""),
-        ("[1]", False, ""),
-        ("free text", True, "note"),
-    ],
-)
-def test_a_name_is_inferred_if_exactly_one_tool_fits(
-    arguments: str, custom: bool, expected: str
-) -> None:
-    """By the schemas of the tools that the request offers, in any API's form."""
-    assert infer_tool_name(TOOLS, arguments, custom) == expected
 
 
 CHAT_CALL = {"id": "call_1", "type": "function", "function": {"arguments": '{"a": 1}'}}

@@ -1,10 +1,10 @@
 """Read a response into blocks and an anchor of the Turn, or into an error with the partial content."""
 
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from anyio import move_on_after
 
@@ -99,41 +99,6 @@ def _parse_body(body: bytes, decoder: StreamDecoder, raw: RawResponse) -> dict[s
 
 
 log = get_logger("kedge.engines.response_reader")
-
-
-def infer_tool_name(tools: Sequence[Mapping[str, Any]], arguments: str, custom: bool) -> str:
-    """Return the name of the only offered tool that these arguments fit.
-
-    Args:
-        tools: The tools that the request offers.
-        arguments: The arguments of a call that came without a name.
-        custom: Whether the call has free-form input instead of JSON arguments.
-
-    Returns:
-        The name; an empty string if no tool fits, or more than one.
-    """
-    kind = "custom" if custom else "function"
-    offered = [
-        cast("Mapping[str, Any]", tool.get(kind) or tool)
-        for tool in tools
-        if tool.get("type", "function") == kind
-    ]
-    fitting = [each for each in offered if custom or _fits_schema(each, arguments)]
-    return str(fitting[0].get("name") or "") if len(fitting) == 1 else ""
-
-
-def _fits_schema(function: Mapping[str, Any], arguments: str) -> bool:
-    """Whether arguments match the schema of a function and have no names that it does not declare."""
-    from jsonschema import Draft202012Validator
-
-    schema: Mapping[str, Any] = function.get("parameters") or function.get("input_schema") or {}
-    closed = {"additionalProperties": False, **schema}
-    try:
-        value = json.loads(arguments or "{}")
-        validator = Draft202012Validator(closed)
-        return isinstance(value, dict) and validator.is_valid(value)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-    except Exception:  # noqa: BLE001 - not JSON, or a schema that cannot be evaluated
-        return False
 
 
 def record_outcome(

@@ -29,7 +29,6 @@ from kedge.engines.request_body import (
 from kedge.engines.request_options import check_params
 from kedge.engines.response_reader import (
     attach_context,
-    infer_tool_name,
     raise_for_outcome,
     read_response,
     record_outcome,
@@ -46,6 +45,7 @@ from kedge.engines.telemetry import (
     record_request,
 )
 from kedge.engines.token_accounting import SentTokens
+from kedge.engines.tool_name_inference import infer_tool_name
 from kedge.engines.transport import Transport
 from kedge.errors import ChainRefused, EngineError, RequestRefused, ResendTooLong, StreamCut
 from kedge.events import Event, Outcome, StreamEvent, StreamFailed, Usage

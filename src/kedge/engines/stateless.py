@@ -19,7 +19,6 @@ from kedge.engines.prompt_cache import PromptMonitor, count_prompt
 from kedge.engines.request_options import check_params, split_extra_body
 from kedge.engines.response_reader import (
     attach_context,
-    infer_tool_name,
     raise_for_outcome,
     read_response,
     record_outcome,
@@ -32,6 +31,7 @@ from kedge.engines.telemetry import (
     record_plan,
     record_request,
 )
+from kedge.engines.tool_name_inference import infer_tool_name
 from kedge.engines.transport import Sdk, Transport
 from kedge.errors import EngineError, RequestRefused, StreamCut, Unreachable
 from kedge.events import StreamEvent
