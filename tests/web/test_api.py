@@ -41,13 +41,18 @@ def test_a_conversation_from_its_beginning_to_its_list(fresh: PageServer) -> Non
 def test_the_settings_of_a_turn_are_stored_with_its_response(page: PageServer) -> None:
     """They are sent, and read with the chain; the last blocks are read without the others."""
     name = page.create_conversation("What is 2+3?")
-    given = {"temperature": 0.5, "top_p": 0.9, "effort": "low"}
+    given = {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 500, "effort": "low"}
     path = f"/api/conversations/{name}"
     page.post(f"{path}/turns", text="Hello", reasoning={"summary": "auto"}, **given)
     first, last = (node["response"] for node in page.get(f"{path}/chain")["nodes"])
     assert first["settings"] == {}
     reasoning = {"summary": "auto", "effort": "low"}
-    expected = {"temperature": 0.5, "top_p": 0.9, "reasoning": reasoning}
+    expected = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "max_output_tokens": 500,
+        "reasoning": reasoning,
+    }
     assert last["settings"] == expected
     blocks = page.get(f"{path}/turns")["blocks"]
     assert page.get(f"{path}/turns", last=3)["blocks"] == blocks[-3:]

@@ -143,7 +143,7 @@ async def test_a_judge_that_cannot_be_read_is_asked_again(
     store: Store, scripted: Any, connected: Any
 ) -> None:
     """Three times; then the workflow fails, and says which it was. Resumed, it asks once more."""
-    bench = scripted({"when": "Write only the JSON", "say": "Well…"}, {"say": "Hmm."})
+    bench = scripted({"when": "Write the whole answer again", "say": "Well…"}, {"say": "Hmm."})
     judge = ModelJudge(connected(bench), "It is good.")
     with pytest.raises(WorkflowFailed, match="did not answer in the requested format") as caught:
         await refine("Hello", judge=judge, store=store, engine=connected(scripted()))

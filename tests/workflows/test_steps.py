@@ -5,10 +5,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from kedge.conversation import Conversation
+from kedge.conversation import Conversation, conversation
+from kedge.conversation.conversation import _hash_blocks  # pyright: ignore[reportPrivateUsage]
 from kedge.errors import InvalidWorkflow, WorkflowFailed
 from kedge.store import Store
 from kedge.workflows import Step, load_workflow, refine, steps
+from kedge.workflows.events import AnswerJudged, QuestionAnswered, QuestionAsked, ignore_event
+from kedge.workflows.roles import Role
 
 
 class Voyage(BaseModel):
@@ -76,7 +79,56 @@ async def test_it_fails_when_the_form_never_comes(
     with pytest.raises(WorkflowFailed, match="did not match its schema, 2 times") as caught:
         await steps([step], store=store, engine=connected(server))
     assert len(server.requests) == 2
-    assert (await load_workflow(store, caught.value.workflow)).status == "failed"
+    found = await load_workflow(store, caught.value.workflow)
+    assert found.status == "failed"
+    (chain,) = found.chains
+    assert [(each.number, each.answer) for each in chain.exchanges] == [(1, "No."), (1, "No.")]
+
+
+async def test_attempts_are_reported(store: Store, scripted: Any, connected: Any) -> None:
+    """Each answer and its problems, as they arrive; a refusal is not requested again."""
+    server = scripted(
+        {"when": "does not have the form", "refuse": "I do not sail."}, {"say": "No."}
+    )
+    events: list[Any] = []
+    step = Step("voyage", "Plan a voyage.", Voyage)
+    with pytest.raises(WorkflowFailed):
+        await steps([step], store=store, engine=connected(server), watch=events.append)
+    assert [type(event) for event in events[1:]] == [
+        QuestionAsked,
+        QuestionAnswered,
+        AnswerJudged,
+    ] * 2
+    assert [e.text for e in events if isinstance(e, QuestionAnswered)] == ["No.", "I do not sail."]
+    first, last = [e.verdict for e in events if isinstance(e, AnswerJudged)]
+    assert first.critique.startswith("- the answer")
+    assert last.critique == "- I do not sail."
+
+
+async def test_attempts_of_version_0_1_are_continued(
+    store: Store, scripted: Any, connected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There each correction was a question with a key of its own, and keys compared the messages only."""
+    step = Step("voyage", "Plan a voyage.", Voyage)
+    engine = connected(scripted({"say": "No."}))
+    role = await Role.open(
+        "wf_old",
+        "steps",
+        "steps",
+        store=store,
+        engine=engine,
+        lead=True,
+        spec={},
+        watch=ignore_event,
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(conversation, "_hash_request", lambda blocks, _: _hash_blocks(blocks))
+        await role.ask(1, step.prompt)
+    better = scripted({"when": "does not have the form", "say": '{"ship": "Argo", "days": 3}'})
+    result = await steps([step], store=store, engine=connected(better), workflow="wf_old")
+    assert result["voyage"].days == 3
+    assert result.steps[0].attempts == 2
+    assert len(better.requests) == 1
 
 
 async def test_who_resumes_a_step_that_failed_tries_again(

@@ -120,10 +120,10 @@ async def run_until_valid(
                 *(attempt, len(mismatch.problems)),
                 turn_id=turn.id,
             )
+            text = answer_text(shown, sent)
             if attempt > retries:
-                text = answer_text(shown, sent)
                 raise OutputInvalid(text, mismatch.problems, attempt, shown) from mismatch
-            yield OutputRejected(attempt, mismatch.problems)
+            yield OutputRejected(attempt, mismatch.problems, text)
             turn = turn.append(build_correction(schema, mismatch))
         else:
             count("outputs_total", outcome="accepted")

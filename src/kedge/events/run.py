@@ -167,10 +167,12 @@ class OutputRejected(Event):
     Attributes:
         attempt: Which answer it was, from 1.
         problems: What is wrong with it, one line each.
+        text: The text of the answer.
     """
 
     attempt: int
     problems: tuple[str, ...]
+    text: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

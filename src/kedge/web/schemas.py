@@ -179,6 +179,9 @@ class RequestSettings(RequestBody):
     effort: Effort | None = Field(None, description="The reasoning effort.")
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
+        None, description="The maximum number of tokens of the answer, reasoning included."
+    )
     reasoning: ReasoningSettings | None = Field(
         None, description="Reasoning settings; `effort` of the request takes precedence."
     )

@@ -139,6 +139,7 @@ def _build_options(given: RequestSettings) -> dict[str, Any]:
         "reasoning": reasoning or None,
         "temperature": given.temperature,
         "top_p": given.top_p,
+        "max_output_tokens": given.max_output_tokens,
     }
     return {name: value for name, value in options.items() if value is not None}
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kedge.engines.reply import CORRECTION_ORIGIN
 from kedge.errors import NotInStore
 from kedge.store import ConversationRow, Store
 from kedge.turns import AssistantBlock, UserBlock
@@ -97,6 +98,8 @@ async def _load_chain(store: Store, row: ConversationRow, workflow: str) -> Work
     is_ours = False
     for block in loaded.blocks:
         match block:
+            case UserBlock() if is_ours and block.origin == CORRECTION_ORIGIN:
+                exchanges.append(WorkflowExchange(exchanges[-1].number, block.text, ""))
             case UserBlock():
                 is_ours = block.metadata.get(WORKFLOW_KEY) == workflow
                 if is_ours:

@@ -63,11 +63,12 @@ The answer was changed:
 {answer}
 
 Does it meet the rubric now?"""
-RETRY_PROMPT = """\
+STORED_RETRY_PROMPT = """\
 That was not readable:
 {problems}
 
 Write only the JSON object."""
+"""The correction in workflows that version 0.1 stored."""
 
 
 def judge_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,13 +132,15 @@ async def judge_with_model(role: Role, rubric: str, task: str, number: int, answ
 
 async def ask_structured(role: Role, number: int, text: str, schema: OutputSchema[Any]) -> Any:
     """Request an answer that matches a schema, again if it does not match."""
-    found = await role.ask_typed(number, text, schema, attempts=ATTEMPTS, prompt=RETRY_PROMPT)
+    found = await role.ask_typed(
+        number, text, schema, attempts=ATTEMPTS, stored_prompt=STORED_RETRY_PROMPT
+    )
     if found is None:
         raise WorkflowFailed(
             role.workflow,
             f"the {role.role} did not answer in the requested format, {ATTEMPTS} times",
         )
-    return found[0]
+    return found[0].output
 
 
 def check_judge_function(judge: Any) -> JudgeFunction:

@@ -7,18 +7,29 @@ per workflow, because a conversation of the caller's may serve several workflows
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Self, cast
 
 from kedge.conversation import Conversation, Reply
 from kedge.conversation.conversation import ConversationSettings, open_or_create
+from kedge.conversation.navigation import find_redo_target
 from kedge.engines import Engine, OutputSchema, to_output_schema
 from kedge.engines.output_schema import CORRECTION_PROMPT, SchemaMismatch
-from kedge.errors import InvalidSetting, InvalidWorkflow
+from kedge.engines.reply import CORRECTION_ORIGIN
+from kedge.errors import (
+    HeadConflict,
+    InvalidSetting,
+    InvalidWorkflow,
+    NotInStore,
+    OutputError,
+    OutputInvalid,
+)
 from kedge.events import Usage
+from kedge.events.run import OutputRejected
 from kedge.store import ConversationRow, Store
-from kedge.turns import new_id, user
+from kedge.turns import Turn, new_id, user
 from kedge.workflows.events import QuestionAnswered, QuestionAsked, WorkflowCallback, WorkflowKind
 
 WORKFLOW_KEY = "workflow"
@@ -132,15 +143,33 @@ class Role:
             block.metadata.get(WORKFLOW_KEY) == self.workflow for block in self.conversation.turn
         )
 
-    async def ask(self, number: int, message: str, *, part: str = "", **options: Any) -> Reply:
+    async def ask(
+        self,
+        number: int,
+        message: str,
+        *,
+        part: str = "",
+        on_rejected: Callable[[Sequence[str]], None] | None = None,
+        **options: Any,
+    ) -> Reply[Any]:
         """Send the question of this number (and part) once; later calls return the stored answer."""
         self.watch(QuestionAsked(self.workflow, self.role, number))
         block = user(message, metadata={WORKFLOW_KEY: self.workflow, ROUND_KEY: number})
         key = f"{self.workflow}/{self.role}/{number}{part}"
-        reply = await self.conversation.send(block, key=key, **options)
+        async with self.conversation.stream(block, key=key, streaming=False, **options) as stream:
+            async for event in stream:
+                if isinstance(event, OutputRejected):
+                    self._report_answer(number, event.text)
+                    if on_rejected:
+                        on_rejected(event.problems)
+                    self.watch(QuestionAsked(self.workflow, self.role, number))
+        reply = stream.reply
         self.usage += reply.usage
-        self.watch(QuestionAnswered(self.workflow, self.role, number, reply.text, reply.stored))
+        self._report_answer(number, reply.text, is_stored=reply.stored)
         return reply
+
+    def _report_answer(self, number: int, text: str, *, is_stored: bool = False) -> None:
+        self.watch(QuestionAnswered(self.workflow, self.role, number, text, is_stored))
 
     async def ask_typed(
         self,
@@ -149,29 +178,51 @@ class Role:
         schema: OutputSchema[Any],
         *,
         attempts: int = 3,
-        prompt: str = CORRECTION_PROMPT,
-        on_mismatch: Callable[[SchemaMismatch], None] | None = None,
-    ) -> tuple[Any, Reply, int] | None:
-        """Send a question until its answer matches a schema.
+        stored_prompt: str = CORRECTION_PROMPT,
+        on_rejected: Callable[[Sequence[str]], None] | None = None,
+    ) -> tuple[Reply[Any], int] | None:
+        """Send a question until its answer matches a schema, as ``Conversation.send`` does.
 
-        Each attempt is a question of its own with a key of its own, because a resumed workflow continues
-        with the next one. Stored answers do not count as attempts.
+        A resumed workflow continues with the last answer; stored answers do not count as attempts. In version
+        0.1 each correction was a question with a key of its own, made with ``stored_prompt``.
 
         Returns:
-            The value, the reply and the number of attempts; None if no answer matched.
+            The reply and the number of answers; None if no answer matched.
         """
-        asked, attempt, left = message, 1, attempts
-        while left:
-            part = "" if attempt == 1 else f".{attempt}"
-            reply = await self.ask(number, asked, part=part, **schema.request_options())
+        question, stored = message, 1
+        while True:
             try:
-                return schema.parse(reply.text), reply, attempt
-            except SchemaMismatch as mismatch:
-                if on_mismatch:
-                    on_mismatch(mismatch)
-                asked = prompt.format(problems=mismatch)
-            attempt, left = attempt + 1, left - (not reply.stored)
-        return None
+                reply = await self.ask(
+                    number,
+                    question,
+                    part="" if stored == 1 else f".{stored}",
+                    on_rejected=on_rejected,
+                    output=schema,
+                    output_retries=attempts - 1,
+                )
+            except OutputError as error:
+                is_stored = isinstance(error, OutputInvalid) and not error.attempts
+                problems = error.problems if isinstance(error, OutputInvalid) else (error.text,)
+                self._report_answer(number, error.text, is_stored=is_stored)
+                if on_rejected:
+                    on_rejected(problems)
+                if not is_stored:
+                    await self._show_last_answer()
+                    return None
+                question = stored_prompt.format(problems=SchemaMismatch(problems))
+                stored += 1
+            else:
+                return reply, stored + _count_corrections(reply.turn)
+
+    async def _show_last_answer(self) -> None:
+        """Move the head to the last answer of a question that failed, so that it is seen."""
+        own = [
+            node
+            for node in await self.conversation.tree()
+            if node.conversation == self.conversation.row.number
+        ]
+        with suppress(HeadConflict, NotInStore):
+            await self.conversation.goto(find_redo_target(own, self.conversation.head).id)
 
     async def update_notes(self, **changes: Any) -> None:
         """Change the workflow's record in the store; the records of other workflows are not touched."""
@@ -190,6 +241,16 @@ class Role:
         """Close the engine if it was connected here; an engine of the caller's stays open."""
         if self._owned:
             await self.conversation.aclose()
+
+
+def _count_corrections(turn: Turn) -> int:
+    """Return how many answers were rejected since the last question of a workflow."""
+    count = 0
+    for block in reversed(turn.blocks):
+        if WORKFLOW_KEY in block.metadata:
+            break
+        count += block.origin == CORRECTION_ORIGIN
+    return count
 
 
 def _new_notes(

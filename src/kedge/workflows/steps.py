@@ -121,16 +121,16 @@ async def _run_step(
         reply = await role.ask(number, question)
         return _build_result(step, question, reply, reply.text, 1)
 
-    def report(mismatch: SchemaMismatch) -> None:
-        verdict = Verdict(passed=False, critique=str(mismatch))
+    def report(problems: Sequence[str]) -> None:
+        verdict = Verdict(passed=False, critique=str(SchemaMismatch(problems)))
         role.watch(AnswerJudged(role.workflow, role.role, number, verdict))
 
     found = await role.ask_typed(
-        number, question, schema, attempts=step.attempts, on_mismatch=report
+        number, question, schema, attempts=step.attempts, on_rejected=report
     )
     if found is not None:
-        value, reply, attempts = found
-        return _build_result(step, question, reply, value, attempts)
+        reply, attempts = found
+        return _build_result(step, question, reply, reply.output, attempts)
     await role.update_notes(status="failed")
     raise WorkflowFailed(
         role.workflow,
