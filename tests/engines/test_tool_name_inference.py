@@ -76,7 +76,7 @@ def fits(schema: Any, value: Any, definitions: Any = None) -> bool:
     ],
 )
 def test_types_members_and_references_are_compared(schema: Any, matching: Any, other: Any) -> None:
-    """These are the keywords that tell tools apart."""
+    """These are the keywords that distinguish tools."""
     stop = {
         "type": "object",
         "properties": {"city": {"type": "string"}},

@@ -54,6 +54,10 @@ def test_the_settings_of_a_turn_are_stored_with_its_response(page: PageServer) -
         "reasoning": reasoning,
     }
     assert last["settings"] == expected
+    cut = page.client.post(
+        f"{path}/turns", json={"text": "Write 100 words", "max_output_tokens": 16}
+    )
+    assert (cut.status_code, cut.json()["error"]["code"]) == (422, "incomplete")
     blocks = page.get(f"{path}/turns")["blocks"]
     assert page.get(f"{path}/turns", last=3)["blocks"] == blocks[-3:]
 

@@ -4,7 +4,7 @@ Some servers lose the name of a call. If the arguments fit exactly one of the of
 
 The schemas may come from an untrusted MCP server, so they are not given to a general validator: a `pattern`
 can take exponential time, a `$ref` can name an address, and references to references multiply. Only the
-keywords that tell tools apart are evaluated, with a bound on the number of steps for all tools together.
+keywords that distinguish tools are evaluated, with a bound on the number of steps for all tools together.
 Other keywords are ignored: the tool validates its arguments anyway.
 """
 
@@ -93,7 +93,7 @@ class _Budget:
 
 
 class _Matcher:
-    """Compare values with a schema, by the keywords that tell tools apart."""
+    """Compare values with a schema, by the keywords that distinguish tools."""
 
     def __init__(self, root: Mapping[str, Any], budget: _Budget) -> None:
         self.root = root

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kedge.errors import (
+    AnswerIncomplete,
     EngineError,
     HeadConflict,
     KedgeError,
@@ -115,6 +116,7 @@ _STATUSES: tuple[tuple[type[KedgeError], int, str], ...] = (
     (HeadConflict, 409, "head_conflict"),
     (KeyReused, 409, "key_reused"),
     (StoreError, 503, "store"),
+    (AnswerIncomplete, 422, "incomplete"),  # such as by the request's own max_output_tokens
     (EngineError, 502, "engine"),
 )
 

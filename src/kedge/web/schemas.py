@@ -179,7 +179,7 @@ class RequestSettings(RequestBody):
     effort: Effort | None = Field(None, description="The reasoning effort.")
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
+    max_output_tokens: Annotated[int, Field(ge=16, le=1_000_000)] | None = Field(
         None, description="The maximum number of tokens of the answer, reasoning included."
     )
     reasoning: ReasoningSettings | None = Field(
