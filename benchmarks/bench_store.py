@@ -301,8 +301,8 @@ def run() -> list[Row]:
         rows.append(asyncio.run(measure_disk(folder)))
         rows += asyncio.run(measure_loading(folder))
         sys.path.insert(0, os.fspath(Path(__file__).parent.parent / "tests"))
-        from postgresql import empty, running  # pyright: ignore[reportMissingImports]
+        from postgresql import create_schema, provide_server_url  # pyright: ignore
 
-        url = stack.enter_context(running())
-        rows += asyncio.run(measure_postgres(stack.enter_context(empty(url))))
+        url = stack.enter_context(provide_server_url())
+        rows += asyncio.run(measure_postgres(stack.enter_context(create_schema(url))))
     return rows

@@ -8,23 +8,21 @@ state that cannot be used becomes a ``DiscardedState`` with the reason. A histor
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, cast
 
 from kedge.chat.encryption import StateCipher, is_encrypted
 from kedge.chat.state_codec import (
     Json,
     decode_anchors,
     decode_blocks,
-    encode,
     encode_anchors,
     encode_blocks,
-    quote,
 )
 from kedge.chat.state_upgrades import upgrade_members
 from kedge.errors import KedgeError
+from kedge.json_codec import decode, encode_text, quote, reject_constant
 from kedge.planning import ConversationState, get_state, set_state
 from kedge.planning.state import MODES, STATE_KEY
 from kedge.turns import Block, Turn
@@ -114,9 +112,9 @@ def encode_state(state: ChatState) -> bytes:
         "processed_length": str(state.processed_length),
         "id": quote(state.turn_id),
         "blocks": blocks,
-        "responses": encode(list(responses)),
+        "responses": encode_text(list(responses)),
         "anchors": anchors,
-        **{name: encode(value) for name, value in _optional_members(state).items() if value},
+        **{name: encode_text(value) for name, value in _optional_members(state).items() if value},
     }
     covered = ("{" + ",".join(f'"{name}":{text}' for name, text in members.items())).encode()
     return b"".join(
@@ -172,7 +170,7 @@ def as_bytes(state: object) -> bytes:
 def parse_members(data: bytes) -> Json | DiscardedState:
     """Return the members of a state, verified and upgraded to the current version. Never raises."""
     try:
-        members = json.loads(data, parse_constant=_reject_constant)
+        members = decode(data, parse_constant=reject_constant)
     except (ValueError, RecursionError):
         return DiscardedState("not_json")
     if not isinstance(members, dict):
@@ -239,7 +237,3 @@ def _describe_provider(members: Json) -> str:
 
 def _check_text(value: object) -> str:
     return check_text(value, "state")  # pyright: ignore[reportArgumentType]
-
-
-def _reject_constant(name: str) -> NoReturn:
-    raise ValueError(name)

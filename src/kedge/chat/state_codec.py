@@ -8,15 +8,14 @@ Every block is encoded and decoded at every call, so the common kinds have code 
 functions are ``dump_block`` and ``load_block``, with the same result.
 """
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
-from json.encoder import encode_basestring as quote
 from math import isfinite
 from operator import attrgetter
 from types import NoneType
 from typing import Any, cast
 
+from kedge.json_codec import encode_text, quote
 from kedge.planning import AnchorRecord, TokenCounts
 from kedge.turns import (
     ITEM_ID,
@@ -38,8 +37,6 @@ from kedge.turns.frozen_json import EMPTY, check_text, thaw, unchecked_map
 Json = dict[str, Any]
 ResponseIndex = Callable[[str], int]
 """Returns the index of a response id in the list of responses."""
-
-encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 ENGINE, USER = "engine", "user"
 _RESERVED_KEYS = frozenset({"text", "from", "as_is"})
@@ -64,7 +61,7 @@ def _encode_block(block: Block, response_index: ResponseIndex) -> str:
     content = write(block) if write else ""
     if not content:
         if isinstance(block, UnknownBlock) or not _RESERVED_KEYS.isdisjoint(extra):
-            return f'{{"as_is":{encode(dump_block(block))}}}'
+            return f'{{"as_is":{encode_text(dump_block(block))}}}'
         content = _encode_generic(block)
     if block.metadata is EMPTY:
         noted = "" if block.origin == USER else f',"origin":{quote(block.origin)}'
@@ -83,19 +80,19 @@ def _encode_metadata(block: Block, response_index: ResponseIndex) -> str:
         response_id = place = item_id = None
     if type(response_id) is not str or type(place) is not int or type(item_id) is not str:
         named = "" if origin == USER else f',"origin":{quote(origin)}'
-        return f'{named},"metadata":{encode(thaw(metadata))}'
+        return f'{named},"metadata":{encode_text(thaw(metadata))}'
     named = "" if origin == ENGINE else f',"origin":{quote(origin)}'
     came = f',"from":[{response_index(response_id)},{place},{quote(item_id)}]{named}'
     if len(metadata) == 3:
         return came
     rest = {k: v for k, v in metadata.items() if k not in (RESPONSE_ID, OUTPUT_INDEX, ITEM_ID)}
-    return f'{came},"metadata":{encode(thaw(FrozenMap(rest)))}'
+    return f'{came},"metadata":{encode_text(thaw(FrozenMap(rest)))}'
 
 
 def _encode_generic(block: Block) -> str:
     """Return the members of this kind of block, and any that Kedge does not interpret."""
     form = dump_block(block)
-    members = encode({name: form[name] for name in form if name not in _COMMON_KEYS})[1:-1]
+    members = encode_text({name: form[name] for name in form if name not in _COMMON_KEYS})[1:-1]
     return f",{members}" if members else ""
 
 
@@ -239,7 +236,7 @@ def _encode_value(value: object) -> str:
         return repr(value)
     if type(value) is float:
         return repr(value) if isfinite(value) else "null"  # such as an infinite time
-    return encode(value)
+    return encode_text(value)
 
 
 _RESPONSE, _DERIVED, _COUNTED = "response", "derived", "counted"

@@ -12,6 +12,7 @@ from kedge.engines.transport import RawResponse, is_permanent_failure
 from kedge.errors import AnswerIncomplete, EngineError, ServerFailed, StreamCut
 from kedge.events import Outcome, ResponseFailed, StreamEvent, StreamFailed
 from kedge.events.decoder import StreamDecoder
+from kedge.json_codec import decode
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan, Status, TokenCounts, record_response, tag_blocks
 from kedge.turns import Turn
@@ -85,7 +86,7 @@ def _redact_event(event: StreamEvent, redact: Callable[[str], str]) -> StreamEve
 
 def _parse_body(body: bytes, decoder: StreamDecoder, raw: RawResponse) -> dict[str, Any]:
     try:
-        response = json.loads(body)
+        response = decode(body)
     except ValueError:
         response = None
     # An object without any member of a response is not an empty response: some gateways report

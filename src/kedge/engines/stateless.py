@@ -5,7 +5,6 @@ not stored: no request can be chained on it, but what the provider encrypted or 
 can be proved later, and is sent again while it is proved.
 """
 
-import json
 import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -32,7 +31,7 @@ from kedge.engines.telemetry import (
     record_request,
 )
 from kedge.engines.tool_name_inference import infer_tool_name
-from kedge.engines.transport import Sdk, Transport
+from kedge.engines.transport import Sdk, Transport, encode_body
 from kedge.errors import EngineError, RequestRefused, StreamCut, Unreachable
 from kedge.events import StreamEvent
 from kedge.events.assembler import Assembler
@@ -60,8 +59,6 @@ if TYPE_CHECKING:
 
 MODE_CHANGE_REASON = "stateless_api"
 """Why a request is stateless although another mode was requested."""
-
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +217,7 @@ class StatelessEngine(Engine):
         if plan.cache:
             self._request_caching(body, plan, plan.cache)
             self._prompts.record(plan, model=body["model"], tools=request.tools)
-        content = _encode({k: v for k, v in body.items() if v is not None}).encode()
+        content = encode_body({k: v for k, v in body.items() if v is not None})
         record_request(plan, len(content))
         yield RequestSent(len(content))
         assembler, decoder = Assembler(), self._make_decoder()

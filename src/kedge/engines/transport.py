@@ -27,6 +27,7 @@ from kedge.errors import (
     Unreachable,
 )
 from kedge.event_loops import PerLoop
+from kedge.json_codec import encode
 from kedge.planning import AnchorRecord
 
 if TYPE_CHECKING:
@@ -58,7 +59,9 @@ _PERMANENT_REASONS = re.compile(
     re.IGNORECASE,
 )
 """Texts of such failures; llama.cpp reports an image without a vision model as HTTP 500."""
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+_encode_param = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_ITEM_LISTS = frozenset({"input", "messages"})
+"""The members of a body that are rendered from blocks."""
 _TELEMETRY_HEADERS = (
     "Lang",
     "Package-Version",
@@ -187,7 +190,7 @@ class Transport:
 
     def serialize(self, body: dict[str, Any]) -> bytes:
         """Return the bytes of a request body."""
-        return _encode(body).encode()
+        return encode_body(body)
 
     def live_anchors(self, records: Iterable[AnchorRecord]) -> tuple[AnchorRecord, ...]:
         """Return the unstored records that a live connection remembers: over HTTP there are none."""
@@ -412,6 +415,19 @@ def parse_error(text: str) -> dict[str, str]:
         "code": _truncate_code(members.get("code")),
         "param": _truncate_code(members.get("param")),
     }
+
+
+def encode_body(body: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a request body.
+
+    The standard library encodes the parameters: they are a program's own objects, of which it rejects those that
+    are not JSON.
+    """
+    members = [
+        encode({name: value}) if name in _ITEM_LISTS else _encode_param({name: value}).encode()
+        for name, value in body.items()
+    ]
+    return b"{%b}" % b",".join(member[1:-1] for member in members)
 
 
 def get_request_id(headers: Mapping[str, str]) -> str:

@@ -5,7 +5,6 @@ an event that cannot be parsed is reported as ``AnomalyNoted`` with its type, nu
 decoding continues. The assembler then does not report a damaged stream as complete.
 """
 
-import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from kedge.events.sse import MAX_LINE, MAX_MESSAGE, SSEDecoder, SSEMessage
 from kedge.events.surrogates import SurrogateJoiner
 from kedge.events.tool_calls import ToolCallState
 from kedge.events.types import AnomalyKind, AnomalyNoted, OpaqueEvent, StreamEvent
+from kedge.json_codec import decode
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ DONE = "[DONE]"
 EventList = list[StreamEvent]
 
 # Servers send log probabilities of -Infinity, which is not JSON; they are read as null.
-_json_decoder = json.JSONDecoder(parse_constant=lambda _: None)
+_read_as_null = {}.get
 
 
 @dataclass(slots=True)
@@ -195,7 +195,7 @@ class StreamDecoder(ABC):
 
 def _parse_object(data: str) -> JsonObject | None:
     try:
-        value = _json_decoder.decode(data)
+        value = decode(data, parse_constant=_read_as_null)
     except (ValueError, RecursionError):  # a number with too many digits is a ValueError
         return None
     return cast("JsonObject", value) if type(value) is dict else None

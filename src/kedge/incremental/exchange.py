@@ -12,7 +12,6 @@ send and what arrives:
 """
 
 import hashlib
-import json
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -51,6 +50,7 @@ from kedge.incremental.rewrite import (
     record_response,
     rewrite,
 )
+from kedge.json_codec import decode
 from kedge.observe import get_logger
 from kedge.planning import DEFAULT_RETENTION
 
@@ -461,7 +461,7 @@ class ResponseObserver:
             events = self._decoder.close()
         else:
             try:
-                response: Any = json.loads(bytes(self._body))
+                response: Any = decode(self._body)
             except ValueError:
                 response = None
             if not isinstance(response, dict):

@@ -12,7 +12,6 @@ body comes out; later the response goes in, and an index entry comes out.
 Whatever this module does not understand is passed through unchanged, with a reason.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -29,6 +28,7 @@ from kedge.incremental.json_splice import (
     scan_elements,
     scan_object,
 )
+from kedge.json_codec import decode
 from kedge.planning import DEFAULT_RETENTION, AnchorRecord, TokenCounts
 from kedge.planning.anchors import unavailable_reason
 from kedge.planning.digests import PrefixIndex, is_compaction
@@ -211,7 +211,7 @@ def _read_block(text: str, item: Any) -> Block:
 
 @lru_cache(maxsize=MAX_CACHED_ITEMS)
 def _read_cached_block(text: str) -> Block:
-    return normalize_block(block_from_item(json.loads(text)))
+    return normalize_block(block_from_item(decode(text)))
 
 
 def _find_obstacle(

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from kedge.config import store_url
 from kedge.errors import StoreError
 from kedge.incremental.index import MAX_ENTRIES, IndexedResponse, is_reissued
+from kedge.json_codec import decode
 from kedge.observe import get_logger
 from kedge.planning.state import dump_record, load_record
 from kedge.store import Store, response_index
@@ -141,6 +142,6 @@ def _encode(entry: IndexedResponse) -> str:
 
 
 def _decode(text: str) -> IndexedResponse | None:
-    form = json.loads(text)
+    form = decode(text)
     record = load_record(form["record"])
     return IndexedResponse(record, frozenset(form["reasoning_ids"])) if record else None

@@ -6,11 +6,10 @@ are not part of it, so a change of them does not invalidate an anchor. Reasoning
 no canonical form.
 """
 
-import json
 from collections.abc import Callable
-from json.encoder import encode_basestring as _quote
 from typing import Any
 
+from kedge.json_codec import encode_plain, encode_sorted
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -31,10 +30,6 @@ from kedge.turns.frozen_json import thaw
 from kedge.turns.server_fields import drop_nulls, strip_server_fields
 
 CanonicalForm = dict[str, Any]
-
-_encode = json.JSONEncoder(
-    ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
-).encode
 
 
 def canonical(block: Block) -> CanonicalForm | None:
@@ -77,50 +72,51 @@ def canonical(block: Block) -> CanonicalForm | None:
 def canonical_json(block: Block) -> bytes | None:
     """Return the canonical form as JSON bytes with sorted keys, which is what digests hash.
 
-    Every block of a Turn passes here once, so the common kinds have encoders of their own, which return the
-    same bytes as ``json.dumps``.
+    Every block of a Turn passes here once, so the common kinds have forms with sorted keys of their own.
     """
-    write = _ENCODERS.get(type(block))
-    if write is not None:
-        return write(block).encode()
+    sort = _SORTED_FORMS.get(type(block))
+    sorted_form = sort(block) if sort else None
+    if sorted_form is not None:
+        return encode_plain(sorted_form)
     form = canonical(block)
-    return None if form is None else _encode(form).encode()
+    return None if form is None else encode_sorted(form)
 
 
-def _encode_user(block: UserBlock) -> str:
-    return f'{{"kind":"user","parts":{_encode_parts(block.parts)}}}'
+def _sort_user(block: UserBlock) -> CanonicalForm | None:
+    parts = _sort_text(block.parts)
+    return parts and {"kind": "user", "parts": parts}
 
 
-def _encode_assistant(block: AssistantBlock) -> str:
-    return f'{{"kind":"assistant","parts":{_encode_parts(block.parts)}}}'
+def _sort_assistant(block: AssistantBlock) -> CanonicalForm | None:
+    parts = _sort_text(block.parts)
+    return parts and {"kind": "assistant", "parts": parts}
 
 
-def _encode_tool_call(block: ToolCallBlock) -> str:
-    custom = '"custom":true,' if block.custom else ""
-    return (
-        f'{{"arguments":{_quote(block.arguments)},"call_id":{_quote(block.call_id)},'
-        f'{custom}"kind":"tool_call","name":{_quote(block.name)}}}'
-    )
+def _sort_tool_call(block: ToolCallBlock) -> CanonicalForm:
+    custom = _custom_member(block)
+    call = {"arguments": block.arguments, "call_id": block.call_id}
+    return {**call, **custom, "kind": "tool_call", "name": block.name}
 
 
-def _encode_tool_result(block: ToolResultBlock) -> str:
-    custom = '"custom":true,' if block.custom else ""
-    call_id, parts = _quote(block.call_id), _encode_parts(block.parts)
-    return f'{{"call_id":{call_id},{custom}"kind":"tool_result","parts":{parts}}}'
+def _sort_tool_result(block: ToolResultBlock) -> CanonicalForm | None:
+    parts = _sort_text(block.parts)
+    custom = _custom_member(block)
+    return parts and {"call_id": block.call_id, **custom, "kind": "tool_result", "parts": parts}
 
 
-_ENCODERS: dict[type[Block], Callable[[Any], str]] = {
-    UserBlock: _encode_user,
-    AssistantBlock: _encode_assistant,
-    ToolCallBlock: _encode_tool_call,
-    ToolResultBlock: _encode_tool_result,
-}
-
-
-def _encode_parts(parts: tuple[Part, ...]) -> str:
+def _sort_text(parts: tuple[Part, ...]) -> list[CanonicalForm] | None:
+    """Return the form of a single text; None for any other parts."""
     if len(parts) == 1 and isinstance(text := parts[0], TextPart):
-        return f'[{{"text":{_quote(text.text)},"type":"text"}}]'
-    return _encode([_canonical_part(part) for part in parts])
+        return [{"text": text.text, "type": "text"}]
+    return None
+
+
+_SORTED_FORMS: dict[type[Block], Callable[[Any], CanonicalForm | None]] = {
+    UserBlock: _sort_user,
+    AssistantBlock: _sort_assistant,
+    ToolCallBlock: _sort_tool_call,
+    ToolResultBlock: _sort_tool_result,
+}
 
 
 def _canonical_part(part: Part) -> CanonicalForm:

@@ -4,26 +4,15 @@ One encoder for responses and for the database, so that a stored item and a sent
 bytes and nothing is encoded twice.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from kedge.json_codec import decode, encode
+
+__all__ = ["Item", "decode", "encode", "join_response"]
+
 Item = Mapping[str, Any]
 """One item of a conversation in the format of the API: a message, a call, an output, reasoning…"""
-
-_encoder = json.JSONEncoder(
-    ensure_ascii=False, separators=(",", ":"), check_circular=False, allow_nan=False
-)
-
-
-def encode(value: object) -> bytes:
-    """Encode a value as compact JSON."""
-    return _encoder.encode(value).encode()
-
-
-def decode(data: bytes) -> Any:
-    """Decode JSON that the server encoded."""
-    return json.loads(data)
 
 
 def join_response(request_json: bytes, result_json: bytes, output: bytes) -> bytes:

@@ -13,11 +13,11 @@ refers to is checked later, in ``prepare``; the checks of that phase that need n
     …                           coherence, then what the server supports
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
+from kedge.json_codec import decode, reject_constant
 from kedge.server import errors
 from kedge.server.json_codec import Item
 from kedge.server.schema import requests
@@ -84,14 +84,10 @@ def parse_body(raw: bytes) -> object:
     Of two equal keys the last one is used.
     """
     try:
-        return json.loads(raw.decode(), parse_constant=_reject_constant)
+        return decode(raw.decode(), parse_constant=reject_constant)
     except (ValueError, RecursionError):
         # ValueError covers invalid UTF-8, invalid JSON and integers of thousands of digits.
         raise errors.INVALID_JSON() from None
-
-
-def _reject_constant(name: str) -> NoReturn:
-    raise ValueError(name)
 
 
 @dataclass(frozen=True, slots=True)

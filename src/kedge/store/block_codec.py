@@ -6,13 +6,13 @@ anything are stored separately.
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from json.encoder import encode_basestring as quote
 from typing import Any, cast
 
 from kedge.errors import KedgeError, StoreDamaged
+from kedge.json_codec import decode, quote
+from kedge.json_codec import encode_text as encode
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -29,7 +29,6 @@ from kedge.turns.json_codec import VERSION
 
 Json = dict[str, Any]
 
-encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _TAG = f"kedge.block/{VERSION}\n".encode()
 _sha256 = hashlib.sha256
 _BLOCK_ID = re.compile(r'"id":"blk_([0-9a-f]{16})')
@@ -61,7 +60,7 @@ def hash_block(body: str) -> bytes:
 def decode_blocks(bodies: Sequence[str]) -> list[Block]:
     """Decode blocks; raise `StoreDamaged` for one that cannot be decoded."""
     try:
-        forms: list[Json] = json.loads(f"[{','.join(bodies)}]")
+        forms: list[Json] = decode(f"[{','.join(bodies)}]")
         if len(forms) == len(bodies):
             return [_decode_block(form) for form in forms]
     except (ValueError, TypeError, KedgeError):
@@ -71,7 +70,7 @@ def decode_blocks(bodies: Sequence[str]) -> list[Block]:
 
 def _decode_single(index: int, body: str) -> Block:
     try:
-        return _decode_block(json.loads(body))
+        return _decode_block(decode(body))
     except (ValueError, TypeError, KedgeError) as error:
         problem = f"block {index} cannot be read ({type(error).__name__})"
         raise StoreDamaged(f"{problem}; verify() reports all damage") from None
@@ -178,7 +177,7 @@ def _decode_metadata(members: Json) -> FrozenMap:
 
 def extract_text(body: str) -> str:
     """Return the searchable text of an encoded block: text, tool names and arguments, results."""
-    form = cast("Json", json.loads(body))
+    form = cast("Json", decode(body))
     parts: Iterable[Any] = (part.get("text") for part in form.get("parts", ()))
     further = (form.get(name) for name in ("text", "name", "arguments"))
     return "\n".join(text for text in (*parts, *further) if isinstance(text, str) and text)

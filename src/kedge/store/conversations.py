@@ -8,11 +8,11 @@ Every statement here names the namespace of its transaction. A tree belongs to o
 conversation joins a tree only as a fork of another one, so what is reached from a checked row is safe.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from kedge.errors import InvalidSetting, NotInStore
+from kedge.json_codec import decode
 from kedge.planning import Mode
 from kedge.store.block_codec import encode
 from kedge.store.database import Row, Tx
@@ -258,7 +258,7 @@ def _conversation_from_row(row: Row, tags: Mapping[int, list[str]]) -> Conversat
         head,
         mode,
         retention,
-        json.loads(data) if data else {},
+        decode(data) if data else {},
         origin or "",
         at or 0,
         created,

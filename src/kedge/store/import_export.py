@@ -10,12 +10,12 @@ digests must match their blocks, and references must point backwards.
 """
 
 import base64
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
 from typing import Any, cast, get_args
 
 from kedge.errors import InvalidJSON
+from kedge.json_codec import decode, reject_constant
 from kedge.store.block_codec import encode, encode_block
 from kedge.store.database import Tx
 from kedge.store.nodes import create_conversation, insert_node, select_node, select_tree
@@ -122,7 +122,7 @@ def _encode_node(
         "created_at": node.created_at,
     }
     if node.memory:
-        form["memory"] = json.loads(node.memory)
+        form["memory"] = decode(node.memory)
     if response:
         values = {name: getattr(response, name) for name in RESPONSE_COLUMNS}
         form["response"] = {k: v for k, v in values.items() if v != _RESPONSE_DEFAULTS[k]}
@@ -207,16 +207,12 @@ def _iter_conversations(lines: Iterable[str]) -> Iterator[tuple[Json, list[str],
 
 def _parse_line(line: str, number: int) -> Json:
     try:
-        form = json.loads(line, parse_constant=_reject_constant)
+        form = decode(line, parse_constant=reject_constant)
     except ValueError:
         form = None
     if not isinstance(form, dict):
         raise InvalidJSON(f"line {number}", NOT_AN_EXPORT)
     return cast("Json", form)
-
-
-def _reject_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _check_header(form: Json, number: int) -> Json:

@@ -7,7 +7,6 @@ first positions of another. Writing costs what is new; nothing is rewritten.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,6 +14,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, cast
 
 from kedge.errors import NotInStore
+from kedge.json_codec import decode
 from kedge.planning import AnchorRecord, ConversationState, Mode, get_state, set_state
 from kedge.planning.state import MODES
 from kedge.store.block_codec import decode_blocks, encode, hash_block
@@ -538,7 +538,7 @@ def decode_node_state(
     text: str | None, records: Sequence[AnchorRecord], mode: str | None
 ) -> tuple[ConversationState, FrozenMap]:
     """Return the state of a Turn, from the anchors on its path and the state encoded in its node."""
-    form = cast("Json", json.loads(text)) if text else {}
+    form = cast("Json", decode(text)) if text else {}
     newest = max(
         (each for each in records if each.status == "completed"),
         key=attrgetter("block_count"),

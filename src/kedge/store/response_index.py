@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kedge.json_codec import decode
 from kedge.store.database import Tx
 
 _CHUNK = 500
@@ -85,7 +86,7 @@ def get_scope_key(tx: Tx) -> bytes:
 def select_evidence(tx: Tx, key: str) -> dict[str, Any] | None:
     """Return what is known about the memory of a server; see `kedge.engines.evidence`."""
     rows = tx.rows("SELECT form FROM evidence WHERE name = ?", (_qualify(tx, key),))
-    return json.loads(rows[0][0]) if rows else None
+    return decode(rows[0][0]) if rows else None
 
 
 def select_all_evidence(tx: Tx, limit: int) -> list[tuple[str, dict[str, Any]]]:
@@ -93,7 +94,7 @@ def select_all_evidence(tx: Tx, limit: int) -> list[tuple[str, dict[str, Any]]]:
     rows = tx.rows("SELECT name, form FROM evidence ORDER BY updated_at DESC")
     start = len(_qualify(tx, ""))
     found = [(name[start:], form) for name, form in rows if name == _qualify(tx, name[start:])]
-    own = [(name, json.loads(form)) for name, form in found if "\n" not in name]
+    own = [(name, decode(form)) for name, form in found if "\n" not in name]
     return own[:limit]
 
 

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from kedge.events import Usage
+from kedge.json_codec import decode
 from kedge.planning import AnchorRecord, Status, TokenCounts
 from kedge.planning.anchors import limit_expiry
 from kedge.store.block_codec import encode
@@ -132,7 +133,7 @@ def _response_from_row(row: Row) -> ResponseRow:
     scope, node, parent, conversation, retention = row[len(_READ_COLUMNS) :]
     members["expires_at"] = limit_expiry(members["created_at"], members["expires_at"], retention)
     members["digest"] = unpack_digest(members["digest"])
-    members["derived"] = tuple(json.loads(members["derived"])) if members["derived"] else ()
+    members["derived"] = tuple(decode(members["derived"])) if members["derived"] else ()
     members["counted"] = _decode_counts(members["counted"])
     members["stored"] = bool(members["stored"])
     return ResponseRow(**members, scope=scope, node=node, parent=parent, conversation=conversation)
@@ -213,13 +214,13 @@ def anchor_from_row(
         created,
         expires,
         barrier,
-        tuple(json.loads(derived)) if derived else (),
+        tuple(decode(derived)) if derived else (),
         _decode_counts(counted),
     )
 
 
 def _decode_counts(form: str | None) -> TokenCounts | None:
-    return TokenCounts._make(json.loads(form)) if form else None
+    return TokenCounts._make(decode(form)) if form else None
 
 
 def pack_digest(digest: str) -> bytes | None:

@@ -3,10 +3,10 @@
 Nothing is repaired. A tree is read branch by branch, so that the cost of a digest is that of its block.
 """
 
-import json
 from collections.abc import Iterator
 
 from kedge.errors import InvalidTurn, KedgeError
+from kedge.json_codec import decode
 from kedge.planning import covered_count, prefix_digest
 from kedge.store.block_codec import hash_block
 from kedge.store.database import Tx
@@ -44,7 +44,7 @@ def _iter_block_problems(digest: bytes, body: str) -> Iterator[str]:
     if hash_block(body) != digest:
         yield "its hash does not match its text"
     try:
-        load_block(json.loads(body))
+        load_block(decode(body))
     except (ValueError, TypeError, KedgeError) as error:
         yield f"its text is not a block ({type(error).__name__})"
 
@@ -175,7 +175,7 @@ def _check_branch(tx: Tx, branch: list[Node]) -> Iterator[Damage]:
         yield Damage(f"node {tip.id}", f"{len(bodies)} of the {tip.length} blocks are there")
         return
     try:
-        blocks = [load_block(json.loads(body)) for body in bodies]
+        blocks = [load_block(decode(body)) for body in bodies]
     except (ValueError, TypeError, KedgeError):
         return  # the block itself was reported
     try:

@@ -1,11 +1,11 @@
 """One connection: its lanes, and the reader that passes each message to its lane."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from kedge.engines.websocket.lane import Lane, SocketMessage
+from kedge.json_codec import decode
 from kedge.observe import get_logger
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class SocketConnection:
         try:
             while True:
                 data = await self._socket.recv_bytes()
-                payload = json.loads(data)
+                payload = decode(data)
                 if isinstance(payload, dict):
                     self._dispatch(SocketMessage(data, cast("dict[str, Any]", payload)))
         except (WebSocketException, OSError, ValueError, RecursionError) as error:

@@ -5,7 +5,6 @@ complete, perhaps changed or replaced.
 """
 
 import asyncio
-import json
 from collections.abc import Mapping
 
 from starlette.types import Message, Receive, Send
@@ -22,7 +21,7 @@ from kedge.server.faults.effects import (
 )
 from kedge.server.faults.frames import EditStep, FrameRewriter, StreamStep, encode_frame
 from kedge.server.faults.spec import Fault
-from kedge.server.json_codec import encode
+from kedge.server.json_codec import decode, encode
 
 DISCONNECT: Message = {"type": "http.disconnect"}
 
@@ -140,7 +139,7 @@ class FaultyConnection:
         await send_response(self._build_response(), self._send, headers)
 
     def _build_response(self) -> FaultResponse:
-        body: Body = json.loads(self._response_body)
+        body: Body = decode(self._response_body)
         other = translate_not_found(self._armed.get("not_found"), self._faulted_request, body)
         if other is not None:
             return other

@@ -4,11 +4,10 @@
 event, send it twice or hold it back.
 """
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from kedge.server.json_codec import encode
+from kedge.server.json_codec import decode, encode
 
 StreamEvent = dict[str, Any]
 FRAME_END = b"\n\n"
@@ -97,7 +96,7 @@ class FrameRewriter:
             elif not self._steps:
                 yield frame
             else:
-                event = json.loads(block.partition(b"data: ")[2])
+                event = decode(block.partition(b"data: ")[2])
                 yield from map(encode_frame, self._apply_steps([event], self._steps))
 
     def flush(self) -> Iterable[bytes]:

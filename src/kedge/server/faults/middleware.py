@@ -7,7 +7,6 @@ passed on unchanged.
 """
 
 import asyncio
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from ipaddress import ip_address
@@ -25,6 +24,7 @@ from kedge.server.faults.effects import (
     FaultResponse,
 )
 from kedge.server.faults.spec import Fault, Faults
+from kedge.server.json_codec import decode
 from kedge.server.storage.context import limit_history
 
 FAULT_PATHS = frozenset({RESPONSES_PATH, "/v1/chat/completions", "/v1/messages"})
@@ -62,7 +62,7 @@ class FaultMiddleware:
         raw = await read_body(receive)
         body: Any = None
         with suppress(ValueError, RecursionError):
-            body = json.loads(raw)
+            body = decode(raw)
         members = cast("Body", body) if isinstance(body, dict) else {}
         forget = scope["app"].state.service.forget
         exchange = scope.get("kedge.exchange")

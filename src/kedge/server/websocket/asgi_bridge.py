@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp, Message, Scope
 
-from kedge.server.json_codec import encode
+from kedge.server.json_codec import decode, encode
 from kedge.server.request_log import WEBSOCKET_SCOPE_KEY
 from kedge.server.websocket.memory import LaneMemory
 
@@ -83,12 +83,12 @@ class AsgiBridge:
         kind = name.removeprefix(b"event: ").decode()
         self.has_failed = self.has_failed or kind in FAILURE_EVENTS
         if kind == "error":
-            data = encode(_nest_error(json.loads(data)))
+            data = encode(_nest_error(decode(data)))
         await self._send_message(data[:-1] + self._suffix if self._suffix else data)
 
     async def _forward_error(self) -> None:
         self.has_failed = True
-        body: dict[str, Any] = json.loads(self._buffer)
+        body: dict[str, Any] = decode(self._buffer)
         # Injected faults may have the error format of another server, which is sent unchanged.
         error = body.get("error")
         fields = cast("dict[str, Any]", error) if isinstance(error, dict) else body

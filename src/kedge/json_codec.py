@@ -1,0 +1,121 @@
+"""JSON text, encoded and decoded by msgspec with exactly the results of the standard library.
+
+Digests, databases and chat states contain the text that ``json.dumps`` writes with ``ensure_ascii=False``,
+``allow_nan=False`` and compact separators, so every function here returns that text, and decoding accepts what
+``json.loads`` accepts. msgspec differs in a few cases, and there the standard library does the work:
+
+- Floats: msgspec writes ``1e16`` for ``1e+16``, ``0.00001`` for ``1e-05`` and ``null`` for NaN. It has no hook for
+  floats, so a value is first matched against ``_Checked``, a type that only has floats that both write
+  equally. This costs twice as much as encoding, and both together a third of the standard library.
+- Keys that are not strings, subclasses of strings and integers, nesting beyond the levels of ``_Checked``.
+- Lone surrogates, NaN, Infinity, ``1e400`` and byte order marks in decoded text, and all errors.
+
+Integers of any size, the order of keys, repeated keys (the last one is used) and escapes are the same in both. A
+set is encoded as an array instead of rejected, so objects of a program's own must not be passed here unchecked.
+"""
+
+import json
+from collections.abc import Callable
+from json.encoder import encode_basestring
+from typing import Annotated, Any
+
+import msgspec
+
+Buffer = bytes | bytearray | memoryview
+
+_CHECKED_LEVELS = 7
+"""How many levels of arrays and objects are encoded fast; the size of the type doubles with each."""
+
+_encode = msgspec.json.Encoder().encode
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
+_decode = msgspec.json.Decoder().decode
+_standard_encode = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":")
+).encode
+_standard_encode_sorted = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True
+).encode
+
+
+def _build_checked_type() -> Any:
+    """Return the type of JSON values of limited depth without floats that msgspec writes differently."""
+    number = Annotated[float, msgspec.Meta(ge=1e-4, lt=1e16)]
+    checked: Any = str | int | bool | None | number
+    for _ in range(_CHECKED_LEVELS):
+        checked = str | int | bool | None | number | dict[str, checked] | list[checked]
+    return checked
+
+
+_Checked = msgspec.defstruct("_Checked", [("value", _build_checked_type())])
+"""A structure, because msgspec analyses the type of a structure once and any other type in every call."""
+
+
+def encode(value: object) -> bytes:
+    """Return a JSON value as compact UTF-8.
+
+    Raises:
+        ValueError: If it has NaN or an infinite number, or a string has a lone surrogate.
+        TypeError: If it is not a JSON value.
+    """
+    try:
+        msgspec.convert({"value": value}, _Checked)
+        return _encode(value)
+    except Exception:  # noqa: BLE001 - the standard library decides whether it is an error
+        return _standard_encode(value).encode()
+
+
+def encode_text(value: object) -> str:
+    """Return a JSON value as compact text, in which a lone surrogate is not an error."""
+    try:
+        msgspec.convert({"value": value}, _Checked)
+        return _encode(value).decode()
+    except Exception:  # noqa: BLE001 - as above
+        return _standard_encode(value)
+
+
+def encode_sorted(value: object) -> bytes:
+    """Return a JSON value as compact UTF-8 with the keys of objects sorted."""
+    try:
+        msgspec.convert({"value": value}, _Checked)
+        return _encode_sorted(value)
+    except Exception:  # noqa: BLE001 - as above
+        return _standard_encode_sorted(value).encode()
+
+
+def encode_plain(value: object) -> bytes:
+    """Encode a value that has no floats and only strings as keys, without checking this."""
+    try:
+        return _encode(value)
+    except Exception:  # noqa: BLE001 - as above
+        return _standard_encode(value).encode()
+
+
+def quote(text: str) -> str:
+    """Return a string as JSON text."""
+    try:
+        return _encode(text).decode()
+    except (UnicodeEncodeError, TypeError):  # a lone surrogate, or a subclass
+        return encode_basestring(text)
+
+
+def decode(data: str | Buffer, *, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """Return the value of JSON text.
+
+    Args:
+        data: The text, or its bytes.
+        parse_constant: Called with ``NaN``, ``Infinity`` or ``-Infinity``; by default these are floats.
+
+    Raises:
+        ValueError: If it is not JSON.
+        RecursionError: If it is nested too deep.
+    """
+    try:
+        return _decode(data)
+    except Exception:  # noqa: BLE001 - as above
+        text = bytes(data) if isinstance(data, memoryview) else data
+        return json.loads(text, parse_constant=parse_constant)
+
+
+def reject_constant(name: str) -> Any:
+    """Raise ``ValueError`` for a number that is not JSON; the ``parse_constant`` of strict readers."""
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,194 @@
+"""The JSON codec: its text and its values are those of the standard library, in every case."""
+
+import enum
+import json
+import math
+import struct
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from kedge.chat.state import ChatState, decode_state, encode_state, state_from_turn
+from kedge.engines.transport import encode_body
+from kedge.json_codec import (
+    decode,
+    encode,
+    encode_plain,
+    encode_sorted,
+    encode_text,
+    quote,
+    reject_constant,
+)
+from kedge.planning import canonical
+from kedge.planning.canonical import canonical_json
+from kedge.store.block_codec import encode_block
+from kedge.turns import Block, Turn, dump_block
+from planning.reference_digests import canonical_bytes
+from strategies import known_blocks, sample_blocks
+
+COMPACT: Any = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
+Pair = namedtuple("Pair", "first second")  # noqa: PYI024 - a plain tuple of the standard library
+
+
+class Name(str):
+    """A subclass of str, which msgspec does not encode."""
+
+    __slots__ = ()
+
+
+class Color(enum.StrEnum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+texts = st.text(st.characters(codec=None), max_size=12) | st.sampled_from(
+    ["\ud83d", "\ude00\ud83d", "\x00\x1f\x7f", "\u2028", '"\\/\b\f\n\r\t', "1.5", "[1e16,NaN]"]
+)
+floats = st.floats() | st.builds(
+    lambda bits: struct.unpack("<d", struct.pack("<Q", bits))[0], st.integers(0, 2**64 - 1)
+)
+integers = st.integers(-(2**70), 2**70) | st.integers(-(10**400), 10**400)
+scalars = st.none() | st.booleans() | integers | floats | texts
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(texts, inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+CORNERS: list[Any] = [
+    *(1e16, 1e15, 9999999999999998.0, 1e-4, 9.999999999999999e-05, 1e-05, 1e22, 1e100, 5e-324),
+    *(1.7976931348623157e308, -0.0, 0.0, 1.0, -1.5, -1e-7, math.nan, math.inf, -math.inf),
+    *(2**63, 2**64, 2**64 - 1, -(2**63), -(2**63) - 1, 2**2048, 10**4299, 10**5000),
+    *("\ud800", "\x7f\x00\x1f\u2028é😀", {"\udc00": 1}, {"b": 1, "a": {"d": 1, "c": 2}}),
+    *({1: 2}, {True: 1}, {None: 1}, {1.5: 2}, {1e16: 2}, {"1": 1, 1: 2}, {"é": 1, "z": 2, "😀": 3}),
+    *({(1,): 2}, object(), b"bytes", [object()], {"a": b""}, 1j, ValueError("x")),
+    *(Name("x"), {Name("k"): Name("v")}, Color.RED, Level.HIGH, {Color.RED: Level.HIGH}),
+    *(OrderedDict(b=1, a=2), Pair(1, [2.5]), (1, (2, ())), [True, 1, 1.0], [[[[[[[[[1e16]]]]]]]]]),
+]
+
+DOCUMENTS: list[bytes] = [
+    *(b"NaN", b"[Infinity,-Infinity]", b"1e400", b"-1e400", b"-0", b"-0.0", b"1E5", b"0.1e+16"),
+    *(b"18446744073709551616", b"9" * 400, b"9" * 5000, b"2.2250738585072011e-308"),
+    *(b"0.1000000000000000055511151231257827021181583404541015625", b"123456789.123456789e-30"),
+    *(rb'"\ud800"', rb'"\ud83d\ude00"', rb'"\uD83D\uDE00"', rb'"\ud83d\u0041"', rb'"\ude00\ud83d"'),
+    *(b'"\xff"', b'"\xed\xa0\x80"', b'{"\xff":1}', b'{"a":1,"b":2,"a":3}', b'"a\x01b"', b'"a\tb"'),
+    *(b" [1 ,2 ] \r\n\t", b"[1,]", b"01", b"1.", b".5", b"-", b"", b" ", b"[1] x", b"\x0b1", b"+1"),
+    *(b"\xef\xbb\xbf1", '{"a":"é"}'.encode("utf-16"), '"é"'.encode("utf-32"), b'"\x7f"', b"tru"),
+    *(
+        rb'"\u0000"',
+        rb'"\x"',
+        rb'"\u12"',
+        b'{"a" 1}',
+        b"{a:1}",
+        b"{'a':1}",
+        b'"',
+        b"[",
+        b"]",
+        b"nul",
+    ),
+    *(b"[" * 500 + b"]" * 500, b"[" * 100_000, b'{"a":' * 100_000),
+]
+
+
+def outcome(work: Callable[[], Any]) -> Any:
+    """The result, made comparable (NaN equals itself, true is not 1), or the type of the error."""
+    try:
+        return repr(work())
+    except (ValueError, TypeError, RecursionError) as error:
+        return UnicodeError if isinstance(error, UnicodeError) else type(error)
+
+
+@given(values)
+def test_encoded_values_are_those_of_the_standard_library(value: Any) -> None:
+    """Every encoder writes what ``json.dumps`` writes, and fails where it fails."""
+    check_encoded(value)
+
+
+@pytest.mark.parametrize("value", CORNERS, ids=lambda value: repr(type(value)))
+def test_encoded_corner_cases_are_those_of_the_standard_library(value: Any) -> None:
+    """So are floats with exponents, huge integers, odd keys, subclasses, surrogates and other objects."""
+    check_encoded(value)
+    check_encoded([value])
+    check_encoded({"a": {"b": [value, "text"]}})
+
+
+def check_encoded(value: Any) -> None:
+    expected = outcome(lambda: json.dumps(value, **COMPACT).encode())
+    assert outcome(lambda: encode(value)) == expected
+    ordered = outcome(lambda: json.dumps(value, sort_keys=True, **COMPACT).encode())
+    assert outcome(lambda: encode_sorted(value)) == ordered
+    assert outcome(lambda: encode_text(value)) == outcome(lambda: json.dumps(value, **COMPACT))
+    body = {"model": "m", "input": value, "x": value}
+    expected = outcome(lambda: json.dumps(body, **COMPACT).encode())
+    assert outcome(lambda: encode_body(body)) == expected
+
+
+@given(
+    st.recursive(integers | texts, lambda inner: st.lists(inner) | st.dictionaries(texts, inner))
+)
+def test_plain_values_are_encoded_without_a_check(value: Any) -> None:
+    """Without floats, ``encode_plain`` writes the same bytes."""
+    expected = outcome(lambda: json.dumps(value, **COMPACT).encode())
+    assert outcome(lambda: encode_plain(value)) == expected
+
+
+@given(texts)
+@example(Name("x"))
+def test_quoted_strings_are_those_of_the_standard_library(text: str) -> None:
+    """A string is quoted as in ``json.dumps``, with lone surrogates left as they are."""
+    assert quote(text) == json.dumps(text, ensure_ascii=False)
+
+
+@given(
+    values.map(json.dumps) | st.from_regex(r"-?[0-9]{1,30}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?")
+)
+def test_decoded_values_are_those_of_the_standard_library(text: str) -> None:
+    """Text that ``json.dumps`` writes with escapes, and any number, is read as ``json.loads`` reads it."""
+    check_decoded(text)
+    check_decoded(text.encode())
+
+
+@given(values, st.data())
+def test_damaged_text_is_decoded_like_the_standard_library(value: Any, data: st.DataObject) -> None:
+    """So is text with a few bytes replaced, removed or repeated."""
+    text = json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass")
+    start = data.draw(st.integers(0, len(text)))
+    stop = data.draw(st.integers(start, min(len(text), start + 3)))
+    check_decoded(text[:start] + data.draw(st.binary(max_size=3)) + text[stop:])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: repr(document[:20]))
+def test_decoded_corner_cases_are_those_of_the_standard_library(document: bytes) -> None:
+    """So are special numbers, repeated keys, surrogates, other encodings, deep nesting and errors."""
+    check_decoded(document)
+    check_decoded(bytearray(document))
+    assert outcome(lambda: decode(memoryview(document))) == outcome(lambda: json.loads(document))
+    check_decoded(document.decode(errors="surrogateescape"))
+
+
+def check_decoded(data: str | bytes | bytearray) -> None:
+    assert outcome(lambda: decode(data)) == outcome(lambda: json.loads(data))
+    strict = outcome(lambda: json.loads(data, parse_constant=reject_constant))
+    assert outcome(lambda: decode(data, parse_constant=reject_constant)) == strict
+
+
+@given(known_blocks() | st.sampled_from(sample_blocks()))
+def test_no_digest_and_no_stored_block_changes(block: Block) -> None:
+    """The canonical form that digests hash, the stored block and the state are those of ``json.dumps``."""
+    form = canonical(block)
+    assert canonical_json(block) == (None if form is None else canonical_bytes(form))
+    assert encode_block(block) == json.dumps(dump_block(block), **COMPACT)
+    state = encode_state(state_from_turn(Turn([block]), "p", 0))
+    assert json.dumps(json.loads(state), **COMPACT).encode() == state
+    assert isinstance(decode_state(state, "p"), ChatState)
