@@ -301,7 +301,10 @@ def run() -> list[Row]:
         rows.append(asyncio.run(measure_disk(folder)))
         rows += asyncio.run(measure_loading(folder))
         sys.path.insert(0, os.fspath(Path(__file__).parent.parent / "tests"))
-        from postgresql import create_schema, provide_server_url  # pyright: ignore
+        from postgresql import (  # pyright: ignore[reportMissingImports]
+            create_schema,
+            provide_server_url,
+        )
 
         url = stack.enter_context(provide_server_url())
         rows += asyncio.run(measure_postgres(stack.enter_context(create_schema(url))))
