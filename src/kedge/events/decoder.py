@@ -23,9 +23,6 @@ log = logging.getLogger(__name__)
 DONE = "[DONE]"
 EventList = list[StreamEvent]
 
-# Servers send log probabilities of -Infinity, which is not JSON; they are read as null.
-_read_as_null = {}.get
-
 
 @dataclass(slots=True)
 class DecoderState:
@@ -193,9 +190,13 @@ class StreamDecoder(ABC):
         found.append(AnomalyNoted(kind, detail))
 
 
+def _read_null(name: str) -> None:
+    """Read a log probability of -Infinity, which some servers send and which is not JSON."""
+
+
 def _parse_object(data: str) -> JsonObject | None:
     try:
-        value = decode(data, parse_constant=_read_as_null)
+        value = decode(data, parse_constant=_read_null)
     except (ValueError, RecursionError):  # a number with too many digits is a ValueError
         return None
     return cast("JsonObject", value) if type(value) is dict else None

@@ -84,12 +84,12 @@ def canonical_json(block: Block) -> bytes | None:
 
 def _sort_user(block: UserBlock) -> CanonicalForm | None:
     parts = _sort_text(block.parts)
-    return parts and {"kind": "user", "parts": parts}
+    return {"kind": "user", "parts": parts} if parts else None
 
 
 def _sort_assistant(block: AssistantBlock) -> CanonicalForm | None:
     parts = _sort_text(block.parts)
-    return parts and {"kind": "assistant", "parts": parts}
+    return {"kind": "assistant", "parts": parts} if parts else None
 
 
 def _sort_tool_call(block: ToolCallBlock) -> CanonicalForm:
@@ -100,8 +100,8 @@ def _sort_tool_call(block: ToolCallBlock) -> CanonicalForm:
 
 def _sort_tool_result(block: ToolResultBlock) -> CanonicalForm | None:
     parts = _sort_text(block.parts)
-    custom = _custom_member(block)
-    return parts and {"call_id": block.call_id, **custom, "kind": "tool_result", "parts": parts}
+    call = {"call_id": block.call_id, **_custom_member(block)}
+    return {**call, "kind": "tool_result", "parts": parts} if parts else None
 
 
 def _sort_text(parts: tuple[Part, ...]) -> list[CanonicalForm] | None:
