@@ -1,6 +1,5 @@
 """Read a response into blocks and an anchor of the Turn, or into an error with the partial content."""
 
-import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
