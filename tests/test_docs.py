@@ -41,7 +41,8 @@ def run_page(page: Path, folder: Path) -> int:
             printed = io.StringIO()
             with contextlib.chdir(directory), contextlib.redirect_stdout(printed):
                 awaits = _run(snippet, page, runner)
-            assert EXPLAINED in text or page.name in ("index.md", "README.md") or not awaits
+            explained = EXPLAINED in text or page.name in ("index.md", "README.md")
+            assert explained or not awaits, f"{page.name} uses await: link to {EXPLAINED}"
             if snippet["printed"] is not None:
                 assert printed.getvalue() == snippet["printed"]
     return len(snippets)
