@@ -1,29 +1,20 @@
-"""A conversation that continues in the next run, on disk.
+"""A conversation that continues in the next run: its complete state is a file.
 
     python examples/memory.py "My name is Ada."
     python examples/memory.py "What is my name?"
 
-Set KEDGE_MODEL and KEDGE_STORE to use another model and another database.
+Set KEDGE_MODEL to use another model than the built-in one, and KEDGE_STATE to use another file.
 """
 
-import asyncio
 import os
 import sys
+from pathlib import Path
 
-from kedge import Conversation, open_store
-
-
-async def main(text: str) -> None:
-    """Send a message in the stored conversation, or in a new one."""
-    model = os.environ.get("KEDGE_MODEL", "practice")
-    async with await open_store(os.environ.get("KEDGE_STORE", "sqlite:///memory.db")) as store:
-        if rows := await Conversation.list(store, limit=1):
-            conversation = await Conversation.open(store, rows[0].id, model)
-        else:
-            conversation = await Conversation.create(store, model)
-        async with conversation:
-            print((await conversation.send(text)).text)
-
+from kedge import Chat
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    chat = Chat(os.environ.get("KEDGE_MODEL", "practice"))
+    file = Path(os.environ.get("KEDGE_STATE", "memory.state"))
+    answer = chat.sync.chat_with_state(file.read_bytes() if file.exists() else None, sys.argv[1])
+    file.write_bytes(answer.state)
+    print(answer.text)

@@ -8,7 +8,6 @@ Set KEDGE_MODEL to use another model than the built-in one.
 import os
 
 from kedge import Chat
-from kedge.events import TextDelta
 
 
 def main() -> None:
@@ -20,9 +19,8 @@ def main() -> None:
         except EOFError:
             break
         with chat.sync.stream_with_state(state, text) as stream:
-            for event in stream:
-                if isinstance(event, TextDelta):
-                    print(event.delta, end="", flush=True)
+            for delta in stream.text_deltas():
+                print(delta, end="", flush=True)
             state = stream.finish().state
         print()
 

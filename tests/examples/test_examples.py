@@ -1,7 +1,8 @@
 """The examples run, and show what they say."""
 
-import asyncio
+import ast
 import io
+import re
 import runpy
 import subprocess
 import sys
@@ -9,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
 from kedge.event_loops import run_sync
 from kedge.testing import TestServer, serve
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+COMPARISON = EXAMPLES.parent / "docs" / "guides" / "migrate-pydantic-ai.md"
 
 
 @pytest.fixture
@@ -49,11 +52,10 @@ def test_memory_continues_in_the_next_process(
     server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second process continues the conversation of the first, and sends only what is new."""
-    monkeypatch.setenv("KEDGE_STORE", f"sqlite:///{tmp_path}/memory.db")
-    main = runpy.run_path(str(EXAMPLES / "memory.py"))["main"]
-    asyncio.run(main("My name is Ada."))
+    monkeypatch.setenv("KEDGE_STATE", str(tmp_path / "memory.state"))
+    run_example("memory.py", "My name is Ada.", monkeypatch=monkeypatch)
     command = [sys.executable, str(EXAMPLES / "memory.py"), "What is my name?"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert (done.stdout, done.stderr) == ("Your name is Ada.\n", "")
     assert len(server.requests[-1].body["input"]) == 1
 
@@ -67,6 +69,52 @@ def test_streaming_terminal_prints_each_answer(
     printed = capsys.readouterr().out
     assert printed.endswith("> Your name is Ada.\n> ")
     assert server.requests[-1].body["stream"] is True
+
+
+def test_streaming_fastapi_answers_in_pieces_and_remembers(server: TestServer) -> None:
+    """Each user has a conversation, of which only what is new is sent."""
+    app = runpy.run_path(str(EXAMPLES / "streaming_fastapi.py"))["app"]
+    with TestClient(app) as client:
+        client.post("/chat/ada", params={"text": "My name is Ada."})
+        with client.stream("POST", "/chat/ada", params={"text": "What is my name?"}) as answer:
+            pieces = list(answer.iter_text())
+        other = client.post("/chat/bob", params={"text": "What is my name?"}).text
+    assert "".join(pieces) == "Your name is Ada."
+    assert "Ada" not in other
+    assert server.requests[1].body["previous_response_id"] == server.requests[0].response_id
+    assert all(request.body["stream"] for request in server.requests)
+
+
+def count_code_lines(source: str) -> int:
+    """Return the number of lines without comments, docstrings and blank lines."""
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())):
+                docstrings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+            case _:
+                pass
+    lines = enumerate(source.splitlines(), 1)
+    return sum(
+        bool(line.strip()) and not line.lstrip().startswith("#") and number not in docstrings
+        for number, line in lines
+    )
+
+
+def test_the_everyday_programs_are_as_short_as_with_pydantic_ai() -> None:
+    """The page with the other versions states the right numbers, and every line is at most 100 long."""
+    page = COMPARISON.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+\.py)` \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
+    others = dict(re.findall(r"^`(\w+\.py)`:\n\n```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE))
+    assert len(rows) == len(others) == 6
+    for name, ours, theirs in rows:
+        source = (EXAMPLES / name).read_text(encoding="utf-8")
+        assert (count_code_lines(source), count_code_lines(others[name])) == (
+            int(ours),
+            int(theirs),
+        )
+        assert int(ours) <= int(theirs)
+        assert max(map(len, (source + others[name]).splitlines())) <= 100
 
 
 def test_state_stays_bounded_over_200_turns() -> None:

@@ -71,6 +71,15 @@ class RunStream(ABC, Generic[R]):
             pass
         return self._result()
 
+    async def text_deltas(self) -> AsyncGenerator[str]:
+        """Consume the events and yield the text of the answer as it arrives.
+
+        With tools, text before a call and after it is yielded alike.
+        """
+        async for event in self:
+            if isinstance(event, TextDelta):
+                yield event.delta
+
     @property
     def partial_output(self) -> Any:
         """The JSON values of a typed answer as far as they arrived; None before the first one.

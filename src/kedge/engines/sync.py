@@ -7,7 +7,7 @@ A facade lists the methods of a class; each has the signature and the docstring 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import wraps
@@ -16,7 +16,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 from kedge.engines.base import Engine
 from kedge.engines.stream import RunStream
 from kedge.event_loops import SyncCall, run_sync
-from kedge.events import Event
+from kedge.events import Event, TextDelta
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -92,6 +92,10 @@ class SyncStream(Generic[R]):
         if event is None:
             raise StopIteration
         return event
+
+    def text_deltas(self) -> Iterator[str]:
+        """Consume the events and yield the text of the answer as it arrives."""
+        return (event.delta for event in self if isinstance(event, TextDelta))
 
     def finish(self) -> R:
         """Consume the remaining events and return the result."""
