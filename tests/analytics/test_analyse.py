@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import random
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +26,9 @@ from kedge.analytics import (
 )
 from kedge.conversation import Conversation
 from kedge.errors import InvalidSetting, ServerFailed
-from kedge.store import Store
+from kedge.prices import Prices
+from kedge.prices.prices import Price
+from kedge.store import Store, open_store, response_sums
 from kedge.testing import TestServer
 
 
@@ -238,6 +242,134 @@ async def test_pieces_that_cannot_be_are_refused(store: Store, options: dict[str
     await teller.add_response(created_at=1000.0)
     with pytest.raises(InvalidSetting):
         await analyse_over_time(store, **options)
+
+
+DAY = 86_400.0
+SELECTIONS = (
+    Selection(),
+    Selection(since=1.5 * DAY),
+    Selection(since=DAY),
+    Selection(until=2.25 * DAY),
+    Selection(since=0.5 * DAY, until=3.5 * DAY),
+    Selection(since=1.1 * DAY, until=1.2 * DAY),
+    Selection(model="gpt-5-mini"),
+    Selection(provider="xai", since=0.75 * DAY),
+)
+
+
+async def check_sums(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that the maintained sums give what all responses give, and that they are sound."""
+    found = [await analyse(store, selection) for selection in SELECTIONS]
+    with monkeypatch.context() as patch:
+        patch.setattr("kedge.store.response_sums.has_pending", lambda _: True)
+        assert found == [await analyse(store, selection) for selection in SELECTIONS]
+    assert await store.database.read(response_sums.check_sums) == []
+
+
+async def add_random_response(
+    writer: ResponseWriter, pick: random.Random, known: list[str]
+) -> None:
+    """Add a response of any kind, at any time of four days, chained on a known one or on none."""
+    anchor = pick.choice([*known, ""]) if known else ""
+    provider, model = pick.choice([("openai", "gpt-5.1"), ("openai", "gpt-5-mini"), ("xai", "x")])
+    name = f"resp_{pick.getrandbits(40):x}"
+    known.append(name)
+    tokens = pick.choice([None, 100])
+    await writer.add_response(
+        created_at=pick.randrange(4 * 24) * 3600.0,
+        provider=provider,
+        model=model,
+        provider_response_id=name,
+        anchor=anchor,
+        depth=pick.randrange(1, 4),
+        status=pick.choice(["completed", "completed", "failed", "lost", "refused"]),
+        reason="" if anchor else pick.choice(["new", "changed", "expired"]),
+        healed=pick.choice(["", "", "gone", "forgot"]),
+        seconds=pick.randrange(1, 200) / 10,
+        first_token_seconds=pick.choice([None, 0.5]),
+        input_tokens=tokens,
+        cached_tokens=tokens and pick.choice([None, 40]),
+        output_tokens=tokens and 10,
+        cost=pick.choice([None, 0.25]),
+        predicted_cached_tokens=pick.choice([None, 30]),
+        cache_savings=pick.choice([None, 0.125]),
+        digest=f"sha256:{pick.getrandbits(256):064x}",
+        block_count=1,
+    )
+
+
+async def test_sums_stay_those_of_the_responses(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Additions in batches, forks, deletions, lost responses and imports keep every figure exact."""
+    monkeypatch.setattr("kedge.store.response_sums.BATCH_SIZE", 5)
+    pick = random.Random(18)
+    writers = [await create_writer(store) for _ in range(3)]
+    known: list[str] = []
+    for step in range(60):
+        await add_random_response(pick.choice(writers), pick, known)
+        if step % 15 == 7:
+            row = await store.conversation(pick.choice(writers).row.id)
+            path = await store.path(row)
+            fork = ResponseWriter(store, await store.fork(row, pick.choice(path).id))
+            await add_random_response(fork, pick, known)
+            writers.append(fork)
+        if step % 20 == 11:
+            lost = next(each for each in await store.responses() if each.status == "completed")
+            assert lost.record
+            assert await store.mark_lost(lost.record, "gone")
+        if step % 20 == 19:
+            writer = writers.pop(pick.randrange(len(writers)))
+            exported = await store.export(await store.conversation(writer.row.id))
+            await store.delete(writer.row.id)
+            monkeypatch.setattr("kedge.store.import_export.check_tree", lambda *_: [])
+            (row,) = await store.import_(exported)
+            writers.append(ResponseWriter(store, row))
+            await check_sums(store, monkeypatch)
+    assert len(await store.import_(await store.export(row))) == 1
+    await check_sums(store, monkeypatch)
+    for writer in writers[:2]:
+        await store.delete(writer.row.id)
+    await check_sums(store, monkeypatch)
+
+
+async def test_damaged_sums_are_found_and_repaired(store: Store) -> None:
+    """Verify reports sums that are not those of the responses, and gc computes them again."""
+    writer = await create_writer(store)
+    await writer.add_response(input_tokens=10, output_tokens=1)
+    await writer.add_response(anchor="resp_x", depth=2)
+    before, damage = await analyse(store), "UPDATE {} SET responses = 9"
+    for table in ("response_sums", "conversation_sums", "latency_counts", "chain_links"):
+        await store.database.write(lambda tx, t=table: tx.run(damage.format(t)))
+    assert {each.where for each in await store.verify()} == {
+        "response_sums", "conversation_sums", "latency_counts", "chain_links",
+    }  # fmt: skip
+    await store.gc()
+    assert await store.verify() == []
+    assert await analyse(store) == before
+
+
+async def test_a_store_that_may_only_be_read_is_analyzed(tmp_path: Path) -> None:
+    """Responses that are not in the sums are read one by one then."""
+    path = tmp_path / "store.db"
+    async with await open_store(f"sqlite:///{path}") as store:
+        writer = await create_writer(store)
+        await writer.add_response(seconds=2.0)
+    async with await open_store(f"sqlite:///{path}?mode=ro") as store:
+        found = await analyse(store)
+        assert (found.requests.total, found.latency.median) == (1, 2.0)
+        assert [model.model for model in found.models] == ["gpt-5.1"]
+
+
+async def test_tiered_prices_are_computed_for_each_response(store: Store) -> None:
+    """A price that depends on the size of a request is not applied to a sum of requests."""
+    writer = await create_writer(store)
+    for tokens in (150_000, 150_000, 300_000):
+        await writer.add_response(model="m", input_tokens=tokens, output_tokens=0)
+    base = Price(("openai",), "m", input=1.0, output=1.0)
+    prices = Prices(((base, dataclasses.replace(base, above=200_000, input=10.0)),))
+    assert (await analyse(store, prices=prices)).cost == Cost(3.3, 3)
+    assert (await analyse(store, prices=Prices(((base,),)))).cost == Cost(0.6, 3)
 
 
 async def test_everything_is_ready_for_json(store: Store) -> None:

@@ -8,6 +8,7 @@ from kedge import user
 from kedge.errors import InvalidSetting, NotInStore
 from kedge.store import ConversationRow, Incident, Node, Store, Telemetry
 from kedge.store.listing import list_tree_conversations, load_last_blocks, read_tree
+from kedge.turns import Turn
 from store.sample_conversations import SCOPE, count_rows, create_conversation
 
 Call = Callable[[Store, ConversationRow, Node], Awaitable[object]]
@@ -33,6 +34,7 @@ CALLS: dict[str, Call] = {
     "last_blocks": lambda store, row, _: store.last_blocks(row, 1),
     "load": lambda store, row, _: store.load(row),
     "load a node": lambda store, row, node: store.load(row, node.id),
+    "load_turn": lambda store, row, node: store.load_turn(row, node.id, known=node, turn=Turn()),
     "load_last_blocks": lambda store, row, _: load_last_blocks(store, row),
     "move_head": lambda store, row, node: store.move_head(row, node, head=row.head),
     "newest_below": lambda store, row, node: store.newest_below(row, node.id),

@@ -1,16 +1,33 @@
 """Compute all statistics, for a selection or in intervals, in one consistent read of the store."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kedge.analytics import queries
-from kedge.analytics.costs import query_costs, sum_by_group, sum_by_model, sum_costs
-from kedge.analytics.filters import ANSWERED, FALLBACK, SqlCondition, build_condition
+from kedge.analytics.costs import (
+    query_costs,
+    sum_by_group,
+    sum_by_model,
+    sum_costs,
+    sum_group_costs,
+)
+from kedge.analytics.filters import FALLBACK, SqlCondition, build_condition
+from kedge.analytics.groups import (
+    DayRange,
+    Model,
+    ResponseGroup,
+    count_conversations,
+    measure_latencies,
+    select_groups,
+    split_days,
+)
 from kedge.analytics.results import Analytics, Bucket, Cost, Latency, ModelStats, Selection
 from kedge.errors import InvalidSetting
 from kedge.prices import Prices
 from kedge.store import Store
 from kedge.store.database import Row, Tx
+from kedge.store.response_sums import ANSWERED
 
 ALL_RESPONSES = Selection()
 MAX_BUCKETS = 10_000
@@ -32,7 +49,7 @@ async def analyse(
     Returns:
         The statistics.
     """
-    return await store.database.read(lambda tx: _collect_analytics(tx, selection, prices))
+    return await store.read_with_sums(lambda tx: _collect_analytics(tx, selection, prices))
 
 
 async def analyse_over_time(
@@ -68,37 +85,53 @@ async def analyse_over_time(
 
 
 def _collect_analytics(tx: Tx, selection: Selection, prices: Prices | None) -> Analytics:
-    where = build_condition(tx, selection)
-    spent = query_costs(tx, where, prices)
+    days = split_days(tx, selection)
+    groups = select_groups(tx, selection, days)
+    spent = sum_group_costs(tx, selection, groups, prices)
+    latencies = _measure_latencies(tx, selection, days)
     return Analytics(
         selection=selection,
-        requests=queries.count_requests(tx, selection),
-        chains=queries.measure_chains(tx, selection),
+        requests=queries.count_requests(
+            tx, selection, groups, count_conversations(tx, selection, days)
+        ),
+        chains=queries.measure_chains(tx, selection, days),
         branching=queries.measure_branching(tx, selection),
-        tokens=queries.sum_tokens(tx, selection),
+        tokens=queries.sum_tokens(groups),
         cost=sum_costs(spent),
-        latency=queries.measure_latencies(tx, where).get(1, Latency()),
-        models=_collect_models(tx, selection, sum_by_model(spent)),
-        cache=queries.sum_cache_use(tx, selection),
+        latency=latencies.get(("", ""), Latency()),
+        models=_collect_models(groups, sum_by_model(spent), latencies),
+        cache=queries.sum_cache_use(groups),
     )
 
 
-def _collect_models(
-    tx: Tx, selection: Selection, spent: dict[tuple[str, str], Cost]
-) -> tuple[ModelStats, ...]:
+def _measure_latencies(tx: Tx, selection: Selection, days: DayRange | None) -> dict[Model, Latency]:
+    """Return the latency of each model, and of all under two empty names."""
+    if days:
+        return measure_latencies(tx, selection, days)
     where = build_condition(tx, selection)
-    latencies = queries.measure_latencies(tx, where, "r.provider || '/' || r.model")
+    found = queries.measure_latencies(tx, where, "r.provider || '/' || r.model")
+    latencies: dict[Model, Latency] = {}
+    for name, latency in found.items():
+        provider, _, model = name.partition("/")
+        latencies[provider, model] = latency
+    latencies["", ""] = queries.measure_latencies(tx, where).get(1, Latency())
+    return latencies
+
+
+def _collect_models(
+    groups: Sequence[ResponseGroup], spent: dict[Model, Cost], latencies: dict[Model, Latency]
+) -> tuple[ModelStats, ...]:
     return tuple(
         ModelStats(
             provider=provider,
             model=model,
             requests=requests,
             succeeded=succeeded,
-            latency=latencies.get(f"{provider}/{model}", Latency()),
+            latency=latencies.get((provider, model), Latency()),
             tokens=tokens,
             cost=spent.get((provider, model), Cost()),
         )
-        for provider, model, requests, succeeded, tokens in queries.list_models(tx, selection)
+        for provider, model, requests, succeeded, tokens in queries.list_models(groups)
     )
 
 

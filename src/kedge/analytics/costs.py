@@ -1,15 +1,17 @@
 """Compute costs: the stored cost of a response, or an estimate where none was stored."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from kedge.analytics.filters import SqlCondition
+from kedge.analytics.filters import SqlCondition, build_condition
+from kedge.analytics.groups import ResponseGroup
 from kedge.analytics.queries import ROUND_DIGITS
-from kedge.analytics.results import Cost
+from kedge.analytics.results import Cost, Selection
 from kedge.events import Usage
 from kedge.prices import Prices, current_prices
 from kedge.store.database import Tx
+from kedge.store.response_sums import SECONDS_PER_DAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,40 @@ def _estimate_costs(tx: Tx, where: SqlCondition, prices: Prices, group: str) -> 
         dollars = prices.cost(usage, provider, model, at=created_at)
         cost = Cost(unpriced=1) if dollars is None else Cost(dollars, 1)
         parts.append(GroupCost(provider, model, key, cost))
+    return parts
+
+
+def sum_group_costs(
+    tx: Tx, selection: Selection, groups: Iterable[ResponseGroup], prices: Prices | None
+) -> list[GroupCost]:
+    """Return the cost of each group of responses.
+
+    Responses that were stored without a cost are priced together where the price does not depend on the size
+    of a request, and else one by one.
+    """
+    prices = prices or current_prices()
+    parts: list[GroupCost] = []
+    tiered: set[tuple[str, str]] = set()
+    for each in groups:
+        if each.pricing == "stored":
+            cost = Cost(each.cost, each.responses)
+        elif each.pricing == "none":
+            continue
+        elif prices.has_tiers(each.provider, each.model):
+            tiered.add((each.provider, each.model))
+            continue
+        else:
+            usage = Usage(
+                each.uncached_tokens + each.cached_tokens, each.cached_tokens, each.output_tokens
+            )
+            at = each.day * SECONDS_PER_DAY
+            dollars = prices.cost(usage, each.provider, each.model, at=at)
+            known = each.responses
+            cost = Cost(unpriced=known) if dollars is None else Cost(dollars, known)
+        parts.append(GroupCost(each.provider, each.model, 1, cost))
+    for provider, model in sorted(tiered):
+        own = build_condition(tx, replace(selection, provider=provider, model=model))
+        parts += _estimate_costs(tx, own, prices, "1")
     return parts
 
 

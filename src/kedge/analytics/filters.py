@@ -6,8 +6,6 @@ from typing import Any
 from kedge.analytics.results import Selection
 from kedge.store.database import Tx
 
-ANSWERED = "r.status IN ('completed', 'lost')"
-"""A response that the provider lost later was answered."""
 NOT_FALLBACK_REASONS = ("new", "stateless", "conversation")
 """Reasons for a full request that are no fallback: there was no anchor, or chaining was not wanted."""
 FALLBACK = (
@@ -46,6 +44,11 @@ def build_condition(tx: Tx, selection: Selection) -> SqlCondition:
         numbered = "(SELECT number FROM conversations WHERE id = ? AND namespace = ?)"
         values = (selection.conversation, tx.namespace)
         found = found.and_(f"r.conversation = {numbered}", *values)
+        found = found.and_(
+            "r.node IN (SELECT n.id FROM nodes n JOIN conversations c ON c.tree = n.tree "
+            "WHERE c.id = ? AND c.namespace = ?)",
+            *values,
+        )
     return found
 
 

@@ -4,17 +4,19 @@ PostgreSQL returns sums of integers as decimals, and both databases return NULL 
 every number is converted to `int` or `float` here.
 """
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kedge.analytics.filters import (
-    ANSWERED,
-    FALLBACK,
+    NOT_FALLBACK_REASONS,
     OWN_NUMBERS,
     SqlCondition,
     build_condition,
     build_time_condition,
     has_response_filter,
 )
+from kedge.analytics.groups import DayRange, ResponseGroup, iter_edges
 from kedge.analytics.results import (
     Branching,
     CacheUse,
@@ -26,15 +28,14 @@ from kedge.analytics.results import (
     Tokens,
 )
 from kedge.store.database import Row, Tx
+from kedge.store.response_sums import ANSWERED, SUMS
 
 ROUND_DIGITS = 9
 """Sums of dollars are rounded, so that the order in which a database adds does not matter."""
 HEALED_WITHOUT_REJECTION = ("forgot", "unproven", "audit")
 """Reasons for healing without a rejected request."""
 
-NO_ID = f"{ANSWERED} AND r.provider_response_id IS NULL"
-REJECTED = "r.status = 'refused'"
-REQUEST_BYTES = "SUM(COALESCE(r.request_bytes, r.sent_bytes))"
+REQUEST_BYTES = SUMS["sent_bytes"]
 """The bytes of complete requests; of their messages alone in rows of older versions."""
 TOKEN_COLUMNS = (
     "SUM(r.input_tokens), SUM(r.cached_tokens), SUM(r.output_tokens), SUM(r.reasoning_tokens)"
@@ -50,43 +51,75 @@ CACHE_COLUMNS = (
 )
 
 
-def count_requests(tx: Tx, selection: Selection) -> Requests:
+def count_requests(
+    tx: Tx, selection: Selection, groups: Sequence[ResponseGroup], conversations: int
+) -> Requests:
     """Count requests by their outcome."""
-    where = build_condition(tx, selection)
-    totals = _select_one(
-        tx,
-        "COUNT(*), COUNT(DISTINCT r.conversation), "
-        f"{count_where(ANSWERED)}, COUNT(r.anchor), {count_where(NO_ID)}, {count_where(REJECTED)}, "
-        f"SUM(r.sent_blocks), {REQUEST_BYTES}, SUM(r.saved_blocks), SUM(r.saved_bytes)",
-        where,
-    )
-    total, conversations, succeeded, chained, no_id, rejected, *sums = (
-        int(each or 0) for each in totals
-    )
-    healed = _count_by(tx, "r.healed", where.and_("r.healed IS NOT NULL"))
+    total = sum(each.responses for each in groups)
+    chained = sum(each.responses for each in groups if each.is_chained)
+    answered = [each for each in groups if each.is_answered]
+    healed = _count_by("healed", (each for each in groups if each.healed))
     healed_count = sum(each.count for each in healed if each.name not in HEALED_WITHOUT_REJECTION)
+    rejected = sum(each.responses for each in groups if each.status == "refused")
+    fallbacks = (
+        each
+        for each in groups
+        if not each.is_chained and each.reason and each.reason not in NOT_FALLBACK_REASONS
+    )
     return Requests(
         total=total,
         conversations=conversations,
-        succeeded=succeeded,
+        succeeded=sum(each.responses for each in answered),
         chained=chained,
         full=total - chained,
-        statuses=_count_by(tx, "r.status", where),
-        modes=_count_by(tx, "r.mode", where),
-        fallbacks=_count_by(tx, "r.reason", where.and_(FALLBACK)),
+        statuses=_count_by("status", groups),
+        modes=_count_by("mode", groups),
+        fallbacks=_count_by("reason", fallbacks),
         healed=healed,
         rejections=rejected + healed_count,
-        forgotten=_count_forgotten(tx, where),
-        without_id=no_id,
-        sent_blocks=sums[0],
-        sent_bytes=sums[1],
-        saved_blocks=sums[2],
-        saved_bytes=sums[3],
+        forgotten=_count_forgotten(tx, build_condition(tx, selection)),
+        without_id=sum(each.responses for each in answered if not each.has_id),
+        sent_blocks=sum(each.sent_blocks for each in groups),
+        sent_bytes=sum(each.sent_bytes for each in groups),
+        saved_blocks=sum(each.saved_blocks for each in groups),
+        saved_bytes=sum(each.saved_bytes for each in groups),
     )
 
 
-def measure_chains(tx: Tx, selection: Selection) -> Chains:
+def measure_chains(tx: Tx, selection: Selection, days: DayRange | None) -> Chains:
     """Measure the length of chains: the depth of each response that nothing was chained on."""
+    is_by_time = selection.until is None and not has_response_filter(selection)
+    rows = _count_ends(tx, selection, days) if days and is_by_time else _find_ends(tx, selection)
+    counts: Counter[int] = Counter()
+    for depth, number in rows:
+        counts[int(depth)] += int(number)
+    lengths = tuple(sorted(counts.items()))
+    count = counts.total()
+    if not count:
+        return Chains()
+    mean = sum(length * number for length, number in lengths) / count
+    return Chains(count, mean, lengths[-1][0], lengths)
+
+
+def _count_ends(tx: Tx, selection: Selection, days: DayRange) -> list[Row]:
+    """Return how many chains end at each depth, from the maintained ends of chains."""
+    where = days.condition(tx, selection).and_("children = 0 AND depth > 0")
+    rows = tx.rows(
+        f"SELECT depth, SUM(responses) FROM chain_links WHERE {where.sql} GROUP BY depth",  # noqa: S608
+        where.values,
+    )
+    for edge in iter_edges(tx, selection, days):
+        rows += tx.rows(
+            "SELECT r.depth, COUNT(*) FROM responses r JOIN chain_links k ON k.namespace = ? "  # noqa: S608
+            "AND k.scope = r.scope AND k.response_id = r.provider_response_id "
+            f"WHERE {edge.sql} AND r.depth > 0 AND k.children = 0 GROUP BY r.depth",
+            (tx.namespace, *edge.values),
+        )
+    return rows
+
+
+def _find_ends(tx: Tx, selection: Selection) -> list[Row]:
+    """Return how many chains end at each depth, from all responses."""
     where = build_condition(tx, selection).and_(
         "r.depth > 0 AND r.provider_response_id IS NOT NULL"
     )
@@ -94,19 +127,13 @@ def measure_chains(tx: Tx, selection: Selection) -> Chains:
         f"anchor IS NOT NULL AND conversation IN {OWN_NUMBERS}", tx.namespace
     )
     # An anti-join, which both databases run in one pass; they might repeat a subquery.
-    rows = tx.rows(
+    return tx.rows(
         "SELECT r.depth, COUNT(*) FROM responses r LEFT JOIN (SELECT DISTINCT scope, anchor "  # noqa: S608
         f"FROM responses WHERE {later.sql}) AS later "
         "ON later.anchor = r.provider_response_id AND later.scope = r.scope "
-        f"WHERE later.anchor IS NULL AND {where.sql} GROUP BY r.depth ORDER BY r.depth",
+        f"WHERE later.anchor IS NULL AND {where.sql} GROUP BY r.depth",
         (*later.values, *where.values),
     )
-    lengths = tuple((int(depth), int(count)) for depth, count in rows)
-    count = sum(number for _, number in lengths)
-    if not count:
-        return Chains()
-    mean = sum(length * number for length, number in lengths) / count
-    return Chains(count, mean, lengths[-1][0], lengths)
 
 
 def measure_branching(tx: Tx, selection: Selection) -> Branching:
@@ -122,13 +149,21 @@ def measure_branching(tx: Tx, selection: Selection) -> Branching:
         among = f"IN (SELECT r.conversation FROM responses r WHERE {inner.sql})"  # noqa: S608
         times = times.and_(f"n.conversation {among}", *inner.values)
         forked = forked.and_(f"c.number {among}", *inner.values)
-    parted = (
-        f"SELECT COUNT(*) AS width FROM nodes n WHERE {times.sql} "  # noqa: S608
-        "GROUP BY n.parent HAVING COUNT(*) > 1"
+    # A second continuation starts a branch of its own, so only parents of such nodes can have several: the nodes
+    # that start a branch, and the one node with blocks that continues the branch of their parent.
+    starts = "parent > 0 AND (branch = id OR kept = length)"
+    children = (
+        f"SELECT n.parent FROM nodes n WHERE n.{starts.replace('(', '(n.').replace('OR ', 'OR n.')} "  # noqa: S608
+        f"AND {times.sql} UNION ALL SELECT n.parent "
+        f"FROM (SELECT DISTINCT parent FROM nodes WHERE {starts}) AS starts "
+        "JOIN nodes p ON p.id = starts.parent JOIN nodes n ON n.tree = p.tree "
+        "AND n.branch = p.branch AND n.kept = p.length AND n.parent = p.id AND n.length > n.kept "
+        f"WHERE {times.sql}"
     )
+    parted = f"SELECT COUNT(*) AS width FROM ({children}) AS c GROUP BY parent HAVING COUNT(*) > 1"  # noqa: S608
     points, branches, widest = tx.rows(
         f"SELECT COUNT(*), SUM(width), MAX(width) FROM ({parted}) AS parted",  # noqa: S608
-        times.values,
+        (*times.values, *times.values),
     )[0]
     forks = tx.rows(
         f"SELECT COUNT(*) FROM conversations c WHERE {forked.sql}",  # noqa: S608
@@ -137,9 +172,15 @@ def measure_branching(tx: Tx, selection: Selection) -> Branching:
     return Branching(int(points), int(branches or 0), int(widest or 0), int(forks))
 
 
-def sum_tokens(tx: Tx, selection: Selection) -> Tokens:
+def sum_tokens(groups: Iterable[ResponseGroup]) -> Tokens:
     """Sum the tokens that the servers counted."""
-    return tokens_from_row(_select_one(tx, TOKEN_COLUMNS, build_condition(tx, selection)))
+    listed = list(groups)
+    return Tokens(
+        sum(each.input_tokens for each in listed),
+        sum(each.cached_tokens for each in listed),
+        sum(each.output_tokens for each in listed),
+        sum(each.reasoning_tokens for each in listed),
+    )
 
 
 def tokens_from_row(row: Row) -> Tokens:
@@ -147,9 +188,15 @@ def tokens_from_row(row: Row) -> Tokens:
     return Tokens(*(int(each or 0) for each in row))
 
 
-def sum_cache_use(tx: Tx, selection: Selection) -> CacheUse:
+def sum_cache_use(groups: Sequence[ResponseGroup]) -> CacheUse:
     """Sum predicted and actual cached tokens, and what they saved."""
-    return cache_use_from_row(_select_one(tx, CACHE_COLUMNS, build_condition(tx, selection)))
+    return CacheUse(
+        sum(each.predictions for each in groups),
+        sum(each.predicted_tokens for each in groups),
+        sum(each.predicted_cached_tokens for each in groups),
+        sum(each.cache_write_tokens for each in groups),
+        round(sum(each.cache_savings for each in groups), ROUND_DIGITS),
+    )
 
 
 def cache_use_from_row(row: Row) -> CacheUse:
@@ -159,18 +206,21 @@ def cache_use_from_row(row: Row) -> CacheUse:
     return CacheUse(predictions, predicted, cached, written, saved)
 
 
-def list_models(tx: Tx, selection: Selection) -> list[tuple[str, str, int, int, Tokens]]:
+def list_models(groups: Iterable[ResponseGroup]) -> list[tuple[str, str, int, int, Tokens]]:
     """Return each model with its requests, answered requests and tokens, most requests first."""
-    where = build_condition(tx, selection)
-    rows = tx.rows(
-        f"SELECT r.provider, r.model, COUNT(*), {count_where(ANSWERED)}, {TOKEN_COLUMNS} "  # noqa: S608
-        f"FROM responses r WHERE {where.sql} GROUP BY r.provider, r.model "
-        "ORDER BY COUNT(*) DESC, r.provider, r.model",
-        where.values,
-    )
-    return [
-        (row[0], row[1], int(row[2]), int(row[3] or 0), tokens_from_row(row[4:])) for row in rows
+    models: dict[tuple[str, str], list[ResponseGroup]] = {}
+    for each in groups:
+        models.setdefault((each.provider, each.model), []).append(each)
+    found = [
+        (
+            *model,
+            sum(each.responses for each in own),
+            sum(each.responses for each in own if each.is_answered),
+            sum_tokens(own),
+        )
+        for model, own in models.items()
     ]
+    return sorted(found, key=lambda row: (-row[2], row[0], row[1]))
 
 
 def measure_latencies(tx: Tx, where: SqlCondition, group: str = "1") -> dict[Any, Latency]:
@@ -210,17 +260,12 @@ def count_where(condition: str) -> str:
     return f"SUM(CASE WHEN {condition} THEN 1 ELSE 0 END)"
 
 
-def _select_one(tx: Tx, columns: str, where: SqlCondition) -> Row:
-    return tx.rows(f"SELECT {columns} FROM responses r WHERE {where.sql}", where.values)[0]  # noqa: S608
-
-
-def _count_by(tx: Tx, column: str, where: SqlCondition) -> tuple[Count, ...]:
-    rows = tx.rows(
-        f"SELECT {column}, COUNT(*) FROM responses r WHERE {where.sql} "  # noqa: S608
-        f"GROUP BY {column} ORDER BY COUNT(*) DESC, {column}",
-        where.values,
-    )
-    return tuple(Count(name, int(count)) for name, count in rows)
+def _count_by(name: str, groups: Iterable[ResponseGroup]) -> tuple[Count, ...]:
+    counts: Counter[str] = Counter()
+    for each in groups:
+        counts[getattr(each, name)] += each.responses
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(Count(value, count) for value, count in ordered)
 
 
 def _count_forgotten(tx: Tx, where: SqlCondition) -> int:

@@ -151,7 +151,8 @@ class Cost:
 class Latency:
     """Seconds of answered requests.
 
-    The median of an even number of values is the mean of the middle two; ``p95`` is the nearest rank.
+    The median of an even number of values is the mean of the middle two; ``p95`` is the nearest rank. For a
+    selection with complete days (UTC), each value is rounded to three significant digits first.
     """
 
     median: float | None = None

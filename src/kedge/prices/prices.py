@@ -154,6 +154,10 @@ class Prices:
         )
         return next((price for price in found if price), None)
 
+    def has_tiers(self, provider: str, model: str) -> bool:
+        """Return whether the price of a model depends on the size of a request."""
+        return any(price.above for table in self._find_entries(provider, model) for price in table)
+
     def _find_entries(self, provider: str, model: str) -> tuple[tuple[Price, ...], ...]:
         """Return the entries for a model from each table; they are cached."""
         known = self._cache.get((provider, model))

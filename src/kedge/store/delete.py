@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kedge.errors import NotInStore
-from kedge.store import search, telemetry
+from kedge.store import response_sums, search, telemetry
 from kedge.store.conversations import resolve
 from kedge.store.database import Tx
 from kedge.store.nodes import find_used_nodes, hash_node, select_tree
@@ -48,6 +48,8 @@ def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> set[int]
     used = find_used_nodes(tree, [*theirs, *(head for _, head in others)])
     candidates = _delete_links(tx, tree, used)
     unused = [node.id for node in tree if node.id not in used]
+    moved = [node.id for node in tree if node.id in used and node.conversation == row.number]
+    response_sums.subtract(tx, [*unused, *moved])
     for table in ("responses", *telemetry.TABLES):
         _delete_rows(tx, table, "node", unused)
     _delete_claims(tx, [number for number, _ in others], set(unused))
@@ -56,6 +58,7 @@ def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> set[int]
         _assign_nodes(
             tx, [node for node in tree if node.id in used], used, row.number, others[0][0]
         )
+        response_sums.add(tx, moved)
     for table in _CONVERSATION_TABLES:
         tx.run(f"DELETE FROM {table} WHERE conversation = ?", (row.number,))
     tx.run("DELETE FROM conversations WHERE number = ?", (row.number,))
@@ -173,4 +176,5 @@ def delete_orphans(tx: Tx) -> int:
         search.delete_texts(tx, chunk)
     if search.find_unindexed(tx, search.get_index_position(tx)):
         tx.run("DELETE FROM indexed")  # then the next search indexes what is missing
+    response_sums.rebuild(tx)
     return len(orphans)

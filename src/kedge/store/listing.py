@@ -35,6 +35,7 @@ PREVIEW_CHARS = 4000
 _CONDITIONS: dict[ListFilter, str] = {
     "active": "c.archived = 0",
     "forked": "c.archived = 0 AND c.tree IN (SELECT tree FROM nodes WHERE kind <> 'failed' "
+    "AND tree IN (SELECT tree FROM nodes WHERE parent > 0 AND (branch = id OR kept = length)) "
     "GROUP BY tree, parent HAVING COUNT(*) > 1)",
     "failed": "c.archived = 0 AND c.number IN (SELECT conversation FROM responses "
     "WHERE status NOT IN ('completed', 'lost', 'cancelled'))",
@@ -46,17 +47,22 @@ _STARTED = (
     "OR EXISTS (SELECT 1 FROM nodes n WHERE n.tree = c.tree AND n.parent = c.head))"
 )
 _SUMS_JOIN = (
-    "LEFT JOIN (SELECT conversation, {what} AS much FROM responses GROUP BY conversation) sums "
-    "ON sums.conversation = c.number"
+    "LEFT JOIN (SELECT conversation, SUM({0}) AS much FROM ("
+    "SELECT conversation, {0} FROM conversation_sums WHERE namespace = ? "
+    "UNION ALL SELECT conversation, {1} FROM responses WHERE node > (SELECT node FROM summed)"
+    ") AS parts GROUP BY conversation) sums ON sums.conversation = c.number"
 )
-_TOKENS = "SUM(COALESCE(input_tokens, 0) + COALESCE(output_tokens, 0))"
+_TOKENS = "COALESCE(input_tokens, 0) + COALESCE(output_tokens, 0)"
 _SORTS: dict[ListOrder, tuple[str, str]] = {
     "newest": ("", "c.updated_at DESC, c.number DESC"),
     "oldest": ("", "c.updated_at, c.number"),
     "title": ("", "CASE WHEN c.title = '' THEN 1 ELSE 0 END, c.title, c.number"),
-    "turns": (_SUMS_JOIN.format(what="COUNT(*)"), "COALESCE(sums.much, 0) DESC, c.number DESC"),
-    "tokens": (_SUMS_JOIN.format(what=_TOKENS), "COALESCE(sums.much, 0) DESC, c.number DESC"),
-    "cost": (_SUMS_JOIN.format(what="SUM(cost)"), "COALESCE(sums.much, 0) DESC, c.number DESC"),
+    "turns": (_SUMS_JOIN.format("responses", "1"), "COALESCE(sums.much, 0) DESC, c.number DESC"),
+    "tokens": (_SUMS_JOIN.format("tokens", _TOKENS), "COALESCE(sums.much, 0) DESC, c.number DESC"),
+    "cost": (
+        _SUMS_JOIN.format("cost", "COALESCE(cost, 0.0)"),
+        "COALESCE(sums.much, 0) DESC, c.number DESC",
+    ),
 }
 _OWN_ROWS = "conversation IN (SELECT number FROM conversations WHERE namespace = ?)"
 """The condition on rows of a table that they belong to the transaction's namespace."""
@@ -141,8 +147,12 @@ async def list_summaries(
     if not scheduled:
         conditions.append("c.delete_at IS NULL")
     if model is not None:
-        conditions.append("c.number IN (SELECT conversation FROM responses WHERE model = ?)")
-        values.append(model)
+        conditions.append(
+            "c.number IN (SELECT conversation FROM conversation_sums WHERE model = ? "
+            "UNION ALL SELECT conversation FROM responses WHERE model = ? "
+            "AND node > (SELECT node FROM summed))"
+        )
+        values += (model, model)
     if ids is not None:
         conditions.append(f"c.id IN ({', '.join('?' * len(ids))})" if ids else "1 = 0")
         values += ids
@@ -161,7 +171,7 @@ async def list_summaries(
         total = tx.rows(f"SELECT COUNT(*) FROM conversations c WHERE {where}", selected)[0][0]
         names = tx.rows(
             f"SELECT c.id FROM conversations c {join} WHERE {where} ORDER BY {sort} LIMIT ? OFFSET ?",
-            (*selected, limit, offset),
+            (*((tx.namespace,) if join else ()), *selected, limit, offset),
         )
         rows = [select_conversation(tx, name) for (name,) in names]
         return _build_summaries(tx, rows), total
@@ -247,9 +257,10 @@ async def list_labels(store: Store) -> tuple[list[str], list[str]]:
             (tx.namespace,),
         )
         models = tx.rows(
-            f"SELECT model FROM responses WHERE model <> '' AND {_OWN_ROWS} "
-            "GROUP BY model ORDER BY model LIMIT 200",
-            (tx.namespace,),
+            "SELECT model FROM response_sums WHERE model <> '' AND namespace = ? UNION "
+            "SELECT model FROM responses WHERE model <> '' AND node > (SELECT node FROM summed) "
+            f"AND {_OWN_ROWS} ORDER BY model LIMIT 200",
+            (tx.namespace, tx.namespace),
         )
         return [tag for (tag,) in tags], [model for (model,) in models]
 
@@ -321,9 +332,8 @@ def _build_summaries(tx: Tx, rows: Sequence[ConversationRow]) -> list[Conversati
     sums = {row[0]: row for row in tx.rows(_SELECT_SUMS.format(marks=marks), numbers)}
     times: dict[int, list[Row]] = {}
     query = (
-        "SELECT conversation, seconds, created_at, expires_at, root_created_at, "
-        "CASE WHEN status = 'completed' THEN stored ELSE 0 END "
-        f"FROM responses WHERE conversation IN ({marks})"
+        "SELECT r.conversation, seconds, r.created_at, expires_at, root_created_at, "
+        f"CASE WHEN status = 'completed' THEN stored ELSE 0 END {_FROM_RESPONSES.format(marks=marks)}"
     )
     for number, *values in tx.rows(query, numbers):
         times.setdefault(number, []).append(tuple(values))
@@ -361,13 +371,18 @@ def _find_unanswered(rows: Sequence[Row]) -> dict[int, str]:
     return found
 
 
+# The responses of some conversations, which are found by the index on the nodes of their trees.
+_FROM_RESPONSES = (
+    "FROM conversations c JOIN nodes n ON n.tree = c.tree JOIN responses r ON r.node = n.id "
+    "WHERE c.number IN ({marks}) AND r.conversation = c.number"
+)
 _SELECT_SUMS = (
-    "SELECT conversation, COUNT(*), "
+    "SELECT r.conversation, COUNT(*), "
     "SUM(CASE WHEN status NOT IN ('completed', 'lost', 'cancelled') THEN 1 ELSE 0 END), "
     "SUM(CASE WHEN status = 'lost' THEN 1 ELSE 0 END), SUM(COALESCE(input_tokens, 0)), "
     "SUM(COALESCE(cached_tokens, 0)), SUM(COALESCE(output_tokens, 0)), SUM(cost), "
     "MAX(CASE WHEN status = 'completed' AND stored = 1 THEN expires_at END), MAX(model) "
-    "FROM responses WHERE conversation IN ({marks}) GROUP BY conversation"
+    f"{_FROM_RESPONSES} GROUP BY r.conversation"
 )
 _NO_SUMS: Row = (*(0,) * 7, None, None, "")
 _SELECT_FORKS = (

@@ -9,6 +9,7 @@ from kedge.events import Usage
 from kedge.json_codec import decode
 from kedge.planning import AnchorRecord, Status, TokenCounts
 from kedge.planning.anchors import limit_expiry
+from kedge.store import response_sums
 from kedge.store.block_codec import encode
 from kedge.store.database import Row, Tx
 from kedge.store.records import ResponseRow
@@ -154,15 +155,23 @@ def select_usage(tx: Tx, tree: int, node: int) -> Usage | None:
 
 def mark_lost(tx: Tx, record: AnchorRecord, scope: int, reason: str) -> bool:
     """Mark a completed response as lost by its provider; return whether it was not marked yet."""
-    values = (reason, pack_digest(record.digest), scope, record.response_id)
-    return bool(
-        tx.run(
-            "UPDATE responses SET status = 'lost', lost_reason = ? WHERE digest = ? AND scope = ? "
-            "AND provider_response_id = ? AND status = 'completed' "
-            "AND conversation IN (SELECT number FROM conversations WHERE namespace = ?)",
-            (*values, tx.namespace),
-        )
+    if tx.dialect.lock_links_shared:
+        tx.run(tx.dialect.lock_links_shared)  # the sums change only before or after this
+    found = tx.rows(
+        "SELECT node FROM responses WHERE digest = ? AND scope = ? AND provider_response_id = ? "
+        "AND status = 'completed' "
+        "AND conversation IN (SELECT number FROM conversations WHERE namespace = ?) "
+        f"{tx.dialect.for_update}",
+        (pack_digest(record.digest), scope, record.response_id, tx.namespace),
     )
+    nodes = [node for (node,) in found]
+    response_sums.subtract(tx, nodes)
+    tx.run_many(
+        "UPDATE responses SET status = 'lost', lost_reason = ? WHERE node = ?",
+        [(reason, node) for node in nodes],
+    )
+    response_sums.add(tx, nodes)
+    return bool(nodes)
 
 
 def select_anchors(

@@ -8,6 +8,7 @@ and checks that the conversation of a given row still exists.
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
@@ -31,6 +32,7 @@ from kedge.store import (
     nodes,
     proxied_requests,
     response_index,
+    response_sums,
     responses,
     search,
     telemetry,
@@ -102,6 +104,7 @@ class Store:
         self.clock = clock
         self._scope_names: dict[int, str] = {}
         self._scope_numbers: dict[str, int] = {}
+        self._unsummed = 0
 
     async def aclose(self) -> None:
         """Close the database: its threads and its connections."""
@@ -552,9 +555,41 @@ class Store:
             return node, conversations.select_head(tx, number)
 
         node, elsewhere = await self.database.write(work)
+        if response:
+            await self._count_response()
         if elsewhere is not None:
             raise HeadConflict(conversation.id, node.id, elsewhere)
         return node
+
+    async def _count_response(self) -> None:
+        """Add responses to the sums, once there are some; a failure leaves that to a later batch."""
+        self._unsummed += 1
+        if self._unsummed >= response_sums.BATCH_SIZE:
+            self._unsummed = 0
+            with suppress(StoreError):
+                await self.database.write(response_sums.add_pending)
+
+    async def read_with_sums(self, work: Callable[[Tx], T]) -> T:
+        """Run queries that use the sums of responses, after all responses were added to them.
+
+        A store that may only be read can have responses that are not in the sums; see
+        `response_sums.has_pending`.
+        """
+
+        def read(tx: Tx) -> tuple[T] | None:
+            return None if response_sums.has_pending(tx) else (work(tx),)
+
+        def write(tx: Tx) -> T:
+            response_sums.add_pending(tx)
+            return work(tx)
+
+        found = await self.database.read(read)
+        if found is not None:
+            return found[0]
+        try:
+            return await self.database.write(write)
+        except StoreReadOnly:
+            return await self.database.read(work)
 
     async def move_head(self, conversation: ConversationRow, node: Node, *, head: int) -> None:
         """Move the head to a node.
@@ -967,7 +1002,9 @@ class Store:
             made = import_export.import_lines(tx, given)
             return [conversations.select_conversation(tx, name) for name in made]
 
-        return await self.database.write(work)
+        rows = await self.database.write(work)
+        await self.database.write(response_sums.add_pending)
+        return rows
 
     async def gc(self) -> int:
         """Delete expired conversations and rows that nothing refers to, and return unused space.
@@ -1002,6 +1039,7 @@ class Store:
             damage += await self._run_check(verify.check_blocks, after)
         damage += await self._run_check(verify.check_references)
         damage += await self._run_check(verify.check_search_index)
+        damage += await self._run_check(response_sums.check_sums)
         for tree in await self.database.read(verify.list_trees):
             damage += await self._run_check(verify.check_tree, tree)
         return damage

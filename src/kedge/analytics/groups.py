@@ -1,0 +1,208 @@
+"""Groups of responses: from the maintained sums of complete days, and from the responses themselves for the rest.
+
+A selection consists of complete days, whose sums the store maintains, and of parts of at most two days. Only the
+responses of those parts are read. For one conversation, and for a store that may only be read and has responses
+that are not in the sums, all responses of the selection are read.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kedge.analytics.filters import SqlCondition, build_condition
+from kedge.analytics.results import Latency, Selection
+from kedge.store import response_sums
+from kedge.store.database import Tx
+from kedge.store.response_sums import (
+    ALL_DAYS,
+    ANSWERED,
+    KEYS,
+    SECONDS_PER_DAY,
+    SUMS,
+    round_seconds,
+)
+
+Model = tuple[str, str]
+"""A provider and a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseGroup:
+    """The sums of responses that have everything in common that is counted; see `response_sums`."""
+
+    provider: str
+    model: str
+    status: str
+    mode: str
+    is_chained: int
+    has_id: int
+    reason: str
+    healed: str
+    pricing: str
+    day: int
+    """The day of responses whose cost was not stored; else 0."""
+    responses: int
+    sent_blocks: int
+    sent_bytes: int
+    saved_blocks: int
+    saved_bytes: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+    predictions: int
+    predicted_tokens: int
+    predicted_cached_tokens: int
+    cache_write_tokens: int
+    uncached_tokens: int
+    cache_savings: float
+    cost: float
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the responses were answered; one that the provider lost later was."""
+        return self.status in ("completed", "lost")
+
+
+@dataclass(frozen=True, slots=True)
+class DayRange:
+    """The complete days of a selection, from ``first`` up to ``stop``, and the parts of days around them."""
+
+    first: int | None
+    stop: int | None
+    edges: tuple[tuple[float, float], ...]
+
+    def condition(self, tx: Tx, selection: Selection) -> SqlCondition:
+        """Return the condition for the sums of the complete days."""
+        found = SqlCondition("namespace = ?", (tx.namespace,))
+        given = {
+            "day >= ?": self.first,
+            "day < ?": self.stop,
+            "model = ?": selection.model or None,
+            "provider = ?": selection.provider or None,
+        }
+        for sql, value in given.items():
+            if value is not None:
+                found = found.and_(sql, value)
+        return found
+
+
+def split_days(tx: Tx, selection: Selection) -> DayRange | None:
+    """Return the complete days of a selection; None if their sums cannot be used."""
+    if selection.conversation or response_sums.has_pending(tx):
+        return None
+    since, until = selection.since, selection.until
+    first = None if since is None else math.ceil(since / SECONDS_PER_DAY)
+    stop = None if until is None else math.floor(until / SECONDS_PER_DAY)
+    if first is not None and stop is not None and stop <= first:
+        return None
+    edges: list[tuple[float, float]] = []
+    if since is not None and first is not None and since < first * SECONDS_PER_DAY:
+        edges.append((since, first * SECONDS_PER_DAY))
+    if until is not None and stop is not None and stop * SECONDS_PER_DAY < until:
+        edges.append((stop * SECONDS_PER_DAY, until))
+    return DayRange(first, stop, tuple(edges))
+
+
+def iter_edges(tx: Tx, selection: Selection, days: DayRange | None) -> Iterator[SqlCondition]:
+    """Yield the conditions for the responses that are not in the sums of the complete days."""
+    if days is None:
+        yield build_condition(tx, selection)
+    for since, until in days.edges if days else ():
+        yield build_condition(tx, replace(selection, since=since, until=until))
+
+
+def select_groups(tx: Tx, selection: Selection, days: DayRange | None) -> list[ResponseGroup]:
+    """Return the groups of the responses of a selection."""
+    found: list[tuple[Any, ...]] = []
+    if days:
+        where = days.condition(tx, selection)
+        keys = (*KEYS, "CASE WHEN pricing = 'unknown' THEN day ELSE 0 END")
+        columns = ", ".join(keys)
+        sums = ", ".join(f"SUM({name})" for name in SUMS)
+        found += tx.rows(
+            f"SELECT {columns}, {sums} FROM response_sums WHERE {where.sql} GROUP BY {columns}",  # noqa: S608
+            where.values,
+        )
+    day = f"CASE WHEN {KEYS['pricing']} = 'unknown' THEN {response_sums.day_sql(tx)} ELSE 0 END"
+    columns = ", ".join((*KEYS.values(), day))
+    for where in iter_edges(tx, selection, days):
+        found += tx.rows(
+            f"SELECT {columns}, {', '.join(SUMS.values())} FROM responses r "  # noqa: S608
+            f"WHERE {where.sql} GROUP BY {columns}",
+            where.values,
+        )
+    start = len(KEYS) + 1
+    return [
+        ResponseGroup(*row[:start], *response_sums.to_numbers(SUMS, row[start:])) for row in found
+    ]
+
+
+def count_conversations(tx: Tx, selection: Selection, days: DayRange | None) -> int:
+    """Return how many conversations the responses of a selection belong to."""
+    queries: list[str] = []
+    values: list[Any] = []
+    if days:
+        where = days.condition(tx, selection)
+        queries.append(f"SELECT conversation FROM conversation_sums WHERE {where.sql}")  # noqa: S608
+        values += where.values
+    for where in iter_edges(tx, selection, days):
+        queries.append(f"SELECT r.conversation FROM responses r WHERE {where.sql}")  # noqa: S608
+        values += where.values
+    union = f"SELECT COUNT(DISTINCT conversation) FROM ({' UNION ALL '.join(queries)}) AS found"  # noqa: S608
+    return int(tx.rows(union, values)[0][0])
+
+
+def measure_latencies(tx: Tx, selection: Selection, days: DayRange) -> dict[Model, Latency]:
+    """Return the latency of each model, and of all under two empty names, from counts of rounded durations."""
+    counts: dict[tuple[Model, int], Counter[float]] = {}
+
+    def add(model: Model, is_first: int, seconds: float, count: int) -> None:
+        for key in (model, ("", "")):
+            counts.setdefault((key, is_first), Counter())[seconds] += count
+
+    is_unlimited = days.first is None and days.stop is None
+    shown = replace(days, first=ALL_DAYS, stop=ALL_DAYS + 1) if is_unlimited else days
+    where = shown.condition(tx, selection).and_("day <> ?", 0 if is_unlimited else ALL_DAYS)
+    rows = tx.rows(
+        "SELECT provider, model, is_first_token, seconds, SUM(responses) FROM latency_counts "  # noqa: S608
+        f"WHERE {where.sql} GROUP BY provider, model, is_first_token, seconds",
+        where.values,
+    )
+    for provider, model, is_first, seconds, count in rows:
+        add((provider, model), is_first, float(seconds), int(count))
+    for edge in iter_edges(tx, selection, days):
+        for provider, model, *times in tx.rows(
+            "SELECT r.provider, r.model, r.seconds, r.first_token_seconds FROM responses r "  # noqa: S608
+            f"WHERE {edge.sql} AND {ANSWERED}",
+            edge.values,
+        ):
+            for is_first, seconds in enumerate(times):
+                if seconds is not None:
+                    add((provider, model), is_first, round_seconds(seconds), 1)
+    return {
+        model: Latency(
+            *_find_percentiles(counts[model, 0]),
+            *_find_percentiles(counts.get((model, 1), Counter())),
+        )
+        for model, is_first in counts
+        if not is_first
+    }
+
+
+def _find_percentiles(counts: Counter[float]) -> tuple[float | None, float | None]:
+    """Return the median, and p95 by nearest rank."""
+    size = counts.total()
+    if not size:
+        return None, None
+    low, high, p95 = (size + 1) // 2, size // 2 + 1, (size * 95 + 99) // 100
+    ranks: dict[int, float] = {}
+    passed = 0
+    for seconds, count in sorted(counts.items()):
+        for rank in (low, high, p95):
+            if passed < rank <= passed + count:
+                ranks[rank] = seconds
+        passed += count
+    return (ranks[low] + ranks[high]) / 2, ranks[p95]

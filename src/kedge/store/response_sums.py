@@ -1,0 +1,262 @@
+"""Sums of responses, maintained so that statistics and sorted lists do not read every response.
+
+Responses are added to the sums in batches, in the order of their nodes: `summed` has the number of the last
+node whose response is included. A store adds a batch after `BATCH_SIZE` responses, and statistics add the rest
+first, so an exchange costs no more because of them. A response that is included is subtracted before it is
+deleted or changed, and added again after a change, in the same transaction.
+
+Why batches are exact with several writers: a batch locks the links, which every transaction that adds a node
+locks first or in the same statement. So no response with a smaller number can appear later.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kedge.store.database import Row, Tx
+from kedge.store.records import Damage
+
+BATCH_SIZE = 256
+"""How many responses a process stores before it adds them to the sums."""
+SECONDS_PER_DAY = 86_400
+ALL_DAYS = -1
+_CHUNK_SIZE = 500
+
+ANSWERED = "r.status IN ('completed', 'lost')"
+"""A response that the provider lost later was answered."""
+_IS_PREDICTED = "r.predicted_cached_tokens IS NOT NULL AND r.cached_tokens IS NOT NULL"
+_UNCACHED = "COALESCE(r.input_tokens, 0) - COALESCE(r.cached_tokens, 0)"
+
+KEYS: dict[str, str] = {
+    "provider": "r.provider",
+    "model": "r.model",
+    "status": "r.status",
+    "mode": "r.mode",
+    "is_chained": "CASE WHEN r.anchor IS NULL THEN 0 ELSE 1 END",
+    "has_id": "CASE WHEN r.provider_response_id IS NULL THEN 0 ELSE 1 END",
+    "reason": "COALESCE(r.reason, '')",
+    "healed": "COALESCE(r.healed, '')",
+    "pricing": "CASE WHEN r.cost IS NOT NULL THEN 'stored' "
+    "WHEN r.input_tokens IS NOT NULL THEN 'unknown' ELSE 'none' END",
+}
+"""What responses of one group have in common, besides the namespace and the day."""
+SUMS: dict[str, str] = {
+    "responses": "COUNT(*)",
+    "sent_blocks": "SUM(r.sent_blocks)",
+    "sent_bytes": "SUM(COALESCE(r.request_bytes, r.sent_bytes))",
+    "saved_blocks": "SUM(r.saved_blocks)",
+    "saved_bytes": "SUM(r.saved_bytes)",
+    "input_tokens": "SUM(COALESCE(r.input_tokens, 0))",
+    "cached_tokens": "SUM(COALESCE(r.cached_tokens, 0))",
+    "output_tokens": "SUM(COALESCE(r.output_tokens, 0))",
+    "reasoning_tokens": "SUM(COALESCE(r.reasoning_tokens, 0))",
+    "predictions": f"SUM(CASE WHEN {_IS_PREDICTED} THEN 1 ELSE 0 END)",
+    "predicted_tokens": f"SUM(CASE WHEN {_IS_PREDICTED} THEN r.predicted_cached_tokens ELSE 0 END)",
+    "predicted_cached_tokens": f"SUM(CASE WHEN {_IS_PREDICTED} THEN r.cached_tokens ELSE 0 END)",
+    "cache_write_tokens": "SUM(COALESCE(r.cache_write_tokens, 0))",
+    "uncached_tokens": f"SUM(CASE WHEN {_UNCACHED} > 0 THEN {_UNCACHED} ELSE 0 END)",
+    "cache_savings": "SUM(COALESCE(r.cache_savings, 0.0))",
+    "cost": "SUM(COALESCE(r.cost, 0.0))",
+}
+"""What is summed for a group."""
+_FLOATS = ("cache_savings", "cost")
+_CONVERSATION_SUMS = {
+    "responses": "COUNT(*)",
+    "tokens": "SUM(COALESCE(r.input_tokens, 0) + COALESCE(r.output_tokens, 0))",
+    "cost": "SUM(COALESCE(r.cost, 0.0))",
+}
+_FROM = "FROM responses r JOIN conversations c ON c.number = r.conversation"
+
+# The key columns of each table of sums; its other columns are added up.
+_TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "response_sums": (("namespace", "day", *KEYS), tuple(SUMS)),
+    "latency_counts": (
+        ("namespace", "day", "provider", "model", "is_first_token", "seconds"),
+        ("responses",),
+    ),
+    "conversation_sums": (
+        ("namespace", "conversation", "day", "provider", "model"),
+        tuple(_CONVERSATION_SUMS),
+    ),
+    "chain_links": (("namespace", "scope", "response_id"), ("responses", "children")),
+}
+Totals = dict[tuple[Any, ...], list[Any]]
+"""The sums of each key of a table."""
+
+
+def day_sql(tx: Tx, column: str = "r.created_at") -> str:
+    """Return the SQL for the day of a time; a cast truncates in SQLite and rounds in PostgreSQL."""
+    if tx.dialect.name == "postgresql":
+        return f"CAST(FLOOR({column} / {SECONDS_PER_DAY}) AS BIGINT)"
+    return f"CAST({column} / {SECONDS_PER_DAY} AS INTEGER)"
+
+
+def round_seconds(seconds: float) -> float:
+    """Round a duration to three significant digits, which bounds how many different ones there are."""
+    return float(f"{seconds:.2e}")
+
+
+def get_position(tx: Tx) -> int:
+    """Return the number of the last node whose response is in the sums."""
+    return tx.rows("SELECT node FROM summed")[0][0]
+
+
+def has_pending(tx: Tx) -> bool:
+    """Return whether there are responses that are not in the sums."""
+    return bool(tx.rows("SELECT 1 FROM responses WHERE node > (SELECT node FROM summed) LIMIT 1"))
+
+
+def add_pending(tx: Tx) -> None:
+    """Add all responses to the sums that are not in them."""
+    if tx.dialect.lock_links:
+        tx.run(tx.dialect.lock_links)
+    ((newest,),) = tx.rows("SELECT COALESCE(MAX(node), 0) FROM responses")
+    position = get_position(tx)
+    if newest > position:
+        _apply(tx, "r.node > ? AND r.node <= ?", (position, newest), 1)
+        tx.run("UPDATE summed SET node = ?", (newest,))
+
+
+def subtract(tx: Tx, nodes: Sequence[int]) -> None:
+    """Subtract the responses of some nodes, before they are deleted or changed."""
+    _apply_to_nodes(tx, nodes, -1)
+
+
+def add(tx: Tx, nodes: Sequence[int]) -> None:
+    """Add the responses of some nodes again, after they were changed."""
+    _apply_to_nodes(tx, nodes, 1)
+
+
+def _apply_to_nodes(tx: Tx, nodes: Sequence[int], sign: int) -> None:
+    position = get_position(tx)
+    included = sorted(node for node in nodes if node <= position)
+    for start in range(0, len(included), _CHUNK_SIZE):
+        chunk = included[start : start + _CHUNK_SIZE]
+        _apply(tx, f"r.node IN ({', '.join('?' * len(chunk))})", chunk, sign)
+
+
+def _apply(tx: Tx, where: str, values: Sequence[Any], sign: int) -> None:
+    """Add the responses that meet a condition to all tables of sums, or subtract them."""
+    for table, totals in _compute_totals(tx, where, values).items():
+        keys, sums = _TABLES[table]
+        given = ("depth", "day") if table == "chain_links" else ()
+        columns = (*keys, *given, *sums)
+        marks = ", ".join("?" * len(columns))
+        changed = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in sums)
+        if given:  # an id may be known as an anchor before its own response is added
+            own = "CASE WHEN excluded.depth > 0 THEN excluded.{0} ELSE chain_links.{0} END"
+            changed += "".join(f", {name} = {own.format(name)}" for name in given)
+        rows = [(*key, *(sign * value for value in totals[key])) for key in sorted(totals)]
+        if given:
+            rows = [(*row[:3], abs(row[3]), abs(row[4]), *row[5:]) for row in rows]
+        tx.run_many(
+            f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) "
+            f"ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {changed}",
+            rows,
+        )
+        if sign < 0:
+            is_empty = " AND ".join(f"{name} = 0" for name in (sums if given else sums[:1]))
+            where_key = " AND ".join(f"{name} = ?" for name in keys)
+            tx.run_many(
+                f"DELETE FROM {table} WHERE {where_key} AND {is_empty}",
+                [row[: len(keys)] for row in rows],
+            )
+
+
+def _compute_totals(tx: Tx, where: str, values: Sequence[Any]) -> dict[str, Totals]:
+    """Return what the responses that meet a condition add to each table."""
+    day = day_sql(tx)
+    return {
+        "response_sums": _group(
+            tx, f"c.namespace, {day}, {', '.join(KEYS.values())}", SUMS, where, values
+        ),
+        "latency_counts": _count_latencies(tx, where, values),
+        "conversation_sums": _group(
+            tx,
+            f"c.namespace, r.conversation, {day}, r.provider, r.model",
+            _CONVERSATION_SUMS,
+            where,
+            values,
+        ),
+        "chain_links": _count_chain_links(tx, where, values),
+    }
+
+
+def _group(
+    tx: Tx, columns: str, sums: Mapping[str, str], where: str, values: Sequence[Any]
+) -> Totals:
+    rows = tx.rows(
+        f"SELECT {', '.join(sums.values())}, {columns} {_FROM} WHERE {where} GROUP BY {columns}",
+        values,
+    )
+    count = len(sums)
+    return {tuple(row[count:]): to_numbers(sums, row) for row in rows}
+
+
+def to_numbers(names: Iterable[str], row: Row) -> list[Any]:
+    """Return the sums in a row as numbers; PostgreSQL returns decimals."""
+    return [
+        float(value or 0) if name in _FLOATS else int(value or 0)
+        for name, value in zip(names, row, strict=False)
+    ]
+
+
+def _count_latencies(tx: Tx, where: str, values: Sequence[Any]) -> Totals:
+    rows = tx.rows(
+        f"SELECT c.namespace, {day_sql(tx)}, r.provider, r.model, r.seconds, r.first_token_seconds "
+        f"{_FROM} WHERE {where} AND {ANSWERED}",
+        values,
+    )
+    counts = Counter(
+        (namespace, day, provider, model, is_first, round_seconds(seconds))
+        for namespace, own_day, provider, model, *times in rows
+        for is_first, seconds in enumerate(times)
+        if seconds is not None
+        for day in (own_day, ALL_DAYS)
+    )
+    return {key: [count] for key, count in counts.items()}
+
+
+def _count_chain_links(tx: Tx, where: str, values: Sequence[Any]) -> Totals:
+    rows = tx.rows(
+        f"SELECT c.namespace, r.scope, r.provider_response_id, r.anchor, r.depth, {day_sql(tx)} "
+        f"{_FROM} WHERE {where} AND (r.provider_response_id IS NOT NULL OR r.anchor IS NOT NULL)",
+        values,
+    )
+    totals: Totals = {}
+    for namespace, scope, name, anchor, depth, day in rows:
+        if name is not None:
+            link = totals.setdefault((namespace, scope, name), [0, 0, 0, 0])
+            link[:3] = depth or 0, day, link[2] + 1
+        if anchor is not None:
+            totals.setdefault((namespace, scope, anchor), [0, 0, 0, 0])[3] += 1
+    return totals
+
+
+def rebuild(tx: Tx) -> None:
+    """Compute all sums again."""
+    if tx.dialect.lock_links:
+        tx.run(tx.dialect.lock_links)
+    for table in _TABLES:
+        tx.run(f"DELETE FROM {table}")
+    tx.run("UPDATE summed SET node = 0")
+    add_pending(tx)
+
+
+def check_sums(tx: Tx) -> list[Damage]:
+    """Return the tables whose sums are not those of the stored responses."""
+    found: list[Damage] = []
+    expected = _compute_totals(tx, "r.node <= ?", (get_position(tx),))
+    for table, (keys, sums) in _TABLES.items():
+        rows = tx.rows(f"SELECT {', '.join((*keys, *sums))} FROM {table}")
+        stored = {tuple(row[: len(keys)]): row[len(keys) :] for row in rows}
+        wanted = {key: totals[-len(sums) :] for key, totals in expected[table].items()}
+        if stored.keys() != wanted.keys() or not all(
+            abs(float(one) - float(other)) < 1e-6
+            for key, values in stored.items()
+            for one, other in zip(values, wanted[key], strict=True)
+        ):
+            found.append(
+                Damage(table, "its sums are not those of the responses; gc() repairs them")
+            )
+    return found
