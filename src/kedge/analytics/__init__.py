@@ -4,7 +4,8 @@
     found.chains.longest, found.requests.chained, found.tokens.cached_share, found.cost.dollars
 
 Everything is counted in one consistent read, with the same results on SQLite and PostgreSQL. The sums of complete
-days are maintained by the store, so the cost does not grow with the number of responses. `analyse_over_time` returns the same in intervals, for charts.
+days are maintained by the store, so the cost does not grow with the number of responses.
+`analyse_over_time` returns the same in intervals, for charts.
 """
 
 from kedge.analytics.analyse import analyse, analyse_over_time
