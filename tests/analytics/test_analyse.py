@@ -326,6 +326,7 @@ async def test_sums_stay_those_of_the_responses(
             (row,) = await store.import_(exported)
             writers.append(ResponseWriter(store, row))
             await check_sums(store, monkeypatch)
+    row = await store.conversation(writers[-1].row.id)
     assert len(await store.import_(await store.export(row))) == 1
     await check_sums(store, monkeypatch)
     for writer in writers[:2]:
