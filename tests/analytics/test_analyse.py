@@ -22,6 +22,7 @@ from kedge.analytics import (
     Selection,
     Tokens,
     analyse,
+    analyse_conversations,
     analyse_over_time,
 )
 from kedge.conversation import Conversation
@@ -382,6 +383,25 @@ async def test_everything_is_ready_for_json(store: Store) -> None:
     assert again["requests"]["total"] == 1
     pieces = await analyse_over_time(store, buckets=2)
     assert json.loads(json.dumps([dataclasses.asdict(each) for each in pieces]))
+
+
+async def test_conversations_add_up_to_the_totals(store: Store) -> None:
+    """Most requests first, within the selection and the limit."""
+    assert await analyse_conversations(store) == ()
+    for number in range(1, 4):
+        writer = await create_writer(store, title=f"number {number}")
+        for _ in range(number):
+            await writer.add_response(created_at=5.0, input_tokens=number, cost=0.5, saved_bytes=7)
+    await writer.add_response(created_at=50.0, status="refused")
+    total = await analyse(store, Selection(until=10.0))
+    found = await analyse_conversations(store, Selection(until=10.0))
+    assert [each.title for each in found] == ["number 3", "number 2", "number 1"]
+    assert sum(each.requests for each in found) == total.requests.total == 6
+    assert sum(each.tokens.input for each in found) == total.tokens.input
+    assert sum(each.cost.dollars for each in found) == total.cost.dollars == 3.0
+    assert sum(each.saved_bytes for each in found) == total.requests.saved_bytes
+    (most,) = await analyse_conversations(store, limit=1)
+    assert (most.title, most.requests, most.succeeded) == ("number 3", 4, 3)
 
 
 async def test_sizes_are_those_of_complete_requests(store: Store) -> None:

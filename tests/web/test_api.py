@@ -350,6 +350,65 @@ def test_every_route_of_the_api_is_in_the_document(page: PageServer) -> None:
     assert len(names) == len(set(names))
 
 
+def test_chains_and_turns_are_read_in_pages(page: PageServer) -> None:
+    """Each page says how much there is in total."""
+    name = page.create_conversation("One", "Two", "Three")
+    path = f"/api/conversations/{name}"
+    complete = page.get(f"{path}/chain")
+    assert (complete["total"], complete["has_more"]) == (3, False)
+    first = page.get(f"{path}/chain", limit=2)
+    assert first["has_more"]
+    rest = page.get(f"{path}/chain", limit=2, after=first["nodes"][-1]["node"])
+    assert not rest["has_more"]
+    assert first["nodes"] + rest["nodes"] == complete["nodes"]
+    blocks = page.get(f"{path}/turns")
+    assert (blocks["offset"], blocks["total"]) == (0, 6)
+    part = page.get(f"{path}/turns", limit=2, offset=3)
+    assert (part["blocks"], part["offset"]) == (blocks["blocks"][3:5], 3)
+    assert page.get(f"{path}/turns", last=2)["offset"] == 4
+
+
+def test_a_fork_starts_at_a_response_a_node_or_a_block(page: PageServer) -> None:
+    """At a block in the middle of a turn, the fork ends with that block."""
+    name = page.create_conversation("One", "Two")
+    path = f"/api/conversations/{name}"
+    blocks = page.get(f"{path}/turns")["blocks"]
+    nodes = page.get(f"{path}/chain")["nodes"]
+
+    def fork(**at: Any) -> list[Any]:
+        made = page.post(f"{path}/fork", **at)["id"]
+        return [block["id"] for block in page.get(f"/api/conversations/{made}/turns")["blocks"]]
+
+    ids = [block["id"] for block in blocks]
+    assert fork(previous_response_id=nodes[0]["response"]["response_id"]) == ids[:2]
+    assert fork(at=nodes[0]["node"]) == ids[:2]
+    assert fork(block=ids[2]) == ids[:3]
+    assert fork() == ids
+    assert page.client.post(f"{path}/fork", json={"block": "none"}).status_code == 404
+
+
+def test_the_api_has_what_the_page_shows(fresh: PageServer) -> None:
+    """Comparisons, statistics by time and conversation, tags and models."""
+    name = fresh.create_conversation("One", "Two", title="Numbers")
+    path = f"/api/conversations/{name}"
+    fresh.client.patch(path, json={"tags": ["work"]})
+    first, second = (node["node"] for node in fresh.get(f"{path}/chain")["nodes"])
+    other = fresh.post(f"{path}/turns", text="Three", at=first)["node"]
+    found = fresh.get(f"{path}/compare", left=second, right=other)
+    assert found["common_count"] == 2
+    texts = [(row["kind"], [each["text"] for each in row["left"]]) for row in found["rows"]]
+    assert ("changed", ["Two"]) in texts
+    buckets = fresh.get("/api/analytics/over-time", buckets=4)["data"]
+    assert sum(each["requests"] for each in buckets) == 3
+    (row,) = fresh.get("/api/analytics/conversations")["data"]
+    assert (row["id"], row["title"], row["requests"], row["chained"]) == (name, "Numbers", 3, 2)
+    choices = fresh.get("/api/choices")
+    assert choices == {"tags": ["work"], "models": ["practice"], "choices": ["practice"]}
+    html = fresh.client.get("/dashboard").text
+    assert "By conversation" in html
+    assert f'href="/conversations/{name}"' in html
+
+
 def test_raw_bodies_are_shown_where_they_are_kept(tmp_path: Path) -> None:
     """Off by default; with the option, what went over the wire is on the card, refusals too."""
     with serve_page(tmp_path, keep_bodies=True) as page:

@@ -2,6 +2,19 @@
 
 import pytest
 
+from kedge.analytics import (
+    Analytics,
+    Branching,
+    Chains,
+    ConversationStats,
+    Cost,
+    Latency,
+    ModelStats,
+    Requests,
+    Selection,
+    Tokens,
+)
+from kedge.formatting import NO_VALUE
 from kedge.web.charts import (
     Chart,
     RankedBar,
@@ -11,6 +24,7 @@ from kedge.web.charts import (
     draw_ranking,
     draw_share_bar,
 )
+from kedge.web.dashboard import build_breakdowns
 
 LABELS = ("09:00", "10:00", "11:00")
 
@@ -61,3 +75,29 @@ def test_a_share_is_seen_however_small() -> None:
     assert 'class="part" width="0.00"' in draw_share_bar(0, 100, "x")
     assert 'class="part" width="100.00"' in draw_share_bar(300, 100, "x")
     assert 'class="part" width="0.60"' in draw_share_bar(3, 0, "x")
+
+
+def test_the_rows_of_a_breakdown_add_up_to_its_total() -> None:
+    """Conversations that are not listed are one row; a cost without a price is unknown."""
+    tokens, cost = Tokens(100, 0, 50, 0), Cost(3.0, 8, 2)
+    stats = Analytics(
+        Selection(), Requests(total=10, succeeded=9, conversations=3), Chains(), Branching(),
+        tokens, cost, Latency(),
+        (ModelStats("openai", "gpt", 10, 9, Latency(), tokens, cost),),
+    )  # fmt: skip
+    listed = [
+        ConversationStats("c<1>", "", 6, 6, 5, 1, 1, Tokens(60, 0, 30, 0), Cost(2.0, 6)),
+        ConversationStats("c2", "Two", 2, 1, 1, 1, 1, Tokens(20, 0, 10, 0), Cost(0, 0, 2)),
+    ]
+    models, conversations = build_breakdowns(stats, listed)
+    assert [row.name for row in models.rows] == ["openai:gpt", "Total"]
+    first, second, rest, total = conversations.rows
+    assert (first.name, first.url) == ("c<1>", "/conversations/c%3C1%3E")
+    assert (second.errors, second.cost) == (1, NO_VALUE)
+    assert (rest.name, rest.requests, rest.errors, rest.cost) == ("1 other", 2, 0, "$1.00")
+    assert total.cost == "$3.00 + 2 without a price"
+    for name in ("requests", "errors", "input_tokens", "output_tokens"):
+        parts = [getattr(row, name) for row in (first, second, rest)]
+        assert sum(parts) == getattr(total, name)
+    complete = build_breakdowns(stats, [*listed, listed[1]])[1]
+    assert len(complete.rows) == 4

@@ -161,7 +161,7 @@ def test_the_dashboard_tells_what_happened(page: PageServer) -> None:
     for name in ("15m", "1h", "24h", "7d", "30d", "nonsense"):
         html = page.client.get(f"/dashboard?range={name}").text
         assert "Bytes saved" in html
-        assert html.count("<figure") == 8
+        assert html.count("<figure") == 9
 
 
 def test_the_figures_come_again_when_something_happened(fresh: PageServer) -> None:
@@ -176,7 +176,7 @@ def test_the_figures_come_again_when_something_happened(fresh: PageServer) -> No
         event = next(line for line in lines if line.startswith("event:"))
         assert event == "event: figures"
         html = json.loads(next(lines).removeprefix("data: "))
-        assert html.count("<figure") == 8
+        assert html.count("<figure") == 9
 
 
 def test_what_was_healed_and_lost_is_told(fresh: PageServer) -> None:
@@ -319,3 +319,10 @@ def test_proxied_requests_are_listed_with_their_plans(tmp_path: Path) -> None:
         assert "no stored response is known to remember a prefix" in reason
         assert "--keep-bodies" in reason
         assert page.client.get("/proxied/99").status_code == 404
+        newest, *_ = page.get("/api/requests", limit=2)["data"]
+        assert (newest["id"], newest["plan"]) == (3, "full")
+        assert [row["id"] for row in page.get("/api/requests", before=2)["data"]] == [1]
+        assert page.get("/api/requests")["chained"] == 1
+        stored = page.get("/api/requests/2")
+        assert (stored["request"], stored["response"]) == ("<b>Hello</b>", None)
+        assert page.client.get("/api/requests/99").status_code == 404

@@ -1,5 +1,6 @@
 """Workflows that are started through the API: checked, followed, stopped."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,33 @@ def test_steps_are_started_and_finished(page: PageServer) -> None:
     assert (
         f'href="/workflows/{made["id"]}"' in page.client.get(f"/conversations/{conversation}").text
     )
+
+
+def test_workflows_use_the_models_of_their_form(tmp_path: Path) -> None:
+    """For all, for the judge and for a participant; an unknown one is rejected before anything is stored."""
+    models = {name: PracticeModel() for name in ("small", "large")}
+    body: dict[str, Any] = {
+        "kind": "debate",
+        "question": "Tea or coffee?",
+        "rubric": "Who has the better reasons?",
+        "rounds": 1,
+        "model": "large",
+        "judge_model": "small",
+        "sides": [{"name": "tea"}, {"name": "coffee", "model": "small"}],
+    }
+    with serve_page(tmp_path, models=models, default="small") as page:
+        made = page.post("/api/workflows", **body)
+        finish(page, made["id"])
+        names = page.get(f"/api/workflows/{made['id']}")["conversations"]
+        used = {
+            role: page.get(f"/api/conversations/{name}")["model"] for role, name in names.items()
+        }
+        assert used == {"tea": "large", "coffee": "small", "judge": "small"}
+        refused = page.client.post("/api/workflows", json={**body, "model": "none"})
+        assert refused.status_code == 400
+        assert "choose a model of this server: small, large" in refused.text
+        assert len(page.get("/api/workflows")["data"]) == 1
+        assert page.client.get("/workflows").text.count("<option>large</option>") == 2
 
 
 @pytest.mark.parametrize(

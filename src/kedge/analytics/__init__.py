@@ -5,16 +5,18 @@
 
 Everything is counted in one consistent read, with the same results on SQLite and PostgreSQL. The sums of complete
 days are maintained by the store, so the cost does not grow with the number of responses.
-`analyse_over_time` returns the same in intervals, for charts.
+`analyse_over_time` returns the same in intervals, for charts, and `analyse_conversations` a breakdown by conversation.
 """
 
 from kedge.analytics.analyse import analyse, analyse_over_time
+from kedge.analytics.by_conversation import analyse_conversations
 from kedge.analytics.results import (
     Analytics,
     Branching,
     Bucket,
     CacheUse,
     Chains,
+    ConversationStats,
     Cost,
     Count,
     Latency,
@@ -30,6 +32,7 @@ __all__ = [
     "Bucket",
     "CacheUse",
     "Chains",
+    "ConversationStats",
     "Cost",
     "Count",
     "Latency",
@@ -38,5 +41,6 @@ __all__ = [
     "Selection",
     "Tokens",
     "analyse",
+    "analyse_conversations",
     "analyse_over_time",
 ]

@@ -180,6 +180,21 @@ class ModelStats:
 
 
 @dataclass(frozen=True, slots=True)
+class ConversationStats:
+    """The statistics of one conversation."""
+
+    id: str
+    title: str
+    requests: int
+    succeeded: int
+    chained: int
+    sent_bytes: int
+    saved_bytes: int
+    tokens: Tokens
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True)
 class Analytics:
     """All statistics of a selection."""
 

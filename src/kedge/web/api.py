@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import AsyncGenerator
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -10,14 +11,21 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from kedge.analytics import Selection, analyse
+from kedge.analytics import Selection, analyse, analyse_conversations, analyse_over_time
 from kedge.conversation import Conversation
-from kedge.errors import InvalidSetting, NotInStore
+from kedge.errors import NotInStore
 from kedge.providers.practice_memory import erase_deleted
 from kedge.store import ConversationRow, ResponseRow
-from kedge.store.listing import ConversationSummary, list_summaries, read_tree
+from kedge.store.listing import (
+    ConversationSummary,
+    list_labels,
+    list_summaries,
+    load_attached,
+    read_tree,
+)
 from kedge.turns import dump_block, system, user
 from kedge.web import schemas
+from kedge.web.attachments import serve_attachment
 from kedge.web.chain_graph import build_chain_graph
 from kedge.web.models import MODEL_KEY
 from kedge.web.openapi import ApiCall, Operation, RequestError, build_openapi, encode_event
@@ -68,9 +76,7 @@ async def create_conversation(call: ApiCall) -> BaseModel:
     """Create a conversation."""
     given: schemas.NewConversation = call.body
     service = call.service
-    if given.model and given.model not in service.models.names:
-        names = ", ".join(service.models.names)
-        raise InvalidSetting(f"there is no model {given.model!r} here; choose one of: {names}")
+    service.models.check_name(given.model)
     made = await Conversation.create(
         service.store,
         service.models.engine,
@@ -152,12 +158,19 @@ async def read_turns(call: ApiCall) -> BaseModel:
     """Return the blocks of a conversation."""
     row, node = await _resolve_node(call)
     asked: schemas.PathQuery = call.query
+    total = (await call.service.store.node(row, node)).length
     if asked.last is None:
-        blocks = (await call.service.store.load(row, node)).blocks
+        blocks, offset = (await call.service.store.load(row, node)).blocks, asked.offset
+        blocks = blocks[offset : None if asked.limit is None else offset + asked.limit]
     else:
         blocks = await call.service.store.last_blocks(row, asked.last, node)
+        offset = total - len(blocks)
     return schemas.TurnPage(
-        conversation=row.id, node=node, blocks=[dump_block(block) for block in blocks]
+        conversation=row.id,
+        node=node,
+        blocks=[dump_block(block) for block in blocks],
+        offset=offset,
+        total=total,
     )
 
 
@@ -233,11 +246,15 @@ def _find_run(call: ApiCall) -> TurnRun:
 
 
 async def read_chain(call: ApiCall) -> BaseModel:
-    """Return the tree of responses."""
+    """Return the tree of responses, complete or a page of it."""
+    asked: schemas.ChainQuery = call.query
     row = await call.service.store.conversation(call.path_text("id"))
     tree = await read_tree(call.service.store, row)
     chain = build_chain_graph(tree, call.service.clock())
     stored = {node.id: node for node in tree.nodes}
+    listed = sorted(chain.nodes, key=lambda node: int(node.id))
+    rest = [node for node in listed if int(node.id) > asked.after]
+    nodes = rest[: asked.limit]
     return schemas.ChainShape(
         conversation=row.id,
         head=int(chain.head or 0),
@@ -251,8 +268,10 @@ async def read_chain(call: ApiCall) -> BaseModel:
                 created_at=stored[int(node.id)].created_at,
                 response=_to_response(tree.responses.get(int(node.id))),
             )
-            for node in chain.nodes
+            for node in nodes
         ],
+        total=len(listed),
+        has_more=len(rest) > len(nodes),
     )
 
 
@@ -287,11 +306,54 @@ async def read_plan(call: ApiCall) -> BaseModel:
 async def fork_conversation(call: ApiCall) -> BaseModel:
     """Create a conversation that continues from a position in this one."""
     given: schemas.NewFork = call.body
-    store = call.service.store
+    service = call.service
+    opened = await Conversation.open(service.store, call.path_text("id"), service.models.engine)
+    forked = await opened.fork(
+        given.previous_response_id or given.block or given.at, title=given.title
+    )
+    return _to_conversation(forked.row)
+
+
+async def compare_branches(call: ApiCall) -> BaseModel:
+    """Compare the paths to two positions block by block."""
+    asked: schemas.CompareQuery = call.query
+    found = await call.service.compare(call.path_text("id"), asked.left, asked.right)
+    return schemas.ComparisonShape.model_validate(found)
+
+
+async def read_attachment(call: ApiCall) -> Response:
+    """Return the content of an attachment of a message."""
+    store, block = call.service.store, call.path_text("block")
     row = await store.conversation(call.path_text("id"))
-    at = given.previous_response_id or (str(given.at) if given.at is not None else "")
-    node = await store.find_node(row, at)
-    return _to_conversation(await store.fork(row, node.id, given.title or row.title))
+    return serve_attachment(await load_attached(store, row, block), block, call.path_int("index"))
+
+
+async def list_choices(call: ApiCall) -> BaseModel:
+    """Return the tags and models of the conversations, and the models that can answer."""
+    tags, models = await list_labels(call.service.store)
+    return schemas.ChoicesShape(tags=tags, models=models, choices=list(call.service.models.names))
+
+
+async def list_requests(call: ApiCall) -> BaseModel:
+    """List the requests of other programs, the newest first."""
+    asked: schemas.RequestQuery = call.query
+    store = call.service.store
+    rows = await store.list_proxied(limit=asked.limit, before=asked.before)
+    totals = await store.sum_proxied()
+    return schemas.ProxiedPage.model_validate({**asdict(totals), "data": rows})
+
+
+async def read_request(call: ApiCall) -> BaseModel:
+    """Return a request of another program, with its bodies if they are stored."""
+    row = await call.service.store.get_proxied(call.path_int("number"))
+    names = set(schemas.ProxiedShape.model_fields)
+    members = {name: getattr(row, name) for name in names}
+    members["request"], members["response"] = map(_decode_body, (row.request, row.response))
+    return schemas.ProxiedDetail.model_validate(members)
+
+
+def _decode_body(body: bytes | None) -> str | None:
+    return None if body is None else body.decode("utf-8", "replace")
 
 
 async def export_conversation(call: ApiCall) -> Response:
@@ -335,11 +397,29 @@ async def stop_workflow(call: ApiCall) -> BaseModel:
 
 async def read_analytics(call: ApiCall) -> BaseModel:
     """Return statistics of the responses in a time range."""
+    selection = _build_selection(call)
+    return schemas.AnalyticsShape.model_validate(await analyse(call.service.store, selection))
+
+
+async def read_analytics_over_time(call: ApiCall) -> BaseModel:
+    """Return statistics of intervals of a time range."""
+    asked: schemas.BucketQuery = call.query
+    selection = _build_selection(call)
+    found = await analyse_over_time(call.service.store, selection, buckets=asked.buckets)
+    return schemas.BucketList(data=list(found))
+
+
+async def read_analytics_by_conversation(call: ApiCall) -> BaseModel:
+    """Return statistics of the conversations with the most requests in a time range."""
+    found = await analyse_conversations(call.service.store, _build_selection(call))
+    return schemas.ConversationStatsList(data=list(found))
+
+
+def _build_selection(call: ApiCall) -> Selection:
     asked: schemas.RangeQuery = call.query
     until = math.nextafter(call.service.clock(), math.inf) if asked.until is None else asked.until
     since = max(until - DAY, 0.0) if asked.since is None else asked.since
-    selection = Selection(since, until, asked.model, asked.provider, asked.conversation)
-    return schemas.AnalyticsShape.model_validate(await analyse(call.service.store, selection))
+    return Selection(since, until, asked.model, asked.provider, asked.conversation)
 
 
 async def _resolve_node(call: ApiCall) -> tuple[ConversationRow, int]:
@@ -445,7 +525,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "GET", f"{_CONVERSATION_PATH}/chain", read_chain, "Read the tree of responses", schemas.ChainShape,
-        errors=(404,),
+        query=schemas.ChainQuery, errors=(404,),
     ),
     Operation(
         "GET", f"{_CONVERSATION_PATH}/plan", plan_turn, "Plan the next request without sending it",
@@ -458,6 +538,14 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "POST", f"{_CONVERSATION_PATH}/fork", fork_conversation, "Fork a conversation", schemas.ConversationShape,
         body=schemas.NewFork, status=201, errors=(404,),
+    ),
+    Operation(
+        "GET", f"{_CONVERSATION_PATH}/compare", compare_branches, "Compare two branches block by block",
+        schemas.ComparisonShape, query=schemas.CompareQuery, errors=(404,),
+    ),
+    Operation(
+        "GET", f"{_CONVERSATION_PATH}/attachments/{{block}}/{{index:int}}", read_attachment,
+        "Read an attachment of a message", media_type="application/octet-stream", errors=(400, 404),
     ),
     Operation(
         "GET", f"{_CONVERSATION_PATH}/export", export_conversation, "Export a conversation", media_type=JSONL,
@@ -481,6 +569,26 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET", "/api/analytics", read_analytics, "Read statistics of a time range",
         schemas.AnalyticsShape, query=schemas.RangeQuery,
+    ),
+    Operation(
+        "GET", "/api/analytics/over-time", read_analytics_over_time, "Read statistics of intervals of a time range",
+        schemas.BucketList, query=schemas.BucketQuery,
+    ),
+    Operation(
+        "GET", "/api/analytics/conversations", read_analytics_by_conversation,
+        "Read statistics of the conversations with the most requests", schemas.ConversationStatsList,
+        query=schemas.RangeQuery,
+    ),
+    Operation(
+        "GET", "/api/choices", list_choices, "List tags and models", schemas.ChoicesShape,
+    ),
+    Operation(
+        "GET", "/api/requests", list_requests, "List the requests of other programs", schemas.ProxiedPage,
+        query=schemas.RequestQuery,
+    ),
+    Operation(
+        "GET", "/api/requests/{number:int}", read_request, "Read a request of another program",
+        schemas.ProxiedDetail, errors=(404,),
     ),
 )  # fmt: skip
 """All operations of the API."""

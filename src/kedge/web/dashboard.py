@@ -4,13 +4,25 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from urllib.parse import quote
 
 from markupsafe import Markup
 from starlette.responses import StreamingResponse
 
-from kedge.analytics import Analytics, Bucket, Count, Selection, analyse, analyse_over_time
+from kedge.analytics import (
+    Analytics,
+    Bucket,
+    ConversationStats,
+    Cost,
+    Count,
+    ModelStats,
+    Selection,
+    analyse,
+    analyse_conversations,
+    analyse_over_time,
+)
 from kedge.formatting import (
     HEALING_TEXTS,
     NO_VALUE,
@@ -19,6 +31,7 @@ from kedge.formatting import (
     format_number,
     format_percent,
     format_size,
+    pluralize,
 )
 from kedge.observe import snapshot
 from kedge.planning import REASONS
@@ -26,7 +39,7 @@ from kedge.store.listing import get_revision
 from kedge.web.charts import Chart, RankedBar, Series, ValueFormatter, draw_chart, draw_ranking
 from kedge.web.service import ConversationService
 from kedge.web.templating import render
-from kedge.web.views import Dashboard, LinkChoice, Tile
+from kedge.web.views import Breakdown, BreakdownRow, Dashboard, LinkChoice, Tile
 
 BUCKET_COUNT = 30
 NOW_LABEL = "now"
@@ -39,6 +52,8 @@ RANGES: Mapping[str, tuple[str, float]] = {
 }
 """The time ranges: title and seconds."""
 DEFAULT_RANGE = "24h"
+MAX_CONVERSATIONS = 10
+"""The number of conversations in the breakdown; the others are one row."""
 
 _LENGTH_BINS = ((1, "1"), (3, "2 to 3"), (7, "4 to 7"), (15, "8 to 15"), (31, "16 to 31"))
 _LAST_LENGTH_BIN = "32 and more"
@@ -154,6 +169,9 @@ def build_charts(
             },
             format_number,
         ),
+        _draw_stacked(
+            buckets, "Cost", {"dollars": [each.cost.dollars for each in buckets]}, format_cost
+        ),
         draw_ranking(
             "Fallbacks by reason",
             _rank_counts(stats.requests.fallbacks),
@@ -257,14 +275,97 @@ async def build_dashboard(service: ConversationService, range_name: str) -> Dash
         for name, (title, _) in RANGES.items()
     )
     if not found.requests.total:
-        return Dashboard((), (), ranges, range_name, seen, empty=True)
+        return Dashboard((), (), (), ranges, range_name, seen, empty=True)
     buckets, counts = (
         await analyse_over_time(service.store, selection, buckets=BUCKET_COUNT),
         read_process_counts(),
     )
+    listed = await analyse_conversations(service.store, selection, limit=MAX_CONVERSATIONS)
     return Dashboard(
-        build_tiles(found, counts), build_charts(found, buckets, counts), ranges, range_name, seen
+        build_tiles(found, counts),
+        build_charts(found, buckets, counts),
+        build_breakdowns(found, listed),
+        ranges,
+        range_name,
+        seen,
     )
+
+
+def build_breakdowns(
+    stats: Analytics, conversations: Sequence[ConversationStats]
+) -> tuple[Breakdown, ...]:
+    """Build the tables of models and conversations; the rows of each add up to its last row."""
+    total = _build_row("Total", stats.requests.total, stats.requests.succeeded, stats)
+    models = [
+        _build_row(
+            f"{each.provider}:{each.model or 'unknown'}", each.requests, each.succeeded, each
+        )
+        for each in stats.models
+    ]
+    listed = [
+        replace(
+            _build_row(each.title or each.id, each.requests, each.succeeded, each),
+            url=f"/conversations/{quote(each.id, safe='')}",
+        )
+        for each in conversations
+    ]
+    return (
+        Breakdown("By model", "Model", (*models, total)),
+        Breakdown(
+            "By conversation",
+            "Conversation",
+            (*listed, *_build_rest(stats, conversations, total), total),
+        ),
+    )
+
+
+def _build_row(
+    name: str,
+    requests: int,
+    succeeded: int,
+    stats: Analytics | ModelStats | ConversationStats,
+) -> BreakdownRow:
+    tokens = stats.tokens
+    return BreakdownRow(
+        name,
+        requests,
+        requests - succeeded,
+        tokens.input,
+        tokens.output,
+        _format_known_cost(stats.cost),
+    )
+
+
+def _build_rest(
+    stats: Analytics, listed: Sequence[ConversationStats], total: BreakdownRow
+) -> list[BreakdownRow]:
+    """Return one row for the conversations that are not listed, if there are any."""
+    others = stats.requests.conversations - len(listed)
+    if others <= 0:
+        return []
+    costs = [each.cost for each in listed]
+    cost = Cost(
+        max(stats.cost.dollars - sum(each.dollars for each in costs), 0.0),
+        stats.cost.priced - sum(each.priced for each in costs),
+        stats.cost.unpriced - sum(each.unpriced for each in costs),
+    )
+    return [
+        BreakdownRow(
+            pluralize(others, "other"),
+            total.requests - sum(each.requests for each in listed),
+            total.errors - sum(each.requests - each.succeeded for each in listed),
+            total.input_tokens - sum(each.tokens.input for each in listed),
+            total.output_tokens - sum(each.tokens.output for each in listed),
+            _format_known_cost(cost),
+        )
+    ]
+
+
+def _format_known_cost(cost: Cost) -> str:
+    if not cost.priced:
+        return NO_VALUE
+    unpriced = f" + {cost.unpriced:,} without a price" if cost.unpriced else ""
+    return f"{format_cost(cost.dollars)}{unpriced}"
 
 
 def read_process_counts() -> ProcessCounts:

@@ -8,12 +8,17 @@ imported data must not decide where keys and messages go.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from kedge.engines import Engine
+from kedge.engines.base import Events, Request
 from kedge.errors import InvalidSetting, UnconfirmedReference
+from kedge.middleware import BaseMiddleware
+from kedge.planning import RequestPlan
 from kedge.providers import connect, names_address
 from kedge.store import ConversationRow, ResponseRow
+from kedge.turns import Turn
 
 MODEL_KEY = "model"
 """The member of a conversation's data that holds the model string it was last used with."""
@@ -29,6 +34,22 @@ class ModelChoice:
     engine: Engine
     request_name: str = ""
     """The ``model`` option of requests; empty for the engine's own model."""
+
+
+class _DefaultModel(BaseMiddleware):
+    """Requests one of the server's models, unless a request names another one."""
+
+    name = "model"
+
+    def __init__(self, inner: Engine, model: str) -> None:
+        super().__init__(inner)
+        self._model = model
+
+    def plan(self, turn: Turn, **options: Any) -> RequestPlan:
+        return super().plan(turn, **{"model": self._model, **options})
+
+    def events(self, turn: Turn, request: Request) -> Events:
+        return super().events(turn, replace(request, model=request.model or self._model))
 
 
 class ModelSelector:
@@ -53,6 +74,27 @@ class ModelSelector:
         self._base_url = base_url
         self._connect = connect
         self._engines: dict[str, Engine] = {}
+
+    def engine_for(self, name: str = "") -> Engine:
+        """Return an engine for one of the server's models; the default one if the name is empty.
+
+        Raises:
+            InvalidSetting: If the server has no such model.
+        """
+        self.check_name(name)
+        return _DefaultModel(self.engine, name) if name else self.engine
+
+    def check_name(self, name: str) -> None:
+        """Check that a name is empty or that of one of the server's models.
+
+        Raises:
+            InvalidSetting: If the server has no such model.
+        """
+        if name and name not in self.names:
+            raise InvalidSetting(f"there is no model {name!r} here; {self._describe_choice()}")
+
+    def _describe_choice(self) -> str:
+        return f"choose a model of this server: {', '.join(self.names)}"
 
     def recorded_name(self, row: ConversationRow, response: ResponseRow | None) -> str:
         """Return the name of the model that a conversation was last used with.
@@ -99,12 +141,12 @@ class ModelSelector:
         name = requested or recorded
         if name in self.names:
             return ModelChoice(name, self.engine, name)
-        others = f"choose a model of this server: {', '.join(self.names)}"
         if name != recorded:
-            raise InvalidSetting(f"there is no model {name!r} here; {others}")
+            self.check_name(name)
         if names_address(name):
             raise UnconfirmedReference(
-                f"this conversation was held with {name}, which is not configured on this server; {others}"
+                f"this conversation was held with {name}, which is not configured on this server; "
+                f"{self._describe_choice()}"
             )
         if name not in self._engines:
             self._engines[name] = self._connect(name)

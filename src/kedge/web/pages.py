@@ -214,7 +214,7 @@ async def workflows(request: Request) -> Response:
         replace(row, status=workflow_status(row, next(iter(service.runs.list(row.id)), None)))
         for row in rows
     ]
-    return render_page("workflows.html", here="workflows", rows=listed)
+    return render_page("workflows.html", here="workflows", rows=listed, models=service.models.names)
 
 
 async def workflow(request: Request) -> Response:

@@ -6,8 +6,10 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from kedge.analytics import (
     Branching,
+    Bucket,
     CacheUse,
     Chains,
+    ConversationStats,
     Cost,
     Latency,
     ModelStats,
@@ -98,6 +100,33 @@ class PathQuery(QueryParams):
     last: Annotated[int, Field(ge=1, le=100_000)] | None = Field(
         None, description="Only the last blocks, at most this number."
     )
+    limit: Annotated[int, Field(ge=1, le=100_000)] | None = Field(
+        None, description="The maximum number of blocks; all by default."
+    )
+    offset: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+
+
+class ChainQuery(QueryParams):
+    """A page of a chain."""
+
+    limit: Annotated[int, Field(ge=1, le=100_000)] | None = Field(
+        None, description="The maximum number of nodes; all by default."
+    )
+    after: Number = Field(0, description="The last node of the page before.")
+
+
+class CompareQuery(QueryParams):
+    """Two positions in a conversation: nodes or response ids."""
+
+    left: Name
+    right: Name
+
+
+class RequestQuery(QueryParams):
+    """A page of requests, the newest first."""
+
+    limit: Annotated[int, Field(ge=1, le=200)] = 50
+    before: Number = Field(0, description="The last request of the page before; 0 for the newest.")
 
 
 class PlanQuery(QueryParams):
@@ -115,6 +144,12 @@ class RangeQuery(QueryParams):
     model: Name = ""
     provider: Name = ""
     conversation: Name = ""
+
+
+class BucketQuery(RangeQuery):
+    """A time range, and the number of its intervals."""
+
+    buckets: Annotated[int, Field(ge=1, le=1_000)] = 30
 
 
 class LiveQuery(QueryParams):
@@ -229,6 +264,7 @@ class NewSide(RequestBody):
 
     name: Name = Field(min_length=1)
     brief: Text = Field("", description="The position to argue for.")
+    model: Name = Field("", description="A model of this server; that of the workflow if empty.")
 
 
 class NewStep(RequestBody):
@@ -239,21 +275,24 @@ class NewStep(RequestBody):
 
 
 class NewWorkflow(RequestBody):
-    """A workflow to start, with the default model of this server."""
+    """A workflow to start, with models of this server."""
 
     kind: Literal["refine", "debate", "steps"]
     question: Text = Field("", description="The task of a refinement or the question of a debate.")
     rubric: Text = Field("", description="How a model judges the answers.")
     rounds: Annotated[int, Field(ge=1, le=10)] = 3
+    model: Name = Field("", description="A model of this server; its default model if empty.")
+    judge_model: Name = Field("", description="The model of the judge; `model` if empty.")
     sides: list[NewSide] = Field(default_factory=list[NewSide], max_length=6)
     steps: list[NewStep] = Field(default_factory=list[NewStep], max_length=20)
 
 
 class NewFork(RequestBody):
-    """The position to fork from."""
+    """The position to fork from, given in one of three ways; the head by default."""
 
-    at: Number | None = None
-    previous_response_id: Name | None = None
+    at: Number | None = Field(None, description="A node.")
+    previous_response_id: Name | None = Field(None, description="A response.")
+    block: Name | None = Field(None, description="A block, after which the fork continues.")
     title: Name = ""
 
 
@@ -373,6 +412,8 @@ class TurnPage(ApiModel):
     conversation: str
     node: int
     blocks: list[dict[str, Any]]
+    offset: int = Field(description="The number of blocks before these.")
+    total: int = Field(description="The number of blocks up to the node.")
 
 
 class EditShape(ApiModel):
@@ -472,6 +513,94 @@ class ChainShape(ApiModel):
     conversation: str
     head: int
     nodes: list[NodeShape]
+    total: int = Field(description="The number of nodes on all pages.")
+    has_more: bool = Field(description="Whether there are nodes after these.")
+
+
+class MessageShape(ApiModel):
+    """A block of a comparison, as text."""
+
+    id: str
+    kind: str
+    text: str
+
+
+class DiffShape(ApiModel):
+    """Blocks of two paths: the same in both, changed, or only in one of them."""
+
+    kind: Literal["same", "changed", "left", "right"]
+    left: list[MessageShape]
+    right: list[MessageShape]
+
+
+class ComparisonShape(ApiModel):
+    """The differences of two paths of a conversation, block by block."""
+
+    id: str
+    left: str
+    right: str
+    common_count: int = Field(description="The number of blocks that are the same.")
+    rows: list[DiffShape]
+
+
+class ChoicesShape(ApiModel):
+    """What conversations can be filtered by, and the models that can answer."""
+
+    tags: list[str]
+    models: list[str] = Field(description="Models that answered.")
+    choices: list[str] = Field(description="Models of this server, its default model first.")
+
+
+class BucketList(ApiModel):
+    """Statistics of intervals of equal length."""
+
+    data: list[Bucket]
+
+
+class ConversationStatsList(ApiModel):
+    """Statistics of the conversations with the most requests."""
+
+    data: list[ConversationStats]
+
+
+class ProxiedShape(ApiModel):
+    """A request of another program: to this server, or through a proxy that records in this store."""
+
+    id: int
+    created_at: float
+    upstream: str
+    model: str
+    status: int
+    seconds: float
+    plan: str = Field(description="`chained`, `healed` or `full`.")
+    previous_response_id: str
+    response_id: str
+    sent_items: int
+    full_items: int
+    sent_bytes: int
+    full_bytes: int
+    reason: str
+    healed: str
+    is_lost: bool
+
+
+class ProxiedPage(ApiModel):
+    """A page of requests of other programs, and the sums over all of them."""
+
+    data: list[ProxiedShape]
+    requests: int
+    chained: int
+    healed: int
+    lost: int
+    sent_bytes: int
+    full_bytes: int
+
+
+class ProxiedDetail(ProxiedShape):
+    """A request of another program with its bodies, if they are stored."""
+
+    request: str | None
+    response: str | None
 
 
 class AnalyticsShape(ApiModel):

@@ -305,11 +305,35 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
+class BreakdownRow:
+    """The figures of one model or conversation, or of all together."""
+
+    name: str
+    requests: int
+    errors: int
+    input_tokens: int
+    output_tokens: int
+    cost: str
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """A table of rows that add up to the last one."""
+
+    title: str
+    heading: str
+    """The heading of the column of names."""
+    rows: tuple[BreakdownRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Dashboard:
     """Figures and charts over a range of time."""
 
     tiles: tuple[Tile, ...]
     charts: tuple[Markup, ...]
+    breakdowns: tuple[Breakdown, ...]
     ranges: tuple[LinkChoice, ...]
     range: str
     seen: str

@@ -1,6 +1,6 @@
 """Start workflows from the page and the API, and follow them while they run.
 
-A workflow runs as a task of the server, with the server's default model. Its judge is a model with a rubric: a
+A workflow runs as a task of the server, with models of the server. Its judge is a model with a rubric: a
 judge that is a function would run code that a client names.
 """
 
@@ -23,8 +23,11 @@ async def start_workflow(service: ConversationService, given: NewWorkflow) -> Tu
 
     Raises:
         InvalidWorkflow: Something that its kind needs is missing; nothing was stored.
+        InvalidSetting: The server has no such model; nothing was stored.
     """
     check_workflow(given)
+    for model in (given.model, given.judge_model, *(side.model for side in given.sides)):
+        service.models.check_name(model)
     run = TurnRun(new_workflow_id(), 0, given.question)
 
     async def work(run: TurnRun) -> None:
@@ -66,14 +69,18 @@ def check_workflow(given: NewWorkflow) -> None:
 def _build_workflow(
     service: ConversationService, given: NewWorkflow, workflow: str, watch: Any
 ) -> RunnableWorkflow:
-    engine = service.models.engine
+    models = service.models
+    engine = models.engine_for(given.model)
     common: dict[str, Any] = {"store": service.store, "workflow": workflow, "watch": watch}
-    judge = ModelJudge(engine, given.rubric)
+    judge = ModelJudge(models.engine_for(given.judge_model or given.model), given.rubric)
     match given.kind:
         case "refine":
             return refine(given.question, judge=judge, engine=engine, rounds=given.rounds, **common)
         case "debate":
-            sides = [Side(each.name, engine, each.brief) for each in given.sides]
+            sides = [
+                Side(each.name, models.engine_for(each.model or given.model), each.brief)
+                for each in given.sides
+            ]
             return debate(sides, given.question, judge=judge, rounds=given.rounds, **common)
         case "steps":
             return steps(

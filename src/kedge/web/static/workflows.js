@@ -10,11 +10,11 @@ export function chooseKind(form) {
 
 export async function startWorkflow(form) {
   const kind = form.kind.value;
-  const body = { kind };
+  const body = { kind, model: form.model.value };
   if (kind !== "steps") {
-    Object.assign(body, { question: form.question.value.trim(), rubric: form.rubric.value.trim(), rounds: Number(form.rounds.value) });
+    Object.assign(body, { question: form.question.value.trim(), rubric: form.rubric.value.trim(), rounds: Number(form.rounds.value), judge_model: form.judge_model.value });
   }
-  if (kind === "debate") body.sides = lines(form.sides.value).map(([name, brief]) => ({ name, brief }));
+  if (kind === "debate") body.sides = lines(form.sides.value).map(([name, brief]) => side(name, brief));
   if (kind === "steps") body.steps = lines(form.steps.value).map(([name, prompt]) => ({ name, prompt: prompt || name }));
   try {
     const made = await call("POST", "/api/workflows", body);
@@ -22,6 +22,12 @@ export async function startWorkflow(form) {
   } catch (error) {
     toast(error.message);
   }
+}
+
+// A participant may have a model of its own: "name @ model".
+function side(text, brief) {
+  const [name, model = ""] = text.split("@").map((part) => part.trim());
+  return { name, brief, model };
 }
 
 function lines(text) {
