@@ -326,3 +326,4 @@ def test_proxied_requests_are_listed_with_their_plans(tmp_path: Path) -> None:
         stored = page.get("/api/requests/2")
         assert (stored["request"], stored["response"]) == ("<b>Hello</b>", None)
         assert page.client.get("/api/requests/99").status_code == 404
+        assert page.client.get(f"/api/requests/{2**80}").status_code == 404

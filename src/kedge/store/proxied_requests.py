@@ -110,9 +110,13 @@ def select_proxied(tx: Tx, limit: int, before: int) -> list[ProxiedRequest]:
 
 def select_proxied_one(tx: Tx, number: int) -> ProxiedRequest:
     """Return one request with its bodies."""
-    rows = tx.rows(
-        f"SELECT id, {', '.join(_COLUMNS)} FROM proxied_requests WHERE id = ? AND namespace = ?",
-        (number, tx.namespace),
+    rows = (
+        []
+        if number >= 1 << 63
+        else tx.rows(
+            f"SELECT id, {', '.join(_COLUMNS)} FROM proxied_requests WHERE id = ? AND namespace = ?",
+            (number, tx.namespace),
+        )
     )
     if not rows:
         raise NotInStore(f"there is no proxied request {number}")
