@@ -388,11 +388,11 @@ async def test_everything_is_ready_for_json(store: Store) -> None:
 async def test_conversations_add_up_to_the_totals(store: Store) -> None:
     """Most requests first, within the selection and the limit."""
     assert await analyse_conversations(store) == ()
-    for number in range(1, 4):
-        writer = await create_writer(store, title=f"number {number}")
+    writers = [await create_writer(store, title=f"number {number}") for number in (1, 2, 3)]
+    for number, writer in enumerate(writers, 1):
         for _ in range(number):
             await writer.add_response(created_at=5.0, input_tokens=number, cost=0.5, saved_bytes=7)
-    await writer.add_response(created_at=50.0, status="refused")
+    await writers[-1].add_response(created_at=50.0, status="refused")
     total = await analyse(store, Selection(until=10.0))
     found = await analyse_conversations(store, Selection(until=10.0))
     assert [each.title for each in found] == ["number 3", "number 2", "number 1"]

@@ -1,12 +1,13 @@
 """Break statistics down by conversation, most requests first."""
 
 from kedge.analytics.costs import query_costs, sum_by_group
-from kedge.analytics.filters import ANSWERED, build_condition
+from kedge.analytics.filters import build_condition
 from kedge.analytics.queries import REQUEST_BYTES, TOKEN_COLUMNS, count_where, tokens_from_row
 from kedge.analytics.results import ConversationStats, Cost, Selection
 from kedge.prices import Prices
 from kedge.store import Store
 from kedge.store.database import Tx
+from kedge.store.response_sums import ANSWERED
 
 ALL_RESPONSES = Selection()
 
