@@ -5,7 +5,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from engines.fake_server import json_response, serve_handler
-from kedge.engines.evidence import BASE_COOLDOWN, MAX_COOLDOWN, ServerEvidence
+from kedge.engines.evidence import (
+    BASE_COOLDOWN,
+    HOLD_SECONDS,
+    MAX_COOLDOWN,
+    MAX_HOLD_SECONDS,
+    ServerEvidence,
+)
 from kedge.engines.response_reader import record_outcome
 from kedge.engines.token_accounting import SentTokens, can_prove, judge_usage
 from kedge.errors import RequestRefused
@@ -114,6 +120,25 @@ def test_the_delay_after_a_loss_doubles_up_to_an_hour() -> None:
     evidence.record_remembered(1)
     evidence.record_loss(now)
     assert evidence.retry_at - now == BASE_COOLDOWN
+
+
+def test_answers_are_held_back_for_longer_than_a_proof_takes() -> None:
+    """A server may remember on one connection and forget on another; losses in a row double the time."""
+    evidence, now = ServerEvidence(proof="count"), 1_000.0
+    assert not evidence.must_hold(3, now)
+    evidence.record_silent_loss(now, 2, partial=False)
+    evidence.record_remembered(3)
+    assert evidence.is_proven
+    assert evidence.must_hold(1, now + HOLD_SECONDS - 1)
+    assert not evidence.must_hold(3, now + HOLD_SECONDS)
+    evidence.record_audit(agrees=False, now=now + HOLD_SECONDS)
+    assert evidence.hold_until == now + 3 * HOLD_SECONDS
+    for _ in range(20):
+        evidence.record_silent_loss(now, 2, partial=True)
+    assert evidence.hold_until == now + MAX_HOLD_SECONDS
+    now += 3 * MAX_HOLD_SECONDS
+    evidence.record_silent_loss(now, 2, partial=True)
+    assert evidence.hold_until == now + HOLD_SECONDS
 
 
 def test_a_server_that_rejects_chaining_is_believed_for_good() -> None:

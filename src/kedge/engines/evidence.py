@@ -3,8 +3,9 @@
 A server is proven by the table of known servers, by its own token counts, or by an audit that listed the
 stored items. Until then an answer that relies on its memory is held back for a verdict, and a request that
 cannot bring one is sent in full. A silent loss makes a server unproven again; it is tried again after a
-delay that doubles. An echo of ``previous_response_id`` alone proves nothing: some gateways repeat whatever
-id they were sent.
+delay that doubles, and its answers are held back for longer than a proof takes: a server may remember on one
+connection, or at one time, and forget on another. An echo of ``previous_response_id`` alone proves nothing:
+some gateways repeat whatever id they were sent.
 
 Evidence is stored per scope, model (gateways route by model), streaming or not (the two are different code
 in most servers) and transport. Everything here is pure: no I/O, and the time is an argument.
@@ -31,6 +32,9 @@ MAX_COOLDOWN = 3_600.0
 """Seconds for which a server is not chained on after a loss: the first time, and at most."""
 CONTRADICTION_SECONDS = 24 * 3_600.0
 """How long no audit is taken for a proof after token counts contradicted one."""
+HOLD_SECONDS = 3_600.0
+MAX_HOLD_SECONDS = 24 * 3_600.0
+"""Seconds for which every answer is held back after a silent loss: the first time, and at most."""
 MAX_OVERHEADS = 64
 MIN_MATCHED_TOKENS = 32
 """Tokens of requests whose counts agreed with ours before a server is taken to count as we do."""
@@ -78,6 +82,10 @@ class ServerEvidence:
     """The depth of chain at which context was lost: up to it, each depth must be verified again."""
     verified_depth: int = 0
     """The longest chain that was proved to be read since then."""
+    losses: int = 0
+    """Silent losses, one within ``MAX_HOLD_SECONDS`` after the other."""
+    hold_until: float = 0.0
+    """Until then an answer is held back at any depth, although the server was proven again."""
     not_before: float = 0.0
     """Responses made earlier are not relied on: the server has issued their ids again."""
     audits: bool = False
@@ -99,9 +107,11 @@ class ServerEvidence:
         """Whether its answers may be shown before they are judged."""
         return bool(self.proof)
 
-    def must_hold(self, depth: int) -> bool:
+    def must_hold(self, depth: int, now: float) -> bool:
         """Return whether an answer on a chain of this depth must be judged before it is shown."""
-        return not self.is_proven or (self.hold_depth > 0 and depth > self.verified_depth)
+        if not self.is_proven or now < self.hold_until:
+            return True
+        return self.hold_depth > 0 and depth > self.verified_depth
 
     @property
     def share(self) -> float:
@@ -153,6 +163,7 @@ class ServerEvidence:
     def record_silent_loss(self, now: float, depth: int, *, partial: bool) -> None:
         """Record that the server answered without the context of a chain, or without a part of it."""
         self.hold_depth, self.verified_depth = max(self.hold_depth, depth), 0
+        self._hold(now)
         if partial and depth > 1:
             self.proof = ""
             self._limit_depth(depth - 1)
@@ -205,6 +216,7 @@ class ServerEvidence:
         if agrees:
             self.record_success("audit")
         else:
+            self._hold(now)
             self.record_loss(now)
 
     def record_probe(self, *, agrees: bool | None, now: float) -> None:
@@ -219,6 +231,11 @@ class ServerEvidence:
     def record_contradiction(self, now: float) -> None:
         """Record that token counts show a loss on a server that an audit has proved."""
         self.next_probe_at = now + CONTRADICTION_SECONDS
+
+    def _hold(self, now: float) -> None:
+        self.losses = self.losses + 1 if now < self.hold_until + MAX_HOLD_SECONDS else 1
+        seconds = min(HOLD_SECONDS * 2.0 ** min(self.losses - 1, 16), MAX_HOLD_SECONDS)
+        self.hold_until = now + seconds
 
     def _limit_depth(self, depth: int) -> None:
         self.max_depth = depth if self.max_depth is None else min(self.max_depth, depth)

@@ -134,7 +134,7 @@ class ServerMemory:
         """Return whether an answer to this plan must be judged before it is shown."""
         if plan.anchor is None or plan.mode != "chained" or self.trust != "earned":
             return False
-        return evidence.must_hold(plan.anchor.depth)
+        return evidence.must_hold(plan.anchor.depth, self._clock())
 
     def needs_count(self, plan: RequestPlan, evidence: ServerEvidence) -> bool:
         """Return whether a plan may be used only if the server's count could show a loss.
