@@ -229,12 +229,18 @@ async def check_same_as_opened(conversation: Conversation, engine: Engine) -> No
     assert set(loaded.anchors) <= set(state.anchors)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(("seed", "is_long"), [(1, False), (2, False), (3, True), (4, True)])
 async def test_every_verb_leads_to_what_opening_again_loads(
-    store: Store, connected: Connect, seed: int
+    store: Store, connected: Connect, monkeypatch: pytest.MonkeyPatch, seed: int, is_long: bool
 ) -> None:
-    """What a conversation has in memory is not read again, and equals what is stored."""
+    """What a conversation has in memory is not read again, and equals what is stored.
+
+    A long conversation is opened again before each step, and loads its blocks only when they are needed.
+    """
     pick = random.Random(seed)
+    monkeypatch.setattr(
+        "kedge.conversation.conversation.MAX_LOADED_BLOCKS", 0 if is_long else 2_000
+    )
     engine = connected()
     conversation = await Conversation.create(store, engine, blocks=[system("Be brief."), "Hello"])
     other = await Conversation.open(store, conversation.id, engine)
@@ -242,6 +248,8 @@ async def test_every_verb_leads_to_what_opening_again_loads(
     for step in range(24):
         verb = pick.choice(verbs) if step > 3 else "send"
         blocks = conversation.turn.blocks
+        if is_long:
+            conversation = await Conversation.open(store, conversation.id, engine)
         with suppress(NotInStore):
             match verb:
                 case "send":
@@ -250,6 +258,7 @@ async def test_every_verb_leads_to_what_opening_again_loads(
                     await conversation.append(f"note {step}", assistant("noted"))
                 case "undo" | "redo":
                     await getattr(conversation, verb)()
+                    assert (conversation._turn is None) == is_long  # pyright: ignore[reportPrivateUsage]
                 case "edit":
                     users = [block for block in blocks if block.kind == "user"]
                     await conversation.edit(pick.choice(users).id, f"What is {step}+4?")

@@ -1,5 +1,6 @@
 """A row of a deleted conversation is of no use: not even once another conversation exists."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -34,6 +35,8 @@ CALLS: dict[str, Call] = {
     "last_blocks": lambda store, row, _: store.last_blocks(row, 1),
     "load": lambda store, row, _: store.load(row),
     "load a node": lambda store, row, node: store.load(row, node.id),
+    "load_short": lambda store, row, _: store.load_short(row, 10),
+    "load_sync": lambda store, row, node: asyncio.to_thread(store.load_sync, row, node.id),
     "load_turn": lambda store, row, node: store.load_turn(row, node.id, known=node, turn=Turn()),
     "load_last_blocks": lambda store, row, _: load_last_blocks(store, row),
     "move_head": lambda store, row, node: store.move_head(row, node, head=row.head),

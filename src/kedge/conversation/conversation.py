@@ -74,6 +74,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MAX_LOADED_BLOCKS = 2_000
+"""Up to how many blocks are loaded when a conversation is opened; those of longer ones when they are needed."""
 _TRANSPORT_OPTIONS = frozenset({"streaming", "tap", "candidates", "before_send", "output_retries"})
 """Options of a run that do not change what is requested."""
 
@@ -145,8 +147,8 @@ class Conversation:
     ) -> None:
         self.store = store
         self.row = row
-        self.turn = turn
-        """The conversation up to the head as it was last seen."""
+        self._turn: Turn | None = turn
+        """The Turn at the node; None until a long conversation needs it."""
         self._node = node
         self._undone: tuple[Node, ...] = ()
         """The heads before each ``undo`` since the last other change; the newest last."""
@@ -255,8 +257,12 @@ class Conversation:
         engine: Engine | str,
         settings: ConversationSettings,
     ) -> Self:
-        loaded = await store.load(row)
-        conversation = cls(store, row, loaded.node, loaded.turn(row.id), engine, **settings)
+        loaded = await store.load_short(row, MAX_LOADED_BLOCKS)
+        if isinstance(loaded, Node):
+            conversation = cls(store, row, loaded, Turn(id=row.id), engine, **settings)
+            conversation._turn = None
+        else:
+            conversation = cls(store, row, loaded.node, loaded.turn(row.id), engine, **settings)
         inner = unwrap(conversation.engine)
         if isinstance(inner, ResponsesEngine):
             await inner.memory.attach(store, inner.model)
@@ -344,6 +350,17 @@ class Conversation:
         from kedge.conversation.sync import SyncConversation  # imports this module
 
         return SyncConversation(self)
+
+    @property
+    def turn(self) -> Turn:
+        """The conversation up to the head as it was last seen.
+
+        A conversation of more than 2,000 blocks is opened without them. They are loaded by the first method that
+        needs them, or here, where the calling thread waits for the store.
+        """
+        if self._turn is None:
+            self._turn = self.store.load_sync(self.row, self.head).turn(self.id)
+        return self._turn
 
     @property
     def id(self) -> str:
@@ -530,7 +547,8 @@ class Conversation:
             HeadConflict: Another process moved the head; the blocks are stored on a branch.
             Blocked: A guard rejects one of the blocks.
         """
-        turn = self.turn.append(*_filter_blocks(self.engine, map(_as_block, messages)))
+        turn = await self._require_turn()
+        turn = turn.append(*_filter_blocks(self.engine, map(_as_block, messages)))
         return await self._save_turn(turn, kind)
 
     def plan(self, *messages: Block | str, **options: Any) -> RequestPlan:
@@ -543,7 +561,9 @@ class Conversation:
     async def refresh(self) -> Self:
         """Continue from where the head is now, and return this conversation."""
         self.row = await self.store.conversation(self.id)
-        self._set_position(*await self._load_turn(self.row.head))
+        self._undone = ()
+        if self.row.head != self.head:
+            await self._continue_at(await self.store.node(self.row, self.row.head))
         return self
 
     async def tree(self) -> Sequence[Node]:
@@ -566,10 +586,11 @@ class Conversation:
         Raises:
             NotInStore: This conversation has no such node or response.
         """
+        turn = await self._require_turn()
         if isinstance(other, Conversation):
-            return diff(self.turn, other.turn)
+            return diff(turn, await other._require_turn())  # noqa: SLF001
         node = await self.store.find_node(self.row, other)
-        return diff(self.turn, (await self.store.load(self.row, node.id)).turn())
+        return diff(turn, (await self.store.load(self.row, node.id)).turn())
 
     async def goto(self, at: int | str) -> Self:
         """Move the head to another node; what follows it remains in the tree.
@@ -584,10 +605,10 @@ class Conversation:
             NotInStore: This conversation has no such node, response or block.
             HeadConflict: Another process moved the head.
         """
-        node, kept = await find_position(self.store, self.row, self.turn, at)
+        node, kept = await self._find_position(at)
         await self._move_to(node)
         if kept < node.length:
-            await self._save_turn(self.turn.take(kept), "edited")
+            await self._save_turn((await self._require_turn()).take(kept), "edited")
         return self
 
     async def fork(self, at: int | str | None = None, *, title: str = "") -> Self:
@@ -604,11 +625,13 @@ class Conversation:
             NotInStore: This conversation has no such node, response or block.
         """
         at = self.head if at is None else at
-        node, kept = await find_position(self.store, self.row, self.turn, at)
+        node, kept = await self._find_position(at)
         row = await self.store.fork(self.row, node.id, title or self.title)
-        forked = self._clone(row, *await self._load_turn(row.head, row))
+        forked = self._clone(row, node, None)
+        if self._turn is not None:
+            forked._turn = (await self._load_turn(node.id, row))[1]  # noqa: SLF001
         if kept < node.length:
-            await forked._save_turn(forked.turn.take(kept), "edited")  # noqa: SLF001 - the same class
+            await forked._save_turn((await forked._require_turn()).take(kept), "edited")  # noqa: SLF001
         return forked
 
     async def undo(self) -> Self:
@@ -657,7 +680,7 @@ class Conversation:
             Blocked: A guard rejects one of the blocks.
         """
         blocks = _filter_blocks(self.engine, map(_as_block, messages))
-        return await self._save_turn(self.turn.insert(index, *blocks), "edited")
+        return await self._save_turn((await self._require_turn()).insert(index, *blocks), "edited")
 
     async def remove(self, *block_ids: str) -> Node:
         """Remove blocks; the other blocks remain.
@@ -672,7 +695,7 @@ class Conversation:
             InvalidTurn: The conversation has no such block.
             HeadConflict: Another process moved the head; the change is stored on a branch.
         """
-        return await self._save_turn(self.turn.remove(*block_ids), "edited")
+        return await self._save_turn((await self._require_turn()).remove(*block_ids), "edited")
 
     async def truncate(self, length: int | str) -> Node:
         """Remove all blocks after the first ones.
@@ -688,7 +711,7 @@ class Conversation:
             InvalidTurn: The conversation has no such block.
             HeadConflict: Another process moved the head; the change is stored on a branch.
         """
-        return await self._save_turn(self.turn.truncate(length), "edited")
+        return await self._save_turn((await self._require_turn()).truncate(length), "edited")
 
     async def replace(self, block_id: str, new: Block | str) -> Node:
         """Replace a block; the same as ``edit``."""
@@ -709,9 +732,10 @@ class Conversation:
             InvalidSetting: A text was given for a block that is not a user block.
             HeadConflict: Another process moved the head; the edit is stored on a branch.
         """
-        new = build_replacement(self.turn.blocks[self.turn.index(block_id)], new)
+        turn = await self._require_turn()
+        new = build_replacement(turn.blocks[turn.index(block_id)], new)
         (block,) = _filter_blocks(self.engine, [new])
-        return await self._save_turn(self.turn.replace(block_id, block), "edited")
+        return await self._save_turn(turn.replace(block_id, block), "edited")
 
     async def regenerate(self, *, output: Any = None, **options: Any) -> Reply[Any]:
         """Send the last question again; the previous answer remains in the tree.
@@ -748,7 +772,7 @@ class Conversation:
             shared = (await self.store.differences(self.row, self.head, other)).shared
             turn = loaded.turn()
         else:
-            turn, shared = other.turn, 0
+            turn, shared = await other._require_turn(), 0  # noqa: SLF001
         # The engine without middleware: so the filters of the middleware are applied here.
         filters = ContentFilters(find_filters(self.engine))
         turn = filters.apply_to_turn(turn, ("input",))
@@ -801,7 +825,9 @@ class Conversation:
         await self.aclose()
 
     def __repr__(self) -> str:
-        return f"<Conversation {self.id} at node {self.head}, {pluralize(len(self.turn), 'block')}>"
+        return (
+            f"<Conversation {self.id} at node {self.head}, {pluralize(self._node.length, 'block')}>"
+        )
 
     # Implementation
 
@@ -835,9 +861,9 @@ class Conversation:
     async def _build_task(
         self, blocks: Sequence[Block], at: int | None, keep: int | None, key: str
     ) -> TurnTask:
-        checkpoint = Checkpoint(self.store, self.row, self._node, self.turn)
-        if at is not None and at != self.head:
-            checkpoint = Checkpoint(self.store, self.row, *await self._load_turn(at))
+        checkpoint = Checkpoint(
+            self.store, self.row, *await self._load_turn(self.head if at is None else at)
+        )
         before = checkpoint.turn if keep is None else checkpoint.turn.take(keep)
         return TurnTask(checkpoint, before.append(*blocks), self.head, key)
 
@@ -943,8 +969,9 @@ class Conversation:
         question = find_last_question(await self.path())
         if question:
             return await self._build_resume_task(question)
-        checkpoint = Checkpoint(self.store, self.row, self._node, self.turn)
-        return TurnTask(checkpoint, truncate_to_question(self.turn), self.head)
+        turn = await self._require_turn()
+        checkpoint = Checkpoint(self.store, self.row, self._node, turn)
+        return TurnTask(checkpoint, truncate_to_question(turn), self.head)
 
     async def _adopt_answer(self, node: Node, schema: OutputSchema[Any] | None) -> Reply[Any]:
         """Return a stored answer, and move the head to it unless it is on the head's path."""
@@ -973,35 +1000,59 @@ class Conversation:
             raise OutputInvalid(answer_text(turn), mismatch.problems, 0, turn) from mismatch
 
     async def _save_turn(self, turn: Turn, kind: NodeKind) -> Node:
-        checkpoint = Checkpoint(self.store, self.row, self._node, self.turn)
+        checkpoint = Checkpoint(self.store, self.row, self._node, await self._require_turn())
         node = await checkpoint.save(turn, kind, head=self.head)
         self._set_position(node, turn)
         return node
 
     async def _move_to(self, node: Node) -> None:
         await self.store.move_head(self.row, node, head=self.head)
-        self._set_position(*await self._load_turn(node.id))
+        await self._continue_at(node)
+
+    async def _continue_at(self, node: Node) -> None:
+        """Continue from a node; a Turn that is not loaded yet is not loaded by this."""
+        if self._turn is None:
+            self._node, self.row, self._undone = node, replace(self.row, head=node.id), ()
+        else:
+            self._set_position(*await self._load_turn(node.id))
+
+    async def _find_position(self, at: int | str) -> tuple[Node, int]:
+        """Return the node for a node number, response id or block id, and how many of its blocks."""
+        blocks = (await self._require_turn()).blocks if isinstance(at, str) else ()
+        return await find_position(self.store, self.row, blocks, at)
+
+    async def _require_turn(self) -> Turn:
+        """Return the Turn at the head, which a long conversation has not loaded yet."""
+        while self._turn is None:
+            node = self._node
+            loaded = await self.store.load(self.row, node.id)
+            if self._node is node:  # no other task has moved the head meanwhile
+                self._turn = loaded.turn(self.id)
+        return self._turn
 
     async def _load_turn(self, node: int, row: ConversationRow | None = None) -> tuple[Node, Turn]:
         """Return a node and its Turn; what the current Turn has of it is not read again."""
-        return await self.store.load_turn(row or self.row, node, known=self._node, turn=self.turn)
+        turn = await self._require_turn()
+        if node == self.head and row is None:
+            return self._node, turn
+        return await self.store.load_turn(row or self.row, node, known=self._node, turn=turn)
 
     def _set_position(self, node: Node, turn: Turn) -> Turn:
         """Continue from a node; returns the Turn with the conversation's retention applied."""
-        self._node, self.turn = node, limit_retention(turn, self.row.retention)
+        self._node, self._turn = node, limit_retention(turn, self.row.retention)
         self.row = replace(self.row, head=node.id)
         self._undone = ()
-        return self.turn
+        return self._turn
 
     def _with_head(self, row: ConversationRow) -> ConversationRow:
         """Return the current row with the known head: the Turn in this handle ends there."""
         return replace(row, head=self.head)
 
-    def _clone(self, row: ConversationRow, node: Node, turn: Turn) -> Self:
+    def _clone(self, row: ConversationRow, node: Node, turn: Turn | None) -> Self:
         """Return another conversation with the same engine."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other.row, other.turn, other._node, other._undone = row, turn, node, ()
+        other.row, other._turn, other._node, other._undone = row, turn, node, ()
         other._queue = asyncio.Lock() if self._queue else None
         return other
 

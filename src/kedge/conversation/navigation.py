@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kedge.errors import NotInStore
 from kedge.planning import find_problems
 from kedge.store import ConversationRow, Node, Store
-from kedge.turns import Turn, UserBlock
+from kedge.turns import Block, Turn, UserBlock
 
 UNDO_STEP = 16
 """How many nodes before the head are read first, to find what an undo goes back to."""
@@ -23,15 +23,13 @@ class ResumePoint:
 
 
 async def find_position(
-    store: Store, row: ConversationRow, turn: Turn, at: int | str
+    store: Store, row: ConversationRow, blocks: Sequence[Block], at: int | str
 ) -> tuple[Node, int]:
     """Return the node for a node number, response id or block id, and how many of its blocks.
 
-    A block id refers to a block of the Turn at the head.
+    A block id refers to one of ``blocks``, which are those at the head.
     """
-    index = None
-    if isinstance(at, str):
-        index = next((i for i, block in enumerate(turn.blocks) if block.id == at), None)
+    index = next((i for i, block in enumerate(blocks) if block.id == at), None)
     if index is None:
         node = await store.find_node(row, at)
         return node, node.length

@@ -79,8 +79,8 @@ WHERE l.branch = path.branch AND l.place < path.stop AND b.id = l.block
 _SELECT_SEGMENTS = f"{PATH_CTE} SELECT branch, stop FROM path ORDER BY branch"
 _SELECT_RECORDS = f"""{PATH_CTE}
 SELECT {ANCHOR_COLUMNS} FROM path CROSS JOIN nodes n CROSS JOIN responses r
-WHERE n.tree = ? AND n.branch = path.branch AND n.length <= path.stop AND r.node = n.id
-AND r.digest IS NOT NULL
+WHERE n.tree = ? AND n.branch = path.branch AND n.kept <= path.stop AND n.length <= path.stop
+AND r.node = n.id AND r.digest IS NOT NULL
 """
 # The records of one branch after a position, which is found by the index on `kept`: it never decreases along a branch.
 _SELECT_LATER_RECORDS = f"""

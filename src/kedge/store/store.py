@@ -625,18 +625,43 @@ class Store:
             NotInStore: The conversation was deleted, or its tree has no such node.
             StoreDamaged: A stored block cannot be read.
         """
+        at = conversation.head if node is None else node
+        return await self._read(conversation, lambda tx: self._load_path(tx, conversation, at))
 
-        def work(tx: Tx) -> LoadedPath:
-            at = conversation.head if node is None else node
-            return nodes.load_path(
-                tx,
-                nodes.select_node(tx, at, conversation.tree),
-                scopes=self._scope_names,
-                mode=conversation.mode,
-                retention=conversation.retention,
-            )
+    def load_sync(self, conversation: ConversationRow, node: int) -> LoadedPath:
+        """Do the same from synchronous code; the calling thread waits."""
+        return self.database.read_sync(
+            conversations.checked(conversation, lambda tx: self._load_path(tx, conversation, node))
+        )
+
+    async def load_short(self, conversation: ConversationRow, max_blocks: int) -> LoadedPath | Node:
+        """Return the path to the head when the row was read, or only its node if the path is long.
+
+        Args:
+            conversation: The conversation.
+            max_blocks: The maximum number of blocks of a path that is loaded.
+
+        Raises:
+            NotInStore: The conversation was deleted.
+            StoreDamaged: A stored block cannot be read.
+        """
+
+        def work(tx: Tx) -> LoadedPath | Node:
+            node = nodes.select_node(tx, conversation.head, conversation.tree)
+            if node.length > max_blocks:
+                return node
+            return self._load_path(tx, conversation, node.id)
 
         return await self._read(conversation, work)
+
+    def _load_path(self, tx: Tx, conversation: ConversationRow, node: int) -> LoadedPath:
+        return nodes.load_path(
+            tx,
+            nodes.select_node(tx, node, conversation.tree),
+            scopes=self._scope_names,
+            mode=conversation.mode,
+            retention=conversation.retention,
+        )
 
     async def load_turn(
         self, conversation: ConversationRow, node: int, *, known: Node, turn: Turn
