@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, cast
 
 from kedge.errors import NotInStore
@@ -539,16 +539,14 @@ def decode_node_state(
 ) -> tuple[ConversationState, FrozenMap]:
     """Return the state of a Turn, from the anchors on its path and the state encoded in its node."""
     form = cast("Json", decode(text)) if text else {}
-    newest = max(
-        (each for each in records if each.status == "completed"),
-        key=attrgetter("block_count"),
-        default=None,
-    )
     mode = form.get("mode", mode)
     state = ConversationState(
         mode if mode in MODES else None,
-        form.get("previous_response_id", newest.response_id if newest else ""),
-        form.get("conversation_id", ""),
-        tuple(records),
+        conversation_id=form.get("conversation_id", ""),
+        anchors=records if isinstance(records, tuple) else tuple(records),
     )
+    completed = (each for each in reversed(state.anchors) if each.status == "completed")
+    newest = next(completed, None)
+    previous = form.get("previous_response_id", newest.response_id if newest else "")
+    state = replace(state, previous_response_id=previous)
     return state, FrozenMap(form["data"]) if form.get("data") else EMPTY
