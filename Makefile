@@ -30,7 +30,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt requirements-dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Kedge needs Python 3.11 or newer; say which with: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet -e . -r requirements-dev.txt
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --no-compile -e . -r requirements-dev.txt
 	@touch $@
 
 check: $(VENV)/.ready
@@ -42,14 +42,21 @@ check: $(VENV)/.ready
 docs: $(VENV)/.ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-test: check docs chromium
+# What to run when tests have failed, and not when pytest itself has: .ci/run repeats them.
+IF_TESTS_FAIL ?= false
+
+# The order of tests/conftest.py, slow files first, keeps all workers busy to the end.
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test: $(VENV)/.ready
+	$(MAKE) --no-print-directory --jobs=3 check docs chromium
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/coverage run -m pytest $(PARALLEL) --durations=15 || { [ $$? = 1 ] && $(IF_TESTS_FAIL); }
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
 test-fast: $(VENV)/.ready
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -k "not postgres and not browser and not campaign"
+	$(BIN)/python -m pytest -q $(PARALLEL) -k "not postgres and not browser and not campaign"
 
 # Where it cannot be installed (no root, no Debian), the tests of the web page are skipped.
 chromium:

@@ -5,21 +5,38 @@ The examples are the same in every run, so that a failure belongs to the change 
 ``HYPOTHESIS_PROFILE=random`` tries others, ``thorough`` thirty times as many. See CONTRIBUTING.md.
 """
 
+import inspect
 import os
 import signal
-from collections.abc import Iterator
+import sys
+import threading
+from collections import Counter
+from collections.abc import Generator, Iterator
 
+import anthropic
+import httpx2
+import openai
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
 
 from kedge.testing import forbid_network
 
-settings.register_profile("kedge", deadline=None, derandomize=True)
+# Without a tracer of its own: the phase "explain" doubles the time of every example.
+PHASES = [phase for phase in Phase if phase is not Phase.explain]
+settings.register_profile("kedge", deadline=None, derandomize=True, phases=PHASES)
 settings.register_profile("random", deadline=None)
 settings.register_profile(
     "thorough", deadline=None, max_examples=3_000, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kedge"))
+
+# The default of 5 seconds, for a connection or for everything, is short for a busy machine.
+for timeout in (
+    openai.DEFAULT_TIMEOUT,
+    anthropic.DEFAULT_TIMEOUT,
+    inspect.signature(httpx2.Client).parameters["timeout"].default,
+):
+    vars(timeout).update(connect=300.0, read=300.0, write=300.0, pool=300.0)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.pop("COVERAGE_PROCESS_CONFIG", None)  # what a worker starts is not measured
@@ -27,6 +44,49 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background deaf to Ctrl-C, and so would be our commands.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Tests that start processes and browsers. They begin, so that none of them is left over for one worker at the end.
+SLOW_PACKAGES = {
+    "batch",
+    "web",
+    "cli",
+    "conversation",
+    "workflows",
+    "store",
+    "examples",
+    "mcp_tools",
+}
+MEASURED_CASES = 8
+cases_so_far = Counter[str]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move the slow packages to the front."""
+    items.sort(key=lambda item: not SLOW_PACKAGES.intersection(item.nodeid.split("/")))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run repetitive tests without the tracer of coverage, which doubles their time.
+
+    Property tests and the ninth and later cases of a parametrized test run lines that other tests run, too.
+    """
+    name = item.nodeid.partition("[")[0]
+    cases_so_far[name] += 1
+    trace, thread_trace = sys.gettrace(), threading.gettrace()
+    repetitive = cases_so_far[name] > MEASURED_CASES or is_hypothesis_test(
+        getattr(item, "obj", None)
+    )
+    if trace is None or not repetitive:
+        return (yield)
+    sys.settrace(None)
+    threading.settrace(None)  # type: ignore[arg-type]
+    try:
+        return (yield)
+    finally:
+        sys.settrace(trace)
+        threading.settrace(thread_trace)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True, scope="session")

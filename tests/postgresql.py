@@ -80,7 +80,7 @@ class PostgresServer:
         ]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.data)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while True:
             try:
                 psycopg.connect(self.url, connect_timeout=2).close()

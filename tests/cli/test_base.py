@@ -142,7 +142,7 @@ def test_a_full_disk_is_reported(tmp_path: Path) -> None:
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
             env=environ,
         )

@@ -20,7 +20,7 @@ from prompt_toolkit.output import DummyOutput
 from kedge.cli import group
 from kedge.cli.chat_input import EMPTY_INTERRUPT_MESSAGE, _read_terminal, history_file
 
-TIMEOUT = 60
+TIMEOUT = 300
 PASTE = "\x1b[200~{}\x1b[201~"
 PROMPT = "\x1b[?2004h"
 """What a terminal is sent when the prompt is ready: pastes are to be marked."""

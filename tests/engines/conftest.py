@@ -30,7 +30,8 @@ async def engine(server: TestServer) -> AsyncIterator[ResponsesEngine]:
 @asynccontextmanager
 async def open_engine(server: TestServer, **settings: Any) -> AsyncIterator[ResponsesEngine]:
     """An engine for a server, closed at the end."""
-    settings.setdefault("max_retries", 0)
+    # The client's own limit for a connection, 5 seconds, is short for a busy machine.
+    settings = {"max_retries": 0, "timeout": 300} | settings
     made = connect(f"responses:{server.base_url}#practice", **settings)
     assert isinstance(made, ResponsesEngine)
     async with made:

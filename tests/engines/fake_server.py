@@ -1,11 +1,12 @@
 """A server that answers as a test says: for what no real server should do, and some do."""
 
 import json
+import re
 import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import uvicorn
@@ -51,8 +52,9 @@ def serve_bytes(data: bytes, *, keep_open: bool = False) -> Iterator[str]:
             except OSError:  # closed: the test is over
                 return
             held.append(connection)
-            connection.recv(65_536)
-            connection.sendall(data)
+            with suppress(OSError):  # the client did not wait
+                _read_request(connection)
+                connection.sendall(data)
             if not keep_open:
                 connection.close()
 
@@ -66,6 +68,21 @@ def serve_bytes(data: bytes, *, keep_open: bool = False) -> Iterator[str]:
             thread.join(300)
             for connection in held:
                 connection.close()
+
+
+def _read_request(connection: socket.socket) -> None:
+    """Read a request to its end: unread bytes would turn the end of a response into a reset."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        chunk = connection.recv(65_536)
+        if not chunk:
+            return
+        received += chunk
+    head, _, body = received.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: *([0-9]+)", head, re.IGNORECASE)
+    missing = int(length[1]) - len(body) if length else 0
+    while missing > 0 and (chunk := connection.recv(missing)):
+        missing -= len(chunk)
 
 
 def make_handler(make_response: Callable[[], Response]) -> Handler:

@@ -47,7 +47,7 @@ def pid_file(tmp_path: Path) -> Iterator[Path]:
     file = tmp_path / "pids"
     yield file
     for pid in read_pids(file):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while is_running(pid):
             assert time.monotonic() < deadline, f"process {pid} is still running"
             time.sleep(0.05)
@@ -59,7 +59,8 @@ def open_raw(pid_file: Path) -> OpenRaw:
 
     def open_server(mode: str, **options: Any) -> AbstractAsyncContextManager[Toolbox]:
         env = {"PID_FILE": str(pid_file), **options.pop("env", {})}
-        return mcp_tools([*RAW_SERVER, mode], env=env, **options)
+        limits: dict[str, Any] = {"connect_timeout": 300, "timeout": 300} | options
+        return mcp_tools([*RAW_SERVER, mode], env=env, **limits)
 
     return open_server
 
@@ -74,7 +75,7 @@ async def serve_app(app: Any) -> AsyncGenerator[str]:
             # Signals belong to pytest.
             group.start_soon(server._serve, [listener])
             try:
-                with anyio.fail_after(60):
+                with anyio.fail_after(300):
                     while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
                         await anyio.sleep(0.01)
                 yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
@@ -84,6 +85,6 @@ async def serve_app(app: Any) -> AsyncGenerator[str]:
 
 async def wait_for(condition: Callable[[], object]) -> None:
     """Wait until a condition holds."""
-    with anyio.fail_after(60):
+    with anyio.fail_after(300):
         while not condition():  # noqa: ASYNC110 - the tools of a server have no event
             await anyio.sleep(0.01)

@@ -71,16 +71,19 @@ async def test_a_server_that_does_not_start_is_reported(
     open_raw: OpenRaw, mode: str, problem: str, pid_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error has what is known: the exit code, the output, the time limit. Secrets are redacted."""
-    monkeypatch.setattr(transports, "GRACE_SECONDS", 0.2)
-    timeout = 0.5 if mode == "silent" else 60.0
+    timeout, grace = (0.5, 0.2) if mode == "silent" else (300.0, 300.0)
+    monkeypatch.setattr(transports, "GRACE_SECONDS", grace)
     with pytest.raises(CannotConnect, match=problem) as error:
         async with open_raw(mode, connect_timeout=timeout):
             pass
     assert "\x1b" not in str(error.value)
 
 
-async def test_a_crash_fails_the_call_and_removes_the_tools(open_raw: OpenRaw) -> None:
+async def test_a_crash_fails_the_call_and_removes_the_tools(
+    open_raw: OpenRaw, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Calls under way and later ones have a result; the tools are no longer offered."""
+    monkeypatch.setattr(transports, "GRACE_SECONDS", 300.0)
     async with open_raw("crash") as box:
         first, second = await run_calls(box, [tool_call("echo", {}), tool_call("echo", {})])
         for result in (first, second):

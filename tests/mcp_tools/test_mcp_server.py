@@ -192,7 +192,7 @@ async def test_the_command_serves_http(store: Store, environment: dict[str, str]
             assert listed["title"] == "harbour"
     finally:
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
 
 
 @pytest.fixture

@@ -58,4 +58,4 @@ def test_the_api_keeps_to_its_document(case: Any, known: tuple[PageServer, str])
     given = (case.path_parameters or {}).get("id", "")
     if case.method != "DELETE" and len(given) % 2:
         case.path_parameters["id"] = name
-    case.call_and_validate(base_url=page.url, checks=CHECKS, timeout=60)
+    case.call_and_validate(base_url=page.url, checks=CHECKS, timeout=300)

@@ -103,7 +103,7 @@ def test_a_turn_that_waits_reports_that_it_was_stopped(gated: PageServer, gate: 
     run = start_turn(gated, name, "wait for me")
     gated.post(f"{path}/runs/{run}/stop")
     question = gated.get(f"{path}/chain")["nodes"][-1]["node"] - 1
-    with httpx2.Client(base_url=gated.url, timeout=60) as other:
+    with httpx2.Client(base_url=gated.url, timeout=300) as other:
         with other.stream(
             "POST", f"{path}/resume", json={"node": question, "stream": True, "restart": True}
         ) as answer:

@@ -253,7 +253,7 @@ async def test_a_cancelled_run_gives_its_lane_back(gated: TestServer, model: Gat
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-        turn = await asyncio.wait_for(send(engine, Turn(), "hello"), 30)
+        turn = await asyncio.wait_for(send(engine, Turn(), "hello"), 300)
         check_law(gated, turn)
 
 
