@@ -18,6 +18,7 @@ HEALING_TEXTS = {
     "conversation": "the conversation object no longer existed; a new one was created",
     "unproven": "the server did not show that it used the stored context; the full conversation was resent",
     "audit": "an audit found different server data; the full conversation was resent",
+    "format": "the server does not support structured output; the schema was sent as text",
 }
 """What was done to recover from each disagreement with a server, by its reason."""
 LOST_TEXTS = {

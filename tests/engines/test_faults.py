@@ -53,6 +53,8 @@ FAULTS: dict[str, type[EngineError] | str | None] = {
     "refuse_previous_response_id=llama.cpp": "unsupported",
     "refuse_previous_response_id=zdr": "unsupported",
     "refuse_empty_input": None,
+    "omit_call_name": None,
+    "refuse_output_format": None,
 }
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kedge.engines.healing import RequestSummary, classify_error
+from kedge.engines.healing import RequestSummary, classify_error, is_format_rejected
 from kedge.engines.transport import parse_error
 from kedge.errors import RequestRefused
 
@@ -155,3 +155,23 @@ def test_a_conversation_object_that_is_gone_starts_a_new_one() -> None:
     locked = RequestRefused("Another process…", status=400, code="conversation_locked")
     assert classify_error(gone, sent) == "conversation"
     assert classify_error(locked, sent) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (400, '{"error": {"message": "Invalid parameter: \'text.format\' of type \'json_schema\'"}}', True),
+        (400, '{"error": {"message": "Not supported.", "param": "response_format"}}', True),
+        (400, '{"error": {"message": "This response_format type is unavailable now"}}', True),
+        (400, '{"error": {"message": "output_config: Extra inputs are not permitted"}}', True),
+        (422, '{"detail": "Structured outputs are not supported by this model"}', True),
+        (400, '{"error": {"message": "Invalid schema for response_format \'answer\'"}}', False),
+        (400, '{"error": {"message": "No.", "param": "text.format.schema"}}', False),
+        (400, '{"error": {"message": "response_format", "code": "invalid_json_schema"}}', False),
+        (500, '{"error": {"message": "response_format"}}', False),
+        (400, '{"error": {"message": "Unknown parameter: \'temperature\'."}}', False),
+    ],
+)  # fmt: skip
+def test_a_format_is_rejected_in_many_ways(status: int, body: str, expected: bool) -> None:
+    """An error about the schema itself, or about anything else, is not healed."""
+    assert is_format_rejected(make_error(status, body)) is expected

@@ -8,7 +8,13 @@ from pydantic import BaseModel
 
 from kedge.engines import Engine, Events, OutputSchema, Reply, Request, Stream, to_output_schema
 from kedge.engines.anthropic.params import map_schema
-from kedge.errors import KedgeError, OutputInvalid, OutputRefused, UnsupportedParameter
+from kedge.errors import (
+    KedgeError,
+    OutputInvalid,
+    OutputRefused,
+    RequestRefused,
+    UnsupportedParameter,
+)
 from kedge.events import TextDelta
 from kedge.events.run import OutputAccepted, OutputRejected
 from kedge.middleware import find_open_calls, guard, redact, tools, with_middleware
@@ -263,3 +269,20 @@ async def test_the_last_message_of_an_answer_has_the_value() -> None:
     assert reply.output == Sum(result=5)
     parts = [assistant('{"result":'), assistant("6}")]
     assert (await ScriptedEngine(parts).ask(TURN, output=Sum)).output == Sum(result=6)
+
+
+async def test_a_format_that_is_rejected_after_a_tool_call_is_an_error() -> None:
+    """The calls were run, and are not run again."""
+    runs: list[str] = []
+
+    def note(text: str) -> str:
+        """Note a text."""
+        runs.append(text)
+        return "noted"
+
+    rejection = RequestRefused("response_format is not supported", status=400)
+    engine = ScriptedEngine([tool_call("note", {"text": "a"})], rejection)
+    with pytest.raises(RequestRefused):
+        await engine.ask(TURN, output=Sum, tools=[note])
+    assert runs == ["a"]
+    assert engine.prompted_models == set()

@@ -13,6 +13,7 @@ wraps, so a stack of middleware is an engine too.
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self, cast, overload
 
@@ -20,7 +21,12 @@ from typing_extensions import TypeVar
 
 from kedge.engines.content_filter import ContentFilter, ContentFilters
 from kedge.engines.output_schema import OutputSchema, to_output_schema
-from kedge.engines.reply import DEFAULT_OUTPUT_RETRIES, Reply, run_until_valid
+from kedge.engines.reply import (
+    DEFAULT_OUTPUT_RETRIES,
+    FormatSupport,
+    Reply,
+    run_until_valid,
+)
 from kedge.engines.request_options import check_params, combine_params
 from kedge.engines.stream import Stream
 from kedge.errors import UnsupportedParameter
@@ -163,6 +169,11 @@ class Request:
             params["text"] = {**(params.get("text") or {}), **self.output.request_options()["text"]}
         return params
 
+    def prompt_for_output(self, schema: OutputSchema[Any]) -> "Request":
+        """Return the request with the schema of the answer as system text, not as a parameter."""
+        texts = filter(None, (self.ephemeral, schema.build_instructions()))
+        return replace(self, output=None, ephemeral="\n\n".join(texts))
+
     def add_ephemeral(self, plan: RequestPlan) -> RequestPlan:
         """Return the plan with the system text of this run behind its instructions.
 
@@ -233,6 +244,11 @@ class Engine(ABC):
     text_only_results: bool = False
     """Whether the API accepts only text in tool results; images and files are described there."""
 
+    @cached_property
+    def prompted_models(self) -> set[str]:
+        """The models that rejected a structured output format, and are sent the schema as text."""
+        return set()
+
     @property
     def content_filters(self) -> tuple[ContentFilter, ...]:
         """The content filters that this engine adds to its stack; see ``find_filters``."""
@@ -273,10 +289,14 @@ class Engine(ABC):
         def open_events() -> Events:
             if schema is None:
                 return self.events(turn, request)
+            inner = unwrap(self)
+            model = request.model or str(getattr(inner, "model", ""))
+            prompted = request.prompt_for_output(schema)
             return run_until_valid(
-                lambda turn: self.events(turn, request),
+                lambda turn, is_prompted: self.events(turn, prompted if is_prompted else request),
                 turn,
                 schema,
+                FormatSupport(model, inner.prompted_models, request.heal),
                 retries=request.output_retries,
                 filters=filters,
             )

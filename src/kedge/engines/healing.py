@@ -116,6 +116,28 @@ HEAL_RULES: tuple[tuple[HealReason, HealRule], ...] = (
 """Every rejection that can be healed, in the order in which they are checked."""
 
 
+_FORMAT_PATTERN = re.compile(
+    r"\bresponse[_ ]format|\btext\.format|\boutput_config|\boutput_format|\bjson_schema\b"
+    r"|structured outputs?\b",
+    re.IGNORECASE,
+)
+_SCHEMA_PATTERN = re.compile(r"invalid (json )?schema|\.schema\b", re.IGNORECASE)
+
+
+def is_format_rejected(error: EngineError) -> bool:
+    """Return whether a server or model does not support the parameter for the format of an answer.
+
+    An error about the schema itself is none: another schema would be accepted.
+    """
+    described = f"{error.param} {error.message}"
+    return (
+        error.status in _CLIENT_ERRORS
+        and error.code != "invalid_json_schema"
+        and not _SCHEMA_PATTERN.search(described)
+        and bool(_FORMAT_PATTERN.search(described))
+    )
+
+
 def classify_error(error: EngineError, summary: RequestSummary) -> HealReason | None:
     """Return how to heal this rejection, or ``None`` if it cannot be healed."""
     if error.status is not None and error.status not in _CLIENT_ERRORS:

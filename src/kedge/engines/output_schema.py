@@ -116,6 +116,11 @@ class OutputSchema(Generic[OutputT_co]):
         schema = json.dumps(self.schema, ensure_ascii=False)
         return f"{message} It is JSON that matches this schema:\n{schema}"
 
+    def build_instructions(self) -> str:
+        """Return system text that requests the answer, for servers without a parameter for it."""
+        schema = json.dumps(self.schema, ensure_ascii=False)
+        return f"Answer only with JSON that matches this schema, without other text:\n{schema}"
+
     def to_json(self, value: Any) -> Any:
         """Return a value as JSON values."""
         return self.adapter.dump_python(value, mode="json") if self.adapter else value

@@ -16,10 +16,18 @@ from typing import Any, Generic
 from typing_extensions import TypeVar
 
 from kedge.engines.content_filter import ContentFilters
+from kedge.engines.healing import is_format_rejected
 from kedge.engines.output_schema import OutputSchema, SchemaMismatch
-from kedge.errors import OutputInvalid, OutputRefused
+from kedge.engines.telemetry import record_healing
+from kedge.errors import OutputInvalid, OutputRefused, RequestRefused
 from kedge.events import Event, Usage
-from kedge.events.run import OutputAccepted, OutputRejected, TurnFinished
+from kedge.events.run import (
+    AnswerFinished,
+    Healed,
+    OutputAccepted,
+    OutputRejected,
+    TurnFinished,
+)
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan, find_problems
 from kedge.turns import (
@@ -78,10 +86,39 @@ class Reply(Generic[ReplyT_co]):
         return find_refusal(self.turn)
 
 
+@dataclass(slots=True)
+class FormatSupport:
+    """Whether a server is sent the schema of an answer as a parameter, or as system text.
+
+    Attributes:
+        model: The model that answers.
+        prompted_models: The models of the engine that rejected the parameter.
+        may_fall_back: Whether a rejected request is sent again with system text.
+    """
+
+    model: str
+    prompted_models: set[str]
+    may_fall_back: bool = True
+
+    @property
+    def is_prompted(self) -> bool:
+        """Whether the schema is sent as system text."""
+        return self.model in self.prompted_models
+
+    def handle_error(self, error: RequestRefused) -> Healed:
+        """Remember that the model does not support the parameter, or raise the error."""
+        if not self.may_fall_back or self.is_prompted or not is_format_rejected(error):
+            raise error
+        self.prompted_models.add(self.model)
+        record_healing("format", "")
+        return Healed("format")
+
+
 async def run_until_valid(
-    open_events: Callable[[Turn], AsyncGenerator[Event, None]],
+    open_events: Callable[[Turn, bool], AsyncGenerator[Event, None]],
     turn: Turn,
     schema: OutputSchema[Any],
+    support: FormatSupport,
     *,
     retries: int,
     filters: ContentFilters,
@@ -89,9 +126,10 @@ async def run_until_valid(
     """Yield the events of one run after the other, until an answer has the requested type.
 
     Args:
-        open_events: Starts a run of a Turn.
+        open_events: Starts a run of a Turn, with the schema as a parameter or as system text.
         turn: The Turn to send.
         schema: The schema of the answer.
+        support: Whether the server accepts the parameter.
         retries: The maximum number of further runs after an answer that does not match.
         filters: The content filters of the stack: what they change is not part of the value.
 
@@ -100,13 +138,22 @@ async def run_until_valid(
         OutputRefused: The model refused.
     """
     for attempt in count_from(1):
-        sent = turn
-        async with aclosing(open_events(sent)) as events:
-            async for event in events:
-                if isinstance(event, TurnFinished):
-                    turn = event.turn
-                else:
-                    yield event
+        sent, rejected = turn, True
+        while rejected:
+            rejected, has_answer = False, False
+            try:
+                async with aclosing(open_events(sent, support.is_prompted)) as events:
+                    async for event in events:
+                        has_answer = has_answer or isinstance(event, AnswerFinished)
+                        if isinstance(event, TurnFinished):
+                            turn = event.turn
+                        else:
+                            yield event
+            except RequestRefused as error:
+                if has_answer:  # of a run with tools, which would run again
+                    raise
+                rejected, healed = True, support.handle_error(error)
+                yield healed
         if any(problem.kind == "unanswered" for problem in find_problems(turn)):
             yield TurnFinished(turn)  # the caller runs these calls, and sends the Turn again
             return

@@ -27,6 +27,7 @@ HealReason = Literal[
     "empty_input",
     "conversation",
     "audit",
+    "format",
 ]
 
 

@@ -227,6 +227,10 @@ INPUT_REQUIRED = ErrorTemplate(
     "One of \"input\" or \"previous_response_id\" or 'prompt' or 'conversation' must be provided.",
     code="missing_required_parameter",
 )
+FORMAT_NOT_SUPPORTED = ErrorTemplate(
+    "Invalid parameter: '{param}' of type 'json_schema' is not supported with this model.",
+    param="{param}",
+)
 CONVERSATION_NOT_FOUND = ErrorTemplate("Conversation with id '{id}' not found.", status=404)
 CONVERSATION_LOCKED = ErrorTemplate(
     "Another process is currently operating on this conversation. Please retry in a few seconds.",

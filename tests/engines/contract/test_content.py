@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from anyio import to_thread
 
 from engines.contract.checks import ADD, check_law, flatten
 from engines.contract.conftest import STATELESS
@@ -163,6 +164,35 @@ async def test_parallel_calls_keep_their_words_apart(engine: Engine, server: Tes
     finished = await engine.run(turn, tools=(ADD, WEATHER))
     check_law(server, finished)
     assert "sunny" in last_text(finished)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_the_name_of_a_call_is_inferred(
+    engine: Engine, server: TestServer, streaming: bool
+) -> None:
+    """From its arguments; the server has a call without a name, so nothing is chained on it."""
+    server.faults.set("omit_call_name")
+    turn = await engine.run(
+        Turn([user("Call add with 2 and 3")]), tools=(ADD, WEATHER), streaming=streaming
+    )
+    call = turn.blocks[-1]
+    assert isinstance(call, ToolCallBlock)
+    assert (call.name, json.loads(call.arguments)) == ("add", {"a": 2, "b": 3})
+    turn = turn.append(tool_result(call.call_id, "5"))
+    assert engine.plan(turn, tools=(ADD, WEATHER)).anchor is None
+    server.faults.clear()
+    turn = await engine.run(turn, tools=(ADD, WEATHER))
+    check_law(server, turn)
+    assert "5" in last_text(turn)
+
+
+async def test_a_reply_has_the_id_of_its_response(engine: Engine, server: TestServer) -> None:
+    """Also through the sync API, in a thread beside the event loop."""
+    reply = await engine.ask(Turn([user("What is 2+3?")]))
+    assert reply.response_id == server.requests[-1].response_id != ""
+    again = await to_thread.run_sync(engine.sync.ask, reply.turn.append(user("What is 3+4?")))
+    assert again.text == "3+4 = 7."
+    assert again.response_id == server.requests[-1].response_id != reply.response_id
 
 
 @pytest.mark.parametrize(

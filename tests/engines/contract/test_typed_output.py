@@ -8,9 +8,10 @@ import pytest
 from pydantic import BaseModel, Field
 
 from engines.contract.checks import check_law
-from engines.contract.conftest import STATELESS
+from engines.contract.conftest import STATELESS, open_engine
 from kedge.engines import Engine
-from kedge.errors import AnswerIncomplete, OutputInvalid, OutputRefused
+from kedge.errors import AnswerIncomplete, OutputInvalid, OutputRefused, RequestRefused
+from kedge.events.run import Healed
 from kedge.testing import TestServer
 from kedge.turns import Turn, user
 
@@ -89,6 +90,40 @@ async def test_an_answer_that_never_matches_is_an_error(engine: Engine, server: 
     assert caught.value.text == "Not JSON: 2 + 3 = 5."
     assert "not valid JSON" in caught.value.problems[0]
     assert len(server.requests) == caught.value.attempts == 2
+
+
+async def test_a_server_without_structured_output_gets_the_schema_as_text(
+    server: TestServer, name: str
+) -> None:
+    """Learned once for a model: the rejected request is healed, later ones are not rejected."""
+    server.faults.set("refuse_output_format")
+    turn = Turn([user('Say {"city": "Lisbon", "days": 3}')])
+    async with open_engine(server, name) as engine:
+        async with engine.stream(turn, output=Stop) as stream:
+            events = [event async for event in stream]
+        assert stream.output == Stop("Lisbon", 3)
+        assert [event for event in events if isinstance(event, Healed)] == [Healed("format")]
+        rejected, answered = server.requests
+        assert "json_schema" in str(rejected.body)
+        assert "json_schema" not in str(answered.body)
+        assert "Answer only with JSON that matches this schema" in str(answered.body)
+        check_law(server, stream.turn)
+        again = await engine.ask(stream.turn.append(user('Say {"city": "Rome"}')), output=Stop)
+        assert again.output == Stop("Rome", 1)
+        assert len(server.requests) == 3
+        check_law(server, again.turn)
+
+
+async def test_without_healing_a_rejected_format_is_an_error(server: TestServer, name: str) -> None:
+    """So is an answer that does not match the schema that was sent as text."""
+    server.faults.set("refuse_output_format")
+    async with open_engine(server, name) as engine:
+        with pytest.raises(RequestRefused):
+            await engine.ask(SUM, output=Stop, heal=False)
+        assert len(server.requests) == 1
+        with pytest.raises(OutputInvalid):
+            await engine.ask(SUM, output=Stop, output_retries=0)
+    assert len(server.requests) == 3
 
 
 async def test_refusals_and_incomplete_answers_have_errors_of_their_own(

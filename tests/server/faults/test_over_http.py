@@ -425,6 +425,29 @@ def test_empty_input_can_be_refused(server: TestServer, client: OpenAI) -> None:
     assert caught.value.code == "missing_required_parameter"
 
 
+def test_structured_output_can_be_refused(server: TestServer, client: OpenAI) -> None:
+    """Only a JSON schema: other formats and requests without one are answered."""
+    server.faults.set("refuse_output_format")
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(
+            model="practice",
+            input="Hi",
+            text={"format": {"type": "json_schema", "name": "any", "schema": schema}},
+        )
+    assert caught.value.param == "text.format"
+    text: Any = {"format": {"type": "text"}}
+    assert client.responses.create(model="practice", input="Hi", text=text).output_text
+
+
+def test_a_call_can_lack_its_name(server: TestServer) -> None:
+    """Wherever the call is shown."""
+    server.faults.set("omit_call_name")
+    events = stream_events(server, input=PROMPT, tools=[WEATHER])
+    calls = [event["item"] for event in events if "item" in event]
+    assert [call.get("name") for call in calls + events[-1]["response"]["output"]] == [None] * 3
+
+
 def error_body(message: str, param: str | None, code: str | int | None) -> dict[str, Any]:
     return {
         "error": {

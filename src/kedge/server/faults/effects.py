@@ -151,12 +151,23 @@ def _reject_encrypted_reasoning(_: Fault, request: FaultedRequest) -> FaultRespo
     return None
 
 
+def _reject_output_format(_: Fault, request: FaultedRequest) -> FaultResponse | None:
+    for name, member in (("text", "format"), ("response_format", ""), ("output_config", "format")):
+        given = request.body.get(name)
+        form = given.get(member, given) if isinstance(given, dict) else None
+        if isinstance(form, dict) and form.get("type") == "json_schema":
+            param = f"{name}.{member}" if member else name
+            return _error_response(request, errors.FORMAT_NOT_SUPPORTED(param=param))
+    return None
+
+
 RESPONSE_OVERRIDES: Mapping[str, Callable[[Fault, FaultedRequest], FaultResponse | None]] = {
     "status": _status_response,
     "forget_all": _forget_all,
     "refuse_previous_response_id": _reject_previous_response,
     "refuse_empty_input": _reject_empty_input,
     "refuse_encrypted_reasoning": _reject_encrypted_reasoning,
+    "refuse_output_format": _reject_output_format,
 }
 """Faults that may replace the response, in this order."""
 
@@ -207,6 +218,13 @@ def _iter_calls(event: Body) -> Iterable[tuple[Body, str]]:
     ):
         if block.get("type") == "tool_use":
             yield block, "id"
+
+
+def _omit_call_names(event: Body) -> bool:
+    calls = [call for call, _ in _iter_calls(event)]
+    holders = [*calls, *_select_dicts([call.get("function") for call in calls])]
+    names = [holder.pop("name", None) for holder in holders]
+    return any(name is not None for name in names)
 
 
 def _omit_response_id(event: Body) -> bool:
@@ -275,6 +293,7 @@ EVENT_EDITS: Mapping[str, Callable[[Fault, FaultedRequest, Body], bool]] = {
     "reuse_response_id": lambda _, asked, event: _reuse_response_id(asked, event),
     "omit_call_id": lambda _, asked, event: _remove_call_ids(event, asked, empty=False),
     "empty_call_id": lambda _, asked, event: _remove_call_ids(event, asked, empty=True),
+    "omit_call_name": lambda _, __, event: _omit_call_names(event),
     "omit_response_id": lambda _, __, event: _omit_response_id(event),
 }
 """Faults that change the content of a response; each returns whether it changed anything."""

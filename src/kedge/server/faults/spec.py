@@ -123,6 +123,7 @@ KINDS: Mapping[str, FaultKind] = {
     "empty_call_id": FaultKind(
         "Calls have an empty call_id; outputs may name the call's item id instead."
     ),
+    "omit_call_name": FaultKind("Calls have no name."),
     "omit_response_id": FaultKind("The response has no id."),
     "refuse_encrypted_reasoning": FaultKind("A request with encrypted reasoning is rejected."),
     "refuse_previous_response_id": FaultKind(
@@ -131,6 +132,9 @@ KINDS: Mapping[str, FaultKind] = {
     ),
     "refuse_empty_input": FaultKind(
         "A request with empty input is rejected, also if it continues a response."
+    ),
+    "refuse_output_format": FaultKind(
+        "A request for an answer that matches a JSON schema is rejected: the model has no structured output."
     ),
     "not_found": FaultKind(
         "An unknown previous response is rejected with the message and body of this server.",
