@@ -153,11 +153,11 @@ def _reject_encrypted_reasoning(_: Fault, request: FaultedRequest) -> FaultRespo
 
 def _reject_output_format(_: Fault, request: FaultedRequest) -> FaultResponse | None:
     for name, member in (("text", "format"), ("response_format", ""), ("output_config", "format")):
-        given = request.body.get(name)
-        form = given.get(member, given) if isinstance(given, dict) else None
-        if isinstance(form, dict) and form.get("type") == "json_schema":
-            param = f"{name}.{member}" if member else name
-            return _error_response(request, errors.FORMAT_NOT_SUPPORTED(param=param))
+        for given in _select_dicts([request.body.get(name)]):
+            forms = _select_dicts([given.get(member, given)])
+            if any(form.get("type") == "json_schema" for form in forms):
+                param = f"{name}.{member}" if member else name
+                return _error_response(request, errors.FORMAT_NOT_SUPPORTED(param=param))
     return None
 
 
