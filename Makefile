@@ -3,6 +3,7 @@
 # make chat   chat with the built-in model: no key, no network (interactive or piped; ARGS="-c NAME" for options)
 # make chromium  install Debian's browser for the tests of the web page, if it is missing and can be installed
 # make check  the fast part: format, lint, types, layers
+# make install-size  what each dependency adds to an installation
 # make bench  the benchmarks, as ratios, with a JSON copy (ONLY=name for one)
 # make bench-peers  the same scripts with other libraries, each in its own environment (ONLY="kedge openai")
 # make test-clients  real agents and SDKs on kedge serve, kedge proxy and kedge.chain (ONLY="Codex" for one)
@@ -23,14 +24,19 @@ NODE_CLIENTS := .node-clients
 WORKERS ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: docs test test-fast test-clients chromium chat check fuzz campaign bench bench-peers fmt lock clean
+.PHONY: docs install-size test test-fast test-clients chromium chat check fuzz campaign bench bench-peers fmt lock clean
 .DEFAULT_GOAL := test
 
-$(VENV)/.ready: pyproject.toml constraints.txt requirements-dev.txt
+# The dependency groups of pyproject.toml. The pip of Python 3.11 has no --group, which came with pip 25.1.
+LIST_GROUPS := import tomllib; groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]; \
+  print(*sum(groups.values(), []), sep="\n")
+
+$(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Kedge needs Python 3.11 or newer; say which with: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --no-compile -e . -r requirements-dev.txt
+	$(BIN)/python -c '$(LIST_GROUPS)' > $(VENV)/groups.txt
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --no-compile -e . -r $(VENV)/groups.txt
 	@touch $@
 
 check: $(VENV)/.ready
@@ -118,6 +124,9 @@ bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks $(ONLY)
 
 # Every library in an environment of its own; CPU figures need a quiet machine.
+install-size: $(VENV)/.ready
+	$(BIN)/python -m benchmarks.installed_size
+
 bench-peers: $(VENV)/.ready $(patsubst benchmarks/peers/requirements/%.txt,$(PEERS)/%/.ready,$(wildcard benchmarks/peers/requirements/*.txt))
 	$(BIN)/python -m benchmarks.peers $(PEERS) $(ONLY)
 
@@ -133,7 +142,8 @@ fmt: $(VENV)/.ready
 lock:
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -e . -r requirements-dev.txt hatchling editables
+	$(BIN)/python -c '$(LIST_GROUPS)' > $(VENV)/groups.txt
+	$(BIN)/pip install --quiet -e . -r $(VENV)/groups.txt hatchling editables
 	{ echo "# Exact versions of everything make installs. Renew with: make lock"; \
 	  $(BIN)/pip freeze --exclude-editable; } > constraints.txt
 	touch $(VENV)/.ready

@@ -8,6 +8,7 @@ the rest. Each check returns what is missing, so that a test can pass it a name 
 import ast
 import inspect
 import re
+import tomllib
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
@@ -169,6 +170,16 @@ def test_every_route_of_the_proxy_is_on_its_page() -> None:
     paths = {route.path for route in proxy.routes if isinstance(route, Route)} - {"/v1/{path:path}"}
     assert paths
     assert [path for path in paths if f"`{path}`" not in PAGES["adoption.md"]] == []
+
+
+def test_every_dependency_and_extra_is_on_the_page_of_the_installation() -> None:
+    """With what it is for; the table is printed by ``make install-size``."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = PAGES["installation.md"]
+    required = sorted(re.split(r"[^\w-]", each)[0] for each in project["dependencies"])
+    assert sorted(re.findall(r"^\| `([\w-]+)` \| .+ \| \d", page, re.MULTILINE)) == required
+    extras = sorted(project["optional-dependencies"])
+    assert sorted(re.findall(r"^\| `kedge\[(\w+)\]` \| .+ \|$", page, re.MULTILINE)) == extras
 
 
 def default(function: Callable[..., Any], name: str) -> Any:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -63,3 +64,14 @@ def test_every_public_package_has_a_reference_page() -> None:
 def test_the_readme_is_short() -> None:
     """The README stays under 120 lines."""
     assert len((ROOT / "README.md").read_text().splitlines()) < 120
+
+
+def test_the_version_is_in_one_place() -> None:
+    """``pyproject.toml``; the code reads it from the installed metadata."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    named = [
+        path.name
+        for path in (ROOT / "src").rglob("*.py")
+        if f'"{version}"' in path.read_text() or "__version__ =" in path.read_text()
+    ]
+    assert named == []

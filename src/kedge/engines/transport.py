@@ -8,6 +8,7 @@ anthropic are generated from the same template, so that one transport serves bot
 
 import json
 import re
+import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -298,7 +299,6 @@ class _ErrorTranslator:
             raise error from (exc if self._is_secret_free(exc) else None)
 
     def _translate(self, exc: Exception) -> EngineError | None:
-        import aiohttp
         import httpx2
 
         sdk: Any = import_module(self.sdk)
@@ -307,10 +307,10 @@ class _ErrorTranslator:
             return self.build_error(
                 failed.status_code, failed.response.text, failed.response.headers
             )
-        if self.streaming and isinstance(exc, httpx2.HTTPError | aiohttp.ClientError):
+        if self.streaming and isinstance(exc, (httpx2.HTTPError, *_get_aiohttp_errors())):
             message = f"the connection broke in the middle of the response ({type(exc).__name__})"
             return StreamCut(message, provider=self.provider, retryable=True)
-        if isinstance(exc, sdk.APIConnectionError | aiohttp.ClientError):
+        if isinstance(exc, (sdk.APIConnectionError, *_get_aiohttp_errors())):
             return self._build_unreachable(exc)
         if isinstance(exc, getattr(sdk, _ROOT_ERRORS[self.sdk])):
             return EngineError(self.redact(str(exc)), provider=self.provider)
@@ -324,12 +324,10 @@ class _ErrorTranslator:
         return True
 
     def _build_unreachable(self, exc: Exception) -> Unreachable:
-        import aiohttp
-
         # The client reports some broken connections as timeouts; the root cause shows which they are.
         first = _find_root_cause(exc)
         late = isinstance(exc, import_module(self.sdk).APITimeoutError)
-        broken = isinstance(first, OSError | aiohttp.ClientError)
+        broken = isinstance(first, (OSError, *_get_aiohttp_errors()))
         # The query and the user name may be secret; scheme, host and path are not.
         url = self._client.base_url
         address = self.redact(str(url.copy_with(query=None, fragment=None, userinfo=b"")))
@@ -378,6 +376,12 @@ def tap_request(tap: "WireTap | None", request_body: bytes) -> Generator[None]:
         if tap:
             tap(request_body, error.message.encode(), error.status)
         raise
+
+
+def _get_aiohttp_errors() -> tuple[type[Exception], ...]:
+    """Return the base class of the errors of aiohttp, if a client uses it."""
+    aiohttp: Any = sys.modules.get("aiohttp")
+    return () if aiohttp is None else (aiohttp.ClientError,)
 
 
 def _find_root_cause(exc: BaseException) -> BaseException:

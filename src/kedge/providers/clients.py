@@ -3,11 +3,12 @@
 import hashlib
 import os
 from base64 import b64encode
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from kedge.engines.transport import PLACEHOLDER_KEY
+from kedge.engines.transport import PLACEHOLDER_KEY, Sdk
 from kedge.errors import CannotConnect
 
 if TYPE_CHECKING:
@@ -55,13 +56,13 @@ def prepare_openai_client(
     given: dict[str, str] = own.pop("default_headers", None) or {}
 
     def make_client() -> "AsyncOpenAI":
-        from openai import AsyncOpenAI, DefaultAioHttpClient
+        from openai import AsyncOpenAI
 
         headers = {} if provider == "openai" else _suppress_env_headers(key or PLACEHOLDER_KEY)
         made = AsyncOpenAI(
             api_key=key or PLACEHOLDER_KEY,
             base_url=base_url,
-            http_client=DefaultAioHttpClient(),  # the client's own other one, of half the cost
+            http_client=_make_http_client("openai"),
             **own,
             default_headers={**headers, **given},
         )
@@ -70,6 +71,11 @@ def prepare_openai_client(
         return made
 
     return make_client, scope
+
+
+def _make_http_client(sdk: Sdk) -> Any:
+    """Return the SDK's client over aiohttp, which needs half the CPU time, or None for its default one."""
+    return import_module(sdk).DefaultAioHttpClient() if find_spec("aiohttp") else None
 
 
 def _suppress_env_headers(key: str) -> dict[str, Any]:
@@ -93,12 +99,12 @@ def prepare_anthropic_client(
     scope = _resolve_scope(provider, base_url, key, own, settings)
 
     def make_client() -> "AsyncAnthropic":
-        from anthropic import AsyncAnthropic, DefaultAioHttpClient
+        from anthropic import AsyncAnthropic
 
         return AsyncAnthropic(
             api_key=key or PLACEHOLDER_KEY,
             base_url=base_url,
-            http_client=DefaultAioHttpClient(),
+            http_client=_make_http_client("anthropic"),
             **own,
         )
 
