@@ -24,6 +24,7 @@ from kedge.turns import (
     dump_block,
     load_block,
 )
+from kedge.turns.blocks import unchecked_message
 from kedge.turns.frozen_json import EMPTY, thaw, unchecked_map
 from kedge.turns.json_codec import VERSION
 
@@ -34,6 +35,7 @@ _sha256 = hashlib.sha256
 _BLOCK_ID = re.compile(r'"id":"blk_([0-9a-f]{16})')
 _NO_TIMESTAMP = bytes(8)
 _MAX_PLAIN_INT = 1 << 62
+_COMMON_ORIGINS = ("user", "engine")
 
 
 def encode_block(block: Block) -> str:
@@ -131,9 +133,14 @@ def _decode_block(form: Json) -> Block:
         origin = form["origin"]
     try:
         if size == 3 and kind in _TEXT_BLOCKS:
-            return _TEXT_BLOCKS[kind](
-                _decode_text(form), id=form["id"], metadata=noted, origin=origin
-            )
+            parts = form["parts"]
+            name = form["id"]
+            if len(parts) == 1 and len(part := parts[0]) == 2 and part["type"] == "text":
+                text = part["text"]
+                # Other characters than ASCII are checked by the constructor.
+                if name and name.isascii() and text.isascii() and origin in _COMMON_ORIGINS:
+                    return unchecked_message(kind, name, text, noted, origin)
+            return _TEXT_BLOCKS[kind](_decode_text(form), id=name, metadata=noted, origin=origin)
         if size == 4 and kind == "tool_result":
             return ToolResultBlock(
                 form["call_id"], _decode_text(form), id=form["id"], metadata=noted, origin=origin
@@ -147,7 +154,7 @@ def _decode_block(form: Json) -> Block:
                 metadata=noted,
                 origin=origin,
             )
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, AttributeError):
         pass  # other members, or other parts, than the common ones
     return load_block(form)
 

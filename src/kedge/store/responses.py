@@ -8,7 +8,7 @@ from typing import Any
 from kedge.events import Usage
 from kedge.json_codec import decode
 from kedge.planning import AnchorRecord, Status, TokenCounts
-from kedge.planning.anchors import limit_expiry
+from kedge.planning.anchors import build_record, limit_expiry
 from kedge.store import response_sums
 from kedge.store.block_codec import encode
 from kedge.store.database import Row, Tx
@@ -211,20 +211,22 @@ def anchor_from_row(
     name, scope, digest, count, depth, root, status, stored, created, expires, *rest = row
     barrier, derived, counted = rest
     expires = limit_expiry(created, expires, retention)
-    return AnchorRecord(
-        name or "",
-        scopes.get(scope, ""),
-        unpack_digest(digest),
-        count,
-        depth,
-        root,
-        _ANCHOR_STATUS.get(status) or status,
-        bool(stored),
-        created,
-        expires,
-        barrier,
-        tuple(decode(derived)) if derived else (),
-        _decode_counts(counted),
+    return build_record(
+        (
+            name or "",
+            scopes.get(scope, ""),
+            unpack_digest(digest),
+            count,
+            depth,
+            root,
+            _ANCHOR_STATUS.get(status) or status,
+            bool(stored),
+            created,
+            expires,
+            barrier,
+            tuple(decode(derived)) if derived else (),
+            _decode_counts(counted),
+        )
     )
 
 
@@ -239,7 +241,7 @@ def pack_digest(digest: str) -> bytes | None:
 
 def unpack_digest(digest: bytes | None) -> str:
     """Return a digest in its text form."""
-    return f"{DIGEST_PREFIX}{bytes(digest).hex()}" if digest else ""
+    return DIGEST_PREFIX + digest.hex() if digest else ""
 
 
 def _clean_text(value: str) -> str | None:

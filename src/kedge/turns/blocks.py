@@ -23,6 +23,7 @@ from kedge.turns.parts import (
     RefusalPart,
     TextPart,
     check_parts,
+    unchecked_text,
 )
 from kedge.turns.server_fields import strip_server_fields
 
@@ -253,6 +254,30 @@ class AssistantBlock(Block):
     def refusal(self) -> str:
         """The text of the refusal, if there is one."""
         return "".join(part.text for part in self.parts if isinstance(part, RefusalPart))
+
+
+_set_user_parts, _set_assistant_parts = (
+    vars(cls)["parts"].__set__ for cls in (UserBlock, AssistantBlock)
+)
+
+
+def unchecked_message(
+    kind: str,
+    id: str,  # noqa: A002
+    text: str,
+    metadata: FrozenMap,
+    origin: str,
+) -> UserBlock | AssistantBlock:
+    """Return a user or assistant block with one text; the caller has checked all values."""
+    block: UserBlock | AssistantBlock
+    if kind == "user":
+        block = _new_block(UserBlock, id, metadata, origin, EMPTY)
+        _set_user_parts(block, (unchecked_text(text),))
+    else:
+        block = _new_block(AssistantBlock, id, metadata, origin, EMPTY)
+        _set_assistant_parts(block, (unchecked_text(text),))
+    _set_digest(block, None)
+    return block
 
 
 @immutable

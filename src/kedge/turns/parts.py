@@ -55,6 +55,17 @@ class TextPart:
             freeze_extra(self, "type")
 
 
+_set_text, _set_text_extra = (vars(TextPart)[name].__set__ for name in ("text", "extra"))
+
+
+def unchecked_text(text: str) -> TextPart:
+    """Return a part with a text that the caller has checked."""
+    part = object.__new__(TextPart)
+    _set_text(part, text)
+    _set_text_extra(part, EMPTY)
+    return part
+
+
 @immutable
 @dataclass(frozen=True, slots=True)
 class RefusalPart:
