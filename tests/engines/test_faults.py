@@ -13,6 +13,7 @@ from kedge.errors import EngineError, RateLimited, ServerFailed, StreamCut
 from kedge.events import Event
 from kedge.events.run import Healed, ServerForgot
 from kedge.planning import get_state
+from kedge.providers import connect
 from kedge.testing import TestServer
 from kedge.turns import ToolCallBlock, Turn, tool_result, user
 from normalization import expected_context, normalize_items
@@ -42,7 +43,17 @@ FAULTS: dict[str, type[EngineError] | str | None] = {
     "report_usage=constant": "forgot, shown",
     "report_usage=new": "forgot, shown",
     "report_usage=uncached": None,
+    "report_usage=trimmed": None,
     "report_unstored": None,
+    "hide_stored": None,
+    "change_completed=text": None,
+    "change_completed=arguments": None,
+    "change_completed=missing": None,
+    "omit_output_index": None,
+    "stream_content_type=none": None,
+    "stream_content_type=plain": None,
+    "repeat_after_finish": None,
+    "lone_surrogate": None,
     "reuse_response_id": None,
     "duplicate_events": None,
     "reorder_events,only=response.output_text.delta": None,
@@ -67,11 +78,15 @@ async def run_with_events(engine: Any, turn: Turn, **options: Any) -> tuple[Turn
     return stream.turn, events
 
 
+STREAMED = re.compile(
+    r"\w+_events?=|change_completed|omit_output_index|stream_content_type|repeat_"
+)
+"""Faults that only a stream can have."""
 CASES = [
     (fault, streaming)
     for fault in FAULTS
     for streaming in (True, False)
-    if streaming or ("_events=" not in fault and "_event=" not in fault)  # only a stream has events
+    if streaming or not STREAMED.match(fault)
 ]
 
 
@@ -112,6 +127,37 @@ def _check_events(events: list[Event], expected: object, *, streaming: bool) -> 
     else:
         assert healed == ([expected] if expected else [])
         assert forgot == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        ("chat", "repeat_after_finish"),
+        ("chat", "stream_content_type=none"),
+        ("anthropic", "duplicate_events,only=content_block_start"),
+        ("anthropic", "stream_content_type=plain"),
+    ],
+)
+async def test_a_faulty_stream_of_another_api_gives_its_answer_once(
+    server: TestServer, kind: str, fault: str
+) -> None:
+    """Text and calls are those of a server without the fault."""
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool = {"type": "function", "name": "weather", "parameters": city}
+    address = f"chat:{server.base_url}#practice" if kind == "chat" else "anthropic:practice"
+    settings = {} if kind == "chat" else {"base_url": server.base_url, "api_key": "any"}
+    texts: list[list[Any]] = []
+    async with connect(address, max_retries=0, **settings) as engine:
+        for active in ("", fault):
+            if active:
+                server.faults.set(active)
+            said = await engine.run(Turn([user("Hello there")]))
+            called = await engine.run(Turn([user("Please call weather.")]), tools=[tool])
+            call = called.blocks[-1]
+            assert isinstance(call, ToolCallBlock)
+            texts.append([last_text(said), call.name, call.arguments])
+    assert texts[0] == texts[1]
+    assert "city" in texts[0][2]
 
 
 @pytest.mark.parametrize("words", ["openai", "vllm", "ogx", "smg", "xai", "code"])

@@ -39,6 +39,15 @@ BEHAVIORS: Mapping[str, tuple[str, ...]] = {
     "counts a constant": ("report_usage=constant",),
     "counts nothing and forgets": ("report_usage=none", "forget_silently"),
     "counts a constant and forgets": ("report_usage=constant", "forget_silently"),
+    "counts only new tokens": ("report_usage=new",),
+    "counts only new tokens and forgets": ("report_usage=new", "forget_silently"),
+    "lists nothing and forgets": ("hide_stored", "forget_silently"),
+    "completes another text": ("change_completed=text",),
+    "completes fewer items": ("change_completed=missing",),
+    "omits indices": ("omit_output_index",),
+    "omits the content type": ("stream_content_type=none",),
+    "omits response ids": ("omit_response_id",),
+    "breaks surrogates": ("lone_surrogate",),
     "rejects chaining": ("refuse_previous_response_id=llama.cpp",),
 }
 """What a server may do from its first request on, in the words of its faults."""

@@ -612,6 +612,98 @@ def test_an_id_can_be_issued_twice(server: TestServer, client: OpenAI) -> None:
     assert "Bob" in again.output_text
 
 
+def test_whitespace_can_be_left_out_of_the_usage(server: TestServer, client: OpenAI) -> None:
+    """A message of spaces then counts almost nothing."""
+    ask: Any = [{"type": "message", "role": "user", "content": " " * 4_500}]
+    usual = client.responses.create(model="practice", input=ask).usage
+    server.faults.set("report_usage=trimmed")
+    trimmed = client.responses.create(model="practice", input=ask).usage
+    assert usual is not None
+    assert trimmed is not None
+    assert trimmed.input_tokens < 20 < usual.input_tokens
+
+
+def test_stored_responses_can_be_hidden(server: TestServer, client: OpenAI) -> None:
+    """They cannot be fetched, but continued."""
+    first = client.responses.create(model="practice", input="My name is Ada.")
+    server.faults.set("hide_stored", times=2)
+    with pytest.raises(openai.NotFoundError, match=f"Response with id '{first.id}' not found"):
+        client.responses.retrieve(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.input_items.list(first.id)
+    assert client.responses.retrieve(first.id).id == first.id
+    again = client.responses.create(
+        model="practice", input="What is my name?", previous_response_id=first.id
+    )
+    assert "Ada" in again.output_text
+
+
+def streamed_and_listed(server: TestServer, prompt: str) -> tuple[list[Any], list[Any]]:
+    """The output items of a stream, and those of its last event."""
+    events = stream_events(server, input=prompt, tools=[WEATHER])
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    return done, events[-1]["response"]["output"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "prompt"), [("text", "Hello"), ("arguments", PROMPT), ("missing", "Hello")]
+)
+def test_the_completed_event_can_differ(server: TestServer, fault: str, prompt: str) -> None:
+    """In a text, in the arguments of a call, or by one item; a response as one piece does not."""
+    server.faults.set(f"change_completed={fault}")
+    streamed, listed = streamed_and_listed(server, prompt)
+    assert streamed != listed
+    assert len(streamed) - len(listed) == (fault == "missing")
+    other = "Hello" if fault == "arguments" else PROMPT
+    if fault != "missing":  # there is nothing to change
+        assert len({json.dumps(items) for items in streamed_and_listed(server, other)}) == 1
+    answer = HTTP.post(f"{server.base_url}/responses", json=STREAM_REQUEST | {"stream": False})
+    assert "changed" not in answer.text
+    assert len(answer.json()["output"]) == 1
+
+
+def test_events_can_lack_their_output_index(server: TestServer) -> None:
+    """None of them has one."""
+    assert any("output_index" in event for event in stream_events(server))
+    server.faults.set("omit_output_index")
+    assert not any("output_index" in event for event in stream_events(server))
+
+
+@pytest.mark.parametrize(("value", "expected"), [("none", None), ("plain", "text/plain")])
+def test_a_stream_can_come_without_its_content_type(
+    server: TestServer, value: str, expected: str | None
+) -> None:
+    """Only a stream: a JSON response is sent as always."""
+    server.faults.set(f"stream_content_type={value}")
+    url = f"{server.base_url}/responses"
+    assert HTTP.post(url, json=STREAM_REQUEST).headers.get("content-type") == expected
+    answer = HTTP.post(url, json=STREAM_REQUEST | {"stream": False})
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_deltas_can_come_again_after_the_finish_reason(server: TestServer, client: OpenAI) -> None:
+    """A client that appends them has the answer twice."""
+
+    def read() -> str:
+        messages: Any = [{"role": "user", "content": "Hello"}]
+        stream = client.chat.completions.create(model="practice", messages=messages, stream=True)
+        return "".join(each.choices[0].delta.content or "" for each in stream if each.choices)
+
+    usual = read()
+    server.faults.set("repeat_after_finish")
+    assert read() == usual * 2
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_can_have_half_a_surrogate_pair(server: TestServer, stream: bool) -> None:
+    """In the deltas and in the complete text; arguments of calls remain."""
+    server.faults.set("lone_surrogate")
+    request = STREAM_REQUEST | {"stream": stream, "tools": [WEATHER]}
+    url = f"{server.base_url}/responses"
+    assert "\\ud83d" in HTTP.post(url, json=request | {"input": "Say: Done. Really!"}).text
+    assert "\\ud83d" not in HTTP.post(url, json=request | {"input": PROMPT}).text
+
+
 def test_every_fault_is_shown_above() -> None:
     """No fault of the language goes untested."""
     text = Path(__file__).read_text()

@@ -19,9 +19,15 @@ from kedge.server.faults.effects import (
     FaultResponse,
     translate_not_found,
 )
-from kedge.server.faults.frames import EditStep, FrameRewriter, StreamStep, encode_frame
+from kedge.server.faults.frames import (
+    EditStep,
+    FrameRewriter,
+    StreamStep,
+    encode_frame,
+    encode_json,
+)
 from kedge.server.faults.spec import Fault
-from kedge.server.json_codec import decode, encode
+from kedge.server.json_codec import decode
 
 DISCONNECT: Message = {"type": "http.disconnect"}
 
@@ -75,9 +81,17 @@ class FaultyConnection:
         self._status, self._headers = message["status"], message["headers"]
         if dict(self._headers).get(b"content-type", b"").startswith(b"text/event-stream"):
             self._frames = FrameRewriter(self._build_steps())
-            await self._send(message)
+            await self._send({**message, "headers": self._change_content_type()})
             self._cut_if_due("cut_after_events")
             await self._fail_if_due()
+
+    def _change_content_type(self) -> list[tuple[bytes, bytes]]:
+        fault = self._armed.get("stream_content_type")
+        if fault is None:
+            return self._headers
+        self._faulted_request.record_fault(fault)
+        others = [pair for pair in self._headers if pair[0] != b"content-type"]
+        return others if fault.value == "none" else [*others, (b"content-type", b"text/plain")]
 
     def _build_steps(self) -> list[StreamStep]:
         steps: list[StreamStep] = (
@@ -143,16 +157,17 @@ class FaultyConnection:
         other = translate_not_found(self._armed.get("not_found"), self._faulted_request, body)
         if other is not None:
             return other
+        event: Body = {"type": "", "response": body}
         if self._status == 200:
-            self._edit_event({"type": "", "response": body})
-        return FaultResponse(self._status, body)
+            self._edit_event(event)
+        return FaultResponse(self._status, event["response"])
 
 
 async def send_response(
     response: FaultResponse, send: Send, headers: list[tuple[bytes, bytes]] | None = None
 ) -> None:
     """Send a JSON response."""
-    body = encode(response.body)
+    body = encode_json(response.body)
     base = [(b"content-type", b"application/json")] if headers is None else headers
     await send(
         {

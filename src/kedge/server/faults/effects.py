@@ -3,6 +3,7 @@
 Faults of the connection are in ``connection``, those of the order of events in ``frames``.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from kedge.server.anthropic.errors import INVALID_SIGNATURE
 from kedge.server.anthropic.parse import THINKING_TYPES
 from kedge.server.coherence import CALL_TYPES, OUTPUT_TYPES
 from kedge.server.error_response import render_error
-from kedge.server.faults.frames import DuplicateStep, ReorderStep, StreamStep
+from kedge.server.faults.frames import DuplicateStep, ReorderStep, RepeatStep, StreamStep
 from kedge.server.faults.rejections import NOT_FOUND, UNSUPPORTED
 from kedge.server.faults.spec import Fault
 from kedge.server.json_codec import encode
@@ -260,11 +261,66 @@ def _change_usage(fault: Fault, request: FaultedRequest, event: Body) -> bool:
             tokens = CONSTANT_USAGE
         case "new":
             tokens = count_items(_select_dicts(request.body.get("input")))
+        case "trimmed":
+            given = _select_dicts(request.body.get("input"))
+            tokens = (
+                usage["input_tokens"]
+                - count_items(given)
+                + count_items(_map_texts(given, str.strip))
+            )
         case _:
             tokens = usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"]
     usage["input_tokens"] = tokens
     usage["total_tokens"] = tokens + usage["output_tokens"]
     return True
+
+
+TEXT_MEMBERS = frozenset({"text", "delta", "content"})
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value with each text of a message changed."""
+    if isinstance(value, list):
+        return [_map_texts(each, change) for each in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: change(each)
+        if name in TEXT_MEMBERS and isinstance(each, str)
+        else _map_texts(each, change)
+        for name, each in cast("Body", value).items()
+    }
+
+
+def _change_completed(fault: Fault, event: Body) -> bool:
+    """Make the completed event contradict the ones before it."""
+    if event.get("type") != "response.completed":
+        return False
+    output = cast("list[Body]", event["response"]["output"])
+    if fault.value == "missing":
+        del output[-1:]
+        return True
+    calls = [item for item in output if "arguments" in item]
+    parts = [part for item in output for part in _select_dicts(item.get("content"))]
+    changed = calls if fault.value == "arguments" else [part for part in parts if "text" in part]
+    for each in changed:
+        name = "arguments" if fault.value == "arguments" else "text"
+        each[name] = '{"changed":true}' if name == "arguments" else f"{each[name]} (changed)"
+    return bool(changed)
+
+
+LONE_SURROGATE = "\ud83d"
+_SENTENCE_END = re.compile(r"[.!?]")
+
+
+def _break_surrogates(event: Body) -> bool:
+    """Put half of a surrogate pair at the end of each sentence of the answer."""
+    if "arguments" in str(event.get("type")):
+        return False
+    broken: Body = _map_texts(event, lambda text: _SENTENCE_END.sub(LONE_SURROGATE, text))
+    changed = broken != event
+    event.update(broken)
+    return changed
 
 
 def _report_unstored(event: Body) -> bool:
@@ -295,6 +351,9 @@ EVENT_EDITS: Mapping[str, Callable[[Fault, FaultedRequest, Body], bool]] = {
     "empty_call_id": lambda _, asked, event: _remove_call_ids(event, asked, empty=True),
     "omit_call_name": lambda _, __, event: _omit_call_names(event),
     "omit_response_id": lambda _, __, event: _omit_response_id(event),
+    "omit_output_index": lambda _, __, event: event.pop("output_index", None) is not None,
+    "change_completed": lambda fault, _, event: _change_completed(fault, event),
+    "lone_surrogate": lambda _, __, event: _break_surrogates(event),
 }
 """Faults that change the content of a response; each returns whether it changed anything."""
 
@@ -317,7 +376,7 @@ HISTORY_LIMITS: Mapping[str, Callable[[Fault], int]] = {
 """How many earlier responses the model sees."""
 
 MEMORY_FAULTS = frozenset(
-    {*HISTORY_LIMITS, "anonymous", "forget_all", "report_usage", "report_unstored"}
+    {*HISTORY_LIMITS, "anonymous", "forget_all", "report_usage", "report_unstored", "hide_stored"}
     | {"refuse_previous_response_id", "reuse_response_id"}
 )
 """Faults of memory: while one is armed, the server does not identify itself."""
@@ -325,5 +384,6 @@ MEMORY_FAULTS = frozenset(
 STREAM_STEPS: Mapping[str, Callable[[Fault], StreamStep]] = {
     "duplicate_events": lambda fault: DuplicateStep(fault.options["only"]),
     "reorder_events": lambda fault: ReorderStep(fault.options["only"]),
+    "repeat_after_finish": lambda _: RepeatStep(),
 }
 """Faults that change the events of a stream."""

@@ -7,7 +7,8 @@ event, send it twice or hold it back.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from kedge.server.json_codec import decode, encode
+from kedge.json_codec import encode_text
+from kedge.server.json_codec import decode
 
 StreamEvent = dict[str, Any]
 FRAME_END = b"\n\n"
@@ -78,6 +79,24 @@ class ReorderStep(StreamStep):
         return () if self._pending is None else (self._pending,)
 
 
+class RepeatStep(StreamStep):
+    """Sends the deltas of a chat completion again after its finish reason."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._deltas: list[StreamEvent] = []
+
+    def process(self, event: StreamEvent) -> Iterable[StreamEvent]:
+        """Return the event, followed by the earlier deltas if it has the finish reason."""
+        choices: list[StreamEvent] = event.get("choices") or []
+        if any(choice.get("finish_reason") for choice in choices):
+            deltas, self._deltas = self._deltas, []
+            return (event, *deltas)
+        if any(choice["delta"].get("content") for choice in choices):
+            self._deltas.append(event)
+        return (event,)
+
+
 class FrameRewriter:
     """Parses frames from bytes and applies steps to their events."""
 
@@ -113,8 +132,13 @@ class FrameRewriter:
         return events
 
 
+def encode_json(value: object) -> bytes:
+    """Encode a value as the server does, with lone surrogates escaped."""
+    return encode_text(value).encode("utf-8", "backslashreplace")
+
+
 def encode_frame(event: StreamEvent) -> bytes:
     """Encode one event as the server does."""
     if "type" not in event:
-        return b"data: %b\n\n" % encode(event)
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode(event))
+        return b"data: %b\n\n" % encode_json(event)
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_json(event))

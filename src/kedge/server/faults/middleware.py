@@ -14,6 +14,8 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kedge.server import errors
+from kedge.server.error_response import render_error
 from kedge.server.faults.connection import FaultyConnection, send_response
 from kedge.server.faults.effects import (
     HISTORY_LIMITS,
@@ -41,6 +43,11 @@ class FaultMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request with the active faults."""
+        if is_fetch(scope) and (hidden := self._faults.armed.get("hide_stored")):
+            self._faults.consume(hidden)
+            error = errors.RESPONSE_NOT_FOUND(id=scope["path"].split("/")[3])
+            await send_response(FaultResponse(*render_error(scope, error)), send)
+            return
         if not is_eligible(scope) or not (self._faults.armed or self._withheld_call_ids):
             await self._app(scope, receive, send)
             return
@@ -73,8 +80,17 @@ class FaultMiddleware:
 
 def is_eligible(scope: Scope) -> bool:
     """Whether faults may apply to this request: only on a loopback address."""
-    if (scope["type"], scope.get("method")) != ("http", "POST") or scope["path"] not in FAULT_PATHS:
-        return False
+    is_post = (scope["type"], scope.get("method")) == ("http", "POST")
+    return is_post and scope["path"] in FAULT_PATHS and _is_loopback(scope)
+
+
+def is_fetch(scope: Scope) -> bool:
+    """Whether this request fetches a stored response or its items, on a loopback address."""
+    is_get = (scope["type"], scope.get("method")) == ("http", "GET")
+    return is_get and scope["path"].startswith(f"{RESPONSES_PATH}/") and _is_loopback(scope)
+
+
+def _is_loopback(scope: Scope) -> bool:
     try:
         return ip_address(scope["server"][0]).is_loopback
     except (KeyError, TypeError, ValueError):

@@ -102,14 +102,32 @@ KINDS: Mapping[str, FaultKind] = {
     "anonymous": FaultKind("The server does not identify itself to its clients."),
     "report_usage": FaultKind(
         "The usage is left out, is always the same, counts only the tokens of the request itself, "
-        "or counts cached tokens apart from the others.",
+        "counts cached tokens apart from the others, or does not count whitespace in the request.",
         FaultArgument(
-            "none|constant|new|uncached", _choice_parser("none", "constant", "new", "uncached")
+            "none|constant|new|uncached|trimmed",
+            _choice_parser("none", "constant", "new", "uncached", "trimmed"),
         ),
     ),
     "report_unstored": FaultKind("The response has store: false, whatever was requested."),
     "reuse_response_id": FaultKind(
         "Every response has the same id, which continues the newest of them."
+    ),
+    "hide_stored": FaultKind("A stored response cannot be fetched: GET is answered with 404."),
+    "change_completed": FaultKind(
+        "The completed event of a stream has another text, other arguments of calls, or one output "
+        "item less than the events before it.",
+        FaultArgument("text|arguments|missing", _choice_parser("text", "arguments", "missing")),
+    ),
+    "omit_output_index": FaultKind("The events of a stream have no output_index."),
+    "stream_content_type": FaultKind(
+        "A stream is sent without a content type, or as text/plain.",
+        FaultArgument("none|plain", _choice_parser("none", "plain")),
+    ),
+    "repeat_after_finish": FaultKind(
+        "The deltas of a chat completion are sent again after its finish_reason."
+    ),
+    "lone_surrogate": FaultKind(
+        "The text of the answer has half of a surrogate pair in place of each '.', '!' and '?'."
     ),
     "duplicate_events": FaultKind(
         "Every event is sent twice, or those of one type only.", options=ONLY_OPTION
