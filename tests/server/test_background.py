@@ -411,7 +411,7 @@ def test_a_crash_fails_what_was_left(model: GatedModel, tmp_path: Path) -> None:
             "INSERT INTO nodes SELECT id + ?, replace(key, '0000000001', ?), parent, barrier, "
             "tokens, ?, expires_at, conversation, input, output, "
             "CAST(replace(asked, '0000000001', ?) AS BLOB), "
-            "CAST(replace(became, 'completed\"', ?) AS BLOB) FROM nodes WHERE id = 1",
+            "CAST(replace(became, 'completed\"', ?) AS BLOB), namespace FROM nodes WHERE id = 1",
             (number, f"000000000{number + 1}", left, f"000000000{number + 1}", f'{left}"'),
         )
     database._connection.close()  # without saying goodbye

@@ -1,5 +1,6 @@
 """Namespaces: no method of a store reaches what belongs to another namespace."""
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -73,6 +74,8 @@ ROW_METHODS: dict[str, Call] = {
     "move_head": lambda s, o: s.move_head(o.row, o.nodes[0], head=o.row.head),
     "load": lambda s, o: s.load(o.row),
     "load_turn": lambda s, o: s.load_turn(o.row, o.row.head, known=o.nodes[0], turn=Turn()),
+    "load_short": lambda s, o: s.load_short(o.row, 100),
+    "load_sync": lambda s, o: asyncio.to_thread(s.load_sync, o.row, o.row.head),
     "last_blocks": lambda s, o: s.last_blocks(o.row, 1),
     "node": lambda s, o: s.node(o.row, o.row.head),
     "find_node": lambda s, o: s.find_node(o.row, "resp_A_talk_1"),
@@ -114,8 +117,8 @@ OTHER_METHODS = {
     # Tested below.
     "conversation", "create", "import_", "add_proxied", "get_proxied", "sum_proxied",
     "save_evidence", "mark_lost", "use_namespace", "namespaces", "verify",
-    # No content.
-    "aclose",
+    # No content; `analyse` reads with sums.
+    "aclose", "read_with_sums",
 }  # fmt: skip
 
 

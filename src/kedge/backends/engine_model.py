@@ -41,33 +41,35 @@ MAX_PREFIXES = 64
 
 
 class AnchorCache:
-    """Anchor records of one scope by digest; the least recently used ones are evicted."""
+    """Anchor records of one scope by namespace and digest; the least recently used are evicted."""
 
     def __init__(self, max_size: int = MAX_ANCHORS) -> None:
         self._max_size = max_size
-        self._records: OrderedDict[str, AnchorRecord] = OrderedDict()
+        self._records: OrderedDict[tuple[str, str], AnchorRecord] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def record(self, turn: Turn) -> None:
+    def record(self, turn: Turn, namespace: str = "") -> None:
         """Record the stored responses of a Turn, and remove those that are lost."""
         for record in get_state(turn).anchors:
+            key = (namespace, record.digest)
             if record.status == "lost":
-                self._records.pop(record.digest, None)
+                self._records.pop(key, None)
             elif record.stored:
-                self._records[record.digest] = record
-                self._records.move_to_end(record.digest)
+                self._records[key] = record
+                self._records.move_to_end(key)
         while len(self._records) > self._max_size:
             self._records.popitem(last=False)
 
-    def find_candidates(self, turn: Turn) -> tuple[AnchorRecord, ...]:
+    def find_candidates(self, turn: Turn, namespace: str = "") -> tuple[AnchorRecord, ...]:
         """Return the recorded responses that cover a prefix of this Turn, the longest first."""
         prefixes, covered = get_prefix_index(turn), covered_count(turn)
-        digests = (
-            prefixes.digest(count) for count in range(covered, max(covered - MAX_PREFIXES, 0), -1)
+        keys = (
+            (namespace, prefixes.digest(count))
+            for count in range(covered, max(covered - MAX_PREFIXES, 0), -1)
         )
-        return tuple(self._records[digest] for digest in digests if digest in self._records)
+        return tuple(self._records[key] for key in keys if key in self._records)
 
 
 DEFAULT_WINDOW = 128_000
@@ -180,7 +182,7 @@ class EngineModel:
         try:
             turn = self._build_turn(prompt.ask, prompt.decrypt_reasoning)
             request = self._build_request(prompt, turn)
-            output = self._stream_output(turn, request, streaming=prompt.stream)
+            output = self._stream_output(turn, request, prompt)
             async with aclosing(output) as events:
                 async for event in events:
                     yield event
@@ -232,7 +234,9 @@ class EngineModel:
             mode="chained" if self._can_chain else "stateless",
             tools=self._select_tools(prompt.ask.tools),
             params={**self._params, **self._build_params(prompt)},
-            candidates=self._anchors.find_candidates(turn) if self._can_chain else (),
+            candidates=self._anchors.find_candidates(turn, prompt.namespace)
+            if self._can_chain
+            else (),
             streaming=prompt.stream,
             filters=ContentFilters(find_filters(self._engine)),
         )
@@ -269,8 +273,9 @@ class EngineModel:
         return params | ({"reasoning": reasoning} if reasoning else {})
 
     async def _stream_output(
-        self, turn: Turn, request: Request, *, streaming: bool
+        self, turn: Turn, request: Request, prompt: Prompt
     ) -> AsyncGenerator[OutputEvent]:
+        streaming = prompt.stream
         emitter = OutputEmitter(prefix_digest(turn))
         try:
             async with aclosing(self._engine.events(turn, request)) as events:
@@ -278,7 +283,7 @@ class EngineModel:
                     if isinstance(event, Healed):
                         emitter = OutputEmitter(emitter.prefix_digest)  # nothing was emitted yet
                     elif isinstance(event, AnswerFinished):
-                        self._anchors.record(event.turn)
+                        self._anchors.record(event.turn, prompt.namespace)
                         for output in _finish_output(emitter, event.outcome, streaming=streaming):
                             yield output
                     elif streaming:

@@ -37,6 +37,7 @@ COMMANDS: dict[str, str] = {
     "batch": "Run prompts from a file; resumable.",
     "stats": "Show requests, tokens, cost and latency.",
     "serve": "Serve the Responses API and a web page.",
+    "auth": "Manage the tokens of users: add, list, revoke.",
     "mcp": "Serve the conversations as an MCP server.",
     "proxy": "Forward requests to a Responses server, sending only what is new.",
     "config": "Show the settings in effect and where each came from.",

@@ -6,6 +6,8 @@ import ipaddress
 import json
 import sys
 import threading
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -13,14 +15,15 @@ import click
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import setting_option
 from kedge.cli.store_options import store_practice_responses
-from kedge.config import data_dir, mask_url, store_url
+from kedge.config import data_dir, mask_url, store_file, store_url
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
     from kedge.server.settings import Settings
+    from kedge.store import TokenRegistry
 
 DAY = 86_400
 MEGABYTE = 1_000_000
@@ -89,10 +92,11 @@ def command(
     from kedge.server.settings import Limits, Settings
 
     local = is_loopback(host)
-    if not local and not token:
+    named = find_token_store(store)
+    if not local and not token and not named:
         raise click.UsageError(
             f"{host} can be reached from other machines, so a token is required: set "
-            "--token or KEDGE_SERVER_TOKEN, or serve on 127.0.0.1"
+            "--token or KEDGE_SERVER_TOKEN, add one with 'kedge auth add', or serve on 127.0.0.1"
         )
     if not local and faults:
         raise click.UsageError(
@@ -106,12 +110,32 @@ def command(
         zero_data_retention=zero_data_retention,
         **chosen,
         limits=Limits(body_bytes=int(max_body_mb * MEGABYTE)),
-        hosts=LOOPBACK_NAMES if local and not token else None,
+        hosts=LOOPBACK_NAMES if local and not token and not named else None,
         faults=Faults(faults) if faults else None,
         unknown_parameters=unknown_parameters or None,
     )
-    kept = store_url(store) if page else ""
-    run(settings, host, port, as_json=as_json, store=kept, keep_bodies=keep_bodies)
+    run(
+        settings,
+        host,
+        port,
+        as_json=as_json,
+        store=store_url(store) if page else "",
+        keep_bodies=keep_bodies,
+        named=named,
+    )
+
+
+def find_token_store(given: str) -> str:
+    """Return the address of the store if it has named tokens, else an empty text."""
+    from kedge.cli.store_options import run_with_store
+    from kedge.store import TokenRegistry
+
+    address = store_url(given, create=False)
+    file = store_file(address)
+    if file and not file.exists():
+        return ""
+    tokens = run_with_store(lambda store: TokenRegistry(store).list(), given=given)
+    return address if tokens else ""
 
 
 def load_model_settings(model: str, models: str, pace: float) -> dict[str, Any]:
@@ -137,8 +161,12 @@ def run(
     as_json: bool,
     store: str = "",
     keep_bodies: bool = False,
+    named: str = "",
 ) -> None:
-    """Serve until a signal arrives; with a ``store`` the page, too."""
+    """Serve until a signal arrives; with a ``store`` the page, too.
+
+    ``named`` is the address of a store with named tokens, if a token of those is needed.
+    """
     from kedge.config.settings import is_chaining_enabled
     from kedge.observe import measure
     from kedge.server.uvicorn_server import bind
@@ -164,7 +192,9 @@ def run(
             click.echo(json.dumps(facts) if as_json else line)
             sys.stdout.flush()
 
-        asyncio.run(_serve(settings, listener, announce, store, keep_bodies=keep_bodies))
+        asyncio.run(
+            _serve(settings, listener, announce, store, keep_bodies=keep_bodies, named=named)
+        )
 
 
 async def _serve(
@@ -174,19 +204,34 @@ async def _serve(
     store: str,
     *,
     keep_bodies: bool,
+    named: str,
 ) -> None:
     if not store:
         from kedge.server.app import create_app
         from kedge.server.uvicorn_server import UvicornServer
 
-        await UvicornServer(create_app(settings), on_started=announce).serve(sockets=[listener])
+        async with _open_tokens(named) as callers:
+            app = create_app(replace(settings, callers=callers))
+            await UvicornServer(app, on_started=announce).serve(sockets=[listener])
         return
     from kedge.web.serve import PageSettings, open_page_server
 
-    page = PageSettings(store, keep_bodies=keep_bodies)
+    page = PageSettings(store, keep_bodies=keep_bodies, requires_token=bool(named))
     with store_practice_responses(store):
         async with open_page_server(settings, page, local_url(listener), announce) as server:
             await server.serve(sockets=[listener])
+
+
+@asynccontextmanager
+async def _open_tokens(address: str) -> "AsyncGenerator[TokenRegistry | None]":
+    """Open the named tokens of a store; None without an address."""
+    if not address:
+        yield None
+        return
+    from kedge.store import TokenRegistry, open_store
+
+    async with await open_store(address) as store:
+        yield TokenRegistry(store)
 
 
 def local_url(listener: "socket.socket") -> str:

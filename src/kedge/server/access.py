@@ -8,10 +8,74 @@ server itself.
 
 import hmac
 from dataclasses import dataclass
+from typing import Protocol
 
 from starlette.types import Scope
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
+
+CALLER_KEY = "kedge.caller"
+"""The key of a request's scope for the `Caller` whose token it was sent with."""
+
+
+class Caller(Protocol):
+    """The holder of a named token. The administrator, who uses the server's own token, is none."""
+
+    @property
+    def name(self) -> str:
+        """The name of the token."""
+        ...
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that the caller sees; empty for the administrator's."""
+        ...
+
+    @property
+    def scopes(self) -> frozenset[str]:
+        """What the token is for: ``server``, ``page``, ``api``, ``metrics``."""
+        ...
+
+    @property
+    def requests_per_minute(self) -> int | None:
+        """The maximum number of requests per minute, or None."""
+        ...
+
+    @property
+    def tokens_per_minute(self) -> int | None:
+        """The maximum number of tokens of models per minute, or None."""
+        ...
+
+
+class WindowCounts(Protocol):
+    """What was counted for a token in the current minute."""
+
+    @property
+    def requests(self) -> int:
+        """The requests."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of models."""
+        ...
+
+    @property
+    def seconds_left(self) -> float:
+        """The seconds until the next minute."""
+        ...
+
+
+class CallerRegistry(Protocol):
+    """Finds the holders of tokens, and counts what they use."""
+
+    async def find(self, token: str) -> Caller | None:
+        """Return the holder of a token, or None."""
+        ...
+
+    async def count(self, name: str, *, requests: int = 0, tokens: int = 0) -> WindowCounts:
+        """Add to the counts of the current minute, and return them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,6 +172,7 @@ def create_app(settings: Settings | None = None, listener: Listener | None = Non
                 token=settings.token,
                 hosts=settings.hosts,
                 header_bytes=settings.limits.header_bytes,
+                callers=settings.callers,
             ),
             *(
                 []

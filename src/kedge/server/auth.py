@@ -1,13 +1,20 @@
 """Middleware that rejects requests with too large headers, a wrong host name, or a wrong token.
 
-If a token is set, every route except ``/healthz`` needs it.
+If there are tokens, every route except ``/healthz`` needs one. A named token gives its caller the
+responses of its own namespace, within its limits; the server's own token gives the administrator's.
 """
+
+import math
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kedge.server.access import (
+    CALLER_KEY,
     LOOPBACK_NAMES,
     AccessPolicy,
+    Caller,
+    CallerRegistry,
+    WindowCounts,
     is_same_origin,
     read_bearer_token,
     read_header,
@@ -19,12 +26,18 @@ from kedge.server.errors import (
     HEADERS_TOO_LARGE,
     HOST_NOT_ALLOWED,
     ORIGIN_NOT_ALLOWED,
+    RATE_LIMITED,
+    TOKEN_SCOPE_MISSING,
+    TOKENS_LIMITED,
     ApiError,
+    ErrorTemplate,
 )
+from kedge.server.request_log import RESPONSE_HEADERS_KEY
 
 __all__ = ["LOOPBACK_NAMES", "PUBLIC_PATHS", "ServerAuthMiddleware"]
 
 PUBLIC_PATHS = frozenset({"/healthz"})
+METRICS_PATH = "/metrics"
 
 
 class ServerAuthMiddleware:
@@ -35,6 +48,7 @@ class ServerAuthMiddleware:
         token: The token that clients must send, or None.
         hosts: The accepted host names, or None for any.
         header_bytes: The maximum size of all headers.
+        callers: Named tokens that are accepted as well, or None.
     """
 
     def __init__(
@@ -44,18 +58,21 @@ class ServerAuthMiddleware:
         token: str | None,
         hosts: frozenset[str] | None,
         header_bytes: int,
+        callers: CallerRegistry | None = None,
     ) -> None:
         self._app = app
+        self._callers = callers
         self._header_bytes = header_bytes
         self._policy = AccessPolicy(token, hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or reject it."""
-        is_request = scope["type"] in ("http", "websocket")
-        if is_request and (error := self._find_error(scope)) is not None:
-            await build_error_response(scope, error)(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+        if scope["type"] in ("http", "websocket"):
+            error = self._find_error(scope) or await self._authenticate(scope)
+            if error is not None:
+                await build_error_response(scope, error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
     def _find_error(self, scope: Scope) -> ApiError | None:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self._header_bytes:
@@ -65,12 +82,74 @@ class ServerAuthMiddleware:
             return HOST_NOT_ALLOWED()
         if policy.hosts is not None and scope["type"] == "websocket" and not is_same_origin(scope):
             return ORIGIN_NOT_ALLOWED()
-        if policy.token is None or scope["path"] in PUBLIC_PATHS:
+        return None
+
+    async def _authenticate(self, scope: Scope) -> ApiError | None:
+        """Find the caller of a request; return why it is rejected, or None."""
+        is_open = self._policy.token is None and self._callers is None
+        if is_open or scope["path"] in PUBLIC_PATHS:
             return None
         given = _read_api_key(scope)
         if not given:
             return API_KEY_MISSING()
-        return None if policy.matches_token(given) else API_KEY_INVALID()
+        if self._policy.matches_token(given):
+            return None
+        found: Caller | None = None
+        if self._callers is not None:
+            found = await self._callers.find(given.decode("latin-1"))
+        if found is None:
+            return API_KEY_INVALID()
+        needed = "metrics" if scope["path"] == METRICS_PATH else "server"
+        if needed not in found.scopes:
+            return TOKEN_SCOPE_MISSING(scope=needed)
+        scope[CALLER_KEY] = found
+        # A WebSocket counts by its messages, each of which is a request.
+        return await self._check_limits(scope, found) if scope["type"] == "http" else None
+
+    async def _check_limits(self, scope: Scope, caller: Caller) -> ApiError | None:
+        """Count a request, and add the rate limit headers of the hosted API to its response."""
+        if self._callers is None or not has_limits(caller):
+            return None
+        counts = await self._callers.count(caller.name, requests=1)
+        headers = rate_limit_headers(caller, counts)
+        scope.get(RESPONSE_HEADERS_KEY, []).extend(
+            (name.encode(), value.encode()) for name, value in headers.items()
+        )
+        exceeded = find_exceeded_limit(caller, counts)
+        if exceeded is None:
+            return None
+        error = exceeded(seconds=f"{counts.seconds_left:.3g}")
+        error.headers["retry-after"] = str(math.ceil(counts.seconds_left))
+        return error
+
+
+def has_limits(caller: Caller) -> bool:
+    """Return whether a caller has a limit."""
+    return caller.requests_per_minute is not None or caller.tokens_per_minute is not None
+
+
+def find_exceeded_limit(caller: Caller, counts: WindowCounts) -> ErrorTemplate | None:
+    """Return the error of the limit that a counted request exceeds, or None."""
+    if caller.requests_per_minute is not None and counts.requests > caller.requests_per_minute:
+        return RATE_LIMITED
+    if caller.tokens_per_minute is not None and counts.tokens >= caller.tokens_per_minute:
+        return TOKENS_LIMITED
+    return None
+
+
+def rate_limit_headers(caller: Caller, counts: WindowCounts) -> dict[str, str]:
+    """Return the rate limit headers of the hosted API, for the limits that a caller has."""
+    used = {
+        "requests": (caller.requests_per_minute, counts.requests),
+        "tokens": (caller.tokens_per_minute, counts.tokens),
+    }
+    headers: dict[str, str] = {}
+    for name, (limit, count) in used.items():
+        if limit is not None:
+            headers[f"x-ratelimit-limit-{name}"] = str(limit)
+            headers[f"x-ratelimit-remaining-{name}"] = str(max(limit - count, 0))
+            headers[f"x-ratelimit-reset-{name}"] = f"{math.ceil(counts.seconds_left)}s"
+    return headers
 
 
 def _read_api_key(scope: Scope) -> bytes:

@@ -347,6 +347,12 @@ RATE_LIMITED = ErrorTemplate(
     type="requests",
     code="rate_limit_exceeded",
 )
+TOKENS_LIMITED = ErrorTemplate(
+    "Rate limit reached for tokens. Please try again in {seconds}s.",
+    status=429,
+    type="tokens",
+    code="rate_limit_exceeded",
+)
 OVERLOADED = ErrorTemplate(
     "The server is currently overloaded with other requests. Sorry about that! You can retry your "
     "request, or contact us through our help center at help.openai.com if the error persists.",
@@ -404,6 +410,11 @@ ORIGIN_NOT_ALLOWED = ErrorTemplate(
     "Connections from web pages of another origin are not allowed.",
     status=403,
     code="origin_not_allowed",
+)
+TOKEN_SCOPE_MISSING = ErrorTemplate(
+    "This API key has insufficient permissions for this operation. Missing scopes: {scope}.",
+    status=403,
+    code="insufficient_permissions",
 )
 BACKGROUND_UNSTORED = ErrorTemplate(
     "A background response must be stored. Omit 'background', or set 'store' to true.",

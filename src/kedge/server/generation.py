@@ -109,6 +109,9 @@ class Generation(ABC, Generic[Chunk]):
             log_failure("the model failed", error)
         finally:
             self.end()
+        # Also of an answer that was cut: a client that disconnects early must not evade its limit.
+        if self._service.counts_tokens:
+            await self._service.count_tokens(self._sum_tokens())
 
     async def _write(self, emit: Emit[Chunk] | None) -> None:
         before = await self._prepare()
@@ -144,6 +147,10 @@ class Generation(ABC, Generic[Chunk]):
 
     def _complete(self) -> None:
         """Record the complete answer."""
+
+    @abstractmethod
+    def _sum_tokens(self) -> int:
+        """Return the tokens of the request and of the answer so far."""
 
     @abstractmethod
     def _start(self) -> Chunk:

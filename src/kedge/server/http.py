@@ -8,6 +8,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 
 from kedge.server import errors
+from kedge.server.access import CALLER_KEY
 from kedge.server.deadline import Deadline
 from kedge.server.json_codec import Item, encode
 from kedge.server.request_log import RESPONSE_HEADERS_KEY, RecordedRequest
@@ -29,8 +30,9 @@ T = TypeVar("T")
 
 
 def get_service(request: HTTPConnection) -> ServerState:
-    """Return the state of the server that received a request."""
-    return request.app.state.service
+    """Return the state of the server that received a request, as its caller sees it."""
+    service: ServerState = request.app.state.service
+    return service.view_as(request.scope.get(CALLER_KEY))
 
 
 def get_background(request: HTTPConnection) -> "BackgroundJobs":

@@ -105,6 +105,7 @@ class Prompt:
         max_tokens: The maximum number of output tokens, or None.
         stop: Stop sequences; the server ends the answer at the first of them.
         decrypt_reasoning: Returns the ``model_data`` of a reasoning item by its encrypted content.
+        namespace: The namespace of the caller; a model does not share what it remembers between them.
     """
 
     ask: PracticeRequest
@@ -113,6 +114,7 @@ class Prompt:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     decrypt_reasoning: Callable[[str], Any] = _no_model_data
+    namespace: str = ""
 
 
 class Model(Protocol):

@@ -139,6 +139,7 @@ def prepare_response(
             stream=bool(body.get("stream")),
             max_tokens=body.get("max_output_tokens"),
             decrypt_reasoning=service.decrypt_reasoning,
+            namespace=service.namespace,
         ),
         compacted=compacted,
         skip_model=triggered or body.get("generate") is False,

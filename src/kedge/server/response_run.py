@@ -216,9 +216,17 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
             self._service.responses.begin(entry, barrier=barrier, queued=queued)
             self._state = "in_progress"
 
+    def _count_usage(self) -> ModelUsage:
+        draft = self.draft
+        return count_usage(self._writer, ModelUsage(draft.input_tokens, 0, draft.cached_tokens))
+
+    def _sum_tokens(self) -> int:
+        used = self._count_usage()
+        return used.input + used.output
+
     def _complete(self) -> None:
         draft, writer = self.draft, self._writer
-        counted = count_usage(writer, ModelUsage(draft.input_tokens, 0, draft.cached_tokens))
+        counted = self._count_usage()
         self._result_fields = response_object.build_finished_fields(
             reason=writer.incomplete_reason,
             now=int(self._service.clock()),

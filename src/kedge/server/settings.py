@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kedge.server.access import LOOPBACK_NAMES
+from kedge.server.access import LOOPBACK_NAMES, CallerRegistry
 from kedge.server.faults import Faults
 from kedge.server.models import Model, PracticeModel
 from kedge.server.storage.database import IN_MEMORY
@@ -77,6 +77,8 @@ class Settings:
             for any other model.
         shared: Whether servers of other processes may use the database at the same time.
         max_db_bytes: Size of the database above which the oldest responses are deleted, or None.
+        callers: Named tokens that are accepted besides ``token``, or None. Each caller sees only what was
+            stored with a token of the same namespace. With it, requests without a token are rejected.
 
     Example:
         ``create_app(Settings(db="server.db", token="secret"))``
@@ -97,3 +99,4 @@ class Settings:
     unknown_parameters: Literal["ignore", "reject"] | None = None
     shared: bool = False
     max_db_bytes: int | None = None
+    callers: CallerRegistry | None = None

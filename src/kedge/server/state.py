@@ -1,10 +1,16 @@
 """The state of one server: its database, models, running generations and connections."""
 
+import copy
+import hashlib
+import hmac
+import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kedge.errors import KedgeError
+from kedge.server.access import Caller
 from kedge.server.compaction import expand_compaction
 from kedge.server.encrypted_content import KEY_BYTES, ContentCipher, parse_reasoning_payload
 from kedge.server.errors import MODEL_NOT_FOUND
@@ -22,6 +28,7 @@ from kedge.server.token_counting import count_items
 if TYPE_CHECKING:
     from kedge.server.sse import Stoppable
 
+log = logging.getLogger("kedge.server")
 
 MAX_REASONING_TEXTS = 10_000
 """Reasoning items whose texts are remembered."""
@@ -41,7 +48,10 @@ class SocketConnection(Protocol):
 
 
 class ServerState:
-    """The state of one server. It may only be used in the thread of the event loop.
+    """The state of one server, as the administrator or a caller sees it.
+
+    It may only be used in the thread of the event loop. What was stored, cached or encrypted in another
+    namespace is not found, not read and not decrypted.
 
     Args:
         settings: How the server behaves.
@@ -52,6 +62,9 @@ class ServerState:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.namespace = ""
+        self._caller: Caller | None = None
+        self._views: dict[str, ServerState] = {}
         self.model = settings.model
         self.models = dict(settings.models) or {settings.model.name: settings.model}
         self.clock = settings.clock
@@ -67,9 +80,10 @@ class ServerState:
         self._reasoning_texts: OrderedDict[str, str] = OrderedDict()
         self._database = ServerDatabase(settings.db, shared=settings.shared)
         key = secrets.token_bytes(KEY_BYTES)
-        self.cipher = ContentCipher(self._database.get_or_add_fact("sealing key", key) or key)
-        cache = ContextCache(settings.limits.cache_bytes)
-        self.nodes = NodeRepository(self._database, cache, self.expand_items)
+        self._key = self._database.get_or_add_fact("sealing key", key) or key
+        self.cipher = ContentCipher(self._key)
+        self._cache = ContextCache(settings.limits.cache_bytes)
+        self.nodes = NodeRepository(self._database, self._cache, self.expand_items)
         self.responses = ResponseRepository(
             self._database, self.nodes, settings.clock, settings.retention
         )
@@ -77,10 +91,53 @@ class ServerState:
             self._database, self.nodes, settings.clock, count_items
         )
         self.item_lookup = StoredItemLookup(self.nodes, settings.clock)
+        self._views[""] = self
         if self._database.shared:
             self.responses.fail_unfinished(settings.limits.answer_seconds)
         elif self._database.unclean_shutdown:
             self.responses.fail_unfinished()
+
+    def view_as(self, caller: Caller | None) -> "ServerState":
+        """Return this state as a caller sees it; None is the administrator."""
+        if caller is None:
+            return self
+        view = copy.copy(self._views.get(caller.namespace) or self._bind(caller.namespace))
+        view._caller = caller  # noqa: SLF001 - of this class
+        return view
+
+    def _bind(self, namespace: str) -> "ServerState":
+        """Make the view of a namespace: its own rows, caches and key on the same connections."""
+        view = copy.copy(self)
+        view.namespace = namespace
+        key = hmac.digest(self._key, b"namespace " + namespace.encode(), hashlib.sha256)
+        view.cipher = ContentCipher(key)
+        view.prompt_cache = PromptCache(self.clock)
+        view._reasoning_texts = OrderedDict()  # noqa: SLF001 - of this class
+        view.nodes = NodeRepository(self._database, self._cache, view.expand_items, namespace)
+        view.responses = ResponseRepository(
+            self._database, view.nodes, self.clock, self.settings.retention
+        )
+        view.conversations = ConversationRepository(
+            self._database, view.nodes, self.clock, count_items, self.conversations.locked
+        )
+        view.item_lookup = StoredItemLookup(view.nodes, self.clock)
+        self._views[namespace] = view
+        return view
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether the caller has a limit of tokens."""
+        return self._caller is not None and self._caller.tokens_per_minute is not None
+
+    async def count_tokens(self, tokens: int) -> None:
+        """Count tokens that a model used for the caller."""
+        caller, callers = self._caller, self.settings.callers
+        if caller is None or callers is None:
+            return
+        try:
+            await callers.count(caller.name, tokens=tokens)
+        except KedgeError as error:  # the response itself is not affected
+            log.warning("the tokens of a response could not be counted: %s", error)
 
     def expand_items(self, items: Sequence[Item]) -> Sequence[Item]:
         """Replace a leading compaction item by the items in it, as a model sees them."""

@@ -76,6 +76,7 @@ async def prepare(
         max_tokens=body.get("max_output_tokens"),
         stop=request.stop,
         decrypt_reasoning=service.decrypt_reasoning,
+        namespace=service.namespace,
     )
     cached = 0
     if automatic_cache and model_input is counted:
@@ -156,6 +157,10 @@ class StatelessRun(Generation[bytes]):
         if self.is_complete:
             return self._serializer.end(self._writer, self._count_usage())
         return self._serializer.error(self.error or INTERNAL_ERROR())
+
+    def _sum_tokens(self) -> int:
+        used = self._count_usage()
+        return used.input + used.output
 
     def _count_usage(self) -> ModelUsage:
         return count_usage(self._writer, self._input_usage)

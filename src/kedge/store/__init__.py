@@ -17,8 +17,10 @@ from kedge.store.records import (
     ToolRow,
 )
 from kedge.store.store import Store
+from kedge.store.tokens import AccessToken, TokenRegistry, TokenUse
 
 __all__ = [
+    "AccessToken",
     "Claim",
     "ConversationRow",
     "Damage",
@@ -33,6 +35,8 @@ __all__ = [
     "Store",
     "StoredExchange",
     "Telemetry",
+    "TokenRegistry",
+    "TokenUse",
     "ToolRow",
     "open_store",
 ]

@@ -109,6 +109,8 @@ class Dialect:
     """What joins the alternatives of such a query."""
     now: str
     """An expression for the database's own time, in seconds since 1970."""
+    floor: str
+    """The integer at or below a positive number."""
     list_tables: str
     """A query for the names of all tables."""
 

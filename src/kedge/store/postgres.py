@@ -65,6 +65,7 @@ POSTGRESQL = Dialect(
     term_separator=" & ",
     or_separator=" | ",
     now="EXTRACT(EPOCH FROM clock_timestamp())::double precision",
+    floor="FLOOR({})::bigint",
     list_tables="SELECT tablename FROM pg_tables WHERE schemaname = current_schema()",
 )
 

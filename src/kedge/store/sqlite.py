@@ -58,6 +58,7 @@ SQLITE = Dialect(
     term_separator=" AND ",
     or_separator=" OR ",
     now="((julianday('now') - 2440587.5) * 86400.0)",
+    floor="CAST({} AS INTEGER)",
     list_tables="SELECT name FROM sqlite_master WHERE type = 'table'",
 )
 

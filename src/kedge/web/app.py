@@ -16,6 +16,7 @@ from kedge.web.openapi import RequestError, map_error
 from kedge.web.security import LoginThrottle, PageAuth, PageAuthMiddleware, error_response
 from kedge.web.service import ConversationService
 from kedge.web.templating import render_page
+from kedge.web.users import UserServices
 
 ROUTES = [
     *pages.ROUTES,
@@ -61,9 +62,19 @@ def _render_error(status: int, title: str, message: str) -> Response:
 
 
 def create_page(
-    service: ConversationService, auth: PageAuth | None = None, base_url: str = ""
+    service: ConversationService,
+    auth: PageAuth | None = None,
+    base_url: str = "",
+    services: UserServices | None = None,
 ) -> Starlette:
-    """Build the ASGI app of the page; ``base_url`` is the API address shown to users."""
+    """Build the ASGI app of the page.
+
+    Args:
+        service: The service of the administrator.
+        auth: Who may use the page.
+        base_url: The API address shown to users.
+        services: The services of all users; by default, everyone is the administrator.
+    """
     auth = auth or PageAuth()
     app = Starlette(
         routes=ROUTES,
@@ -76,6 +87,7 @@ def create_page(
     )
     app.router.redirect_slashes = False
     app.state.service = service
+    app.state.services = services or UserServices(service)
     app.state.auth = auth
     app.state.login_throttle = LoginThrottle()
     app.state.base_url = base_url

@@ -278,7 +278,8 @@ async def build_dashboard(service: ConversationService, range_name: str) -> Dash
         return Dashboard((), (), (), ranges, range_name, seen, empty=True)
     buckets, counts = (
         await analyse_over_time(service.store, selection, buckets=BUCKET_COUNT),
-        read_process_counts(),
+        # Counters of the process are of all users together.
+        ProcessCounts() if service.store.namespace else read_process_counts(),
     )
     listed = await analyse_conversations(service.store, selection, limit=MAX_CONVERSATIONS)
     return Dashboard(

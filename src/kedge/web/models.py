@@ -96,6 +96,12 @@ class ModelSelector:
     def _describe_choice(self) -> str:
         return f"choose a model of this server: {', '.join(self.names)}"
 
+    def with_engine(
+        self, engine: Engine, connect: Callable[[str], Engine] | None = None
+    ) -> "ModelSelector":
+        """Return the same models behind another engine, with connections of its own."""
+        return ModelSelector(engine, self.names, self._base_url, connect or self._connect)
+
     def recorded_name(self, row: ConversationRow, response: ResponseRow | None) -> str:
         """Return the name of the model that a conversation was last used with.
 

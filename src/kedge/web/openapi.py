@@ -25,8 +25,9 @@ from kedge.errors import (
     StoreError,
 )
 from kedge.web.schemas import ErrorResponse
-from kedge.web.security import error_response, is_json
+from kedge.web.security import SESSION_COOKIE, error_response, is_json
 from kedge.web.service import ConversationService
+from kedge.web.users import get_service
 
 MAX_BODY_BYTES = 2_000_000
 """The maximum size of a request body."""
@@ -83,7 +84,7 @@ class Operation:
                 if self.body
                 else None
             )
-            answer = await self.handler(ApiCall(request.app.state.service, request, query, body))
+            answer = await self.handler(ApiCall(get_service(request), request, query, body))
         except RequestError as error:
             return error_response(error.status, error.code, error.message)
         except ValidationError as error:
@@ -172,13 +173,17 @@ def build_openapi(operations: Sequence[Operation], version: str) -> dict[str, An
         "info": {
             "title": "Kedge",
             "version": version,
-            "description": "Conversations, their chains, plans and figures. Where the server has a "
-            "token, send it as a bearer.",
+            "description": "Conversations, their chains, plans and figures of one user. Where the "
+            "server requires a token, send it as a bearer; a session of the page works, too.",
         },
+        "security": [{"token": []}, {"session": []}, {}],
         "paths": paths,
         "components": {
             "schemas": schemas.get("$defs", {}),
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "session": {"type": "apiKey", "in": "cookie", "name": SESSION_COOKIE},
+            },
         },
     }
 
@@ -245,7 +250,7 @@ def _describe_responses(operation: Operation) -> dict[str, Any]:
             ),
         }
     }
-    refused = {401, 403, *operation.errors}
+    refused = {401, 403, 429, *operation.errors}
     refused |= {422} if operation.query or operation.body else set[int]()
     refused |= {400, 413, 415} if operation.body else set[int]()
     for status in sorted(refused):
@@ -268,12 +273,13 @@ def _describe_content(
 _ERROR_DESCRIPTIONS = {
     400: "It cannot be done like that.",
     401: "The token is missing or wrong.",
-    403: "It came from another web site, or under another name.",
+    403: "It came from another web site or under another name, or the token has other scopes.",
     404: "There is no such thing.",
     409: "Another client moved the head first, or the key was used for another message.",
     413: "The body is too large.",
     415: "The body is not JSON.",
     422: "A member is missing, wrong or unknown.",
+    429: "The limit of the token is reached; retry-after has the seconds to wait.",
     502: "The model's server refused or failed.",
     503: "The store cannot do it now.",
 }

@@ -29,6 +29,7 @@ from kedge.web.search_view import MAX_EXCERPTS, build_excerpt
 from kedge.web.security import SESSION_COOKIE, SESSION_SECONDS, LoginThrottle, PageAuth
 from kedge.web.service import ConversationService, FoundConversations, build_tag
 from kedge.web.templating import render, render_page, serve_static
+from kedge.web.users import get_service
 from kedge.web.views import ConversationList, ConversationListItem, LinkChoice
 from kedge.web.workflow_runs import load_running, workflow_status
 from kedge.web.workflow_views import build_workflow_view
@@ -53,11 +54,6 @@ _ORDER_TITLES = {
     "cost": "Highest cost",
     "title": "By title",
 }
-
-
-def get_service(request: Request) -> ConversationService:
-    """Return the service of the app."""
-    return request.app.state.service
 
 
 async def conversations(request: Request) -> Response:
@@ -271,13 +267,14 @@ async def submit_login(request: Request) -> Response:
         answer = render_page("login.html", here="login", status=429, problem=problem)
         answer.headers["retry-after"] = str(wait)
         return answer
-    if not auth.is_valid_token(form.get("token", [""])[0].strip()):
+    session = await auth.log_in(form.get("token", [""])[0].strip())
+    if session is None:
         throttle.record_failure(address)
         return render_page("login.html", here="login", status=403, problem="Wrong token.")
     response = RedirectResponse("/", 303)
     response.set_cookie(
         SESSION_COOKIE,
-        auth.new_session(),
+        session,
         max_age=SESSION_SECONDS,
         httponly=True,
         samesite="strict",

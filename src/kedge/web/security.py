@@ -13,16 +13,19 @@ import hmac
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from http.cookies import CookieError, SimpleCookie
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kedge.server.access import AccessPolicy, is_same_origin, read_bearer_token
+from kedge.server.access import CALLER_KEY, AccessPolicy, is_same_origin, read_bearer_token
+from kedge.server.auth import find_exceeded_limit, has_limits, rate_limit_headers
 from kedge.server.request_log import log_failure
+from kedge.store import AccessToken, TokenRegistry
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (
@@ -50,6 +53,8 @@ MAX_LOGIN_FAILURES = 5
 LOGIN_WINDOW_SECONDS = 60.0
 """An address may fail to log in this often within this time."""
 MAX_THROTTLED_ADDRESSES = 10_000
+RECHECK_SECONDS = 2.0
+"""How long a stream goes on before its token is checked again."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 SAFE_SITES = frozenset({"same-origin", "none"})
 PUBLIC_PATHS = ("/static/", "/login")
@@ -57,9 +62,28 @@ PUBLIC_PATHS = ("/static/", "/login")
 
 @dataclass(frozen=True, slots=True)
 class PageAuth(AccessPolicy):
-    """The access policy of the server, with sessions for browsers."""
+    """The access policy of the server, with sessions for browsers.
+
+    A session of the server's own token is signed with it. One of a named token is a random value of
+    which the store has the hash, so it ends when the token is revoked.
+    """
 
     clock: Callable[[], float] = time.time
+    registry: TokenRegistry | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no token is needed."""
+        return self.token is None and self.registry is None
+
+    async def log_in(self, token: str) -> str | None:
+        """Start a session for a token; return None if it is wrong or not for the page."""
+        if self.matches_token(token.encode()):
+            return self.new_session()
+        found = await self.registry.find(token) if self.registry else None
+        if self.registry is None or found is None or "page" not in found.scopes:
+            return None
+        return await self.registry.start_session(found.name, SESSION_SECONDS)
 
     def sign_session(self, expires: int) -> str:
         """Return a signed session that is valid until then."""
@@ -75,7 +99,11 @@ class PageAuth(AccessPolicy):
     def is_valid_session(self, value: str) -> bool:
         """Return whether a cookie is a valid session."""
         expires, _, _ = value.partition(".")
-        if not (expires.isascii() and expires.isdecimal()) or len(expires) > 15:
+        if (
+            self.token is None
+            or not (expires.isascii() and expires.isdecimal())
+            or len(expires) > 15
+        ):
             return False
         return int(expires) > self.clock() and _is_equal(value, self.sign_session(int(expires)))
 
@@ -126,10 +154,12 @@ class PageAuthMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        app = self.check_request(scope) or self._app
-        guarded = _SecuredSend(send)
+        app = await self.check_request(scope) or self._app
+        guarded = _SecuredSend(send, self._make_check(scope))
         try:
             await app(scope, receive, guarded)
+        except _Revoked:
+            await guarded.end()
         except Exception as error:
             # Its words may quote a conversation: they are for debugging only.
             log_failure("internal error of the page", error)
@@ -139,7 +169,12 @@ class PageAuthMiddleware:
                 scope, receive, guarded
             )
 
-    def check_request(self, scope: Scope) -> Response | None:
+    def _make_check(self, scope: Scope) -> Callable[[], Awaitable[bool]] | None:
+        """Return a check that a named token is still valid, for use while a response is sent."""
+        registry, caller = self._auth.registry, scope.get(CALLER_KEY)
+        return None if registry is None or caller is None else partial(registry.is_valid, caller)
+
+    async def check_request(self, scope: Scope) -> Response | None:
         """Return the rejection of a request, or None."""
         if not self._auth.allows_host(scope):
             return error_response(403, "wrong_host", "this page answers to loopback names only")
@@ -147,20 +182,46 @@ class PageAuthMiddleware:
             return error_response(
                 403, "cross_site", "a write must come from the page itself, as JSON"
             )
-        if self._auth.token is None or scope["path"].startswith(PUBLIC_PATHS):
+        if self._auth.is_open or scope["path"].startswith(PUBLIC_PATHS):
             return None
-        if self._is_authenticated(scope):
+        bearer = read_bearer_token(scope)
+        session = _read_session_cookie(Headers(scope=scope))
+        if self._auth.matches_token(bearer) or self._auth.is_valid_session(session):
             return None
+        if registry := self._auth.registry:
+            by_token = await registry.find(bearer.decode("latin-1"))
+            caller = by_token or await registry.find_session(session)
+            if caller is not None:
+                return await self._check_caller(scope, registry, caller, by_token is not None)
         if scope["path"].startswith("/api/") or scope["method"] not in SAFE_METHODS:
             return error_response(
                 401, "token_needed", "send the server's token as Authorization: Bearer …"
             )
         return RedirectResponse("/login", 303)
 
-    def _is_authenticated(self, scope: Scope) -> bool:
-        if self._auth.matches_token(read_bearer_token(scope)):
-            return True
-        return self._auth.is_valid_session(_read_session_cookie(Headers(scope=scope)))
+    async def _check_caller(
+        self, scope: Scope, registry: TokenRegistry, caller: AccessToken, by_token: bool
+    ) -> Response | None:
+        """Check the scopes and limits of a named token; return the rejection of its request, or None."""
+        is_api = scope["path"].startswith("/api/")
+        needed = "api" if is_api and by_token else "page"
+        if needed not in caller.scopes:
+            message = f"this token is not for that; it needs the scope {needed}"
+            return error_response(403, "scope_missing", message)
+        scope[CALLER_KEY] = caller
+        # A page asks for changes every two seconds, so of a session only what it writes is counted.
+        is_counted = by_token or scope["method"] not in SAFE_METHODS
+        if not is_counted or not has_limits(caller):
+            return None
+        counts = await registry.count(caller.name, requests=1)
+        if find_exceeded_limit(caller, counts) is None:
+            return None
+        wait = math.ceil(counts.seconds_left)
+        message = f"the limit of this token is reached; try again in {wait} seconds"
+        rejected = error_response(429, "rate_limited", message)
+        rejected.headers.update(rate_limit_headers(caller, counts))
+        rejected.headers["retry-after"] = str(wait)
+        return rejected
 
 
 def is_same_origin_write(scope: Scope) -> bool:
@@ -193,14 +254,39 @@ def _is_equal(given: str, wanted: str) -> bool:
     return hmac.compare_digest(given.encode(), wanted.encode())
 
 
-class _SecuredSend:
-    """Sends messages with the security headers."""
+class _Revoked(Exception):
+    """The token of a request was revoked while its response was sent."""
 
-    def __init__(self, send: Send) -> None:
+
+class _SecuredSend:
+    """Sends messages with the security headers; the response to a revoked token ends.
+
+    Args:
+        send: Sends a message.
+        check: Returns whether the token is still valid, or None.
+    """
+
+    def __init__(self, send: Send, check: Callable[[], Awaitable[bool]] | None = None) -> None:
         self._send = send
+        self._check = check
+        self._checked_at = time.monotonic()
         self.started = False
 
+    async def _is_revoked(self) -> bool:
+        """Check the token, at most every few seconds."""
+        now = time.monotonic()
+        if self._check is None or now - self._checked_at < RECHECK_SECONDS:
+            return False
+        self._checked_at = now
+        return not await self._check()
+
+    async def end(self) -> None:
+        """End the response as it is."""
+        await self._send({"type": "http.response.body", "body": b""})
+
     async def __call__(self, message: Message) -> None:
+        if message.get("more_body") and await self._is_revoked():
+            raise _Revoked
         if message["type"] == "http.response.start":
             self.started = True
             headers = MutableHeaders(scope=message)

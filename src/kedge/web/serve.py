@@ -4,7 +4,7 @@ import hashlib
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kedge.engines import Engine
@@ -13,11 +13,12 @@ from kedge.server.app import create_app
 from kedge.server.settings import Settings
 from kedge.server.storage.database import IN_MEMORY
 from kedge.server.uvicorn_server import UvicornServer
-from kedge.store import open_store
+from kedge.store import AccessToken, Store, TokenRegistry, open_store
 from kedge.web.app import PathDispatch, create_page
 from kedge.web.models import ModelSelector
 from kedge.web.security import PageAuth
 from kedge.web.service import ConversationService
+from kedge.web.users import DelegatedTokens, UserServices
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class PageSettings:
 
     store: str
     keep_bodies: bool = False
+    requires_token: bool = False
+    """Whether a token is needed even if there is none yet."""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -41,22 +44,39 @@ async def open_page_server(
     ):
         models = ModelSelector(engine, model_names(settings), f"{url}/v1")
         stack.push_async_callback(models.aclose)
-        auth = PageAuth(settings.token, settings.hosts)
+        registry = await find_registry(store, settings, required=page.requires_token)
+        tokens = None if registry is None else DelegatedTokens(registry)
+        settings = replace(settings, callers=tokens)
         service = ConversationService(store, models, page.settings)
-        stack.push_async_callback(service.deletions.aclose)
+
+        def connect_as(caller: AccessToken) -> Engine:
+            assert tokens is not None  # noqa: S101 - a caller has a token
+            return connect_own_server(settings, url, tokens.issue(caller))
+
+        services = UserServices(service, connect_as)
+        stack.push_async_callback(services.aclose)
         await service.deletions.resume(store)
-        stack.push_async_callback(service.runs.stop_all)
-        app = create_page(service, auth, f"{url}/v1")
+        auth = PageAuth(settings.token, settings.hosts, registry=registry)
+        app = create_page(service, auth, f"{url}/v1", services)
         server = UvicornServer(PathDispatch(create_app(settings), app), on_started=started)
         app.state.stopping = lambda: server.should_exit
         yield server
 
 
-def connect_own_server(settings: Settings, url: str) -> Engine:
-    """Return an engine for the server beside the page."""
+async def find_registry(
+    store: Store, settings: Settings, *, required: bool = False
+) -> TokenRegistry | None:
+    """Return the named tokens of a store if a token is needed: if there is one, or if it is required."""
+    registry = TokenRegistry(store)
+    is_needed = required or settings.token is not None or bool(await registry.list())
+    return registry if is_needed else None
+
+
+def connect_own_server(settings: Settings, url: str, token: str | None = None) -> Engine:
+    """Return an engine for the server beside the page, by default with the server's own token."""
     return connect(
         f"responses:{url}/v1#{model_names(settings)[0]}",
-        api_key=settings.token,
+        api_key=token or settings.token,
         scope=database_scope(settings.db),
         retention=settings.retention,
     )

@@ -110,6 +110,7 @@ MESSAGE_TEMPLATES: Mapping[ErrorTemplate, str] = {
     errors.INTERNAL_ERROR: "Internal server error",
     errors.OVERLOADED: "Overloaded",
     errors.RATE_LIMITED: "This request would exceed your rate limit. Try again in {seconds}s.",
+    errors.TOKENS_LIMITED: "This request would exceed your rate limit. Try again in {seconds}s.",
     errors.UNKNOWN_ROUTE: "Not Found",
     errors.METHOD_NOT_ALLOWED: "Method Not Allowed",
 }

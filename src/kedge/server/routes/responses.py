@@ -171,6 +171,8 @@ async def compact_context(request: Request) -> Response:
     usage = response_object.build_usage(
         input=model_input.tokens, cached=0, output=count_items([compaction]), reasoning=0
     )
+    if service.counts_tokens:
+        await service.count_tokens(usage["total_tokens"])
     return respond_json(
         {
             "id": make_response_id(key),

@@ -39,7 +39,7 @@ class StoredConversation:
 
 
 class ConversationRepository:
-    """The conversation objects of the database."""
+    """The conversation objects of one namespace."""
 
     def __init__(
         self,
@@ -47,24 +47,26 @@ class ConversationRepository:
         nodes: NodeRepository,
         clock: Clock,
         count_tokens: ItemCounter,
+        locked: set[str] | None = None,
     ) -> None:
         self._database = database
         self._execute = database.execute
         self._nodes = nodes
         self._clock = clock
         self._count_tokens = count_tokens
-        self._locked: set[str] = set()
+        self.locked: set[str] = set() if locked is None else locked
+        """The ids of the conversations that are locked, in any namespace."""
 
     @contextmanager
     def lock(self, id: str) -> Generator[None]:
         """Lock a conversation while it changes; raise an ``ApiError`` if it is locked."""
-        if id in self._locked:
+        if id in self.locked:
             raise CONVERSATION_LOCKED()
-        self._locked.add(id)
+        self.locked.add(id)
         try:
             yield
         finally:
-            self._locked.discard(id)
+            self.locked.discard(id)
 
     def create(self, metadata: object, key: str, items: Sequence[Item]) -> StoredConversation:
         """Create a conversation, with its first items if there are any."""
@@ -72,15 +74,18 @@ class ConversationRepository:
         with self._database.transaction():
             node = self._nodes.add(key, None, id, items, self._count_tokens) if items else None
             self._execute(
-                "INSERT INTO conversations (id, created_at, metadata, node) VALUES (?, ?, ?, ?)",
-                (id, now, encode(metadata), node),
+                "INSERT INTO conversations (id, created_at, metadata, node, namespace) "
+                "VALUES (?, ?, ?, ?, ?)",
+                (id, now, encode(metadata), node, self._nodes.namespace),
             )
         return StoredConversation(id, now, metadata, node)
 
     def find(self, id: str) -> StoredConversation | None:
         """Return a conversation, or None."""
         row = self._execute(
-            "SELECT id, created_at, metadata, node FROM conversations WHERE id = ?", (id,)
+            "SELECT id, created_at, metadata, node FROM conversations "
+            "WHERE id = ? AND namespace = ?",
+            (id, self._nodes.namespace),
         ).fetchone()
         return row and StoredConversation(row[0], row[1], decode(row[2]), row[3])
 
@@ -96,15 +101,18 @@ class ConversationRepository:
         self._database.checkpoint()
 
     def delete_unused(self) -> int:
-        """Delete one batch of conversations of which no response is stored; return how many."""
+        """Delete one batch of conversations, in any namespace, of which no response is stored.
+
+        Returns:
+            How many were deleted.
+        """
         rows = self._execute(
-            "SELECT id FROM conversations c WHERE NOT EXISTS "
+            "SELECT id, node FROM conversations c WHERE NOT EXISTS "
             "(SELECT 1 FROM nodes WHERE conversation = c.id AND expires_at IS NOT NULL) LIMIT ?",
             (PURGE_BATCH_SIZE,),
         ).fetchall()
-        for (id,) in rows:
-            if found := self.find(id):
-                self.delete(found)
+        for id, node in rows:
+            self.delete(StoredConversation(id, 0, {}, node))
         return len(rows)
 
     def items(self, conversation: StoredConversation) -> list[Item]:

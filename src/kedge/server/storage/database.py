@@ -16,14 +16,14 @@ is older than any response can be. Only locks of conversation objects are per pr
 
 import os
 import sqlite3
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
 from kedge.errors import CannotServe
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SHARED_WAIT_MS = 10_000
 """How long a statement waits for another process that writes to a shared database."""
 NUMBERS_PER_RESERVATION = 64
@@ -41,7 +41,8 @@ CREATE TABLE nodes (
     input BLOB NOT NULL,          -- JSON array of items
     output BLOB NOT NULL,         -- JSON array of items
     asked BLOB,                   -- the response as JSON: what its request decided
-    became BLOB                   -- the response as JSON: what became of it
+    became BLOB,                  -- the response as JSON: what became of it
+    namespace TEXT NOT NULL DEFAULT ''  -- of the user who added it; empty for the administrator
 );
 CREATE INDEX nodes_parent ON nodes (parent) WHERE parent IS NOT NULL;
 CREATE INDEX nodes_expiry ON nodes (expires_at) WHERE expires_at IS NOT NULL;
@@ -50,12 +51,21 @@ CREATE TABLE conversations (
     id TEXT PRIMARY KEY,
     created_at INTEGER NOT NULL,
     metadata BLOB NOT NULL,
-    node INTEGER
+    node INTEGER,
+    namespace TEXT NOT NULL DEFAULT ''
 ) WITHOUT ROWID;
 CREATE INDEX conversations_node ON conversations (node) WHERE node IS NOT NULL;
 
 CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 """
+
+_UPGRADES = {
+    1: (
+        "ALTER TABLE nodes ADD COLUMN namespace TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE conversations ADD COLUMN namespace TEXT NOT NULL DEFAULT ''",
+    )
+}
+"""What upgrades each older schema to the next one."""
 
 _RESERVE_NUMBERS = """
 INSERT INTO facts (name, value)
@@ -82,6 +92,7 @@ class ServerDatabase:
     def __init__(self, path: str, *, shared: bool = False) -> None:
         self.path = path
         self.shared = shared
+        self._numbers: Iterator[int] = iter(())
         # Opened in the thread that creates the app, used in the thread of its loop.
         try:
             self._connection = sqlite3.connect(
@@ -116,10 +127,10 @@ class ServerDatabase:
                     f"{version}, this version supports {SCHEMA_VERSION}): upgrade Kedge, or use "
                     "another --db"
                 )
-            if version == 0:
-                for statement in _SCHEMA.split(";\n"):
-                    run(statement)
-                run(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            statements = _SCHEMA.split(";\n") if version == 0 else _UPGRADES.get(version, ())
+            for statement in statements:
+                run(statement)
+            run(f"PRAGMA user_version = {SCHEMA_VERSION}")
             run("UPDATE facts SET value = value WHERE name = ''")  # fails if the file is read-only
 
     @contextmanager
@@ -141,7 +152,15 @@ class ServerDatabase:
         self.execute("INSERT INTO facts (name, value) VALUES (?, ?)", (name, default))
         return None
 
-    def reserve_numbers(self) -> Iterable[int]:
+    def next_number(self) -> int:
+        """Return the number for a new node; it is unique while the server runs."""
+        number = next(self._numbers, None)
+        if number is None:
+            self._numbers = iter(self._reserve_numbers())
+            number = next(self._numbers)
+        return number
+
+    def _reserve_numbers(self) -> Iterable[int]:
         """Return numbers for new nodes: all that follow, or some if the database is shared."""
         if not self.shared:
             (last,) = self.execute("SELECT coalesce(max(id), 0) FROM nodes").fetchone()

@@ -5,7 +5,7 @@ context is cached. A node with a compaction is a *barrier*: its children do not 
 the newest compaction item.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,22 +59,30 @@ class ContextNode:
 
 
 class NodeRepository:
-    """The nodes of the database, and the contexts that end at them."""
+    """The nodes of one namespace, and the contexts that end at them.
 
-    def __init__(self, database: ServerDatabase, cache: ContextCache, expand: ItemExpander) -> None:
+    What is found by an id belongs to the namespace. A node number is not an id: callers have it from a
+    row of the namespace.
+
+    Args:
+        database: The database.
+        cache: The cached contexts, of all namespaces.
+        expand: Returns items as a model sees them.
+        namespace: The namespace; empty for the administrator's.
+    """
+
+    def __init__(
+        self,
+        database: ServerDatabase,
+        cache: ContextCache,
+        expand: ItemExpander,
+        namespace: str = "",
+    ) -> None:
+        self.namespace = namespace
         self._execute = database.execute
         self._cache = cache
         self._expand = expand
-        self._reserve_numbers = database.reserve_numbers
-        self._numbers: Iterator[int] = iter(())
-
-    def next_number(self) -> int:
-        """Return the number for a new node; it is unique while the server runs."""
-        number = next(self._numbers, None)
-        if number is None:
-            self._numbers = iter(self._reserve_numbers())
-            number = next(self._numbers)
-        return number
+        self.next_number = database.next_number
 
     def add(
         self,
@@ -87,10 +95,11 @@ class NodeRepository:
         """Add items to a conversation; ``count_tokens`` counts them as a model sees them."""
         node, barrier = parse_node_number(key), has_compaction(items)
         model_items = self._expand(slice_from_compaction(items)) if barrier else items
+        tokens = count_tokens(model_items)
         self._execute(
-            "INSERT INTO nodes (id, key, parent, barrier, tokens, conversation, input, output) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, X'5b5d')",
-            (node, key, parent, barrier, count_tokens(model_items), conversation, encode(items)),
+            "INSERT INTO nodes (id, key, parent, barrier, tokens, conversation, input, namespace, "
+            "output) VALUES (?, ?, ?, ?, ?, ?, ?, ?, X'5b5d')",
+            (node, key, parent, barrier, tokens, conversation, encode(items), self.namespace),
         )
         return node
 
@@ -103,8 +112,8 @@ class NodeRepository:
         """Return the node with a key, or None if its items are only retained for its children."""
         row = self._execute(
             "SELECT id, parent, input, output FROM nodes WHERE id = ? AND key = ? "
-            "AND (expires_at > ? OR conversation IS NOT NULL)",
-            (parse_node_number(key), key, now),
+            "AND (expires_at > ? OR conversation IS NOT NULL) AND namespace = ?",
+            (parse_node_number(key), key, now, self.namespace),
         ).fetchone()
         return row and ContextNode(*row)
 

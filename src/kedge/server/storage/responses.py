@@ -27,7 +27,7 @@ PURGE_BATCH_SIZE = 500
 
 _INSERT = """
 INSERT INTO nodes (id, key, parent, barrier, tokens, status, expires_at, conversation, input, output,
-asked, became) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+asked, became, namespace) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _CLEAR_RESPONSE = """
 UPDATE nodes SET status = NULL, expires_at = NULL, asked = NULL, became = NULL WHERE id = ?
@@ -58,7 +58,10 @@ class ResponseResult:
 
 
 class ResponseRepository:
-    """The responses of the database. Expired responses are not found."""
+    """The responses of one namespace. Expired responses are not found.
+
+    Deletion by age, and what concerns unfinished responses, is for all namespaces.
+    """
 
     def __init__(
         self, database: ServerDatabase, nodes: NodeRepository, clock: Clock, retention: float
@@ -75,8 +78,9 @@ class ResponseRepository:
         if key is None:
             return None
         return self._execute(
-            "SELECT id, status FROM nodes WHERE id = ? AND key = ? AND expires_at > ?",
-            (parse_node_number(key), key, self._clock()),
+            "SELECT id, status FROM nodes WHERE id = ? AND key = ? AND expires_at > ? "
+            "AND namespace = ?",
+            (parse_node_number(key), key, self._clock(), self._nodes.namespace),
         ).fetchone()
 
     def read(self, node: int) -> bytes:
@@ -136,6 +140,7 @@ class ResponseRepository:
                 result.output,
                 entry.request_json,
                 result.result_json,
+                self._nodes.namespace,
             ),
         )
 

@@ -1,0 +1,148 @@
+"""``kedge auth``: the named tokens of a store, with which users may use a server and its page."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import echo, echo_json, print_table
+from kedge.cli.store_options import run_with_store, store_option
+from kedge.formatting import format_age, sanitize_text
+
+if TYPE_CHECKING:
+    from kedge.store import AccessToken, Store
+
+SCOPES = ("server", "page", "api", "metrics")
+DEFAULT_SCOPES = ("server", "page", "api")
+"""The scopes of `kedge.store.tokens`, which is imported when the command runs."""
+NO_LIMIT = "none"
+
+
+@click.group("auth", short_help="Manage the tokens of users: add, list, revoke.")
+def command() -> None:
+    """Manage the named tokens with which users may use 'kedge serve' and its page.
+
+    Each user sees only their own conversations and responses.
+    """
+
+
+@kedge_command("add", short_help="Add a token and print it, once.")
+@click.argument("name")
+@click.option("--user", help="The user it belongs to.  [default: NAME]")
+@click.option("--admin", is_flag=True, help="It belongs to the administrator.")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    type=click.Choice(SCOPES),
+    help=f"What it is for; repeatable.  [default: {', '.join(DEFAULT_SCOPES)}]",
+)
+@click.option(
+    "--requests-per-minute", type=click.IntRange(1), help="Maximum number of requests per minute."
+)
+@click.option(
+    "--tokens-per-minute",
+    type=click.IntRange(1),
+    help="Maximum number of tokens of models per minute.",
+)
+@store_option
+def add(
+    name: str,
+    user: str | None,
+    admin: bool,
+    scopes: tuple[str, ...],
+    requests_per_minute: int | None,
+    tokens_per_minute: int | None,
+    store: str,
+    as_json: bool,
+) -> None:
+    """Add a token with NAME and print it. It is not stored, so it cannot be printed again."""
+    if admin and user is not None:
+        raise click.UsageError("--admin and --user exclude each other")
+
+    async def work(opened: "Store") -> "tuple[AccessToken, str]":
+        from kedge.store import TokenRegistry
+
+        return await TokenRegistry(opened).add(
+            name,
+            user="" if admin else user,
+            scopes=scopes or DEFAULT_SCOPES,
+            requests_per_minute=requests_per_minute,
+            tokens_per_minute=tokens_per_minute,
+        )
+
+    token, secret = run_with_store(work, given=store, make=True)
+    if as_json:
+        echo_json({**_token_to_json(token), "token": secret})
+        return
+    echo(secret)
+    click.echo(
+        "This is shown once. Clients send it as a bearer token; the page asks for it. "
+        "Restart a server that was started without any token.",
+        err=True,
+    )
+
+
+@kedge_command("list", short_help="List the tokens, without their secrets.")
+@store_option
+def list_tokens(store: str, as_json: bool) -> None:
+    """List the tokens: their users, scopes and limits per minute."""
+
+    async def work(opened: "Store") -> "list[AccessToken]":
+        from kedge.store import TokenRegistry
+
+        return await TokenRegistry(opened).list()
+
+    tokens = run_with_store(work, given=store, make=True)
+    if as_json:
+        echo_json([_token_to_json(token) for token in tokens])
+    elif not tokens:
+        echo("There are no tokens. Add one: kedge auth add NAME")
+    else:
+        print_table(
+            ("name", "user", "scopes", "requests/min", "tokens/min", "added"),
+            [
+                (
+                    token.name,
+                    sanitize_text(token.namespace) or "(administrator)",
+                    ", ".join(scope for scope in SCOPES if scope in token.scopes),
+                    token.requests_per_minute or NO_LIMIT,
+                    token.tokens_per_minute or NO_LIMIT,
+                    format_age(token.created_at),
+                )
+                for token in tokens
+            ],
+        )
+
+
+@kedge_command("revoke", short_help="Revoke a token and end its sessions.")
+@click.argument("name")
+@store_option
+def revoke(name: str, store: str, as_json: bool) -> None:
+    """Revoke the token with NAME and end its sessions of the page. What its user stored stays."""
+
+    async def work(opened: "Store") -> None:
+        from kedge.store import TokenRegistry
+
+        await TokenRegistry(opened).revoke(name)
+
+    run_with_store(work, given=store)
+    if as_json:
+        echo_json({"name": name, "revoked": True})
+    else:
+        echo(f"{sanitize_text(name)}: revoked")
+
+
+for each in (add, list_tokens, revoke):
+    command.add_command(each)
+
+
+def _token_to_json(token: "AccessToken") -> dict[str, Any]:
+    return {
+        "name": token.name,
+        "user": token.namespace,
+        "scopes": [scope for scope in SCOPES if scope in token.scopes],
+        "requests_per_minute": token.requests_per_minute,
+        "tokens_per_minute": token.tokens_per_minute,
+        "created_at": token.created_at,
+    }

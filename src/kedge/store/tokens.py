@@ -1,0 +1,267 @@
+"""Named tokens: who may use a server, a page and its API, as which user, and how much.
+
+A token is random and long, so one SHA-256 of it is stored: the hash cannot be turned back, and needs no
+slow function as a password would. It is looked up by the hash. Sessions of the page are random as well,
+and stored in the same way; they end with their token.
+
+Counts are one row for each token, which one statement updates, by the database's clock. So limits hold for
+all processes on a database together, and two of them cannot both use the last request of a minute.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from kedge.errors import InvalidSetting, NotInStore
+from kedge.store.database import Row, Tx
+from kedge.store.records import validate_namespace
+from kedge.store.store import Store
+
+TOKEN_PREFIX = "kedge_"
+TOKEN_BYTES = 32
+SCOPES = ("server", "page", "api", "metrics")
+"""What a token can be for: ``/v1``, the page, ``/api`` and ``/metrics``."""
+DEFAULT_SCOPES = ("server", "page", "api")
+MINUTE = 60
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
+_COLUMNS = "t.name, t.namespace, t.scopes, t.requests_per_minute, t.tokens_per_minute, t.created_at"
+
+
+@dataclass(frozen=True, slots=True)
+class AccessToken:
+    """A named token, without its secret.
+
+    Attributes:
+        name: Its name.
+        namespace: The user it belongs to: the namespace that it gives access to. Empty for the administrator.
+        scopes: What it is for: ``server``, ``page``, ``api``, ``metrics``.
+        requests_per_minute: The maximum number of requests per minute, or None.
+        tokens_per_minute: The maximum number of tokens of models per minute, or None.
+        created_at: When it was added, in seconds since 1970.
+    """
+
+    name: str
+    namespace: str
+    scopes: frozenset[str]
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    created_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUse:
+    """What was counted for a token in the current minute.
+
+    Attributes:
+        requests: The requests.
+        tokens: The tokens of models.
+        seconds_left: The seconds until the next minute.
+    """
+
+    requests: int
+    tokens: int
+    seconds_left: float
+
+
+class TokenRegistry:
+    """The named tokens of a store, with their sessions and counts.
+
+    Example:
+        token, secret = await TokenRegistry(store).add("alice")
+
+    Args:
+        store: The store, without a namespace.
+        clock: Returns the time for counts and sessions, in seconds since 1970; the database's time by default.
+
+    Raises:
+        InvalidSetting: The store is bound to a namespace.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float] | None = None) -> None:
+        if store.namespace:
+            raise InvalidSetting("tokens belong to the store without a namespace")
+        self._database = store.database
+        self._store_clock = store.clock
+        self._clock = clock
+
+    async def add(
+        self,
+        name: str,
+        *,
+        user: str | None = None,
+        scopes: Iterable[str] = DEFAULT_SCOPES,
+        requests_per_minute: int | None = None,
+        tokens_per_minute: int | None = None,
+    ) -> tuple[AccessToken, str]:
+        """Add a token.
+
+        Args:
+            name: Its name, which is unique.
+            user: The user it belongs to, by default one with the token's name; empty for the administrator.
+            scopes: What it is for: ``server``, ``page``, ``api``, ``metrics``.
+            requests_per_minute: The maximum number of requests per minute; None for any.
+            tokens_per_minute: The maximum number of tokens of models per minute; None for any.
+
+        Returns:
+            The token, and its secret, which is not stored.
+
+        Raises:
+            InvalidSetting: A value is not allowed, or there is a token with this name.
+        """
+        if not _NAME.fullmatch(name):
+            raise InvalidSetting(
+                "the name of a token must be 1 to 100 letters, digits or . _ @ + -, "
+                "and begin with a letter or digit"
+            )
+        namespace = name if user is None else validate_namespace(user) if user else ""
+        given = frozenset(scopes)
+        if unknown := given - set(SCOPES):
+            raise InvalidSetting(f"unknown scope {min(unknown)!r}; use {', '.join(SCOPES)}")
+        if not given:
+            raise InvalidSetting(f"a token needs a scope; use {', '.join(SCOPES)}")
+        for limit in (requests_per_minute, tokens_per_minute):
+            if limit is not None and limit < 1:
+                raise InvalidSetting(f"a limit per minute must be 1 or more, not {limit}")
+        secret = TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+        limits = (requests_per_minute, tokens_per_minute)
+        token = AccessToken(name, namespace, given, *limits, self._store_clock())
+
+        def work(tx: Tx) -> int:
+            return tx.run(
+                "INSERT INTO access_tokens (name, namespace, hash, scopes, requests_per_minute, "
+                "tokens_per_minute, created_at) VALUES (?, ?, ?, ?, ?, ?, ?) "
+                "ON CONFLICT (name) DO NOTHING",
+                (name, namespace, _hash(secret), _join(given), *limits, token.created_at),
+            )
+
+        if not await self._database.write(work):
+            raise InvalidSetting(
+                f"there is already a token {name!r}; revoke it, or use another name"
+            )
+        return token, secret
+
+    async def list(self) -> list[AccessToken]:
+        """Return all tokens, in the order of their names."""
+        query = f"SELECT {_COLUMNS} FROM access_tokens t ORDER BY t.name"
+        rows = await self._database.read(lambda tx: tx.rows(query))
+        return [_token_from_row(row) for row in rows]
+
+    async def revoke(self, name: str) -> None:
+        """Delete a token, its sessions and its counts; what its user stored stays.
+
+        Raises:
+            NotInStore: There is none with this name.
+        """
+
+        def work(tx: Tx) -> int:
+            tx.run("DELETE FROM access_sessions WHERE token = ?", (name,))
+            tx.run("DELETE FROM access_counts WHERE token = ?", (name,))
+            return tx.run("DELETE FROM access_tokens WHERE name = ?", (name,))
+
+        if not await self._database.write(work):
+            raise NotInStore(f"there is no token {name!r}; 'kedge auth list' lists them")
+
+    async def find(self, token: str) -> AccessToken | None:
+        """Return the token with this secret, or None."""
+        if not token.startswith(TOKEN_PREFIX):
+            return None
+        hashed = _hash(token)
+        query = f"SELECT {_COLUMNS}, t.hash FROM access_tokens t WHERE t.hash = ?"
+        rows = await self._database.read(lambda tx: tx.rows(query, (hashed,)))
+        return _match(rows, hashed)
+
+    async def is_valid(self, token: AccessToken) -> bool:
+        """Return whether a token that was found before is still there, with the same rights."""
+        query = f"SELECT {_COLUMNS} FROM access_tokens t WHERE t.name = ?"
+        rows = await self._database.read(lambda tx: tx.rows(query, (token.name,)))
+        return [_token_from_row(row) for row in rows] == [token]
+
+    async def start_session(self, name: str, seconds: float) -> str:
+        """Start a session of the page for a token, and return its secret."""
+        secret = secrets.token_urlsafe(TOKEN_BYTES)
+
+        def work(tx: Tx) -> None:
+            now, values = self._now(tx)
+            tx.run(f"DELETE FROM access_sessions WHERE expires_at <= {now}", values)
+            tx.run(
+                "INSERT INTO access_sessions (hash, token, expires_at) "
+                f"SELECT ?, name, {now} + ? FROM access_tokens WHERE name = ?",
+                (_hash(secret), *values, seconds, name),
+            )
+
+        await self._database.write(work)
+        return secret
+
+    async def find_session(self, secret: str) -> AccessToken | None:
+        """Return the token of a session that has neither ended nor expired, or None."""
+        hashed = _hash(secret)
+
+        def work(tx: Tx) -> list[Row]:
+            now, values = self._now(tx)
+            return tx.rows(
+                f"SELECT {_COLUMNS}, s.hash FROM access_sessions s JOIN access_tokens t "
+                f"ON t.name = s.token WHERE s.hash = ? AND s.expires_at > {now}",
+                (hashed, *values),
+            )
+
+        return _match(await self._database.read(work), hashed)
+
+    async def end_session(self, secret: str) -> None:
+        """End a session, if there is one."""
+        delete = "DELETE FROM access_sessions WHERE hash = ?"
+        await self._database.write(lambda tx: tx.run(delete, (_hash(secret),)))
+
+    async def count(self, name: str, *, requests: int = 0, tokens: int = 0) -> TokenUse:
+        """Add to the counts of a token in the current minute, in one statement.
+
+        Args:
+            name: The name of the token.
+            requests: The requests to add.
+            tokens: The tokens of models to add.
+
+        Returns:
+            The counts afterwards.
+        """
+
+        def work(tx: Tx) -> Row:
+            now, values = self._now(tx)
+            same = "CASE WHEN c.minute = excluded.minute THEN c.{0} ELSE 0 END + excluded.{0}"
+            return tx.rows(
+                f"INSERT INTO access_counts AS c (token, minute, requests, tokens) "
+                f"VALUES (?, {tx.dialect.floor.format(f'{now} / {MINUTE}')}, ?, ?) "
+                f"ON CONFLICT (token) DO UPDATE SET requests = {same.format('requests')}, "
+                f"tokens = {same.format('tokens')}, minute = excluded.minute "
+                f"RETURNING requests, tokens, {MINUTE} * (minute + 1) - {now}",
+                (name, *values, requests, tokens, *values),
+            )[0]
+
+        return TokenUse(*await self._database.write(work))
+
+    def _now(self, tx: Tx) -> tuple[str, tuple[float, ...]]:
+        """Return the SQL of the current time, and the values of its placeholders."""
+        return (tx.dialect.now, ()) if self._clock is None else ("?", (self._clock(),))
+
+
+def _hash(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+def _join(scopes: frozenset[str]) -> str:
+    return " ".join(scope for scope in SCOPES if scope in scopes)
+
+
+def _match(rows: Sequence[Row], hashed: bytes) -> AccessToken | None:
+    """Return the token of the row that ends with this hash."""
+    for *_, found in rows:
+        if hmac.compare_digest(bytes(found), hashed):
+            return _token_from_row(rows[0][:-1])
+    return None
+
+
+def _token_from_row(row: Row) -> AccessToken:
+    name, namespace, scopes, requests, tokens, created_at = row
+    return AccessToken(name, namespace, frozenset(scopes.split()), requests, tokens, created_at)

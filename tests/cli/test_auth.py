@@ -1,0 +1,106 @@
+"""``kedge auth``: add, list and revoke tokens; ``kedge serve`` with them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from click.testing import CliRunner, Result
+
+from cli.test_serve import TIMEOUT, run_serve
+from kedge.cli import group
+from kedge.cli.auth import DEFAULT_SCOPES, SCOPES
+from kedge.store import tokens
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    """The file of a store that does not exist yet."""
+    return str(tmp_path / "store.db")
+
+
+def run_auth(store: str, *arguments: str) -> Result:
+    """Run ``kedge auth``."""
+    return CliRunner().invoke(group, ["auth", *arguments, "--store", store])
+
+
+def read_json(store: str, *arguments: str) -> Any:
+    """Run it with ``--json``."""
+    done = run_auth(store, *arguments, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_scopes_are_those_of_the_store() -> None:
+    """The command repeats them, because importing the store takes long."""
+    assert (SCOPES, DEFAULT_SCOPES) == (tokens.SCOPES, tokens.DEFAULT_SCOPES)
+
+
+def test_tokens_are_added_listed_and_revoked(store: str) -> None:
+    """The secret is printed once, by ``add``."""
+    assert "There are no tokens" in run_auth(store, "list").stdout
+    added = run_auth(store, "add", "alice")
+    secret = added.stdout.strip()
+    assert secret.startswith("kedge_")
+    assert "shown once" in added.stderr
+    made = read_json(
+        store, "add", "ci", "--user", "alice", "--scope", "server", "--tokens-per-minute", "9"
+    )
+    assert made["token"].startswith("kedge_")
+    assert made["scopes"] == ["server"]
+    read_json(store, "add", "ops", "--admin", "--scope", "metrics")
+    listed = read_json(store, "list")
+    assert [(each["name"], each["user"]) for each in listed] == [
+        ("alice", "alice"),
+        ("ci", "alice"),
+        ("ops", ""),
+    ]
+    shown = run_auth(store, "list").stdout
+    assert "(administrator)" in shown
+    assert secret not in shown + json.dumps(listed)
+    assert read_json(store, "revoke", "ci") == {"name": "ci", "revoked": True}
+    assert "alice: revoked" in run_auth(store, "revoke", "alice").stdout
+    assert [each["name"] for each in read_json(store, "list")] == ["ops"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("add", "a", "--admin", "--user", "b"), 2, "exclude each other"),
+        (("add", "a", "--scope", "all"), 2, "Invalid value"),
+        (("add", "a b"), 1, "the name of a token"),
+        (("revoke", "nobody"), 1, "there is no token 'nobody'"),
+    ],
+)
+def test_mistakes_are_explained(
+    store: str, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    """With one sentence and an exit code."""
+    run_auth(store, "add", "known")
+    done = run_auth(store, *arguments)
+    assert done.exit_code == code
+    assert message in done.output
+
+
+@pytest.mark.parametrize("page", ["--page", "--no-page"])
+def test_a_server_requires_the_tokens_of_its_store(store: str, page: str) -> None:
+    """Once there is one; each request is of the user whose token it has."""
+    secrets = {name: read_json(store, "add", name)["token"] for name in ("alice", "bob")}
+    with run_serve("--db", ":memory:", page, "--store", store) as (_, line):
+        url = f"{line['base_url']}/responses"
+
+        def call(method: str, name: str, path: str = "", **options: Any) -> httpx2.Response:
+            headers = {"authorization": f"Bearer {secrets.get(name, name)}"}
+            return httpx2.request(
+                method, url + path, headers=headers, verify=False, timeout=TIMEOUT, **options
+            )
+
+        body = {"model": "practice", "input": "hello"}
+        made = call("POST", "alice", json=body).json()["id"]
+        assert call("GET", "alice", f"/{made}").status_code == 200
+        assert call("GET", "bob", f"/{made}").status_code == 404
+        assert call("GET", "wrong", f"/{made}").status_code == 401
+        if page == "--page":
+            answer = httpx2.get(f"{line['url']}/api/conversations", verify=False, timeout=TIMEOUT)
+            assert answer.status_code == 401

@@ -1,0 +1,273 @@
+"""Named tokens: each caller sees what its own namespace stored, within its limits."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+import pytest
+
+from kedge.errors import StoreBusy
+from kedge.server.access import WindowCounts
+from kedge.store import AccessToken, Store, TokenRegistry, TokenUse, open_store
+from kedge.testing import TestServer, serve
+from server.waiting import TIMEOUT
+from server.websocket.client import connect_client
+
+ADMIN = "admin-secret"
+LONG = "word " * 3000
+
+
+@dataclass
+class Users:
+    """A server with two users and an administrator."""
+
+    server: TestServer
+    store: Store
+    registry: TokenRegistry
+    now: list[float]
+    secrets: dict[str, str] = field(default_factory=dict[str, str])
+
+    def add(self, name: str, **options: Any) -> str:
+        """Add a token, and return its secret."""
+        _, secret = asyncio.run(self.registry.add(name, **options))
+        self.secrets[name] = secret
+        return secret
+
+    def call(self, name: str, method: str, path: str, **options: Any) -> httpx2.Response:
+        """Send a request with the token of a user."""
+        headers = {"authorization": f"Bearer {self.secrets[name]}"}
+        url = f"{self.server.url}{path}"
+        return httpx2.request(
+            method, url, headers=headers, timeout=TIMEOUT, verify=False, **options
+        )
+
+    def create(self, name: str, **body: Any) -> dict[str, Any]:
+        """Create a response."""
+        answer = self.call(
+            name, "POST", "/v1/responses", json={"model": "m", "input": "hello", **body}
+        )
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+@pytest.fixture(scope="module")
+def module_users() -> Iterator[Users]:
+    """One server for the tests of isolation, which do not disturb each other."""
+    yield from make_users()
+
+
+@pytest.fixture
+def users() -> Iterator[Users]:
+    """A server of its own."""
+    yield from make_users()
+
+
+def make_users() -> Iterator[Users]:
+    """Run a server with the users alice and bob, whose counts have a clock that stands still."""
+    store = asyncio.run(open_store("sqlite://:memory:"))
+    now = [600.0]
+    registry = TokenRegistry(store, lambda: now[0])
+    with serve(callers=registry, token=ADMIN, hosts=None) as server:
+        users = Users(server, store, registry, now, {"admin": ADMIN})
+        users.add("alice")
+        users.add("bob")
+        yield users
+    store.database.close()
+
+
+def compare_to_unknown(
+    users: Users, name: str, method: str, path: str, own: str, **options: Any
+) -> None:
+    """Check that another user's id gives exactly the answer for an id that never was."""
+    unknown = own[:-8] + "00000000"
+    answers: list[tuple[int, str]] = []
+    for each in (own, unknown):
+        given = json.loads(json.dumps(options).replace("{id}", each))
+        answer = users.call(name, method, path.replace("{id}", each), **given)
+        answers.append((answer.status_code, answer.text.replace(each, "ID")))
+    assert answers[0] == answers[1]
+    assert answers[0][0] in (400, 404)
+
+
+@pytest.mark.parametrize("stranger", ["bob", "admin"])
+def test_a_response_of_another_user_is_unknown(module_users: Users, stranger: str) -> None:
+    """It cannot be read, deleted, cancelled, listed, streamed or chained on."""
+    users = module_users
+    made = users.create("alice", background=True, stream=False)
+    calls: list[tuple[str, str, dict[str, Any]]] = [
+        ("GET", "/v1/responses/{id}", {}),
+        ("GET", "/v1/responses/{id}?stream=true", {}),
+        ("DELETE", "/v1/responses/{id}", {}),
+        ("POST", "/v1/responses/{id}/cancel", {}),
+        ("GET", "/v1/responses/{id}/input_items", {}),
+    ]
+    body = {"model": "m", "input": "x", "previous_response_id": "{id}"}
+    calls += [
+        ("POST", f"/v1/responses{end}", {"json": body}) for end in ("", "/input_tokens", "/compact")
+    ]
+    for method, path, options in calls:
+        compare_to_unknown(users, stranger, method, path, made["id"], **options)
+    assert users.call("alice", "GET", f"/v1/responses/{made['id']}").status_code == 200
+
+
+@pytest.mark.parametrize("stranger", ["bob", "admin"])
+def test_a_conversation_of_another_user_is_unknown(module_users: Users, stranger: str) -> None:
+    """It cannot be read, changed, deleted or continued, and neither can its items."""
+    users = module_users
+    items = [{"type": "message", "role": "user", "content": "My name is Ada."}]
+    made = users.call("alice", "POST", "/v1/conversations", json={"items": items}).json()
+    item = users.call("alice", "GET", f"/v1/conversations/{made['id']}/items").json()["data"][0]
+    calls: list[tuple[str, str, dict[str, Any]]] = [
+        ("GET", "/v1/conversations/{id}", {}),
+        ("POST", "/v1/conversations/{id}", {"json": {"metadata": {"a": "b"}}}),
+        ("GET", "/v1/conversations/{id}/items", {}),
+        ("POST", "/v1/conversations/{id}/items", {"json": {"items": items}}),
+        ("GET", f"/v1/conversations/{{id}}/items/{item['id']}", {}),
+        ("DELETE", f"/v1/conversations/{{id}}/items/{item['id']}", {}),
+        ("DELETE", "/v1/conversations/{id}", {}),
+        ("POST", "/v1/responses", {"json": {"model": "m", "input": "x", "conversation": "{id}"}}),
+    ]
+    for method, path, options in calls:
+        compare_to_unknown(users, stranger, method, path, made["id"], **options)
+    reference = [{"type": "item_reference", "id": "{id}"}]
+    body = {"model": "m", "input": reference}
+    compare_to_unknown(users, stranger, "POST", "/v1/responses", item["id"], json=body)
+    body = {"items": reference}
+    compare_to_unknown(users, stranger, "POST", "/v1/conversations", item["id"], json=body)
+    continued = users.create("alice", input="What is my name?", conversation=made["id"])
+    assert "Ada" in json.dumps(continued["output"])
+
+
+def test_caches_and_keys_are_separate(module_users: Users) -> None:
+    """Cached prompts, remembered reasoning and encrypted content are those of one user."""
+    users = module_users
+    for name in ("alice", "bob"):
+        cached = [
+            users.create(name, input=LONG)["usage"]["input_tokens_details"]["cached_tokens"]
+            for _ in range(2)
+        ]
+        assert cached[0] == 0 < cached[1]
+    options = {
+        "reasoning": {"effort": "high"},
+        "include": ["reasoning.encrypted_content"],
+        "store": False,
+    }
+    output = users.create("alice", input="What is 2+3?", **options)["output"]
+    reasoning = next(item for item in output if item["type"] == "reasoning")
+    message = {"role": "user", "content": "What did you think?"}
+    body = {"model": "m", "input": [*output, message], **options}
+    assert users.call("alice", "POST", "/v1/responses", json=body).status_code == 200
+    rejected = users.call("bob", "POST", "/v1/responses", json=body)
+    assert rejected.json()["error"]["code"] == "invalid_encrypted_content"
+    del reasoning["encrypted_content"]
+    views = [users.server.call(lambda service: service)]
+    views += [views[0].view_as(AccessToken(n, n, frozenset())) for n in ("alice", "bob")]
+    texts = [
+        users.server.call(lambda _, view=view: view.read_reasoning(reasoning)) for view in views
+    ]
+    assert [bool(text) for text in texts] == [False, True, False]
+
+
+def test_messages_of_a_socket_are_those_of_its_user(users: Users) -> None:
+    """A lane does not chain on a response of another user, and ends with its token."""
+    made = users.create("alice")
+
+    async def exchange() -> None:
+        headers = {"authorization": f"Bearer {users.secrets['bob']}"}
+        async with connect_client(users.server, additional_headers=headers) as wire:
+            lost = await wire.create_and_read(previous_response_id=made["id"])
+            assert lost["error"]["code"] == "previous_response_not_found"
+            assert (await wire.create_and_read())["type"] == "response.completed"
+            await users.registry.revoke("bob")
+            revoked = await wire.create_and_read()
+            assert (revoked["status"], revoked["error"]["code"]) == (401, "invalid_api_key")
+
+    asyncio.run(exchange())
+
+
+def test_a_token_is_needed_and_has_scopes(users: Users) -> None:
+    """Without a token, with a wrong one, without the scope, and after it was revoked."""
+    users.secrets["nobody"] = "kedge_wrong"
+    assert users.call("nobody", "GET", "/v1/models").status_code == 401
+    assert httpx2.get(f"{users.server.url}/v1/models", verify=False).status_code == 401
+    users.add("page-only", scopes=["page"])
+    users.add("ops", user="", scopes=["server", "metrics"])
+    missing = users.call("page-only", "GET", "/v1/models")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (
+        403,
+        "insufficient_permissions",
+    )
+    assert users.call("alice", "GET", "/metrics").status_code == 403
+    metrics = users.call("ops", "GET", "/metrics")
+    assert metrics.status_code == 200
+    assert "alice" not in metrics.text
+    made = users.create("admin")
+    assert users.call("ops", "GET", f"/v1/responses/{made['id']}").status_code == 200
+    asyncio.run(users.registry.revoke("alice"))
+    assert users.call("alice", "GET", "/v1/models").status_code == 401
+
+
+def test_a_limit_of_requests_holds(users: Users) -> None:
+    """Requests above it get 429 with the headers of the hosted API, until the next minute."""
+    users.add("small", requests_per_minute=2)
+    users.now[0] = 615.0
+    first = users.call("small", "GET", "/v1/models")
+    assert first.headers["x-ratelimit-limit-requests"] == "2"
+    assert first.headers["x-ratelimit-remaining-requests"] == "1"
+    assert first.headers["x-ratelimit-reset-requests"] == "45s"
+    assert "x-ratelimit-limit-tokens" not in first.headers
+    assert users.call("small", "GET", "/v1/models").status_code == 200
+    rejected = users.call("small", "GET", "/v1/models")
+    assert rejected.status_code == 429
+    assert rejected.headers["retry-after"] == "45"
+    assert rejected.json()["error"]["code"] == "rate_limit_exceeded"
+    assert rejected.json()["error"]["type"] == "requests"
+    assert "x-ratelimit-limit-requests" not in users.call("bob", "GET", "/v1/models").headers
+    users.now[0] = 660.0
+    assert users.call("small", "GET", "/v1/models").status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_limit_of_tokens_holds(users: Users, stream: bool) -> None:
+    """The tokens of all APIs count, and a request is rejected once they reach the limit."""
+    users.add("small", tokens_per_minute=300)
+    body: dict[str, Any] = {"model": "m", "input": "hello " * 20, "stream": stream}
+    first = users.call("small", "POST", "/v1/responses", json=body)
+    assert first.headers["x-ratelimit-remaining-tokens"] == "300"
+    left = users.call("small", "GET", "/v1/models").headers["x-ratelimit-remaining-tokens"]
+    assert 0 < int(left) < 280
+    chat = {"model": "m", "messages": [{"role": "user", "content": "hello " * 300}]}
+    answer = users.call("small", "POST", "/v1/chat/completions", json={**chat, "stream": stream})
+    assert answer.status_code == 200
+    rejected = users.call("small", "POST", "/v1/responses", json=body)
+    assert (rejected.status_code, rejected.json()["error"]["type"]) == (429, "tokens")
+    headers = {"x-api-key": users.secrets["small"], "anthropic-version": "2023-06-01"}
+    url = f"{users.server.url}/v1/messages"
+    message = httpx2.post(url, json=chat, headers=headers, verify=False, timeout=TIMEOUT)
+    assert message.json()["error"]["type"] == "rate_limit_error"
+    users.now[0] += 60
+    short = {"model": "m", "input": "hello"}
+    assert users.call("small", "POST", "/v1/responses/compact", json=short).status_code == 200
+    counts = asyncio.run(users.registry.count("small"))
+    assert counts.requests == 1
+    assert counts.tokens > 0
+
+
+def test_a_failed_count_does_not_break_the_response(
+    users: Users, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The response is complete; only its tokens are missing in the counts."""
+    users.add("small", tokens_per_minute=1000)
+    count = users.registry.count
+
+    async def fail_for_tokens(name: str, *, requests: int = 0, tokens: int = 0) -> WindowCounts:
+        if tokens:
+            raise StoreBusy("busy")
+        return await count(name, requests=requests)
+
+    monkeypatch.setattr(users.registry, "count", fail_for_tokens)
+    assert users.create("small")["status"] == "completed"
+    assert asyncio.run(count("small")) == TokenUse(1, 0, 60.0)

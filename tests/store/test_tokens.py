@@ -1,0 +1,117 @@
+"""Named tokens, sessions and counts, on every database."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kedge.errors import InvalidSetting, NotInStore
+from kedge.store import Store, TokenRegistry, TokenUse, open_store
+from kedge.store.tokens import DEFAULT_SCOPES
+
+
+async def test_a_token_is_found_by_its_secret_only(store: Store) -> None:
+    """The secret is random, and the database has only its hash."""
+    registry = TokenRegistry(store)
+    token, secret = await registry.add("alice", requests_per_minute=5, tokens_per_minute=100)
+    assert (token.name, token.namespace, token.scopes) == ("alice", "alice", {*DEFAULT_SCOPES})
+    assert len(secret) > 40
+    assert await registry.find(secret) == token == (await registry.list())[0]
+    for wrong in ("", "x", "kedge_", secret[:-1], secret + "x", "kedge_\udc80"):
+        assert await registry.find(wrong) is None
+    rows = await store.database.read(lambda tx: tx.rows("SELECT * FROM access_tokens"))
+    assert secret not in str(rows)
+    assert secret.encode() not in b"".join(bytes(v) for v in rows[0] if isinstance(v, bytes))
+
+
+async def test_several_tokens_have_one_user(store: Store) -> None:
+    """A token names its user, or the administrator; revoking one leaves the others."""
+    registry = TokenRegistry(store)
+    _, laptop = await registry.add("laptop", user="alice", scopes=["server"])
+    await registry.add("phone", user="alice", scopes=["page", "metrics"])
+    admin, _ = await registry.add("ops", user="")
+    assert admin.namespace == ""
+    assert [each.namespace for each in await registry.list()] == ["alice", "", "alice"]
+    await registry.revoke("laptop")
+    assert await registry.find(laptop) is None
+    assert [each.name for each in await registry.list()] == ["ops", "phone"]
+    with pytest.raises(NotInStore, match="there is no token 'laptop'"):
+        await registry.revoke("laptop")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("", {}),
+        ("-x", {}),
+        ("a b", {}),
+        ("x" * 101, {}),
+        ("a", {"user": " "}),
+        ("a", {"scopes": []}),
+        ("a", {"scopes": ["everything"]}),
+        ("a", {"requests_per_minute": 0}),
+        ("a", {"tokens_per_minute": -1}),
+        ("taken", {}),
+    ],
+)
+async def test_invalid_tokens_are_rejected(name: str, options: dict[str, Any]) -> None:
+    """Nothing is stored."""
+    async with await open_store("sqlite://:memory:") as store:
+        registry = TokenRegistry(store)
+        await registry.add("taken")
+        with pytest.raises(InvalidSetting):
+            await registry.add(name, **options)
+        assert len(await registry.list()) == 1
+        with pytest.raises(InvalidSetting, match="without a namespace"):
+            TokenRegistry(store.use_namespace("alice"))
+
+
+async def test_sessions_end_with_their_token(store: Store) -> None:
+    """A session expires, is ended, or ends when its token is revoked."""
+    now = [1000.0]
+    registry = TokenRegistry(store, lambda: now[0])
+    token, _ = await registry.add("alice")
+    first, second, third = [await registry.start_session("alice", 60.0) for _ in range(3)]
+    assert await registry.find_session(first) == token
+    assert await registry.find_session("other") is None
+    await registry.end_session(second)
+    assert await registry.find_session(second) is None
+    now[0] += 60
+    assert await registry.find_session(first) is None
+    await registry.start_session("alice", 60.0)
+    rows = await store.database.read(lambda tx: tx.rows("SELECT 1 FROM access_sessions"))
+    assert len(rows) == 1  # those that expired were deleted
+    fourth = await registry.start_session("alice", 60.0)
+    await registry.revoke("alice")
+    await registry.add("alice")
+    assert await registry.find_session(third) is None
+    assert await registry.find_session(fourth) is None
+    ended = await registry.start_session("nobody", 60.0)
+    assert await registry.find_session(ended) is None
+
+
+async def test_counts_are_of_one_minute(store: Store) -> None:
+    """They add up within a minute, and begin again with the next."""
+    now = [630.0]
+    registry = TokenRegistry(store, lambda: now[0])
+    assert await registry.count("a", requests=1) == TokenUse(1, 0, 30.0)
+    assert await registry.count("a", tokens=7) == TokenUse(1, 7, 30.0)
+    assert await registry.count("b", requests=1) == TokenUse(1, 0, 30.0)
+    now[0] = 659.5
+    assert await registry.count("a", requests=1) == TokenUse(2, 7, 0.5)
+    now[0] = 660.0
+    assert await registry.count("a", requests=1) == TokenUse(1, 0, 60.0)
+    default = await TokenRegistry(store).count("c", requests=1)
+    assert default.requests == 1
+    assert 0 < default.seconds_left <= 60
+
+
+async def test_counts_hold_for_several_processes_together(lasting_url: str) -> None:
+    """Concurrent counts of two stores on one database lose nothing."""
+    async with await open_store(lasting_url) as one, await open_store(lasting_url) as two:
+        registries = [TokenRegistry(each, lambda: 630.0) for each in (one, two)]
+        uses = await asyncio.gather(
+            *(registries[i % 2].count("a", requests=1, tokens=2) for i in range(20))
+        )
+        assert sorted(use.requests for use in uses) == list(range(1, 21))
+        assert max(use.tokens for use in uses) == 40

@@ -1,0 +1,269 @@
+"""Users of the page and the API: each sees their own conversations, runs, figures and nothing else."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import httpx2
+import pytest
+
+from kedge.server.settings import Settings
+from kedge.store import ProxiedRequest, TokenRegistry
+from kedge.web import dashboard, security
+from kedge.web.api import OPERATIONS
+from kedge.web.pages import ROUTES
+from kedge.web.serve import PageSettings
+from kedge.web.service import ConversationService
+from web.conftest import TIMEOUT, PageServer
+
+ADMIN = "admin-secret"
+SKIPPED = {"/login", "/static/{name}", "/dashboard/live"}
+"""Routes without content, and one that does not end."""
+
+
+class UserPage:
+    """A running page with named tokens."""
+
+    def __init__(self, page: PageServer) -> None:
+        self.page = page
+        self.secrets: dict[str, str] = {"admin": ADMIN}
+
+    def add(self, name: str, **options: Any) -> str:
+        """Add a token."""
+
+        async def work(service: ConversationService) -> str:
+            return (await TokenRegistry(service.store).add(name, **options))[1]
+
+        self.secrets[name] = self.page.run(work)
+        return self.secrets[name]
+
+    def revoke(self, name: str) -> None:
+        """Revoke a token."""
+        self.page.run(lambda service: TokenRegistry(service.store).revoke(name))
+
+    def call(self, name: str, method: str, path: str, **options: Any) -> httpx2.Response:
+        """Send a request with the token of a user."""
+        headers = {"authorization": f"Bearer {self.secrets[name]}"}
+        return self.page.client.request(method, path, headers=headers, **options)
+
+    @contextmanager
+    def log_in(self, name: str) -> Iterator[httpx2.Client]:
+        """Yield a browser in which a user logged in."""
+        with httpx2.Client(base_url=self.page.url, timeout=TIMEOUT, verify=False) as client:
+            answer = client.post("/login", data={"token": self.secrets[name]})
+            assert answer.status_code == 303, answer.text
+            yield client
+
+    def send(self, name: str, text: str) -> str:
+        """Create a conversation in which this is said; return its id."""
+        made = self.call(name, "POST", "/api/conversations", json={"title": text}).json()["id"]
+        turn = self.call(name, "POST", f"/api/conversations/{made}/turns", json={"text": text})
+        assert turn.status_code == 200, turn.text
+        return made
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UserPage]:
+    """A page with the users alice and bob."""
+    folder = tmp_path_factory.mktemp("users")
+    settings = Settings(token=ADMIN, hosts=None, db=str(folder / "server.db"))
+    page = PageServer(settings, PageSettings(f"sqlite:///{folder / 'store.db'}"))
+    page.start()
+    users = UserPage(page)
+    users.add("alice")
+    users.add("bob")
+    yield users
+    page.stop()
+
+
+def list_paths() -> list[tuple[str, str]]:
+    """Every route of the page and of the API, with its method."""
+    pages = [
+        (method, r.path) for r in ROUTES for method in sorted(r.methods or ()) if method != "HEAD"
+    ]
+    return [*pages, *((each.method, each.path) for each in OPERATIONS)]
+
+
+@pytest.mark.parametrize("stranger", ["bob", "admin"])
+def test_every_route_hides_what_another_user_has(running: UserPage, stranger: str) -> None:
+    """Each route answers as for an id that never was, or without anything of the other user."""
+    name = running.send("alice", "My secret is Zanzibar.")
+    node = running.call("alice", "GET", f"/api/conversations/{name}/chain").json()["head"]
+    assert node
+    bodies = {
+        "PATCH /api/conversations/{id}": {"title": "stolen"},
+        "POST /api/conversations/{id}/turns": {"text": "hello"},
+        "POST /api/conversations/{id}/resume": {"node": node},
+        "POST /api/conversations/{id}/edit": {"block": "blk", "text": "x"},
+        "POST /api/conversations/{id}/fork": {},
+    }
+    for method, path in list_paths():
+        if path in SKIPPED or (method == "POST" and "{id}" not in path):
+            continue
+        answers: list[str] = []
+        for each in (name, "conv_unknown"):
+            filled = path.replace("{id}", each).replace("{node:int}", str(node))
+            filled = re.sub(r"\{\w+:int\}", "0", filled)
+            filled = re.sub(r"\{\w+\}", "x", filled)
+            filled += "?q=secret" if filled in ("/", "/api/search") else ""
+            filled += f"?left={node}&right={node}" if filled.endswith("/compare") else ""
+            body = bodies.get(f"{method} {path}")
+            answer = running.call(
+                stranger, method, filled, **({} if body is None else {"json": body})
+            )
+            assert "Zanzibar" not in answer.text, filled
+            answers.append(f"{answer.status_code} {answer.text.replace(each, 'ID')}")
+        if "{id}" in path and answers:
+            assert answers[0] == answers[1], path
+            assert answers[0].startswith("404"), (path, answers[0])
+    own = running.call("alice", "GET", f"/api/conversations/{name}").json()
+    assert own["title"] == "My secret is Zanzibar."
+
+
+def test_lists_search_and_figures_are_of_one_user(running: UserPage) -> None:
+    """Lists, search, filters, statistics and proxied requests have only the caller's rows."""
+    running.send("alice", "Tell me about Quokkas.")
+    assert running.call("alice", "GET", "/api/search?q=Quokkas").json()["data"]
+    assert running.call("bob", "GET", "/api/search?q=Quokkas").json()["data"] == []
+    assert running.call("bob", "GET", "/api/conversations").json()["total"] == 0
+    assert "Quokkas" in running.call("alice", "GET", "/").text
+    figures = [
+        running.call(name, "GET", "/api/analytics").json()["requests"]["total"]
+        for name in ("alice", "bob", "admin")
+    ]
+    assert figures[0] > 0
+    assert figures[1:] == [0, 0]
+    request = ProxiedRequest(1.0, "https://host/v1", "m", 200, 0.1, "", "resp_p", 1, 1, 10, 10)
+    running.page.run(lambda service: service.store.add_proxied([request]))
+    assert "https://host" in running.call("admin", "GET", "/proxied").text or (
+        running.call("admin", "GET", "/proxied/1").status_code == 200
+    )
+    assert running.call("alice", "GET", "/proxied/1").status_code == 404
+
+
+def test_the_page_calls_the_server_as_its_user(running: UserPage) -> None:
+    """A response of the page belongs to the user who sent the message, and to no other."""
+    name = running.send("alice", "Hello from Alice.")
+    chain = running.call("alice", "GET", f"/api/conversations/{name}/chain").json()
+    response = chain["nodes"][-1]["response"]["response_id"]
+    found = {
+        user: running.call(user, "GET", f"/v1/responses/{response}").status_code
+        for user in ("alice", "bob", "admin")
+    }
+    assert found == {"alice": 200, "bob": 404, "admin": 404}
+
+
+def test_a_run_is_listed_and_stopped_by_its_user_only(running: UserPage) -> None:
+    """Another user neither sees nor follows nor stops it, even with its id."""
+    name = running.call("alice", "POST", "/api/conversations", json={}).json()["id"]
+    path = f"/api/conversations/{name}"
+    headers = {"authorization": f"Bearer {running.secrets['alice']}"}
+    body = {"text": "Count to 1000 very slowly", "stream": True}
+    with running.page.client.stream("POST", f"{path}/turns", json=body, headers=headers) as stream:
+        run = stream.headers["x-kedge-run"]
+        for stranger in ("bob", "admin"):
+            for method, end in (("GET", ""), ("GET", f"/{run}"), ("POST", f"/{run}/stop")):
+                assert running.call(stranger, method, f"{path}/runs{end}").status_code == 404
+        listed = running.call("alice", "GET", f"{path}/runs").json()["data"]
+        assert [each["id"] for each in listed] == [run]
+        assert running.call("alice", "POST", f"{path}/runs/{run}/stop").status_code == 200
+
+
+def test_sessions_are_of_one_user_and_revocable(
+    running: UserPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session shows its user's conversations until the token is revoked, also in open streams."""
+    monkeypatch.setattr(security, "RECHECK_SECONDS", 0.0)
+    monkeypatch.setattr(dashboard, "HEARTBEAT_TICKS", 1)
+    running.add("carol")
+    running.add("carol-phone", user="carol", scopes=["page"])
+    running.send("carol", "Carol was here.")
+    with (
+        running.log_in("carol") as browser,
+        running.log_in("carol-phone") as phone,
+        running.log_in("bob") as other,
+    ):
+        for each in (browser, phone):
+            assert "Carol was here." in each.get("/").text
+            assert each.get("/api/conversations").json()["total"] == 1
+        assert "Carol was here." not in other.get("/").text
+        assert running.secrets["carol"] not in str(browser.cookies)
+        with browser.stream("GET", "/dashboard/live") as stream:
+            chunks = stream.iter_bytes()
+            assert next(chunks)
+            running.revoke("carol")
+            list(chunks)  # it ends with the next heartbeat
+        assert browser.get("/").status_code == 303
+        assert browser.get("/api/conversations").status_code == 401
+        assert phone.get("/").status_code == 200
+
+
+def test_scopes_limit_where_a_token_is_accepted(running: UserPage) -> None:
+    """A token for the server is not for the page, and the other way round."""
+    running.add("only-server", scopes=["server"])
+    running.add("only-page", scopes=["page"])
+    running.add("only-api", scopes=["api"])
+    status = {
+        name: [
+            running.call(name, "GET", path, follow_redirects=False).status_code
+            for path in ("/v1/models", "/", "/api/conversations")
+        ]
+        for name in ("only-server", "only-page", "only-api")
+    }
+    assert status == {
+        "only-server": [200, 403, 403],
+        "only-page": [403, 200, 403],
+        "only-api": [403, 403, 200],
+    }
+    login = running.page.client.post("/login", data={"token": running.secrets["only-api"]})
+    assert login.status_code == 403
+    with running.log_in("only-page") as browser:
+        assert browser.get("/api/conversations").status_code == 200
+
+
+def test_limits_hold_for_the_page_and_the_api(running: UserPage) -> None:
+    """Requests above a limit get 429 with headers; tokens of the page's messages count."""
+    running.add("dave", requests_per_minute=1_000, tokens_per_minute=5)
+    name = running.send("dave", "Hello.")
+    turn = f"/api/conversations/{name}/turns"
+
+    def send_until_limited(send: Callable[..., httpx2.Response]) -> httpx2.Response:
+        """Send messages until one is rejected: a new minute may begin between two of them."""
+        answers = (send("POST", turn, json={"text": "Hello."}) for _ in range(20))
+        return next(answer for answer in answers if answer.status_code != 200)
+
+    rejected = send_until_limited(partial(running.call, "dave"))
+    assert rejected.status_code == 429
+    assert rejected.json()["error"]["code"] == "rate_limited"
+    assert 0 < int(rejected.headers["retry-after"]) <= 60
+    assert rejected.headers["x-ratelimit-limit-tokens"] == "5"
+    with running.log_in("dave") as browser:
+        assert send_until_limited(browser.request).status_code == 429
+        assert browser.get("/").status_code == 200  # of a session only writes are counted
+
+
+def test_users_cannot_use_the_keys_of_the_server(running: UserPage) -> None:
+    """A conversation with a provider of the machine's environment is not continued for a user."""
+
+    async def prepare(service: ConversationService) -> str:
+        row = await service.store.use_namespace("alice").create(data={"model": "openai:gpt-5.1"})
+        return row.id
+
+    name = running.page.run(prepare)
+    turn = running.call("alice", "POST", f"/api/conversations/{name}/turns", json={"text": "x"})
+    assert turn.status_code == 400
+    assert "not available to users" in turn.json()["error"]["message"]
+
+
+def test_a_revoked_user_sends_nothing_more(running: UserPage) -> None:
+    """The token with which the page calls the server ends with the user's own."""
+    running.add("erin")
+    running.send("erin", "Hello.")
+    caller = running.page.run(lambda s: TokenRegistry(s.store).find(running.secrets["erin"]))
+    assert caller is not None
+    assert running.page.run(lambda s: TokenRegistry(s.store).is_valid(caller))
+    running.revoke("erin")
+    assert running.call("erin", "GET", "/api/conversations").status_code == 401
+    assert not running.page.run(lambda s: TokenRegistry(s.store).is_valid(caller))
