@@ -12,13 +12,18 @@ import inspect
 import io
 import json
 import logging
+import os
 import re
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+TUTORIAL = ROOT / "docs" / "tutorial.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SNIPPET = re.compile(
     r"^```python\n(?P<code>.*?)^```$(?:\n+^```text\n(?P<printed>.*?)^```$)?",
@@ -61,7 +66,9 @@ def _run(snippet: re.Match[str], page: Path, runner: asyncio.Runner) -> bool:
     return True
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page != TUTORIAL], ids=lambda page: page.name
+)
 def test_every_snippet_runs_and_prints_what_the_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +92,38 @@ def test_the_page_of_clients_names_the_versions_that_are_run() -> None:
     page = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^\| \[[^|]+\| ([^|]+) \|", page, re.MULTILINE))
     assert named - pinned == {"not run"}
+
+
+def test_the_tutorial_runs_on_the_built_wheel(tmp_path: Path) -> None:
+    """From its installation on: the wheel contains everything that its programs and ``kedge chat`` need."""
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=300)
+    (wheel,) = tmp_path.glob("kedge-*.whl")
+    site, work = tmp_path / "site", tmp_path / "work"
+    work.mkdir()
+    with zipfile.ZipFile(wheel) as archive:  # what pip does with a wheel of pure Python
+        archive.extractall(site)
+    environment = {**os.environ, "PYTHONPATH": str(site), "XDG_DATA_HOME": str(tmp_path / "data")}
+
+    def run(*arguments: str, typed: str = "") -> str:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=work,
+            env=environment,
+            input=typed,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        ).stdout
+
+    assert "2+3 = 5." in run("-m", "kedge", "chat", typed="What is 2+3?\n")
+    code = (
+        f"import sys; sys.path.append({str(ROOT / 'tests')!r}); import kedge, test_docs, pathlib\n"
+        "print(kedge.__file__, test_docs.run_page(test_docs.TUTORIAL, pathlib.Path.cwd()))"
+    )
+    printed = run("-c", code).split()
+    assert printed == [str(site / "kedge" / "__init__.py"), "5"]
 
 
 def test_few_pages_have_programs_that_depend_on_each_other() -> None:
