@@ -22,6 +22,7 @@ from kedge import attachments, compaction, engines, errors, mcp, middleware
 from kedge.backends import engine_model
 from kedge.backends import errors as backend_errors
 from kedge.batch import conversation_task
+from kedge.chat import state as chat_state
 from kedge.compaction import compactors
 from kedge.config import SETTINGS
 from kedge.conversation import run as conversation_run
@@ -37,9 +38,10 @@ from kedge.planning import anchors
 from kedge.proxy import create_proxy_app
 from kedge.server import prompt_cache as server_cache
 from kedge.server.settings import Settings
-from kedge.store import open_store
+from kedge.server.storage import database as server_database
+from kedge.store import import_export, open_store
 from kedge.tools import Tool, call_runner
-from kedge.turns import frozen_json
+from kedge.turns import frozen_json, json_codec
 from kedge.web import api, openapi, schemas, security
 
 ROOT = Path(__file__).parent.parent
@@ -170,6 +172,24 @@ def test_every_route_of_the_proxy_is_on_its_page() -> None:
     paths = {route.path for route in proxy.routes if isinstance(route, Route)} - {"/v1/{path:path}"}
     assert paths
     assert [path for path in paths if f"`{path}`" not in PAGES["adoption.md"]] == []
+
+
+def test_every_format_and_header_is_on_the_page_of_formats() -> None:
+    """With the version that the code writes."""
+    page = PAGES["formats.md"]
+    for shown in (
+        f"`{json_codec.FORMAT}`, {json_codec.VERSION} |",
+        f"| state of a `Chat` | {chat_state.VERSION};",
+        f"`{import_export.FORMAT}`, {import_export.VERSION} |",
+        f"| the server's database | {server_database.SCHEMA_VERSION} |",
+    ):
+        assert shown in page
+    source = "".join(path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py"))
+    headers = set(re.findall(r'"((?:x-kedge-|kedge-server)[a-z-]*)"', source))
+    assert "x-kedge-plan" in headers
+    assert sorted(re.findall(r"^\| `((?:x-)?kedge-[a-z-]+)`", page, re.MULTILINE)) == sorted(
+        headers
+    )
 
 
 def test_every_dependency_and_extra_is_on_the_page_of_the_installation() -> None:
