@@ -338,7 +338,7 @@ class ToolCallState:
             log.warning("%s is not a complete tool call", unresolved[-1], call_id=call.call_id)
         for early in self._pending:
             unresolved.append(f"item {early.item_id!r}")
-            log.warning("%s is not a complete tool call", unresolved[-1])
+            log.warning("%s is not a complete tool call", unresolved[-1], call_id=early.item_id)
         self.failed += len(unresolved)
         return events, unresolved
 
@@ -502,7 +502,7 @@ class ToolCallState:
         for early in self._pending:
             if (early.item_id, early.output_index) == (item_id, output_index):
                 return early
-        log.debug("arguments of item %r arrived before their call", item_id)
+        log.debug("arguments of item %r arrived before their call", item_id, call_id=item_id)
         self._pending.append(PendingArguments(item_id, output_index))
         return self._pending[-1]
 

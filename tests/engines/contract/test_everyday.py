@@ -1,0 +1,99 @@
+"""What programs use every day, on every engine: functions as tools, edits of a history, and sync streams."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from engines.contract.checks import check_law
+from kedge.chat import Chat
+from kedge.conversation import Conversation
+from kedge.engines import Engine
+from kedge.middleware import tools, with_middleware
+from kedge.store import open_store
+from kedge.testing import TestServer
+from kedge.turns import AssistantBlock, Turn, assistant, user
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def last_text(turn: Turn) -> str:
+    """Return the text of the last answer."""
+    block = turn.blocks[-1]
+    assert isinstance(block, AssistantBlock)
+    return block.text
+
+
+async def test_functions_are_tools_of_one_run(engine: Engine, server: TestServer) -> None:
+    """They are called until the model has its answer."""
+    turn = await engine.run(Turn([user("Call add with 2 and 3")]), tools=[add])
+    assert "5" in last_text(turn)
+    check_law(server, turn)
+
+
+async def test_the_tools_may_depend_on_the_turn(engine: Engine) -> None:
+    """A toolbox is selected for every request."""
+
+    def select(turn: Turn) -> Sequence[Any]:
+        return [add] if "sums" in str(turn.blocks[0]) else []
+
+    agent = with_middleware(engine, tools(toolbox=select))
+    for topic, expected in (("sums", "My tools are: add."), ("ships", "I have no tools here.")):
+        turn = await agent.run(Turn([user(f"This is about {topic}. What tools do you have?")]))
+        assert last_text(turn) == expected
+
+
+async def test_an_edited_conversation_is_sent_within_the_law(
+    engine: Engine, server: TestServer
+) -> None:
+    """After each editing verb the server knows the path to the head, and nothing else."""
+    async with await open_store("sqlite://:memory:") as store:
+        conversation = await Conversation.create(store, engine)
+        await conversation.send("My ship is the Erebus.")
+        await conversation.send("What is 2+3?")
+        first, _, question, answer = conversation.turn.blocks
+        await conversation.replace(first.id, "My ship is the Terror.")
+        await conversation.insert(2, "My captain is Crozier.", assistant("Noted."))
+        await conversation.remove(question.id, answer.id)
+        reply = await conversation.send("What is my ship?")
+        assert reply.text == "Your ship is the Terror."
+        check_law(server, reply.turn)
+        await conversation.truncate(4)
+        reply = await conversation.send("What is my captain?")
+        assert reply.text == "Your captain is Crozier."
+        check_law(server, reply.turn)
+        await conversation.undo()
+        await conversation.undo()
+        reply = await conversation.send("What did I say first?")
+        assert "Terror" in reply.text
+        check_law(server, reply.turn)
+
+
+async def test_an_edited_state_is_sent_within_the_law(engine: Engine, server: TestServer) -> None:
+    """With the verbs of `Chat`, whose answers carry the complete conversation."""
+    chat = Chat(engine)
+    state = (await chat.chat_with_state(None, "My ship is the Erebus.")).state
+    answer = await chat.chat_with_state(state, "What is 2+3?")
+    first, _, third, _ = answer.turn.blocks
+    state = chat.replace_in_state(answer.state, first.id, "My ship is the Terror.")
+    state = chat.remove_from_state(chat.truncate_state(state, third.id), third.id)
+    state = chat.insert_in_state(state, 0, "My captain is Crozier.", assistant("Noted."))
+    answer = await chat.chat_with_state(state, "What is my ship?")
+    assert answer.text == "Your ship is the Terror."
+    check_law(server, answer.turn)
+    assert answer.response_id == server.requests[-1].response_id != ""
+
+
+async def test_sync_code_reads_the_text_as_it_arrives(engine: Engine) -> None:
+    """In a thread of its own, here beside the event loop of the test."""
+
+    def read() -> list[str]:
+        with engine.sync.stream(Turn([user("Count to 3")])) as stream:
+            return list(stream.text_deltas())
+
+    deltas = await asyncio.to_thread(read)
+    assert "".join(deltas) == "1 2 3"
+    async with engine.stream(Turn([user("Count to 3")])) as stream:
+        assert [delta async for delta in stream.text_deltas()] == deltas
