@@ -232,3 +232,13 @@ def test_values_become_json_values() -> None:
         "red",
         3,
     ]
+
+
+@pytest.mark.parametrize("reference", ["http://127.0.0.1:1/schema.json", "#/$defs/Missing"])
+def test_references_to_other_documents_are_not_followed(reference: str) -> None:
+    """Nothing is downloaded to validate an answer."""
+    schema = to_output_schema({"type": "object", "properties": {"a": {"$ref": reference}}})
+    with pytest.raises(InvalidSetting, match="add the definition to"):
+        schema.parse('{"a": 1}')
+    local = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {}}}
+    assert to_output_schema(local).parse('{"a": 1}') == {"a": 1}

@@ -159,6 +159,8 @@ class OutputSchema(Generic[OutputT_co]):
 
     def _validate_schema(self, text: str) -> Any:
         from jsonschema import Draft202012Validator
+        from referencing import Registry
+        from referencing.exceptions import Unresolvable
 
         try:
             value = json.loads(text)
@@ -167,7 +169,15 @@ class OutputSchema(Generic[OutputT_co]):
         checked: Any = value
         if self.wrapped and not isinstance(value, dict):
             checked = {WRAPPER_MEMBER: value}
-        found = Draft202012Validator(self.schema).iter_errors(checked)  # pyright: ignore[reportUnknownMemberType]
+        # By default, the validator downloads what a `$ref` names.
+        validator = Draft202012Validator(self.schema, registry=Registry[Any]())
+        try:
+            found = list(validator.iter_errors(checked))  # pyright: ignore[reportUnknownMemberType]
+        except Unresolvable as error:
+            raise InvalidSetting(
+                f"the schema of {self.name} refers to {error.ref!r}, which it does not contain; "
+                "add the definition to $defs"
+            ) from error
         problems = sorted(found, key=lambda each: [str(step) for step in each.absolute_path])
         if problems:
             raise SchemaMismatch(
