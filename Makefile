@@ -123,10 +123,10 @@ campaign: $(VENV)/.ready
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks $(ONLY)
 
-# Every library in an environment of its own; CPU figures need a quiet machine.
 install-size: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.installed_size
 
+# Every library in an environment of its own; CPU figures need a quiet machine.
 bench-peers: $(VENV)/.ready $(patsubst benchmarks/peers/requirements/%.txt,$(PEERS)/%/.ready,$(wildcard benchmarks/peers/requirements/*.txt))
 	$(BIN)/python -m benchmarks.peers $(PEERS) $(ONLY)
 
