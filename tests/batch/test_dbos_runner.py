@@ -70,7 +70,7 @@ async def test_a_killed_worker_is_succeeded(store_url: str, tmp_path: Path) -> N
             name="killing",
             runner=runner,
             concurrency=4,
-            lease=1.0,
+            lease=10.0,  # longer than a busy machine may stop a worker for
             watch=kill_one,
         )
         counts = count_questions(server)
@@ -89,7 +89,7 @@ async def test_a_killed_worker_is_succeeded(store_url: str, tmp_path: Path) -> N
 
 
 async def test_a_batch_that_was_run_is_not_run_again(tmp_path: Path) -> None:
-    """A second run reads what the first one's workers finished, even if its results are lost."""
+    """A second run reads what the first one finished, but not for another prompt with the same line id."""
     store_url = f"sqlite:///{tmp_path}/store.db"
     lines = [
         BatchLine("a", ("Hello", "What did I say first?")),
@@ -103,26 +103,14 @@ async def test_a_batch_that_was_run_is_not_run_again(tmp_path: Path) -> None:
         }
         first = await run_batch(lines, tmp_path / "one.jsonl", runner=DbosRunner(1), **options)
         again = await run_batch(lines, tmp_path / "two.jsonl", runner=DbosRunner(1), **options)
+        changed = [BatchLine("a", ("What is 5+5?",))]
+        other = await run_batch(changed, tmp_path / "three.jsonl", runner=DbosRunner(1), **options)
         assert len(server.requests) == 2
     assert (first.completed, first.failed) == (again.completed, again.failed) == (1, 1)
     assert first.errors == {"CannotConnect": 1}
     assert "You said first" in (tmp_path / "two.jsonl").read_text()
-
-
-async def test_a_changed_line_does_not_get_the_old_answer(tmp_path: Path) -> None:
-    """A workflow that is done under the same line id is not reused for another prompt."""
-    with serve() as server:
-        options: dict[str, Any] = {
-            "store_url": f"sqlite:///{tmp_path}/store.db",
-            "model": f"responses:{server.base_url}#practice",
-            "name": "changed",
-        }
-        one, two = BatchLine("a", ("What is 2+3?",)), BatchLine("a", ("What is 5+5?",))
-        await run_batch([one], tmp_path / "one.jsonl", runner=DbosRunner(1), **options)
-        again = await run_batch([two], tmp_path / "two.jsonl", runner=DbosRunner(1), **options)
-        assert len(server.requests) == 1
-    assert (again.completed, again.errors) == (0, {"KeyReused": 1})
-    assert "2+3" not in (tmp_path / "two.jsonl").read_text()
+    assert (other.completed, other.errors) == (0, {"KeyReused": 1})
+    assert "You said first" not in (tmp_path / "three.jsonl").read_text()
 
 
 @pytest.mark.parametrize("url", ["sqlite://:memory:", "sqlite://"])

@@ -31,9 +31,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
 
 
-def run_chat(
-    lines: str, *options: str, cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
+def run_chat(lines: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Pipe lines into a chat."""
     return subprocess.run(
         [*KEDGE, "chat", *options],
@@ -42,7 +40,6 @@ def run_chat(
         text=True,
         timeout=TIMEOUT,
         check=False,
-        cwd=cwd,
     )
 
 
@@ -88,12 +85,14 @@ def test_the_built_in_tools_are_real() -> None:
     assert "59" in done.stdout
 
 
-def test_tools_of_ones_own_can_be_offered(tmp_path: Path) -> None:
+def test_tools_of_ones_own_can_be_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--tool takes a function of a module in the current folder."""
     (tmp_path / "mytools.py").write_text(
         'def shout(text: str) -> str:\n    """Shout."""\n    return text.upper()\n'
     )
-    done = run_chat("Please call shout with text=hello\n", "--tool", "mytools:shout", cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # restored, because the command extends it
+    done = invoke_chat("Please call shout with text=hello\n", "--tool", "mytools:shout")
     assert "HELLO" in done.stdout
 
 

@@ -17,7 +17,7 @@ from kedge.testing import TestServer
 from postgresql import create_schema
 
 HERE = Path(__file__).parent
-WORKERS, ITEMS = 4, 3
+WORKERS, ITEMS = 4, 2
 Connect = Callable[..., Engine]
 
 

@@ -14,11 +14,11 @@ CAPPED = {"caps the chain", "caps the chain early"}
 async def test_no_behavior_shows_a_wrong_answer(behavior: str, transport: str) -> None:
     """A cap may show one answer, flagged; any other behavior shows none."""
     rng = random.Random(f"{behavior}/{transport}")
-    stats = await MemoryFuzzer(rng, behavior, transport).run(14)
+    stats = await MemoryFuzzer(rng, behavior, transport).run(10)
     allowed = 1 if behavior in CAPPED and transport != "whole" else 0
     assert stats.wrong <= allowed, stats.first_wrong
     assert stats.flagged == stats.wrong
-    assert stats.answers == 14
+    assert stats.answers == 10
 
 
 @pytest.mark.parametrize("transport", sorted(TRANSPORTS))

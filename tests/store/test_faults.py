@@ -16,7 +16,7 @@ from store.crash_writer import check_store
 from store.sample_conversations import count_rows, create_conversation
 
 WRITER = Path(__file__).parent / "crash_writer.py"
-KILLS = int(os.environ.get("KEDGE_KILLS", "20"))
+KILLS = int(os.environ.get("KEDGE_KILLS", "8"))
 
 
 async def kill_writers(url: str, kills: int, seed: int) -> int:
@@ -42,7 +42,7 @@ async def test_two_processes_write_one_file(tmp_path: Path) -> None:
         pass
     async with anyio.create_task_group() as group:
         for seed in range(2):
-            group.start_soon(kill_writers, url, 3, seed)
+            group.start_soon(kill_writers, url, 2, seed)
 
 
 async def test_a_full_disk_writes_nothing(tmp_path: Path) -> None:

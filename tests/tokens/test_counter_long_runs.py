@@ -19,11 +19,14 @@ def count_exact(text: str) -> int:
     return len(counter.get_encoding().encode_ordinary(text))
 
 
-@pytest.mark.parametrize("blank", BLANKS, ids=ascii)
-@pytest.mark.parametrize("around", [("", ""), ("x", "y"), ("a\n", "."), ("\n", "\n")])
-def test_a_run_of_one_blank_is_counted_exactly(blank: str, around: tuple[str, str]) -> None:
-    """Whatever stands before and after the run."""
-    before, after = around
+@pytest.mark.parametrize(
+    ("blank", "before", "after"),
+    [(blank, "x", "y") for blank in BLANKS]
+    + [(" ", "", ""), (" ", "a\n", "."), ("\u3000", "\n", "\n")],
+    ids=ascii,
+)
+def test_a_run_of_one_blank_is_counted_exactly(blank: str, before: str, after: str) -> None:
+    """With any text before and after the run."""
     text = before + blank * 150_011 + after
     assert count_pieces(text) == count_exact(text)
 

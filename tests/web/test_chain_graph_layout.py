@@ -1,6 +1,6 @@
 """The layout of a chain: every response has a place, and the drawing tells the truth."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kedge.web.chain_graph import ChainNode, Layout, Mark, Totals, compute_layout
@@ -21,7 +21,7 @@ def make_chain(count: int, first: int = 0, parent: str = "") -> list[ChainNode]:
 @st.composite
 def trees(draw: st.DrawFn) -> list[ChainNode]:
     """Any tree, with some marks."""
-    size = draw(st.integers(0, 40))
+    size = draw(st.integers(0, 25))
     marks: list[Mark] = ["head", "compacted", "expired", "lost", "failed", "full"]
     nodes: list[ChainNode] = []
     for number in range(size):
@@ -86,7 +86,8 @@ def test_a_branch_ends_with_its_sums() -> None:
     assert ends["r3"].saved == 16
 
 
-@given(trees(), st.integers(0, 45))
+@settings(max_examples=50)
+@given(trees(), st.integers(0, 30))
 def test_every_response_has_one_place_below_its_parent(nodes: list[ChainNode], chosen: int) -> None:
     """Nothing is left out or drawn twice, and lines only go down."""
     layout = compute_layout(nodes, f"r{chosen}")
@@ -100,6 +101,7 @@ def test_every_response_has_one_place_below_its_parent(nodes: list[ChainNode], c
     assert all(edge.to_lane - edge.lane in (0, 1) for edge in layout.edges)
 
 
+@settings(max_examples=50)
 @given(trees())
 def test_two_lines_never_share_a_lane_at_one_height(nodes: list[ChainNode]) -> None:
     """A lane belongs to one line from its first row to its last."""
@@ -109,6 +111,7 @@ def test_two_lines_never_share_a_lane_at_one_height(nodes: list[ChainNode]) -> N
         assert all(row.lane > edge.lane for row in between)
 
 
+@settings(max_examples=50)
 @given(trees())
 def test_branches_add_up_to_the_whole(nodes: list[ChainNode]) -> None:
     """Each response is counted in exactly one branch."""
