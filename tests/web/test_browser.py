@@ -176,7 +176,7 @@ def test_nothing_sticks_out_of_a_narrow_screen(page: PageServer, watched: Watche
     nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
     page.post(f"/api/conversations/{name}/turns", text="Other", at=nodes[0]["node"])
     compare = f"left={nodes[1]['node']}&right={nodes[-1]['node']}"
-    paths = ("/", "/dashboard", "/workflows", "/proxied", f"/conversations/{name}")
+    paths = ("/", "/dashboard", "/workflows", "/requests", f"/conversations/{name}")
     for path in (*paths, f"/conversations/{name}/compare?{compare}"):
         tab = watched.open(path)
         wide = tab.evaluate("document.documentElement.scrollWidth")

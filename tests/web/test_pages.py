@@ -306,19 +306,19 @@ def test_proxied_requests_are_listed_with_their_plans(tmp_path: Path) -> None:
         await desk.store.add_proxied(rows)
 
     with serve_page(tmp_path) as page:
-        assert "No proxied requests yet" in page.client.get("/proxied").text
+        assert "No requests yet" in page.client.get("/requests").text
         page.run(fill)
-        listed = page_text(page.client.get("/proxied").text)
+        listed = page_text(page.client.get("/requests").text)
         assert "3 requests: 1 chained, 1 healed" in listed
         assert "no_anchor" in listed
-        assert "r3" not in page_text(page.client.get("/proxied?before=2").text)
-        assert "on r1" in page_text(page.client.get("/proxied/1").text)
-        healed = page.client.get("/proxied/2").text
+        assert "r3" not in page_text(page.client.get("/requests?before=2").text)
+        assert "on r1" in page_text(page.client.get("/requests/1").text)
+        healed = page.client.get("/requests/2").text
         assert "&lt;b&gt;Hello&lt;/b&gt;" in healed
-        reason = page_text(page.client.get("/proxied/3").text)
+        reason = page_text(page.client.get("/requests/3").text)
         assert "no stored response is known to remember a prefix" in reason
         assert "--keep-bodies" in reason
-        assert page.client.get("/proxied/99").status_code == 404
+        assert page.client.get("/requests/99").status_code == 404
         newest, *_ = page.get("/api/requests", limit=2)["data"]
         assert (newest["id"], newest["plan"]) == (3, "full")
         assert [row["id"] for row in page.get("/api/requests", before=2)["data"]] == [1]

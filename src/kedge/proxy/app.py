@@ -7,14 +7,13 @@ are passed on and never stored.
 
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
-from anyio import Event, create_task_group
+from anyio import create_task_group
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -24,7 +23,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from kedge.engines.evidence import Trust
-from kedge.errors import StoreError
 from kedge.incremental import AnchorIndex, StoreIndex, chain, chain_report
 from kedge.incremental.client import EXCHANGE
 from kedge.incremental.exchange import Exchange
@@ -39,6 +37,7 @@ from kedge.server.access import (
 )
 from kedge.server.request_log import record_metrics
 from kedge.store import ProxiedRequest, Store
+from kedge.store.request_recorder import RequestRecorder
 
 if TYPE_CHECKING:
     import httpx2
@@ -64,8 +63,6 @@ HOP_BY_HOP = frozenset(
 """Headers that belong to one connection and are not forwarded."""
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 TIMEOUT_SECONDS = 600.0
-MAX_WAITING = 1_000
-"""How many requests wait to be recorded at most."""
 
 
 def create_proxy_app(
@@ -96,7 +93,7 @@ def create_proxy_app(
     """
     if store is not None and index is None:
         index = StoreIndex(store)
-    recorder = _Recorder(store) if store is not None else None
+    recorder = RequestRecorder(store) if store is not None else None
     proxy = _Proxy(upstream.rstrip("/"), index, trust, client, recorder)
     guard = _Guard(token, any_host=any_host)
 
@@ -157,38 +154,6 @@ class _AccessLog:
                 seconds * 1000,
                 plan.decode("latin-1"),
             )
-
-
-class _Recorder:
-    """Writes finished requests to a store, several at a time, beside the requests themselves."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self._waiting: deque[ProxiedRequest] = deque(maxlen=MAX_WAITING)
-        self._wake = Event()
-        self._is_stopping = False
-
-    def add(self, request: ProxiedRequest) -> None:
-        """Record a request soon; the oldest ones are dropped if the store cannot follow."""
-        self._waiting.append(request)
-        self._wake.set()
-
-    def stop(self) -> None:
-        """Write what is waiting, then stop."""
-        self._is_stopping = True
-        self._wake.set()
-
-    async def run(self) -> None:
-        """Write requests until `stop` is called."""
-        while not self._is_stopping or self._waiting:
-            await self._wake.wait()
-            self._wake = Event()
-            batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
-            try:
-                if batch:
-                    await self.store.add_proxied(batch)
-            except StoreError as error:
-                log.warning("%d requests could not be recorded: %s", len(batch), error)
 
 
 async def _report_health(_: Request) -> Response:
@@ -253,7 +218,7 @@ class _Proxy:
         index: AnchorIndex | None,
         trust: Trust,
         client: "httpx2.AsyncClient | None",
-        recorder: _Recorder | None,
+        recorder: RequestRecorder | None,
     ) -> None:
         import httpx2
 

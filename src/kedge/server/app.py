@@ -22,7 +22,7 @@ from kedge.server.faults.effects import MEMORY_FAULTS
 from kedge.server.faults.middleware import FaultMiddleware
 from kedge.server.faults.spec import Faults
 from kedge.server.http import get_service, respond_bytes, respond_json
-from kedge.server.request_log import AccessLogMiddleware, Listener
+from kedge.server.request_log import AccessLogMiddleware, FinishListener, Listener
 from kedge.server.routes import chat_completions, conversations, messages, models, responses
 from kedge.server.settings import Settings
 from kedge.server.state import ServerState
@@ -134,12 +134,20 @@ class IdentityMiddleware:
         await self._app(scope, receive, send_marked)
 
 
-def create_app(settings: Settings | None = None, listener: Listener | None = None) -> Starlette:
+def create_app(
+    settings: Settings | None = None,
+    listener: Listener | None = None,
+    *,
+    on_finish: FinishListener | None = None,
+    reply_bytes: int = 0,
+) -> Starlette:
     """Build the ASGI app of one server.
 
     Args:
         settings: How the server behaves.
-        listener: Called with the record of every request.
+        listener: Called with the record of every request when it starts.
+        on_finish: Called with the record and the scope of every request when it ends.
+        reply_bytes: How much of each response body the record has at its end.
 
     Returns:
         The app; ``app.state.service`` is the state of the server.
@@ -165,7 +173,12 @@ def create_app(settings: Settings | None = None, listener: Listener | None = Non
         routes=[*ROUTES, *WEBSOCKET_ROUTES],
         lifespan=lifespan,
         middleware=[
-            Middleware(AccessLogMiddleware, listener=listener),
+            Middleware(
+                AccessLogMiddleware,
+                listener=listener,
+                on_finish=on_finish,
+                reply_bytes=reply_bytes,
+            ),
             Middleware(IdentityMiddleware, faults=settings.faults),
             Middleware(
                 ServerAuthMiddleware,

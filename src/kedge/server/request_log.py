@@ -45,6 +45,9 @@ class RecordedRequest:
     context: tuple[Item, ...] | None = None
     response_id: str | None = None
     transport: Literal["http", "websocket"] = "http"
+    seconds: float = 0.0
+    reply: bytes = b""
+    """The beginning of the response body, if a recorder wants it."""
 
 
 WEBSOCKET_SCOPE_KEY = "kedge.place"
@@ -54,6 +57,7 @@ RESPONSE_HEADERS_KEY = "kedge.response_headers"
 """The key of a request's scope under which handlers collect headers for its response."""
 
 Listener = Callable[[RecordedRequest], None]
+FinishListener = Callable[[RecordedRequest, Scope], None]
 
 
 class AccessLogMiddleware:
@@ -64,12 +68,22 @@ class AccessLogMiddleware:
 
     Args:
         app: The app behind it.
-        listener: Called with the record of every request.
+        listener: Called with the record of every request when it starts.
+        on_finish: Called with the record and the scope of every request when it ends.
+        reply_bytes: How much of each response body the record has at its end.
     """
 
-    def __init__(self, app: ASGIApp, listener: Listener | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        listener: Listener | None = None,
+        on_finish: FinishListener | None = None,
+        reply_bytes: int = 0,
+    ) -> None:
         self._app = app
         self._listener = listener
+        self._on_finish = on_finish
+        self._reply_bytes = reply_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on; the response headers contain its id."""
@@ -103,7 +117,7 @@ class AccessLogMiddleware:
         scope[RESPONSE_HEADERS_KEY] = extra_headers
         exchange = self._record_request(scope, request_id)
         names = [b"x-request-id", *([b"request-id"] if is_anthropic(scope) else [])]
-        status = 0
+        status, reply = 0, bytearray()
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -113,6 +127,8 @@ class AccessLogMiddleware:
                 message["headers"] = [*message["headers"], *ids, *extra_headers]
                 if exchange is not None:
                     exchange.status = status
+            elif len(reply) < self._reply_bytes:
+                reply.extend(message.get("body", b""))
             await send(message)
 
         with bind_fields(request_id=request_id):
@@ -134,9 +150,12 @@ class AccessLogMiddleware:
                     took * 1000,
                     request_id,
                 )
+                if exchange is not None and self._on_finish is not None:
+                    exchange.seconds, exchange.reply = took, bytes(reply[: self._reply_bytes])
+                    self._on_finish(exchange, scope)
 
     def _record_request(self, scope: Scope, request_id: str) -> RecordedRequest | None:
-        if self._listener is None:
+        if self._listener is None and self._on_finish is None:
             return None
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
@@ -144,7 +163,8 @@ class AccessLogMiddleware:
         exchange = RecordedRequest(scope["method"], scope["path"], request_id, headers)
         exchange.transport = "websocket" if WEBSOCKET_SCOPE_KEY in scope else "http"
         scope["kedge.exchange"] = exchange
-        self._listener(exchange)
+        if self._listener is not None:
+            self._listener(exchange)
         return exchange
 
 

@@ -23,6 +23,7 @@ from kedge.store.listing import (
     load_attached,
     read_tree,
 )
+from kedge.store.store import MAX_PROXIED
 from kedge.turns import dump_block, system, user
 from kedge.web import schemas
 from kedge.web.attachments import serve_attachment
@@ -40,6 +41,7 @@ from kedge.web.send import (
     to_plan_shape,
     to_turn_shape,
 )
+from kedge.web.server_requests import find_chain, flush_requests
 from kedge.web.service import ConversationService
 from kedge.web.workflow_runs import (
     find_workflow_run,
@@ -337,6 +339,7 @@ async def list_choices(call: ApiCall) -> BaseModel:
 async def list_requests(call: ApiCall) -> BaseModel:
     """List the requests of other programs, the newest first."""
     asked: schemas.RequestQuery = call.query
+    await flush_requests(call.request)
     store = call.service.store
     rows = await store.list_proxied(limit=asked.limit, before=asked.before)
     totals = await store.sum_proxied()
@@ -345,9 +348,14 @@ async def list_requests(call: ApiCall) -> BaseModel:
 
 async def read_request(call: ApiCall) -> BaseModel:
     """Return a request of another program, with its bodies if they are stored."""
-    row = await call.service.store.get_proxied(call.path_int("number"))
+    await flush_requests(call.request)
+    store = call.service.store
+    row = await store.get_proxied(call.path_int("number"))
+    before, after = find_chain(await store.list_proxied(limit=MAX_PROXIED), row)
     names = set(schemas.ProxiedShape.model_fields)
     members = {name: getattr(row, name) for name in names}
+    members["before"] = [each.id for each in before]
+    members["after"] = [each.id for each in after]
     members["request"], members["response"] = map(_decode_body, (row.request, row.response))
     return schemas.ProxiedDetail.model_validate(members)
 

@@ -91,6 +91,7 @@ def create_page(
     app.state.auth = auth
     app.state.login_throttle = LoginThrottle()
     app.state.base_url = base_url
+    app.state.recorder = None
     app.state.stopping = lambda: False
     return app
 

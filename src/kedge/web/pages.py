@@ -13,6 +13,7 @@ from starlette.routing import Route
 from kedge import formatting
 from kedge.incremental.rewrite import PASS_THROUGH_REASONS
 from kedge.store.listing import ConversationSummary, list_labels, load_attached
+from kedge.store.store import MAX_PROXIED
 from kedge.web.api import MAX_WORKFLOWS
 from kedge.web.attachments import serve_attachment
 from kedge.web.dashboard import (
@@ -27,6 +28,7 @@ from kedge.web.plan_card import MAX_BODY_CHARS
 from kedge.web.schemas import ListQuery
 from kedge.web.search_view import MAX_EXCERPTS, build_excerpt
 from kedge.web.security import SESSION_COOKIE, SESSION_SECONDS, LoginThrottle, PageAuth
+from kedge.web.server_requests import DIRECT, find_chain, flush_requests
 from kedge.web.service import ConversationService, FoundConversations, build_tag
 from kedge.web.templating import render, render_page, serve_static
 from kedge.web.users import get_service
@@ -37,8 +39,13 @@ from kedge.workflows import list_workflows
 
 PAGE_SIZE = 50
 MAX_FORM_BYTES = 10_000
+MAX_CHAIN = 50
+"""The maximum number of requests shown before and after a request of another program."""
 
-_REASONS: Mapping[str, str] = {**PASS_THROUGH_REASONS}
+_REASONS: Mapping[str, str] = {
+    **PASS_THROUGH_REASONS,
+    DIRECT: "the program sent it to this server without an earlier response",
+}
 _FILTER_TITLES = {
     "active": "Active",
     "forked": "Forked",
@@ -220,16 +227,18 @@ async def workflow(request: Request) -> Response:
     return render_page("workflow.html", here="workflows", view=view, running=run is not None)
 
 
-async def list_proxied(request: Request) -> Response:
-    """Render the requests that went through a proxy which records in this store."""
+async def list_requests(request: Request) -> Response:
+    """Render the requests of other programs: to this server, or through a proxy on this store."""
+    await flush_requests(request)
     store = get_service(request).store
     given = request.query_params.get("before", "")
     rows = await store.list_proxied(limit=PAGE_SIZE, before=int(given) if given.isdecimal() else 0)
     totals = await store.sum_proxied()
     older = rows[-1].id if len(rows) == PAGE_SIZE else 0
     return render_page(
-        "proxied.html",
-        here="proxied",
+        "requests.html",
+        here="requests",
+        base_url=request.app.state.base_url,
         rows=rows,
         totals=totals,
         older=older,
@@ -237,9 +246,12 @@ async def list_proxied(request: Request) -> Response:
     )
 
 
-async def show_proxied(request: Request) -> Response:
-    """Render what was sent of one request that went through a proxy, and why."""
-    row = await get_service(request).store.get_proxied(request.path_params["number"])
+async def show_request(request: Request) -> Response:
+    """Render the plan of a request of another program, and its chain."""
+    await flush_requests(request)
+    store = get_service(request).store
+    row = await store.get_proxied(request.path_params["number"])
+    before, after = find_chain(await store.list_proxied(limit=MAX_PROXIED), row)
     bodies = [
         (title, body.decode("utf-8", "replace")[:MAX_BODY_CHARS])
         for title, body in (("Request", row.request), ("Response", row.response))
@@ -247,7 +259,14 @@ async def show_proxied(request: Request) -> Response:
     ]
     reason = _REASONS.get(row.reason, row.reason)
     return render_page(
-        "proxied_request.html", here="proxied", row=row, bodies=bodies, reason=reason
+        "request.html",
+        here="requests",
+        row=row,
+        bodies=bodies,
+        reason=reason,
+        before=before[-MAX_CHAIN:],
+        omitted=max(len(before) - MAX_CHAIN, 0),
+        after=after[:MAX_CHAIN],
     )
 
 
@@ -298,8 +317,8 @@ ROUTES = [
     Route("/dashboard/live", stream_dashboard),
     Route("/workflows", workflows),
     Route("/workflows/{id}", workflow),
-    Route("/proxied", list_proxied),
-    Route("/proxied/{number:int}", show_proxied),
+    Route("/requests", list_requests),
+    Route("/requests/{number:int}", show_request),
     Route("/login", login, methods=["GET"]),
     Route("/login", submit_login, methods=["POST"]),
     Route("/static/{name}", static),

@@ -601,6 +601,8 @@ class ProxiedDetail(ProxiedShape):
 
     request: str | None
     response: str | None
+    before: list[int] = Field(description="The requests that it continues, the first one first.")
+    after: list[int] = Field(description="The requests that continue it.")
 
 
 class AnalyticsShape(ApiModel):

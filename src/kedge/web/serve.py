@@ -1,5 +1,6 @@
 """Serve the page and the server in one process; the page sends its requests through the server."""
 
+import asyncio
 import hashlib
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -17,6 +18,7 @@ from kedge.store import AccessToken, Store, TokenRegistry, open_store
 from kedge.web.app import PathDispatch, create_page
 from kedge.web.models import ModelSelector
 from kedge.web.security import PageAuth
+from kedge.web.server_requests import PAGE_HEADER, PAGE_KEY, ServerRequests
 from kedge.web.service import ConversationService
 from kedge.web.users import DelegatedTokens, UserServices
 
@@ -57,10 +59,19 @@ async def open_page_server(
         stack.push_async_callback(services.aclose)
         await service.deletions.resume(store)
         auth = PageAuth(settings.token, settings.hosts, registry=registry)
+        recorder = ServerRequests(store, f"{url}/v1")
+        stack.push_async_callback(_finish, recorder, asyncio.create_task(recorder.run()))
         app = create_page(service, auth, f"{url}/v1", services)
-        server = UvicornServer(PathDispatch(create_app(settings), app), on_started=started)
+        app.state.recorder = recorder
+        api = create_app(settings, on_finish=recorder.record, reply_bytes=recorder.reply_bytes)
+        server = UvicornServer(PathDispatch(api, app), on_started=started)
         app.state.stopping = lambda: server.should_exit
         yield server
+
+
+async def _finish(recorder: ServerRequests, task: "asyncio.Task[None]") -> None:
+    recorder.stop()
+    await task
 
 
 async def find_registry(
@@ -79,6 +90,7 @@ def connect_own_server(settings: Settings, url: str, token: str | None = None) -
         api_key=token or settings.token,
         scope=database_scope(settings.db),
         retention=settings.retention,
+        default_headers={PAGE_HEADER: PAGE_KEY},
     )
 
 

@@ -1,0 +1,116 @@
+"""Record the requests that other programs send to the server beside the page.
+
+Each is recorded in the namespace of its user, so that no one else sees it; its content is stored only if the
+store keeps bodies. The page's own requests are not recorded: they are shown with their conversation.
+"""
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
+from kedge.server.access import CALLER_KEY, Caller
+from kedge.server.json_codec import Item, encode
+from kedge.server.request_log import RecordedRequest
+from kedge.store import ProxiedRequest, Store
+from kedge.store.request_recorder import RequestRecorder
+
+PAGE_HEADER = "x-kedge-page"
+PAGE_KEY = secrets.token_hex(16)
+"""Identifies the requests of this process's page; other programs do not know it."""
+WRITE_DELAY = 0.5
+"""Seconds after which a request is written at the latest; a page that lists requests does not wait."""
+DIRECT = "direct"
+"""The reason of a request that a program sent to the server without an anchor."""
+_PATHS = frozenset({"/v1/responses", "/v1/chat/completions", "/v1/messages"})
+_REJECTED = frozenset({401, 403})
+"""Statuses of requests whose user is unknown."""
+
+
+class ServerRequests(RequestRecorder):
+    """The requests of other programs to one server.
+
+    Args:
+        store: The store, without a namespace.
+        base_url: The address of the server's API.
+    """
+
+    def __init__(self, store: Store, base_url: str) -> None:
+        super().__init__(store, WRITE_DELAY)
+        self._base_url = base_url
+
+    @property
+    def reply_bytes(self) -> int:
+        """How much of each response is needed."""
+        return self.store.body_bytes if self.store.keep_bodies else 0
+
+    def record(self, exchange: RecordedRequest, scope: Scope) -> None:
+        """Record a finished request, if it asked another program's question."""
+        is_question = exchange.method == "POST" and exchange.path in _PATHS
+        is_own = exchange.headers.get(PAGE_HEADER) == PAGE_KEY
+        if not is_question or is_own or exchange.status in _REJECTED:
+            return
+        caller: Caller | None = scope.get(CALLER_KEY)
+        self.add(_to_row(exchange, self._base_url), caller.namespace if caller else "")
+
+
+def _to_row(exchange: RecordedRequest, base_url: str) -> ProxiedRequest:
+    body = cast("dict[str, Any]", exchange.body) if isinstance(exchange.body, dict) else {}
+    given = body.get("input", body.get("messages"))
+    sent = len(cast("list[Any]", given)) if isinstance(given, list) else 1
+    context: Sequence[Item] = exchange.context or ()
+    anchor = _read_anchor(body)
+    stored = context[: max(len(context) - sent, 0)] if anchor else ()
+    return ProxiedRequest(
+        created_at=time.time(),
+        upstream=f"{base_url}{exchange.path.removeprefix('/v1')}",
+        model=str(body.get("model") or ""),
+        status=exchange.status,
+        seconds=exchange.seconds,
+        previous_response_id=anchor,
+        response_id=exchange.response_id or "",
+        sent_items=sent,
+        full_items=sent + len(stored),
+        sent_bytes=len(exchange.raw),
+        full_bytes=len(exchange.raw) + (len(encode(list(stored))) if stored else 0),
+        reason="" if anchor else DIRECT,
+        request=exchange.raw,
+        response=exchange.reply,
+    )
+
+
+def _read_anchor(body: dict[str, Any]) -> str:
+    """Return the response or the conversation object that a request continues; empty if none."""
+    conversation = body.get("conversation")
+    if isinstance(conversation, dict):
+        conversation = cast("dict[str, Any]", conversation).get("id")
+    anchor: Any = body.get("previous_response_id") or conversation
+    return anchor if isinstance(anchor, str) else ""
+
+
+async def flush_requests(request: HTTPConnection) -> None:
+    """Write the requests that wait, so that a list has all of them."""
+    recorder: RequestRecorder | None = request.app.state.recorder
+    if recorder is not None:
+        await recorder.flush()
+
+
+def find_chain(
+    rows: Sequence[ProxiedRequest], row: ProxiedRequest
+) -> tuple[list[ProxiedRequest], list[ProxiedRequest]]:
+    """Return the requests that a request continues, the first one first, and those that continue it."""
+    by_response = {each.response_id: each for each in rows if each.response_id}
+    path: list[ProxiedRequest] = []
+    seen = {row.id}
+    anchor = by_response.get(row.previous_response_id)
+    while anchor is not None and anchor.id not in seen:
+        path.append(anchor)
+        seen.add(anchor.id)
+        anchor = by_response.get(anchor.previous_response_id)
+    later = [
+        each for each in rows if row.response_id and each.previous_response_id == row.response_id
+    ]
+    return path[::-1], sorted(later, key=lambda each: each.id)
