@@ -137,10 +137,24 @@ def test_lists_search_and_figures_are_of_one_user(running: UserPage) -> None:
     assert figures[1:] == [0, 0]
     request = ProxiedRequest(1.0, "https://host/v1", "m", 200, 0.1, "", "resp_p", 1, 1, 10, 10)
     running.page.run(lambda service: service.store.add_proxied([request]))
-    assert "https://host" in running.call("admin", "GET", "/proxied").text or (
-        running.call("admin", "GET", "/proxied/1").status_code == 200
+    assert "https://host" in running.call("admin", "GET", "/requests").text or (
+        running.call("admin", "GET", "/requests/1").status_code == 200
     )
-    assert running.call("alice", "GET", "/proxied/1").status_code == 404
+    assert running.call("alice", "GET", "/requests/1").status_code == 404
+
+
+def test_requests_to_the_server_are_shown_to_their_user_only(running: UserPage) -> None:
+    """A program's requests are listed for the user of its token; the page's own are not listed."""
+    running.send("alice", "Sent by the page")
+    body = {"model": "practice", "input": "Sent by a program"}
+    made = running.call("alice", "POST", "/v1/responses", json=body).json()["id"]
+    (row,) = running.call("alice", "GET", "/api/requests").json()["data"]
+    assert row["response_id"] == made
+    assert running.call("alice", "GET", f"/requests/{row['id']}").status_code == 200
+    for stranger in ("bob", "admin"):
+        listed = running.call(stranger, "GET", "/api/requests").json()["data"]
+        assert made not in {each["response_id"] for each in listed}
+        assert running.call(stranger, "GET", f"/requests/{row['id']}").status_code == 404
 
 
 def test_the_page_calls_the_server_as_its_user(running: UserPage) -> None:
