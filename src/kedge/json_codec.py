@@ -5,9 +5,9 @@ Digests, databases and chat states contain the text that ``json.dumps`` writes w
 ``json.loads`` accepts. msgspec differs in a few cases, and there the standard library does the work:
 
 - Floats: msgspec writes ``1e16`` for ``1e+16``, ``0.00001`` for ``1e-05`` and ``null`` for NaN. It has no hook for
-  floats, so a value is first matched against ``_Checked``, a type that only has floats that both write
-  equally. This costs twice as much as encoding, and both together a third of the standard library.
-- Keys that are not strings, subclasses of strings and integers, nesting beyond the levels of ``_Checked``.
+  floats, so a value is first matched against types that only have floats that both write equally. This costs
+  twice as much as encoding, and both together a third of the standard library.
+- Keys that are not strings, subclasses of strings and integers, nesting beyond the levels of these types.
 - Lone surrogates, NaN, Infinity, ``1e400`` and byte order marks in decoded text, and all errors.
 
 Integers of any size, the order of keys, repeated keys (the last one is used) and escapes are the same in both. A
@@ -37,17 +37,29 @@ _standard_encode_sorted = json.JSONEncoder(
 ).encode
 
 
-def _build_checked_type() -> Any:
-    """Return the type of JSON values of limited depth without floats that msgspec writes differently."""
-    number = Annotated[float, msgspec.Meta(ge=1e-4, lt=1e16)]
+def _build_checked_type(number: Any) -> Any:
+    """Return the type of JSON values of limited depth with floats of this type only."""
     checked: Any = str | int | bool | None | number
     for _ in range(_CHECKED_LEVELS):
         checked = str | int | bool | None | number | dict[str, checked] | list[checked]
-    return checked
+    return msgspec.defstruct("_Checked", [("value", checked)])
 
 
-_Checked = msgspec.defstruct("_Checked", [("value", _build_checked_type())])
-"""A structure, because msgspec analyses the type of a structure once and any other type in every call."""
+# Structures, because msgspec analyses the type of a structure once and any other type in every call.
+_RoundFloats = _build_checked_type(
+    Annotated[float, msgspec.Meta(gt=-1e16, lt=1e16, multiple_of=2**-13)]
+)
+"""Values with floats that are zero or a multiple of a power of two, such as 0.0, 1.0 and -0.5."""
+_UsualFloats = _build_checked_type(Annotated[float, msgspec.Meta(ge=1e-4, lt=1e16)])
+"""Values with floats that need no exponent, such as 0.7."""
+
+
+def _check(value: object) -> None:
+    """Raise ``ValidationError`` if msgspec might not write a value as the standard library does."""
+    try:
+        msgspec.convert({"value": value}, _RoundFloats)
+    except msgspec.ValidationError:
+        msgspec.convert({"value": value}, _UsualFloats)
 
 
 def encode(value: object) -> bytes:
@@ -58,7 +70,7 @@ def encode(value: object) -> bytes:
         TypeError: If it is not a JSON value.
     """
     try:
-        msgspec.convert({"value": value}, _Checked)
+        _check(value)
         return _encode(value)
     except Exception:  # noqa: BLE001 - the standard library decides whether it is an error
         return _standard_encode(value).encode()
@@ -67,7 +79,7 @@ def encode(value: object) -> bytes:
 def encode_text(value: object) -> str:
     """Return a JSON value as compact text, in which a lone surrogate is not an error."""
     try:
-        msgspec.convert({"value": value}, _Checked)
+        _check(value)
         return _encode(value).decode()
     except Exception:  # noqa: BLE001 - as above
         return _standard_encode(value)
@@ -76,7 +88,7 @@ def encode_text(value: object) -> str:
 def encode_sorted(value: object) -> bytes:
     """Return a JSON value as compact UTF-8 with the keys of objects sorted."""
     try:
-        msgspec.convert({"value": value}, _Checked)
+        _check(value)
         return _encode_sorted(value)
     except Exception:  # noqa: BLE001 - as above
         return _standard_encode_sorted(value).encode()

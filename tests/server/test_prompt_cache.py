@@ -5,7 +5,7 @@ from typing import Any
 from openai import OpenAI
 
 from kedge.server import prompt_cache
-from kedge.server.prompt_cache import Breakpoint, Prefix, PromptCache
+from kedge.server.prompt_cache import Breakpoint, PromptCache
 from kedge.testing import TestServer
 
 LONG = "word " * 2000
@@ -88,9 +88,9 @@ def test_memory_is_bounded(monkeypatch: Any) -> None:
     monkeypatch.setattr(prompt_cache, "MAX_ENTRIES", 2)
     cache = PromptCache(lambda: 0.0)
     for name in (b"a", b"b", b"c"):
-        cache.read([Prefix(name, 2048)])
-    assert cache.read([Prefix(b"a", 2048)]) == 0
-    assert cache.read([Prefix(b"c", 2048)]) == 2048
+        cache.read([(name, 2048)])
+    assert cache.read([(b"a", 2048)]) == 0
+    assert cache.read([(b"c", 2048)]) == 2048
 
 
 def test_a_breakpoint_looks_back_a_limited_number_of_blocks() -> None:

@@ -72,50 +72,55 @@ def canonical(block: Block) -> CanonicalForm | None:
 def canonical_json(block: Block) -> bytes | None:
     """Return the canonical form as JSON bytes with sorted keys, which is what digests hash.
 
-    Every block of a Turn passes here once, so the common kinds have forms with sorted keys of their own.
+    Every block of a Turn passes here once, so the common kinds have encoders of their own, which return the
+    same bytes.
     """
-    sort = _SORTED_FORMS.get(type(block))
-    sorted_form = sort(block) if sort else None
-    if sorted_form is not None:
-        return encode_plain(sorted_form)
+    write = _ENCODERS.get(type(block))
+    written = write(block) if write else None
+    if written is not None:
+        return written
     form = canonical(block)
     return None if form is None else encode_sorted(form)
 
 
-def _sort_user(block: UserBlock) -> CanonicalForm | None:
-    parts = _sort_text(block.parts)
-    return {"kind": "user", "parts": parts} if parts else None
+def _encode_user(block: UserBlock) -> bytes | None:
+    text = _encode_text(block.parts)
+    return text and b'{"kind":"user","parts":%b}' % text
 
 
-def _sort_assistant(block: AssistantBlock) -> CanonicalForm | None:
-    parts = _sort_text(block.parts)
-    return {"kind": "assistant", "parts": parts} if parts else None
+def _encode_assistant(block: AssistantBlock) -> bytes | None:
+    text = _encode_text(block.parts)
+    return text and b'{"kind":"assistant","parts":%b}' % text
 
 
-def _sort_tool_call(block: ToolCallBlock) -> CanonicalForm:
-    custom = _custom_member(block)
-    call = {"arguments": block.arguments, "call_id": block.call_id}
-    return {**call, **custom, "kind": "tool_call", "name": block.name}
+def _encode_tool_call(block: ToolCallBlock) -> bytes:
+    return b'{"arguments":%b,"call_id":%b,%b"kind":"tool_call","name":%b}' % (
+        encode_plain(block.arguments),
+        encode_plain(block.call_id),
+        b'"custom":true,' if block.custom else b"",
+        encode_plain(block.name),
+    )
 
 
-def _sort_tool_result(block: ToolResultBlock) -> CanonicalForm | None:
-    parts = _sort_text(block.parts)
-    call = {"call_id": block.call_id, **_custom_member(block)}
-    return {**call, "kind": "tool_result", "parts": parts} if parts else None
+def _encode_tool_result(block: ToolResultBlock) -> bytes | None:
+    text = _encode_text(block.parts)
+    custom = b'"custom":true,' if block.custom else b""
+    form = b'{"call_id":%b,%b"kind":"tool_result","parts":%b}'
+    return text and form % (encode_plain(block.call_id), custom, text)
 
 
-def _sort_text(parts: tuple[Part, ...]) -> list[CanonicalForm] | None:
-    """Return the form of a single text; None for any other parts."""
-    if len(parts) == 1 and isinstance(text := parts[0], TextPart):
-        return [{"text": text.text, "type": "text"}]
+def _encode_text(parts: tuple[Part, ...]) -> bytes | None:
+    """Return a single text as a list of parts; None for any other parts."""
+    if len(parts) == 1 and type(text := parts[0]) is TextPart:
+        return b'[{"text":%b,"type":"text"}]' % encode_plain(text.text)
     return None
 
 
-_SORTED_FORMS: dict[type[Block], Callable[[Any], CanonicalForm | None]] = {
-    UserBlock: _sort_user,
-    AssistantBlock: _sort_assistant,
-    ToolCallBlock: _sort_tool_call,
-    ToolResultBlock: _sort_tool_result,
+_ENCODERS: dict[type[Block], Callable[[Any], bytes | None]] = {
+    UserBlock: _encode_user,
+    AssistantBlock: _encode_assistant,
+    ToolCallBlock: _encode_tool_call,
+    ToolResultBlock: _encode_tool_result,
 }
 
 

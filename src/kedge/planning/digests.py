@@ -98,7 +98,7 @@ class PrefixIndex:
         self.pairing.add(position, block)
         if self.tail:
             self.tail[1].add(position, block)
-        if is_compaction(block):
+        if type(block) is OpaqueBlock and is_compaction(block):
             self.barriers.append(position)
 
     def fork(self, blocks: Sequence[Block]) -> "PrefixIndex":

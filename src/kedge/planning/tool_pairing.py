@@ -120,7 +120,7 @@ class ToolPairing:
             self.issues.append(PairingIssue(position, kind))
 
     def _open(self, position: int, keys: tuple[CallKey, ...]) -> None:
-        if any(key in self.open for key in keys):
+        if not self.open.keys().isdisjoint(keys):
             self.issues.append(PairingIssue(position, "called_twice"))
         for key in keys:
             self.open[key] = (position, keys)

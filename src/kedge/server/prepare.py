@@ -27,9 +27,8 @@ from kedge.server.models import Model, Prompt
 from kedge.server.prompt_cache import (
     DEFAULT_LIFETIME,
     RETENTIONS,
-    Prefix,
     hash_settings,
-    list_prefixes,
+    iter_prefixes,
 )
 from kedge.server.state import ServerState
 from kedge.server.storage.context import Context, UnstoredResponses, truncate_history
@@ -342,8 +341,8 @@ def read_prompt_cache(
     """Cache a prompt automatically; return how many of its tokens were cached before."""
     context = truncate_history(context)
     settings = model_input.tokens - context.tokens - model_input.new_tokens
-    prefixes = list_prefixes(
-        Prefix(hash_settings(body), settings),
+    prefixes = iter_prefixes(
+        (hash_settings(body), settings),
         context.list_prefixes(),
         items,
         model_input.new_counts,

@@ -16,10 +16,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import accumulate
+from itertools import accumulate, chain
 from json import dumps
 from typing import Any
 
+from kedge.json_codec import encode_sorted
 from kedge.server.json_codec import Item
 
 MIN_CACHED_TOKENS = 1024
@@ -40,12 +41,8 @@ _UNSEEN_MEMBERS = frozenset({"id", "status", "encrypted_content", "cache_control
 _SETTINGS = ("model", "prompt_cache_key", "tools", "instructions", "text")
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """A prefix of a prompt: its digest, and its length in tokens, if that is known."""
-
-    digest: bytes
-    tokens: int = 0
+Prefix = tuple[bytes, int]
+"""The digest of a prefix of a prompt, and its length in tokens, or 0 if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +54,6 @@ class Breakpoint:
     lifetime: float
 
 
-@dataclass(slots=True)
-class _CachedPrefix:
-    tokens: int
-    lifetime: float
-    expires_at: float
-
-
 class PromptCache:
     """The prefixes that were processed recently, in bounded memory.
 
@@ -73,21 +63,24 @@ class PromptCache:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._entries: OrderedDict[bytes, _CachedPrefix] = OrderedDict()
+        # The tokens, the lifetime and the time of expiry of each prefix.
+        self._entries: OrderedDict[bytes, tuple[int, float, float]] = OrderedDict()
 
-    def read(self, prefixes: Sequence[Prefix], lifetime: float = DEFAULT_LIFETIME) -> int:
+    def read(self, prefixes: Iterable[Prefix], lifetime: float = DEFAULT_LIFETIME) -> int:
         """Cache a prompt automatically; return how many of its tokens were cached before.
 
         Args:
-            prefixes: The prefixes of the prompt, shortest first.
+            prefixes: The prefixes of the prompt, longest first.
             lifetime: Seconds for which they stay cached without use.
         """
-        found = (self._find(prefix.digest) for prefix in reversed(prefixes))
-        tokens = next((entry.tokens for entry in found if entry), 0)
-        for prefix in prefixes:
-            if prefix.tokens >= MIN_CACHED_TOKENS:
-                self._store(prefix, lifetime)
-        return tokens - tokens % CACHED_TOKENS_STEP
+        cached = 0
+        long: list[Prefix] = []
+        for prefix in prefixes:  # hundreds in a long conversation
+            cached = cached or self._find(prefix[0])
+            if prefix[1] >= MIN_CACHED_TOKENS:
+                long.append(prefix)
+        self._store(reversed(long), lifetime)
+        return cached - cached % CACHED_TOKENS_STEP
 
     def read_breakpoints(
         self, digests: Sequence[bytes], breakpoints: Sequence[Breakpoint], minimum: int
@@ -103,31 +96,31 @@ class PromptCache:
         for each in reversed(breakpoints):
             start = max(each.index - MAX_LOOKBACK, -1)
             found = (self._find(digests[index]) for index in range(each.index, start, -1))
-            entry = next((entry for entry in found if entry), None)
-            if entry is not None:
-                tokens = entry.tokens
+            tokens = next((tokens for tokens in found if tokens), 0)
+            if tokens:
                 break
         cacheable = [each for each in breakpoints if each.tokens >= minimum]
         for each in cacheable:
-            self._store(Prefix(digests[each.index], each.tokens), each.lifetime)
+            self._store([(digests[each.index], each.tokens)], each.lifetime)
         end = cacheable[-1].tokens if cacheable else 0
         return tokens, max(end - tokens, 0)
 
-    def _find(self, digest: bytes) -> _CachedPrefix | None:
-        """Return a live entry; its lifetime starts again."""
+    def _find(self, digest: bytes) -> int:
+        """Return the tokens of a live entry, whose lifetime starts again; 0 if there is none."""
         entry, now = self._entries.get(digest), self._clock()
-        if entry is None or entry.expires_at <= now:
-            return None
-        entry.expires_at = now + entry.lifetime
-        return entry
+        if entry is None or entry[2] <= now:
+            return 0
+        tokens, lifetime, _ = entry
+        self._entries[digest] = tokens, lifetime, now + lifetime
+        return tokens
 
-    def _store(self, prefix: Prefix, lifetime: float) -> None:
-        self._entries[prefix.digest] = _CachedPrefix(
-            prefix.tokens, lifetime, self._clock() + lifetime
-        )
-        self._entries.move_to_end(prefix.digest)
-        while len(self._entries) > MAX_ENTRIES:
-            self._entries.popitem(last=False)
+    def _store(self, prefixes: Iterable[Prefix], lifetime: float) -> None:
+        entries, expires_at = self._entries, self._clock() + lifetime
+        for digest, tokens in prefixes:
+            entries[digest] = tokens, lifetime, expires_at
+            entries.move_to_end(digest)
+        while len(entries) > MAX_ENTRIES:
+            entries.popitem(last=False)
 
 
 def hash_settings(body: Mapping[str, Any]) -> bytes:
@@ -143,32 +136,31 @@ def hash_items(digest: bytes, items: Iterable[Item]) -> Iterator[bytes]:
         yield digest
 
 
-def list_prefixes(
+def iter_prefixes(
     start: Prefix, history: Sequence[Prefix], items: Sequence[Item], counts: Iterable[int]
-) -> list[Prefix]:
-    """Return the prefixes of a prompt, shortest first.
+) -> Iterator[Prefix]:
+    """Yield the prefixes of a prompt, longest first.
 
     Args:
         start: The settings.
-        history: The prefixes of the stored context.
+        history: The prefixes of the stored context, longest first.
         items: The new items.
         counts: The tokens of each of them.
     """
-    last = history[-1] if history else Prefix(EMPTY_DIGEST)
-    totals = list(accumulate(counts, initial=last.tokens))[1:]
-    new = map(Prefix, hash_items(last.digest, items), totals)
-    return [
-        start,
-        *(
-            Prefix(start.digest + each.digest, each.tokens and start.tokens + each.tokens)
-            for each in (*history, *new)
-        ),
-    ]
+    settings, tokens = start
+    last, total = history[0] if history else (EMPTY_DIGEST, 0)
+    totals = accumulate(counts, initial=total)
+    next(totals)
+    new = list(zip(hash_items(last, items), totals, strict=False))
+    for digest, count in chain(reversed(new), history):
+        yield settings + digest, count and tokens + count
+    yield start
 
 
 def _hash_segment(digest: bytes, segment: Mapping[str, Any]) -> bytes:
     seen = {name: segment[name] for name in segment if name not in _UNSEEN_MEMBERS}
-    form = dumps(seen, sort_keys=True, ensure_ascii=False, default=str)
-    return blake2b(
-        digest + form.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES
-    ).digest()
+    try:
+        form = encode_sorted(seen)
+    except UnicodeEncodeError:  # a lone surrogate
+        form = dumps(seen, sort_keys=True).encode()
+    return blake2b(digest + form, digest_size=_DIGEST_BYTES).digest()

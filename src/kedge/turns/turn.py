@@ -130,7 +130,7 @@ class Turn:
         if not blocks:
             return self
         _check_blocks(blocks)
-        together = (*self.blocks, *blocks)
+        together = self.blocks + blocks
         added = {block.id for block in blocks}
         ids = self._ids
         bounded = len(ids) <= 2 * len(together)  # or many forks would fill it

@@ -53,11 +53,15 @@ class Context:
         return list(chain.from_iterable(part.model_items for part in self._parts()))
 
     def list_prefixes(self) -> list[Prefix]:
-        """Return the prefixes of this context, shortest first; tokens are known for those of parts."""
+        """Return the prefixes of this context, longest first; tokens are known for those of parts."""
         prefixes: list[Prefix] = []
-        for part in self._parts():
-            prefixes += [Prefix(digest) for digest in part.digests[:-1]]
-            prefixes += [Prefix(digest, part.tokens) for digest in part.digests[-1:]]
+        part: Context | None = self
+        while part is not None:
+            tokens = part.tokens
+            for digest in reversed(part.digests):
+                prefixes.append((digest, tokens))
+                tokens = 0
+            part = part.parent
         return prefixes
 
     def total_size(self) -> int:
