@@ -29,6 +29,7 @@ _CHECKED_LEVELS = 7
 _encode = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _decode = msgspec.json.Decoder().decode
+_decode_raw = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _standard_encode = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":")
 ).encode
@@ -126,6 +127,15 @@ def decode(data: str | Buffer, *, parse_constant: Callable[[str], Any] | None = 
     except Exception:  # noqa: BLE001 - as above
         text = bytes(data) if isinstance(data, memoryview) else data
         return json.loads(text, parse_constant=parse_constant)
+
+
+def split_array(text: str) -> list[str]:
+    """Return the text of each element of a JSON array, as it is written.
+
+    Raises:
+        ValueError: If it is not an array, or has a lone surrogate.
+    """
+    return [bytes(element).decode() for element in _decode_raw(text)]
 
 
 def reject_constant(name: str) -> Any:

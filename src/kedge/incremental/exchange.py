@@ -45,6 +45,7 @@ from kedge.incremental.rewrite import (
     PassThroughReason,
     Rewritten,
     complete_response,
+    find_shorter,
     normalize_block,
     parse_request,
     record_response,
@@ -296,7 +297,8 @@ class Exchange:
             record_healing(reason, lost[0])
             if reason == "rejected":
                 # After a total loss, each older response would cost another rejected request.
-                lost += rewritten.shorter if rejection == "gone" else ()
+                if rejection == "gone" and self.parsed:
+                    lost += find_shorter(self.parsed, self.chainer.index, rewritten.anchor)
                 check.record_rejection(rejection)
             elif reason == "forgot" and not was_judged:
                 check.record_forgotten()
@@ -467,7 +469,9 @@ class ResponseObserver:
             if not isinstance(response, dict):
                 self._give_up()
                 return None
-            events = self._decoder.feed_whole(response)  # pyright: ignore[reportUnknownArgumentType]
+            # Only an escape can contain half a character.
+            repair = b"\\u" in self._body
+            events = self._decoder.feed_whole(response, repair=repair)  # pyright: ignore[reportUnknownArgumentType]
         for event in events:
             self._handle(event)
         outcome = self._assembler.finish()

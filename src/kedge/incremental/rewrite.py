@@ -15,6 +15,7 @@ Whatever this module does not understand is passed through unchanged, with a rea
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Literal, cast
 
 from kedge.errors import KedgeError
@@ -49,6 +50,8 @@ MAX_CACHED_ITEMS = 16_384
 """The longest items that are cached after they were read, and how many of them."""
 MAX_CANDIDATES = 1_000
 """How many prefixes of a request are looked up, the longest first."""
+LOOKUP_SIZES = (8, MAX_CANDIDATES - 8)
+"""How many of them at a time: a program that replays its history continues one of its last responses."""
 
 PassThroughReason = Literal[
     "not_json",
@@ -155,13 +158,11 @@ class Rewritten:
         content: The body to send.
         anchor: The stored response that remembers the rest.
         sent: The blocks that are sent.
-        shorter: The ids of other responses that remember a part of it.
     """
 
     content: bytes
     anchor: IndexedResponse
     sent: tuple[Block, ...]
-    shorter: tuple[str, ...] = ()
 
 
 def parse_request(content: bytes) -> ParsedRequest | PassThroughReason:
@@ -268,24 +269,29 @@ def rewrite(
     prefixes = request.prefixes
     # At least one item must remain: servers reject an empty input.
     covered = prefixes.count(len(request.blocks))
-    counts = [
+    counts = (
         count
         for count in range(covered, 0, -1)
         if _may_end(request.blocks, prefixes.end_position(count))
-    ][:MAX_CANDIDATES]
-    if not counts:
-        return "no_history"
-    by_digest = {prefixes.digest(count): count for count in counts}
-    found = index.find(scope, list(by_digest))
-    usable = [
-        entry
-        for entry in found
-        if entry.record.created_at >= not_before
-        and unavailable_reason(entry.record, scope=scope, now=now, max_depth=max_depth) is None
-        and by_digest.get(entry.record.digest) == entry.record.block_count
-    ]
+    )
+    usable: list[IndexedResponse] = []
+    by_digest: dict[str, int] = {}
+    for size in LOOKUP_SIZES:
+        some = {prefixes.digest(count): count for count in islice(counts, size)}
+        by_digest |= some
+        if not some:
+            break
+        usable = [
+            entry
+            for entry in index.find(scope, list(some))
+            if entry.record.created_at >= not_before
+            and unavailable_reason(entry.record, scope=scope, now=now, max_depth=max_depth) is None
+            and some.get(entry.record.digest) == entry.record.block_count
+        ]
+        if usable:
+            break
     if not usable:
-        return "no_anchor"
+        return "no_anchor" if by_digest else "no_history"
     anchor = max(usable, key=lambda entry: (entry.record.block_count, entry.record.created_at))
     start = prefixes.end_position(anchor.record.block_count)
     remaining = [
@@ -297,8 +303,20 @@ def rewrite(
         return "no_anchor"
     added = {"previous_response_id": anchor.record.response_id}
     content = replace_array(request.scanned, "input", [span for span, _ in remaining], added)
-    shorter = tuple(entry.record.response_id for entry in usable if entry is not anchor)
-    return Rewritten(content, anchor, tuple(block for _, block in remaining), shorter)
+    return Rewritten(content, anchor, tuple(block for _, block in remaining))
+
+
+def find_shorter(request: ParsedRequest, index: AnchorIndex, anchor: IndexedResponse) -> list[str]:
+    """Return the ids of the known responses that remember a part of what the anchor remembers."""
+    prefixes, record = request.prefixes, anchor.record
+    digests = [
+        prefixes.digest(count)
+        for count in range(record.block_count, 0, -1)
+        if _may_end(request.blocks, prefixes.end_position(count))
+    ]
+    found = index.find(record.scope, digests[:MAX_CANDIDATES])
+    ids = (entry.record.response_id for entry in found)
+    return [each for each in ids if each != record.response_id]
 
 
 _OUTPUT_BLOCKS = (AssistantBlock, ToolCallBlock, OpaqueBlock)
