@@ -18,6 +18,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -94,8 +95,13 @@ def test_the_page_of_clients_names_the_versions_that_are_run() -> None:
     assert named - pinned == {"not run"}
 
 
+def hide_ids(text: str) -> str:
+    """Return a text with the same id for all responses."""
+    return re.sub(r"resp_…\w+", "resp_…", text)
+
+
 def test_the_tutorial_runs_on_the_built_wheel(tmp_path: Path) -> None:
-    """From its installation on: the wheel contains everything that its programs and ``kedge chat`` need."""
+    """From its installation on, with the chat that the README shows: the wheel contains what they need."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=300)
     (wheel,) = tmp_path.glob("kedge-*.whl")
@@ -103,7 +109,9 @@ def test_the_tutorial_runs_on_the_built_wheel(tmp_path: Path) -> None:
     work.mkdir()
     with zipfile.ZipFile(wheel) as archive:  # what pip does with a wheel of pure Python
         archive.extractall(site)
-    environment = {**os.environ, "PYTHONPATH": str(site), "XDG_DATA_HOME": str(tmp_path / "data")}
+    own = {name: value for name, value in os.environ.items() if not name.startswith("KEDGE_")}
+    folders = {"XDG_DATA_HOME": str(tmp_path / "data"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    environment = {**own, **folders, "PYTHONPATH": str(site), "PYTHONUTF8": "1"}
 
     def run(*arguments: str, typed: str = "") -> str:
         return subprocess.run(
@@ -113,11 +121,15 @@ def test_the_tutorial_runs_on_the_built_wheel(tmp_path: Path) -> None:
             input=typed,
             check=True,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             timeout=300,
         ).stdout
 
-    assert "2+3 = 5." in run("-m", "kedge", "chat", typed="What is 2+3?\n")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = re.search(r"^    \$ printf '(.+?)' \| make chat\n((?:    .+\n)+)", readme, re.MULTILINE)
+    assert shown
+    chat = run("-m", "kedge", "chat", typed=shown[1].replace("\\n", "\n"))
+    assert hide_ids(chat) == hide_ids(dedent(shown[2]))
     code = (
         f"import sys; sys.path.append({str(ROOT / 'tests')!r}); import kedge, test_docs, pathlib\n"
         "print(kedge.__file__, test_docs.run_page(test_docs.TUTORIAL, pathlib.Path.cwd()))"
