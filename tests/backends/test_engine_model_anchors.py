@@ -26,6 +26,15 @@ def test_a_response_is_found_by_what_it_remembers() -> None:
     assert anchors.find_candidates(other) == ()
 
 
+def test_a_response_is_found_by_its_user_only() -> None:
+    """The same content of another user leads to no response."""
+    anchors = AnchorCache()
+    anchors.record(record_anchor(FIRST_TURN, "r1"), "alice")
+    assert anchors.find_candidates(FIRST_TURN) == ()
+    assert anchors.find_candidates(FIRST_TURN, "bob") == ()
+    assert [each.response_id for each in anchors.find_candidates(FIRST_TURN, "alice")] == ["r1"]
+
+
 def test_what_is_lost_or_was_never_stored_is_no_candidate() -> None:
     """The engine tells which are gone."""
     anchors = AnchorCache()

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
 from kedge import Chat, Conversation, open_store
 from kedge.errors import NotInStore
+from kedge.store import TokenRegistry
 from kedge.testing import serve
 from kedge.turns import dumps, loads
 
@@ -61,6 +63,34 @@ async def test_row_numbers_of_0_1_are_not_used_again(store_url: str) -> None:
         with pytest.raises(NotInStore):
             await store.load(newest)
         assert await store.verify() == []
+
+
+async def test_rows_of_0_1_belong_to_the_administrator(store_url: str, tmp_path: Path) -> None:
+    """No other user sees the conversations of the store, or the responses of the server."""
+    shutil.copy(DATA / "server.db", tmp_path / "server.db")
+    first, conversation = FACTS["responses"][0], FACTS["conversation"]
+    async with await open_store(store_url) as store:
+        assert await store.namespaces() == []
+        alice = store.use_namespace("alice")
+        assert await alice.conversations(archived=None) == []
+        assert await alice.search("ship") == []
+        registry = TokenRegistry(store)
+        _, secret = await registry.add("alice")
+        settings: dict[str, Any] = {"db": str(tmp_path / "server.db"), "token": "admin"}
+        with serve(callers=registry, retention=36_500 * 86_400.0, **settings) as server:
+            found = {
+                token: [
+                    httpx2.get(
+                        f"{server.base_url}/{path}",
+                        headers={"authorization": f"Bearer {token}"},
+                        verify=False,
+                        timeout=300,
+                    ).status_code
+                    for path in (f"responses/{first}", f"conversations/{conversation}")
+                ]
+                for token in ("admin", secret)
+            }
+        assert found == {"admin": [200, 200], secret: [404, 404]}
 
 
 async def test_a_key_of_0_1_still_deduplicates(store_url: str) -> None:

@@ -230,6 +230,21 @@ def test_a_limit_of_requests_holds(users: Users) -> None:
     assert users.call("small", "GET", "/v1/models").status_code == 200
 
 
+def test_a_limit_of_requests_holds_on_a_socket(users: Users) -> None:
+    """Each message counts, and a rejected one says when to try again; the connection itself does not."""
+    users.add("small", requests_per_minute=1)
+    headers = {"authorization": f"Bearer {users.secrets['small']}"}
+
+    async def exchange() -> None:
+        async with connect_client(users.server, additional_headers=headers) as wire:
+            assert (await wire.create_and_read())["type"] == "response.completed"
+            rejected = await wire.create_and_read()
+            assert (rejected["status"], rejected["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert rejected["error"]["headers"]["retry-after"] == "60"
+
+    asyncio.run(exchange())
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_limit_of_tokens_holds(users: Users, stream: bool) -> None:
     """The tokens of all APIs count, and a request is rejected once they reach the limit."""

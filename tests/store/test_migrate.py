@@ -52,6 +52,26 @@ async def test_an_older_store_is_upgraded_in_place(lasting_url: str, version: in
         assert await store.database.read(read_schema_version) == len(load_migrations("sqlite"))
 
 
+async def test_numbers_of_deleted_conversations_are_not_used_again(lasting_url: str) -> None:
+    """Also if the table was made anew since: a row that a caller holds leads to no other conversation."""
+    database = open_database(lasting_url)
+    insert = (
+        "INSERT INTO conversations (id, title, archived, tree, head, created_at, updated_at) "
+        "VALUES (?, '', 0, 0, 0, 1.0, 1.0)"
+    )
+
+    def work(tx: Tx) -> int:
+        migrate(tx, target=9)
+        numbers = [tx.insert(insert, (str(each),), key="number") for each in range(5)]
+        tx.run("DELETE FROM conversations")
+        return numbers[-1]
+
+    last = await database.write(work)
+    await database.aclose()
+    async with await open_store(lasting_url) as store:
+        assert (await store.create()).number > last
+
+
 async def test_a_newer_store_is_rejected(lasting_url: str) -> None:
     """With a message that says what to do; nothing is changed."""
     async with await open_store(lasting_url) as store:

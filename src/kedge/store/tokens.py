@@ -210,11 +210,6 @@ class TokenRegistry:
 
         return _match(await self._database.read(work), hashed)
 
-    async def end_session(self, secret: str) -> None:
-        """End a session, if there is one."""
-        delete = "DELETE FROM access_sessions WHERE hash = ?"
-        await self._database.write(lambda tx: tx.run(delete, (_hash(secret),)))
-
     async def count(self, name: str, *, requests: int = 0, tokens: int = 0) -> TokenUse:
         """Add to the counts of a token in the current minute, in one statement.
 

@@ -107,10 +107,6 @@ class PageAuth(AccessPolicy):
             return False
         return int(expires) > self.clock() and _is_equal(value, self.sign_session(int(expires)))
 
-    def is_valid_token(self, value: str) -> bool:
-        """Return whether this is the token."""
-        return self.matches_token(value.encode())
-
 
 class LoginThrottle:
     """Limits failed logins of each address, so that a token cannot be guessed.
