@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -231,18 +232,47 @@ def test_every_command_can_answer_in_json_and_say_more(first: str) -> None:
             assert CliRunner().invoke(made, ["--help"]).exit_code == 0
 
 
+def find_section(name: str) -> str:
+    """Return what the pages say about a command: the common part, and each section that names it."""
+    common, *sections = re.split(r"^## ", (DOCS / "cli.md").read_text(), flags=re.MULTILINE)
+    own = [each for each in sections if re.search(rf"`kedge {name}\b", each)]
+    if name == "serve":
+        own.append((DOCS / "server.md").read_text())
+    return "".join([common, *own]) if own else ""
+
+
+def list_options(made: click.Command) -> list[str]:
+    """Return the long options of a command."""
+    options = [param for param in made.params if isinstance(param, click.Option)]
+    return [flag for param in options for flag in param.opts if flag.startswith("--")]
+
+
 def test_every_command_and_option_is_documented() -> None:
-    """On the page of the command line; those of ``serve`` on the server's page."""
-    page = (DOCS / "cli.md").read_text() + (DOCS / "server.md").read_text()
+    """In a section of the page of the command line that names the command."""
     missing = [
         f"{name} {flag}"
         for name, made in load_commands()
-        for param in made.params
-        for flag in (param.opts if isinstance(param, click.Option) else [name])
-        if flag.startswith("--") and f"`{flag}" not in page
+        for flag in list_options(made)
+        if not re.search(rf"`{flag}\b", find_section(name))
     ]
     assert missing == []
-    assert [name for name, _ in load_commands() if f"`kedge {name}" not in page] == []
+    assert [name for name, _ in load_commands() if not find_section(name)] == []
+    assert find_section("no-such-command") == ""
+
+
+def test_every_documented_option_exists() -> None:
+    """Each option in a table belongs to a command that its section names."""
+    page = (DOCS / "cli.md").read_text()
+    for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
+        made = [each for name, each in load_commands() if f"`kedge {name}" in section]
+        known = {
+            flag
+            for each in made
+            for param in each.params
+            for flag in (*param.opts, *param.secondary_opts)
+        }
+        rows = re.findall(r"^\| (`--.*?) \|", section, re.MULTILINE)
+        assert {flag for row in rows for flag in re.findall(r"--[a-z-]+", row)} <= known
 
 
 def test_an_unknown_command_is_a_wrong_use_with_a_guess() -> None:
