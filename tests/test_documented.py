@@ -35,11 +35,12 @@ from kedge.mcp import server as mcp_server
 from kedge.mcp import transports as mcp_transports
 from kedge.observe import metrics
 from kedge.planning import anchors
+from kedge.practice import echo_rules
 from kedge.proxy import create_proxy_app
 from kedge.server import prompt_cache as server_cache
 from kedge.server.settings import Settings
 from kedge.server.storage import database as server_database
-from kedge.store import import_export, open_store
+from kedge.store import import_export, open_store, search
 from kedge.tools import Tool, call_runner
 from kedge.turns import frozen_json, json_codec
 from kedge.web import api, openapi, schemas, security
@@ -257,6 +258,7 @@ NUMBERS: dict[str, list[str]] = {
     ],
     "observability.md": [f"after the first {metrics.MAX_SERIES}"],
     "planning.md": [f"({anchors.DEFAULT_RETENTION / DAY:.0f} days by default)"],
+    "practice.md": [f"(up to {echo_rules.MAX_WORDS:,} words)"],
     "prompt-caching.md": [
         f"prompts from {server_cache.MIN_CACHED_TOKENS:,} tokens on",
         f"up to {WORDS[prompt_cache.MAX_BREAKPOINTS]} `cache_control` breakpoints",
@@ -275,6 +277,7 @@ NUMBERS: dict[str, list[str]] = {
         f"`max_bytes` ({attachments.MAX_FILE_BYTES >> 20} MiB)",
         f"more than {frozen_json.MAX_INTEGER_BITS} bits",
     ],
+    "users.md": [f"the newest {search.MAX_RANKED:,} matching blocks"],
     "web.md": [
         f"up to {schemas.MAX_ATTACHMENTS}, {MAX_ATTACHMENT_MB} MB each",
         f"cookie for {security.SESSION_SECONDS // DAY} days",
