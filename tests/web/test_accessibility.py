@@ -28,6 +28,10 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServe
         page.faults.clear()
         steps = [{"name": "sum", "prompt": "What is 1+1?"}]
         workflow = page.post("/api/workflows", kind="steps", steps=steps)["id"]
+        for _ in range(2):
+            assert page.client.post(
+                "/v1/responses", json={"model": "practice", "input": "Hi"}
+            ).is_success
         compared = f"left={turn['node']}&right={chain['head']}"
         yield (
             page,
@@ -40,6 +44,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServe
                 "dashboard": "/dashboard",
                 "workflows": "/workflows",
                 "workflow": f"/workflows/{workflow}",
+                "requests": "/requests",
+                "request": "/requests/1",
                 "login": "/login",
                 "error": "/nowhere",
             },

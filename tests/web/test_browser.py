@@ -148,7 +148,7 @@ def test_the_dashboard_moves_while_requests_run(page: PageServer, watched: Watch
     before = int((requests.text_content() or "0").replace(",", ""))
     page.create_conversation("During", "And again")
     expect(requests).to_have_text(f"{before + 2:,}")
-    expect(tab.locator("figure.chart")).to_have_count(8)
+    expect(tab.locator("figure.chart")).to_have_count(9)
 
 
 @pytest.mark.parametrize("watched", [{"color_scheme": "dark"}], indirect=True)
