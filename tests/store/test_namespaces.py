@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kedge import Conversation, Turn, user
-from kedge.analytics import analyse, analyse_over_time
+from kedge.analytics import Selection, analyse, analyse_conversations, analyse_over_time
 from kedge.errors import InvalidSetting, NotInStore
 from kedge.incremental.store_index import StoreIndex
 from kedge.store import (
@@ -23,6 +23,8 @@ from kedge.store import (
     open_store,
 )
 from kedge.store.listing import (
+    LIST_FILTERS,
+    LIST_ORDERS,
     find_by_title,
     get_revision,
     list_labels,
@@ -191,6 +193,35 @@ async def test_lists_and_statistics_have_no_foreign_rows(
     assert len(await load_exchanges(alice.store, alice.nodes[-1].id)) == 1
     evidence = await other.database.read(lambda tx: select_all_evidence(tx, 10))
     assert evidence == []
+
+
+async def read_everything(store: Store) -> list[Any]:
+    """Read all statistics and lists of a namespace."""
+    selections = [Selection(), Selection(since=0.5, until=86_400.0 * 2.5), Selection(model="gpt")]
+    selections += [Selection(conversation="shared")]
+    found: list[Any] = [await analyse(store, each) for each in selections]
+    found += [await analyse_conversations(store, each) for each in selections]
+    found += [await analyse_over_time(store, buckets=3), await list_labels(store)]
+    found += [await list_summaries(store, show=show) for show in LIST_FILTERS]
+    found += [await list_summaries(store, order=order) for order in LIST_ORDERS]
+    found += [await store.search("question"), await store.search("answer*", order="rank")]
+    return [*found, await store.responses(), await store.conversations(archived=None)]
+
+
+async def test_what_others_store_changes_no_figure(store: Store, alice: Owner) -> None:
+    """Statistics, lists and searches of a namespace are as if it had the store for itself."""
+    before = await read_everything(alice.store)
+    bob = await fill(store, "bob")
+    await create_conversation(bob.store, 3, title="Other", tags=["other"])
+    forked = await bob.store.fork(bob.row, bob.nodes[1].id)
+    for text in ("x", "y"):
+        await bob.store.append(forked, bob.nodes[1], [user(text)], kind="asked")
+    await bob.store.update(forked, archived=True)
+    assert await read_everything(alice.store) == before
+    await read_everything(bob.store)  # which brings the sums up to date
+    assert await read_everything(alice.store) == before
+    await bob.store.delete(bob.row)
+    assert await read_everything(alice.store) == before
 
 
 async def test_namespaces_use_the_same_ids(store: Store, alice: Owner) -> None:
