@@ -90,7 +90,8 @@ $(CHAT)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Kedge needs Python 3.11 or newer; say which with: make PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "Installing what chat needs (once)"
-	@if pip="$$($(PYTHON) -c 'import pip; print(pip.__path__[0])' 2> /dev/null)"; then \
+	@pip="$$($(PYTHON) -c 'import pip; print(pip.__path__[0])' 2> /dev/null)/__pip-runner__.py"; \
+	if [ -e "$$pip" ]; then \
 	  $(PYTHON) -m venv --without-pip $(CHAT); \
 	else \
 	  $(PYTHON) -m venv $(CHAT) && pip=-mpip; \
