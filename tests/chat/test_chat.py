@@ -51,6 +51,20 @@ async def test_a_conversation_goes_on_from_the_bytes_of_the_last_answer(
     assert [block.kind for block in second.turn] == ["user", "assistant"] * 2
 
 
+@pytest.mark.parametrize("key", [None, new_key()], ids=["plain", "encrypted"])
+async def test_a_remembered_state_is_the_decoded_one(open_chat: OpenChat, key: Any) -> None:
+    """A Chat that gets its own bytes back sends what another process would send."""
+    chat = open_chat(key=key)
+    first = await chat.chat_with_state(None, system("Be brief."), user("My name is Ada."))
+    own = await chat.chat_with_state(first.state, user("What is my name?"))
+    other = await open_chat(key=key).chat_with_state(first.state, user("What is my name?"))
+    assert own.text == other.text == "Your name is Ada."
+    assert own.plan is not None
+    assert other.plan is not None
+    assert (own.plan.anchor, own.plan.digest) == (other.plan.anchor, other.plan.digest)
+    assert own.turn == other.turn
+
+
 async def test_a_call_without_blocks_returns_only_the_new_text() -> None:
     """The answer before it is not part of the answer."""
     chat = Chat(ScriptedEngine([assistant("Old.")], [assistant("New.")]))

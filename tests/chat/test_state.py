@@ -15,6 +15,7 @@ from kedge.chat.state import (
     DISCARD_REASONS,
     ChatState,
     DiscardedState,
+    RecentStates,
     as_bytes,
     decode_state,
     encode_state,
@@ -53,6 +54,22 @@ def make_turn(exchanges: int = 3) -> Turn:
         turn = turn.append(tool_result(f"call_{i}", {"found": ["a", "b"]}))
         turn = add_response(turn, assistant(f'It is "{i}".\n'), number=2 * i + 1)
     return turn.append(opaque({"type": "web_search_call", "id": "ws_1", "new": {"field": 1.5}}))
+
+
+def test_recent_states_are_limited_and_the_oldest_are_forgotten_first() -> None:
+    """Bytes that are remembered have their state at once; others are decoded as ever."""
+    states = [state_from_turn(make_turn(count), "openai", 1) for count in (1, 2, 3)]
+    encoded = [encode_state(state) for state in states]
+    recent = RecentStates(len(encoded[1]) + len(encoded[2]))
+    for data, state in zip(encoded, states, strict=True):
+        recent.add(data, state)
+        recent.add(data, state)
+    assert [recent.find(data) for data in encoded] == [None, states[1], states[2]]
+    assert recent.find(bytes(bytearray(encoded[2]))) is states[2]
+    assert recent.find(encoded[2][:-1]) is None
+    small = RecentStates(10)
+    small.add(encoded[0], states[0])
+    assert small.find(encoded[0]) is None
 
 
 def add_response(turn: Turn, *blocks_made: Block, number: int) -> Turn:

@@ -15,6 +15,7 @@ from kedge.chat.inspect import StateReport, build_report
 from kedge.chat.state import (
     ChatState,
     DiscardedState,
+    RecentStates,
     as_bytes,
     decode_state,
     encode_state,
@@ -94,6 +95,7 @@ class Chat:
         self.provider = unwrap(self._base_engine).name
         self.compactor = compactor
         self.cipher = None if key is None else StateCipher(key)
+        self._recent = RecentStates()
         self._counter = counter
         self.engine = with_default_middleware(
             self._base_engine,
@@ -351,7 +353,7 @@ class Chat:
         data = as_bytes(state)
         if not data:
             return ChatState(self.provider), None
-        found = decode_state(data, self.provider, self.cipher)
+        found = self._recent.find(data) or decode_state(data, self.provider, self.cipher)
         if isinstance(found, DiscardedState):
             count("states_discarded_total", reason=found.reason)
             log.warning("a state was discarded and a new conversation started: %s", found)
@@ -370,7 +372,9 @@ class Chat:
 
     def _encode_state(self, state: ChatState) -> bytes:
         data = encode_state(state)
-        return self.cipher.encrypt(data) if self.cipher else data
+        data = self.cipher.encrypt(data) if self.cipher else data
+        self._recent.add(data, state)
+        return data
 
 
 class SyncChat(SyncFacade[Chat]):

@@ -8,6 +8,7 @@ state that cannot be used becomes a ``DiscardedState`` with the reason. A histor
 """
 
 import hashlib
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -47,6 +48,8 @@ DISCARD_REASONS: dict[DiscardReason, str] = {
 }
 """The description of every reason to discard a state."""
 
+MAX_RECENT_BYTES = 1 << 20
+"""How many bytes of encoded states a `Chat` remembers."""
 _CHECKSUM_PREFIX = b',"checksum":"sha256:'
 _CHECKSUM_SUFFIX = b'"}'
 _CHECKSUM_LENGTH = len(_CHECKSUM_PREFIX) + 64 + len(_CHECKSUM_SUFFIX)
@@ -120,6 +123,36 @@ def encode_state(state: ChatState) -> bytes:
     return b"".join(
         (covered, _CHECKSUM_PREFIX, hashlib.sha256(covered).hexdigest().encode(), _CHECKSUM_SUFFIX)
     )
+
+
+class RecentStates:
+    """The states that were encoded last: bytes that come back to the same process are not decoded again.
+
+    A state and the digests of its blocks depend on nothing but its bytes, so this changes no result. The bytes that are
+    remembered are limited, and the oldest are forgotten first.
+    """
+
+    def __init__(self, max_bytes: int = MAX_RECENT_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._size = 0
+        self._states: dict[bytes, ChatState] = {}
+        self._lock = threading.Lock()
+
+    def add(self, data: bytes, state: ChatState) -> None:
+        """Remember the state that was encoded as these bytes."""
+        with self._lock:
+            if data in self._states or len(data) > self._max_bytes:
+                return
+            self._states[data] = state
+            self._size += len(data)
+            while self._size > self._max_bytes:
+                oldest = next(iter(self._states))
+                del self._states[oldest]
+                self._size -= len(oldest)
+
+    def find(self, data: bytes) -> ChatState | None:
+        """Return the state of these bytes, if it is remembered."""
+        return self._states.get(data)
 
 
 def _optional_members(state: ChatState) -> Json:
