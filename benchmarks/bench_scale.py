@@ -181,7 +181,7 @@ async def simulate(store: Store, conversations: int) -> tuple[float, float]:
     took: list[float] = []
     start = time.perf_counter()
     for number in range(ROUNDS):
-        names = [f"conv_{200 + each * (conversations - 200) // WRITERS}" for each in range(WRITERS)]
+        names = [f"conv_{100 + each * (conversations - 100) // WRITERS}" for each in range(WRITERS)]
         took += await asyncio.gather(
             *(exchange(store, name, number * 1_000 + each) for each, name in enumerate(names))
         )

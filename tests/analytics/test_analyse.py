@@ -251,6 +251,7 @@ SELECTIONS = (
     Selection(since=1.5 * DAY),
     Selection(since=DAY),
     Selection(until=2.25 * DAY),
+    Selection(until=0.5 * DAY),
     Selection(since=0.5 * DAY, until=3.5 * DAY),
     Selection(since=1.1 * DAY, until=1.2 * DAY),
     Selection(model="gpt-5-mini"),

@@ -74,11 +74,14 @@ class DayRange:
     stop: int | None
     edges: tuple[tuple[float, float], ...]
 
-    def condition(self, tx: Tx, selection: Selection) -> SqlCondition:
-        """Return the condition for the sums of the complete days."""
+    def condition(self, tx: Tx, selection: Selection, *, has_totals: bool = False) -> SqlCondition:
+        """Return the condition for the sums of the complete days, or of all days where a table has them."""
         found = SqlCondition("namespace = ?", (tx.namespace,))
+        is_unlimited = has_totals and self.first is None and self.stop is None
+        first = 0 if has_totals and not is_unlimited and self.first is None else self.first
         given = {
-            "day >= ?": self.first,
+            "day = ?": ALL_DAYS if is_unlimited else None,
+            "day >= ?": first,
             "day < ?": self.stop,
             "model = ?": selection.model or None,
             "provider = ?": selection.provider or None,
@@ -145,7 +148,7 @@ def count_conversations(tx: Tx, selection: Selection, days: DayRange | None) -> 
     queries: list[str] = []
     values: list[Any] = []
     if days:
-        where = days.condition(tx, selection)
+        where = days.condition(tx, selection, has_totals=True)
         queries.append(f"SELECT conversation FROM conversation_sums WHERE {where.sql}")  # noqa: S608
         values += where.values
     for where in iter_edges(tx, selection, days):
@@ -163,9 +166,7 @@ def measure_latencies(tx: Tx, selection: Selection, days: DayRange) -> dict[Mode
         for key in (model, ("", "")):
             counts.setdefault((key, is_first), Counter())[seconds] += count
 
-    is_unlimited = days.first is None and days.stop is None
-    shown = replace(days, first=ALL_DAYS, stop=ALL_DAYS + 1) if is_unlimited else days
-    where = shown.condition(tx, selection).and_("day <> ?", 0 if is_unlimited else ALL_DAYS)
+    where = days.condition(tx, selection, has_totals=True)
     rows = tx.rows(
         "SELECT provider, model, is_first_token, seconds, SUM(responses) FROM latency_counts "  # noqa: S608
         f"WHERE {where.sql} GROUP BY provider, model, is_first_token, seconds",

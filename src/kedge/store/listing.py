@@ -17,6 +17,7 @@ from kedge.store.conversations import checked, select_conversation
 from kedge.store.database import Row, Tx
 from kedge.store.nodes import PATH_CTE, select_tree
 from kedge.store.records import ConversationRow, Node, ResponseRow, StoredExchange
+from kedge.store.response_sums import ALL_DAYS
 from kedge.store.responses import select_responses
 from kedge.store.store import Store
 from kedge.store.telemetry import select_exchanges
@@ -48,7 +49,7 @@ _STARTED = (
 )
 _SUMS_JOIN = (
     "LEFT JOIN (SELECT conversation, SUM({0}) AS much FROM ("
-    "SELECT conversation, {0} FROM conversation_sums WHERE namespace = ? "
+    f"SELECT conversation, {{0}} FROM conversation_sums WHERE namespace = ? AND day = {ALL_DAYS} "
     "UNION ALL SELECT conversation, {1} FROM responses WHERE node > (SELECT node FROM summed)"
     ") AS parts GROUP BY conversation) sums ON sums.conversation = c.number"
 )
@@ -148,9 +149,10 @@ async def list_summaries(
         conditions.append("c.delete_at IS NULL")
     if model is not None:
         conditions.append(
-            "c.number IN (SELECT conversation FROM conversation_sums WHERE model = ? "
-            "UNION ALL SELECT conversation FROM responses WHERE model = ? "
-            "AND node > (SELECT node FROM summed))"
+            "(EXISTS (SELECT 1 FROM conversation_sums s WHERE s.namespace = c.namespace "
+            f"AND s.day = {ALL_DAYS} AND s.conversation = c.number AND s.model = ?) "
+            "OR c.number IN (SELECT conversation FROM responses WHERE model = ? "
+            "AND node > (SELECT node FROM summed)))"
         )
         values += (model, model)
     if ids is not None:

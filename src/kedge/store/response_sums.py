@@ -20,6 +20,7 @@ BATCH_SIZE = 256
 """How many responses a process stores before it adds them to the sums."""
 SECONDS_PER_DAY = 86_400
 ALL_DAYS = -1
+"""The day under which `latency_counts` and `conversation_sums` have the sums of all days."""
 _CHUNK_SIZE = 500
 
 ANSWERED = "r.status IN ('completed', 'lost')"
@@ -75,7 +76,7 @@ _TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("responses",),
     ),
     "conversation_sums": (
-        ("namespace", "conversation", "day", "provider", "model"),
+        ("namespace", "day", "conversation", "provider", "model"),
         tuple(_CONVERSATION_SUMS),
     ),
     "chain_links": (("namespace", "scope", "response_id"), ("responses", "children")),
@@ -171,12 +172,14 @@ def _compute_totals(tx: Tx, where: str, values: Sequence[Any]) -> dict[str, Tota
             tx, f"c.namespace, {day}, {', '.join(KEYS.values())}", SUMS, where, values
         ),
         "latency_counts": _count_latencies(tx, where, values),
-        "conversation_sums": _group(
-            tx,
-            f"c.namespace, r.conversation, {day}, r.provider, r.model",
-            _CONVERSATION_SUMS,
-            where,
-            values,
+        "conversation_sums": _with_all_days(
+            _group(
+                tx,
+                f"c.namespace, {day}, r.conversation, r.provider, r.model",
+                _CONVERSATION_SUMS,
+                where,
+                values,
+            )
         ),
         "chain_links": _count_chain_links(tx, where, values),
     }
@@ -191,6 +194,16 @@ def _group(
     )
     count = len(sums)
     return {tuple(row[count:]): to_numbers(sums, row) for row in rows}
+
+
+def _with_all_days(totals: Totals) -> Totals:
+    """Return the sums of each day, and those of all days together."""
+    found = dict(totals)
+    for (namespace, _, *rest), values in totals.items():
+        key = (namespace, ALL_DAYS, *rest)
+        known = found.get(key, [0] * len(values))
+        found[key] = [one + other for one, other in zip(known, values, strict=True)]
+    return found
 
 
 def to_numbers(names: Iterable[str], row: Row) -> list[Any]:

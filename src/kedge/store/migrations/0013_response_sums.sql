@@ -53,16 +53,17 @@ CREATE TABLE latency_counts (
     PRIMARY KEY (namespace, day, provider, model, is_first_token, seconds)
 ){clustered};
 
+-- Day -1 has the sums of all days.
 CREATE TABLE conversation_sums (
     namespace TEXT NOT NULL,
-    conversation {integer} NOT NULL,
     day {integer} NOT NULL,
+    conversation {integer} NOT NULL,
     provider TEXT NOT NULL,
     model TEXT NOT NULL,
     responses {integer} NOT NULL,
     tokens {integer} NOT NULL,
     cost {real} NOT NULL,
-    PRIMARY KEY (namespace, conversation, day, provider, model)
+    PRIMARY KEY (namespace, day, conversation, provider, model)
 ){clustered};
 
 -- How many responses have an id, and how many were chained on it; an id that nothing was chained on ends a chain.
