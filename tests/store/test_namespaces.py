@@ -21,6 +21,7 @@ from kedge.store import (
     StoredExchange,
     Telemetry,
     open_store,
+    search,
 )
 from kedge.store.listing import (
     LIST_FILTERS,
@@ -222,6 +223,19 @@ async def test_what_others_store_changes_no_figure(store: Store, alice: Owner) -
     assert await read_everything(alice.store) == before
     await bob.store.delete(bob.row)
     assert await read_everything(alice.store) == before
+
+
+async def test_others_do_not_crowd_out_ranked_hits(
+    store: Store, alice: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of blocks that are ranked is that of the namespace's own."""
+    monkeypatch.setattr(search, "MAX_RANKED", 2)
+    monkeypatch.setattr(search, "PAGE_SIZE", 2)
+    await create_conversation(store.use_namespace("bob"), 3, title="Newer")
+    hits = await alice.store.search("question", order="rank")
+    assert [hit.conversation for hit in hits] == ["shared", "shared"]
+    assert await store.search("question", order="rank") == []
+    assert await store.search("nothing", order="rank") == []
 
 
 async def test_namespaces_use_the_same_ids(store: Store, alice: Owner) -> None:

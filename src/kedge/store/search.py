@@ -70,6 +70,10 @@ SELECT l.block, f.tree, l.place, (
 ) AS node FROM links l JOIN nodes f ON f.id = l.branch WHERE l.block IN ({marks}) ORDER BY node
 """
 
+_SELECT_OWN = """
+SELECT DISTINCT l.block FROM links l JOIN nodes f ON f.id = l.branch
+JOIN conversations c ON c.tree = f.tree WHERE c.namespace = ? AND l.block IN ({marks})
+"""
 _SELECT_CONVERSATIONS = """
 SELECT c.id, c.number, c.head,
     EXISTS (SELECT 1 FROM tags t WHERE t.conversation = c.number AND t.tag = ?) AS is_tagged
@@ -378,7 +382,8 @@ def find_blocks(
     last = options.offset + options.limit
     is_ranked = options.order == "rank"
     scanned = 0
-    for page in pages:
+    for found in pages:
+        page = _select_own(tx, found) if is_ranked else found
         scanned += len(page)
         selected = [row for row in page if options.role in (None, _get_kind(options, row[1]))]
         scores = {block: _score(body, query, is_ranked=is_ranked) for block, body in selected}
@@ -393,6 +398,15 @@ def find_blocks(
     if is_ranked:
         matches.sort(key=lambda match: -match.score)
     return [_build_hit(match, query) for match in matches[options.offset : last]]
+
+
+def _select_own(tx: Tx, page: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Return the blocks of the transaction's namespace: only those count as ranked."""
+    if not page:
+        return []
+    rows = tx.rows(_SELECT_OWN.format(marks=_marks(page)), (tx.namespace, *(b for b, _ in page)))
+    own = {block for (block,) in rows}
+    return [row for row in page if row[0] in own]
 
 
 def _get_kind(options: SearchOptions, body: str) -> str | None:
