@@ -39,6 +39,18 @@ def test_scanning_finds_what_json_finds(
     assert [json.loads(scanned.text[span.start : span.end]) for span in spans] == items
 
 
+@pytest.mark.parametrize("element", [r'"\ud83d"', r'"\ude00\ud83d"', "1e400", "-0", "[[], {}]"])
+def test_halves_of_characters_and_odd_numbers_are_elements(element: str) -> None:
+    """Elements that need the standard library are found at the same positions, also after another one."""
+    text = f'{{"input":[{element} ,{element}]}}'
+    scanned = scan_object(text.encode())
+    array = scanned.members["input"].span
+    spans = scan_elements(text, array)
+    assert [text[span.start : span.end] for span in spans] == [element, element]
+    assert scan_elements(text, array, spans[0].end) == spans[1:]
+    assert scan_elements(text, array, spans[1].end) == []
+
+
 @given(objects, st.lists(json_values(), min_size=1, max_size=5), indents, st.data())
 def test_a_slice_keeps_the_rest_of_the_body(
     members: dict[str, Any], items: list[Any], indent: int | None, data: st.DataObject

@@ -81,12 +81,13 @@ def scan_object(content: bytes) -> ScannedObject:
     return ScannedObject(text, members)
 
 
-def scan_elements(text: str, array: Span) -> list[Span]:
+def scan_elements(text: str, array: Span, after: int = 0) -> list[Span]:
     """Return the position of each element of the array at this position.
 
     Args:
         text: The text that contains the array.
         array: Where the array is, brackets included.
+        after: The end of an element; only those after it are returned. All are by default.
 
     Returns:
         One span per element, in order.
@@ -94,10 +95,12 @@ def scan_elements(text: str, array: Span) -> list[Span]:
     Raises:
         ValueError: There is no array at this position.
     """
-    position = _expect(text, array.start, "[")
+    position = _skip(text, after) if after else _expect(text, array.start, "[")
+    if after and text[position] != "]":
+        position = _expect(text, position, ",")
     spans: list[Span] = []
     try:
-        elements = split_array(text[array.start : array.end])
+        elements = split_array(f"[{text[position : array.end]}")
     except ValueError:
         return _scan_elements_slowly(text, position)
     for element in elements:
@@ -118,6 +121,11 @@ def _scan_elements_slowly(text: str, position: int) -> list[Span]:
         spans.append(Span(position, end))
         position = _skip(text, end)
     return spans
+
+
+def ends_element(text: str, position: int) -> bool:
+    """Return whether the element of an array that begins before this position can end here."""
+    return text[_skip(text, position)] in ",]"
 
 
 def replace_array(

@@ -12,11 +12,14 @@ body comes out; later the response goes in, and an index entry comes out.
 Whatever this module does not understand is passed through unchanged, with a reason.
 """
 
+import threading
+from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from kedge.errors import KedgeError
 from kedge.events import Outcome
@@ -24,6 +27,7 @@ from kedge.incremental.index import AnchorIndex, IndexedResponse
 from kedge.incremental.json_splice import (
     ScannedObject,
     Span,
+    ends_element,
     normalize_json,
     replace_array,
     scan_elements,
@@ -32,7 +36,7 @@ from kedge.incremental.json_splice import (
 from kedge.json_codec import decode
 from kedge.planning import DEFAULT_RETENTION, AnchorRecord, TokenCounts
 from kedge.planning.anchors import unavailable_reason
-from kedge.planning.digests import PrefixIndex, is_compaction
+from kedge.planning.digests import PrefixIndex, extend_index, is_compaction
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -48,6 +52,10 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 MAX_CACHED_CHARS = 2_048
 MAX_CACHED_ITEMS = 16_384
 """The longest items that are cached after they were read, and how many of them."""
+REPLAY_KEY_CHARS = 2_048
+MAX_REPLAY_CHARS = 262_144
+MAX_REPLAYS = 64
+"""How many inputs are remembered with their text, how long they may be, and how much of it identifies them."""
 MAX_CANDIDATES = 1_000
 """How many prefixes of a request are looked up, the longest first."""
 LOOKUP_SIZES = (8, MAX_CANDIDATES - 8)
@@ -183,20 +191,89 @@ def parse_request(content: bytes) -> ParsedRequest | PassThroughReason:
     given = scanned.get("input")
     try:
         if isinstance(given, str):
-            items, blocks = (), (normalize_block(user(given)),)
+            blocks = (normalize_block(user(given)),)
+            read = _ReadInput("", (), blocks, _index_blocks(blocks))
         elif isinstance(given, list):
-            items = tuple(scan_elements(scanned.text, scanned.members["input"].span))
-            blocks = tuple(
-                _read_block(scanned.text[span.start : span.end], item)
-                for span, item in zip(items, cast("list[Any]", given), strict=True)
-            )
+            read = _read_input(scanned, cast("list[Any]", given))
         else:
             return "input"
     except (KedgeError, ValueError, TypeError, RecursionError):
         return "input"
-    return ParsedRequest(
-        scanned, items, blocks, _index_blocks(blocks), _find_obstacle(scanned, blocks)
+    obstacle = _find_obstacle(scanned, read.blocks)
+    return ParsedRequest(scanned, read.items, read.blocks, read.prefixes, obstacle)
+
+
+class _ReadInput(NamedTuple):
+    """The input items of a request: the text up to their end, positions, blocks and digests."""
+
+    text: str
+    items: tuple[Span, ...]
+    blocks: tuple[Block, ...]
+    prefixes: PrefixIndex
+
+
+class _RecentInputs:
+    """The inputs of recent requests, by how their text begins.
+
+    The next request of a program that replays its history begins with the same text, and its items need not
+    be read again. Another conversation that begins equally takes the entry over, which costs time only.
+    """
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[str, _ReadInput] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, text: str) -> tuple[_ReadInput, int] | None:
+        """Return an input, and how many of its first items this text has at the same positions."""
+        with self._lock:
+            recent = self._entries.get(text[:REPLAY_KEY_CHARS])
+        if recent is None:
+            return None
+        items = recent.items
+        count = bisect_left(
+            items, True, key=lambda span: not text.startswith(recent.text[: span.end])
+        )
+        if count and not ends_element(text, items[count - 1].end):
+            count -= 1  # a number that continues
+        return recent, count
+
+    def put(self, read: _ReadInput) -> None:
+        """Remember an input, if it is long enough to be worth it and short enough to be stored."""
+        if REPLAY_KEY_CHARS < len(read.text) <= MAX_REPLAY_CHARS:
+            with self._lock:
+                self._entries[read.text[:REPLAY_KEY_CHARS]] = read
+                self._entries.move_to_end(read.text[:REPLAY_KEY_CHARS])
+                while len(self._entries) > MAX_REPLAYS:
+                    self._entries.popitem(last=False)
+
+
+_recent_inputs = _RecentInputs()
+
+
+def _read_input(scanned: ScannedObject, given: list[Any]) -> _ReadInput:
+    text, array = scanned.text, scanned.members["input"].span
+    items: tuple[Span, ...] = ()
+    blocks: tuple[Block, ...] = ()
+    prefixes = PrefixIndex()
+    if found := _recent_inputs.find(text):
+        # The text before an item is the same, so it is an item of the same array.
+        recent, count = found
+        items, blocks, prefixes = recent.items[:count], recent.blocks[:count], recent.prefixes
+    new = scan_elements(text, array, items[-1].end if items else 0)
+    known = len(blocks)
+    blocks += tuple(
+        _read_block(text[span.start : span.end], item)
+        for span, item in zip(new, given[known:], strict=True)
     )
+    items += tuple(new)
+    read = _ReadInput(
+        text[: items[-1].end] if items else "",
+        items,
+        blocks,
+        extend_index(prefixes, blocks, known),
+    )
+    _recent_inputs.put(read)
+    return read
 
 
 def _read_block(text: str, item: Any) -> Block:

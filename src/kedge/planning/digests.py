@@ -181,11 +181,22 @@ def get_prefix_index(turn: Turn) -> PrefixIndex:
 
 def _extend_index(turn: Turn, index: PrefixIndex, indexed: int) -> PrefixIndex:
     """Return the index of the complete body, from one of its first ``indexed`` blocks."""
+    index = extend_index(index, turn.blocks, indexed, turn.lead)
+    cache_index(turn, index, len(turn.blocks) - turn.lead)
+    return index
+
+
+def extend_index(
+    index: PrefixIndex, blocks: Sequence[Block], indexed: int, offset: int = 0
+) -> PrefixIndex:
+    """Return an index of the blocks from ``offset`` on, of which this one has the first ``indexed``.
+
+    It is the same index if that has no others.
+    """
     with index.lock:
         if index.length != indexed:
-            index = index.fork(turn.blocks[turn.lead : turn.lead + indexed])
-        index.extend(turn.blocks[turn.lead + indexed :])
-    cache_index(turn, index, len(turn.blocks) - turn.lead)
+            index = index.fork(blocks[offset : offset + indexed])
+        index.extend(blocks[offset + indexed :])
     return index
 
 

@@ -1,0 +1,123 @@
+"""Requests are read as blocks; what an earlier request had already is not read again."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.incremental import rewrite
+from kedge.incremental.rewrite import ParsedRequest, parse_request
+from kedge.planning.canonical import canonical_json
+from kedge.turns import Turn
+from planning.reference_digests import naive_digests
+
+LONG = "a text that makes the request long enough to be remembered " * 40
+contents = st.sampled_from(["", "Hi", "é😀", LONG])
+items = st.one_of(
+    st.builds(lambda text: {"role": "user", "content": text}, contents),
+    st.builds(
+        lambda name, text: {
+            "type": "message",
+            "role": "assistant",
+            "id": name,
+            "content": [{"type": "output_text", "text": text, "annotations": []}],
+        },
+        st.sampled_from(["msg_1", "msg_2"]),
+        contents,
+    ),
+    st.just({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}),
+    st.builds(
+        lambda kind, text: (
+            {"type": kind, "call_id": "c", "name": "f", "arguments": text}
+            if kind == "function_call"
+            else {"type": kind, "call_id": "c", "output": text}
+        ),
+        st.sampled_from(["function_call", "function_call_output"]),
+        st.sampled_from(["{}", '{"a": 1}']),
+    ),
+)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[bytes]:
+    """Bodies that replay a history, with items added, changed and removed."""
+    history: list[Any] = [{"role": "user", "content": LONG}]
+    bodies: list[bytes] = []
+    indent = draw(st.sampled_from([None, 1]))
+    for _ in range(draw(st.integers(2, 6))):
+        start = draw(st.integers(1, len(history)))
+        stop = draw(st.sampled_from([start, len(history)]))
+        history = [*history[:start], *draw(st.lists(items, max_size=3)), *history[stop:]]
+        body = {"model": "m", "input": history, "stream": draw(st.booleans())}
+        bodies.append(json.dumps(body, indent=indent).encode())
+    return bodies
+
+
+def read(content: bytes) -> ParsedRequest:
+    request = parse_request(content)
+    assert isinstance(request, ParsedRequest), request
+    return request
+
+
+def describe(request: ParsedRequest) -> tuple[Any, ...]:
+    """Everything that depends on the items of a request."""
+    length = len(request.blocks)
+    covered = request.prefixes.count(length)
+    return (
+        request.items,
+        [(type(block), canonical_json(block)) for block in request.blocks],
+        [request.prefixes.digest(count) for count in range(covered + 1)],
+        [request.prefixes.end_position(count) for count in range(covered + 1)],
+        request.blocked,
+    )
+
+
+@given(conversations())
+def test_a_replayed_request_is_read_as_if_it_were_the_first(bodies: list[bytes]) -> None:
+    """Items, blocks and digests do not depend on the requests before, nor change with those after."""
+    together = [read(body) for body in bodies]
+    for body, request in zip(bodies, together, strict=True):
+        rewrite._recent_inputs = rewrite._RecentInputs()
+        assert describe(request) == describe(read(body))
+        spans = [request.scanned.text[span.start : span.end] for span in request.items]
+        assert [json.loads(text) for text in spans] == json.loads(body)["input"]
+        covered = request.prefixes.count(len(request.blocks))
+        assert request.prefixes.digest(covered) == naive_digests(Turn(_rename(request)))[-1]
+
+
+def _rename(request: ParsedRequest) -> list[Any]:
+    """The blocks, of which equal ones are one object, with ids of their own."""
+    return [replace(block, id=f"blk_{number}") for number, block in enumerate(request.blocks)]
+
+
+def test_numbers_that_continue_are_other_items() -> None:
+    """An item that begins like one of the request before is not mistaken for it."""
+    padding = " " * rewrite.REPLAY_KEY_CHARS
+    first = f'{{"model":"m",{padding}"input":[{{"role":"user","content":"Hi"}},1'
+    assert parse_request(f"{first}]}}".encode()) == "input"
+    recent = rewrite._RecentInputs()
+    text = f"{padding}[10,20"
+    start = len(padding)
+    spans = (rewrite.Span(start + 1, start + 3), rewrite.Span(start + 4, start + 6))
+    recent.put(rewrite._ReadInput(text, spans, (), rewrite.PrefixIndex()))
+    for written, count in (("[10,20]", 2), ("[10,20 ,3]", 2), ("[10,200]", 1), ("[11,20]", 0)):
+        found = recent.find(padding + written)
+        assert found is not None
+        assert found[1] == count
+
+
+def test_recent_inputs_are_bounded() -> None:
+    """The oldest are dropped, and short and huge ones are not stored."""
+    recent = rewrite._RecentInputs()
+    for number in range(rewrite.MAX_REPLAYS + 1):
+        text = f"{number:08}" + " " * rewrite.REPLAY_KEY_CHARS
+        recent.put(rewrite._ReadInput(text, (), (), rewrite.PrefixIndex()))
+    recent.put(rewrite._ReadInput("short", (), (), rewrite.PrefixIndex()))
+    recent.put(
+        rewrite._ReadInput("x" * (rewrite.MAX_REPLAY_CHARS + 1), (), (), rewrite.PrefixIndex())
+    )
+    assert len(recent._entries) == rewrite.MAX_REPLAYS
+    assert recent.find("00000000" + " " * rewrite.REPLAY_KEY_CHARS) is None
+    assert recent.find("00000001" + " " * rewrite.REPLAY_KEY_CHARS) is not None
