@@ -142,12 +142,15 @@ async def test_the_cap_of_a_chain_is_learned_and_a_new_chain_started(streaming: 
     """The count still grows at the cap; it falls short by the oldest exchange."""
     server = MemoryServer(cap=10)
     async with open_memory_engine(server, clock=FakeClock()) as engine:
-        turn, wrong, flagged = Turn(), 0, 0
+        turn, wrong, flagged, healed = Turn(), 0, 0, 0
         for number in range(40):
             turn, events = await send(engine, turn, f"Line {number}", streaming=streaming)
             wrong += not is_coherent(server, turn)
             flagged += any(isinstance(event, ServerForgot) for event in events)
-    assert (wrong, flagged) == ((1, 1) if streaming else (0, 0))
+            if count_healed(events):
+                assert not is_chained(server.bodies[-1])  # not on an older anchor either
+                healed += 1
+    assert (wrong, flagged, healed) == ((1, 1, 0) if streaming else (0, 0, 1))
     assert sum(map(is_chained, server.bodies)) > 25
 
 
