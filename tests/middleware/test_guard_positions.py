@@ -9,6 +9,12 @@ from typing import Any, cast
 import pytest
 
 from kedge.chat import Chat
+from kedge.compaction import (
+    CompositeCompactor,
+    ProviderCounter,
+    ServerCompactor,
+    TokenLimitCompactor,
+)
 from kedge.conversation import Conversation
 from kedge.engines import Engine, Events, Middleware, Request
 from kedge.errors import Blocked, StreamCut
@@ -28,7 +34,9 @@ from kedge.middleware import (
     with_middleware,
 )
 from kedge.middleware.compact import Compactor
+from kedge.providers import connect
 from kedge.store import open_store
+from kedge.testing import serve
 from kedge.tools import Deny, Edit, tool
 from kedge.turns import Block, Turn, assistant, dump_block, tool_call, user
 from kedge.turns.json_codec import dumps
@@ -237,6 +245,28 @@ async def test_a_compactor_gets_and_leaves_guarded_content(order: tuple[str, ...
     turn = await stack.run(Turn([user(f"It is {SECRET}")]))
     assert len(summarizer.given) >= 2
     assert_clean(summarizer.given, turn, *engine.turns)
+
+
+@pytest.mark.parametrize("order", [("guard", "compact"), ("compact", "guard")], ids="-".join)
+async def test_a_provider_counts_and_compacts_guarded_content(order: tuple[str, ...]) -> None:
+    """The requests that count and compact are not those of the run, and are guarded as well."""
+    compactors = [
+        ServerCompactor(1, "endpoint"),
+        TokenLimitCompactor(1, counter=ProviderCounter()),
+    ]
+    with serve() as server:
+        async with connect(f"responses:{server.base_url}#practice", max_retries=0) as engine:
+            made = {
+                "guard": guard(redact(PATTERN)),
+                "compact": compact(CompositeCompactor(*compactors)),
+            }
+            turn = Turn([user(f"It is {SECRET}"), assistant("Fine."), user(f"Again: {SECRET}")])
+            await with_middleware(engine, *(made[name] for name in order)).run(turn)
+        paths = {request.path for request in server.requests}
+        bodies = b"".join(request.raw for request in server.requests)
+    assert {"/v1/responses/input_tokens", "/v1/responses/compact"} <= paths
+    assert b"redacted" in bodies
+    assert SECRET.encode() not in bodies
 
 
 @pytest.mark.parametrize("streaming", [True, False])
