@@ -276,6 +276,53 @@ async def test_every_verb_leads_to_what_opening_again_loads(
         await check_same_as_opened(conversation, engine)
 
 
+async def test_undo_goes_back_over_many_steps_of_one_question(
+    store: Store, talk: Conversation
+) -> None:
+    """The question may be far before the head, after many calls of tools."""
+    await talk.append("First.")
+    before = step = await store.node(talk.row, talk.head)
+    for number in range(40):
+        step = await store.append(
+            talk.row,
+            step,
+            [assistant(f"Step {number}.")],
+            kind="results" if number else "asked",
+            head=step.id,
+        )
+    await talk.refresh()
+    assert len(talk.turn) == 41
+    await talk.undo()
+    assert (talk.head, len(talk.turn)) == (before.id, 1)
+
+
+async def test_a_long_conversation_loads_its_blocks_when_they_are_needed(
+    store: Store, talk: Conversation, connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What needs no block loads none; the Turn of a handle whose head moves meanwhile is that of the new head."""
+    monkeypatch.setattr("kedge.conversation.conversation.MAX_LOADED_BLOCKS", 1)
+    await talk.send("My name is Ada.")
+    opened = await Conversation.open(store, talk.id, connected())
+    fork = await opened.fork()
+    await opened.undo()
+    assert repr(opened).endswith("0 blocks>")
+    await opened.redo()
+    load, moved = store.load, False
+
+    async def load_slowly(row: Any, node: int | None = None) -> Any:
+        nonlocal moved
+        if not moved:
+            moved = True
+            await opened.undo()
+        return await load(row, node)
+
+    monkeypatch.setattr(store, "load", load_slowly)
+    await opened.append("Hello.")
+    assert [block.kind for block in opened.turn] == ["user"]
+    assert len(fork.turn) == 2
+    assert (await fork.send("What is my name?")).text == "Your name is Ada."
+
+
 async def test_what_was_undone_is_redone(
     store: Store, talk: Conversation, kedge_server: TestServer, connected: Connect
 ) -> None:
