@@ -23,8 +23,10 @@ PEERS := .venv-peers
 NODE_CLIENTS := .node-clients
 WORKERS ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# The tests start hundreds of Python processes, each of which would compile Kedge again.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: docs install-size test test-fast test-clients chromium chat check fuzz campaign bench bench-peers fmt lock clean
+.PHONY: docs install-size test test-fast test-clients chromium bytecode chat check fuzz campaign bench bench-peers fmt lock clean
 .DEFAULT_GOAL := test
 
 # The dependency groups of pyproject.toml. The pip of Python 3.11 has no --group, which came with pip 25.1.
@@ -36,7 +38,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	  { echo "Kedge needs Python 3.11 or newer; say which with: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c '$(LIST_GROUPS)' > $(VENV)/groups.txt
-	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --no-compile -e . -r $(VENV)/groups.txt
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet -e . -r $(VENV)/groups.txt
 	@touch $@
 
 check: $(VENV)/.ready
@@ -55,11 +57,15 @@ IF_TESTS_FAIL ?= false
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.ready
-	$(MAKE) --no-print-directory --jobs=3 check docs chromium
+	$(MAKE) --no-print-directory --jobs=3 check docs chromium bytecode
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest $(PARALLEL) --durations=15 || { [ $$? = 1 ] && $(IF_TESTS_FAIL); }
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+# Compile the tests once, and not in each worker; errors are shown by the tests themselves.
+bytecode: $(VENV)/.ready
+	@$(BIN)/python -m pytest --collect-only -q -p no:cacheprovider > /dev/null 2>&1 || true
 
 test-fast: $(VENV)/.ready
 	$(BIN)/python -m pytest -q $(PARALLEL) -k "not postgres and not browser and not campaign"

@@ -10,14 +10,13 @@ import os
 import signal
 import sys
 import threading
-from collections import Counter
 from collections.abc import Generator, Iterator
 
 import anthropic
 import httpx2
 import openai
 import pytest
-from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from kedge.testing import forbid_network
 
@@ -57,8 +56,17 @@ SLOW_PACKAGES = {
     "examples",
     "mcp_tools",
 }
-MEASURED_CASES = 8
-cases_so_far = Counter[str]()
+# Tests of files that are not Python, and random tests of what other tests run line by line.
+UNMEASURED_FILES = {
+    "test_conversation_fuzz.py",
+    "test_documented.py",
+    "test_edit_scripts.py",
+    "test_engine_fuzz.py",
+    "test_glossary.py",
+    "test_laws.py",
+    "test_memory_fuzz.py",
+    "test_repository.py",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -68,17 +76,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Run repetitive tests without the tracer of coverage, which doubles their time.
-
-    Property tests and the ninth and later cases of a parametrized test run lines that other tests run, too.
-    """
-    name = item.nodeid.partition("[")[0]
-    cases_so_far[name] += 1
+    """Run some files without the tracer of coverage, which doubles their time."""
     trace, thread_trace = sys.gettrace(), threading.gettrace()
-    repetitive = cases_so_far[name] > MEASURED_CASES or is_hypothesis_test(
-        getattr(item, "obj", None)
-    )
-    if trace is None or not repetitive:
+    if trace is None or item.path.name not in UNMEASURED_FILES:
         return (yield)
     sys.settrace(None)
     threading.settrace(None)  # type: ignore[arg-type]

@@ -190,7 +190,7 @@ def run_script(code: str) -> str:
     """Run a script in a new process and return what it prints."""
     source = f"import asyncio, os, signal\nfrom kedge import run_sync\n{textwrap.dedent(code)}"
     command = [sys.executable, "-c", source]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert done.stderr == ""
     return done.stdout
 

@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kedge.cli import group
-from kedge.testing import TestServer
+from kedge.testing import TestServer, serve
+from server.gated_model import GatedModel
 
 
 @pytest.fixture
@@ -110,20 +111,26 @@ def test_progress_is_drawn_on_a_terminal(folder: Path) -> None:
     assert json.loads(output)["completed"] == 2
 
 
-def test_ctrl_c_ends_a_batch_that_can_be_resumed(folder: Path, kedge_server: TestServer) -> None:
+def test_ctrl_c_ends_a_batch_that_can_be_resumed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One line says so, and the same command goes on."""
-    kedge_server.faults.set("slow_first_byte=0.2")
-    lines = [{"id": str(i), "prompt": f"Hello {i}"} for i in range(40)]
+    prompts = ["Hello", *(f"wait {number}" for number in range(9))]
+    lines = [{"id": str(number), "prompt": prompt} for number, prompt in enumerate(prompts)]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    running, controller = start_on_terminal("--concurrency", "2")
-    read_terminal(controller, rb"[1-9]\d*/40")
-    running.send_signal(signal.SIGINT)
-    shown = read_terminal(controller).decode()
-    running.communicate(timeout=300)
-    assert running.returncode == 130
-    assert shown.splitlines()[-1].endswith("Interrupted. Run the same command again to continue.")
-    kedge_server.faults.clear()
-    assert json.loads(run_batch("--json").stdout)["failed"] == 0
-    found = (folder / "out.jsonl").read_text().splitlines()
-    assert sorted(json.loads(line)["id"] for line in found) == sorted(each["id"] for each in lines)
-    assert len(kedge_server.requests) <= 40 + 2
+    model = GatedModel()
+    with serve(model=model) as server:
+        monkeypatch.setenv("KEDGE_MODEL", f"responses:{server.base_url}#practice")
+        running, controller = start_on_terminal("--concurrency", "2")
+        read_terminal(controller, rb"1/10")
+        running.send_signal(signal.SIGINT)
+        shown = read_terminal(controller).decode()
+        running.communicate(timeout=300)
+        assert running.returncode == 130
+        last = shown.splitlines()[-1]
+        assert last.endswith("Interrupted. Run the same command again to continue.")
+        model.open_gate()
+        assert json.loads(run_batch("--json").stdout)["failed"] == 0
+        found = (folder / "out.jsonl").read_text().splitlines()
+        assert sorted(json.loads(each)["id"] for each in found) == sorted(map(str, range(10)))
+        assert len(server.requests) <= 10 + 2

@@ -80,7 +80,7 @@ async def test_a_server_that_goes_away_and_comes_back(own_server: PostgresServer
             assert gone.value.retryable
             assert PASSWORD not in str(gone.value)
         await anyio.to_thread.run_sync(own_server.start)
-        with anyio.fail_after(120):
+        with anyio.fail_after(300):
             while True:
                 try:
                     node = await store.append(row, nodes[-1], [user("back")], head=nodes[-1].id)
@@ -92,7 +92,7 @@ async def test_a_server_that_goes_away_and_comes_back(own_server: PostgresServer
 
 async def test_an_idle_connection_that_died_is_replaced(own_server: PostgresServer) -> None:
     """A restart between two requests is not noticed at all."""
-    async with await open_store(own_server.url, wait_seconds=5.0) as store:
+    async with await open_store(own_server.url, wait_seconds=300.0) as store:
         row, nodes = await create_conversation(store, 1)
         await anyio.to_thread.run_sync(own_server.stop)
         await anyio.to_thread.run_sync(own_server.start)
@@ -130,7 +130,7 @@ async def test_every_connection_busy(empty_url: str) -> None:
 
     async with anyio.create_task_group() as group:
         group.start_soon(store.database.read, hold)
-        await anyio.to_thread.run_sync(held.wait, 60)
+        await anyio.to_thread.run_sync(held.wait, 300)
         database.wait_seconds = 0.01
         with pytest.raises(StoreBusy, match="every connection was busy") as busy:
             await store.conversations()
@@ -207,7 +207,7 @@ async def test_deleting_while_others_write(empty_url: str) -> None:
             await is_writing.wait()
             await store.delete(row.id)
 
-        with anyio.fail_after(120):
+        with anyio.fail_after(300):
             async with anyio.create_task_group() as group:
                 for _ in range(6):
                     row, is_writing = await store.create(), anyio.Event()
