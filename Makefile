@@ -88,10 +88,8 @@ chat:
 	  $(MAKE) --no-print-directory $(CHAT)/.ready && bin=$(CHAT)/bin; \
 	fi && $$bin/python -m kedge chat $(ARGS)
 
-# Without a pip of its own, without a build of Kedge, without what only other commands import, and compiled as
-# needed, it is installed in a fraction of the time. Most of the rest is pip reading the index, for each package.
-CHAT_OMITS := cryptography jinja2 prometheus-client
-
+# Without a pip of its own, without a build of Kedge, and compiled as needed, it is installed in a fraction of
+# the time. Most of the rest is pip reading the index, for each package.
 $(CHAT)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Kedge needs Python 3.11 or newer; say which with: make PYTHON=/path/to/python3.11"; exit 1; }
@@ -101,10 +99,9 @@ $(CHAT)/.ready: pyproject.toml constraints.txt
 	  $(PYTHON) -m venv --without-pip $(CHAT); \
 	else \
 	  $(PYTHON) -m venv $(CHAT) && pip=-mpip; \
-	fi && $(PYTHON) -c 'import sys, tomllib; \
-	  names = tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]; \
-	  print(*(name for name in names if not name.startswith(tuple(sys.argv[1:]))), sep="\n")' \
-	  $(CHAT_OMITS) > $(CHAT)/requirements.txt && \
+	fi && $(PYTHON) -c 'import tomllib; \
+	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+	  > $(CHAT)/requirements.txt && \
 	PIP_CONSTRAINT=constraints.txt $(CHAT)/bin/python "$$pip" install --quiet --no-compile -r $(CHAT)/requirements.txt && \
 	echo "$(CURDIR)/src" > "$$($(CHAT)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/kedge.pth"
 	@touch $@
