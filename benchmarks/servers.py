@@ -146,7 +146,9 @@ def open_listener() -> socket.socket:
 
 
 def serve_app(app: Any) -> None:
-    config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False)
+    config = uvicorn.Config(
+        app, lifespan="off", log_config=None, access_log=False, timeout_keep_alive=600
+    )
     asyncio.run(uvicorn.Server(config).serve(sockets=[open_listener()]))
 
 
