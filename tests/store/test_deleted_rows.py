@@ -23,6 +23,7 @@ CALLS: dict[str, Call] = {
     "append with telemetry": lambda store, row, node: store.append(
         row, node, [user("secret")], accounts=TELEMETRY, asked_for="k"
     ),
+    "children": lambda store, row, node: store.children(row, node.id),
     "claim": lambda store, row, _: store.claim(row, "k", about=b"x", owner="a", lease=9.0),
     "common_ancestor": lambda store, row, node: store.common_ancestor(row, node.id, node.id),
     "delete": lambda store, row, _: store.delete(row),

@@ -100,8 +100,7 @@ async def _find_undo(store: "Store", row: "ConversationRow") -> "Node":
 async def _find_redo(store: "Store", row: "ConversationRow") -> "Node":
     from kedge.conversation.navigation import find_redo_target
 
-    nodes = [node for node in await store.tree(row) if node.conversation == row.number]
-    return find_redo_target(nodes, row.head)
+    return await find_redo_target(store, row, row.head)
 
 
 def _print_position(row: "ConversationRow", node: "Node", verb: str, *, as_json: bool) -> None:

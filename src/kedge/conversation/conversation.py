@@ -659,8 +659,7 @@ class Conversation:
         if self._undone:
             *undone, target = self._undone
         else:
-            nodes = [n for n in await self.tree() if n.conversation == self.row.number]
-            undone, target = [], find_redo_target(nodes, self.head)
+            undone, target = [], await find_redo_target(self.store, self.row, self.head)
         await self._move_to(target)
         self._undone = tuple(undone)
         return self

@@ -78,23 +78,28 @@ async def find_undo_target(store: Store, row: ConversationRow, head: int) -> Nod
         limit *= UNDO_STEP
 
 
-def find_redo_target(nodes: Sequence[Node], head: int) -> Node:
-    """Return the end of the newest step below the head: a question with its answer, or a change.
-
-    Args:
-        nodes: The nodes of the conversation, in order.
-        head: The node that the conversation continues from.
-    """
-    children: dict[int, list[Node]] = {}
-    for node in nodes:
-        if node.kind != "failed":
-            children.setdefault(node.parent, []).append(node)
-    for end in reversed(children.get(head, [])):
-        while following := [n for n in children.get(end.id, []) if n.kind in _FOLLOW_UP_KINDS]:
-            end = following[-1]  # noqa: PLW2901 - the end of the step
+async def find_redo_target(store: Store, row: ConversationRow, head: int) -> Node:
+    """Return the end of the newest step below the head: a question with its answer, or a change."""
+    for step in reversed(await _find_continuations(store, row, head)):
+        end = step
+        while following := [
+            node
+            for node in await _find_continuations(store, row, end.id)
+            if node.kind in _FOLLOW_UP_KINDS
+        ]:
+            end = following[-1]
         if end.kind != "asked":  # a question without an answer is continued by resume
             return end
     raise NotInStore("there is nothing to redo")
+
+
+async def _find_continuations(store: Store, row: ConversationRow, node: int) -> list[Node]:
+    """Return the nodes that the conversation itself added after a node, without failed ones."""
+    return [
+        each
+        for each in await store.children(row, node)
+        if each.conversation == row.number and each.kind != "failed"
+    ]
 
 
 async def find_resume_point(

@@ -95,6 +95,13 @@ WITH RECURSIVE line AS (
     SELECT {NODE_COLUMNS} FROM line JOIN nodes n ON n.id = line.parent
 ) SELECT * FROM line
 """
+# A child starts a branch, or has lost its blocks, or is the one that continues the branch of its parent.
+_SELECT_CHILDREN = f"""
+SELECT {NODE_COLUMNS} FROM nodes n
+WHERE n.parent = ? AND n.parent > 0 AND (n.branch = n.id OR n.kept = n.length) AND n.tree = ?
+UNION
+SELECT {NODE_COLUMNS} FROM nodes n WHERE n.tree = ? AND n.branch = ? AND n.kept = ? AND n.parent = ?
+"""
 _SELECT_NEWEST_DESCENDANT = f"""
 WITH RECURSIVE below (id) AS (
     SELECT id FROM nodes WHERE id = ?
@@ -497,6 +504,12 @@ def load_ancestry(tx: Tx, node: int, limit: int | None = None) -> list[Node]:
         query, values = f"{query} LIMIT ?", (node, limit)
     found = [node_from_row(row) for row in tx.rows(query, values)]
     return sorted(found, key=lambda each: each.depth)
+
+
+def select_children(tx: Tx, node: Node) -> list[Node]:
+    """Return the nodes that continue from a node, in the order in which they were added."""
+    values = (node.id, node.tree, node.tree, node.branch, node.length, node.id)
+    return sorted(map(node_from_row, tx.rows(_SELECT_CHILDREN, values)), key=lambda each: each.id)
 
 
 def find_newest_descendant(tx: Tx, node: int, tree: int) -> Node:

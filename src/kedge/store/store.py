@@ -764,6 +764,18 @@ class Store:
             raise NotInStore(f"there is no node {at} in this conversation")
         return path
 
+    async def children(self, conversation: ConversationRow, node: int) -> list[Node]:
+        """Return the nodes that continue from a node, of all conversations on the tree, in order.
+
+        Raises:
+            NotInStore: The conversation was deleted, or its tree has no such node.
+        """
+
+        def work(tx: Tx) -> list[Node]:
+            return nodes.select_children(tx, nodes.select_node(tx, node, conversation.tree))
+
+        return await self._read(conversation, work)
+
     async def pending(self, conversation: ConversationRow) -> list[Node]:
         """Return the questions of a conversation that have no answer, oldest first."""
         return await self._read(conversation, lambda tx: nodes.select_pending(tx, conversation))

@@ -216,13 +216,10 @@ class Role:
 
     async def _show_last_answer(self) -> None:
         """Move the head to the last answer of a question that failed, so that it is seen."""
-        own = [
-            node
-            for node in await self.conversation.tree()
-            if node.conversation == self.conversation.row.number
-        ]
+        conversation = self.conversation
         with suppress(HeadConflict, NotInStore):
-            await self.conversation.goto(find_redo_target(own, self.conversation.head).id)
+            end = await find_redo_target(conversation.store, conversation.row, conversation.head)
+            await conversation.goto(end.id)
 
     async def update_notes(self, **changes: Any) -> None:
         """Change the workflow's record in the store; the records of other workflows are not touched."""
