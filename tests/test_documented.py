@@ -268,7 +268,10 @@ NUMBERS: dict[str, list[str]] = {
         f"in steps of {server_cache.CACHED_TOKENS_STEP}",
         f"{server_cache.DEFAULT_LIFETIME / MINUTE:.0f} minutes after the last use",
     ],
-    "store.md": [f"`body_bytes` ({default(open_store, 'body_bytes') >> 20} MiB)"],
+    "store.md": [
+        f"`body_bytes` ({default(open_store, 'body_bytes') >> 20} MiB)",
+        f"`rank`, the best matches of the newest {search.MAX_RANKED:,} first",
+    ],
     "tools.md": [
         f"first retry ({default(Tool, 'retry_wait')}), doubled each time",
         f"each time, at most {call_runner.MAX_RETRY_WAIT:.0f} |",
@@ -277,7 +280,6 @@ NUMBERS: dict[str, list[str]] = {
         f"`max_bytes` ({attachments.MAX_FILE_BYTES >> 20} MiB)",
         f"more than {frozen_json.MAX_INTEGER_BITS} bits",
     ],
-    "users.md": [f"the newest {search.MAX_RANKED:,} matching blocks"],
     "web.md": [
         f"up to {schemas.MAX_ATTACHMENTS}, {MAX_ATTACHMENT_MB} MB each",
         f"cookie for {security.SESSION_SECONDS // DAY} days",
