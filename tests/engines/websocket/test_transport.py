@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from openai.resources.responses import AsyncResponses
 
 from engines.conftest import open_engine
 from kedge import Turn, connect, run_sync, user
@@ -381,6 +382,26 @@ async def test_a_closed_door_is_told_at_once() -> None:
     async with connect(gone, transport="websocket", max_retries=0) as engine:
         with pytest.raises(Unreachable):
             await engine.run(Turn([user("x")]))
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(300, 300.0), (0.5, 10.0)])
+async def test_the_timeout_of_the_client_applies_to_opening(
+    server: TestServer, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: float
+) -> None:
+    """A connection may take ten seconds to open, or longer if the client allows it."""
+    given: list[Any] = []
+    original = AsyncResponses.connect
+
+    def connect_and_record(responses: AsyncResponses, **options: Any) -> Any:
+        given.append(options["websocket_connection_options"])
+        return original(responses, **options)
+
+    monkeypatch.setattr(AsyncResponses, "connect", connect_and_record)
+    async with open_engine(server, transport="websocket", timeout=seconds) as engine:
+        assert isinstance(engine.transport, SocketTransport)
+        socket = await engine.transport._open_socket()
+        await socket.close()
+    assert given == [{"open_timeout": expected}]
 
 
 async def test_silence_has_an_end(gated: TestServer, model: GatedModel) -> None:

@@ -35,6 +35,8 @@ MAX_RETRY_AFTER = 60.0
 """The longest delay in seconds that a server may request, as with the official client over HTTP."""
 MAX_ROTATIONS = 3
 """How often a request is moved to a new connection because the old one reached its maximum age."""
+MIN_OPEN_SECONDS = 10.0
+"""The time in which a connection must open, unless the connect timeout of the client is longer."""
 
 
 @dataclass(slots=True)
@@ -206,7 +208,11 @@ class SocketTransport(Transport):
         from websockets.exceptions import InvalidStatus, WebSocketException
 
         try:
-            manager = self.client.responses.connect(extra_headers=no_telemetry_headers(self.sdk))
+            # The types of the SDK lack this option, which it passes on.
+            options: Any = {"open_timeout": self._open_timeout()}
+            manager = self.client.responses.connect(
+                extra_headers=no_telemetry_headers(self.sdk), websocket_connection_options=options
+            )
             socket = await manager.enter()
         except InvalidStatus as error:
             raise self._error_from_handshake(error) from None
@@ -232,6 +238,14 @@ class SocketTransport(Transport):
 
     def _read_timeout(self) -> float | None:
         """Return the seconds without a message after which a response fails: the read timeout of the client."""
+        return self._client_timeout("read")
+
+    def _open_timeout(self) -> float | None:
+        """Return the seconds in which a connection must open, None for no limit."""
+        seconds = self._client_timeout("connect")
+        return None if seconds is None else max(seconds, MIN_OPEN_SECONDS)
+
+    def _client_timeout(self, kind: str) -> float | None:
         given = self.client.timeout
-        seconds = getattr(given, "read", given)
+        seconds = getattr(given, kind, given)
         return float(seconds) if isinstance(seconds, int | float) else None
