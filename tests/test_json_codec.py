@@ -135,7 +135,10 @@ def check_encoded(value: Any) -> None:
 
 
 @given(
-    st.recursive(integers | texts, lambda inner: st.lists(inner) | st.dictionaries(texts, inner))
+    st.recursive(
+        integers | texts,
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    )
 )
 def test_plain_values_are_encoded_without_a_check(value: Any) -> None:
     """Without floats, ``encode_plain`` writes the same bytes."""
