@@ -274,6 +274,10 @@ async def test_every_verb_leads_to_what_opening_again_loads(
                 case _:
                     await conversation.truncate(max(len(blocks) - 2, 2))
         await check_same_as_opened(conversation, engine)
+    tree = await conversation.tree()
+    for node in tree:
+        children = await store.children(conversation.row, node.id)
+        assert children == [each for each in tree if each.parent == node.id]
 
 
 async def test_undo_goes_back_over_many_steps_of_one_question(
