@@ -1,5 +1,6 @@
 """The prompt cache: automatic prefixes, lifetimes, and what shares a prefix with what."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from openai import OpenAI
@@ -81,6 +82,31 @@ def test_chat_completions_are_cached_as_well(client: OpenAI) -> None:
         ]
     assert counts[0] == 0
     assert counts[1] > 1900
+
+
+def test_the_prefixes_of_a_long_chain_are_renewed_now_and_then() -> None:
+    """A turn reads the new prefixes only, and all of them after a tenth of their lifetime."""
+    now = 0.0
+    cache = PromptCache(lambda: now)
+    digests = [bytes([number]) for number in range(100)]
+    read = 0
+
+    def prompt(length: int) -> Iterator[prompt_cache.Prefix]:
+        nonlocal read
+        for number in range(length, 0, -1):
+            read += 1
+            yield digests[number - 1], 2048 + number
+
+    for length in range(1, 90):
+        cache.read(prompt(length))
+    assert read == 2 * 89 - 1
+    now, read = 90.0, 0
+    cache.read(prompt(90))
+    assert read == 90
+    now = 680.0
+    assert cache.read([(digests[0], 2049)]) == 2048
+    now = 1_400.0
+    assert cache.read([(digests[1], 2050)]) == 0
 
 
 def test_memory_is_bounded(monkeypatch: Any) -> None:

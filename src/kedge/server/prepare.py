@@ -343,7 +343,7 @@ def read_prompt_cache(
     settings = model_input.tokens - context.tokens - model_input.new_tokens
     prefixes = iter_prefixes(
         (hash_settings(body), settings),
-        context.list_prefixes(),
+        context.iter_prefixes(),
         items,
         model_input.new_counts,
     )

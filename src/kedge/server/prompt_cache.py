@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate, chain
 from json import dumps
-from typing import Any
+from typing import Any, NamedTuple
 
 from kedge.json_codec import encode_sorted
 from kedge.server.json_codec import Item
@@ -33,6 +33,11 @@ RETENTIONS: Mapping[str, float] = {"24h": 86_400.0}
 MAX_LOOKBACK = 20
 """Content blocks before a breakpoint that are compared with cached prefixes."""
 MAX_ENTRIES = 100_000
+RENEWAL_SHARE = 0.1
+"""The share of their lifetime for which the prefixes of a cached prompt are not renewed again.
+
+A prompt in a long chain has hundreds of prefixes, and each turn uses all of them. Renewing them every time
+would make a turn cost what the chain costs."""
 
 EMPTY_DIGEST = b""
 _DIGEST_BYTES = 16
@@ -63,8 +68,7 @@ class PromptCache:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # The tokens, the lifetime and the time of expiry of each prefix.
-        self._entries: OrderedDict[bytes, tuple[int, float, float]] = OrderedDict()
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
 
     def read(self, prefixes: Iterable[Prefix], lifetime: float = DEFAULT_LIFETIME) -> int:
         """Cache a prompt automatically; return how many of its tokens were cached before.
@@ -73,13 +77,19 @@ class PromptCache:
             prefixes: The prefixes of the prompt, longest first.
             lifetime: Seconds for which they stay cached without use.
         """
-        cached = 0
-        long: list[Prefix] = []
-        for prefix in prefixes:  # hundreds in a long conversation
-            cached = cached or self._find(prefix[0])
-            if prefix[1] >= MIN_CACHED_TOKENS:
-                long.append(prefix)
-        self._store(reversed(long), lifetime)
+        cached, now = 0, self._clock()
+        renewed_at = now
+        used: list[Prefix] = []
+        for digest, tokens in prefixes:
+            entry = None if cached else self._renew(digest, now)
+            if entry is not None:
+                cached = entry.tokens
+                if entry.lifetime == lifetime and now - entry.renewed_at < lifetime * RENEWAL_SHARE:
+                    renewed_at = entry.renewed_at
+                    break
+            if tokens >= MIN_CACHED_TOKENS:
+                used.append((digest, tokens))
+        self._store(reversed(used), lifetime, now, renewed_at)
         return cached - cached % CACHED_TOKENS_STEP
 
     def read_breakpoints(
@@ -92,35 +102,45 @@ class PromptCache:
             breakpoints: The breakpoints in order.
             minimum: Tokens from which the model caches a prefix.
         """
-        tokens = 0
+        tokens, now = 0, self._clock()
         for each in reversed(breakpoints):
             start = max(each.index - MAX_LOOKBACK, -1)
-            found = (self._find(digests[index]) for index in range(each.index, start, -1))
-            tokens = next((tokens for tokens in found if tokens), 0)
+            found = (self._renew(digests[index], now) for index in range(each.index, start, -1))
+            tokens = next((entry.tokens for entry in found if entry), 0)
             if tokens:
                 break
         cacheable = [each for each in breakpoints if each.tokens >= minimum]
         for each in cacheable:
-            self._store([(digests[each.index], each.tokens)], each.lifetime)
+            self._store([(digests[each.index], each.tokens)], each.lifetime, now, now)
         end = cacheable[-1].tokens if cacheable else 0
         return tokens, max(end - tokens, 0)
 
-    def _find(self, digest: bytes) -> int:
-        """Return the tokens of a live entry, whose lifetime starts again; 0 if there is none."""
-        entry, now = self._entries.get(digest), self._clock()
-        if entry is None or entry[2] <= now:
-            return 0
-        tokens, lifetime, _ = entry
-        self._entries[digest] = tokens, lifetime, now + lifetime
-        return tokens
+    def _renew(self, digest: bytes, now: float) -> "_Entry | None":
+        """Return a live entry, whose lifetime starts again; None if there is none."""
+        entry = self._entries.get(digest)
+        if entry is None or entry.expires_at <= now:
+            return None
+        self._entries[digest] = entry._replace(expires_at=now + entry.lifetime)
+        return entry
 
-    def _store(self, prefixes: Iterable[Prefix], lifetime: float) -> None:
-        entries, expires_at = self._entries, self._clock() + lifetime
+    def _store(
+        self, prefixes: Iterable[Prefix], lifetime: float, now: float, renewed_at: float
+    ) -> None:
+        entries = self._entries
         for digest, tokens in prefixes:
-            entries[digest] = tokens, lifetime, expires_at
+            entries[digest] = _Entry(tokens, lifetime, now + lifetime, renewed_at)
             entries.move_to_end(digest)
         while len(entries) > MAX_ENTRIES:
             entries.popitem(last=False)
+
+
+class _Entry(NamedTuple):
+    """A cached prefix: when it expires, and when the shorter prefixes of its prompt were last renewed."""
+
+    tokens: int
+    lifetime: float
+    expires_at: float
+    renewed_at: float
 
 
 def hash_settings(body: Mapping[str, Any]) -> bytes:
@@ -137,7 +157,7 @@ def hash_items(digest: bytes, items: Iterable[Item]) -> Iterator[bytes]:
 
 
 def iter_prefixes(
-    start: Prefix, history: Sequence[Prefix], items: Sequence[Item], counts: Iterable[int]
+    start: Prefix, history: Iterable[Prefix], items: Sequence[Item], counts: Iterable[int]
 ) -> Iterator[Prefix]:
     """Yield the prefixes of a prompt, longest first.
 
@@ -148,11 +168,13 @@ def iter_prefixes(
         counts: The tokens of each of them.
     """
     settings, tokens = start
-    last, total = history[0] if history else (EMPTY_DIGEST, 0)
+    stored = iter(history)
+    newest = next(stored, None)
+    last, total = newest or (EMPTY_DIGEST, 0)
     totals = accumulate(counts, initial=total)
     next(totals)
     new = list(zip(hash_items(last, items), totals, strict=False))
-    for digest, count in chain(reversed(new), history):
+    for digest, count in chain(reversed(new), [newest] if newest else (), stored):
         yield settings + digest, count and tokens + count
     yield start
 

@@ -10,7 +10,7 @@ a leaf. The cache only saves reads of the database.
 """
 
 from collections import OrderedDict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -52,17 +52,15 @@ class Context:
         """Return every item as a model sees it, oldest first."""
         return list(chain.from_iterable(part.model_items for part in self._parts()))
 
-    def list_prefixes(self) -> list[Prefix]:
-        """Return the prefixes of this context, longest first; tokens are known for those of parts."""
-        prefixes: list[Prefix] = []
+    def iter_prefixes(self) -> Iterator[Prefix]:
+        """Yield the prefixes of this context, longest first; tokens are known for those of parts."""
         part: Context | None = self
         while part is not None:
             tokens = part.tokens
             for digest in reversed(part.digests):
-                prefixes.append((digest, tokens))
+                yield digest, tokens
                 tokens = 0
             part = part.parent
-        return prefixes
 
     def total_size(self) -> int:
         """Return the approximate size of the complete context in bytes."""
