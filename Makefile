@@ -89,7 +89,7 @@ chat:
 	fi && $$bin/python -m kedge chat $(ARGS)
 
 # Without a pip of its own, without a build of Kedge, and compiled as needed, it is installed in a fraction of
-# the time. Most of the rest is pip reading the index, for each package.
+# the time. Most of the rest is pip reading the index, for each package. aiohttp only makes requests cheaper.
 $(CHAT)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Kedge needs Python 3.11 or newer; say which with: make PYTHON=/path/to/python3.11"; exit 1; }
@@ -101,7 +101,7 @@ $(CHAT)/.ready: pyproject.toml constraints.txt
 	  $(PYTHON) -m venv $(CHAT) && pip=-mpip; \
 	fi && $(PYTHON) -c 'import tomllib; \
 	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
-	  > $(CHAT)/requirements.txt && \
+	  | sed '/^aiohttp/d; s/\[aiohttp\]//' > $(CHAT)/requirements.txt && \
 	PIP_CONSTRAINT=constraints.txt $(CHAT)/bin/python "$$pip" install --quiet --no-compile -r $(CHAT)/requirements.txt && \
 	echo "$(CURDIR)/src" > "$$($(CHAT)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/kedge.pth"
 	@touch $@

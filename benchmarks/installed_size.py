@@ -14,6 +14,7 @@ from benchmarks.peers.size import find_requirements, measure_size
 
 PURPOSES = {
     "openai": "requests to OpenAI and every compatible server",
+    "aiohttp": "a transport with half the CPU time per request",
     "cryptography": "encrypted states and reasoning",
     "pydantic": "tools, typed output, the page's API",
     "prompt-toolkit": "input of several lines in `kedge chat`",

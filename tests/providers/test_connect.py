@@ -260,7 +260,7 @@ async def test_a_password_in_an_address_is_not_shown(caplog: pytest.LogCaptureFi
 def test_without_aiohttp_the_default_transport_is_used(
     kedge_server: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``aiohttp`` is an extra: answers and errors are the same without it."""
+    """``aiohttp`` may be missing: answers and errors are the same without it."""
     monkeypatch.setattr(clients, "find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "aiohttp", raising=False)
     engine = connect(f"responses:{kedge_server.base_url}#practice", max_retries=0)
