@@ -27,6 +27,18 @@ async def test_messages_come_in_their_order_and_then_the_loss() -> None:
         await lane.next_message()
 
 
+async def test_a_response_with_the_id_of_the_one_before_is_read() -> None:
+    """A late, repeated event of the one before is not."""
+    lane = Lane("a")
+    created = make_message("response.created", response={"id": "resp_1"})
+    completed = make_message("response.completed", response={"id": "resp_1"})
+    for _ in range(2):
+        lane.begin("")
+        for message in (completed, created, completed):  # the first one is late in the second round
+            lane.receive(message)
+    assert [(await lane.next_message()).kind for _ in range(2)] == [created.kind, completed.kind]
+
+
 @pytest.mark.parametrize("kind", ["response.completed", "response.incomplete"])
 def test_the_newest_response_is_remembered(kind: str) -> None:
     """It takes the place of the one before."""
