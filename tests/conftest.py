@@ -8,9 +8,7 @@ The examples are the same in every run, so that a failure belongs to the change 
 import inspect
 import os
 import signal
-import sys
-import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
 import anthropic
 import httpx2
@@ -56,37 +54,11 @@ SLOW_PACKAGES = {
     "examples",
     "mcp_tools",
 }
-# Tests of files that are not Python, and random tests of what other tests run line by line.
-UNMEASURED_FILES = {
-    "test_conversation_fuzz.py",
-    "test_documented.py",
-    "test_edit_scripts.py",
-    "test_engine_fuzz.py",
-    "test_glossary.py",
-    "test_laws.py",
-    "test_memory_fuzz.py",
-    "test_repository.py",
-}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Move the slow packages to the front."""
     items.sort(key=lambda item: not SLOW_PACKAGES.intersection(item.nodeid.split("/")))
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Run some files without the tracer of coverage, which doubles their time."""
-    trace, thread_trace = sys.gettrace(), threading.gettrace()
-    if trace is None or item.path.name not in UNMEASURED_FILES:
-        return (yield)
-    sys.settrace(None)
-    threading.settrace(None)  # type: ignore[arg-type]
-    try:
-        return (yield)
-    finally:
-        sys.settrace(trace)
-        threading.settrace(thread_trace)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True, scope="session")
