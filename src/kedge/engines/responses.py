@@ -461,6 +461,8 @@ class ResponsesEngine(Engine):
             case "include":
                 self._skip_include = True
                 options = replace(options, include=False)
+            case "format":
+                pass  # kedge.engines.reply heals it
         record_healing(reason, "".join(lost))
         return turn, options, Healed(reason, lost)
 
