@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator
 
 import anthropic
+import coverage
 import httpx2
 import openai
 import pytest
@@ -59,6 +60,15 @@ SLOW_PACKAGES = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Move the slow packages to the front."""
     items.sort(key=lambda item: not SLOW_PACKAGES.intersection(item.nodeid.split("/")))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Save the coverage of a worker: xdist ends it ten seconds later, which a busy machine may need to exit."""
+    measurement = coverage.Coverage.current()
+    if measurement is not None and "PYTEST_XDIST_WORKER" in os.environ:
+        measurement.stop()
+        measurement.save()
 
 
 @pytest.fixture(autouse=True, scope="session")
