@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-import logging
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -273,11 +274,22 @@ def test_the_server_ends_with_the_event_loop(open_raw: OpenRaw) -> None:
         asyncio.run(boxes[0].__aexit__(None, None, None))
 
 
-async def test_the_library_writes_nothing_to_standard_error(
-    pid_file: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_library_writes_nothing_to_standard_error(pid_file: Path) -> None:
     """Neither the server's output nor the official package's log reaches a terminal."""
+    script = f"""
+import anyio, logging
+from kedge import mcp_tools
+from kedge.tools import run_calls
+from kedge.turns import tool_call
+
+async def main():
     logging.getLogger("mcp").debug("configured")
-    async with mcp_tools([*RAW_SERVER, "crash"], env={"PID_FILE": str(pid_file)}) as box:
-        await call(box)
-    assert capfd.readouterr() == ("", "")
+    async with mcp_tools({[*RAW_SERVER, "crash"]!r}, env={{"PID_FILE": {str(pid_file)!r}}}) as box:
+        await run_calls(box, [tool_call("echo", {{}})])
+
+anyio.run(main)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert read_pids(pid_file)
