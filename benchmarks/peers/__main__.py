@@ -33,7 +33,7 @@ from kedge.testing import TestServer, serve
 FOLDER = Path(__file__).parent
 PAGE = FOLDER.parent.parent / "docs" / "peers.md"
 PEERS = ("kedge", "openai", "pydantic-ai", "openai-agents", "langgraph", "agent-framework")
-SEEDS = 3
+SEEDS = 1
 TURNS, AROUND = 60, 5
 ANSWERS, WORDS = 8, 200
 BEGIN, END = "<!-- table of make bench-peers -->\n", "<!-- end of the table -->\n"
