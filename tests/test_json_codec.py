@@ -4,6 +4,8 @@ import enum
 import json
 import math
 import struct
+import subprocess
+import sys
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -195,3 +197,27 @@ def test_no_digest_and_no_stored_block_changes(block: Block) -> None:
     state = encode_state(state_from_turn(Turn([block]), "p", 0))
     assert json.dumps(json.loads(state), **COMPACT).encode() == state
     assert isinstance(decode_state(state, "p"), ChatState)
+
+
+def test_threads_may_encode_first_at_the_same_time() -> None:
+    """The types of the codec are analysed when it is imported; msgspec does not lock that."""
+    script = """
+import sys, threading
+from kedge.json_codec import encode
+
+sys.setswitchinterval(1e-6)
+barrier = threading.Barrier(4)
+
+def work():
+    barrier.wait()
+    for _ in range(50):
+        encode({"a": [0.1, 1.5, {"b": "c"}]})
+
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+    done = subprocess.run([sys.executable, "-c", script], timeout=300, check=False)
+    assert done.returncode == 0

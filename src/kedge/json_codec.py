@@ -63,6 +63,10 @@ def _check(value: object) -> None:
         msgspec.convert({"value": value}, _UsualFloats)
 
 
+# msgspec analyses both types when they are first used, and crashes if two threads do that at the same time.
+_check(0.1)
+
+
 def encode(value: object) -> bytes:
     """Return a JSON value as compact UTF-8.
 

@@ -4,6 +4,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -56,9 +57,11 @@ async def test_a_killed_worker_is_succeeded(store_url: str, tmp_path: Path) -> N
     killed: list[int] = []
 
     def kill_one(progress: Progress) -> None:
-        if progress.completed == 2 and not killed:
-            killed.append(runner.pids[0])
-            os.kill(runner.pids[0], signal.SIGKILL)
+        for pid in runner.pids if progress.completed >= 2 and not killed else ():
+            with suppress(ProcessLookupError):  # it died by itself and is about to be replaced
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+                break
 
     with serve() as server:
         server.faults.set("slow_first_byte=0.1")
