@@ -95,7 +95,8 @@ def build_plan_card(
 def summarize_request(row: ResponseRow) -> str:
     """Return one sentence: what was sent, and what the server already had."""
     if not row.anchor:
-        return f"Sent all {pluralize(row.sent_blocks + row.saved_blocks, 'message')}."
+        total = row.sent_blocks + row.saved_blocks
+        return f"Sent {'all ' if total > 1 else ''}{pluralize(total, 'message')}."
     sent = pluralize(row.sent_blocks, "new message") if row.sent_blocks else "no new message"
     if not row.saved_blocks:
         return f"Sent {sent}."
